@@ -37,6 +37,7 @@ CASES = {
     "overhead": costs.overhead,
     "open": costs.opening,
     "resume": costs.resuming,
+    "unchanged": costs.unchanged,
     "cold": cold.cold,
     "tables": tables.tables,
     "tokens": tokens.tokens,

@@ -3,6 +3,7 @@
 import os
 import shutil
 from contextlib import ExitStack, closing
+from functools import partial
 from statistics import median
 from time import perf_counter
 from unittest import mock
@@ -71,6 +72,34 @@ def shards(count=1000, records=100):
         paths = [first, *(_copied(first, number, count) for number in range(1, count))]
         with mock.patch.dict(os.environ, DATALOAD_CACHE="0"):
             found.append(aim(title, name, _open_seconds(paths), most=0.5))
+    return found
+
+
+def unchanged(records=10, batch_size=256):
+    """The cost of looking after each read whether the file was changed."""
+    found = []
+    for count, mapped in ((1, True), (1000, True), (5000, True), (1, False), (1000, False), (5000, False)):
+        size = max(records, 5000 // count)
+        first = made(f"4k-shard-0-of-{count}.syr", floats(1024), size)
+        paths = [first, *(_copied(first, number, count) for number in range(1, count))]
+        with closing(dataload.open(paths, map=mapped)) as source:
+            files = [reader._file for reader in source._readers()]
+            plan = batches(len(source), batch_size)
+
+            def epoch(skips, source=source, files=files, plan=plan):
+                for rows in plan:
+                    if files[0].may_be_written != skips:
+                        for file in files:
+                            file.may_be_written = skips
+                    yield source.read_batch(rows)
+
+            title = f"4 KB records of {count:,} {'mapped' if mapped else 'unmapped'} shards, batch {batch_size}"
+            cases = [
+                Case("no look at the time of the file", partial(epoch, True)),
+                Case("looks", partial(epoch, False)),
+            ]
+            without, looks = run_cases(title, cases)
+            found += [without, looks, aim(title, "without / with the look", 1 / looks["ratio"], most=1.05)]
     return found
 
 

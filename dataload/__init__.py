@@ -15,10 +15,12 @@ from dataload.api import open_source as open  # noqa: A004 - dataload.open, as g
 from dataload.collate import Collate, Pack, Ragged, default_collate
 from dataload.convert.sharded import create
 from dataload.errors import (
+    ChangedFileError,
     ClosedSourceError,
     ConfigError,
     CorruptFileError,
     DataloadError,
+    MachineError,
     MissingDependencyError,
     SourceError,
     SourceNotFoundError,
@@ -55,6 +57,7 @@ __version__ = "0.2.0"
 __all__ = [
     "DROP",
     "BatchReader",
+    "ChangedFileError",
     "ClosedSourceError",
     "Codec",
     "Collate",
@@ -65,6 +68,7 @@ __all__ = [
     "DataloadError",
     "FieldSpec",
     "Loader",
+    "MachineError",
     "MemorySource",
     "MissingDependencyError",
     "MultiStreamLoader",

@@ -15,6 +15,11 @@ def main() -> int:
         The exit code: 0 on success, 1 for bad data, 2 for a wrong command or setting, 130 after Ctrl-C.
     """
     try:
+        if sys.argv[1:] == ["--version"]:
+            from dataload.cli.version import version_line
+
+            sys.stdout.write(f"{version_line()}\n")
+            return 0
         for package in ("typer", "rich"):
             load_optional(package, needed_by="the command line", extra="cli")
         from dataload.cli.app import run

@@ -59,7 +59,7 @@ def open_source(
         return source
     # What is found out here about the versions of objects goes on to the source.
     remote = Remote.of(options.get("storage_options"), options.get("remote"))
-    return open_found(find_shards(paths, format, remote=remote), remote, fields, options)
+    return open_found(find_shards(paths, format, remote=remote, options=options), remote, fields, options)
 
 
 def open_found(

@@ -7,9 +7,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
+from dataload._util import padding
 from dataload._util.buffers import pooled_empty
 from dataload._util.checks import setting_error
-from dataload._util.padding import check_padded_lengths, pad
 from dataload._util.stacking import stack_alike
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch, BytesColumn, Int64Array
@@ -44,25 +44,28 @@ class Collate:
             the true lengths as ``<field>_length``, (rows,) int64; `ragged` gives a `Ragged`; `list` gives a list.
             ``{"pad": 64}`` pads the first axis to a multiple of 64, and ``{"pad": [128, 256, 512]}`` to the first of
             these lengths that is enough, so that batches have few distinct shapes.
-        pad_value: The value that `pad` fills up with.
+        pad_value: The value that `pad` fills up with, or values by field: ``{"labels": -100}``, where others get 0.
+            None is 0, with a warning if more than one integer field is padded.
 
     Raises:
         ConfigError: A policy is unknown; or, when called, the samples have different fields, or shapes or dtypes that
-            their policy does not allow, or a value is longer than all lengths to pad to.
+            their policy does not allow, a value is longer than all lengths to pad to, or `pad_value` does not fit.
     """
 
     policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
-    pad_value: float = 0
+    pad_value: padding.PadValue | None = None
 
     def __post_init__(self) -> None:
         checked = {name: _check_policy(policy, name) for name, policy in self.policies.items()}
         object.__setattr__(self, "policies", checked)
+        padding.check_pad_value(self.pad_value, [name for name, policy in checked.items() if "pad" in policy])
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the batch of `samples`, in their order."""
-        if not samples:
-            return {}
-        return self._collate(list(samples), "")
+        batch = self._collate(list(samples), "") if samples else {}
+        if self.policies and self.pad_value is None:
+            padding.warn_of_padding(padded_fields(self, batch), stacklevel=2)
+        return batch
 
     def _collate(self, samples: list[Any], name: str) -> Any:
         first = samples[0]
@@ -77,7 +80,8 @@ class Collate:
             arrays = _comparable([np.asarray(value) for value in samples], name, policy)
             if policy == "ragged":
                 return ragged(arrays)
-            return pad(arrays, self.pad_value, policy["pad"] if isinstance(policy, Mapping) else 1, name)
+            value = padding.fill_of(self.pad_value, name, arrays[0].dtype)
+            return padding.pad(arrays, value, policy["pad"] if isinstance(policy, Mapping) else 1, name)
         return _stack(samples, name)
 
     def _collate_dicts(self, samples: list[Mapping[str, Any]], name: str) -> Batch:
@@ -107,6 +111,15 @@ class Collate:
 default_collate: Collate = Collate()
 
 
+def padded_fields(collate: Any, batch: Any) -> dict[str, str]:
+    """Return the dtypes of the fields of a batch that a `Collate` or `Pack` has padded."""
+    found: dict[str, str] = {}
+    _map_columns(batch, lambda column, name: found.update({name: str(getattr(column, "dtype", ""))}))
+    if isinstance(collate, Pack):
+        return {name: dtype for name, dtype in found.items() if name not in ("segment_ids", collate.positions)}
+    return {name: found[name] for name, policy in collate.policies.items() if "pad" in policy and name in found}
+
+
 def ragged(arrays: Sequence[Array]) -> Ragged:
     """Return arrays one after another along the first axis, with their offsets."""
     lengths = [array.shape[0] if array.ndim else 1 for array in arrays]
@@ -122,7 +135,7 @@ def _check_policy(policy: Any, name: str) -> Policy:
         given = cast("Mapping[Any, Any]", policy)
         if {*given} != {"pad"}:
             raise setting_error(key, policy, 'must be a policy, or {"pad": lengths}')
-        return {"pad": check_padded_lengths(f"{key}.pad", given["pad"])}
+        return {"pad": padding.check_padded_lengths(f"{key}.pad", given["pad"])}
     if policy not in get_args(PolicyName):
         message = f"collate policy of field {name!r} is {policy!r}: {closest(policy, get_args(PolicyName))}"
         raise ConfigError(message, key=key, value=policy)
@@ -340,7 +353,7 @@ class Pack:
     - ``position_ids``: the position within the record, from 0.
 
     Attributes:
-        pad_value: The value of padding.
+        pad_value: The value of padding, or values by field; see `Collate`.
         positions: Name of the field of positions. Version 0.1 called it ``"positions"``.
 
     Raises:
@@ -348,26 +361,29 @@ class Pack:
             the name of an added one.
     """
 
-    pad_value: float = 0
+    pad_value: padding.PadValue | None = None
     positions: str = "position_ids"
 
     def __call__(self, samples: Sequence[Any], packing: Packing) -> Batch:
         """Return the batch of `samples`: one per record, or a single one that shows the fields if there are none."""
         records = [sample if isinstance(sample, Mapping) else {"data": sample} for sample in samples]
         first = cast("Mapping[str, Any]", records[0])
+        padding.check_pad_value(self.pad_value, first)
         batch = {name: self._lay_out([record[name] for record in records], name, packing) for name in first}
-        for name, column in zip(("segment_ids", self.positions), _added_columns(packing), strict=True):
+        for name, column in zip(("segment_ids", self.positions), padding.added_columns(*packing), strict=True):
             if name in batch:
                 message = f"packing adds {name!r}, and the samples have a field of that name: rename it"
                 raise ConfigError(message, key=name)
             batch[name] = column
+        if self.pad_value is None:
+            padding.warn_of_padding(padded_fields(self, batch), stacklevel=2)
         return batch
 
     def _lay_out(self, values: list[Any], name: str, packing: Packing) -> Array:
         arrays = [np.asarray(value) for value in values]
         first = arrays[0]
-        row_length = packing.shape[1]
-        out = np.full((*packing.shape, *first.shape[1:]), self.pad_value, first.dtype)
+        value, row_length = padding.fill_of(self.pad_value, name, first.dtype), packing.shape[1]
+        out = np.full((*packing.shape, *first.shape[1:]), value, first.dtype)
         positions = zip(packing.rows.tolist(), packing.starts.tolist(), packing.lengths.tolist(), strict=True)
         for i, (row, start, length) in enumerate(positions):
             array = arrays[i]
@@ -380,18 +396,3 @@ class Pack:
                 )
             out[row, start : start + length] = array[: row_length - start]
         return out
-
-
-def _added_columns(packing: Packing) -> tuple[Array, Array]:
-    """Return the columns that `Pack` adds: segments and positions."""
-    rows, starts, lengths, shape = packing
-    lengths = np.minimum(lengths, shape[1] - starts)
-    is_new = np.diff(rows, prepend=-1) != 0
-    number = np.arange(len(rows))
-    segment = number - np.maximum.accumulate(np.where(is_new, number, 0)) + 1  # within the row, from 1
-    within = np.arange(lengths.sum()) - np.repeat(np.cumsum(lengths) - lengths, lengths)
-    flat = np.repeat(rows * shape[1] + starts, lengths) + within
-    segments, positions = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-    segments.ravel()[flat] = np.repeat(segment, lengths)
-    positions.ravel()[flat] = within
-    return segments, positions

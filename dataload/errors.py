@@ -8,7 +8,9 @@ DataloadError
 │   ├── UnsupportedFormatError (ValueError)      the content is in no known format
 │   ├── CorruptFileError (ValueError)            a file is damaged or contradicts its format
 │   ├── ClosedSourceError (ValueError)           a source was used after it was closed
-│   └── StoreError                               an object store refuses, or does not answer in time
+│   ├── StoreError                               where the data lie: missing, unreachable, forbidden
+│   │   └── ChangedFileError (CorruptFileError)      a file was changed while it was in use
+│   └── MachineError                             memory, disk space or descriptors run out; a disk fails
 ├── StateMismatchError (ValueError)          a saved state belongs to other data or another order
 ├── WorkerError (RuntimeError)               loading a step failed
 └── MissingDependencyError (ImportError)     an optional package is not installed
@@ -23,15 +25,18 @@ replaced by its repr, and a cause that cannot be pickled by None.
 
 import difflib
 import pickle
+import re
 import traceback
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 __all__ = [
+    "ChangedFileError",
     "ClosedSourceError",
     "ConfigError",
     "CorruptFileError",
     "DataloadError",
+    "MachineError",
     "MissingDependencyError",
     "SourceError",
     "SourceNotFoundError",
@@ -42,16 +47,25 @@ __all__ = [
     "closest",
     "message_of",
     "printable",
+    "redacted",
     "text_of",
     "traceback_of",
 ]
 
 _MESSAGE_CHARACTERS = 2_000
 _TRACEBACK_CHARACTERS = 20_000
+# A password may have a slash or an at sign, and pathlib leaves one slash of a URL.
+_USER = re.compile(r"(\w\w:/{1,2})(?:[^\s/@'\"]*:(?!\d*/)[^\s'\"]*|[^\s/'\"]*)@")
+# A question mark is also a wildcard, except on web servers.
+_QUERY = re.compile(r"(\w\w:/{1,2}[^\s?#'\"]*)(?:\?[^\s'\"]*=[^\s'\"]*|#[^\s'\"]*)")
+_WEB_QUERY = re.compile(r"(https?:/{1,2}[^\s?#'\"]*)\?[^\s'\"]+", re.IGNORECASE)
 
 
 class DataloadError(Exception):
-    """Base class of every exception that dataload raises."""
+    """Base class of every exception that dataload raises. Messages and attributes are `redacted`."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*map(redacted, args), **named)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # The default calls cls(*args), which fails for constructors with keyword-only arguments.
@@ -111,7 +125,7 @@ class ConfigError(DataloadError, ValueError):
     def __init__(self, message: str, *, key: str | None = None, value: Any = None) -> None:
         super().__init__(message)
         self.key = key
-        self.value = value
+        self.value: Any = redacted(value)
 
 
 class SourceError(DataloadError):
@@ -123,7 +137,7 @@ class SourceError(DataloadError):
 
     def __init__(self, message: str, *, path: str | None = None) -> None:
         super().__init__(message)
-        self.path = path
+        self.path: str | None = redacted(path)
 
 
 class SourceNotFoundError(SourceError, FileNotFoundError):
@@ -158,7 +172,21 @@ class ClosedSourceError(SourceError, ValueError):
 
 
 class StoreError(SourceError):
-    """An object store refuses a request, or does not answer it in time. No record is at fault, so none is skipped."""
+    """The store, an object store or a file system, refuses a request or does not answer it in time.
+
+    No record is at fault, so none is skipped.
+    """
+
+
+class ChangedFileError(CorruptFileError, StoreError):
+    """A file or object was changed, replaced or cut while it was in use. No record is at fault, so none is skipped."""
+
+
+class MachineError(SourceError):
+    """The machine runs out of memory, disk space or descriptors, or its disk fails.
+
+    No record is at fault, so none is skipped.
+    """
 
 
 class StateMismatchError(DataloadError, ValueError):
@@ -234,6 +262,26 @@ def closest(name: object, known: Iterable[str]) -> str:
     return f"did you mean {matches[0]!r}? {listed}" if matches else listed
 
 
+def redacted(value: Any) -> Any:
+    """Return text without what may be secret in its URLs: users, passwords, queries and fragments.
+
+    Texts in a list or mapping are redacted, too; anything else stays.
+
+    Examples:
+        >>> redacted("there is no https://me:secret@host/x.tar?signature=secret")
+        'there is no https://***@host/x.tar?***'
+    """
+    if isinstance(value, str):
+        if ":/" in value:
+            value = _QUERY.sub(r"\1?***", _WEB_QUERY.sub(r"\1?***", _USER.sub(r"\1***@", value)))
+        return value
+    if type(value) in (list, tuple):
+        return type(value)(map(redacted, value))
+    if type(value) is dict:
+        return {key: redacted(item) for key, item in cast("dict[Any, Any]", value).items()}
+    return value
+
+
 def printable(text: str, most: int | None = _MESSAGE_CHARACTERS, *, kept: str = "\n\t") -> str:
     r"""Return `text` in a form safe for any terminal or file: unprintable characters escaped, long text shortened.
 
@@ -261,7 +309,7 @@ def text_of(error: BaseException) -> str:
         text = str(error)
     except Exception as failure:
         text = f"(no message: its __str__ raised {type(failure).__name__})"
-    return printable(text)
+    return printable(redacted(text))
 
 
 def message_of(error: BaseException) -> str:
@@ -275,4 +323,4 @@ def traceback_of(error: BaseException) -> str:
         lines = traceback.format_exception(error)
     except Exception as failure:
         lines = [f"(no traceback: formatting it raised {type(failure).__name__})\n", message_of(error)]
-    return printable("".join(lines), _TRACEBACK_CHARACTERS)
+    return printable(redacted("".join(lines)), _TRACEBACK_CHARACTERS)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import multiprocessing
 import os
 import signal
+import sys
 import threading
 import time
 from multiprocessing import forkserver, resource_tracker
@@ -14,9 +16,9 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
-# The same examples every time, so that a red build is red again; HYPOTHESIS_PROFILE=explore looks for new ones.
-settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True, max_examples=60)
-settings.register_profile("explore", deadline=None, print_blob=True, max_examples=1000)
+# A few examples, the same every time, so that a red build is red again; `make fuzz` looks for new ones.
+settings.register_profile("repeatable", derandomize=True, deadline=None, print_blob=True, max_examples=15)
+settings.register_profile("thorough", deadline=None, print_blob=True, max_examples=2000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
 # A shell that puts the tests into the background has them ignore Ctrl-C, and so would all that they start.
@@ -38,8 +40,16 @@ def pytest_runtest_makereport(item, call):
     return (yield)
 
 
-def pytest_collection_modifyitems(items):
+# Seconds, at least ten times what such a test takes. Others have the 20 s of pyproject.toml.
+_LIMITS = {"slow": 60, "slow_suite": 150, "remote": 150, "train": 180, "ray": 240}
+
+
+def pytest_collection_modifyitems(config, items):
     """Begin with the files of slow tests, so that no process of pytest-xdist is left alone with one at the end."""
+    for item in items:
+        limits = [seconds for marker, seconds in _LIMITS.items() if item.get_closest_marker(marker)]
+        if limits and config.getoption("timeout") is None and not item.get_closest_marker("timeout"):
+            item.add_marker(pytest.mark.timeout(max(limits)))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 
@@ -57,20 +67,20 @@ def nothing_is_left_behind(request):
     yield
     if request.node.stash.get(_FAILED, False):
         return  # its traceback holds what it held
-    left = _held() - before
+    if not (left := _left(before)):
+        return
     for generation in range(3):  # what lies in a cycle is not held on purpose, and is mostly young
         if left:
             gc.collect(generation)
-            left = _held() - before
-    if left:
-        for thread in threading.enumerate():
-            if _name_of(thread) in left:
-                thread.join(timeout=10)  # one that is about to end
-        left = _held() - before
-    deadline = time.monotonic() + 10  # the threads of obstore close the connections of a client that is gone
-    while any("socket:" in name for name in left) and time.monotonic() < deadline:
+            left = _left(before)
+    # A thread may be about to end, with what it alone holds; and those of obstore close connections a bit later.
+    deadline = time.monotonic() + 10
+    while left and time.monotonic() < deadline:
         time.sleep(0.005)
-        left = _held() - before
+        gc.collect()
+        if obstore := sys.modules.get("obstore"):
+            obstore.parse_scheme("memory:///")  # lets go of what its threads have dropped without the GIL
+        left = _left(before)
     if left:
         pytest.fail(f"the test left behind: {', '.join(sorted(left))}")
 
@@ -123,31 +133,54 @@ def new_fork_server():
     forkserver._forkserver._stop()
 
 
-def _held() -> set[str]:
-    return {*_descriptors(), *map(_name_of, threading.enumerate()), *_children()}
+@pytest.fixture(scope="module")
+def fork_server():
+    """Start a fork server that has imported the library, unless one runs: its processes start at once."""
+    multiprocessing.set_forkserver_preload(["dataload", "dataload.convert", "dataload.executors.preload"])
+    forkserver.ensure_running()
+    multiprocessing.set_forkserver_preload(["__main__"])  # the default, for servers that start later
 
 
-def _name_of(thread: threading.Thread) -> str:
-    return f"thread {thread.name} ({thread.ident})"
-
-
-def _descriptors():
-    # The pipes of the helpers are opened with them, whichever test starts them.
-    helpers = resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd
+def _held() -> set[tuple]:
+    """Return a key of all that is open and alive; it is taken twice per test, so it costs little."""
+    held: set[tuple] = {(_describe_thread, thread.name, thread.ident) for thread in threading.enumerate()}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
-            target = os.readlink(f"/proc/self/fd/{name}")
-            if int(name) not in helpers and not target.startswith("/dev/"):
-                yield f"descriptor {name} -> {target}"
+            held.add((_describe_descriptor, name, os.readlink(f"/proc/self/fd/{name}")))
+    held.update((_describe_child, child) for child in _children())
+    return held
+
+
+def _left(before: set[tuple]) -> set[str]:
+    """Describe what is held and was not held before, but for what helpers of multiprocessing hold."""
+    described = {describe(*key) for describe, *key in _held() - before}
+    return {text for text in described if text is not None}
+
+
+def _describe_thread(name: str, ident: int) -> str:
+    return f"thread {name} ({ident})"
+
+
+def _describe_descriptor(name: str, target: str) -> str | None:
+    # The pipes of the helpers are opened with them, whichever test starts them.
+    helpers = resource_tracker._resource_tracker._fd, forkserver._forkserver._forkserver_alive_fd
+    return None if int(name) in helpers or target.startswith("/dev/") else f"descriptor {name} -> {target}"
+
+
+def _describe_child(process: str) -> str | None:
+    command = _command(process)
+    return None if any(helper in command for helper in _HELPERS) else f"process {process}: {command[:80]}"
 
 
 def _children():
+    """Return the children of all threads."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return  # the usual case
     for thread in os.listdir("/proc/self/task"):
         with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as listing:  # or it has ended
-            for child in listing.read().split():
-                command = _command(child)
-                if not any(helper in command for helper in _HELPERS):
-                    yield f"process {child}: {command[:80]}"
+            yield from listing.read().split()
 
 
 def _command(process: str) -> str:

@@ -12,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dataload.cli.version import version_line
+
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 SCRIPTS = ("python ", "torchrun ")  # what a page may run besides dataload
@@ -24,6 +26,43 @@ def test_the_readme_runs(tmp_path, monkeypatch):
     assert sum(scope["rest"]) + 256 == 1000
     assert scope["batch"]["features"].shape == (256, 16)
     scope["loader"].close()
+
+
+BLOCKED = """
+import sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        root = name.partition(".")[0]
+        if root not in sys.stdlib_module_names and root not in ("dataload", "numpy"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Blocker())
+"""
+
+
+def run_with_numpy_only(code, tmp_path, *arguments):
+    command = [sys.executable, "-c", BLOCKED + code, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_the_first_example_needs_numpy_only(tmp_path, page):
+    example = re.search(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)[1]
+    shown = "print(batch['features'].dtype, batch['features'].shape[1:], batch['label'].dtype)"
+    done = run_with_numpy_only(f"{example}\n{shown}", tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines()[-1] == "float32 (16,) int64"
+
+
+def test_the_command_without_its_packages(tmp_path):
+    code = "from dataload.__main__ import main\nsys.exit(main())"
+    done = run_with_numpy_only(code, tmp_path, "--version")
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{version_line()}\n", "")
+    done = run_with_numpy_only(code, tmp_path, "inspect", "train.tar")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: the command line needs typer: pip install 'dataload[cli]' (or only typer)\n"
 
 
 def test_the_links_of_the_readme_lead_somewhere():
@@ -86,7 +125,10 @@ def run_in_shell(line):
 def followed(page):
     """Return the page as a parameter; those that run scripts take long."""
     runs_scripts = re.search(rf"^({'|'.join(SCRIPTS)})", page.read_text(), re.MULTILINE)
-    marks = [pytest.mark.train, pytest.mark.timeout(180)] if runs_scripts else []
+    trains = "torch.optim" in page.read_text()  # which imports torch's compiler
+    marks = (
+        [pytest.mark.train, pytest.mark.timeout(180)] if runs_scripts else [pytest.mark.slow_suite] if trains else []
+    )
     return pytest.param(page, id=f"{page.parent.name}/{page.stem}", marks=marks)
 
 
@@ -129,7 +171,7 @@ def test_the_generated_pages_name_every_command_and_table():
     assert {"dataload convert", "dataload cache prune"} <= set(
         re.findall(r"^## (dataload [\w ]+) {", commands, re.MULTILINE)
     )
-    assert "| `--max-bad <int>` |" in commands
+    assert "| `--max-bad <str>` |" in commands
     config = "\n".join(build_docs.config_page())
     assert "| `batch_size` | integer |  | Rows per batch of this rank. |" in config
     tables = re.findall(r"^## `(.*)`$", config, re.MULTILINE)
@@ -236,7 +278,11 @@ def test_the_page_on_checkpoints_runs_or_shows_parts_of_the_examples(tmp_path, m
 
 
 @pytest.mark.slow
-def test_the_page_on_own_sources_runs(tmp_path):
+@pytest.mark.parametrize(
+    "selection", ["length or records or round_trip", pytest.param("", marks=pytest.mark.slow_suite)]
+)
+def test_the_page_on_own_sources_runs(tmp_path, selection):
+    """With some tests of its suite, or with all."""
     text = (ROOT / "docs" / "own-source.md").read_text()
     scope = {}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
@@ -247,7 +293,7 @@ def test_the_page_on_own_sources_runs(tmp_path):
     assert sorted(scope["batch"]) == ["x", "y"]
     assert {"check_repr", "check_wrong_index_types"} <= set(scope["failed"])
 
-    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    suite = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", selection]
     done = subprocess.run(suite, cwd=tmp_path, capture_output=True, text=True, timeout=55, check=False)
     assert done.returncode == 0, done.stdout
 

@@ -10,10 +10,10 @@ import dataload
 
 PUBLIC = {
     "dataload": """
-        DROP BatchReader ClosedSourceError Codec Collate ColumnReader ConcatSource ConfigError CorruptFileError
-        DataloadError FieldSpec Loader MemorySource MissingDependencyError MultiStreamLoader Pack Ragged
-        RandomAccessSource RangeSource RecordWriter RemoteOptions SampleContext Sampler Sharded SourceError
-        SourceNotFoundError StateMismatchError Statistics StoreError StreamContext TokenSource
+        DROP BatchReader ChangedFileError ClosedSourceError Codec Collate ColumnReader ConcatSource ConfigError
+        CorruptFileError DataloadError FieldSpec Loader MachineError MemorySource MissingDependencyError
+        MultiStreamLoader Pack Ragged RandomAccessSource RangeSource RecordWriter RemoteOptions SampleContext Sampler
+        Sharded SourceError SourceNotFoundError StateMismatchError Statistics StoreError StreamContext TokenSource
         UnsupportedFormatError WorkerError concat create decoding default_collate from_config live_view mix open
         record_lengths record_timeline sequence_lengths windows
     """,

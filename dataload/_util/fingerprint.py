@@ -1,12 +1,8 @@
 """Digests that identify data and orders across processes and releases. Pure (no I/O)."""
 
 import dataclasses
-import dis
-import functools
 import hashlib
-import os
 import re
-import sys
 import types
 from collections.abc import Mapping
 from itertools import chain
@@ -37,10 +33,8 @@ def identify(source: Any) -> str:
 def fingerprint(value: Any) -> str:
     """Identify a value object, such as a sampler, by its class and its content.
 
-    Args:
-        value: A frozen dataclass, anything with a `fingerprint` method, or anything with a repr of its own. An object
-            whose repr shows its address is identified by the name of its class and what pickle would keep of it;
-            a function, and an object that pickle refuses, by its name alone.
+    The object is a frozen dataclass, or has a `fingerprint` method or its own repr. If its repr shows an address, its
+    class and pickled state identify it. Functions, and objects that pickle refuses, count by name only.
     """
     return digest(_canonical(value, ()))
 
@@ -119,85 +113,3 @@ def _attributes(value: Any, outer: tuple[int, ...]) -> Any:
     content = chain(arguments, items or (), pairs or ())
     plain = [part.__qualname__ if isinstance(part, type) else part for part in content]
     return name, _canonical([plain, state], outer)
-
-
-def code_digest(function: Any) -> str:
-    """Return a digest of everything that decides on the results of a function.
-
-    That is its bytecode and that of the functions it calls, their defaults, closures and global values, the version of
-    Python, and those of the installed packages that they use.
-
-    Raises:
-        ValueError: It uses something that might change unnoticed; the message names it.
-    """
-    return digest(sys.version_info[:2], _behaviour(function, {}))
-
-
-def _behaviour(value: Any, seen: dict[int, int]) -> Any:
-    """Return tuples whose repr depends on the behaviour of `value`; `seen` numbers the functions met before."""
-    inner = functools.partial(_behaviour, seen=seen)
-    if isinstance(value, (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType, range)):
-        return type(value).__name__, repr(value)
-    if isinstance(value, (tuple, list)):
-        return type(value).__name__, [*map(inner, cast("list[Any]", value))]
-    if isinstance(value, (set, frozenset)):
-        return "set", sorted(repr(inner(item)) for item in cast("set[Any]", value))
-    if isinstance(value, dict):
-        return "dict", [(inner(key), inner(item)) for key, item in cast("dict[Any, Any]", value).items()]
-    if isinstance(value, (np.ndarray, np.generic)) and not value.dtype.hasobject:
-        return _canonical(np.asarray(value), ())
-    if isinstance(value, re.Pattern):
-        return "pattern", inner(cast("Any", value).pattern), value.flags
-    if isinstance(value, types.CodeType):
-        numbers = value.co_argcount, value.co_posonlyargcount, value.co_kwonlyargcount, value.co_flags
-        names = value.co_names, value.co_varnames, value.co_freevars, value.co_cellvars
-        return "code", value.co_code, value.co_exceptiontable, numbers, names, [*map(inner, value.co_consts)]
-    if isinstance(value, functools.partial):
-        return "partial", inner(value.func), inner(value.args), inner(value.keywords)
-    if version := _installed(value):
-        return getattr(value, "__qualname__", getattr(value, "__name__", "")), version
-    if not isinstance(value, types.FunctionType):
-        named = f"the module {value.__name__!r}" if isinstance(value, types.ModuleType) else _described(value)
-        raise ValueError(f"it uses {named}, which may change without notice")  # noqa: TRY004 - no class is wrong here
-    if id(value) in seen:
-        return "function", seen[id(value)]
-    seen[id(value)] = len(seen)
-    known = value.__globals__
-    used = {name: inner(known[name]) for name in sorted(_globals_of(value.__code__)) if name in known}
-    cells = [inner(cell.cell_contents) for cell in value.__closure__ or ()]  # an empty one is a ValueError, too
-    return "function", inner(value.__code__), inner(value.__defaults__), inner(value.__kwdefaults__), cells, used
-
-
-def _described(value: Any) -> str:
-    if callable(value):
-        return f"{getattr(value, '__qualname__', type(value).__qualname__)!r}"
-    return f"an object of {type(value).__qualname__!r}"
-
-
-def _globals_of(code: types.CodeType) -> set[str]:
-    """Return the global names that code and the functions inside of it look up."""
-    found = {str(each.argval) for each in dis.get_instructions(code) if each.opname in ("LOAD_GLOBAL", "LOAD_NAME")}
-    return found.union(*(_globals_of(each) for each in code.co_consts if isinstance(each, types.CodeType)))
-
-
-def _installed(value: Any) -> str | None:
-    """Return package and version of a module, function or class that is installed; None for anything else."""
-    if isinstance(value, np.ufunc):
-        return f"numpy {np.__version__}"
-    if isinstance(value, types.ModuleType):
-        module: Any = value.__name__
-    elif isinstance(value, (type, types.FunctionType, types.BuiltinFunctionType)):
-        module = value.__module__ or "builtins"  # such as [].append, whose list cannot be seen
-    else:
-        return None
-    root = str(module).partition(".")[0]
-    bound = getattr(value, "__self__", None)
-    if bound is not None and not isinstance(bound, types.ModuleType):
-        return None
-    package = sys.modules.get(root)
-    path = str(getattr(package, "__file__", None) or "")
-    if root in sys.stdlib_module_names and (not path or path.startswith(os.path.dirname(os.__file__) + os.sep)):
-        return root
-    version = getattr(package, "__version__", None)
-    is_fixed = "site-packages" in path or "dist-packages" in path
-    return f"{root} {version}" if is_fixed and isinstance(version, str) else None

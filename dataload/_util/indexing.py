@@ -27,14 +27,9 @@ def check_index(index: SupportsIndex, length: int) -> int:
 
 
 def as_indices(indices: Any, length: int) -> Int64Array:
-    """Return `indices` as a checked int64 array of one dimension.
+    """Return integers as (rows,) int64, contiguous, all in [0, length); negative indices count from the end.
 
-    Args:
-        indices: An integer array or any iterable of integers; negative indices count from the end.
-        length: Number of records.
-
-    Returns:
-        (rows,) int64, contiguous, all in [0, length). This is `indices` itself if nothing had to be converted.
+    The result is `indices` itself if nothing had to be converted.
     """
     if isinstance(indices, np.ndarray):
         array = indices
@@ -74,14 +69,9 @@ def as_indices(indices: Any, length: int) -> Int64Array:
 
 
 def split_by_shard(ends: Int64Array, indices: Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-    """Split a request by shard, in shard order.
+    """Split (rows,) int64 `indices` by shard, in shard order; `ends`, (shards,) int64, counts records cumulatively.
 
-    Args:
-        ends: (shards,) int64, cumulative number of records per shard.
-        indices: (rows,) int64, each in [0, ends[-1]).
-
-    Yields:
-        A shard, the indices within it in ascending order, (k,) int64, and their rows in the request, (k,) int64.
+    Yields a shard, the indices within it in ascending order, (k,) int64, and their rows in the request, (k,) int64.
     """
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]

@@ -19,11 +19,9 @@ class Memo(Generic[T]):
         self._entries: dict[Any, T] = {}
 
     def recall(self, key: Any) -> T | None:
-        """Return the value kept for `key`, or None."""
         return self._entries.get(key)
 
     def keep(self, key: Any, value: T) -> T:
-        """Remember `value`, and return it."""
         others = [entry for entry in self._entries.items() if entry[0] != key]
         self._entries = {key: value, **dict(others[: self._size - 1])}  # a new dict: others may be reading the old one
         return value

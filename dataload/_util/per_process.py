@@ -57,6 +57,7 @@ class PerProcess(Generic[T]):
 
     def __init__(self) -> None:
         self._value: tuple[int, T] | None = None
+        self._drops = 0
         self._locks: dict[int, threading.Lock] = {}
 
     def get(self, make: Callable[[], T]) -> T:
@@ -69,10 +70,14 @@ class PerProcess(Generic[T]):
         with self._locks.setdefault(pid, threading.Lock()):
             value = self._value
             if value is None or value[0] != pid:
+                drops = self._drops
                 self._value = value = pid, make()
+                if drops != self._drops:  # during `make`: only those who have asked before use the value
+                    self._value = None
             return value[1]
 
     def drop(self) -> T | None:
-        """Forget the value; return it if it is of this process."""
+        """Forget the value, also one that is being made; return it if it is of this process."""
+        self._drops += 1
         value, self._value = self._value, None
         return value[1] if value is not None and value[0] == os.getpid() else None

@@ -35,11 +35,8 @@ def check_seed(seed: Any) -> int:
 def derive_key(seed: int, purpose: str, *address: int | str, words: int = 4) -> UInt64Array:
     """Return the key for one purpose at one address, (words,) uint64, statistically independent of all other keys.
 
-    Args:
-        seed: The user's seed, any integer.
-        purpose: What the random numbers are for, for example ``"shuffle"``.
-        address: The rest of the address, for example the epoch.
-        words: Length of the key, at most 8.
+    `purpose` is the use of the random numbers, such as ``"shuffle"``; `address` the rest, such as the epoch. `words` is
+    at most 8.
     """
     text = "\x1f".join([repr(int(seed)), purpose, *map(_address_part, address)])
     digest = hashlib.blake2b(text.encode(), digest_size=8 * words, person=b"dataload").digest()
@@ -52,13 +49,9 @@ def _address_part(part: int | str) -> str:
 
 
 def hash64(key: np.uint64, values: npt.NDArray[Any]) -> UInt64Array:
-    """Hash each value to 64 well-mixed bits, with the output function of SplitMix64 (Steele, Lea, Flood 2014).
+    """Hash (n,) integers to 64 well-mixed bits each, with the output function of SplitMix64 (Steele, Lea, Flood 2014).
 
-    Args:
-        values: (n,) integers.
-
-    Returns:
-        (n,) uint64. For a given key, distinct values have distinct hashes.
+    For a given key, distinct values have distinct hashes, (n,) uint64.
     """
     bits = values.astype(np.uint64)  # a copy: the steps below work in place
     bits *= _GOLDEN_GAMMA

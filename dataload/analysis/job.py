@@ -35,8 +35,8 @@ _MOST_STEPS = 5000  # of a thinned epoch
 class Job:
     """A training job: an order dealt to ranks, and the shards that hold its records.
 
-    A thinned job has fewer records: each stands for several neighbours, a step for several steps, and a node perhaps
-    for all. At the level of shards it is like the job itself.
+    A thinned job has fewer records: each stands for several neighbours, and a node perhaps for all. At the level of
+    shards it is like the job itself.
 
     Attributes:
         planner: The batches, of any rank.
@@ -44,7 +44,6 @@ class Job:
         sizes: (shards,) int64, bytes.
         ranks_per_node: Ranks on a node; rank r is on node ``r // ranks_per_node``.
         records_per_row: Records of a node that each row stands for.
-        steps_per_step: Steps that each step stands for.
         nodes_per_node: Nodes that each node stands for.
     """
 
@@ -53,7 +52,6 @@ class Job:
     sizes: Int64Array
     ranks_per_node: int
     records_per_row: float = 1
-    steps_per_step: float = 1
     nodes_per_node: int = 1
 
     @property
@@ -105,7 +103,6 @@ class Job:
             planner=thin,
             ends=self.ends // factor,
             records_per_row=factor * (1 if apart else 1 / self.nodes),
-            steps_per_step=planner.steps(0) / max(1, thin.steps(0)),
         )
 
 

@@ -1,4 +1,4 @@
-"""A training job on paper: what each node downloads, keeps and waits for. Pure (no I/O)."""
+"""The downloads, cache and load of a training job, computed from its order. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from typing import Any, Literal
 import numpy as np
 
 from dataload.analysis.job import Job, Touches, steps_of, touches
-from dataload.analysis.node import Machine
-from dataload.analysis.simulation import simulate
 from dataload.errors import ConfigError
 from dataload.storage.remote.choice import Choice, choose, measure, sharers_of
 from dataload.types import Int64Array
@@ -17,12 +15,12 @@ from dataload.types import Int64Array
 BINS = 100
 """Parts of an epoch, and of the shards, by which load is counted."""
 
-_MOST_RANKS = 16  # that are simulated
+_MOST_RANKS = 16  # with more, the first step is computed for one node only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """The downloads, waits and load of the nodes of a job.
+    """The downloads, cache and load of the nodes of a job.
 
     Attributes:
         nodes: Number of nodes.
@@ -35,12 +33,8 @@ class JobPlan:
         node_bytes: Bytes that nodes read in the first epoch, the mean and the most.
         together_bytes: Most bytes of shards that a node reads at the same time: the cache in which each is downloaded
             once in an epoch. 0 for ranges.
-        first_bytes: Bytes that a node downloads before the first batch.
-        first_seconds: Time until the first batch.
-        epoch_bytes: Bytes that the simulated nodes download for each epoch, on average; None without a step time.
-        again_bytes: Those of them beyond one download of each shard, also by range; None without a step time.
-        wait_seconds: Waits in each epoch, the first batch included; None without a step time.
-        simulated: Part of all steps that was simulated.
+        first_bytes: Bytes that a node needs before the first batch; downloads for later batches share its line.
+        first_seconds: Time that the line takes for them.
         readers: Nodes that read the same shard in an epoch, the mean and the most.
         readers_at_once: Most nodes that begin to read the same shard in the same hundredth of an epoch.
         load: (BINS, BINS), nodes that begin to read shards: parts of the shards over parts of the epoch.
@@ -55,47 +49,44 @@ class JobPlan:
     walked: float
     node_bytes: tuple[float, float]
     together_bytes: int
-    first_bytes: float
+    first_bytes: int
     first_seconds: float
-    epoch_bytes: tuple[float, ...] | None
-    again_bytes: tuple[float, ...] | None
-    wait_seconds: tuple[float, ...] | None
-    simulated: float
     readers: tuple[float, int]
     readers_at_once: int
     load: Int64Array
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but the load in values of JSON."""
+        """Return all but the load in values of JSON, with the names of former simulations for a release."""
         names = (name for name in self.__slots__ if name not in ("load", "mode"))
         values = {name: getattr(self, name) for name in names}
-        return {"mode": self.mode.mode, "reason": self.mode.reason, **values}
+        former = dict.fromkeys(("epoch_bytes", "again_bytes", "wait_seconds", "simulated"))
+        return {"mode": self.mode.mode, "reason": self.mode.reason, **values, **former}
 
 
-def plan_job(
-    job: Job, machine: Machine, *, mode: Literal["auto", "shards", "ranges"], step_seconds: float | None, epochs: int
-) -> JobPlan:
+def plan_job(job: Job, *, bandwidth: float, budget: int | None, mode: Literal["auto", "shards", "ranges"]) -> JobPlan:
     """Plan a job.
+
+    Args:
+        job: The job.
+        bandwidth: Bytes per second of each node's line.
+        budget: Bytes of each node's cache; None means room for all shards.
+        mode: Whether whole shards or ranges are downloaded; "auto" chooses as a loader does.
 
     Raises:
         ConfigError: The order has no steps, neither whole shards nor ranges serve it, or it is too long to be walked.
     """
     if not job.planner.steps(0):
         raise ConfigError("the order has no steps: there is nothing to plan", key="sampler", value=job.planner.order)
-    choice = _choose(job, machine.budget) if mode == "auto" else Choice(mode, "remote.mode says so")
+    choice = _choose(job, budget) if mode == "auto" else Choice(mode, "remote.mode says so")
     thin = job.thinned(job.nodes)
     found = touches(thin, range(thin.nodes), 0)
-    shown = list(range(job.nodes)) if job.planner.world_size <= _MOST_RANKS else [0]
-    if choice.mode == "shards":
-        run = _run_shards(job, machine, shown, step_seconds, epochs)
-    else:
-        run = _run_ranges(job, machine, step_seconds, epochs)
     pairs = np.bincount(found.shard, minlength=len(job.ends)) * thin.nodes_per_node
     if choice.mode == "shards":
         per_node = np.bincount(found.node, job.sizes[found.shard], minlength=thin.nodes)
+        first_bytes = _first_bytes(job)
     else:
         per_node = np.bincount(found.node, found.rows, minlength=thin.nodes) * job.record_bytes * thin.records_per_row
-    load = _load(thin, found)
+        first_bytes = round(job.planner.rows_per_step * job.ranks_per_node * job.record_bytes)
     return JobPlan(
         nodes=job.nodes,
         ranks_per_node=job.ranks_per_node,
@@ -108,8 +99,9 @@ def plan_job(
         together_bytes=_together(thin, found) if choice.mode == "shards" else 0,
         readers=(float(pairs[pairs > 0].mean()), int(pairs.max())),
         readers_at_once=_at_once(thin, found),
-        load=load,
-        **run,
+        first_bytes=first_bytes,
+        first_seconds=first_bytes / bandwidth,
+        load=_load(thin, found),
     )
 
 
@@ -123,42 +115,10 @@ def _choose(job: Job, budget: int | None) -> Choice:
     return choose(reads.of_ranks(job.ranks_per_node), budget)
 
 
-def _run_shards(
-    job: Job, machine: Machine, nodes: list[int], step_seconds: float | None, epochs: int
-) -> dict[str, Any]:
-    thin = job.thinned(len(nodes))
-    nodes = nodes if thin.nodes > 1 else [0]
-    whole = None if thin is job else job
-    run = simulate(thin, machine, nodes, epochs, whole=whole, only_first=step_seconds is None)
-    found: dict[str, Any] = {"first_bytes": run.first_bytes, "first_seconds": float(run.waits[0]), "simulated": 0.0}
-    if step_seconds is None:
-        return {**found, **dict.fromkeys(("epoch_bytes", "again_bytes", "wait_seconds"))}
-    done = int(epochs * run.steps / run.total_steps)
-    steps = run.total_steps // epochs
-    waits = run.waits[: max(1, done) * steps].reshape(max(1, done), -1)
-    more = max(1.0, steps / run.steps)  # what was not simulated is like the steps before
-    return {
-        **found,
-        "epoch_bytes": tuple(run.epoch_bytes.mean(axis=1)[:done].tolist()),
-        "again_bytes": tuple((run.again_bytes + run.range_bytes).mean(axis=1)[:done].tolist()),
-        "wait_seconds": tuple((more * waits.sum(axis=1)).tolist()),
-        "simulated": run.steps / run.total_steps,
-    }
-
-
-def _run_ranges(job: Job, machine: Machine, step_seconds: float | None, epochs: int) -> dict[str, Any]:
-    nbytes = job.planner.rows_per_step * job.ranks_per_node * job.record_bytes
-    seconds, steps = nbytes / machine.bandwidth, job.planner.steps(0)
-    found: dict[str, Any] = {"first_bytes": nbytes, "first_seconds": seconds, "simulated": 1.0}
-    if step_seconds is None:
-        return {**found, **dict.fromkeys(("epoch_bytes", "again_bytes", "wait_seconds"))}
-    wait = max(0.0, seconds - step_seconds)
-    return {
-        **found,
-        "epoch_bytes": (nbytes * steps,) * epochs,
-        "again_bytes": (0.0,) * epochs,
-        "wait_seconds": (seconds + (steps - 1) * wait, *(steps * wait,) * (epochs - 1)),
-    }
+def _first_bytes(job: Job) -> int:
+    """Return the most bytes of shards that a node reads in the first step."""
+    found = touches(job, range(job.nodes if job.planner.world_size <= _MOST_RANKS else 1), 0, 1)
+    return int(np.bincount(found.node, job.sizes[found.shard]).max())
 
 
 def _together(job: Job, found: Touches) -> int:

@@ -61,7 +61,7 @@ def order_figure(
     mixing.plot(sample.steps[shown], per_batch[shown], "o", color=BLUE, **dots)
     mixing.plot(sample.steps[shown], expected[shown], color=ORANGE, linewidth=2, marker="o" if len(shown) == 1 else "")
     most = max(1, sample.epoch_steps - 1)
-    _head(mixing, theme, report.decay.verdict)
+    _head(mixing, theme, f"how many {noun} each batch mixes")
     mixing.set(
         xlabel=f"step of epoch {sample.epoch}",
         ylabel=f"{noun} in a batch of all ranks, of {len(shards):,}",

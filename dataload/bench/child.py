@@ -132,8 +132,7 @@ def _epochs(reading: Reading) -> Iterator[tuple[int, Any]]:
 def drop_cached(path: str) -> None:
     """Drop a file, or the files of a directory, from the page cache. Needs no rights; mapped pages stay.
 
-    Raises:
-        ConfigError: The system has no call for that.
+    A system without the call for that is a ConfigError.
     """
     if not path:
         return

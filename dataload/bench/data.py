@@ -27,13 +27,9 @@ _SPARE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Records to be written in several formats.
+    """Records to be written in several formats; `decodes` are fields that hold JPEG files, to be decoded.
 
-    Attributes:
-        name: Name of the workload, or the path of the user's own data.
-        content: Identifies the records; part of the names of cached files.
-        formats: The formats that they can be written in.
-        decodes: Fields that hold JPEG files, to be decoded.
+    `content` identifies the records, as part of the names of cached files.
     """
 
     name: str
@@ -67,12 +63,7 @@ def made_data(workload: Workload, records: int | None = None) -> Data:
 
 
 def own_data(path: str, source: Source[Any], records: int | None) -> Data:
-    """Return the user's own data, to be compared in other formats; `records` is the number to take from the start.
-
-    Raises:
-        ConfigError: There is no record, or the records have no fields.
-        SourceError: The first record cannot be read.
-    """
+    """Return the user's own data, to be compared in other formats; `records` is the number to take from the start."""
     if not len(source):
         raise ConfigError(f"{path} has no records to measure", key="path", value=path)
     first = source[0]
@@ -92,11 +83,7 @@ def _writable() -> tuple[str, ...]:
 
 
 def write(data: Data, format_name: str, cache: Path) -> Written:
-    """Write the data in a format, unless they are in the cache directory.
-
-    Raises:
-        ConfigError: The format cannot take the records, or the disk is too full.
-    """
+    """Write the data in a format, unless they are in the cache directory."""
     count = len(data.records)
     if format_name == "generator":  # makes its records when they are read
         return Written("", {"records": count}, FileFacts(data.name, format_name, count, 0, None))

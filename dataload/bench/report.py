@@ -89,11 +89,7 @@ _READING_IT = (
 
 
 def report(results: Results) -> str:
-    """Return the whole run as a page: tables with all columns, pictures, and the settings of each reading.
-
-    Raises:
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Return the whole run as a page: tables with all columns, pictures, and the settings of each reading."""
     title = _text(f"dataload bench, {results.date}")
     parts = [
         f"<h1>{title}</h1>",

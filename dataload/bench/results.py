@@ -77,16 +77,11 @@ class Results:
     version: int = RESULTS_VERSION
 
     def to_json(self) -> dict[str, Any]:
-        """Return the results as plain values."""
         return dataclasses.asdict(self)
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the results that `to_json` gave.
-
-        Raises:
-            ValueError: The values are something else, or of an unknown version.
-        """
+        """Return the results in what `to_json` returned; raise a ValueError for anything else or an unknown version."""
         found = values.get("version")
         if found not in _READABLE:
             known = " or ".join(map(str, _READABLE))

@@ -60,10 +60,8 @@ def run_task(
 ) -> Answer | str:
     """Measure a task in a new process; return the answer, or one line that says why there is none.
 
-    Args:
-        task: The task.
-        interpreters: Name of a reader -> Python of the environment to run it in.
-        timeout: Seconds until it is killed; None for 2 minutes and 40 times the task's seconds.
+    `interpreters` are the Pythons of readers with an environment of their own. The default `timeout` is 2 minutes and
+    40 times the task's seconds.
     """
     python = (interpreters or {}).get(task.name, sys.executable)
     limit = _LEAST_TIMEOUT + 40 * task.seconds if timeout is None else timeout

@@ -5,11 +5,10 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from itertools import cycle, islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from dataload.api import record_loader
 from dataload.bench.timing import Spread
@@ -37,12 +36,10 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """The time of each stage of a config.
+    """The time of each stage of a config, and in `verdict` what limits the config as it is.
 
-    Attributes:
-        stages: In the consumer's thread, one stage more each time; then the config as it is, and the same batches from
-            memory, which no loader can beat.
-        verdict: What limits the config as it is.
+    `stages` run in the consumer's thread, one stage more each time; then the config as it is, and the same batches from
+    memory, which no loader can beat.
     """
 
     stages: tuple[StageTime, ...]
@@ -64,9 +61,9 @@ def stage_overrides(settings: DataloadConfig) -> dict[str, list[str]]:
     decode = source is not None and not isinstance(source, tuple) and source.decode is not None
     without = {
         "decode": ["source.decode=null"] if decode else [],
-        "transform": ["loader.transform=null"] if loader.transform is not None else [],
-        "collate": [f"loader.collate={__name__}:as_list"],
-        "batch_transform": ["loader.batch_transform=null"] if loader.batch_transform is not None else [],
+        "transform": _without(loader, "transform"),
+        "collate": [f"loader.collate={__name__}:as_list", *_without(loader, "pad_value")],
+        "batch_transform": _without(loader, "batch_transform"),
     }
     columns = loader.transform is None and loader.collate is None
     if columns:
@@ -76,6 +73,10 @@ def stage_overrides(settings: DataloadConfig) -> dict[str, list[str]]:
     for i, name in enumerate(names):
         stages[f"+ {name}"] = names[i + 1 :]
     return {name: [*(text for left in out for text in without[left]), _ALONE] for name, out in stages.items()}
+
+
+def _without(loader: Any, name: str) -> list[str]:
+    return [] if getattr(loader, name) is None else [f"loader.{name}=null"]
 
 
 def measure_stages(
@@ -88,9 +89,6 @@ def measure_stages(
     """Run a config, as `dataload.from_config` takes it, with more and more of its stages, in interleaved rounds.
 
     Each measurement takes about `seconds`.
-
-    Raises:
-        ConfigError: The config is wrong, or has no step.
     """
     from dataload.config import read_config  # pydantic takes 60 ms to import
 
@@ -101,7 +99,7 @@ def measure_stages(
     verdict, kept = "", list[Any]()
     for _ in range(repeats):
         for name, more in variants.items():
-            with record_loader(config, overrides=[*overrides, *more]) as loader, closing(cast("Any", loader.source)):
+            with record_loader(config, overrides=[*overrides, *more]) as loader:
                 times[name].append(_time_batches(_endless(loader), seconds))
                 if name == _AS_IT_IS:
                     verdict, kept = loader.statistics().verdict, _keep(loader)

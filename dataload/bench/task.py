@@ -22,16 +22,11 @@ MODULUS = 2**64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One measurement of the reader called `name`.
+    """One measurement of the reader called `name`; `reading` is the ``"module:function"`` that makes its `Reading`.
 
-    Attributes:
-        reading: ``"module:function"``; the function takes the task and returns a `Reading`.
-        workers: Threads or processes beside the consumer's thread.
-        seconds: How long to take batches in the steady state, approximately. The warm-up before it takes at most as
-            long again.
-        whole: Whether to read the first epoch to its end for its checksum, even if that takes longer.
-        cold: Whether to drop the files from the page cache first, and to measure the first epoch.
-        options: Options of the reading, shown with the figures.
+    The steady state takes about `seconds`, the warm-up before it at most as long again. `workers` are threads or
+    processes beside the consumer's thread. `whole` reads the first epoch to its end for its checksum, even if that
+    takes longer; `cold` drops the files from the page cache, and measures the first epoch.
     """
 
     workload: str
@@ -51,13 +46,10 @@ class Task:
 
 
 class Reading:
-    """An open reader of a task's data, made in the process that measures it.
+    """An open reader of a task's data, made in the process that measures it; `held` is closed at the end.
 
-    Args:
-        settings: Versions, threads and buffers, shown with the figures.
-        batches: Returns the batches of an epoch, given its number.
-        columns: Returns the columns of a batch, field -> array or list of bytes, without copying.
-        held: Closed at the end.
+    `batches` yields the batches of the epoch with a number; `columns` returns a batch's arrays or lists of bytes by
+    field, without copying. `settings` are versions, threads and buffers, shown with the figures.
     """
 
     def __init__(
@@ -90,19 +82,11 @@ def _refuse(_: int) -> Iterator[Any]:
 class Answer:
     """The figures of one process; those of memory are None where the system does not tell.
 
-    Attributes:
-        first_batch_seconds: Time from the opened reading to the first batch.
-        seconds: Time in the steady state, after the first epoch (or after `Task.seconds` of it); `records`, `nbytes`
-            and `batches` are those of this time. Of a cold task: time after the first batch, in the first epoch.
-        cpu_seconds: CPU time of the process and its children during `seconds`, user and system.
-        peak_rss: Peak resident bytes, workers included.
-        cached_rss: Resident bytes of mapped files at the end.
-        checksum: Checksum of the first epoch; None unless it was read to its end.
-        system_seconds: The part of `cpu_seconds` that the kernel took.
-        minor_faults: Page faults during `seconds` that read nothing from a disk, workers included.
-        first_touch_rate: Records per second after the first batch in the first epoch, which touches mapped memory for
-            the first time.
-
+    `seconds` is time in the steady state, after the first epoch (or after `Task.seconds` of it); of a cold task, after
+    the first batch, in the first epoch. `records`, `nbytes`, `batches`, `cpu_seconds` (with children), `system_seconds`
+    (the kernel's part of it) and `minor_faults` (that read nothing from a disk, with workers) are of this time.
+    Resident bytes include workers. `checksum` is that of the first epoch, None unless it was read to its end.
+    `first_touch_rate` is records per second after its first batch, when mapped memory is touched for the first time.
     Files of results of version 1 lack the last four, and their `seconds` begin after the first batch.
     """
 

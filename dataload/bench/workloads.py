@@ -27,15 +27,11 @@ _TOKENS = 50_304
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One kind of made data.
+    """One kind of made data; `records` and `batch_size` are defaults, `decodes` fields that hold JPEG files.
 
-    Attributes:
-        records: Number of records by default.
-        batch_size: Records per batch by default.
-        different: Returns a few different records, which are repeated as often as needed.
-        formats: Formats to write; None for all that can be written. ``"generator"`` has no file.
-        decodes: Fields that hold JPEG files, to be decoded.
-        version: Part of the names of cached files; raised when `different` makes something else.
+    `different` returns a few different records, which are repeated as often as needed; `version`, part of the names of
+    cached files, is raised when it makes something else. `formats` None means all that can be written; ``"generator"``
+    has no file.
     """
 
     name: str
@@ -133,11 +129,7 @@ WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _AL
 
 
 def get_workload(name: str) -> Workload:
-    """Return the workload called `name`.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Return the workload called `name`."""
     if name not in WORKLOADS:
         raise ConfigError(f"there is no workload {name!r}: {closest(name, WORKLOADS)}", key="made", value=name)
     return WORKLOADS[name]

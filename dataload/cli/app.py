@@ -25,6 +25,7 @@ from dataload.cli.stats import stats_command
 from dataload.cli.timeline import timeline_command
 from dataload.cli.trace import trace_command
 from dataload.cli.verify import verify_command
+from dataload.cli.version import version_line
 from dataload.config import json_schema
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceNotFoundError
 
@@ -118,10 +119,7 @@ app: Any = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from dataload import __version__
-        from dataload.storage.core import core_name
-
-        typer.echo(f"dataload {__version__} ({core_name()} core)")
+        typer.echo(version_line())
         raise typer.Exit
 
 

@@ -15,7 +15,8 @@ from dataload.cli.output import ProgressBar, count_of, print_error, print_json, 
 from dataload.errors import ConfigError
 from dataload.sources.find import find_shards
 from dataload.storage import Remote, join
-from dataload.storage.remote.cache import CachedFile, Checked, ShardCache
+from dataload.storage.remote.cache import CachedFile, ShardCache
+from dataload.storage.remote.checked import Checked, check_shard
 from dataload.storage.remote.settings import RemoteOptions, parse_bytes
 from dataload.storage.remote.storage import RemoteStorage
 from dataload.storage.table_cache import node_directory
@@ -112,7 +113,7 @@ def verify_command(
         files = [file for file in shards.files() if not file.is_part] if shards is not None else []
         for number, file in enumerate(files, start=1):
             assert shards is not None
-            result = shards.check(file, hashes.get(file.name), md5=md5)
+            result = check_shard(file, hashes.get(file.name), md5=md5)
             bar(number, len(files))
             if result is None:
                 continue

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import Annotated, Any, cast
 
 import typer
@@ -58,7 +58,6 @@ def certify_command(
             ranks = world_size if not loaders else loaders[0].batch_sampler.world_size
             settings = [*(overrides or ()), *ranks_of(None if ranks is None else len(loaders), ranks)]
             loader = stack.enter_context(record_loader(config, overrides=settings))
-            stack.enter_context(closing(cast("Any", loader.source)))
             load_state(loader, state)
             loaders.append(loader)
         if expected is None:

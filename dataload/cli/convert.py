@@ -21,6 +21,7 @@ from dataload.cli.options import (
     SourceOptions,
     Workers,
     parse_engine,
+    parse_max_bad,
     parse_options,
     parse_part,
     resolve_codec,
@@ -68,7 +69,10 @@ def convert_command(
     on_error: Annotated[
         str, typer.Option(help="What to do with a record that cannot be read or mapped: raise or skip.")
     ] = "raise",
-    max_bad: Annotated[int, typer.Option(help="Number of records to skip before ending anyway.")] = 1000,
+    max_bad: Annotated[
+        str,
+        typer.Option(help="Skipped records beyond which to end anyway: a number, or a share such as 0.05 or 5%."),
+    ] = "1%",
     error_report: Annotated[str | None, typer.Option(help="JSONL file to append skipped records to.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted conversion.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace existing files.")] = False,
@@ -132,7 +136,7 @@ def convert_command(
             map=tokenize if map is None else resolve_reference(map, "--map"),
             seed=seed,
             on_error=cast("Any", on_error),
-            max_bad=max_bad,
+            max_bad=parse_max_bad(max_bad),
             error_report=error_report,
             resume=resume,
             overwrite=overwrite,

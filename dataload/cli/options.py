@@ -111,11 +111,7 @@ class SourceOptions:
         decode: Sequence[str] | None = None,
         options: Sequence[str] | None = None,
     ) -> SourceOptions:
-        """Parse the arguments of a command.
-
-        Raises:
-            ConfigError: There is no such format or module, or an option is not for a function.
-        """
+        """Parse the arguments of a command; an option that is not for a function is a ConfigError."""
         if format is None and _names_function(path):
             if fields or codec is not None or decode:
                 message = f"--field, --codec and --decode are for files; pass options to {path} with --option"
@@ -174,12 +170,7 @@ class SourceOptions:
         return open_source(path or self.path, format=format or self.format, **self.options)
 
     def call(self) -> Any:
-        """Return what the function or class makes with the options, or the object itself if it is a source.
-
-        Raises:
-            ConfigError: It cannot be imported or called, or what it returns is no source.
-            SourceError: It raised an error.
-        """
+        """Return what the function or class makes with the options, or the object itself if it is a source."""
         found = resolve_reference(self.path, "PATH")
         if callable(found):
             try:
@@ -203,11 +194,7 @@ class SourceOptions:
 
 
 def _names_function(path: str) -> bool:
-    """Return whether `path` is ``module:function``, and neither a file nor ``format:path``.
-
-    Raises:
-        ConfigError: There is no module or format of that name.
-    """
+    """Return whether `path` is ``module:function``, and neither a file nor ``format:path``."""
     module = path.partition(":")[0]
     if re.fullmatch(REFERENCE_PATTERN, path) is None or module in format_names() or os.path.exists(path):
         return False
@@ -303,6 +290,17 @@ def parse_part(text: str) -> tuple[int, int]:
     if not (slash and number.isdecimal() and count.isdecimal()):
         raise ConfigError(f"--part {text!r}: pass two numbers, such as 2/8 for the second of eight", key="part")
     return int(number), int(count)
+
+
+def parse_max_bad(text: str) -> int | float:
+    """Parse ``"50"`` as a number of records, ``"0.05"`` and ``"5%"`` as a share of them."""
+    number = text.removesuffix("%")
+    try:
+        value = float(number) if "." in text or "%" in text else int(text)
+    except ValueError:
+        message = f"--max-bad is a number of records, or a share of them such as 0.05 or 5%, got {text!r}"
+        raise ConfigError(message, key="max_bad", value=text) from None
+    return value if number == text else value / 100
 
 
 def parse_engine(

@@ -2,10 +2,9 @@
 
 import json as json_module
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from dataclasses import asdict
 from functools import partial
-from typing import Annotated, Any, TypeAlias, cast
+from typing import Annotated, Any, TypeAlias
 
 import numpy as np
 import typer
@@ -57,7 +56,7 @@ def order_command(
     """
     _check(steps, rank, picture, quality)
     settings = [*(overrides or ()), *ranks_of(rank, world_size)]
-    with record_loader(config, overrides=settings) as loader, closing(cast("Any", loader.source)):
+    with record_loader(config, overrides=settings) as loader:
         planner = loader.batch_sampler
         if steps is not None:
             _print_steps(planner, _parse_steps(steps, planner.steps(epoch), epoch), epoch, rank is not None, json)
@@ -135,7 +134,7 @@ def _judge(loader: Loader[Any], epoch: int, quality: float | None) -> Judgement:
     source, planner = loader.source, loader.batch_sampler
     shards = Shards.of(planner.records, source.shard_lengths if isinstance(source, Sharded) else None)
     sample = sample_order(planner, epoch=epoch)
-    report = judge_order(sample, sample_order(planner, epoch=epoch + 1), shards)
+    report = judge_order(sample, shards)
     facts = _facts(loader, report, shards, quality)
     return facts, partial(order_figure, sample, shards, report), partial(_print, facts, report)
 
@@ -182,10 +181,8 @@ def _print(facts: dict[str, Any], report: OrderReport) -> None:
         print_line(f"step {step}: {' '.join(map(str, indices))}{' ...' if len(indices) == _SHOWN_INDICES else ''}")
     print_line()
     print_table({"": "left", "found": "right", "ideal": "right", "ratio": "right"}, list(_rows(report)))
-    tenths = " ".join("-" if tenth is None else f"{tenth:.2f}" for tenth in report.decay.tenths)
-    print_line(f"mixing in each tenth of the epoch, relative to the whole: {tenths}")
     print_line()
-    for name in ("displacement", "mixing", "decay", "repeats", "multiplicity"):
+    for name in ("displacement", "mixing", "multiplicity"):
         print_line(f"{name}: {getattr(report, name).verdict}")
     if filler := facts["filler"]:
         longest, boundary = f"{filler['longest']:.1%}", f"{filler['boundary']:.1%}"
@@ -200,17 +197,13 @@ def _print(facts: dict[str, Any], report: OrderReport) -> None:
 
 
 def _rows(report: OrderReport) -> Iterator[tuple[str, ...]]:
-    mixing, again, last = report.mixing, report.repeats.again, report.decay.last_to_middle
-    figures: dict[str, Figure | None] = {"displacement, mean": report.displacement.mean}
+    figures = {"displacement, mean": report.displacement.mean}
     for q, found, ideal in report.displacement.quantiles:
         figures[f"displacement, {q:.0%} quantile"] = Figure(found=found, ideal=ideal, error=0)
-    figures[f"{mixing.noun} per batch"] = mixing.per_batch
-    figures["mixing, last tenth to middle"] = None if last is None else Figure(found=last, ideal=1, error=0)
-    figures["pairs that share a batch again"] = again
+    figures[f"{report.mixing.noun} per batch"] = report.mixing.per_batch
     for name, figure in figures.items():
-        if figure is not None:
-            ratio = "" if figure.ratio is None else f"{figure.ratio:.2f}"
-            yield name, f"{figure.found:.4g}", f"{figure.ideal:.4g}", ratio
+        ratio = "" if figure.ratio is None else f"{figure.ratio:.2f}"
+        yield name, f"{figure.found:.4g}", f"{figure.ideal:.4g}", ratio
 
 
 def _notes(report: OrderReport) -> Iterator[str]:

@@ -1,6 +1,5 @@
 """``dataload plan``."""
 
-import re
 from collections.abc import Mapping
 from contextlib import closing
 from typing import Annotated, Any, cast
@@ -13,11 +12,10 @@ from dataload._util.indexing import even_split
 from dataload.analysis.design import DARK, LIGHT, check_picture
 from dataload.analysis.job import Job
 from dataload.analysis.job_plan import JobPlan, plan_job
-from dataload.analysis.node import Machine
 from dataload.analysis.pictures import plan_figure
 from dataload.api import open_source
 from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides, Picture
-from dataload.cli.output import count_of, print_json, print_line, print_table
+from dataload.cli.output import count_of, print_json, print_line, print_table, print_warning
 from dataload.config import read_config
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
@@ -30,8 +28,6 @@ from dataload.storage import RemoteOptions, storage_of
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import FieldSpec, Int64Array, Sharded
 
-_SECONDS = re.compile(r"(\d+(?:\.\d+)?)\s*(s|ms|)")
-
 
 def plan_command(
     config: ConfigFile,
@@ -42,10 +38,8 @@ def plan_command(
     cache: Annotated[
         str | None, typer.Option(help="Bytes of each node's cache. Default: remote.budget, or room for all shards.")
     ] = None,
-    step_time: Annotated[
-        str | None, typer.Option(help="Time that the model takes for a step, such as 0.5s; for waits.")
-    ] = None,
-    epochs: Annotated[int, typer.Option(min=1, help="Number of epochs.")] = 2,
+    step_time: Annotated[str | None, typer.Option(help="Deprecated, has no effect.")] = None,
+    epochs: Annotated[int | None, typer.Option(min=1, help="Deprecated, has no effect.")] = None,
     records: Annotated[int | None, typer.Option(min=1, help="Instead of data: the number of records.")] = None,
     shards: Annotated[int | None, typer.Option(min=1, help="Instead of data: the number of shards.")] = None,
     record_bytes: Annotated[str | None, typer.Option(help="Instead of data: the bytes of a record.")] = None,
@@ -53,30 +47,25 @@ def plan_command(
     dark: Dark = False,
     json: JsonFlag = False,
 ) -> None:
-    """Plan a job on many machines: downloads, cache, waits and load, computed from the order without reading data.
+    """Plan a job on many machines: downloads, cache and load, computed from the order without reading data.
 
-    Example: dataload plan train.toml --nodes 128 --gpus 8 --bandwidth 10GB/s --cache 1TB --step-time 0.5s
+    Example: dataload plan train.toml --nodes 128 --gpus 8 --bandwidth 10GB/s --cache 1TB
 
     Without data: dataload plan train.toml --nodes 128 --records 10000000000 --shards 100000 --record-bytes 100kB
     """
     if picture is not None:
         check_picture(picture)
     line = parse_bytes("--bandwidth", bandwidth.removesuffix("/s"))
-    seconds = None if step_time is None else _parse_seconds(step_time)
+    for option, value in (("--step-time", step_time), ("--epochs", epochs)):
+        if value is not None:
+            print_warning(f"{option} has no effect any more: waits and later epochs are not simulated; omit it")
     settings = read_config(config, [*(overrides or ()), f"loader.world_size={nodes * gpus}", "loader.rank=0"])
     options = RemoteOptions.parse({} if settings.remote is None else settings.remote.given())
     given = options.budget if cache is None else cache
     budget = None if given is None else parse_bytes("--cache", given)
     job = _open_job(settings, nodes, gpus, _counted(records, shards, record_bytes), record_bytes)
     _check_cache(job, budget)
-    machine = Machine(
-        bandwidth=line,
-        budget=budget,
-        step_seconds=seconds or 0.0,
-        connections=options.connections,
-        part_bytes=parse_bytes("part_bytes", options.part_bytes),
-    )
-    plan = plan_job(job, machine, mode=options.mode, step_seconds=seconds, epochs=epochs)
+    plan = plan_job(job, bandwidth=line, budget=budget, mode=options.mode)
     if picture is not None:
         about = f"{config}: {count_of(nodes, 'node')} of {count_of(gpus, 'rank')}"
         plan_figure(plan, about, theme=DARK if dark else LIGHT).savefig(picture)
@@ -129,12 +118,10 @@ class _Counted(RangeSource):
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
-        """Number of records per shard."""
         return self._lengths
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """Unknown."""
         return {}
 
 
@@ -147,13 +134,6 @@ def _counted(records: int | None, shards: int | None, record_bytes: str | None) 
     if shards > records:
         raise ConfigError(f"--shards must be at most --records, {records}, got {shards}", key="shards", value=shards)
     return _Counted(records, shards)
-
-
-def _parse_seconds(text: str) -> float:
-    found = _SECONDS.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(f"--step-time must be a time such as 0.5s or 500ms, got {text!r}", key="step_time")
-    return float(found[1]) / (1000 if found[2] == "ms" else 1)
 
 
 def sizes_of(source: Any, record_bytes: int) -> Int64Array:
@@ -191,15 +171,8 @@ def _print(plan: JobPlan, budget: int | None) -> None:
     rows = [
         ("bytes that a node reads in an epoch", f"{decimal(int(mean))} (most: {decimal(int(most))})"),
         ("cache to download each shard once", decimal(plan.together_bytes) if plan.together_bytes else "-"),
-        ("downloads before the first batch", decimal(int(plan.first_bytes))),
-        ("time to the first batch", f"{plan.first_seconds:,.1f} s"),
-    ]
-    for epoch, nbytes in enumerate(plan.epoch_bytes or ()):
-        again = plan.again_bytes[epoch] if plan.again_bytes else 0
-        more = f", {decimal(int(again))} of it again or by range" if again else ""
-        rows.append((f"downloads of a node for epoch {epoch}", f"{decimal(int(nbytes))}{more}"))
-    rows += [(f"waits in epoch {epoch}", f"{waits:,.1f} s") for epoch, waits in enumerate(plan.wait_seconds or ())]
-    rows += [
+        ("downloads before the first batch", f"at least {decimal(plan.first_bytes)}"),
+        ("time to the first batch", f"at least {plan.first_seconds:,.1f} s"),
         ("nodes that read the same shard", f"{plan.readers[0]:,.1f} (most: {plan.readers[1]:,})"),
         ("of them within 1% of an epoch", f"up to {plan.readers_at_once:,}"),
     ]
@@ -210,10 +183,6 @@ def _print(plan: JobPlan, budget: int | None) -> None:
 
 def _notes(plan: JobPlan, budget: int | None) -> list[str]:
     notes: list[str] = []
-    if plan.wait_seconds is None:
-        notes.append("give --step-time to see waits, and downloads for each epoch")
-    elif 0 < plan.simulated < 1:
-        notes.append(f"waits were simulated for {plan.simulated:.0%} of the steps, and are like that in the others")
     if plan.walked < 1:
         notes.append(f"sampled: {plan.walked:.3%} of an epoch's records were walked, each for its neighbours")
     if budget is not None and plan.together_bytes > budget:

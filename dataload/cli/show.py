@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -98,7 +97,7 @@ def show_command(
         if format or field or codec or decode or option:
             raise ConfigError("a config says how its data is read: use --set to change it, or give --records")
         settings = [*(overrides or ()), *ranks_of(rank, world_size)]
-        with record_loader(path, overrides=settings) as loader, closing(cast("Any", loader.source)):
+        with record_loader(path, overrides=settings) as loader:
             load_state(loader, state)
             number, steps = _steps(loader, epoch, step, around=state is not None)
             shown = [show_batch(loader, number, each, most=most) for each in steps]

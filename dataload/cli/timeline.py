@@ -1,7 +1,6 @@
 """``dataload timeline``."""
 
 from collections.abc import Callable
-from contextlib import closing
 from itertools import islice
 from time import sleep
 from typing import Annotated, Any
@@ -36,7 +35,7 @@ def timeline_command(
         check_picture(picture)
     if trace is not None:
         check_directory(trace, "trace")
-    with from_config(config, overrides=overrides or ()) as loader, closing(getattr(loader, "source", loader)):
+    with from_config(config, overrides=overrides or ()) as loader:
         loader.set_epoch(epoch)
         with record_timeline(loader) as timeline:
             _consume(loader, steps, model_ms / 1000)

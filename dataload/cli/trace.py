@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json as json_module
 from collections.abc import Sequence
-from contextlib import closing
 from typing import Annotated, Any, cast
 
 import typer
@@ -73,7 +72,7 @@ def trace_command(
     if exclude is not None:
         check_new(exclude, "--exclude")
     settings = [*(overrides or ()), *ranks_of(None, world_size)]
-    with record_loader(config, overrides=settings) as loader, closing(cast("Any", loader.source)):
+    with record_loader(config, overrides=settings) as loader:
         load_state(loader, state)
         if spike is not None:
             _spike(loader, read_file(spike, "--spike"), top, exclude, json)

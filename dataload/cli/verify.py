@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 import numpy as np
 import typer
 
+from dataload._util.failures import BUG, owner_of
 from dataload.cli.options import (
     Address,
     Codec,
@@ -33,10 +34,7 @@ from dataload.cli.output import ProgressBar, count_of, print_error, print_json, 
 from dataload.convert.blocks import BlockSize, read_records
 from dataload.convert.engine import Engine, run_all
 from dataload.convert.plan import select_part
-from dataload.errors import ConfigError, MissingDependencyError, SourceError, SourceNotFoundError
-
-# These errors mean a wrong command or a missing package, not bad data.
-_NOT_THE_DATA = (ConfigError, MissingDependencyError, SourceNotFoundError)
+from dataload.errors import ConfigError, SourceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +244,9 @@ class _Reading:
             path = pending.pop(0)
             try:
                 source = wanted.open(path, path and format_name)
-            except _NOT_THE_DATA:
-                raise
             except SourceError as error:
+                if owner_of(error) != "record":
+                    raise
                 if path is None and len(paths) > 1:
                     pending += paths  # one of the files does not open: check each by itself
                 else:
@@ -270,9 +268,11 @@ def _failures(source: Any, start: int, stop: int, size: BlockSize) -> Iterator[t
     """Yield the records of [start, stop) that cannot be read, found by bisection."""
     try:
         records = read_records(source, start, stop)
-    except _NOT_THE_DATA:
-        raise
     except Exception as error:  # a user's codec may raise anything
+        if owner_of(error) != "record":
+            if owner_of(error) == "dataload":
+                error.add_note(BUG)
+            raise
         if stop - start == 1:
             yield start, error
             return

@@ -16,37 +16,29 @@ Null is NaN in floats and NaT in times. A null in any other column is an error, 
 """
 
 from collections.abc import Mapping, Sequence
-from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dataload._util.buffers import pooled_empty
-from dataload._util.optional import load_optional
 from dataload._util.stacking import split_records
+from dataload.codecs.arrow_types import (
+    Numbers,
+    is_bytes,
+    is_file,
+    is_list,
+    is_text,
+    large,
+    numbers_of,
+    pa_module,
+    without_views,
+)
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, closest
-from dataload.types import Array, BytesColumn, FieldSpec, Int64Array
+from dataload.types import Array, BytesColumn, Int64Array
 
 Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of fields whose type is a list of lists, by name."""
-
-_FILE = {"bytes", "path"}
-_STORED = {"date32[day]": "datetime64[D]", "date64[ms]": "datetime64[ms]"}
-
-
-def load_arrow(needed_by: str, module: str = "pyarrow") -> Any:
-    """Return pyarrow, or a module of it.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
-    return load_optional(module, needed_by=needed_by, extra="arrow", package="pyarrow")
-
-
-@cache
-def _pa() -> Any:
-    return load_arrow("reading tables")
 
 
 class Rows(NamedTuple):
@@ -55,106 +47,27 @@ class Rows(NamedTuple):
     Attributes:
         path: Their file, if there is one.
         indices: (rows,) int64, their numbers in the file; None for all.
+        ends: (rows,) int64, where the items of each of them end, if the values are items of lists.
     """
 
     path: str | None = None
     indices: Int64Array | None = None
+    ends: Int64Array | None = None
 
     def error(self, row: int, message: str) -> CorruptFileError:
         """Return the error about a row."""
+        row = row if self.ends is None else int(np.searchsorted(self.ends, row, side="right"))
         return CorruptFileError(message, path=self.path, index=row if self.indices is None else int(self.indices[row]))
-
-
-class Numbers(NamedTuple):
-    """A type of which each value has the same number of numbers."""
-
-    stored: np.dtype[Any]  # in the buffer; bits for bool
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...] = ()
-    permutation: tuple[int, ...] | None = None  # of the stored axes
-
-
-@lru_cache(maxsize=4096)
-def numbers_of(kind: Any) -> Numbers | None:
-    """Return the numbers that values of a type are; None if they are something else."""
-    types = _pa().types
-    if isinstance(kind, _pa().FixedShapeTensorType):
-        inner, shape = numbers_of(kind.value_type), tuple(kind.shape)
-        if inner is None or inner.shape:
-            return None
-        order = None if kind.permutation is None else tuple(kind.permutation)
-        return inner._replace(shape=shape, permutation=order)
-    kind = getattr(kind, "storage_type", kind)
-    if types.is_fixed_size_list(kind):
-        inner = numbers_of(kind.value_type)
-        if inner is None or inner.permutation is not None:
-            return None
-        return inner._replace(shape=(kind.list_size, *inner.shape))
-    if types.is_boolean(kind) or types.is_integer(kind) or types.is_floating(kind):
-        dtype = np.dtype(kind.to_pandas_dtype())
-        return Numbers(dtype, dtype)
-    if types.is_date(kind):
-        return Numbers(np.dtype(f"i{kind.bit_width // 8}"), np.dtype(_STORED[str(kind)]))
-    if types.is_timestamp(kind) or types.is_duration(kind) or types.is_time(kind):
-        name = "datetime64" if types.is_timestamp(kind) else "timedelta64"
-        return Numbers(np.dtype(f"i{kind.bit_width // 8}"), np.dtype(f"{name}[{kind.unit}]"))
-    return None
-
-
-def _is_list(kind: Any) -> bool:
-    types = _pa().types
-    return types.is_list(kind) or types.is_large_list(kind)
-
-
-def _is_file(kind: Any) -> bool:
-    types = _pa().types
-    return types.is_struct(kind) and {each.name for each in kind} == _FILE and is_bytes(kind.field("bytes").type)
-
-
-def is_bytes(kind: Any) -> bool:
-    """Return whether values of a type are bytes."""
-    types = _pa().types
-    return any(is_kind(kind) for is_kind in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)) or (
-        kind == _pa().binary_view()
-    )
-
-
-def _is_text(kind: Any) -> bool:
-    types = _pa().types
-    return types.is_string(kind) or types.is_large_string(kind) or kind == _pa().string_view()
-
-
-def spec_of_type(kind: Any, shape: tuple[int, ...] | None = None) -> FieldSpec:
-    """Return the specification of a field of a type in Arrow; `shape` is that of a list of lists, if known."""
-    numbers = numbers_of(kind)
-    if numbers is not None:
-        order = numbers.permutation or range(len(numbers.shape))
-        return FieldSpec(str(numbers.dtype), tuple(numbers.shape[axis] for axis in order))
-    kind = getattr(kind, "storage_type", kind)
-    if _pa().types.is_dictionary(kind):
-        return spec_of_type(kind.value_type)
-    if _is_text(kind):
-        return FieldSpec("str", ())
-    if is_bytes(kind) or _is_file(kind):
-        return FieldSpec("bytes", ())
-    if _is_list(kind):
-        inner = spec_of_type(_leaf(kind)) if shape is not None else spec_of_type(kind.value_type)
-        if inner.dtype not in ("str", "bytes", "unknown") and inner.shape is not None and None not in inner.shape:
-            return FieldSpec(inner.dtype, (None, *inner.shape) if shape is None else shape)
-    return FieldSpec("unknown", None)
-
-
-def _leaf(kind: Any) -> Any:
-    while _is_list(kind):
-        kind = kind.value_type
-    return kind
 
 
 def prepare(array: Any) -> Any:
     """Return an array of Arrow in the form that `pick` is fastest with: numbers as an array of numpy."""
+    array = combined(array)
+    if pa_module().types.is_dictionary(array.type):  # a value of it may be long, and stand for many
+        return array
     array = _plain(array)
     numbers = numbers_of(array.type)
-    if numbers is None or (_nulls(array) and numbers.dtype.kind not in "fmM"):
+    if numbers is None or (_nulls(array) and (numbers.shape or numbers.dtype.kind not in "fmM")):
         return array
     return to_column(array, "")
 
@@ -162,7 +75,7 @@ def prepare(array: Any) -> Any:
 def pick(prepared: Any, name: str, local: Int64Array, rows: Rows, shape: tuple[int, ...] | None = None) -> Any:
     """Return the values at `local`, (rows,) int64, of what `prepare` returned, as a column; see `to_column`."""
     if not isinstance(prepared, np.ndarray):
-        return to_column(prepared.take(_pa().array(local)), name, rows, shape)
+        return to_column(prepared.take(pa_module().array(local)), name, rows, shape)
     out = pooled_empty((len(local), *prepared.shape[1:]), prepared.dtype)
     # With mode="raise", numpy would buffer the output to protect `out`. The indices have been checked.
     return np.take(prepared, local, axis=0, out=out, mode="clip")
@@ -186,70 +99,48 @@ def to_column(array: Any, name: str, rows: Rows = Rows(), shape: tuple[int, ...]
     if numbers is not None:
         return _number_column(array, numbers, name, rows)
     _refuse_null(array, name, rows)
-    if _is_text(kind):
+    if is_text(kind):
         return _text(array, name, rows)
     if is_bytes(kind):
         return _bytes(array)
-    if _is_file(kind):
+    if is_file(kind):
         return to_column(array.field("bytes"), f"{name}.bytes", rows)
-    if _pa().types.is_struct(kind):
-        columns = zip(kind, array.flatten(), strict=True)
-        return {each.name: to_column(column, f"{name}.{each.name}", rows) for each, column in columns}
-    if _is_list(kind) and shape is not None:
+    if pa_module().types.is_struct(kind):
+        columns = ((each.name, array.field(number)) for number, each in enumerate(kind))  # `flatten` aborts at unions
+        return {inner: to_column(column, f"{name}.{inner}", rows) for inner, column in columns}
+    if is_list(kind) and shape is not None:
         return _nested(array, name, rows, shape)
-    if _is_list(kind) and numbers_of(kind.value_type) is not None:
-        ends = array.offsets.to_numpy()
-        values = to_column(array.flatten(), name, _of_items(rows, ends))
-        ends = (ends[1:] - ends[0]).tolist()
-        return [values[start:stop] for start, stop in zip([0, *ends], ends, strict=False)]
+    if is_list(kind) and numbers_of(kind.value_type) is not None:
+        stops = (array.offsets.to_numpy() - array.offsets[0].as_py())[1:]
+        values = to_column(array.flatten(), name, rows._replace(ends=stops))
+        return [values[start:stop] for start, stop in zip([0, *stops.tolist()], stops.tolist(), strict=False)]
     return array.to_pylist()
 
 
 def _plain(array: Any) -> Any:
     """Return an array without dictionary, views and extension types, in one chunk."""
-    pa = _pa()
-    if isinstance(array, pa.ChunkedArray):
-        array = array.combine_chunks()
-        if isinstance(array, pa.ChunkedArray):  # of more than 2 GB of text
-            array = pa.concat_arrays([chunk.cast(_large(chunk.type)) for chunk in array.chunks])
+    array = combined(array)
     kind = array.type
-    if isinstance(kind, pa.BaseExtensionType) and not isinstance(kind, pa.FixedShapeTensorType):
-        return _plain(array.storage)
-    if pa.types.is_dictionary(kind):
+    if pa_module().types.is_dictionary(kind):
         return _plain(array.dictionary).take(array.indices)
-    plain = _without_views(kind)
+    plain = without_views(kind)
     return array if plain == kind else array.cast(plain)
 
 
-@lru_cache(maxsize=4096)
-def _without_views(kind: Any) -> Any:
-    """Return a type like `kind` whose text and bytes are stored one after another; views cannot be taken by row."""
-    pa = _pa()
-    if kind in (pa.string_view(), pa.binary_view()):
-        return _large(kind)
-    if pa.types.is_struct(kind):
-        return pa.struct([each.with_type(_without_views(each.type)) for each in kind])
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_without_views(kind.value_type), kind.list_size)
-    if _is_list(kind):
-        make = pa.list_ if pa.types.is_list(kind) else pa.large_list
-        return make(kind.value_field.with_type(_without_views(kind.value_type)))
-    return kind
-
-
-def _large(kind: Any) -> Any:
-    return _pa().large_string() if _is_text(kind) else _pa().large_binary()
-
-
-def _of_items(rows: Rows, ends: Int64Array) -> Rows:
-    """Return the records of the items of lists."""
-    indices = np.arange(len(ends) - 1) if rows.indices is None else rows.indices
-    return Rows(rows.path, np.repeat(indices, np.diff(ends)))
+def combined(array: Any) -> Any:
+    """Return an array without extension types but tensors, in one chunk."""
+    pa = pa_module()
+    if isinstance(array, pa.ChunkedArray):
+        array = array.combine_chunks()
+        if isinstance(array, pa.ChunkedArray):  # of more than 2 GB of text
+            array = pa.concat_arrays([chunk.cast(large(chunk.type)) for chunk in array.chunks])
+    is_tensor = isinstance(array.type, pa.FixedShapeTensorType)
+    return combined(array.storage) if isinstance(array.type, pa.BaseExtensionType) and not is_tensor else array
 
 
 def _nulls(array: Any) -> int:
     """Return the number of nulls in an array of numbers, and in its items."""
-    if not _pa().types.is_fixed_size_list(getattr(array.type, "storage_type", array.type)):
+    if not pa_module().types.is_fixed_size_list(getattr(array.type, "storage_type", array.type)):
         return array.null_count
     storage = getattr(array, "storage", array)
     return storage.null_count or _nulls(storage.flatten())
@@ -266,13 +157,12 @@ def _refuse_null(array: Any, name: str, rows: Rows, items: int = 1) -> None:
 
 
 def _number_column(array: Any, numbers: Numbers, name: str, rows: Rows) -> Array:
-    pa = _pa()
+    pa = pa_module()
     count, leaf = len(array), getattr(array, "storage", array)
-    for _ in range(8 if isinstance(array.type, pa.FixedShapeTensorType) else len(numbers.shape)):
-        if not pa.types.is_fixed_size_list(leaf.type):
-            break
+    while pa.types.is_fixed_size_list(leaf.type):
         _refuse_null(leaf, name, rows, max(1, len(leaf) // max(1, count)))
         leaf = leaf.flatten()
+        leaf = getattr(leaf, "storage", leaf)  # of lists of tensors
     if numbers.dtype.kind not in "fmM":
         _refuse_null(leaf, name, rows, max(1, len(leaf) // max(1, count)))
     if pa.types.is_boolean(leaf.type):
@@ -303,8 +193,8 @@ def _with_missing(values: Array, leaf: Any, numbers: Numbers) -> Array:
 def _text(array: Any, name: str, rows: Rows) -> list[str]:
     try:
         return array.to_numpy(zero_copy_only=False).tolist()
-    except (ValueError, _pa().ArrowException) as error:
-        for row, value in enumerate(array.cast(_pa().large_binary()).to_pylist()):
+    except (ValueError, pa_module().ArrowException) as error:
+        for row, value in enumerate(array.cast(pa_module().large_binary()).to_pylist()):
             try:
                 value.decode()
             except UnicodeDecodeError as found:
@@ -314,7 +204,7 @@ def _text(array: Any, name: str, rows: Rows) -> list[str]:
 
 
 def _bytes(array: Any) -> BytesColumn:
-    pa = _pa()
+    pa = pa_module()
     if pa.types.is_fixed_size_binary(array.type):
         width = array.type.byte_width
         ends = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64) * width
@@ -332,7 +222,7 @@ def _nested(array: Any, name: str, rows: Rows, shape: tuple[int, ...]) -> Array:
     """Return lists of lists as one array, if all have the shape."""
     count = len(array)
     for extent in shape:
-        if not _is_list(array.type):
+        if not is_list(array.type):
             break
         lengths = np.diff(array.offsets.to_numpy())
         if (lengths != extent).any():
@@ -340,8 +230,7 @@ def _nested(array: Any, name: str, rows: Rows, shape: tuple[int, ...]) -> Array:
             raise rows.error(row, f"field {name!r} has the shape {shape}, and there is a list of another length")
         array = array.flatten()
     items = max(1, len(array) // max(1, count))
-    indices = np.arange(count) if rows.indices is None else rows.indices
-    return to_column(array, name, Rows(rows.path, np.repeat(indices, items))).reshape(count, *shape)
+    return to_column(array, name, rows._replace(ends=np.arange(1, count + 1) * items)).reshape(count, *shape)
 
 
 def stacked(columns: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,8 +244,8 @@ def stacked(columns: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(column, Mapping):
             batch[name] = stacked(column)
         else:
-            is_list = isinstance(column, list)
-            batch[name] = default_collate([{name: value} for value in column])[name] if is_list else column
+            of_lists = isinstance(column, list)
+            batch[name] = default_collate([{name: value} for value in column])[name] if of_lists else column
     return batch
 
 
@@ -373,7 +262,7 @@ def columns_of(table: Any, names: Sequence[str] | None = None) -> dict[str, Any]
         ConfigError: There is no column of one of these `names`, or there are several.
         CorruptFileError: A value is null, and its column neither floats nor times.
     """
-    found = _pa().table(table)
+    found = pa_module().table(table)
     known = [name for name in found.column_names if not name.startswith("__index_level_")]  # pandas adds its index
     columns: dict[str, Any] = {}
     for name in known if names is None else names:

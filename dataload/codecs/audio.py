@@ -29,12 +29,8 @@ def rate_field(name: str) -> str:
 def decode_audio(data: bytes | memoryview, *, limit: int = MAX_RECORD_BYTES) -> Array:
     """Decode all samples, (frames, channels) float32 in [-1, 1] (or as stored, if the file holds floats).
 
-    The values are exact for files of up to 24 bits. A file that is cut is a CorruptFileError; only an MP3 file, whose
-    length is an estimate, may be read as a shorter one.
-
-    Args:
-        data: The file.
-        limit: Most bytes of memory that the samples may take.
+    The values are exact for files of up to 24 bits; they may take `limit` bytes. A file that is cut is a
+    CorruptFileError; only an MP3 file, whose length is an estimate, may be read as a shorter one.
     """
     with _opened(data) as file:
         _check_whole(data)

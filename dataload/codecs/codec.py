@@ -20,7 +20,8 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
 from dataload._util.decoding import decoding
-from dataload._util.limits import MAX_RECORD_BYTES, NO_MEMORY
+from dataload._util.failures import mark_users, owner_of
+from dataload._util.limits import MAX_RECORD_BYTES, no_memory
 from dataload.codecs.layout import RecordTable
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, closest
 from dataload.types import Batch, BytesColumn, Codec
@@ -126,9 +127,10 @@ def _name_of(thing: Any) -> str:
 def _decode(function: Callable[[Any], Any], data: bytes | memoryview, name: str) -> Any:
     try:
         return function(data)
-    except DataloadError:
-        raise
     except Exception as error:
+        mark_users(error)
+        if isinstance(error, DataloadError) or owner_of(error) != "record":
+            raise
         raise CorruptFileError(f"codec {name} raised {type(error).__name__}: {error}") from error
 
 
@@ -189,8 +191,9 @@ def decode_records(codec: Codec, buffers: Sequence[bytes | memoryview], indices:
             raise
         # `extend` keeps what it has appended, so the length tells which record failed.
         index = next(number for row, number in enumerate(indices) if row == len(records))
-        reason = str(error) if isinstance(error, CorruptFileError) else NO_MEMORY
-        raise CorruptFileError(reason, path=path, index=int(index)) from error
+        if isinstance(error, MemoryError):
+            raise no_memory(path, index) from error
+        raise CorruptFileError(str(error), path=path, index=int(index)) from error
     return records
 
 

@@ -105,11 +105,8 @@ def decode_image(
     ("fancy") upsampling of colours. Its fast variants save 5 to 30% of the time, and change pixels by up to 120 of 255
     where images are noisy, so they are not used.
 
-    Args:
-        data: The file.
-        out: C-contiguous memory of the image's size and dtype to decode into, which is then what is returned.
-        kind: The format that the image must have, as Pillow calls it; None for any of `IMAGE_KINDS`.
-        limit: Most bytes of memory that decoding may take: 12 for each pixel, 24 in WebP.
+    `out` is C-contiguous memory to decode into. `kind` is the format that the image must have, as Pillow calls it; None
+    for any of `IMAGE_KINDS`. Decoding may take `limit` bytes of memory: 12 for each pixel, 24 in WebP.
     """
     magic = _MAGIC.match(data)
     found = None if magic is None else magic.lastgroup
@@ -138,10 +135,9 @@ def _kind_to_decode(data: bytes | memoryview, found: str | None, kind: str | Non
 def decode_images(
     contents: Sequence[bytes | memoryview], kind: str | None = None, limit: int = MAX_RECORD_BYTES
 ) -> Array | None:
-    """Decode images into the rows of one array, (rows, height, width, 3) uint8.
+    """Decode images into one array, (rows, height, width, 3) uint8, with the pixels that `decode_image` returns.
 
-    The rows equal what `decode_image` returns. The result is None if the headers are not those of JPEG and PNG of one
-    size, or an image cannot be decoded: `decode_image` then says why.
+    The result is None unless all are JPEG or PNG files of one size that can be decoded; `decode_image` then says why.
     """
     size = _size_in_header(contents[0])
     if size is None or any(_size_in_header(content) != size for content in contents[1:]):
@@ -224,7 +220,7 @@ def _decode_with_pillow(data: bytes | memoryview, out: Array | None, kind: str |
                 return np.array(pixels)
             out[:] = np.asarray(pixels)
             return out
-    except (CorruptFileError, UnsupportedFormatError):
+    except (CorruptFileError, UnsupportedFormatError, MemoryError):
         raise
     except Exception as error:  # Pillow's plug-ins raise various errors
         raise CorruptFileError(f"an image cannot be decoded: {str(error) or type(error).__name__}") from error
@@ -309,11 +305,7 @@ def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
 
 
 def plan_decoders(decode: Any, *, names: Sequence[str] = ("auto",), case_sensitive: bool = True) -> dict[str, Decoder]:
-    """Return the decoders that the option `decode` names, by extension or last part of it; none for None and `names`.
-
-    Raises:
-        ConfigError: The option has another value, or names an unknown decoder.
-    """
+    """Return the decoders that `decode` names, by extension or last part of it; none for None and `names`."""
     if decode is None or decode in names:
         return {}
     if not isinstance(decode, Mapping):

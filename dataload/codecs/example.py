@@ -176,13 +176,12 @@ def _parser(kind: str) -> tuple[Callable[[bytes], Any], type[Exception]]:
 
 
 def _field(name: str, number: int, kind: int | str, *, many: bool = False, **more: Any) -> dict[str, Any]:
-    """Return a FieldDescriptorProto. `kind` is the number of a scalar type or the name of a message."""
+    """Return a FieldDescriptorProto; `kind` is the number of a scalar type or the name of a message."""
     typed = {"type": kind} if isinstance(kind, int) else {"type": 11, "type_name": f".dataload.{kind}"}
     return {"name": name, "number": number, "label": 3 if many else 1, **typed, **more}
 
 
 def _message(name: str, *fields: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Return a DescriptorProto."""
     return {"name": name, "field": list(fields), **more}
 
 

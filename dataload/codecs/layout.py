@@ -114,9 +114,8 @@ def columns_by_layout(
 ) -> Batch | None:
     """Decode records, at least one, that differ only in their values to columns, as collating them gives.
 
-    `parse` returns the layout of a record, or None if spans cannot describe it. The result is None if records must be
-    decoded one by one: they have many layouts, or different fields, dtypes or shapes, a field is missing, or a record
-    is corrupt.
+    `parse` returns the layout of a record, or None if spans cannot describe it. None means that records must be decoded
+    one by one: many layouts, different fields, dtypes or shapes, a missing field, or a corrupt record.
     """
     try:
         groups = _groups(buffers, parse)

@@ -11,13 +11,12 @@
 msgpack-numpy pickles arrays of objects; those are refused in both directions.
 """
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from dataload._util.limits import MAX_RECORD_BYTES
+from dataload._util.limits import MAX_RECORD_BYTES, fits
 from dataload._util.optional import load_optional
 from dataload.codecs.npy import parse_dtype, plain_array
 from dataload.errors import ConfigError, CorruptFileError
@@ -36,7 +35,7 @@ def decode(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str,
     except CorruptFileError:
         raise
     # msgpack raises ValueErrors, except for deep nesting and excessive lengths.
-    except (ValueError, TypeError, RecursionError, MemoryError, _msgpack().UnpackException) as error:
+    except (ValueError, TypeError, RecursionError, _msgpack().UnpackException) as error:
         what = f"{type(error).__name__}: {error}"
         raise CorruptFileError(f"invalid msgpack ({len(data)} bytes): {what}") from error
     if not isinstance(record, dict):
@@ -101,7 +100,7 @@ def _array(found: dict[Any, Any]) -> Any:
     dtype = parse_dtype(name.decode("ascii", "replace") if isinstance(name, bytes) else name)
     try:
         shape = tuple(found.get(b"shape", ()))
-        if not isinstance(data, bytes) or dtype.itemsize * math.prod(shape) != len(data):
+        if not isinstance(data, bytes) or len(data) % dtype.itemsize or not fits(shape, len(data) // dtype.itemsize):
             size = f"{len(data)} bytes" if isinstance(data, bytes) else type(data).__name__
             raise ValueError(f"{size} for {dtype} {str(shape)[:80]}")
         return np.ndarray(shape, dtype, data).copy()

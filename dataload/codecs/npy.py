@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.limits import fits
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.types import Array
 
@@ -74,7 +75,7 @@ def _parse_header(text: bytes, start: int, version: int) -> NpyLayout:
         raise CorruptFileError(f"the header of a .npy file is invalid: {error}") from error
     if dtype.hasobject or not dtype.itemsize:
         raise CorruptFileError(f"a .npy file of {dtype}: objects would have to be unpickled")
-    if type(shape) is not tuple or type(fortran) is not bool:
+    if type(shape) is not tuple or type(fortran) is not bool or not fits(shape, math.prod(shape)):
         raise CorruptFileError(f"the header of a .npy file gives the shape {shape!s:.80}, order {fortran!s:.80}")
     return NpyLayout(dtype, shape, fortran, start)
 

@@ -111,11 +111,7 @@ def _stored(data: bytes) -> list[tuple[str, memoryview]] | None:
 def _end_of_header(data: bytes, offset: int, name: bytes, expected: tuple[int, int, int, int]) -> int:
     """Return the offset after the local header at `offset`, or beyond all data if it is not as expected.
 
-    Args:
-        data: The archive.
-        offset: Offset of the header.
-        name: Name in the directory.
-        expected: Flags, method, CRC and size in the directory, where the size is that of the stored bytes, too.
+    `expected` are flags, method, CRC and size in the directory, where the size is that of the stored bytes, too.
     """
     if offset + _LOCAL.size <= len(data):
         magic, _, flags, method, _, _, crc, packed, size, name_length, extra_length = _LOCAL.unpack_from(data, offset)
@@ -154,7 +150,6 @@ def _check_headers(data: bytes, members: list[zipfile.ZipInfo], directory: int) 
 
 
 def _any_members(data: bytes, limit: int = MAX_RECORD_BYTES) -> Iterator[tuple[str, bytes]]:
-    """Yield names and contents of any archive whose members are stored or deflated."""
     left = len(data) * _MAX_RATIO
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
@@ -203,7 +198,6 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 
 def _member(field: str, value: Any) -> tuple[bytes, bytes]:
-    """Return name and content of the member for a value."""
     if "\0" in field or len(field) > _MAX_NAME:
         raise ConfigError(f"a name in a zip archive must have no NUL and at most {_MAX_NAME} characters")
     if isinstance(value, (bytes, bytearray, memoryview)):

@@ -20,13 +20,12 @@ written. In records of other writers:
 - STRING without dims becomes text if it is UTF-8, otherwise bytes.
 """
 
-import math
 from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 
-from dataload._util.limits import FIELD_BYTES, MAX_RECORD_BYTES, check_size
+from dataload._util.limits import FIELD_BYTES, MAX_RECORD_BYTES, check_size, fits
 from dataload.codecs.layout import Layout, Span, columns_by_layout
 from dataload.codecs.tensorprotos_encoding import encode
 from dataload.codecs.tensorprotos_schema import (
@@ -174,11 +173,8 @@ def _shaped(array: Array, name: str, tensor: Tensor, kind: DataType) -> Array:
     dims = tensor.dims
     if not dims:
         return array.reshape(()) if len(array) == 1 else array
-    if len(dims) <= MAX_DIMS and min(dims) >= 0 and math.prod(dims) == len(array):
-        try:
-            return array.reshape(dims)
-        except ValueError:  # no values, and dims beyond what numpy can address
-            pass
+    if fits(dims, len(array)):
+        return array.reshape(dims)
     if tensor.data_type == BYTE and len(array):
         return array
     more = ", ..." if len(dims) > 8 else ""

@@ -58,8 +58,7 @@ def encode(record: Mapping[str, Any]) -> bytes:
 def _frame(name: Any, dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> tuple[bytes, bytes] | None:
     """Return what comes before and after the bytes of an array, or of bytes if `dtype` is None.
 
-    Returns:
-        None if the values decide on more than themselves, or cannot be stored.
+    The result is None if the values decide on more than themselves, or cannot be stored.
     """
     data_type = BYTE if dtype is None else _data_type(dtype)
     kind = TYPES.get(data_type)

@@ -128,11 +128,7 @@ def parse_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
 
 
 def parse_packed(data: bytes | bytearray | memoryview, limit: int = MAX_RECORD_BYTES) -> Int64Array:
-    """Return consecutive numbers of any lengths, (n,) int64. Bits beyond the 64th are dropped, as protobuf does.
-
-    Raises:
-        CorruptFileError: The data end within a number, or the numbers take more than `limit` bytes.
-    """
+    """Return consecutive numbers, (n,) int64, of at most `limit` bytes; bits beyond the 64th are dropped."""
     packed = bytes(data)
     if 8 * len(packed) > limit:
         check_packed(packed, limit)
@@ -162,11 +158,7 @@ def check_packed(data: bytes | memoryview, limit: int) -> None:
 
 
 def parse_varints(rows: BytesArray) -> Int64Array:
-    """Return the numbers of several rows, (rows, numbers) int64, as `parse_packed` does.
-
-    Args:
-        rows: (rows, bytes) uint8, with the same high bits in every row, so that numbers have the same lengths.
-    """
+    """Return numbers, (rows, numbers) int64, of (rows, bytes) uint8 that have the same high bits in every row."""
     first = rows[0]
     if not (first & 0x80).any():
         return rows.astype(np.int64)

@@ -26,12 +26,7 @@ _DTYPES = {name.upper(): np.dtype(name) for name in _NUMBERS} | {"FLOAT": np.dty
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output of the reader.
-
-    Attributes:
-        extensions: The output is the first file of a sample, in archive order, that has one of these extensions.
-        dtype: The type that the bytes of the file are read as.
-    """
+    """One output: the first file of a sample, in archive order, with one of `extensions`; read as `dtype`."""
 
     extensions: tuple[str, ...]
     dtype: np.dtype[Any]

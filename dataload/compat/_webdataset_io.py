@@ -247,11 +247,9 @@ class FluidInterface(base("FluidInterface")):
     allow_pickle = False
 
     def decode(self, *args: Any, post: Any = None, **kw: Any) -> Self:
-        """See WebDataset."""
         return super().decode(*args, post=safe_handlers(post, self.allow_pickle), **kw)
 
     def xdecode(self, *args: Any, **kw: Any) -> Self:
-        """See WebDataset."""
         return super().xdecode(*args, **{"defaults": safe_defaults(self.allow_pickle), **kw})
 
 

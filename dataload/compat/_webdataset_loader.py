@@ -68,7 +68,6 @@ class WebLoader(Resumable, base("DataPipeline")):
         super().__init__(loader)
 
     def one_pass(self, run: Run) -> Iterator[Any]:
-        """Yield the values of a pass."""
         if self.data is None:
             yield from self.iterator1()
             return
@@ -84,30 +83,26 @@ class WebLoader(Resumable, base("DataPipeline")):
         yield from values
 
     def end_pass(self, run: Run) -> None:
-        """Move to the next pass, which is an epoch of the data set."""
+        """Move to the next pass, an epoch of the data set."""
         super().end_pass(run)
         run.epoch, run.position, run.parts, run.progress = run.epoch + 1, 0, (), {}
         self._epoch = run.epoch
 
     def dataset(self) -> WebDataset:
-        """See `Resumable`."""
         if self.data is None:
             raise ConfigError("only a WebLoader of a WebDataset of this module has a state", key="state_dict")
         return self.data
 
     def inexact(self) -> Any:
-        """See `Resumable`."""
         inexact = None if self.data is None else self.data.inexact()
         return inexact or next((stage for stage in self.pipeline[1:] if not is_single(stage)), None)
 
     def counts(self, run: Run) -> dict[str, int]:
-        """See `Resumable`."""
         own = {} if self.repetitions == 1 else {"loader_passes": run.passes, "loader_given": run.given}
         given = max((part.given for part in run.progress.values()), default=run.counts.get("given", 0))
         return own if self.dataset().limit is None else {**own, "given": given}
 
     def enter(self, run: Run) -> None:
-        """See `Resumable`."""
         run.check(self.workers)
         run.passes, run.given = run.counts.get("loader_passes", 0), run.counts.get("loader_given", 0)
 

@@ -165,7 +165,6 @@ class WebDataset(Resumable, base("WebDataset")):
         return self._epoch
 
     def one_pass(self, run: Run) -> Iterator[Any]:
-        """Yield the values of a pass."""
         if self.open() is None:
             yield from self.iterator1()
             return
@@ -246,19 +245,15 @@ class WebDataset(Resumable, base("WebDataset")):
         return Loader(source, **{**settings, **options})
 
     def dataset(self) -> "WebDataset":
-        """See `Resumable`."""
         return self
 
     def inexact(self) -> Any:
-        """See `Resumable`."""
         return self.plan().inexact
 
     def counts(self, run: Run) -> dict[str, int]:
-        """See `Resumable`."""
         return {} if self.limit is None else {"given": run.given}
 
     def enter(self, run: Run) -> None:
-        """See `Resumable`."""
         _, world_size, worker, workers = self.place()
         run.last = worker
         run.check(workers)

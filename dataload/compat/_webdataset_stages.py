@@ -32,13 +32,10 @@ class Batching(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """A pipeline after its samples are read.
+    """A pipeline after its samples are read: stages that change the order, and the others.
 
-    Attributes:
-        orders: Stages that change the order.
-        stages: The other stages.
-        batch: Position in `stages` of the first ``batched``; None if there is none.
-        inexact: The first stage that holds samples back or counts them, so that no position tells what comes next.
+    `batch` is the position in `stages` of the first ``batched``. `inexact` is the first stage that holds samples back
+    or counts them, so that no position tells what comes next.
     """
 
     orders: tuple[Any, ...] = ()
@@ -156,19 +153,9 @@ class Meter:
 class Share:
     """The part of an order that one worker of one rank reads: every `workers`-th chunk of what the rank reads.
 
-    Chunks are batches, and torch takes the batches of its workers in turn, so the order of the batches is the same for
-    any number of workers.
-
-    Attributes:
-        parent: The order, of all ranks.
-        start: Positions of it that were read before, by all ranks.
-        rank: Number of this rank.
-        world_size: Number of ranks.
-        worker: Number of the worker of this rank.
-        workers: Number of workers of each rank.
-        chunk: Samples that a worker reads in a row.
-        even: Whether every rank reads the same number of samples.
-        begun: Samples of this part that were read before.
+    Chunks (`chunk` samples) are batches, and torch takes the batches of its workers in turn, so the order of the
+    batches is the same for any number of workers. All ranks have read `start` positions of `parent`; this part has read
+    `begun` samples. With `even`, every rank reads the same number of samples.
     """
 
     parent: Sampler
@@ -194,7 +181,6 @@ class Share:
         return own + (rest if chunks % self.workers == self.worker else 0) - self.begun
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
-        """See `dataload.types.Sampler`."""
         chunk, offset = np.divmod(positions + self.begun, self.chunk)
         of_rank = (chunk * self.workers + self.worker) * self.chunk + offset
         return self.parent.indices(self.start + of_rank * self.world_size + self.rank, epoch=epoch)
@@ -221,12 +207,7 @@ class Single:
 
 
 class Named:
-    """Makes of a record the sample that WebDataset reads.
-
-    Args:
-        urls: URL and path of each archive; no path if it is elsewhere.
-        ends: Cumulative numbers of samples in the archives.
-    """
+    """Makes of a record the sample that WebDataset reads; `ends` are cumulative numbers of samples in the archives."""
 
     def __init__(self, urls: Sequence[tuple[str, str | None]], ends: Sequence[int]) -> None:
         self._urls, self._ends = urls, ends

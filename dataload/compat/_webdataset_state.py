@@ -28,11 +28,8 @@ class Progress(NamedTuple):
 class Run:
     """An iteration over a data set, or over a loader of it.
 
-    Args:
-        epoch: Number of the data set's epoch.
-        position: Where it begins: samples of all ranks in that epoch, over all passes.
-        parts: How far each worker is from there, if that differs; the one first that gives the next value.
-        counts: What a state says besides.
+    `position` is where it begins: samples of all ranks in that epoch, over all passes. `parts` say how far each worker
+    is from there, if that differs; the one first that gives the next value.
     """
 
     def __init__(

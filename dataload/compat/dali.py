@@ -170,9 +170,7 @@ def _check_ignored(given: Mapping[str, Any]) -> None:
 class EpochPlan:
     """The settings that decide the order of the samples; see the arguments of `webdataset`.
 
-    Attributes:
-        pool_size: Samples in the pool that shuffles; None does not shuffle.
-        archives_seed: Seed of the order of the archives, which changes each epoch; None keeps their order.
+    `pool_size` None does not shuffle. `archives_seed` decides the order of archives in each epoch; None keeps it.
     """
 
     batch_size: int

@@ -210,6 +210,8 @@ def _to_value(name: Any, array: Any) -> Array | str:
     """Return the value that a `SyrahWriter` takes for an array."""
     if not isinstance(name, str):
         raise ConfigError(f"names of arrays must be strings, got {name!r} ({type(name).__name__})")
+    if isinstance(array, str):  # as np.array([array])
+        return array
     if not isinstance(array, np.ndarray):
         raise ConfigError(f"array {name!r} is a {type(array).__name__}, not a numpy array", key=name)
     if array.dtype.kind == "U":

@@ -37,6 +37,8 @@ _LIMITS: dict[str, dict[str, Any]] = {
 }
 """Ranges of numbers that annotations do not show, so that a schema can; the classes check them as well."""
 
+_SHARE: dict[str, Any] = {"gt": 0, "le": 1}  # of a `max_bad` that is a float
+
 _FUNCTIONS = ("batch_transform", "codec", "collate", "decode", "make_stream", "transform")
 _MAY_BE_EMPTY = ("exclude", "shapes", "transform")
 
@@ -114,7 +116,7 @@ def _config_type(hint: Any, name: str) -> Any:
     if hint is Sampler:
         return ForwardRef("OrderConfig")
     if hint in (int, float) and name in _LIMITS:
-        return Annotated[hint, Field(**_LIMITS[name])]
+        return Annotated[hint, Field(**(_SHARE if (hint, name) == (float, "max_bad") else _LIMITS[name]))]
     if origin is Literal or hint in (int, float, str, bool, NoneType):
         return hint
     return str if hint is Any else None  # other objects have no place in a config

@@ -31,12 +31,7 @@ _SUFFIXES = (".toml", ".yaml", ".yml", ".json")
 
 
 def read_file(path: str) -> dict[str, Any]:
-    """Read the table that a TOML, YAML or JSON file holds.
-
-    Raises:
-        ConfigError: The file does not exist, has another suffix, does not parse, or does not hold a table.
-        MissingDependencyError: The file is YAML, and PyYAML is not installed.
-    """
+    """Read the table that a TOML, YAML or JSON file holds."""
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in _SUFFIXES:
         message = f"{path}: the name of a config ends in {', '.join(_SUFFIXES)}, not {suffix!r}"
@@ -125,9 +120,7 @@ def _yaml_loader(yaml: Any, path: str) -> Any:
 def plain_value(value: Any, origin: str) -> Any:
     """Copy a value, with path objects as text, tuples as lists and NumPy integers as integers.
 
-    Raises:
-        ConfigError: A key of a table is not text, an integer is huge, or tables and lists are nested too deeply,
-            contain themselves, or repeat each other many times.
+    Tables and lists that are nested too deeply, contain themselves or repeat each other many times are a ConfigError.
     """
     return _Copy().value(value, origin, 0)
 

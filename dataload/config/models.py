@@ -173,7 +173,7 @@ class DataloadConfig(Section):
             # Only the loader knows the number of ranks that lanes must suit.
             with named_under("sampler", ("lanes",)), named_under("loader", type(self.loader).model_fields):
                 loader = Loader(source, **options)
-            opened.pop_all()
+            loader._owned.push(opened.pop_all())  # pyright: ignore[reportPrivateUsage] # only configs open for a loader
         return loader
 
     def loader_options(self, source: Source[Any]) -> dict[str, Any]:

@@ -19,11 +19,7 @@ _LONG_KEY = re.compile(rf"""(?<![\w-])(?:(?:[\w-]++|"[^"\n]*+"|'[^'\n]*+')[ \t]*
 
 
 def apply_overrides(data: dict[str, Any], overrides: Sequence[str]) -> dict[str, Any]:
-    """Return a copy of `data` with overrides such as ``"source[1].path=a.tar"`` applied in turn.
-
-    Raises:
-        ConfigError: An override is not ``key=value``, or its key leads into something other than a table or list.
-    """
+    """Return a copy of `data` with overrides such as ``"source[1].path=a.tar"`` applied in turn."""
     if isinstance(overrides, str):
         raise ConfigError(f"overrides are a list of 'key=value', got the text {overrides!r}", value=overrides)
     for override in overrides:
@@ -60,11 +56,7 @@ def _with(node: Any, keys: Sequence[str], value: Any, override: str, name: str =
 
 
 def parse_assignment(text: str) -> tuple[tuple[str, ...], Any]:
-    """Parse ``'a."b.c"=1'`` into ``(("a", "b.c"), 1)``.
-
-    Raises:
-        ConfigError: There is no ``=``, or the text before it is not a TOML key.
-    """
+    """Parse ``'a."b.c"=1'`` into ``(("a", "b.c"), 1)``."""
     key, equals, value = text.partition("=")
     try:
         table: Any = parse_toml(f"{key.strip()} = 0") if equals and "\n" not in key else {}
@@ -94,12 +86,7 @@ def parse_value(text: str) -> Any:
 
 
 def parse_toml(text: str) -> dict[str, Any]:
-    """Parse TOML.
-
-    Raises:
-        ValueError: It is not valid, or a key has so many parts that parsing it would take long.
-        RecursionError: It is nested too deeply.
-    """
+    """Parse TOML; ValueError if it is invalid or would take long, RecursionError if it is nested too deeply."""
     if _LONG_KEY.search(text):
         raise ValueError(f"a key has {_MOST_PARTS} parts or more")
     return tomllib.loads(text)

@@ -107,7 +107,8 @@ def _get(node: Any, key: str | int) -> Any:
 def _explain(keys: Keys, kind: str, data: Mapping[str, Any], schema: Schema) -> Problem:
     value = reduce(_get, keys, cast("Any", data))
     if kind == "extra_forbidden":
-        return Problem(dotted(keys), value, _unknown(keys, data, schema))
+        shown = sorted(map(str, value)) if isinstance(value, dict) else value  # a table of credentials may be misplaced
+        return Problem(dotted(keys), shown, _unknown(keys, data, schema))
     expected = _schemas_at(keys, data, schema)
     allowed = [choice for node in expected for choice in _choices(node)]
     if allowed and isinstance(value, str):

@@ -24,11 +24,7 @@ def find_module(name: str) -> bool:
 
 
 def resolve_reference(reference: str, key: str) -> Any:
-    """Import the object that ``"package.module:name"``, the value of the setting `key`, names.
-
-    Raises:
-        ConfigError: The module cannot be imported, raises an error, or has no such name.
-    """
+    """Import the object that ``"package.module:name"``, the value of the setting `key`, names."""
     module_name, _, path = reference.partition(":")
     if not path:
         raise ConfigError(f"{key} is {reference!r}: expected 'module:function'", key=key, value=reference)
@@ -50,13 +46,9 @@ def resolve_reference(reference: str, key: str) -> Any:
 
 
 def read_array(path: str, key: str) -> Array:
-    """Read a one-dimensional array from the .npy file that the setting `key` names.
-
-    Raises:
-        ConfigError: The file cannot be read, or does not hold an array of one dimension.
-    """
+    """Read a one-dimensional array from the .npy file that the setting `key` names."""
     try:
-        with open(open_regular(path), "rb") as stream:
+        with open(path, "rb", opener=open_regular) as stream:
             array = parse_npy(stream.read())
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}", key=key, value=path) from error

@@ -104,7 +104,7 @@ class IteratorsConfig(SamplerSection):
         if re.match(REFERENCE_PATTERN, self.sequences):
             return resolve_reference(self.sequences, "sampler.sequences")()
         try:
-            with open(open_regular(self.sequences), encoding="utf-8") as stream:
+            with open(self.sequences, encoding="utf-8", opener=open_regular) as stream:
                 return [line.strip() for line in stream if line.strip()]
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else f"it is not UTF-8 text ({error.reason})"

@@ -30,8 +30,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
+from dataload._util.checks import check_flags
 from dataload._util.fingerprint import identify
 from dataload.convert.engine import Engine, check_whole, conversion_parts, engine_of, run_conversion
+from dataload.convert.function_values import check_values, notes_of_values
 from dataload.convert.journal import Journal, JournalFile
 from dataload.convert.local import LocalEngine
 from dataload.convert.manifest import update_manifest
@@ -96,7 +98,7 @@ def convert(
     map: Callable[..., Any] | MapFunction | None = None,  # noqa: A002 - the word that users expect
     seed: int = 0,
     on_error: Literal["raise", "skip"] = "raise",
-    max_bad: int = 1000,
+    max_bad: int | float = 0.01,
     error_report: str | os.PathLike[str] | None = None,
     resume: bool = False,
     overwrite: bool = False,
@@ -131,11 +133,12 @@ def convert(
             called ``context``. It returns a record, a list of records, or `dataload.DROP`. It may be called twice with
             the first samples, because the first record that is written decides on codec and fields. In a format with
             keys, records that have none get the index of their sample, with ``-0003`` for the fourth of a list; those
-            of a list that share a key get that suffix, too. Name, text and hash of the function are in the manifest;
-            only they, and the ``__version__`` or ``version`` of its module, tell whether it has changed.
+            of a list that share a key get that suffix, too. Name, text and hash of the function are in the manifest.
+            They, the values that it uses, and the ``version`` of its module tell whether it has changed.
         seed: Seed of the random numbers in `dataload.SampleContext`. The epoch is 0.
         on_error: What to do with a record that cannot be read or mapped: ``"raise"``, or ``"skip"`` to leave it out.
-        max_bad: Records to leave out, of the whole or of a part, before an error is raised anyway.
+        max_bad: Bad records, of the whole or of a part, beyond which an error is raised anyway: a number of them, or
+            as a float their share of the records read so far, looked at once 1,000 are read. 1.0 is no limit.
         error_report: A JSONL file to append bad records to; see `dataload.Loader`.
         resume: Continue an interrupted run for the same destination: keep the shards it finished and write the rest.
             If there was no such run, start from the beginning.
@@ -159,6 +162,7 @@ def convert(
         SourceError: The source cannot be read, the destination cannot be written, or another process is converting to
             the same destination.
     """
+    check_flags(keep_key=keep_key, resume=resume, overwrite=overwrite, merge=merge)
     _check_modes(part, resume=resume, overwrite=overwrite, merge=merge, engine=engine)
     source = loadable(source)
     entry, destination = find_destination(os.fspath(destination), format)
@@ -181,6 +185,7 @@ def convert(
         parts=parts,
         part=number,
     )
+    notes = (*writing.notes, *notes_of_values(requested.options, requested.options))
     whole = journal_path(destination)
     file = JournalFile(whole if part is None else part_path(whole, number, parts), writing.remote)
     manifest: str | None = None
@@ -220,7 +225,7 @@ def convert(
                 reports = run_conversion(
                     engine, task, file, begun, plan, writing.remote, overwrite=overwrite, progress=progress
                 )
-                done = _merge_reports(merged(file, requested, plan, writing.remote), reports, writing.notes)
+                done = _merge_reports(merged(file, requested, plan, writing.remote), reports, notes)
             else:
                 replaced = replaceable(own, begun, writing.remote, **modes)
                 done = _write_missing(source, own, writing, begun, file, replaced, progress, budget)
@@ -234,7 +239,7 @@ def convert(
         records=_records(own, done.journal),
         bytes=sum(shard.bytes for shard in done.journal.finished.values()),
         resumed=done.resumed,
-        notes=(*writing.notes, *done.notes),
+        notes=(*dict.fromkeys((*notes, *notes_of_values(done.journal.options, requested.options), *done.notes)),),
         journal=file.path,
         manifest=manifest,
         skipped=sum(shard.skipped for shard in done.journal.finished.values()),
@@ -293,10 +298,14 @@ def _write_missing(
     notes: list[str] = []
     journal = without_damaged(begun, shards, notes, writing.remote)
     todo = [shard for shard in shards if shard.name not in journal.finished]
+    if todo and begun.complete:
+        check_values(
+            begun.options, writing.mapping.settings, f"{todo[0].path} has changed, and {file.path}", resuming=True
+        )
     total = sum(shard.stop - shard.start for shard in shards)
     done = total - sum(shard.stop - shard.start for shard in todo)
     resumed = _records(shards, journal)
-    budget.spent = sum(shard.skipped for shard in journal.finished.values())
+    budget.start(done, sum(shard.skipped for shard in journal.finished.values()))
     skipped = SkippedRecords(budget)
 
     def advance(records: int) -> None:

@@ -43,12 +43,9 @@ def attempt(task: PartTask, part: tuple[int, int], report: Callable[[int], None]
 
 
 def value_of(outcome: Outcome, part: tuple[int, int], where: str = "") -> Any:
-    """Return what a part has returned, or raise its error, of the same class, with the part in its message.
+    """Return what a part returned in another process, or raise its error, of the same class, naming the part.
 
-    Args:
-        outcome: What `attempt` has returned in another process.
-        part: The part.
-        where: The end of a name for the part, such as " on node 10.0.0.3".
+    `where` ends the name of the part, such as " on node 10.0.0.3".
     """
     error = outcome.error
     if error is None:
@@ -61,11 +58,7 @@ def value_of(outcome: Outcome, part: tuple[int, int], where: str = "") -> Any:
 
 
 def check_sendable(task: PartTask, engine: str) -> set[str]:
-    """Check that a task can be sent to other processes, and return the names of the modules that it needs there.
-
-    Raises:
-        ConfigError: It does not pickle.
-    """
+    """Check that a task pickles, and return the names of the modules that other processes need for it."""
     try:
         return check_work(task)
     except DataloadError:

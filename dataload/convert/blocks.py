@@ -1,10 +1,11 @@
 """Sequential reads of a source in blocks: bounded memory, one block ahead of the consumer."""
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import numpy as np
+
+from dataload._util.threads import DaemonThreads
 
 _TARGET_BYTES = 16 << 20
 _MAX_RECORDS = 4096
@@ -57,7 +58,7 @@ def read_ahead(source: Any, start: int, stop: int) -> Iterator[tuple[int, list[A
         size.learn(records)
         return records
 
-    with ThreadPoolExecutor(1) as pool:
+    with DaemonThreads(1) as pool:
         block = pool.submit(read, start)
         while start < stop:
             first, records = start, block.result()

@@ -67,15 +67,10 @@ def run_all(
     parts: int | None = None,
     again: str = "",
 ) -> list[Any]:
-    """Run all parts of a task, and return what they return, in order.
+    """Run all parts of a task, at most one per shard, and return what they return, in order.
 
-    Args:
-        engine: The engine.
-        task: The task.
-        shards: Number of shards, of which each part has at least one.
-        progress: Called now and then with the units done.
-        parts: Number of parts; by default what the engine says.
-        again: After Ctrl-C, how to continue.
+    `progress` is called now and then with the units done. `parts` is by default what the engine says. `again` says how
+    to continue after Ctrl-C.
     """
     count = parts or count_parts(engine, shards)
     try:
@@ -117,15 +112,8 @@ def run_conversion(
 ) -> list[ConvertReport]:
     """Run all parts of a conversion, `begun.parts` in number, and return their reports.
 
-    Args:
-        engine: The engine.
-        task: Converts a part.
-        file: The journal of the whole conversion, whose lock the caller holds.
-        begun: The content of that journal.
-        plan: The shards.
-        remote: The settings of data at URLs.
-        overwrite: Forget what parts of an earlier run have finished.
-        progress: Called with (records done, records).
+    `file` is the journal of the whole, whose lock the caller holds, and `begun` its content. `overwrite` forgets what
+    parts of an earlier run have finished. `progress` is called with (records done, records).
     """
     file.save(begun)  # the parts find their plan there
     if overwrite:

@@ -20,9 +20,6 @@ class HashAhead:
     """Computes the SHA-256 of a file in a thread that follows its writer, `UNSETTLED_BYTES` behind the end.
 
     Hashing takes about as long as writing large records, and otherwise begins when the file is complete.
-
-    Args:
-        path: A file to which a writer appends.
     """
 
     def __init__(self, path: str) -> None:

@@ -24,12 +24,7 @@ from dataload.storage import Remote, base_name, is_url, join, parent, storage_of
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """The settings of statistics, which `index_shards` computes besides describing shards.
-
-    Attributes:
-        fields: Names of the fields; None means all.
-        save: Write the statistics into the manifest.
-    """
+    """The fields that `index_shards` measures (None: all), and whether to save the statistics into the manifest."""
 
     fields: tuple[str, ...] | None = None
     save: bool = True
@@ -40,16 +35,10 @@ class Measuring:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSet:
-    """A data set to describe.
+    """A data set to describe, and if `measuring`, to measure.
 
-    Attributes:
-        pattern: Its name in the manifest.
-        format: Its format.
-        names: Its shards in index order.
-        options: Options of the reader, of which the manifest keeps `stored`.
-        remote: The settings of data at URLs.
-        measuring: What to measure, if anything.
-        measured: Options of the reader of the records that are measured.
+    `pattern` is its name in the manifest, `names` are its shards in index order. The manifest keeps the `stored`
+    options of the reader. `measured` are the options of the reader of the records that are measured.
     """
 
     pattern: str
@@ -83,7 +72,6 @@ class PlannedSet:
         return self.format.open(paths, options=without_cache(self.format, self._here(options, paths[0])))
 
     def entry(self, directory: str, shards: Sequence[ShardEntry]) -> DataSetEntry:
-        """Return the entry of the manifest."""
         filled = (join(directory, shard.name) for shard in shards if shard.records)
         fields = fields_of(self.format, filled, self._here(self.options, directory))
         kept = self.stored(self.options)
@@ -94,13 +82,9 @@ class PlannedSet:
 
 
 class IndexPlan(NamedTuple):
-    """The plan of a run of `index_shards`.
+    """The plan of a run of `index_shards` over a directory.
 
-    Attributes:
-        directory: The directory of the shards.
-        data_sets: The data sets to describe.
-        gone: The shards in the present manifest that exist no longer.
-        unsaved: Why nothing is to be written; empty if it is.
+    `gone` are the shards in the present manifest that no longer exist. `unsaved` says why nothing is to be written.
     """
 
     directory: str

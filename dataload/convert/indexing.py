@@ -8,7 +8,6 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import astuple, dataclass, replace
 from functools import partial
@@ -18,6 +17,7 @@ import numpy as np
 
 from dataload._util.fingerprint import digest
 from dataload._util.machine import usable_cpus
+from dataload._util.threads import DaemonThreads
 from dataload.codecs.npy import build_npy, parse_npy
 from dataload.convert.engine import Engine, check_whole, of_total, run_all
 from dataload.convert.index_plan import IndexPlan, Measuring, PlannedSet, plan_index, select_planned
@@ -35,7 +35,8 @@ from dataload.storage import Remote, base_name, is_url, join, storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.local.parts import write_errors
 from dataload.storage.local.text import read_text
-from dataload.storage.table_cache import node_directory
+from dataload.storage.local.trusted import discard_untrusted
+from dataload.storage.table_cache import node_folder
 from dataload.types import Array
 
 _UNLIMITED = 1 << 60  # bytes to download: that is what indexing is for
@@ -44,13 +45,10 @@ _MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
-    """The result of indexing.
+    """The result of indexing: the path of the manifest, or of a part's receipt, and the data sets written to it.
 
-    Attributes:
-        path: The manifest, or the receipt of a part.
-        data_sets: The data sets that were written to it.
-        resumed: Number of shards that an earlier run, or a merged part, had finished.
-        unsaved: Why nothing was written; empty if it was.
+    `resumed` counts the shards that an earlier run, or a merged part, had finished. `unsaved` says why nothing was
+    written; empty if it was.
     """
 
     path: str
@@ -75,24 +73,19 @@ def index_shards(
     An interrupted run continues where it stopped: it keeps a hidden journal beside the manifest or, for shards at URLs,
     in the node's cache. Each of those is downloaded once, and deleted again unless ``remote`` sets a cache.
 
-    Args:
-        path: A directory, or a pattern or file in one. A directory without a manifest is a single data set; of one with
-            a manifest, each data set is renewed.
-        format: Name of the format; by default suffix and content decide.
-        options: The reader's options. Those in `STORED_OPTIONS` become part of the manifest; ``storage_options`` and
-            ``remote`` do not.
-        part: ``(i, n)`` describes only part i, counted from 1, of n: a contiguous range of the shards. It writes a
-            receipt, a hidden file beside the shards, instead of the manifest.
-        merge: Read no shards, but make the manifest of the receipts of all parts.
-        measuring: Compute statistics, too. They change nothing else that the manifest says of a data set, so they are
-            not saved if it lists no data set of exactly these shards, and could not list it beside the others.
-        engine: Describe all parts, and merge them. A repeated run continues where the last one stopped.
-        progress: Called with (shards done, shards) at the start and after each shard; with an engine, now and then.
+    `path` is a directory, or a pattern or file in one. A directory without a manifest is a single data set; of one with
+    a manifest, each data set is renewed. Those of the reader's `options` in `STORED_OPTIONS` become part of the
+    manifest; ``storage_options`` and ``remote`` do not.
 
-    Raises:
-        ConfigError: The shards are in several directories, an option cannot be stored, or a shard belongs to none of
-            the directory's data sets. With `merge`: a receipt is missing or of another plan, or a shard has changed.
-        SourceError: A shard cannot be read, or another process is indexing the directory.
+    ``part=(i, n)`` describes only part i, counted from 1, of n: a contiguous range of the shards. It writes a receipt,
+    a hidden file beside the shards, instead of the manifest. `merge` reads no shards, but makes the manifest of the
+    receipts of all parts; a ConfigError if one is missing or of another plan, or a shard has changed. `engine` does
+    both.
+
+    Statistics (`measuring`) change nothing else that the manifest says of a data set, so they are not saved if it lists
+    no data set of exactly these shards, and could not list it beside the others.
+
+    `progress` is called with (shards done, shards) at the start and after each shard; with an engine, now and then.
     """
     if merge and part is not None:
         raise ConfigError("merge describes no shards: pass it without part", key="merge", value=merge)
@@ -244,13 +237,10 @@ def _journal_path(directory: str, remote: Remote, part: tuple[int, int] | None) 
     if not is_url(directory):
         which = "" if part is None else f".{part[0]}-{part[1]}"
         return join(directory, f".{MANIFEST_NAME}.index{which}")
-    node = node_directory(remote)
-    if node is None:
-        raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
-    folder = os.path.join(node, "indexing")
-    with write_errors(folder):
-        os.makedirs(folder, 0o700, exist_ok=True)
-    return os.path.join(folder, f"{digest(directory, *(part or ()))}.journal")
+    folder = node_folder(remote, "indexing")
+    if folder is None:
+        raise ConfigError("the home directory cannot keep a journal: set remote.cache", key="remote.cache")
+    return discard_untrusted(os.path.join(folder, f"{digest(directory, *(part or ()))}.journal"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,14 +317,10 @@ def _describe_all(
         entry = ShardEntry(name, described.records, found.bytes, etag, found.sha256, found.identity)
         return entry, described.measures
 
-    with ThreadPoolExecutor(min(_MOST_THREADS, usable_cpus())) as pool:
+    with DaemonThreads(min(_MOST_THREADS, usable_cpus())) as pool:
         futures = deque(pool.submit(describe, name) for name in data_set.names)
-        try:
-            while futures:
-                yield futures.popleft().result()
-        except BaseException:
-            pool.shutdown(cancel_futures=True)
-            raise
+        while futures:
+            yield futures.popleft().result()
 
 
 def _describe(data_set: PlannedSet, path: str) -> _Described:

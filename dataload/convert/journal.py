@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from dataload.convert.function_values import VALUES
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.manifest_checks import ShardIdentity, as_identity, is_count
 from dataload.sources.shard_files import LOCK_FILE, shard_bytes
@@ -24,16 +25,10 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class FinishedShard:
-    """Size, hash and version of a complete shard: of its file, or of all in its directory.
+    """Size in bytes, hash and version of a complete shard: of its file, or of all in its directory.
 
-    Attributes:
-        bytes: Its size.
-        sha256: SHA-256 of its content.
-        mtime_ns: Time of the last modification; 0 in an object store.
-        etag: See `Storage.etag`.
-        identity: See `ShardEntry.identity`; known of what is in an object store.
-        records: Number of records; None if it is the one planned.
-        skipped: Number of bad records of the source that were left out.
+    `mtime_ns` is 0 in an object store, and only there `identity` is known (see `ShardEntry.identity`). For `etag`, see
+    `Storage.etag`. `records` is None if it is the planned number. `skipped` counts the bad records left out.
     """
 
     bytes: int
@@ -115,7 +110,6 @@ class Journal:
 
     @property
     def complete(self) -> bool:
-        """Whether all shards are finished."""
         return len(self.finished) == len(self.shards)
 
     def differences(self, now: Journal) -> Iterator[str]:
@@ -125,6 +119,11 @@ class Journal:
         """
         pairs = [(name, getattr(self, name), getattr(now, name)) for name in ("source", "records", "format")]
         options = sorted(self.options.keys() | now.options.keys())
+        for name in [each for each in options if each.endswith(VALUES)]:
+            function = name.removesuffix(VALUES)
+            # Those of another function are other ones, and 0.2 noted none.
+            if name not in self.options or self.options.get(function) != now.options.get(function):
+                options.remove(name)
         pairs += [(name, self.options.get(name, "not set"), now.options.get(name, "not set")) for name in options]
         numbers = () if self.complete else ("parts", "part")
         pairs += [(name, getattr(self, name) or "none", getattr(now, name) or "none") for name in numbers]
@@ -150,11 +149,7 @@ class Journal:
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
-        """Parse a journal; `path` is for messages.
-
-        Raises:
-            ConfigError: It is not a journal, or its version is unknown.
-        """
+        """Parse a journal; `path` is for messages."""
         try:
             table: dict[str, Any] = json.loads(data)
             if table["version"] != _VERSION:
@@ -168,15 +163,7 @@ class Journal:
 
 
 class JournalFile:
-    """The file of a journal, of which no other run is to write a newer version.
-
-    Args:
-        path: The file.
-        remote: The settings of data at URLs.
-
-    Attributes:
-        path: The file.
-    """
+    """The file of a journal at `path`; a newer version that another run has written is not replaced."""
 
     def __init__(self, path: str, remote: Remote | None = None) -> None:
         self.path = path
@@ -184,12 +171,7 @@ class JournalFile:
         self._version: Any = None
 
     def load(self) -> Journal | None:
-        """Return the journal; None if there is no such file.
-
-        Raises:
-            ConfigError: The file is not a journal, or its version is unknown.
-            SourceError: The file cannot be read.
-        """
+        """Return the journal; None if there is no such file."""
         found = self._storage.load(self.path)
         if found is None:
             return None
@@ -202,11 +184,7 @@ class JournalFile:
         self._version = None if found is None else found[1]
 
     def save(self, journal: Journal) -> None:
-        """Replace the file in one step: readers see either the old journal or the new one.
-
-        Raises:
-            SourceError: Another run has replaced or removed it since it was loaded or saved.
-        """
+        """Replace the file in one step; a SourceError if another run has replaced or removed it since it was loaded."""
         if not self.offer(journal):
             message = f"another conversion has taken over {self.path}: wait until it has ended"
             raise SourceError(message, path=self.path)

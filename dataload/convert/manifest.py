@@ -26,18 +26,9 @@ _SECONDS_BETWEEN_TRIES = 0.02
 def update_manifest(
     directory: str, entries: Iterable[DataSetEntry], gone: Iterable[str] = (), *, remote: Remote | None = None
 ) -> str:
-    """Put data sets into the manifest of a directory, in one step, and return its path.
+    """Put data sets into the manifest of a directory of shards, in one step, and return its path.
 
-    Args:
-        directory: Where the shards are.
-        entries: The data sets.
-        gone: Names of shards that exist no longer: data sets that have such ones are taken out.
-        remote: The settings of data at URLs.
-
-    Raises:
-        ConfigError: The manifest would be larger than readers accept.
-        CorruptFileError: The present manifest is damaged.
-        SourceError: The manifest cannot be written, or other processes have been writing it for too long.
+    `gone` names shards that no longer exist: their data sets are taken out.
     """
     path = join(directory, MANIFEST_NAME)
     added, missing, storage = tuple(entries), {*gone}, storage_of(path, remote)

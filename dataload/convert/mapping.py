@@ -11,9 +11,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-from dataload._util.checks import check_choice, check_count
+from dataload._util.checks import check_choice, check_max_bad
+from dataload._util.failures import mark_users
 from dataload._util.randomness import check_seed
 from dataload.convert.blocks import read_records
+from dataload.convert.function_values import VALUES, describe_values
+from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError, WorkerError, message_of, printable, traceback_of
 from dataload.loader.bad_records import BadRecord, Budget
 from dataload.loader.rescue import StageError
@@ -40,19 +43,18 @@ class MapFunction:
 
     transform: NamedTransform
     entry: MapEntry
+    values: str = ""  # see `describe_values`; none for `Tokenize`, whose description has all that decides
 
     @classmethod
     def of(cls, function: Callable[..., Any] | MapFunction) -> MapFunction:
-        """Describe a function; a described one is returned unchanged.
-
-        Raises:
-            ConfigError: It is no function.
-        """
+        """Describe a function; a described one is returned unchanged."""
         if isinstance(function, MapFunction):
             return function
         if not callable(function):
             raise ConfigError(f"map is a function of a sample, got {function!r}", key="map", value=function)
-        return cls(compose(function, "map")[0], _describe(function))
+        entry = _describe(function)
+        values = "" if type(function) is Tokenize else describe_values(function, entry.version)
+        return cls(compose(function, "map")[0], entry, values)
 
     def __str__(self) -> str:
         version = f"version {self.entry.version}, " if self.entry.version else ""
@@ -61,26 +63,26 @@ class MapFunction:
 
 @dataclass(frozen=True, slots=True)
 class RecordMap:
-    """Turns the samples of a source into the records to write.
+    """Turns the samples of a source into the records to write; `function` None leaves samples as they are.
 
-    Attributes:
-        function: None leaves samples as they are.
-        seed: Seed of the random numbers that `SampleContext` gives to the function.
-        max_bad: Number of bad records that may be left out; None if they are errors.
+    `seed` is that of `SampleContext`. `max_bad` is the number or share of bad records that may be left out; None if
+    they are errors.
     """
 
     function: MapFunction | None = None
     seed: int = 0
-    max_bad: int | None = None
+    max_bad: int | float | None = None
 
     @classmethod
-    def of(cls, function: Callable[..., Any] | MapFunction | None, *, seed: int, on_error: str, max_bad: int) -> Self:
+    def of(
+        cls, function: Callable[..., Any] | MapFunction | None, *, seed: int, on_error: str, max_bad: int | float
+    ) -> Self:
         """Build the map from arguments of `dataload.convert.convert`."""
         if on_error == "replace":
             message = "on_error='replace' would write another record twice: choose 'raise' or 'skip' for a conversion"
             raise ConfigError(message, key="on_error", value=on_error)
         check_choice("on_error", on_error, ("raise", "skip"))
-        most = check_count("max_bad", max_bad, least=0)
+        most = check_max_bad(max_bad)
         described = None if function is None else MapFunction.of(function)
         return cls(described, check_seed(seed), most if on_error == "skip" else None)
 
@@ -95,6 +97,7 @@ class RecordMap:
             return {}
         return {
             "map": str(self.function),
+            **({f"map{VALUES}": self.function.values} if self.function.values else {}),
             **({"seed": str(self.seed)} if self.function.transform.takes_context else {}),
         }
 
@@ -103,29 +106,24 @@ class RecordMap:
         return source if self.max_bad is None else _Tolerant(source)
 
     def records(
-        self, source: Any, samples: Sequence[Any], first: int, skip: Callable[[BadRecord], None]
+        self, source: Any, samples: Sequence[Any], first: int, skipped: SkippedRecords
     ) -> Iterator[tuple[int, int | None, Any]]:
         """Yield the records of samples: the index of the sample, the record's number in a list or None, the record.
 
-        Args:
-            source: The source, for messages.
-            samples: Consecutive samples, of `reading`.
-            first: Index of the first one.
-            skip: Called with each record that is left out.
-
-        Raises:
-            ConfigError: The function returned None.
-            WorkerError: The function failed.
+        `samples` are consecutive samples of `reading`, the first of which has the index `first`. `source` is for
+        messages. `skipped` counts them, and is told of each that is left out.
         """
         for index, sample in enumerate(samples, first):
-            if isinstance(sample, BadRecord):
-                skip(sample)
-            elif self.function is None:
+            is_bad = isinstance(sample, BadRecord)
+            skipped.count(index, sample if is_bad else None)
+            if is_bad:
+                continue
+            if self.function is None:
                 yield index, None, sample
             else:
                 found = self._apply(self.function.transform, source, sample, index)
                 if isinstance(found, BadRecord):
-                    skip(found)
+                    skipped.count(index, found, read=0)
                 elif isinstance(found, list):
                     for number, record in enumerate(_with_own_keys(cast("list[Any]", found))):
                         if record is not DROP:
@@ -140,13 +138,14 @@ class RecordMap:
                 return transform.function(sample, SampleContext(index, 0, self.seed))
             return transform.function(sample)
         except Exception as error:
+            mark_users(error)
             failure = StageError(f"transform {transform.name!r}", error, index)
             if self.max_bad is not None and failure.record_may_be_at_fault:
                 return BadRecord.of(source, index, failure.stage, error, epoch=0, step=index)
             advice = "\n  on_error='skip' leaves such records out" if failure.record_may_be_at_fault else ""
             raise WorkerError(
                 f"record {index} of the source failed in {failure.stage}: {message_of(error)}\n  location: "
-                f"{printable(str(locate(source, index)))}{advice}",
+                f"{printable(str(locate(source, index)))}{advice}{failure.advice}",
                 step=index,
                 epoch=0,
                 indices=(index,),
@@ -155,24 +154,17 @@ class RecordMap:
 
 
 class SkippedRecords:
-    """Collects the bad records that are left out, and raises when there are too many.
-
-    Attributes:
-        records: The bad records, in index order.
-    """
+    """Collects the bad records that are left out, in index order, and raises when there are too many."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
         self.records: list[BadRecord] = []
 
-    def __call__(self, bad: BadRecord) -> None:
-        """Count a bad record.
-
-        Raises:
-            WorkerError: There are too many.
-        """
-        self.records.append(bad)
-        self._budget.spend([bad], "main", "the conversion")
+    def count(self, index: int, bad: BadRecord | None, read: int = 1) -> None:
+        """Count a record of the source, which may be bad; a WorkerError if too many are."""
+        found = [] if bad is None else [bad]
+        self.records += found
+        self._budget.spend(read, found, epoch=0, step=index, worker="main", where="the conversion")
 
 
 class _Tolerant:
@@ -188,7 +180,10 @@ class _Tolerant:
         try:
             return read_records(self._source, start, stop)
         except Exception as error:
-            if not StageError("read", error).record_may_be_at_fault:
+            failure = StageError("read", error)
+            if not failure.record_may_be_at_fault:
+                if failure.advice:
+                    error.add_note(failure.advice)
                 raise
             if stop - start == 1:
                 return [BadRecord.of(self._source, start, "read", error, epoch=0, step=start)]

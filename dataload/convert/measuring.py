@@ -41,9 +41,7 @@ _SPLIT = float(2**27 + 1)
 class Measures(NamedTuple):
     """The statistics of records, by field.
 
-    Attributes:
-        fields: Their statistics.
-        lengths: (records,) unsigned, the lengths of the fields that all records have, and whose values have a length.
+    `lengths` is (records,) unsigned for each field that all records have, and whose values have a length.
     """
 
     fields: dict[str, FieldStatistics]
@@ -51,12 +49,7 @@ class Measures(NamedTuple):
 
 
 def measure(source: Source[Any], fields: Sequence[str] | None = None) -> Measures:
-    """Measure all records of a source, or only some of their fields.
-
-    Raises:
-        ConfigError: There is no such field, or there are too many.
-        CorruptFileError: A record is damaged.
-    """
+    """Measure all records of a source, or only some of their fields."""
     found: dict[str, FieldStatistics] = {}
     blocks: dict[str, list[Array]] = {}
     for columns in _blocks(source, fields):

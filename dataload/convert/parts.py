@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 
+from dataload._util.threads import DaemonThreads
+from dataload.convert.function_values import check_values
 from dataload.convert.journal import FinishedShard, Journal, JournalFile
 from dataload.convert.manifest import locked
 from dataload.convert.plan import Shard, part_path, select_part
@@ -36,7 +37,8 @@ def begin(
         return requested
     begun = file.load()
     if begun is not None and resume:
-        check_same(begun, requested, f"cannot resume: {path}")
+        resuming = bool(begun.finished) or begun.parts > 0
+        check_same(begun, requested, f"cannot resume: {path}", resuming=resuming)
         return replace(begun, parts=0)
     unfinished = begun is not None and not begun.complete
     if begun is not None and unfinished and begun.parts:
@@ -65,16 +67,8 @@ def begin_part(
 ) -> Journal:
     """Return the receipt in `file` if it belongs to the conversion, else `requested`, and begin the conversion.
 
-    Args:
-        file: The receipt of the part.
-        path: Path of the journal of the whole conversion, which names the plan. The first part writes it.
-        requested: The part.
-        plan: The shards of the whole conversion.
-        remote: The settings of data at URLs.
-        overwrite: Start the part over. If the conversion is another one, or complete, start that over, too.
-
-    Raises:
-        ConfigError: The conversion is another one, or a shard has changed since the parts were merged.
+    `path` is the journal of the whole conversion, which names `plan`, all its shards; the first part writes it.
+    `overwrite` starts the part over, and the conversion, too, if it is another one, or complete.
     """
     whole = _enter(path, replace(requested, part=0), plan, remote, overwrite=overwrite)
     own = select_part(plan, requested.part, requested.parts)
@@ -94,13 +88,7 @@ def begin_part(
 
 
 def merged(file: JournalFile, requested: Journal, plan: Sequence[Shard], remote: Remote | None) -> Journal:
-    """Return the complete journal, now in `file`, of a conversion whose parts have all finished.
-
-    Raises:
-        SourceNotFoundError: No part has begun.
-        ConfigError: The conversion is another one; a receipt is missing, damaged or that of another conversion; or a
-            shard is missing or has changed.
-    """
+    """Return the complete journal, now in `file`, of a conversion whose parts have all finished."""
     path, begun = file.path, file.load()
     if begun is None:
         raise SourceNotFoundError(f"there is no {path}: run the parts before you merge them", path=path)
@@ -129,10 +117,12 @@ def close_parts(file: JournalFile, journal: Journal, remote: Remote | None) -> N
         file.save(replace(journal, parts=0))
 
 
-def check_same(begun: Journal, requested: Journal, subject: str) -> None:
-    """Check that a journal is that of the requested conversion; `subject` begins the message."""
+def check_same(begun: Journal, requested: Journal, subject: str, *, resuming: bool = False) -> None:
+    """Check that a journal is that of the requested conversion; `subject` begins the message. See `check_values`."""
     if differences := "".join(f"\n  {line}" for line in begun.differences(requested)):
         raise ConfigError(f"{subject} is the journal of a different conversion{differences}", key="resume")
+    if not begun.complete:
+        check_values(begun.options, requested.options, subject, resuming=resuming)
 
 
 def _enter(path: str, requested: Journal, plan: Sequence[Shard], remote: Remote | None, *, overwrite: bool) -> Journal:
@@ -170,11 +160,7 @@ def _load(file: JournalFile, *, overwrite: bool) -> Journal | None:
 
 
 def _finished(path: str, requested: Journal, plan: Sequence[Shard], remote: Remote | None) -> dict[str, FinishedShard]:
-    """Return the shards in the receipts of all parts.
-
-    Raises:
-        ConfigError: A receipt is missing, damaged, unfinished, or that of another conversion.
-    """
+    """Return the shards in the receipts of all parts, which must be finished parts of the requested conversion."""
     count = requested.parts
 
     def load(number: int) -> Journal | None:
@@ -192,7 +178,7 @@ def _finished(path: str, requested: Journal, plan: Sequence[Shard], remote: Remo
             )
         return found
 
-    with ThreadPoolExecutor(_MOST_THREADS) as pool:
+    with DaemonThreads(_MOST_THREADS) as pool:
         receipts = [*pool.map(load, range(1, count + 1))]
     finished: dict[str, FinishedShard] = {}
     missing: list[str] = []

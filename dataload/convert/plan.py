@@ -28,7 +28,6 @@ class Shard:
 
     @property
     def name(self) -> str:
-        """The name of the file."""
         return base_name(self.path)
 
 
@@ -39,10 +38,6 @@ def plan_shards(
 
     Without `shards` and `records_per_shard`, it is one file with exactly the name of the destination, or those that a
     range such as ``{00..15}`` in the name lists.
-
-    Raises:
-        ConfigError: Both numbers are given, one is less than 1, there are more shards than records, or two shards
-            would have the same name.
     """
     directory, name = _split(destination)
     listed = expand_braces(name) if not _PLACEHOLDER.search(name) else [name]
@@ -66,11 +61,7 @@ def plan_shards(
 
 
 def shard_names(destination: str, entry: Format, count: int | None) -> re.Pattern[str]:
-    """Return an expression for the names of `count` shards, or of any number; see `plan_shards`.
-
-    Raises:
-        ConfigError: Two shards would have the same name.
-    """
+    """Return an expression for the names of `count` shards, or of any number; see `plan_shards`."""
     plan = plan_shards(destination, entry, count or 2, shards=count or 2, records_per_shard=None)
     if count is not None:
         return re.compile("|".join(re.escape(shard.name) for shard in plan))
@@ -131,11 +122,7 @@ def part_path(journal: str, number: int | str, count: int) -> str:
 
 
 def select_part(plan: Sequence[Item], number: int, count: int) -> tuple[Item, ...]:
-    """Return the shards of part `number`, counted from 1, of `count` parts: a contiguous range.
-
-    Raises:
-        ConfigError: There is no such part, or there are more parts than shards.
-    """
+    """Return the shards of part `number`, counted from 1, of `count` parts: a contiguous range."""
     if check_count("the number of parts", count, least=1) > len(plan):
         message = (
             f"cannot split {len(plan)} shard{'' if len(plan) == 1 else 's'} into {count} parts: ask for fewer parts"

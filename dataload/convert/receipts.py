@@ -38,11 +38,7 @@ def save_receipt(path: str, entries: Sequence[DataSetEntry], remote: Remote | No
 
 
 def remove_receipts(directory: str, manifest: Manifest, remote: Remote | None) -> list[tuple[int, int]]:
-    """Remove the receipts of all parts, and the files of lengths of which the manifest does not know.
-
-    Returns:
-        The parts.
-    """
+    """Remove the receipts of all parts, and the files of lengths that the manifest does not list; return the parts."""
     receipts = _found(directory, remote)
     for path in receipts:
         found = storage_of(path, remote).load(path)
@@ -58,16 +54,8 @@ def merge_receipts(
 ) -> tuple[DataSetEntry, ...]:
     """Return the data sets that all parts together describe.
 
-    Args:
-        directory: Where the shards are.
-        expected: Returns pattern, format, options and names of the data sets of a part, and the options with which
-            statistics of them were to be computed; None if they are not asked for.
-        remote: The settings of data at URLs.
-
-    Raises:
-        SourceNotFoundError: There is no receipt.
-        ConfigError: A receipt is missing, or that of another plan; or a shard has changed since.
-        CorruptFileError: A receipt is damaged.
+    `expected` returns pattern, format, options and names of the data sets of a part, and the options with which
+    statistics of them were to be computed; None if they are not asked for. Receipts of another plan are a ConfigError.
     """
     found = _found(directory, remote)
     counts = sorted({count for _, count in found.values()})

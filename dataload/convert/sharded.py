@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, cast
 
-from dataload._util.checks import check_count
+from dataload._util.checks import check_count, check_flags
 from dataload._util.indexing import expand_braces
 from dataload._util.machine import usable_cpus
+from dataload._util.threads import DaemonThreads
 from dataload.convert.blocks import size_of
 from dataload.convert.journal import FinishedShard, Journal
 from dataload.convert.manifest import update_manifest
@@ -58,6 +58,7 @@ def create(
     Raises:
         ConfigError: The destination exists, format or option are unknown, or more than one of the three was given.
     """
+    check_flags(overwrite=overwrite)
     entry, destination = find_destination(os.fspath(path), format)
     rules = {"shards": shards, "records_per_shard": records_per_shard, "bytes_per_shard": bytes_per_shard}
     given = [name for name, value in rules.items() if value is not None]
@@ -204,8 +205,8 @@ class ShardedWriter(ClosedOrAborted):
             return
         try:
             self._publish()
-        except BaseException:
-            self.abort()
+        except BaseException as error:
+            self._abort_after(error)
             raise
         self._state = "closed"
 
@@ -220,7 +221,7 @@ class ShardedWriter(ClosedOrAborted):
                 writer.close()
             self._open.clear()
             remote = self._writing.remote
-            with ThreadPoolExecutor(min(_MOST_THREADS, usable_cpus())) as pool:
+            with DaemonThreads(min(_MOST_THREADS, usable_cpus())) as pool:
                 described = [*pool.map(self._writing.describe, map(self._staged, range(count)))]
             self._move([shard.path for shard in named])
         ends = [sum(self._lengths[: shard + 1]) for shard in range(count)]

@@ -22,14 +22,9 @@ _MOST_OF_UINT16 = 1 << 16
 class Tokenize:
     """Turns a text, or the field of a sample with one, into the record ``{"tokens": (n,) int64}``.
 
-    Special tokens are not added: documents are kept apart by the index beside the tokens, and by `end_token`.
-
-    Attributes:
-        file: A file of `tokenizers`, ``tokenizer.json``.
-        text_field: Name of the field with the text.
-        sha256: Hash of the file.
-        end_token: The token to write after each document; see `TokenWriterOptions`.
-        dtype: The smallest dtype that holds all tokens.
+    Special tokens are not added: documents are kept apart by the index beside the tokens, and by `end_token`, written
+    after each document (see `TokenWriterOptions`). `file` is a ``tokenizer.json`` of `tokenizers`, with the hash
+    `sha256`. `dtype` is the smallest that holds all tokens.
     """
 
     file: str = field(repr=False)  # may lie elsewhere when the conversion is resumed
@@ -40,13 +35,7 @@ class Tokenize:
 
     @classmethod
     def of(cls, file: str, *, text_field: str = "text", end_token: str | None = None) -> Self:
-        """Read a tokenizer; `end_token` is the text of the token after each document.
-
-        Raises:
-            ConfigError: The file holds no tokenizer, or there is no such token.
-            SourceNotFoundError: There is no such file.
-            MissingDependencyError: tokenizers is not installed.
-        """
+        """Read a tokenizer; `end_token` is the text of the token after each document."""
         sha256 = hashlib.sha256(storage_of(file).read(file)).hexdigest()
         tokenizer = _load(file, sha256)
         end = None
@@ -86,12 +75,7 @@ def _load(file: str, sha256: str) -> Any:
 
 
 def read_tokenizer(file: str) -> Any:
-    """Return the `tokenizers.Tokenizer` in a file.
-
-    Raises:
-        ConfigError: The file holds no tokenizer.
-        MissingDependencyError: tokenizers is not installed.
-    """
+    """Return the `tokenizers.Tokenizer` in a file; a ConfigError if it holds none."""
     tokenizers = load_optional("tokenizers", needed_by="--tokenizer", extra="tokens")
     data = storage_of(file).read(file)
     try:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import Any, Self, cast
 
+from dataload._util.threads import DaemonThreads
 from dataload.convert.blocks import read_ahead
+from dataload.convert.function_values import VALUES, describe_values
 from dataload.convert.hash_ahead import HashAhead
 from dataload.convert.journal import FinishedShard, Journal, JournalFile
 from dataload.convert.manifest import etag_of, fields_of, identities_of
 from dataload.convert.mapping import KEY, RecordMap, SkippedRecords, numbered
 from dataload.convert.plan import Shard, pattern_of
 from dataload.errors import ConfigError
-from dataload.loader.bad_records import BadRecord, Budget
+from dataload.loader.bad_records import Budget
 from dataload.sources.base import Source
 from dataload.sources.classes import classes_of, with_classes
 from dataload.sources.format import Format
@@ -29,6 +31,7 @@ from dataload.types import FieldSpec, RandomAccessSource
 KEY_DIGITS = 8
 _MAPPED_AT_ONCE = 256  # records, which a function may make many of one sample
 _BYTES_FIELD = "data"
+_INTERRUPTED_SECONDS = 0.5  # for a shard that is being completed
 _MOST_CLASS_CHARACTERS = 1 << 20  # texts that are no classes, such as captions, would fill the manifest
 _NOT_IN_KEYS = re.compile(r"[\s\x00]")
 
@@ -47,14 +50,11 @@ class Writing:
     remote: Remote | None = None  # for a destination at a URL
 
     def records(
-        self, source: Any, samples: Sequence[Any], first: int, skip: Callable[[BadRecord], None]
+        self, source: Any, samples: Sequence[Any], first: int, skipped: SkippedRecords
     ) -> Iterator[tuple[int, Any]]:
-        """Yield the records to write for consecutive samples of the source, each with the index of its sample.
-
-        See `RecordMap.records` for the arguments.
-        """
+        """Yield the records to write for consecutive samples, with the index of the sample; see `RecordMap.records`."""
         if self.mapping:
-            for index, number, record in self.mapping.records(source, samples, first, skip):
+            for index, number, record in self.mapping.records(source, samples, first, skipped):
                 yield index, self.adapt(record, index, number)
         else:
             for index, record in enumerate(samples, first):
@@ -63,14 +63,11 @@ class Writing:
     def settings(self, keep_key: bool) -> dict[str, str]:
         """Return what decides the content of the files, besides the source, as text for the journal."""
         options = {**self.options, "keep_key": keep_key}
-        return {**{name: describe_option(value) for name, value in options.items()}, **self.mapping.settings}
+        values = {f"{name}{VALUES}": describe_values(value) for name, value in options.items() if _is_function(value)}
+        return {**{name: describe_option(value) for name, value in options.items()}, **values, **self.mapping.settings}
 
     def to_store(self, url: str, storage_options: Any, remote: Any) -> Self:
-        """Return the same for a destination at a URL.
-
-        Raises:
-            ConfigError: The writer of the format does not write to URLs.
-        """
+        """Return the same for a destination at a URL; a ConfigError if the format's writer does not write there."""
         if "remote" not in self.entry.writer_options.names():
             message = f"the writer of format {self.entry.name!r} has no option 'remote': write to a local directory"
             raise ConfigError(message, key="destination", value=url)
@@ -192,9 +189,13 @@ def count_in(shard: Shard, finished: FinishedShard) -> int:
     return shard.stop - shard.start if finished.records is None else finished.records
 
 
+def _is_function(option: Any) -> bool:
+    return not isinstance(option, type) and (callable(option) or type(option).__repr__ is object.__repr__)
+
+
 def describe_option(option: Any) -> str:
     """Return text for an option that is the same in every process: an object's default repr is its address."""
-    if callable(option) or type(option).__repr__ is object.__repr__:
+    if isinstance(option, type) or _is_function(option):
         named = option if hasattr(option, "__qualname__") else type(option)
         return f"{named.__module__}.{named.__qualname__}"
     return repr(option)
@@ -216,7 +217,7 @@ def write_shards(
         return journal
     file.save(journal)
     completed = _Completed(journal, file)
-    with ThreadPoolExecutor(1) as pool:
+    with DaemonThreads(1) as pool:
         try:
             for shard in shards:
                 with ExitStack() as held:
@@ -225,9 +226,9 @@ def write_shards(
                     # Flushing to the disk and hashing are not Python's work: the next shard is written meanwhile.
                     completed.running = pool.submit(completed.enter, shard.name, complete, held.pop_all())
             completed.wait()
-        except BaseException:
+        except BaseException as error:
             with suppress(Exception):  # the first error is the one to report
-                completed.wait()
+                completed.wait(_INTERRUPTED_SECONDS if isinstance(error, KeyboardInterrupt) else None)
             if not completed.journal.finished:  # there is nothing to resume
                 file.remove()
             raise
@@ -248,10 +249,10 @@ class _Completed:
         self.journal = replace(self.journal, finished={**self.journal.finished, name: finished})
         self.file.save(self.journal)
 
-    def wait(self) -> None:
+    def wait(self, seconds: float | None = None) -> None:
         """Wait until the shard is complete; raise what has prevented it."""
         if self.running is not None:
-            self.running.result()
+            self.running.result(seconds)
             self.running = None
 
 

@@ -35,11 +35,7 @@ class Place:
 
 
 class WorkerStatus:
-    """Progress of a worker, in memory that the worker writes and the consumer reads.
-
-    Args:
-        memory: (n,) uint8 zeros, n at least `BYTES`; by default memory of this process.
-    """
+    """Progress of a worker in memory that it writes and the consumer reads: (n,) uint8 zeros, n at least `BYTES`."""
 
     BYTES = 40
 
@@ -127,10 +123,8 @@ def begin_task() -> int:
 def check_fork(pid: int, status: WorkerStatus) -> None:
     """Check that no task has forked process `pid`, which began the task, and continued in both processes.
 
-    A child that continues would do the work of its parent again. If that is a worker's, the child ends here.
-
-    Raises:
-        WorkerLostError: In the parent, as soon as it notices; in the child if it is a copy of the consumer.
+    A child that continues would do the work of its parent again. If that is a worker's, the child ends here. Otherwise
+    a WorkerLostError is raised: in the parent, as soon as it notices; in the child if it is a copy of the consumer.
     """
     here = os.getpid()
     if here == pid and _fork_mark()[0] != pid:
@@ -159,7 +153,6 @@ class StallMonitor:
         return max(0.0, self._begun + self._next - monotonic())
 
     def is_due(self) -> bool:
-        """Return True if `look` should be called now."""
         return self.next_look() == 0
 
     def look(self, describe: Callable[[], tuple[str, Place, str]]) -> None:
@@ -234,7 +227,6 @@ class Deferred(Result[ResultT], Generic[TaskT, ResultT]):
     status: WorkerStatus
 
     def result(self) -> ResultT:
-        """See `Result`."""
         pid = begin_task()
         value = self.work(self.task, self.status)
         check_fork(pid, self.status)
@@ -249,18 +241,15 @@ class SerialExecutor(Executor[TaskT, ResultT]):
         self._status = WorkerStatus()
 
     def submit(self, task: TaskT) -> Result[ResultT]:
-        """See `Executor`."""
         return Deferred(self._work, task, self._status)
 
 
 class PoolExecutor(Executor[TaskT, ResultT]):
     """Runs tasks in workers that live until `close`, until this object is dropped, or until the interpreter exits.
 
-    Workers start with the first task, and again in a forked child or after they were lost.
-
-    Args:
-        start: Starts a number of workers. Returns their pool, which has the methods of an executor with `stop` instead
-            of `close`, and `is_usable`, which returns False in a forked child or after `stop`.
+    Workers start with the first task, and again in a forked child or after they were lost. `start` starts a number of
+    them. It returns their pool, which has the methods of an executor with `stop` instead of `close`, and `is_usable`,
+    which returns False in a forked child or after `stop`.
     """
 
     def __init__(self, start: Callable[[int], Any], workers: int) -> None:
@@ -271,7 +260,6 @@ class PoolExecutor(Executor[TaskT, ResultT]):
         self._closed = False
 
     def submit(self, task: TaskT) -> Result[ResultT]:
-        """See `Executor`."""
         pool = self._pool
         if pool is None or not pool.is_usable():
             if self._closed or not threading.main_thread().is_alive():
@@ -283,24 +271,20 @@ class PoolExecutor(Executor[TaskT, ResultT]):
         return pool.submit(task)
 
     def use(self, workers: int) -> None:
-        """See `Executor`."""
         self._workers = workers
         if self._pool is not None:
             self._pool.use(workers)
 
     def wait_for_any(self, results: Iterable[Result[Any]]) -> None:
-        """See `Executor`."""
         if self._pool is not None:
             self._pool.wait_for_any(list(results))
 
     def restart(self) -> None:
-        """See `Executor`."""
         if self._stop is not None:
             self._stop()
         self._pool = self._stop = None
 
     def close(self) -> None:
-        """See `Executor`."""
         self._closed = True
         self.restart()
 

@@ -35,10 +35,8 @@ def make_executor(
 ) -> Executor[TaskT, ResultT]:
     """Return the executor that does `work`; it runs in the consumer's thread if `workers` is 0.
 
-    Args:
-        window: Tasks ahead of the consumer.
-        parts: The parts of `work` to name if they cannot be pickled; see `check_pickles`.
-        first: Number of the first worker, for names.
+    `window` is the tasks ahead of the consumer, `first` the number of the first worker, for names. `parts` of `work`
+    are named if they cannot be pickled; see `check_pickles`.
     """
     for key, value, kind in (("executor", name, ExecutorName), ("start_method", start_method, StartMethod)):
         check_choice(key, value, get_args(kind))
@@ -56,11 +54,7 @@ def make_executor(
 
 
 def check_pickles(*parts: tuple[str, str, Any]) -> set[str]:
-    """Check that worker processes can get copies of settings, each given as key, name in messages, and value.
-
-    Returns:
-        The names of the modules that the copies need.
-    """
+    """Check that workers can get copies of settings (key, name in messages, value); return the modules these need."""
     modules: set[str] = set()
     for key, name, value in parts:
         try:

@@ -37,11 +37,7 @@ _SPARE_DESCRIPTORS = 16
 
 
 class WorkerHandle:
-    """Starts a worker process and exchanges messages with it, without ever blocking on it.
-
-    Args:
-        context: A `multiprocessing` context with the given start method.
-    """
+    """Starts a worker process and exchanges messages with it, without ever blocking on it."""
 
     DESCRIPTORS = 5
     """Descriptors per worker: the connection, the report and its mapping, and two of `multiprocessing`."""
@@ -92,7 +88,6 @@ class WorkerHandle:
         return self.status.place()
 
     def is_alive(self) -> bool:
-        """Return True if the process is running."""
         return self._process.is_alive()
 
     def give(self, task: TaskMessage, slot: Slot | None) -> None:
@@ -144,11 +139,9 @@ class WorkerHandle:
         return what
 
     def terminate(self) -> None:
-        """Send the process SIGTERM."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """Kill the process."""
         self._process.kill()
 
     def dismiss(self) -> None:
@@ -157,7 +150,6 @@ class WorkerHandle:
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def join(self, seconds: float) -> None:
-        """Wait for the process to exit."""
         self._process.join(max(0.0, seconds))
 
     def close(self) -> None:

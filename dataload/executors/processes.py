@@ -126,11 +126,9 @@ class ProcessPool:
         self._selector = selectors.DefaultSelector()
 
     def is_usable(self) -> bool:
-        """See `PoolExecutor`."""
         return not self._stopped and self._pid == os.getpid()
 
     def use(self, workers: int) -> None:
-        """See `PoolExecutor`."""
         self._active = workers
         self.size = max(self.size, workers)
 

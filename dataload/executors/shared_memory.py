@@ -28,11 +28,7 @@ _MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 
 class Slot:
-    """A piece of shared memory, as seen by one process.
-
-    Args:
-        descriptor: An open unnamed file, now owned by the slot; None creates one.
-    """
+    """A piece of shared memory, as seen by one process, which owns the unnamed file `descriptor`; None creates one."""
 
     DESCRIPTORS = 2  # one of them for the mapping
 

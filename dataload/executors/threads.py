@@ -34,7 +34,7 @@ from dataload.executors.base import (
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
-_CLOSE_SECONDS = 10.0
+_CLOSE_SECONDS, _INTERRUPTED_SECONDS = 10.0, 0.5
 
 
 class _Park(Enum):
@@ -64,6 +64,7 @@ class _Task(Result[Any]):
         if not self._pool.lets_consumer_help() or not self.run_in(threading.current_thread(), WorkerStatus()):
             return False
         if self._errors and not isinstance(self._errors[0], Exception):
+            self._pool.interrupted = True
             raise self._errors.pop()  # Ctrl-C, at once: the consumer may never ask for this result
         return True
 
@@ -90,8 +91,12 @@ class _Task(Result[Any]):
         if not self._finished.acquire(blocking=False):
             check_process(self._pool.pid)
             watch = StallMonitor(self._pool.timeouts)
-            while not self._finished.acquire(timeout=min(watch.next_look() + 1e-3, threading.TIMEOUT_MAX)):
-                self._pool.look(watch, self)
+            try:
+                while not self._finished.acquire(timeout=min(watch.next_look() + 1e-3, threading.TIMEOUT_MAX)):
+                    self._pool.look(watch, self)
+            except KeyboardInterrupt:
+                self._pool.interrupted = True
+                raise
         if self._cancelled:
             raise_closed()
         if self._errors:
@@ -132,6 +137,7 @@ class _Pool:
         self.finished: SimpleQueue[None] | None = None  # gets one item per finished task once `wait_for_any` is used
         self.threads: list[threading.Thread] = []
         self._hanging: set[threading.Thread] = set()
+        self.interrupted = False  # by Ctrl-C, while the consumer waited
         self.use(size)
 
     def use(self, workers: int) -> None:
@@ -208,12 +214,15 @@ class _Pool:
         for _ in self.threads:
             self.queue.put(None)
             self._parked.put(None)
-        until = monotonic() + _CLOSE_SECONDS
+        # After Ctrl-C, and when the interpreter ends, threads may be waiting for a store that does not answer.
+        hurry = self.interrupted or isinstance(sys.exception(), KeyboardInterrupt)
+        hurry |= not threading.main_thread().is_alive()
+        until = monotonic() + (_INTERRUPTED_SECONDS if hurry else _CLOSE_SECONDS)
         # The last reference may be dropped by a worker.
         others = [thread for thread in self.threads if thread is not threading.current_thread()]
         for thread in others:
             thread.join(0.0 if thread in self._hanging else max(0.0, until - monotonic()))
-        if late := [thread for thread in others if thread.is_alive()]:
+        if late := [] if hurry else [thread for thread in others if thread.is_alive()]:
             warnings.warn(
                 f"{len(late)} of the loader's threads did not stop and are left behind:\n{_stacks(late)}",
                 RuntimeWarning,

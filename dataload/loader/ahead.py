@@ -12,12 +12,9 @@ _BLOCK_ROWS = 1 << 17  # many, because a pool has to be found again for each blo
 
 
 class ReadAhead:
-    """The fetching on behalf of one loader. It does not refer to the loader, whose end stops it.
+    """The fetching for one loader, if `source` reads ahead and `here`, in this process.
 
-    Args:
-        source: Any source; nothing is done for one that does not read ahead.
-        fields: Fields that are read; None means all.
-        here: Whether this process reads them.
+    It does not refer to the loader, whose end stops it. `fields` are those that are read; None means all.
     """
 
     def __init__(self, source: Any, fields: Sequence[str] | None, *, here: bool) -> None:

@@ -96,21 +96,13 @@ class ThroughputSample(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """The state of a search.
+    """The state of a search for the best setting, which compares it with one `trial` at a time.
 
-    Attributes:
-        best: The best setting so far.
-        trial: The setting that is compared with it, if any.
-        on_trial: Whether `trial` is in use; otherwise `best` is.
-        moves: Names of the trials to make from `best`.
-        failed: Settings that were worse, and the one before `best`.
-        base: Seconds per step with `best`, by turn.
-        tried: Seconds per step with `trial`, by turn.
-        pause: Samples until the next search.
-        next_pause: Samples between that search and the one after it.
-        usual: Seconds per step since the last search, and those of them that the consumer waits; None if unknown.
-        strays: Number of consecutive samples that are slower than that, or minus the number of faster ones.
-        length: How long samples are, relative to the shortest ones: longer if they differ among themselves.
+    `moves` names the trials to make from `best`; `failed` has the settings that were worse, and the one before `best`.
+    `base` and `tried` are seconds per step with `best` and `trial`, by turn; `usual`, those since the last search, and
+    how many of them the consumer waits. `strays` counts consecutive samples that are slower than that, or as a negative
+    number faster ones. `pause` and `next_pause` are samples until the next search, and from it to the one after.
+    `length` is the length of samples relative to the shortest ones: longer if they differ among themselves.
     """
 
     best: Setting
@@ -128,7 +120,6 @@ class Search:
 
     @property
     def setting(self) -> Setting:
-        """The setting to use now."""
         return self.trial if self.on_trial and self.trial is not None else self.best
 
 
@@ -238,9 +229,8 @@ def is_plausible(best: Setting, trial: Setting, sample: ThroughputSample) -> boo
 class Scaling:
     """Takes samples of a loader, and applies what `search` makes of them.
 
-    Args:
-        workers: The upper bound; None for "auto", which begins with one worker.
-        least: The lower bound, 0 if the consumer's thread may do all the work.
+    `workers` is the upper bound, None for "auto", which begins with one worker. `least` is the lower bound, 0 if the
+    consumer's thread may do all the work.
     """
 
     def __init__(self, workers: int | None, prefetch: int, *, least: int = 0, deepens: bool = False) -> None:
@@ -262,7 +252,6 @@ class Scaling:
 
     @property
     def setting(self) -> Setting:
-        """The setting in use."""
         return self._search.setting
 
     def look(self, recorder: Recorder, in_flight: Callable[[], int], use: Callable[[Setting], None]) -> None:

@@ -11,12 +11,14 @@ from typing import Any, Self, cast
 
 import numpy as np
 
+from dataload._util.checks import check_max_bad
 from dataload.errors import ConfigError, WorkerError, printable, text_of
 from dataload.sources.location import locate
 from dataload.storage import absolute, base_name
 from dataload.storage.local.text import append_text, read_text
 from dataload.types import Int64Array
 
+_FEWEST_READ = 1000  # records, before which no share of them is looked at
 _SHOWN_ITEMS = 3
 _SHOWN_SOURCE_CHARACTERS = 200
 _LINE_BEGINS = '{"epoch": '
@@ -65,16 +67,16 @@ class BadRecord:
 
 
 class Budget:
-    """Counts bad records as the consumer receives their steps, reports them, and raises when there are too many.
+    """Counts records as the consumer receives their steps, reports bad ones, and raises when more than `most` are bad.
 
-    The count goes on over all epochs, so a record that fails in each of them counts each time. The report, a JSONL
-    file, is created at once, so that an error shows before the first batch.
+    `most` is the setting `max_bad`. The count goes on over all epochs, so a record that fails in each of them counts
+    each time. The report, a JSONL file, is created at once, so that an error shows before the first batch.
     """
 
-    def __init__(self, most: int, report: str | os.PathLike[str] | None) -> None:
-        self._most = most
+    def __init__(self, most: int | float, report: str | os.PathLike[str] | None) -> None:
+        self._most = check_max_bad(most)
         self._report: str | None = None
-        self.spent: int = 0
+        self.start()
         if report is None:
             return
         try:
@@ -88,14 +90,28 @@ class Budget:
                 value=report,
             ) from error
 
-    def spend(self, bad: Sequence[BadRecord], worker: str, where: str | None = None) -> None:
-        """Count and report the bad records of one step; raise if too many, warn if they cannot be reported.
+    def start(self, read: int = 0, spent: int = 0) -> None:
+        """Count from these numbers of records that were read, and of bad ones among them."""
+        self.read: int = read
+        self.spent: int = spent
+        self._last = ""
 
-        Messages say that they are of `where`, by default of the step.
+    def spend(
+        self, read: int, bad: Sequence[BadRecord], *, epoch: int, step: int, worker: str, where: str | None = None
+    ) -> None:
+        """Count what was read for a step, and its bad records; raise if too many are bad.
+
+        Messages say that they are of `where`, by default of the step. Bad records that cannot be reported are a
+        warning.
         """
-        last = bad[-1]
-        where = where or f"step {last.step} of epoch {last.epoch}"
-        if self._report is not None:
+        self.read += read
+        if bad:
+            self.spent += len(bad)
+            self._last = f"; the last is index {bad[-1].index}, in {bad[-1].text}"
+        elif not self.spent:
+            return
+        where = where or f"step {step} of epoch {epoch}"
+        if bad and self._report is not None:
             try:
                 append_report(self._report, bad)
             except OSError as error:
@@ -104,16 +120,18 @@ class Budget:
                     RuntimeWarning,
                     stacklevel=2,
                 )
-        self.spent += len(bad)
-        if self.spent > self._most:
-            raise WorkerError(
-                f"{where} failed: bad records so far: {self.spent}, and max_bad allows {self._most}; the last is index "
-                f"{last.index}, in {last.text}",
-                step=last.step,
-                epoch=last.epoch,
-                indices=tuple(record.index for record in bad),
-                worker=worker,
-            )
+        is_share = isinstance(self._most, float)
+        most = self._most * self.read if is_share else self._most
+        if self.spent <= most or (is_share and self.read < _FEWEST_READ):
+            return
+        raise WorkerError(
+            f"{where} failed: bad records so far: {self.spent} of {self.read} ({self.spent / self.read:.2%}), and "
+            f"max_bad allows {self._most}{self._last}",
+            step=step,
+            epoch=epoch,
+            indices=tuple(record.index for record in bad),
+            worker=worker,
+        )
 
 
 def shown(source: Any) -> str:

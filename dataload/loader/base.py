@@ -8,6 +8,8 @@ from typing import Any, Generic, Self, TypeVar
 
 from dataload._util.checks import check_count
 from dataload._util.html import html_table
+from dataload._util.padding import warn_of_padding
+from dataload.collate import Collate, Pack, padded_fields
 from dataload.errors import ClosedSourceError, WorkerError
 from dataload.executors import WorkerLostError
 from dataload.loader.pipeline import StepDelivery
@@ -70,6 +72,7 @@ class LoaderBase(ABC, Generic[BatchT]):
         self._upcoming: Cursor | None = None  # where the next `for` starts, if that was set
         self._now: EpochIteration | None = None  # the `for` in progress
         self._closed = False
+        self._pads: Any = None  # what collates, until its padding was looked at
 
     @property
     def epoch(self) -> int:
@@ -156,6 +159,12 @@ class LoaderBase(ABC, Generic[BatchT]):
             self._stop_delivery()
             raise
 
+    def _look_at_padding(self, batch: BatchT) -> None:
+        """Warn of the padding of the first batch, which workers do not: each would."""
+        collate, self._pads = self._pads, None
+        if isinstance(collate, (Collate, Pack)) and collate.pad_value is None:
+            warn_of_padding(padded_fields(collate, batch), stacklevel=5)
+
     @abstractmethod
     def _deliver(self) -> StepDelivery | Generator[StepResult]:
         """Start to work ahead from the cursor; sets and returns `_delivery`."""
@@ -226,7 +235,7 @@ class LoaderBase(ABC, Generic[BatchT]):
         """Return the position of the consumer as a dict for JSON."""
 
     def close(self) -> None:
-        """Stop the workers after their current work, and close streams. May be called twice. Sources: see the class."""
+        """Stop the workers after their current work, and close streams. May be called twice."""
         self._closed = True
         self._now = None
         self._stop_delivery()

@@ -1,7 +1,9 @@
 """One batch, straight down: read, transform, collate, complete. `rescue.py` takes over only where that fails."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import repeat
+from operator import getitem
 from time import perf_counter
 from typing import Any, TypeAlias, cast
 
@@ -9,6 +11,8 @@ import numpy as np
 
 from dataload._util.checks import check_call, setting_error
 from dataload._util.decoding import DecodeClock
+from dataload._util.failures import mark_users
+from dataload._util.padding import PadValue, check_pad_value
 from dataload.collate import Collate, Pack, Policy, default_collate, in_chunks
 from dataload.errors import ConfigError, SourceError, closest
 from dataload.executors import WorkerStatus
@@ -26,9 +30,8 @@ StageSpan: TypeAlias = tuple[str, float, float]
 class Trace:
     """The progress of one step: its stages, how long each took, and its bad records.
 
-    Attributes:
-        clock: Counts the parts of a stage that are spent decoding and waiting for downloads. They become spans of their
-            own at the ends of the stage, because a read may switch between them often.
+    `clock` counts the parts of a stage that are spent decoding and waiting for downloads. They become spans of their
+    own at the ends of the stage, because a read may switch between them often.
     """
 
     __slots__ = ("_begun", "bad", "clock", "index", "spans", "stage", "status", "transform")
@@ -74,11 +77,8 @@ class Trace:
 class Fetcher:
     """Makes the batch of a plan. Thread-safe.
 
-    How records are read is decided once: as columns if the source has `read_batch` and nothing needs single samples,
-    else with one `__getitems__`, else one by one.
-
-    Attributes:
-        reads_columns: Whether batches come from ``source.read_batch``.
+    How records are read is decided once: as columns if the source has `read_batch` and nothing needs single samples
+    (`reads_columns`), else with one `__getitems__`, else one by one.
     """
 
     source: Any
@@ -135,15 +135,21 @@ class Fetcher:
     def read(self, indices: Int64Array, trace: Trace) -> list[Any]:
         """Return the records at `indices`, in that order, with the chosen fields."""
         source = self.source
-        with trace.clock:
-            if isinstance(source, Source):
-                samples = source.read(indices)
-            elif self._reads_many:
-                samples = source.__getitems__(indices.tolist())
-            else:
-                samples = [source[index] for index in indices.tolist()]
-        if len(samples) != len(indices):
-            raise SourceError(f"the source's __getitems__ returned {len(samples)} records for {len(indices)} indices")
+        try:
+            with trace.clock:
+                if isinstance(source, Source):
+                    samples = source.read(indices)
+                elif self._reads_many:
+                    samples = source.__getitems__(indices.tolist())
+                else:
+                    samples = [*map(getitem, repeat(source), indices.tolist())]
+            if len(samples) != len(indices):
+                message = f"the source's __getitems__ returned {len(samples)} records for {len(indices)} indices"
+                raise SourceError(message)
+        except Exception as error:
+            if not isinstance(source, Source):
+                mark_users(error)
+            raise
         if self.fields is None:
             return samples
         return [select_fields(sample, self.fields) for sample in samples]
@@ -165,8 +171,9 @@ class Fetcher:
                     if result is None or result is DROP:
                         raise _no_sample(transform.name, result)
                 done.append(result)
-        except BaseException:
+        except BaseException as error:
             trace.transform, trace.index = transform.name, index
+            mark_users(error)
             raise
         return done
 
@@ -219,20 +226,33 @@ def _no_sample(name: str, result: Any) -> ConfigError:
     return ConfigError(f"transform {name!r} returned {result!r} instead of a sample: {hint}", key="transform")
 
 
-def choose_collate(collate: Callable[..., Any] | Mapping[str, Policy] | None, *, packs: bool) -> Callable[..., Any]:
-    """Return the function that makes batches, from a loader's argument."""
+def choose_collate(
+    collate: Callable[..., Any] | Mapping[str, Policy] | None, pad_value: PadValue | None, *, packs: bool
+) -> Callable[..., Any]:
+    """Return the function that makes batches, from a loader's arguments."""
+    if pad_value is not None and not (isinstance(collate, Mapping) or (packs and collate is None)):
+        message = "pad_value is for what collate={name: 'pad'} or packing fills up: leave it out, or give it to Collate"
+        raise ConfigError(message, key="pad_value", value=pad_value)
+    check_pad_value(pad_value, None)
     if packs:
         if collate is not None and not isinstance(collate, Pack):
             message = "packed rows are laid out by dataload.Pack: leave collate out, or pass Pack(pad_value=...), got"
             raise ConfigError(f"{message} {collate!r}", key="collate", value=collate)
-        return collate or Pack()
+        return collate or Pack(pad_value)
     if collate is None:
         return default_collate
     if isinstance(collate, Mapping):
-        return Collate(policies=collate) if collate else default_collate
+        return Collate(collate, pad_value) if collate or pad_value is not None else default_collate
     if not callable(collate):
         raise setting_error("collate", collate, "must be a function of a list of samples")
     check_call("collate", collate, "a list of samples")
+    return collate
+
+
+def without_warning(collate: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the same function for workers, which leave it to the loader to warn of padding without a `pad_value`."""
+    if isinstance(collate, (Collate, Pack)) and collate is not default_collate and collate.pad_value is None:
+        return replace(collate, pad_value=0)
     return collate
 
 

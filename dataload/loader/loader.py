@@ -3,15 +3,15 @@
 import functools
 import operator
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import ExitStack
 from dataclasses import is_dataclass
 from typing import Any, Literal, TypeVar, cast
 
-from dataload._util.checks import check_count, check_fields, check_seconds
+from dataload._util.checks import check_count, check_fields, check_flags, check_seconds
 from dataload._util.fingerprint import describe, fingerprint, identify, shows_address
 from dataload._util.machine import usable_cpus
+from dataload._util.padding import PadValue
 from dataload._util.randomness import check_seed
 from dataload.collate import Policy
 from dataload.errors import WorkerError, printable
@@ -21,7 +21,7 @@ from dataload.loader.ahead import ReadAhead
 from dataload.loader.autoscale import Scaling, Setting
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import EpochIteration, LoaderBase
-from dataload.loader.fetch import Fetcher, check_batch_transform, check_names, choose_collate
+from dataload.loader.fetch import Fetcher, check_batch_transform, check_names, choose_collate, without_warning
 from dataload.loader.order import Shuffle, plan_batches
 from dataload.loader.pipeline import StepDelivery, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
@@ -32,7 +32,7 @@ from dataload.loader.torch_names import explains_torch_names
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
 from dataload.sources.adapt import loadable
-from dataload.sources.base import Source, traffics_of
+from dataload.sources.base import traffics_of
 from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
 
@@ -56,9 +56,9 @@ class Loader(LoaderBase[BatchT]):
     class name and length only, so other data of the same length are accepted. A sampler is identified by its class
     and fields, by its repr, or if the repr shows an address by its attributes when the loader is built.
 
-    A source that is a context manager but not a dataload source is entered in this process before the first batch is
-    read, and exited when the loader is closed or dropped. Worker processes get a copy of the entered source. dataload
-    sources stay open until their opener closes them.
+    A loader neither enters nor closes its source. A source that must be entered is entered by your ``with``, before the
+    loader is iterated: worker processes get a copy of it. Only a loader from `dataload.from_config` closes its source,
+    which nobody else has opened.
 
     Args:
         source: Anything with ``__len__`` and ``__getitem__``; other methods of `dataload.types` make it faster. Also
@@ -81,6 +81,8 @@ class Loader(LoaderBase[BatchT]):
         batch_transform: ``f(batch)``, for example `dataload.torch.to_tensors`.
         collate: Makes a batch of samples: a function, or a mapping from fields to policies for shapes that differ
             (see `Collate`).
+        pad_value: The value with which `collate` or packing fills up; or values by field, such as ``{"labels": -100}``,
+            where others get 0. None is 0, with a warning if several integer fields are padded.
         num_workers: Maximum number of workers that make batches ahead; fewer are used where more are not faster. 0
             makes batches in the consumer's thread, as do threads that do not help. ``"auto"`` allows one worker for
             each CPU that this process may use, and more threads if they mostly wait.
@@ -101,7 +103,9 @@ class Loader(LoaderBase[BatchT]):
             the consumer's thread never makes batches itself, because nobody would watch it.
         on_error: What to do with a record that cannot be read or transformed: ``"raise"``; ``"skip"`` drops its row;
             ``"replace"`` uses another record of the same step. Ranks keep their number of steps.
-        max_bad: Records dropped or replaced, over all epochs, before an error is raised anyway.
+        max_bad: Bad records, over all epochs, beyond which an error is raised anyway: a number of them, or as a float
+            their share of the records that this loader has read, looked at once it has read 1,000. 1.0 is no limit.
+            Each rank counts its own; `load_state_dict` starts the count anew.
         error_report: A JSONL file to append bad records to.
         exclude: Records never to read, and to treat as `on_error` says (``"raise"`` drops them): indices, or a file
             written by `error_report`. They are not part of the state: a state saved without them still loads.
@@ -138,6 +142,7 @@ class Loader(LoaderBase[BatchT]):
         transform: Transform | Sequence[Transform] | None = None,
         batch_transform: Callable[[Any], BatchT] | None = None,
         collate: Callable[..., Any] | Mapping[str, Policy] | None = None,
+        pad_value: PadValue | None = None,
         num_workers: int | Literal["auto"] = 0,
         executor: ExecutorName = "threads",
         start_method: StartMethod = "forkserver",
@@ -147,7 +152,7 @@ class Loader(LoaderBase[BatchT]):
         epochs: int | None = None,
         timeout: float | None = None,
         on_error: OnError = "raise",
-        max_bad: int = 1000,
+        max_bad: int | float = 0.01,
         error_report: str | os.PathLike[str] | None = None,
         exclude: Sequence[int] | str | os.PathLike[str] | None = None,
         rank: int | None = None,
@@ -168,6 +173,7 @@ class Loader(LoaderBase[BatchT]):
             world_size=world_size,
         )
         batch_transform = check_batch_transform(batch_transform)
+        making = choose_collate(collate, pad_value, packs=isinstance(self._planner, PackedBatchSampler))
         workers = 1 if num_workers == "auto" else check_count("num_workers", num_workers, least=0)
         # A function that prepares a batch for its consumer (pins it, say) must not run in another process.
         in_consumer = workers and executor == "processes" and getattr(batch_transform, "runs_in_consumer", False)
@@ -176,7 +182,7 @@ class Loader(LoaderBase[BatchT]):
             source=source,
             fields=check_fields(fields),
             transform=compose(transform),
-            collate=choose_collate(collate, packs=isinstance(self._planner, PackedBatchSampler)),
+            collate=without_warning(making),
             batch_transform=None if in_consumer else batch_transform,
             seed=self._seed,
             policy=ErrorPolicy(on_error, read_excluded(exclude, source)),
@@ -202,20 +208,21 @@ class Loader(LoaderBase[BatchT]):
                 None if automatic else workers, self._prefetch, least=least, deepens=automatic and threads
             )
         self._ahead = ReadAhead(source, fetch.fields, here=not workers or executor == "threads")
-        self._opened = ExitStack()  # exits the source, if the loader has entered it
+        self._owned = ExitStack()  # closes what `from_config` has opened for this loader
         super().__init__(
             recorder=Recorder(
                 executor if workers else "serial", tuple(step.name for step in fetch.transform), traffics_of(source)
             ),
             workers=workers,
             epochs=epochs,
-            release=functools.partial(_release, self._ahead, self._executor, self._opened),
+            release=functools.partial(_release, self._ahead, self._executor),
         )
         if self._scaling is not None:
             self._workers_allowed = self._scaling.bounds.most
         self._prefetch_bytes = check_count("prefetch_bytes", prefetch_bytes, least=1)
-        self._in_order = bool(in_order)
-        self._bad = Budget(check_count("max_bad", max_bad, least=0), error_report)
+        check_flags(in_order=in_order)
+        self._in_order, self._pads = bool(in_order), making
+        self._bad = Budget(max_bad, error_report)
         self._sizer = TaskSizer()
         self._plans = EpochPlanners(self._planner)
         # An order that is not a dataclass may change while it is used: it may fill a cache, for example.
@@ -223,8 +230,6 @@ class Loader(LoaderBase[BatchT]):
         self._order = None if is_dataclass(order) else fingerprint(order)
         self._order_text: str | None = None
         self._identity: str | None = None
-        self._entering = threading.Lock()  # `batch` may be called by several threads
-        self._entered = isinstance(source, Source) or not isinstance(source, AbstractContextManager)
 
     @property
     def source(self) -> RandomAccessSource[Any]:
@@ -261,20 +266,14 @@ class Loader(LoaderBase[BatchT]):
         steps = planner.steps(epoch)
         if not 0 <= operator.index(step) < steps:
             raise IndexError(f"step {step} is out of range: epoch {epoch} has {steps} steps on this rank")
-        self._enter_source()
         with global_generators_kept():
             told = planner.sent(range(step, step + 1), epoch=epoch)
             loaded = self._work(StepRange(epoch, planner.origin, step, step + 1, told), WorkerStatus()).loaded
             if loaded[0].error is not None:
                 raise cast("WorkerError", loaded.pop().error)  # a name would keep the error and this frame alive
             result, function = loaded.pop(), self._in_consumer
+            self._look_at_padding(result.batch)
             return result.batch if function is None else apply_in_consumer(result, function, self._plans)
-
-    def _enter_source(self) -> None:
-        with self._entering:
-            if not self._entered:
-                self._opened.enter_context(cast("Any", self._source))
-                self._entered = True
 
     def __len__(self) -> int:
         """Return the steps of the epoch, the same on every rank; a restored epoch includes those before the state."""
@@ -282,7 +281,6 @@ class Loader(LoaderBase[BatchT]):
         return self._steps(self._start()) if steps is None else steps
 
     def _deliver(self) -> StepDelivery:
-        self._enter_source()
         last = self._read_until()
         self._ahead.start(self._plans, self._cursor, last)
         self._delivery = delivery = StepDelivery(
@@ -303,8 +301,8 @@ class Loader(LoaderBase[BatchT]):
         return self._epochs
 
     def _accept(self, step: StepResult, now: EpochIteration) -> BatchT:
-        if step.bad:
-            self._bad.spend(step.bad, step.worker)
+        self._bad.spend(step.records, step.bad, epoch=step.epoch, step=step.step, worker=step.worker)
+        self._look_at_padding(step.batch)
         if self._ahead.reader is not None:
             self._ahead.reader.received()
         function = self._in_consumer
@@ -342,6 +340,11 @@ class Loader(LoaderBase[BatchT]):
         super()._move(cursor)
         self._plans = EpochPlanners(self._planner) if plans is None else plans
 
+    def close(self) -> None:
+        """Stop the workers after their current work. May be called twice. The source stays open; see the class."""
+        super().close()
+        self._owned.close()
+
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the consumer: a small dict for JSON, the same on every rank unless ``in_order=False``.
 
@@ -367,6 +370,7 @@ class Loader(LoaderBase[BatchT]):
         saved.check(here, hint=_ADDRESS_HINT if differs and shows_address(self._planner.order) else "")
         self._move(cursor, plans)
         self._restore(cursor)
+        self._bad.start()
 
     def _state(self, plans: EpochPlanners, cursor: Cursor) -> LoaderState:
         if self._identity is None:
@@ -384,7 +388,6 @@ class Loader(LoaderBase[BatchT]):
         return f"{len(self._source)} records, {p.rows_per_step} rows per step{ranks}"
 
 
-def _release(ahead: ReadAhead, executor: Executor[Any, Any], opened: ExitStack) -> None:
+def _release(ahead: ReadAhead, executor: Executor[Any, Any]) -> None:
     ahead.stop()
     executor.close()
-    opened.close()

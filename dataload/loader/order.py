@@ -21,7 +21,9 @@ from dataload.samplers import (
     Sequential,
     ShardSequential,
 )
+from dataload.samplers._common import source_lengths_of
 from dataload.samplers.batch import Tail
+from dataload.sources.concat import ConcatSource
 from dataload.sources.mix import MixedSource
 from dataload.types import RandomAccessSource, Sampler, Sharded
 
@@ -84,13 +86,24 @@ def plan_batches(
         if rows is None:
             raise ConfigError("give batch_size, global_batch_size or a batch_sampler", key="batch_size", value=None)
         plan = BatchSampler(sampler=order, batch_size=rows, rank=rank, world_size=world_size, tail=tail)
-    if plan.records > len(source):
-        raise ConfigError(
-            f"the sampler chooses from {plan.records} records, and the source has {len(source)}",
-            key="sampler",
-            value=plan.order,
-        )
+    _check_records(plan, source)
     return plan
+
+
+def _check_records(plan: BatchPlanner, source: RandomAccessSource[Any]) -> None:
+    """Raise ConfigError if the order was made for another source, as far as it can tell."""
+    found, made_for = len(source), source_lengths_of(plan) or (len(source),)
+    parts = tuple(map(len, source.sources)) if isinstance(source, ConcatSource) else ()
+    message, total = "", sum(made_for)
+    if total != found:
+        hint = f"make it anew, or pass source[:{total}]" if total < found else "make it anew"
+        message = f"the sampler was made for a source of {total} records, and this one has {found}: {hint}"
+    elif plan.records > found:
+        message = f"the sampler chooses from {plan.records} records, and the source has {found}"
+    elif len(made_for) == len(parts) and made_for != parts:
+        message = f"the sampler mixes parts of {made_for} records, and the sources have {parts}: pass lengths={parts}"
+    if message:
+        raise ConfigError(message, key="sampler", value=plan.order)
 
 
 def rows_per_rank(batch_size: int | None, global_batch_size: int | None, world_size: int) -> int | None:

@@ -26,15 +26,10 @@ _MAX_STEPS = 64
 class StepDelivery:
     """Runs steps ahead of the consumer. Closing or dropping it cancels what has not started.
 
-    It ends before an epoch without steps, and before epoch `epochs`.
-
-    Args:
-        sizer: Knows the time and size of steps, and learns from each task.
-        epochs: The epoch to stop before; None goes on for ever.
-        window: Tasks ahead of the one that is waited for; 0 for no work ahead.
-        max_bytes: Approximate bytes of batches ahead; one batch is ahead in any case.
-        in_order: Whether steps come in order, or else in completion order within each epoch.
-        together: Whether one read can serve several steps; these are then grouped even without workers.
+    It ends before an epoch without steps, and before epoch `epochs`. At most `window` tasks are ahead of the one that
+    is waited for, and batches of about `max_bytes`, but one in any case. If not `in_order`, steps come in completion
+    order within each epoch. If `together`, one read can serve several steps, which are then grouped even without
+    workers.
     """
 
     def __init__(
@@ -123,13 +118,9 @@ def ordered_map(
 ) -> Generator[T]:
     """Yield the results of `tasks` in order, with at most `window()` + 1 of them in flight.
 
-    The error of a task is raised after the results before it. Closing the generator cancels what has not started,
-    and waits for nothing.
-
-    Args:
-        tasks: Taken from as results are consumed, so they may be endless.
-        window: Returns the tasks ahead of the one that is waited for, 0 for no work ahead; called for each task.
-        helps: Returns True if the consumer's thread should run tasks when it would have to wait.
+    The error of a task is raised after the results before it. Closing the generator cancels what has not started, and
+    waits for nothing. `tasks`, taken from as results are consumed, may be endless. If `helps()`, the consumer's thread
+    runs tasks when it would have to wait.
     """
     pending: deque[Result[T]] = deque()
     try:
@@ -165,9 +156,7 @@ def unordered_map(
 ) -> Generator[T]:
     """Yield the results of `tasks` in completion order; everything else is as with `ordered_map`.
 
-    Args:
-        wait_for_any: Waits until one of several results is done.
-        section: All consecutive tasks with an equal section come before any task of the next section.
+    All consecutive tasks with an equal `section` come before any task of the next section.
     """
     pending: list[tuple[object, Result[T]]] = []
     try:

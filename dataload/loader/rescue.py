@@ -6,28 +6,20 @@ import copy
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from opcode import opmap
+from time import monotonic
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast, get_args
 
 import numpy as np
 
 from dataload._util.checks import check_choice
+from dataload._util.failures import BUG, RAISE, Owner, owner_of
 from dataload._util.randomness import derive_key, hash64
 from dataload.collate import empty_like
-from dataload.errors import (
-    ClosedSourceError,
-    ConfigError,
-    MissingDependencyError,
-    SourceError,
-    StoreError,
-    WorkerError,
-    message_of,
-    printable,
-    traceback_of,
-)
+from dataload.errors import ConfigError, SourceError, WorkerError, message_of, printable, traceback_of
 from dataload.executors import worker_name
 from dataload.loader.bad_records import BadRecord, shown
 from dataload.samplers import BatchPlan
+from dataload.sources.adapt import entering_hint
 from dataload.sources.location import locate
 from dataload.types import Int64Array
 
@@ -38,22 +30,23 @@ OnError: TypeAlias = Literal["raise", "skip", "replace"]
 """Treatment of a record that fails; see `ErrorPolicy`."""
 
 _SHOWN_INDICES = 8
-_EXAMPLES_TRIED = 100
-_RAISE = opmap["RAISE_VARARGS"]
+_NONE = np.empty(0, np.int64)
+_SPREAD_EXAMPLES = 16
+_EXAMPLE_SECONDS = 10.0  # after which no other record is tried: each may wait for its shard
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorPolicy:
     """The treatment of records that fail.
 
-    Only reading and transforming are a record's own fault. A failing collate or batch transform, a closed source, a
-    missing package and a store that does not answer are raised whatever `action` is.
+    Only reading and transforming are a record's own fault, and only if `owner_of` the failure says so. A failing
+    collate or batch transform, a store, the machine and bugs of dataload are raised whatever `action` is.
 
-    Attributes:
-        action: `raise` ends the iteration. `skip` leaves the row out; a step without a good record gives a batch
-            without rows. `replace` puts another record of the same step in the row; a step without a good record is
-            an error. Packed records have room for their own length, so `replace` leaves a gap, as `skip` does.
-        excluded: (n,) int64, ascending: records known to be bad, which are never read. `raise` leaves them out, too.
+    The action `raise` ends the iteration. `skip` leaves the row out; a step without a good record gives a batch without
+    rows. `replace` puts another record of the same step in the row; a step without a good record is an error. Packed
+    records have room for their own length, so `replace` leaves a gap, as `skip` does.
+
+    `excluded`, (n,) int64, ascending, are records known to be bad, which are never read. `raise` leaves them out, too.
     """
 
     action: OnError = "raise"
@@ -64,19 +57,32 @@ class ErrorPolicy:
 
     def excluded_among(self, indices: Int64Array) -> set[int]:
         """Return those of `indices` that must not be read."""
+        return set(self._excluded(indices).tolist())
+
+    def read_of(self, indices: Int64Array) -> int:
+        """Return how many of `indices` may be read."""
+        return len(indices) - len(self._excluded(indices))
+
+    def _excluded(self, indices: Int64Array) -> Int64Array:
         if self.excluded is None or not len(self.excluded):
-            return set()
+            return _NONE
         positions = np.minimum(np.searchsorted(self.excluded, indices), len(self.excluded) - 1)
-        return set(indices[self.excluded[positions] == indices].tolist())
+        return indices[self.excluded[positions] == indices]
 
-    def examples(self, length: int, most: int) -> list[int]:
-        """Return up to `most` records that may be read, out of `length`.
+    def examples(self, near: int, length: int) -> list[int]:
+        """Return some records that may be read, out of `length`, those closest to the record `near` first.
 
-        They are spread over the whole source, because a whole shard may be damaged.
+        Their distances double, so the first are in a shard that the step has read, which need not be waited for. Some
+        are spread over the whole source, because many records in a row may be damaged.
         """
-        excluded = np.empty(0, np.int64) if self.excluded is None else self.excluded
+        excluded = _NONE if self.excluded is None else self.excluded
         left = length - len(excluded)
-        ranks = np.unique(np.linspace(0, left - 1, min(most, left)).astype(np.int64))
+        rank = near - int(np.searchsorted(excluded, near))
+        away = 1 << np.arange(max(left, 0).bit_length())
+        spread = np.linspace(0, left - 1, min(_SPREAD_EXAMPLES, left)).astype(np.int64)
+        ranks = np.unique(np.concatenate([[rank], rank - away, rank + away, spread]))
+        ranks = ranks[(ranks >= 0) & (ranks < left)]
+        ranks = ranks[np.argsort(np.abs(ranks - rank), kind="stable")]
         # The r-th remaining record follows those excluded records that have at most r remaining ones before them.
         return (ranks + np.searchsorted(excluded - np.arange(len(excluded)), ranks, side="right")).tolist()
 
@@ -96,11 +102,17 @@ class StageError(Exception):
     @property
     def record_may_be_at_fault(self) -> bool:
         """Whether other records might succeed."""
-        return (
-            self.stage.startswith(("read", "transform"))
-            and isinstance(self.error, Exception)
-            and not isinstance(self.error, (ClosedSourceError, MissingDependencyError, StoreError))
-        )
+        return self._owner == "record"
+
+    @property
+    def advice(self) -> str:
+        """What to do, where the error does not say it; "" if nothing."""
+        return f"\n  {BUG}" if self._owner == "dataload" else ""
+
+    @property
+    def _owner(self) -> Owner | None:
+        about_records = self.stage.startswith(("read", "transform")) and isinstance(self.error, Exception)
+        return owner_of(self.error) if about_records else None
 
 
 class Rescue:
@@ -196,8 +208,13 @@ class Rescue:
     def _example(self) -> tuple[int, Any]:
         """Return some good record and its sample, so that a step without rows has the usual fields and shapes."""
         reason = self._last_text() or "the source has no others"
-        tried = self._policy.examples(len(self._fetch.source), _EXAMPLES_TRIED)
-        for index in tried:
+        indices = self._plan.indices
+        tried = self._policy.examples(int(indices[0]) if len(indices) else 0, len(self._fetch.source))
+        deadline = monotonic() + _EXAMPLE_SECONDS
+        for number, index in enumerate(tried):
+            if monotonic() > deadline:
+                tried = tried[:number]
+                break
             try:
                 return index, self._sample(index)
             except StageError as failure:
@@ -262,7 +279,9 @@ class Rescue:
             if location.shard is not None or location.key is not None:
                 lines.append(f"location: {printable(str(location))}")
         lines.append(f"indices of the step: {shorten(indices)}")
-        details = "".join(f"\n  {line}" for line in lines)
+        if failure.stage.startswith(("read", "on_error")) and (hint := entering_hint(self._fetch.source)):
+            lines.append(hint)
+        details = "".join(f"\n  {line}" for line in lines) + failure.advice
         raise step_error(self._plan.step, self._epoch, where, failure.error, indices, details) from failure.error
 
 
@@ -306,7 +325,7 @@ def _is_from_signal(error: BaseException) -> bool:
                     return True
         entry = called
     # Python's own handler of Ctrl-C has no frame. What Python code raises ends with its `raise`.
-    return isinstance(error, KeyboardInterrupt) and entry.tb_frame.f_code.co_code[entry.tb_lasti] != _RAISE
+    return isinstance(error, KeyboardInterrupt) and entry.tb_frame.f_code.co_code[entry.tb_lasti] != RAISE
 
 
 def substitute(seed: int, epoch: int, index: int, good: Int64Array) -> int:

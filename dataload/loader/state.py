@@ -63,7 +63,6 @@ class EpochPlanners:
         self._shifted = shifted
 
     def of(self, epoch: int) -> BatchPlanner:
-        """Return the planner of an epoch."""
         return self._shifted if self._shifted is not None and epoch == self._epoch else self._planner
 
     def epochs_from(
@@ -71,8 +70,7 @@ class EpochPlanners:
     ) -> Generator[tuple[int, BatchPlanner, Sequence[int], range]]:
         """Yield the epochs from `start` up to `epochs`, or for ever; an epoch without steps ends them.
 
-        Yields:
-            The epoch, its planner, the steps that are missing before `start`, and the steps from there to its end.
+        Each comes with its planner, the steps that are missing before `start`, and the steps from there to its end.
         """
         epoch, step, missing = start.epoch, start.step, sorted(start.missing)
         while epochs is None or epoch < epochs:
@@ -94,7 +92,6 @@ class EpochPlanners:
         return cls(planner, state.epoch, shifted), Cursor(state.epoch, step, frozenset(steps))
 
     def state(self, cursor: Cursor, *, source: str, order: str, settings: str = "") -> LoaderState:
-        """Return the state to save at `cursor`."""
         epoch, planner = cursor.epoch, self.of(cursor.epoch)
         return LoaderState(
             epoch=epoch,

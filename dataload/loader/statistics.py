@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Self, TypeAlias
 
 from dataload._util.html import html_table
-from dataload.loader.prediction import Loop, predict
+from dataload.loader.prediction import Loop
 from dataload.storage.remote.traffic import Downloads
 
 Workplace: TypeAlias = Literal["serial", "threads", "processes"]
@@ -23,7 +23,6 @@ _DOES_NOTHING = 0.05  # part of the time: a consumer that works less only reads
 _BUSY = 0.6  # part of the time: workers that work less are not the limit
 _QUICK = 2e-4  # seconds: for batches that take less, the hand-over matters
 _MOST_WAITING = 4  # times as many workers are worth a try if they mostly wait
-_WORTH_SAYING = 1.1  # times as much
 _THROTTLED = 0.01  # part of the requests: a store that refuses more of them is the limit
 _AGAIN = 0.1  # part of the downloads of shards: if more are repeated, the cache is too small
 _CONNECTED = 0.5  # part of the time: connections that are used less are idle
@@ -161,15 +160,14 @@ class Statistics:
         1. Threads are busy together, but use only one of several CPUs, so they hold the GIL: processes.
         2. Fewer workers are in use than are allowed, because more were not faster when they were tried.
         3. The consumer does nothing between batches, so no number of workers would feed it. The line says how fast it
-           is, and how fast it could be with one worker per CPU.
+           is, and whether more workers may help.
         4. As many workers as would keep up with the consumer, if there are CPUs for them.
         5. One worker per CPU, if there are fewer.
         6. Nothing: this process may not use more CPUs.
 
         For the last four, if the CPU clock shows that threads mostly wait for something else, such as storage, the
-        limit is four times the present number of workers instead of one per CPU. The gain is "about" a number where
-        it follows from measurements, and "up to" one where the GIL, storage or the memory may be in the way; see
-        `predict`. If the stage is ``decode`` or ``transform``, the line ends with a way to have less of that work.
+        limit is four times the present number of workers instead of one per CPU. If the stage is ``decode`` or
+        ``transform``, the line ends with a way to have less of that work.
         """
         if self.steps < _FEW_STEPS or not self._loop_seconds:
             received = {0: "no batch was received", 1: "1 batch is too few to tell"}
@@ -199,7 +197,6 @@ class Statistics:
             period=self._loop_seconds / self.steps,
             consumer=self.consumer_seconds / self.steps,
             work=self.work_seconds / self.steps,
-            nbytes=self.nbytes / self.steps,
             workers=self.workers,
             executor=self.executor,
             cpus=self.cpus,
@@ -246,7 +243,7 @@ class Statistics:
         needed = math.ceil(loop.alone / loop.consumer - 1e-9)
         wanted = max(needed - self.workers, 1)  # at least one, because the consumer waits
         if wanted <= possible:
-            return f"{self._more(wanted)} would feed it{self._gain(stage, wanted, ': ')}"
+            return f"{self._more(wanted)} would feed it"
         takes = (
             f"; to keep up with the consumer takes {needed} {'CPUs' if loop.computes else 'workers'}"
             if needed > most
@@ -254,7 +251,7 @@ class Statistics:
         )
         if not possible:
             return self._no_more(stage) + takes
-        return f"{self._more(possible)} would give{self._gain(stage, possible, ' ')}{takes}"
+        return f"{self._more(possible)} may help{takes}"
 
     def _download_advice(self, found: Downloads) -> str:
         by_range = not found.shards_downloaded
@@ -288,22 +285,9 @@ class Statistics:
         kept = "keep shards in a remote.cache" if by_range else "raise remote.budget, which keeps more shards"
         return f"{rate}: allow more remote.connections if the network has more, or {kept}"
 
-    def _gain(self, stage: str, more: int, before: str) -> str:
-        """Return the predicted effect of more workers, in words."""
-        executor = "threads" if self.executor == "threads" else "processes"
-        found = predict(self._loop, self.workers + more, executor, shared=stage in _COPYING)
-        return f"{before}{'about' if found.known else 'up to'} {found.gain:.1f} times as much"
-
     def _turns(self, reason: str) -> str:
         together = f"{self.workers} threads keep {self.busy_cpus:.1f} CPUs busy together"
-        return f"{together}, as if {reason}: try executor='processes'{self._by_processes()}"
-
-    def _by_processes(self) -> str:
-        workers = min(self.cpus, max(1, self.workers, self.workers_allowed))
-        found = predict(self._loop, workers, "processes")
-        if not found.known or found.gain < _WORTH_SAYING:
-            return ""
-        return f", which with {workers} would give about {found.gain:.1f} times as much"
+        return f"{together}, as if {reason}: try executor='processes'"
 
     def _fewer(self, stage: str) -> str:
         """Return why fewer workers are in use than are allowed, and what would help."""
@@ -312,19 +296,18 @@ class Statistics:
         )
         line = f"{used}, because more were not faster"
         loop = self._loop
-        if self.executor == "processes" or not loop.computes or self.cpus == 1:
+        if self.executor == "processes" or not loop.computes or self.cpus == 1 or loop.work < _QUICK:
             return line
         if stage in _COPYING:
             return f"{line}: the memory may be the limit, or the GIL"
-        gain = self._by_processes()
-        return f"{line}, as if it holds the GIL: try executor='processes'{gain}" if gain else line
+        return f"{line}, perhaps because it holds the GIL: try executor='processes'"
 
     def _throughput(self, stage: str, possible: int) -> str:
         rate = _ratio(self.rows, self._loop_seconds)
         if not self._loop.computes:
             faster = f"the work keeps {self.busy_cpus:.1f} CPUs busy and mostly waits, so more workers may help"
         elif possible:
-            faster = f"{self._more(possible)}, one per CPU, would give{self._gain(stage, possible, ' ')}"
+            faster = f"{self._more(possible)}, one per CPU, may help"
         else:
             faster = self._no_more(stage)
         return f"it only reads, at {rate:,.0f} rows/s; {faster}"

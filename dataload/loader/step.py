@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from dataload._util.failures import owner_of
 from dataload._util.memo import Memo
 from dataload._util.randomness import derive_key
-from dataload.errors import StoreError, WorkerError
+from dataload.errors import ChangedFileError, SourceNotFoundError, WorkerError
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord
 from dataload.loader.fetch import Fetcher, StageSpan, Trace
@@ -48,6 +49,7 @@ class StepResult(NamedTuple):
     # Of a step that several workers made together, for each its name, its rows and its spans.
     shares: Sequence[tuple[str, int, list[StageSpan]]] = ()
     downloads: Report | None = None  # of a worker process, since its last step that has one
+    records: int = 0  # read for it, good or bad
 
 
 class JobResult(NamedTuple):
@@ -110,14 +112,15 @@ class StepWork:
 
     def _load(self, job: StepRange, step: int, trace: Trace) -> StepResult:
         """Return the result of one step, whether it fails or not."""
-        worker, rows = worker_name(), 0
+        worker, rows, records = worker_name(), 0, 0
         try:
             plan = self._plan(job, step)
-            rows = plan.rows
+            rows, records = plan.rows, self.fetch.policy.read_of(plan.wanted)
             batch = self.fetch(plan, job.epoch, trace)
         except WorkerError as error:
             return StepResult(job.epoch, step, None, error, rows, 0, trace.spans, trace.bad, worker)
-        return StepResult(job.epoch, step, batch, None, rows, nbytes(batch), trace.spans, trace.bad, worker)
+        size = nbytes(batch)
+        return StepResult(job.epoch, step, batch, None, rows, size, trace.spans, trace.bad, worker, records=records)
 
     def _load_together(self, job: StepRange, status: WorkerStatus) -> list[StepResult]:
         """Return the results of all steps from one read, or a failure; none if they have to be read one by one."""
@@ -126,20 +129,22 @@ class StepWork:
             plans = [self._plan(job, step) for step in range(job.start, job.stop)]
             status.at(job.epoch, job.start)
             batches = self.fetch.load_together(plans, trace)
-        except StoreError as error:  # to ask a store again would take the time-out again
-            try:
-                raise step_error(job.start, job.epoch, "", error) from error
-            except WorkerError as failure:
-                return [StepResult(job.epoch, job.start, None, failure, 0, 0, trace.spans, [], worker)]
         except BaseException as error:
             if is_for_consumer(error):
                 raise
-            return []  # the step at fault will fail by itself
+            if owner_of(error) != "store" or isinstance(error, (ChangedFileError, SourceNotFoundError)):
+                return []  # the step at fault will fail by itself, and at once
+            try:  # to ask a store again would take the time-out again
+                raise step_error(job.start, job.epoch, "", error) from error
+            except WorkerError as failure:
+                return [StepResult(job.epoch, job.start, None, failure, 0, 0, trace.spans, [], worker)]
         if batches is None:
             return []
         shares = even_shares(trace.spans, len(plans))
         return [
-            StepResult(job.epoch, plan.step, batch, None, plan.rows, nbytes(batch), spans, [], worker)
+            StepResult(
+                job.epoch, plan.step, batch, None, plan.rows, nbytes(batch), spans, [], worker, records=len(plan.wanted)
+            )
             for plan, batch, spans in zip(plans, batches, shares, strict=True)
         ]
 

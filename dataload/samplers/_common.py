@@ -30,6 +30,14 @@ class ArrayValue:
         return hash(fingerprint(self))
 
 
+class PerRecord:
+    """An order with a value for each record, which therefore fits only a source of exactly `records` records."""
+
+    __slots__ = ()
+    source_lengths: Any = property(lambda self: (self.records,))
+    """See `source_lengths_of`."""
+
+
 class OverParent:
     """The length and the range of indices of an order over a `parent`."""
 
@@ -94,6 +102,16 @@ def records_of(sampler: Sampler) -> int:
     """Return the upper bound (exclusive) of a sampler's indices, by default its length."""
     records = getattr(sampler, "records", None)
     return len(sampler) if records is None else int(records)
+
+
+def source_lengths_of(order: Any) -> tuple[int, ...] | None:
+    """Return the records of the source that an order was made for, by parts if it mixes several.
+
+    None if the order fits any source with its number of `records` or more.
+    """
+    while order is not None and getattr(order, "source_lengths", None) is None:
+        order = getattr(order, "parent", getattr(order, "sampler", None))
+    return None if order is None else order.source_lengths
 
 
 def split_by_group(groups: Int64Array) -> Iterator[tuple[int, Int64Array]]:

@@ -10,7 +10,7 @@ import numpy as np
 from dataload._util.checks import as_tuple, check_count, setting_error
 from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, check_record_lengths, divide, set_fields, split_by_group
+from dataload.samplers._common import ArrayValue, PerRecord, check_record_lengths, divide, set_fields, split_by_group
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array
@@ -28,7 +28,7 @@ class _Buckets(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class BucketBatchSampler(ArrayValue, BatchPlanner):
+class BucketBatchSampler(ArrayValue, PerRecord, BatchPlanner):
     """Batches of records of similar length: little padding and few distinct shapes.
 
     Records are divided into buckets by length. All rows of a batch come from one bucket, and their number is fixed:

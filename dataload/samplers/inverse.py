@@ -15,12 +15,9 @@ _BLOCK = 1 << 18
 
 
 def positions_of(sampler: Sampler, index: int, *, epoch: int, below: int = MAX_LENGTH) -> Int64Array:
-    """Return the positions, below `below`, at which an epoch of `sampler` has a record.
+    """Return the positions, below `below`, at which an epoch of `sampler` has a record: (n,) int64, ascending.
 
     A sampler may have a method of this name, without `sampler`, that computes them. Otherwise the order is searched.
-
-    Returns:
-        (n,) int64, ascending.
     """
     below = min(below, len(sampler))
     compute: Any = getattr(sampler, "positions_of", None)

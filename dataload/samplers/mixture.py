@@ -11,7 +11,15 @@ import numpy as np
 from dataload._util.checks import as_tuple, check_choice, check_count, setting_error
 from dataload._util.randomness import check_seed, derive_key
 from dataload.errors import ConfigError
-from dataload.samplers._common import check_lengths, check_sampler, divide, records_of, set_fields, split_by_group
+from dataload.samplers._common import (
+    check_lengths,
+    check_sampler,
+    divide,
+    records_of,
+    set_fields,
+    source_lengths_of,
+    split_by_group,
+)
 from dataload.samplers.basic import indices_without_end, positions_without_end
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.samplers.weighted import check_weights, uniform
@@ -207,6 +215,13 @@ class Mixture:
     def records(self) -> int:
         """Upper bound (exclusive) of the indices."""
         return int(self._firsts[-1])
+
+    @property
+    def source_lengths(self) -> tuple[int, ...]:
+        """See `source_lengths_of`."""
+        made_for = map(source_lengths_of, cast("tuple[Sampler, ...]", self.samplers))
+        lengths = cast("tuple[int, ...]", self.lengths)  # see `_check`
+        return tuple(n if own is None else sum(own) for own, n in zip(made_for, lengths, strict=True))
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""

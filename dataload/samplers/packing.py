@@ -99,6 +99,11 @@ class PackedBatchSampler(ArrayValue, OverSampler):
         return self._settings("batch_size", *(["strategy"] if self.strategy == "first-fit" else []))
 
     @property
+    def source_lengths(self) -> tuple[int, ...] | None:
+        """See `source_lengths_of`. None if the lengths, like the sampler, are those of a source's first records."""
+        return (len(self.lengths),) if len(self.lengths) > records_of(self.sampler) else None
+
+    @property
     def rows_per_step(self) -> int:
         """Mean records per step, because records are what a step reads."""
         mean = max(1, int(np.asarray(self.lengths).mean())) if len(self.lengths) else 1

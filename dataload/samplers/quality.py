@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dataload.samplers._common import BoolArray, Float64Array
+from dataload.samplers._common import Float64Array
 from dataload.samplers.batch import BatchPlanner
 from dataload.samplers.buckets import BucketBatchSampler
 from dataload.samplers.order_sample import (
@@ -24,7 +24,6 @@ from dataload.types import Int64Array
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
 _TOLERANCE = 0.05  # relative difference that counts as none
 _SIGMAS = 3
-_FEW_PAIRS = 25
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,54 +87,6 @@ class Mixing:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Decay:
-    """The change of the mixing over the epoch; ratios are None for parts without steps."""
-
-    tenths: tuple[float | None, ...]  # ratio of found to ideal in each tenth, relative to the whole epoch
-    error: float  # standard error of each tenth, estimated from 20 parts of the sample
-    last_to_middle: float | None  # ratio of the last tenth to the middle fifth
-
-    @property
-    def verdict(self) -> str:
-        """The finding in words."""
-        known = [tenth for tenth in self.tenths if tenth is not None]
-        if len(known) < len(self.tenths) or self.last_to_middle is None:
-            return "the epoch is too short to tell"
-        tolerance = max(_TOLERANCE, _SIGMAS * self.error)
-        if all(abs(tenth - 1) <= tolerance for tenth in known):
-            return "mixing is the same from the start of the epoch to its end"
-        if known[-1] == min(known) and self.last_to_middle < 1 - tolerance:
-            return f"mixing decays: at the end it is {self.last_to_middle:.2f} of that in the middle"
-        return f"mixing differs over the epoch: from {min(known):.2f} to {max(known):.2f} of its mean"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Repeats:
-    """Pairs of records that share a batch in one epoch and again in the next.
-
-    `pairs` counts those of which both are in the sample of the next epoch. If a record comes more than once, its first
-    occurrence counts. `again` is the fraction that share a batch again, or None without pairs. The ideal is that of
-    any two records of the sample: (G - 1) / (n - 1) for all n records in batches of G.
-    """
-
-    pairs: int
-    again: Figure | None
-
-    @property
-    def verdict(self) -> str:
-        """The finding in words."""
-        if self.again is None or self.again.ratio is None:
-            return "no pair was seen in both epochs"
-        if self.again.is_ideal:
-            few = self.pairs * self.again.ideal < _FEW_PAIRS
-            seldom = f"pairs meet again as seldom as in a uniform shuffle{self.again.proviso}"
-            return "too few pairs to tell" if few else seldom
-        if self.again.found > 0.5:
-            return f"batches stay the same: {self.again.found:.0%} of the pairs meet again"
-        return f"pairs meet again {self.again.ratio:.3g} times as often as in a uniform shuffle"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Multiplicity:
     """The number of times that records come in an epoch."""
 
@@ -169,7 +120,7 @@ class OrderReport:
     """A measurement of how well an order mixes.
 
     Attributes:
-        epoch: Number of the measured epoch; `repeats` also uses the next one.
+        epoch: Number of the measured epoch.
         records: Upper bound (exclusive) of the indices.
         positions: Positions in the epoch.
         steps: Steps in the epoch.
@@ -177,9 +128,9 @@ class OrderReport:
         sampled: Whether only a sample was measured.
         displacement: The distances that records move.
         mixing: The number of shards that batches come from.
-        decay: The change of the mixing over the epoch.
-        repeats: Pairs that meet again in the next epoch.
         multiplicity: The number of times that records come.
+        decay: Deprecated, None.
+        repeats: Deprecated, None.
     """
 
     epoch: int
@@ -190,9 +141,9 @@ class OrderReport:
     sampled: bool
     displacement: Displacement
     mixing: Mixing
-    decay: Decay
-    repeats: Repeats
     multiplicity: Multiplicity
+    decay: None = None
+    repeats: None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the report for `json.dumps`, with ratios and verdicts."""
@@ -224,7 +175,7 @@ def order_report(planner: BatchPlanner, *, shard_lengths: Sequence[int] | None =
         'a batch mixes as many parts as in a uniform shuffle'
     """
     shards = Shards.of(planner.records, shard_lengths)
-    return judge_order(sample_order(planner, epoch=epoch), sample_order(planner, epoch=epoch + 1), shards)
+    return judge_order(sample_order(planner, epoch=epoch), shards)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,9 +199,8 @@ class BucketFiller:
         return cls(*(1 - int(lengths.sum()) / total if total else 0.0 for total in padded))
 
 
-def judge_order(sample: OrderSample, following: OrderSample, shards: Shards) -> OrderReport:
-    """Return the report on samples of an epoch and of the following one."""
-    mixing, decay = _mixing(sample, shards)
+def judge_order(sample: OrderSample, shards: Shards) -> OrderReport:
+    """Return the report on a sample of an epoch."""
     return OrderReport(
         epoch=sample.epoch,
         records=sample.records,
@@ -259,9 +209,7 @@ def judge_order(sample: OrderSample, following: OrderSample, shards: Shards) -> 
         looked_at=len(sample.indices),
         sampled=not sample.whole,
         displacement=_displacement(sample),
-        mixing=mixing,
-        decay=decay,
-        repeats=_repeats(sample, following),
+        mixing=_mixing(sample, shards),
         multiplicity=Multiplicity.of(sample.indices, sample.records, whole=sample.whole),
     )
 
@@ -292,47 +240,13 @@ def _error(values: Float64Array, blocks: Int64Array) -> float:
     return float(np.sqrt(np.mean(np.diff(means) ** 2) / 2 / len(means)))
 
 
-def _mixing(sample: OrderSample, shards: Shards) -> tuple[Mixing, Decay]:
+def _mixing(sample: OrderSample, shards: Shards) -> Mixing:
     found = shards_per_batch(sample, shards)
     ideal = expected_shards(shards, np.bincount(sample.batches, minlength=len(sample.steps)))
     blocks = np.arange(len(found)) * PLACES // len(found)
     per_batch = Figure(found=float(found.mean()), ideal=float(ideal.mean()), error=_error(found - ideal, blocks))
 
-    overall = float(found.sum() / ideal.sum())
     tenth = sample.steps * 10 // sample.epoch_steps
-
-    def ratio(of: BoolArray) -> float | None:
-        return float(found[of].sum() / ideal[of].sum()) if of.any() else None
-
-    ratios = [ratio(tenth == t) for t in range(10)]
-    middle = ratio((tenth == 4) | (tenth == 5))
-    decay = Decay(
-        tenths=tuple(None if value is None else value / overall for value in ratios),
-        error=_error(found / ideal, blocks) / overall * math.sqrt(10),
-        last_to_middle=None if ratios[-1] is None or middle is None else ratios[-1] / middle,
-    )
-    noun = "shards" if shards.files else "parts"
-    return Mixing(shards=len(shards), noun=noun, per_batch=per_batch, middle=middle), decay
-
-
-def _repeats(sample: OrderSample, following: OrderSample) -> Repeats:
-    records, first = np.unique(sample.indices, return_index=True)
-    next_records, next_first = np.unique(following.indices, return_index=True)
-    _, here, there = np.intersect1d(records, next_records, assume_unique=True, return_indices=True)
-    batch = sample.batches[first[here]]
-    next_batch = following.batches[next_first]
-    pairs = _pairs(batch)
-    if not pairs:
-        return Repeats(pairs=0, again=None)
-    again = _pairs(batch * len(following.steps) + next_batch[there])
-    ideal = _pairs(next_batch) / math.comb(len(next_batch), 2)
-    return Repeats(
-        pairs=pairs,
-        again=Figure(found=again / pairs, ideal=ideal, error=math.sqrt(max(1, pairs * ideal)) / pairs),
-    )
-
-
-def _pairs(groups: Int64Array) -> int:
-    """Return the number of pairs of elements in the same group."""
-    counts = np.unique(groups, return_counts=True)[1]
-    return int((counts * (counts - 1) // 2).sum())
+    fifth = (tenth == 4) | (tenth == 5)
+    middle = float(found[fifth].sum() / ideal[fifth].sum()) if fifth.any() else None
+    return Mixing(shards=len(shards), noun="shards" if shards.files else "parts", per_batch=per_batch, middle=middle)

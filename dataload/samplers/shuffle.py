@@ -8,7 +8,7 @@ import numpy as np
 from dataload._util.checks import check_count, setting_error
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key
-from dataload.samplers._common import check_lengths, check_sampler, records_of, set_fields
+from dataload.samplers._common import PerRecord, check_lengths, check_sampler, records_of, set_fields
 from dataload.samplers.basic import Sequential
 from dataload.samplers.inverse import positions_of
 from dataload.samplers.permutation import KEY_WORDS, MAX_LENGTH, permute, unpermute
@@ -74,7 +74,7 @@ class _ShardOrder(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class ShardSequential:
+class ShardSequential(PerRecord):
     """Shards in a random order, each read from front to back.
 
     This is the order that disks and object stores read fastest. On its own it mixes nothing within a shard: wrap it

@@ -9,7 +9,7 @@ from dataload._util.checks import check_count, setting_error
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, Float64Array, set_fields
+from dataload.samplers._common import ArrayValue, Float64Array, PerRecord, set_fields
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Int64Array
 
@@ -17,7 +17,7 @@ _LINEAR_STEPS = 8
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Weighted(ArrayValue):
+class Weighted(ArrayValue, PerRecord):
     """Records drawn at random, each with a probability proportional to its weight.
 
     With replacement, every position is an independent draw. Without, a drawn record is not drawn again in that epoch

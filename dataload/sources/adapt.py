@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from os import PathLike
 from typing import Any, cast
 
 import numpy as np
 
+from dataload._util.failures import mark_users
 from dataload._util.fingerprint import identify
 from dataload.collate import default_collate
 from dataload.sources.base import Source, select_fields, spec_of
@@ -31,12 +33,7 @@ _TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"
 
 
 def loadable(data: Any) -> RandomAccessSource[Any]:
-    """Return what a loader can read: a source of any kind as it is, and columns in memory as a `MemorySource`.
-
-    Raises:
-        TypeError: It is no source; the message says what to write instead.
-        ConfigError: Columns differ in length.
-    """
+    """Return what a loader can read: a source of any kind as it is, and columns in memory as a `MemorySource`."""
     if isinstance(data, Source):
         return data
     kind: type[Any] = type(data)
@@ -46,6 +43,15 @@ def loadable(data: Any) -> RandomAccessSource[Any]:
         return MemorySource(_columns(cast("Mapping[str, Any]", data)))
     _refuse(data)
     return data
+
+
+def entering_hint(source: Any) -> str:
+    """Return what to do if a read failed because a source of another library was not entered; "" for other sources."""
+    source = getattr(source, "dataset", source)  # that of torch's Subset and the like
+    if isinstance(source, Source) or not isinstance(source, AbstractContextManager):
+        return ""
+    named = type(cast("Any", source)).__name__
+    return f"{named} is a context manager, which dataload never enters: if it must be entered, read inside its `with`"
 
 
 def as_source(data: Any) -> Source[Any]:
@@ -77,11 +83,13 @@ class WrappedSource(Source[Any]):
 
     def _read(self, indices: Int64Array) -> list[Any]:
         wanted = indices.tolist()
-        return (
-            self._data.__getitems__(wanted)
-            if isinstance(self._data, BatchReader)
-            else [*map(self._data.__getitem__, wanted)]
-        )
+        try:
+            many = isinstance(self._data, BatchReader)
+            return self._data.__getitems__(wanted) if many else [*map(self._data.__getitem__, wanted)]
+        except Exception as error:
+            mark_users(error)
+            error.add_note(entering_hint(self._data))
+            raise
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         if isinstance(self._data, ColumnReader):
@@ -93,14 +101,13 @@ class WrappedSource(Source[Any]):
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of the first record."""
         if self._fields is None:
-            record = self._data[0] if len(self) else None
+            record = self._read(np.zeros(1, np.int64))[0] if len(self) else None
             known = cast("Mapping[str, Any]", record if isinstance(record, Mapping) else {})
             self._fields = {name: spec_of(value) for name, value in known.items()}
         return self._fields
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
-        """See `Source.shard_lengths`."""
         return self._data.shard_lengths if isinstance(self._data, Sharded) else (len(self),)
 
     def _locate(self, index: int) -> Location:
@@ -108,13 +115,11 @@ class WrappedSource(Source[Any]):
 
     @property
     def reads_in_order(self) -> bool:
-        """See `Source.reads_in_order`."""
         return bool(getattr(self._data, "reads_in_order", False))
 
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
-        """See `dataload.types.ReadsAhead`."""
         if not isinstance(self._data, ReadsAhead):
             return None
         return self._data.read_ahead(steps, fields, here=here, share=share)
@@ -150,7 +155,7 @@ def _columns(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse(data: Any) -> None:
-    """Raise TypeError for what is no source."""
+    """Raise TypeError, with advice, for data that are not a source."""
     if isinstance(data, (str, PathLike)):
         path = str(cast("Any", data))
         raise TypeError(f"a path is no source: pass dataload.open({path!r})")

@@ -36,14 +36,7 @@ def read_ahead(
 ) -> AheadReader | None:
     """Start to fetch what steps read; see `dataload.types.ReadsAhead`.
 
-    Args:
-        files: The file of each shard; a file may occur several times.
-        opened: The shards.
-        remote: The settings.
-        steps: The steps.
-        fields: Fields that are read; None means all.
-        here: Whether this process reads them.
-        share: Part of the cache's budget that may be used.
+    `files` are those of the shards, and may repeat; `share` is the part of the cache's budget that may be used.
     """
     from dataload.storage.remote.ahead import Shards  # most data are local
     from dataload.storage.remote.ranges_ahead import RangesAhead
@@ -64,7 +57,7 @@ def read_ahead(
     urls = [file for file in whole if is_url(file)]
     versions = dict(zip(urls, storage.versions(urls), strict=True))
     mode: str = remote.options.mode
-    sharers = _ranks_of_node()
+    sharers = ranks = _ranks_of_node()
     if mode != "ranges":
         sharers = sharers_of(sum(versions[url].size for url in urls), sharers, share * storage.budget())
     if mode == "auto":
@@ -84,7 +77,7 @@ def read_ahead(
         storage.check_sizes(kept)
         never_by_range = frozenset(number for number, file in enumerate(kept) if whole[file])
         shards = Shards(kept, [versions[file] for file in kept], never_by_range)
-        return storage.read_ahead(shards, shard_uses(steps, opened.ends, _numbers(files, kept)), share, sharers)
+        return storage.read_ahead(shards, shard_uses(steps, opened.ends, _numbers(files, kept)), share, sharers, ranks)
     if not here or (len(first) and first.ranges(np.zeros(1, np.int64), fields) is None):
         return None  # nobody knows what will be read
     return RangesAhead(versions, step_ranges(steps, files, opened, fields, remote.options.connections), remote)
@@ -105,16 +98,10 @@ def _choose(
     fields: tuple[str, ...] | None,
     budget: int,
 ) -> Choice:
-    """Return how to read files of which some can be read by range.
+    """Return how to read files of which some can be read by range, within a cache of `budget` bytes.
 
-    Args:
-        block: The first steps.
-        opened: The shards.
-        wanted: The shard that is read first.
-        of_shard: (shards,) int64, the number of each one's file at a URL; -1 for a local one.
-        sizes: (files,) int64, their bytes.
-        fields: Fields that are read; None means all.
-        budget: Bytes that the cache may take.
+    `wanted` is the shard that is read first; `of_shard`, (shards,) int64, the number of its file at a URL, -1 if local;
+    `sizes`, (files,) int64, are bytes.
     """
     lengths = np.diff(opened.ends, prepend=0)
     record_bytes = float(sizes.sum()) / max(1, int(lengths[of_shard >= 0].sum()))
@@ -159,10 +146,7 @@ def step_ranges(
 def shard_uses(steps: Iterator[StepsAhead], ends: Int64Array, numbers: Int64Array) -> Iterator[Sequence[Use]]:
     """Yield the shards that steps read, in the order of their first use.
 
-    Args:
-        steps: The steps.
-        ends: (files,) int64, cumulative number of records.
-        numbers: (files,) int64, the shard that each file is or is part of; -1 if it is not of interest.
+    `numbers`, (files,) int64, are the shard that each file is or is part of; -1 if it is not of interest.
     """
     mean = int(ends[-1]) // len(ends)
     count, shards = 0, int(numbers.max()) + 1

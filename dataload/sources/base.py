@@ -130,6 +130,7 @@ class Source(ABC, Generic[T_co]):
         Raises:
             IndexError: An index is out of range; no partial result is returned.
             CorruptFileError: A record contradicts its format.
+            ChangedFileError: A file was written to since it was opened.
             ClosedSourceError: `close` was called.
         """
         return self.__getitems__(indices)
@@ -252,13 +253,11 @@ class PartSource(Source[T_co]):
 
     @property
     def reads_in_order(self) -> bool:
-        """See `Source.reads_in_order`."""
         return self._parent.reads_in_order
 
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
-        """See `dataload.types.ReadsAhead`."""
         if not isinstance(self._parent, ReadsAhead):
             return None
         mapped = (replace(block, indices=self._map(block.indices)) for block in steps)
@@ -298,7 +297,6 @@ class SliceSource(PartSource[T_co]):
         return tuple(n for n in inside.tolist() if n) or (0,)
 
     def fingerprint(self) -> str:
-        """See `Source.fingerprint`."""
         return digest("slice", self._parent.fingerprint(), self._span.start, self._span.stop, self._span.step)
 
     def __repr__(self) -> str:
@@ -330,7 +328,6 @@ class SelectionSource(PartSource[T_co]):
         return tuple(n for n in np.diff(ends, prepend=0).tolist() if n) or (0,)
 
     def fingerprint(self) -> str:
-        """See `Source.fingerprint`."""
         return digest("selection", self._parent.fingerprint(), self._rule.identity)
 
     def __repr__(self) -> str:

@@ -23,10 +23,9 @@ def with_classes(fields: Mapping[str, FieldSpec], classes: Mapping[str, tuple[st
 
 
 def common_classes(parts: Iterable[tuple[str, Mapping[str, FieldSpec]]], key: str) -> dict[str, tuple[str, ...]]:
-    """Return the names of classes, by field, of data that are read together: pairs of a name, for messages, and fields.
+    """Return the names of classes by field; labels that mean other classes in other data are a ConfigError of `key`.
 
-    Raises:
-        ConfigError: Labels stand for other classes in one than in another; its key is `key`.
+    `parts` are data that are read together: pairs of a name, for messages, and fields.
     """
     known: dict[str, tuple[str, tuple[str, ...]]] = {}
     for part, fields in parts:

@@ -129,7 +129,6 @@ class ConcatSource(Source[Any]):
         return [file for some in files for file in some] if all(files) else ()
 
     def fingerprint(self) -> str:
-        """See `Source.fingerprint`."""
         return digest("concat", *(source.fingerprint() for source in self._sources))
 
     def close(self) -> None:

@@ -21,10 +21,9 @@ class _Parts:
 
 
 class DecodedCache:
-    """Decoded parts of files, of which the ones used last stay. Thread-safe; each process has its own.
+    """Decoded parts of files, the last used ones, of at most `limit` bytes; one part stays, whatever its size.
 
-    Args:
-        limit: Most bytes that parts take together; one part stays, whatever its size.
+    Thread-safe; each process has its own.
     """
 
     def __init__(self, limit: int) -> None:

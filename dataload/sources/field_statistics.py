@@ -43,16 +43,10 @@ _LENGTHS_NAME = re.compile(r"\.dataload\.lengths-[0-9a-f]{32}\.npy")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbers:
-    """The numbers in a field, all elements of arrays included.
+    """The numbers in a field, all elements of arrays included: how many are finite, NaN and infinite.
 
-    Attributes:
-        finite: How many are finite.
-        nan: How many are not a number.
-        infinite: How many are infinite.
-        minimum: The smallest finite one; None if there is none.
-        maximum: The largest finite one.
-        total: The sum of the finite ones, not rounded.
-        squares: The sum of their squares; None if one is too large.
+    The other attributes describe the finite ones. They are None without any, and `squares`, the sum of squares, also if
+    one is too large; `total` is not rounded.
     """
 
     finite: int = 0
@@ -91,7 +85,6 @@ class Numbers:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `parse` reads."""
         names = ("finite", "nan", "infinite", "minimum", "maximum")
         sums = {"total": str(self.total), "squares": None if self.squares is None else str(self.squares)}
         return {**{name: getattr(self, name) for name in names}, **sums}
@@ -122,17 +115,11 @@ class Length(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldStatistics:
-    """Statistics of one field.
+    """Statistics of one field: how many records have it, and how many have each dtype, shape and label.
 
-    Attributes:
-        records: Number of records that have the field.
-        dtypes: How many records have each dtype: ``"bytes"``, ``"str"``, the name of a numpy dtype, or of a class.
-        shapes: How many records have each shape, in ascending order; None if there are more than `MOST_SHAPES`.
-        axes: The smallest and the largest extent of each axis; None if the number of axes differs.
-        length: Lengths of the values; None if one has no length.
-        numbers: The numbers in the values; None if they are no numbers.
-        labels: How many records have each value, if all are integers or short text and there are at most `MOST_LABELS`
-            values; else None.
+    Dtypes are ``"bytes"``, ``"str"``, names of numpy dtypes or of classes. `shapes`, in ascending order, is None if
+    there are more than `MOST_SHAPES`; `axes`, the extents, is None if the number of axes differs. `labels` is None
+    unless all values are integers or short text, and at most `MOST_LABELS`.
     """
 
     records: int = 0
@@ -172,7 +159,6 @@ class FieldStatistics:
         return self.length is not None and self.length.shortest < self.length.longest
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `parse` reads."""
         return {
             "records": self.records,
             "dtypes": dict(sorted(self.dtypes.items())),
@@ -231,11 +217,8 @@ class LengthsFile(NamedTuple):
 class DataSetStatistics:
     """Statistics of a data set, which belong to the shards of its entry in a manifest.
 
-    Attributes:
-        options: Options of the reader with which the records were read; see `STORED_OPTIONS`.
-        selected: Names of the fields that were measured; None means all.
-        fields: By field; the name ``""`` is that of records that are no fields.
-        lengths: Files with the lengths of those fields that differ in length.
+    `options` are those of the reader, see `STORED_OPTIONS`; `selected` the measured fields, None for all; `lengths`
+    files with the lengths of fields that differ in length.
     """
 
     options: Mapping[str, Any]
@@ -244,11 +227,7 @@ class DataSetStatistics:
     lengths: Mapping[str, LengthsFile] = field(default_factory=dict[str, LengthsFile])
 
     def merge(self, other: Self) -> Self:
-        """Return the statistics of the records of both, without `lengths`.
-
-        Raises:
-            ConfigError: They were read with different options, or are of different fields.
-        """
+        """Return the statistics of the records of both, which were read alike, without `lengths`."""
         for name, mine, others in (
             ("options", self.options, other.options),
             ("fields", self.selected, other.selected),
@@ -260,7 +239,6 @@ class DataSetStatistics:
         return type(self)(options=self.options, selected=self.selected, fields=fields)
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `parse` reads."""
         fields = {name: each.to_json() for name, each in self.fields.items()}
         return {
             "options": dict(self.options),
@@ -297,11 +275,7 @@ class DataSetStatistics:
 def merge_fields(
     one: Mapping[str, FieldStatistics], other: Mapping[str, FieldStatistics]
 ) -> dict[str, FieldStatistics]:
-    """Return the statistics of the records of both, by field, in the order in which fields appear.
-
-    Raises:
-        ConfigError: There are more than `MOST_FIELDS`.
-    """
+    """Return the statistics of the records of both, by field, in the order in which fields appear."""
     merged = dict(one)
     for name, each in other.items():
         merged[name] = merged[name].merge(each) if name in merged else each

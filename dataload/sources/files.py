@@ -4,7 +4,6 @@ import sys
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from functools import partial
 from os import PathLike, fspath
@@ -18,8 +17,9 @@ from dataload._util.checks import check_fields
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import as_indices
 from dataload._util.per_process import PerProcess, is_pickled_for_worker
+from dataload._util.threads import DaemonThreads
 from dataload.collate import scatter_columns
-from dataload.errors import ClosedSourceError, ConfigError, DataloadError, SourceError, closest
+from dataload.errors import ClosedSourceError, ConfigError, DataloadError, MachineError, closest
 from dataload.sources.ahead import read_ahead
 from dataload.sources.base import Source
 from dataload.sources.classes import with_classes
@@ -218,13 +218,9 @@ class FileSource(Source[T_co]):
                 break
         if len(self._paths) - len(found) < _FEWEST_OPENED_IN_PARALLEL:
             return [*found, *_shown([partial(opened, shard) for shard in shards], len(self._paths))]
-        with ThreadPoolExecutor(self._opening_threads) as pool:
+        with DaemonThreads(self._opening_threads) as pool:
             futures = [pool.submit(opened, shard) for shard in shards]
-            try:
-                return [*found, *_shown([future.result for future in futures], len(self._paths))]
-            except BaseException:
-                pool.shutdown(cancel_futures=True)
-                raise
+            return [*found, *_shown([future.result for future in futures], len(self._paths))]
 
     @property
     def _opening_threads(self) -> int:
@@ -255,8 +251,8 @@ class FileSource(Source[T_co]):
         except MemoryError as error:
             raise self._memory_error(indices) from error
 
-    def _memory_error(self, indices: Int64Array) -> SourceError:
-        return SourceError(
+    def _memory_error(self, indices: Int64Array) -> MachineError:
+        return MachineError(
             f"{self!r}: reading {len(indices)} records at once needs more memory than this process may have: read "
             "fewer at once (batch_size), or lower max_record_bytes, so that larger ones are refused",
             path=self._paths[0],
@@ -335,7 +331,7 @@ class FileSource(Source[T_co]):
         shards = range(len(self._paths))
         if self._remote is None or not any(map(is_url, self._paths)):
             return [*map(self._identity_of, shards)]
-        with ThreadPoolExecutor(self._opening_threads) as pool:  # most of the time is that of requests
+        with DaemonThreads(self._opening_threads) as pool:  # most of the time is that of requests
             return [*pool.map(self._identity_of, shards)]
 
     def _identity_of(self, shard: int) -> ShardIdentity:

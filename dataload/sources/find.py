@@ -1,28 +1,35 @@
 """Find the format and the files of a data set: ``"format:path"``, patterns, directories, suffixes, content."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, fields
+from functools import partial
 from itertools import chain
 from os import PathLike
 from typing import Any, cast
 
 import numpy as np
 
-from dataload._util.indexing import expand_braces
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.format import HEAD_BYTES, Format
 from dataload.sources.head import describe_head
 from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest, renewal
-from dataload.sources.registry import added_formats, built_in_formats, by_content, by_suffix, get_format
+from dataload.sources.registry import (
+    added_formats,
+    built_in_formats,
+    by_content,
+    by_suffix,
+    family_of,
+    get_format,
+    variants_of,
+)
 from dataload.sources.selection import as_path
-from dataload.sources.shard_files import check_complete, shard_bytes
+from dataload.sources.shard_files import check_complete, expand_pattern, is_media_folder, shard_bytes
 from dataload.sources.shards import KnownShards
 from dataload.storage import (
     Remote,
     base_name,
-    has_wildcards,
     is_url,
     join,
     local_path,
@@ -34,11 +41,7 @@ _PATTERN = re.compile(r"[*?[{]")
 
 
 def split_format(paths: Any, name: str | None = None) -> tuple[Format | None, Any]:
-    """Split ``"format:path"`` into the format, None if it is not named, and the rest; `name` gives the format apart.
-
-    Raises:
-        ConfigError: There is no format of that name.
-    """
+    """Split ``"format:path"`` into the format, None if it is not named, and the rest; `name` gives the format apart."""
     if name is not None:
         return get_format(name), paths
     if not isinstance(paths, str):
@@ -57,13 +60,7 @@ def split_prefix(path: str) -> tuple[str | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class FoundShards:
-    """The shards of a data set, found without opening it.
-
-    Attributes:
-        format: Its format.
-        files: The shards in index order.
-        listed: The entries of the manifests that list some of them, or all.
-    """
+    """The shards of a data set, in index order and not open; `listed` are the manifests' entries with any of them."""
 
     format: Format
     files: list[str]
@@ -71,11 +68,7 @@ class FoundShards:
 
     @property
     def options(self) -> Mapping[str, Any]:
-        """The reader's options in the manifests.
-
-        Raises:
-            ConfigError: The manifests disagree.
-        """
+        """The reader's options in the manifests, which have to agree."""
         several = [entry.options for entry in self.listed if entry.format == self.format.name]
         for options in several[1:]:
             if options != several[0]:
@@ -101,26 +94,23 @@ def harmless_options(entry: Format) -> set[str]:
 
 
 def find_shards(
-    paths: Any, name: str | None = None, *, manifests: bool = True, remote: Remote | None = None
+    paths: Any,
+    name: str | None = None,
+    *,
+    manifests: bool = True,
+    remote: Remote | None = None,
+    options: Collection[str] = (),
 ) -> FoundShards:
     """Find the format of a data set and its files in index order, without opening it.
 
-    Args:
-        paths: A path, ``"format:path"``, a pattern, a directory of shards, or a list of these.
-        name: Name of a format that takes paths; by default suffix and content decide, or the directory's manifest.
-        manifests: Let manifests list the shards of directories.
-        remote: The settings of data at URLs.
-
-    Raises:
-        SourceNotFoundError: There is nothing there.
-        UnsupportedFormatError: The content is not in a known format.
-        ConfigError: There is no such format, the files have different formats, or a directory has several data sets.
-        CorruptFileError: A manifest is damaged, or local shards differ from it.
+    `paths` are a path, ``"format:path"``, a pattern, a directory of shards, or a list of these. `name` is that of a
+    format that takes paths; by default suffix and content decide, or a directory's manifest if `manifests`. `options`
+    are names of given options, which may tell what a directory is.
     """
     entry, rest = split_format(paths, name)
     if entry is not None and not entry.takes_paths:
         raise ConfigError(f"format {entry.name!r} has no files, which are needed here", key="paths", value=paths)
-    found = [_expand(item, entry, manifests, remote) for item in _as_list(rest)]
+    found = [_expand(item, entry, manifests, remote, options) for item in _as_list(rest)]
     files = [file for part, _ in found for file in part]
     if not files:
         raise ConfigError("no path was given: the list is empty", key="paths", value=paths)
@@ -131,11 +121,7 @@ def find_shards(
 
 
 def _listed_format(listed: Sequence[DataSetEntry], files: Sequence[str], remote: Remote | None) -> Format:
-    """Return the format that manifests name, of files that are in no other.
-
-    Raises:
-        ConfigError: The files have another format.
-    """
+    """Return the format that manifests name, of files that are in no other."""
     names = {each.format for each in listed}
     if len(names) == 1:
         for entry in built_in_formats():
@@ -149,12 +135,7 @@ def _listed_format(listed: Sequence[DataSetEntry], files: Sequence[str], remote:
 
 
 def read_manifest(directory: str, remote: Remote | None = None) -> Manifest | None:
-    """Return the manifest of a directory, or None.
-
-    Raises:
-        CorruptFileError: It is damaged.
-        SourceError: It cannot be read.
-    """
+    """Return the manifest of a directory, or None if it has none."""
     path = join(directory, MANIFEST_NAME)
     try:
         # One request, whatever its size.
@@ -167,12 +148,7 @@ def read_manifest(directory: str, remote: Remote | None = None) -> Manifest | No
 def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
     """Return the format in which to write, and the path without its name.
 
-    Args:
-        path: Destination, or ``"format:path"``.
-        name: Name of the format; by default the suffix decides.
-
-    Raises:
-        ConfigError: No format is named, there is no such format, it is read-only, or the path is a pattern.
+    The path may be ``"format:path"``; otherwise `name` gives the format, by default the suffix decides.
     """
     entry, rest = split_format(path, name)
     rest = local_path(rest)
@@ -201,7 +177,7 @@ def _as_list(paths: Any) -> list[str]:
 
 
 def _expand(
-    path: str, entry: Format | None, manifests: bool, remote: Remote | None
+    path: str, entry: Format | None, manifests: bool, remote: Remote | None, options: Collection[str]
 ) -> tuple[list[str], DataSetEntry | None]:
     """Return all shards that a path or pattern names, and the entry of the manifest from which they are."""
     storage = storage_of(path, remote)
@@ -214,12 +190,16 @@ def _expand(
             if listed is not None:
                 return [join(path, name) for name in listed.names], listed
             if _is_directory_of_shards(path, entry, remote):
+                if entry is None and is_media_folder(
+                    path, options, partial(by_suffix, known=[*_all_formats()]), remote
+                ):
+                    return [path], None
                 return _shards_of_directory(path, entry, remote), None
         return [path], None
     if _is_selection(path, [entry] if entry else built_in_formats(), remote):
         return [path], None  # x.array_record[2:4], which would otherwise be a pattern
     try:
-        return _expand_pattern(path, remote), None
+        return expand_pattern(path, remote), None
     except SourceNotFoundError:
         if entry is None and _is_selection(path, added_formats(), remote):
             return [path], None
@@ -239,16 +219,11 @@ def _listed_at_url(path: str, entry: Format | None, remote: Remote | None) -> Da
 
 
 def _listed(directory: str, entry: Format | None, remote: Remote | None) -> DataSetEntry | None:
-    """Return the data set that the manifest of a directory lists, of a format if one is given, or None.
-
-    Raises:
-        ConfigError: It lists several.
-        CorruptFileError: The manifest is damaged, or local shards differ from it.
-    """
+    """Return the only data set that the manifest of a directory lists, of a format if one is given, or None."""
     manifest = read_manifest(directory, remote)
     several = [*manifest.data_sets] if manifest is not None else []
     if entry is not None:
-        own = {each.name for each in built_in_formats() if _family(each) == _family(entry)} | {entry.name}
+        own = {each.name for each in built_in_formats() if family_of(each) == family_of(entry)} | {entry.name}
         several = [listed for listed in several if listed.format in own]
     if manifest is None or not several:
         return None
@@ -288,23 +263,6 @@ def _is_selection(path: str, known: Iterable[Format], remote: Remote | None) -> 
     return any((file := entry.file(path)) != path and storage_of(file, remote).exists(file) for entry in known)
 
 
-def _expand_pattern(path: str, remote: Remote | None) -> list[str]:
-    storage, far = storage_of(path, remote), is_url(path)
-    names: list[str] = []
-    for name in expand_braces(path):
-        if has_wildcards(name) and (far or not storage.exists(name)):
-            matches = [match for match in storage.glob(name) if base_name(match) != MANIFEST_NAME]
-            if not matches:
-                raise SourceNotFoundError(f"nothing matches the pattern {name}", path=name)
-            names += matches
-        elif far and name != path:
-            names.append(name)  # found to be missing when it is opened, among others at the same time
-        else:
-            storage.identity(name)  # raises if there is nothing
-            names.append(name)
-    return names
-
-
 def _is_directory_of_shards(path: str, entry: Format | None, remote: Remote | None) -> bool:
     if _format_of_directory(path, remote) is not None:
         return False
@@ -336,18 +294,9 @@ def _shards_among(names: Iterable[str], entry: Format | None) -> list[str]:
     known = [*_all_formats()]
     found = [(name, of) for name in names if (of := by_suffix(name, known)) is not None]
     if entry is not None:
-        return [name for name, of in found if _family(of) == _family(entry)]
+        return [name for name, of in found if family_of(of) == family_of(entry)]
     others = [name for name, of in found if not of.lies_beside]
     return others or [name for name, _ in found]
-
-
-def _family(entry: Format) -> str:
-    """Return the name of the general format, which shares suffixes and magic with its variants."""
-    return entry.variant_of or entry.name
-
-
-def _variants(entry: Format) -> list[Format]:
-    return [other for other in built_in_formats() if other.variant_of == entry.name]
 
 
 def _common_format(files: Sequence[str], remote: Remote | None) -> Format:
@@ -373,7 +322,7 @@ def _format_of(path: str, known: Sequence[Format], remote: Remote | None) -> For
         return selected
     path = path if selected is None else selected.file(path)
     by_name = by_suffix(path, known)
-    if by_name is not None and by_name.variant_of is None and not _variants(by_name):
+    if by_name is not None and by_name.variant_of is None and not variants_of(by_name):
         return by_name
     storage = storage_of(path, remote)
     holder = _format_of_directory(path, remote) if storage.is_directory(path) else None
@@ -384,7 +333,9 @@ def _format_of(path: str, known: Sequence[Format], remote: Remote | None) -> For
         head = file.read(0, HEAD_BYTES)
     found = detect(head, known)
     if found is not None:
-        return next((other for other in _variants(found) if other.is_variant and other.is_variant(data, remote)), found)
+        return next(
+            (other for other in variants_of(found) if other.is_variant and other.is_variant(data, remote)), found
+        )
     if by_name is not None:
         return by_name  # its reader explains best what is wrong
     detected = ", ".join(sorted(entry.name for entry in known if entry.magic is not None))

@@ -34,7 +34,6 @@ class GatheredTable(RecordTable):
         return self._all
 
     def cut(self, start: int, stop: int) -> BytesArray:
-        """See `RecordTable.cut`."""
         with reading():
             return self._file.gather(self._offsets + start, stop - start)
 
@@ -74,7 +73,6 @@ class LoadedRecords:
         return cls(block), starts
 
     def gather(self, offsets: Int64Array, length: int) -> BytesArray:
-        """See `RecordFile.gather`."""
         out = pooled_empty((len(offsets), length), np.uint8)
         core().gather(out, self._block, 0, 1, offsets, length, -1)
         return out

@@ -24,14 +24,7 @@ _RENEW = "run `dataload stats` again"
 
 
 class Kept(NamedTuple):
-    """Statistics of a data set of which a source reads some shards.
-
-    Attributes:
-        directory: The directory of its manifest.
-        entry: Its entry in the manifest.
-        statistics: The statistics.
-        shards: Numbers of the shards in the entry that the source reads, in its order.
-    """
+    """Statistics of a data set, and numbers of shards, in its manifest's entry, that a source reads in this order."""
 
     directory: str
     entry: DataSetEntry
@@ -78,11 +71,7 @@ def find_statistics(source: FileSource[Any]) -> tuple[Kept, ...]:
 def lengths_of(
     directory: str, entry: DataSetEntry, statistics: DataSetStatistics, field: str, remote: Remote | None
 ) -> Array | None:
-    """Return the lengths of a field in all records of a data set, (records,); None if they are not kept.
-
-    Raises:
-        CorruptFileError: The file that keeps them is damaged.
-    """
+    """Return the lengths of a field in all records of a data set, (records,); None if they are not kept."""
     records, found = sum(entry.records), statistics.fields.get(field, FieldStatistics())
     if not records:
         return np.zeros(0, np.uint8)

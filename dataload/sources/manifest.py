@@ -78,16 +78,7 @@ _VERSION = 1
 
 
 class ShardEntry(NamedTuple):
-    """A shard in a manifest.
-
-    Attributes:
-        name: Name of the file, or of the directory, in the directory of the manifest.
-        records: Number of records.
-        bytes: Size.
-        etag: Version of the object in its store; None if unknown, as for local files.
-        sha256: SHA-256 of the content; None if unknown.
-        identity: See `FileSource.shard_identities`; None if unknown.
-    """
+    """A shard in a manifest: a file or directory beside it. ETag, SHA-256 and identity are None if unknown."""
 
     name: str
     records: int
@@ -99,24 +90,12 @@ class ShardEntry(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataSetEntry:
-    """A data set in a manifest: its shards by columns, in index order.
+    """A data set in a manifest: its shards by columns, in index order. It is checked when it is made.
 
-    Attributes:
-        pattern: The shards in short, such as ``"train-{000..127}.tar"``: the name of the data set.
-        format: Name of the format.
-        names: Names of the shards.
-        records: Number of records in each.
-        bytes: Size of each.
-        etags: See `ShardEntry.etag`.
-        sha256: See `ShardEntry.sha256`.
-        identities: See `ShardEntry.identity`; empty if all are unknown.
-        fields: Fields by name; empty if records are bytes.
-        options: Options of the reader that decide how records are decoded; see `STORED_OPTIONS`.
-        map: The function that made the records in a conversion; None if there was none.
-        statistics: What `DataSetStatistics` parses, when it is used; None if nobody has computed them.
-
-    Raises:
-        ConfigError: A value is impossible.
+    `pattern`, such as ``"train-{000..127}.tar"``, is its name; `bytes` are the sizes of shards. `identities` are empty
+    if all are unknown, `fields` if records are bytes. `options` of the reader decide how records are decoded, see
+    `STORED_OPTIONS`. `map` is the function of a conversion; `statistics` is what `DataSetStatistics` parses, when it is
+    used.
     """
 
     pattern: str
@@ -175,11 +154,7 @@ class DataSetEntry:
         return tuple(map(ShardEntry._make, zip(*columns, strict=True)))
 
     def stale(self, found: Mapping[str, tuple[int, str | None]]) -> Iterator[str]:
-        """Yield a line for each shard that differs from what lies there.
-
-        Args:
-            found: Size and ETag by name; an ETag that either side does not know is not compared.
-        """
+        """Yield a line for each shard that differs from the size and ETag (None: not compared) found, by name."""
         for name, size, etag in zip(self.names, self.bytes, self.etags, strict=True):
             if name not in found:
                 yield f"{name} is missing"
@@ -191,7 +166,6 @@ class DataSetEntry:
                 yield f"{name} has the ETag {tag}, and {etag} in the manifest"
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `parse` reads."""
         return {
             "pattern": self.pattern,
             "format": self.format,
@@ -213,11 +187,7 @@ class DataSetEntry:
 
     @classmethod
     def parse(cls, value: Any) -> Self:
-        """Build an entry from parsed JSON.
-
-        Raises:
-            ConfigError: See the class; or a key is missing or unknown, or the totals contradict the shards.
-        """
+        """Build an entry from parsed JSON; raise a ConfigError if it is impossible, or totals contradict shards."""
         keys = ("pattern", "format", "options", "fields", "records", "bytes", "shards")
         table = as_table(value, "data set", keys, ["map", "statistics"])
         columns = as_table(table["shards"], "shards", ("name", "records", "bytes", "etag", "sha256"), ["identity"])
@@ -250,11 +220,7 @@ class DataSetEntry:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """The data sets of a directory.
-
-    Raises:
-        ConfigError: Two have the same pattern or share a shard.
-    """
+    """The data sets of a directory, which differ in pattern and share no shard."""
 
     data_sets: tuple[DataSetEntry, ...] = ()
 
@@ -267,11 +233,7 @@ class Manifest:
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
-        """Parse the content of a manifest; `path` is for messages.
-
-        Raises:
-            CorruptFileError: It is no manifest, or contradicts itself.
-        """
+        """Parse the content of a manifest; `path` is for messages."""
         if len(data) > MOST_BYTES:
             raise CorruptFileError(f"a manifest has at most {MOST_BYTES:,} bytes", path=path)
         try:
@@ -310,11 +272,7 @@ class Manifest:
 
 
 def merge_manifests(parts: Iterable[Manifest]) -> Manifest:
-    """Join manifests of parts: the shards of a data set of several parts follow each other in the order given.
-
-    Raises:
-        ConfigError: Parts disagree about a shard, or about the format, options or fields of a data set.
-    """
+    """Join manifests of parts: the shards of a data set of several parts follow each other in the order given."""
     merged: dict[str, DataSetEntry] = {}
     for entry in (entry for part in parts for entry in part.data_sets):
         before = merged.get(entry.pattern)

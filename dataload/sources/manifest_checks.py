@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 
 from dataload.codecs.codec import CODEC_NAMES
 from dataload.errors import ConfigError, closest, printable
+from dataload.storage.paths import are_plain, leads_elsewhere
 from dataload.types import FieldSpec
 
 LARGEST = (1 << 63) - 1
@@ -19,13 +20,9 @@ ShardIdentity: TypeAlias = tuple[int, str, Any]
 
 
 class MapEntry(NamedTuple):
-    """The function that made the records of a converted data set.
+    """The function that made the records of a converted data set: module and name, and a hash of all that is known.
 
-    Attributes:
-        name: Its module and name.
-        source: Its text, of which a long one is shortened; empty if unknown.
-        sha256: SHA-256 of all that is known of the function.
-        version: The version that its module gives; empty if none.
+    `source` is its text, of which a long one is shortened; it and `version`, its module's, are empty if unknown.
     """
 
     name: str
@@ -56,17 +53,10 @@ def check_texts(values: Sequence[Any], allowed: re.Pattern[str], lengths: range,
 
 def check_names(names: Sequence[str]) -> None:
     """Check that all names are names of visible files in one directory."""
-    if not {*map(type, names)} <= {str} or not all(0 < length <= LONGEST_TEXT for length in {*map(len, names)}):
+    fit = {*map(type, names)} <= {str} and all(0 < length <= LONGEST_TEXT for length in {*map(len, names)})
+    if not fit or not are_plain(joined := "/".join(names)) or joined.count("/") >= len(names):
         for name in names:
             check_name(name, "shards.name")
-    joined = "\0" + "\0".join(names)
-    if joined.count("\0") > len(names) or "/" in joined or "\0." in joined:
-        for name in names:
-            check_name(name, "shards.name")
-    try:
-        joined.encode(errors="surrogateescape")
-    except UnicodeEncodeError as error:
-        raise wrong_value("shards.name", "names that a file can have", joined[error.start : error.end]) from None
     if twice := find_twice(names):
         raise ConfigError(f"the shard {shorten(twice)} is listed twice", key="manifest")
 
@@ -75,7 +65,7 @@ def check_name(name: Any, where: str) -> None:
     """Check that a value is the name of a visible file in one directory."""
     if type(name) is not str or not 0 < len(name) <= LONGEST_TEXT:
         raise wrong_value(where, f"1 to {LONGEST_TEXT} characters", name)
-    if name.startswith(".") or "/" in name or "\0" in name:
+    if leads_elsewhere(name) or name.startswith(".") or "/" in name:
         raise wrong_value(where, "a name in the directory of the manifest, not hidden and without '/',", name)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dataload._util.buffers import pooled_empty
+from dataload._util.checks import check_fields
 from dataload._util.stacking import split_records
 from dataload.codecs.arrow import columns_of
 from dataload.collate import default_collate
@@ -40,7 +41,7 @@ class MemorySource(Source[Any]):
         *,
         fields: Sequence[str] | None = None,
     ) -> None:
-        self._selected = None if fields is None else tuple(fields)
+        self._selected = check_fields(fields)
         self._columns: dict[str, Any] | None = None
         self._records: list[Any] = []
         if hasattr(data, "__arrow_c_stream__"):

@@ -2,14 +2,19 @@
 
 import dataclasses
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, Self
+from typing import Any, Self, get_type_hints
 
-from dataload._util.checks import check_count
+from dataload._util.checks import check_count, check_type
 from dataload._util.limits import MAX_RECORD_BYTES
 from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.errors import ConfigError, closest
 from dataload.storage import Remote, RemoteOptions
+
+_FUNCTIONS = (
+    "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,12 +44,30 @@ class Options:
         """
         for name in given:
             if name not in cls.names():
-                message = f"{owner} has no option {name!r}: {closest(name, cls.names())}"
+                advice = _FUNCTIONS if callable(given[name]) else ""
+                message = f"{owner} has no option {name!r}: {closest(name, cls.names())}{advice}"
                 raise ConfigError(message, key=name, value=given[name])
         for each in fields(cls):
             if each.name not in given and each.default is MISSING and each.default_factory is MISSING:
                 raise ConfigError(f"{owner} needs the option {each.name!r}: pass {each.name}=...", key=each.name)
-        return cls(**given)
+        made: Self | None = None
+        with suppress(TypeError, AttributeError):  # of a check that expects values of the right type
+            made = cls(**given)  # checks ranges
+        hints = cls._hints()
+        for name, value in given.items():
+            try:
+                check_type(name, value, hints[name])
+            except ConfigError as error:
+                advice = _FUNCTIONS if callable(value) else ""
+                raise ConfigError(f"{owner}: {error}{advice}", key=name, value=value) from None
+        return made or cls(**given)
+
+    @classmethod
+    def _hints(cls) -> dict[str, Any]:
+        try:
+            return get_type_hints(cls)
+        except NameError:  # of a class of others, whose annotations are for type checkers only
+            return dict.fromkeys(cls.names(), Any)
 
     def content(self) -> dict[str, Any]:
         """Return the options that affect the records, except those with default values."""

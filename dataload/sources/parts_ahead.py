@@ -13,11 +13,10 @@ _MOST_UNUSED = 32  # blocks of steps, after which a source that none of them rea
 
 
 class StepsByPart:
-    """Steps over several sources, as each of them sees them. Its iterators may be used in different threads.
+    """Steps over several sources, as each sees them; `ends`, (sources,) int64, is the cumulative number of records.
 
-    Args:
-        steps: The steps; computed when the first iterator needs them, and kept until all have had them.
-        ends: (sources,) int64, cumulative number of records.
+    Steps are computed when the first iterator needs them, and kept until all have had them. Iterators may be used in
+    different threads.
     """
 
     def __init__(self, steps: Iterator[StepsAhead], ends: Int64Array) -> None:
@@ -61,11 +60,9 @@ class SeveralAhead:
         self._readers = readers
 
     def received(self) -> None:
-        """See `AheadReader.received`."""
         for reader in self._readers:
             reader.received()
 
     def close(self) -> None:
-        """See `AheadReader.close`."""
         for reader in self._readers:
             reader.close()

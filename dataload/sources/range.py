@@ -49,7 +49,6 @@ class RangeSource(Source[dict[str, int]]):
         return {"index": FieldSpec(str(np.dtype(np.int64)), ())}
 
     def fingerprint(self) -> str:
-        """See `Source.fingerprint`."""
         return digest("range", repr(self._range))
 
     def __repr__(self) -> str:

@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from dataload._util.checks import check_type
 from dataload.errors import ConfigError, MissingDependencyError, closest
 from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
 from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
@@ -106,6 +106,7 @@ def get_format(name: str) -> Format:
         ConfigError: There is no such format, or two packages add it.
         MissingDependencyError: The package that adds it cannot be imported.
     """
+    check_type("format", name, str)
     # Built-in formats take precedence, and finding them does not read the metadata of every installed package.
     if name in _BUILT_IN:
         return _BUILT_IN[name]
@@ -156,3 +157,13 @@ def by_content(path: str) -> Format | None:
         return None
     ways = ((entry, entry.is_data_set_without_shards) for entry in built_in_formats())
     return next((entry for entry, tells in ways if tells is not None and tells(path)), None)
+
+
+def family_of(entry: Format) -> str:
+    """Return the name of the general format, which shares suffixes and magic with its variants."""
+    return entry.variant_of or entry.name
+
+
+def variants_of(entry: Format) -> list[Format]:
+    """Return the built-in formats that are variants of this one."""
+    return [other for other in built_in_formats() if other.variant_of == entry.name]

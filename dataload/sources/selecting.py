@@ -17,7 +17,7 @@ from typing import Any, Literal, Protocol, TypeAlias, get_args
 import numpy as np
 
 from dataload._util.checks import check_choice, check_count, setting_error
-from dataload._util.fingerprint import code_digest
+from dataload._util.code_digest import code_digest
 from dataload._util.machine import usable_cpus
 from dataload._util.randomness import derive_key, hash64
 from dataload._util.stacking import split_records
@@ -59,23 +59,15 @@ class Chosen:
 
     @property
     def identity(self) -> str:
-        """See `Rule`."""
         return hashlib.blake2b(self.chosen.tobytes(), digest_size=16).hexdigest()
 
     def indices(self, length: int) -> Int64Array:  # noqa: ARG002 - see `Rule`
-        """See `Rule`."""
         return self.chosen
 
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """One side of a split; the side of a record is a hash of the seed and its index.
-
-    Attributes:
-        share: Approximate part of the records on the first side, in (0, 1).
-        seed: Any integer.
-        first: Whether it is the first side.
-    """
+    """One side of a split, about `share` in (0, 1) of the records; the side is a hash of the seed and the index."""
 
     share: float
     seed: int
@@ -89,11 +81,9 @@ class Share:
 
     @property
     def identity(self) -> str:
-        """See `Rule`."""
         return repr(self)
 
     def indices(self, length: int) -> Int64Array:
-        """See `Rule`."""
         key, limit = derive_key(self.seed, "held-out", words=1)[0], np.uint64(int(self.share * 2.0**64))
         found = [np.empty(0, np.int64)]
         for start in range(0, length, _HASHED):  # the temporaries of all at once would take several times the memory
@@ -144,7 +134,10 @@ class Filter:
         try:
             options = code_digest(self.predicate), self.fields, self.source.fingerprint()
         except ValueError as error:
-            _log.warning("the result of filter is not kept, and will be computed again: %s", error)
+            _log.warning(
+                "the result of filter is not kept, and will be computed again: %s, which may change without notice",
+                error,
+            )
             return None
         local = tuple(file for file in files if not is_url(file))
         if local:
@@ -163,15 +156,7 @@ def run_filter(
     executor: ExecutorName,
     progress: Callable[[int, int], None] | None,
 ) -> Chosen:
-    """Return the selected records, from the cache if they are known; see `Source.filter`.
-
-    Args:
-        work: The source and the predicate.
-        files: The files of the source.
-        num_workers: See `Source.filter`, as for all others.
-        executor: ``"threads"`` or ``"processes"``.
-        progress: Called with the records done and their total.
-    """
+    """Return the selected records, from the cache if they are known; see `Source.filter` for the arguments."""
     if not callable(work.predicate):
         raise setting_error("the predicate of filter", work.predicate, "must be a function of a record")
     check_choice("executor", executor, get_args(ExecutorName))

@@ -17,12 +17,7 @@ class FileInstruction(Protocol):
 
 
 def as_path(path: Any) -> str:
-    """Return a path or a `FileInstruction` as text: the latter becomes a slice.
-
-    Raises:
-        ConfigError: The text cannot be a path, or a number of the instruction is negative.
-        TypeError: It is neither.
-    """
+    """Return a path or a `FileInstruction` as text, the latter as a slice; others are a TypeError."""
     if isinstance(path, (str, PathLike)) and isinstance(text := fspath(path), str):
         if not text or "\0" in text:
             raise ConfigError(f"{text!r} is not a path", key="paths", value=path)

@@ -1,16 +1,20 @@
 """The shards in a directory: their sizes, and whether some are missing."""
 
 import json
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
-from dataload._util.indexing import missing_parts
-from dataload.errors import SourceNotFoundError
-from dataload.storage import Remote, base_name, is_url, join, storage_of
+from dataload._util.indexing import expand_braces, missing_parts
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError
+from dataload.sources.folder.format import is_medium, is_metadata
+from dataload.sources.manifest import MANIFEST_NAME
+from dataload.storage import Remote, base_name, has_wildcards, is_url, join, list_folder, storage_of
 
 LOCK_FILE = "lock.mdb"
 """Name of a file in directories of LMDB, which rewrites it whenever the environment is opened."""
 
+_SHOWN = 3
 _JOURNALS = ".*.convert.json"  # of conversions, which keep them beside their shards
 
 
@@ -20,6 +24,65 @@ def shard_bytes(path: str, remote: Remote | None = None) -> int:
     if not storage.is_directory(path):
         return storage.size(path)
     return sum(storage.size(join(path, name)) for name in storage.list(path) if name != LOCK_FILE)
+
+
+def is_media_folder(
+    directory: str, options: Collection[str], is_shard: Callable[[str], object], remote: Remote | None
+) -> bool:
+    """Return whether a local directory has images or audio, at any depth, and no shards; or options that say so.
+
+    Raises:
+        ConfigError: It has shards, too, so that either might be meant.
+    """
+    found: dict[bool, list[str]] = {True: [], False: []}
+
+    def look(name: str) -> bool:
+        medium = is_medium(name)
+        if medium or (is_shard(base_name(name)) and not is_metadata(name)):
+            found[medium].append(name)
+        return False
+
+    if is_url(directory):
+        for name in storage_of(directory, remote).list(directory):
+            look(name)
+    else:
+        with suppress(SourceError):  # raised again by whatever reads there
+            list_folder(directory, look)
+    media, shards = sorted(found[True]), sorted(found[False])
+    if not media or not shards or {"labels", "pattern", "split"} & {*options}:  # options of folders
+        return bool(media) and not is_url(directory)
+    table = next((name for name in shards if name.endswith(".csv")), None)
+    join_it = "" if table is None else f"labels={join(directory, table)!r} to join its rows to them, "
+    pattern = join(directory, re.sub(r"[^/.]+(\.[^/]*)$", r"*\1", shards[0]))
+    raise ConfigError(
+        f"{directory} has both images or audio ({_some(media)}) and files of other formats ({_some(shards)}): say what "
+        f"you mean: format='folder' for the images alone, {join_it}or a pattern such as {pattern!r} for the files",
+        key="paths",
+        value=directory,
+    )
+
+
+def _some(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > _SHOWN else ""
+    return f"{len(names):,}: {', '.join(names[:_SHOWN])}{more}"
+
+
+def expand_pattern(path: str, remote: Remote | None) -> list[str]:
+    """Return the files that a pattern names, those that match it in order of name."""
+    storage, far = storage_of(path, remote), is_url(path)
+    names: list[str] = []
+    for name in expand_braces(path):
+        if has_wildcards(name) and (far or not storage.exists(name)):
+            matches = [match for match in storage.glob(name) if base_name(match) != MANIFEST_NAME]
+            if not matches:
+                raise SourceNotFoundError(f"nothing matches the pattern {name}", path=name)
+            names += matches
+        elif far and name != path:
+            names.append(name)  # found to be missing when it is opened, among others at the same time
+        else:
+            storage.identity(name)  # raises if there is nothing
+            names.append(name)
+    return names
 
 
 def check_complete(directory: str, names: Sequence[str], remote: Remote | None) -> None:

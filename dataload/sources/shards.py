@@ -4,7 +4,6 @@ import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import repeat
 from typing import Any, Generic, TypeVar
@@ -13,6 +12,7 @@ from weakref import WeakMethod
 import numpy as np
 
 from dataload._util.indexing import split_by_shard
+from dataload._util.threads import DaemonThreads
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
 from dataload.sources.base import spec_of
@@ -98,13 +98,9 @@ class ShardReader(ABC, Generic[T_co]):
 
 @dataclass(frozen=True, slots=True)
 class KnownShards:
-    """Facts about shards that are not open yet: from a manifest, or from the process that sent the source.
+    """Facts about shards that are not open yet: from a manifest (`listed`), or from the process that sent the source.
 
-    Attributes:
-        lengths: Number of records in each.
-        fields: All fields of the records.
-        listed: Whether that comes from a manifest.
-        identities: See `FileSource.shard_identities`; None if one is unknown.
+    `lengths` are numbers of records; `identities` see `FileSource.shard_identities`, None if one is unknown.
     """
 
     lengths: tuple[int, ...]
@@ -113,11 +109,7 @@ class KnownShards:
     identities: tuple[ShardIdentity, ...] | None = None
 
     def check(self, shard: int, path: str, records: int) -> None:
-        """Compare the number of records of an opened shard.
-
-        Raises:
-            CorruptFileError: It differs.
-        """
+        """Compare the number of records of an opened shard; a CorruptFileError if it differs."""
         expected = self.lengths[shard]
         if records == expected:
             return
@@ -130,17 +122,11 @@ class KnownShards:
 
 @dataclass(slots=True)
 class OpenShards(Generic[T_co]):
-    """The shards of a data set as opened by one process.
+    """The shards of a data set as opened by one process; `ends`, (shards,) int64, is the cumulative number of records.
 
-    Attributes:
-        ends: (shards,) int64, cumulative number of records.
-        fields: All fields.
-        readers: Readers by shard, None for one that is opened on first use. All keep their tables; at most `most_open`
-            keep their files open.
-        open: Opens a shard. Weak, because the source refers to this.
-        most_open: Maximum number of shards with open files.
-        remote: The settings, if shards are read at the same time because each read is a request; else None.
-        recent: Shards with open files, the most recently used last; unused if there are at most `most_open` shards.
+    `readers` are None until their first use. All keep their tables; at most `most_open` keep their files open, which
+    `recent` lists, the most recently used last, if there are more shards. `open` is weak, because the source refers to
+    this. `remote` is None unless shards are read at the same time, because each read is a request.
     """
 
     ends: Int64Array
@@ -162,7 +148,7 @@ class OpenShards(Generic[T_co]):
             for shard, local, rows in parts:
                 yield rows, self._read_part(shard, local, read)
             return
-        with ThreadPoolExecutor(threads) as pool:
+        with DaemonThreads(threads) as pool:
             shards, locals_, rows = zip(*parts, strict=True)
             yield from zip(rows, pool.map(self._read_part, shards, locals_, repeat(read)), strict=True)
 
@@ -202,7 +188,7 @@ class OpenShards(Generic[T_co]):
         found = list(shards)
         if all(self.readers[shard] is not None for shard in found):
             return [reader for shard in found if (reader := self.readers[shard]) is not None]
-        with ThreadPoolExecutor(min(threads, len(found))) as pool:
+        with DaemonThreads(min(threads, len(found))) as pool:
             return list(pool.map(self._open_and_release, found))
 
     def _open_and_release(self, shard: int) -> ShardReader[T_co]:

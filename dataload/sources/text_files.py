@@ -8,11 +8,11 @@ from typing import Any
 
 from dataload._util.limits import check_size
 from dataload._util.optional import load_optional
-from dataload.errors import CorruptFileError
+from dataload.errors import CorruptFileError, DataloadError
 from dataload.storage import Remote, storage_of
 from dataload.storage.stream import FileStream
 
-_PIECE = 1 << 24  # bytes
+_PIECE = 1 << 22  # bytes
 _TEXT = "the text of the file"
 
 
@@ -21,19 +21,13 @@ def is_compressed(path: str) -> bool:
     return path.lower().endswith((".gz", ".zst"))
 
 
-def read_text(path: str, limit: int, remote: Remote | None = None) -> bytes:
-    """Return the text of a file, decompressed if its name says so.
-
-    Raises:
-        CorruptFileError: It takes more than `limit` bytes, or cannot be decompressed.
-        MissingDependencyError: The file ends in ``.zst``, and pyarrow is not installed.
-    """
+def read_text(path: str, limit: int, remote: Remote | None = None) -> bytes | bytearray:
+    """Return the text of a file, decompressed if its name says so; over `limit` bytes it is a CorruptFileError."""
     with storage_of(path, remote).open(path, whole=True) as file:
         if not is_compressed(path):
             check_size(file.size, limit, _TEXT, path=path)
             return file.read(0, file.size)
-        pieces: list[bytes] = []
-        size = 0
+        text = bytearray()  # grows in place
         errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
         if path.lower().endswith(".zst"):
             arrow = load_optional("pyarrow", needed_by="reading .zst", extra="arrow")
@@ -43,14 +37,13 @@ def read_text(path: str, limit: int, remote: Remote | None = None) -> bytes:
             read = gzip.GzipFile(fileobj=io.BufferedReader(FileStream(file))).read
         try:
             while piece := read(_PIECE):
-                size += len(piece)
-                check_size(size, limit, _TEXT, path=path)
-                pieces.append(piece)
-        except CorruptFileError:
+                check_size(len(text) + len(piece), limit, _TEXT, path=path)
+                text += piece
+        except (DataloadError, MemoryError):
             raise
         except errors as error:
-            raise CorruptFileError(f"the file cannot be decompressed: {error}", path=path, offset=size) from error
-    return b"".join(pieces)
+            raise CorruptFileError(f"the file cannot be decompressed: {error}", path=path, offset=len(text)) from error
+    return text
 
 
 def _zst_reader(file: Any, arrow: Any) -> Callable[[int], bytes]:

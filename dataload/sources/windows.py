@@ -136,7 +136,6 @@ class WindowSource(Source[dict[str, Any]]):
 
     @property
     def reads_in_order(self) -> bool:
-        """See `Source.reads_in_order`."""
         return self._parent.reads_in_order
 
     def _locate(self, index: int) -> Location:
@@ -190,7 +189,6 @@ class WindowSource(Source[dict[str, Any]]):
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
-        """See `dataload.types.ReadsAhead`."""
         if not isinstance(self._parent, ReadsAhead):
             return None
         chosen = self._check(None if fields is None else tuple(fields))
@@ -210,7 +208,6 @@ class WindowSource(Source[dict[str, Any]]):
         return self._parent._files()
 
     def fingerprint(self) -> str:
-        """See `Source.fingerprint`."""
         groups = [(group.names, group.offsets.tolist(), group.has_axis) for group in self._groups]
         return digest("windows", self._parent.fingerprint(), self._identity, groups)
 
@@ -242,15 +239,10 @@ class _Group:
 
 @dataclass(frozen=True, slots=True)
 class _Spans:
-    """The anchors of all windows, by arithmetic; arrays have one entry per sequence.
+    """The anchors of all windows, by arithmetic; arrays are (sequences,) int64.
 
-    Attributes:
-        counts: (sequences,) int64, number of windows.
-        ends: (sequences,) int64, cumulative number of windows.
-        origins: (sequences,) int64; if window i is in a sequence, its anchor is ``origin + i * stride``.
-        firsts: (sequences,) int64, first record.
-        stops: (sequences,) int64, the record after the last one.
-        stride: Records from one anchor to the next.
+    `ends` is the cumulative number of windows. The anchor of window i, if it is in a sequence, is ``origin + i *
+    stride``. `firsts` and `stops` are the first record of a sequence and the one after its last.
     """
 
     counts: Int64Array

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self, cast
 
 from dataload.codecs.codec import CODEC_NAMES, READ_ONLY_CODEC, resolve_codec
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, message_of
 from dataload.sources.options import FileOptions, Options
 from dataload.storage import local_path, storage_of
 from dataload.storage.local.parts import write_errors
@@ -36,10 +36,17 @@ class ClosedOrAborted(ABC):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if kind is None:
+        if error is None:
             self.close()
         else:
+            self._abort_after(error)
+
+    def _abort_after(self, error: BaseException) -> None:
+        """Abort because of `error`, which a failure to do so must not hide."""
+        try:
             self.abort()
+        except Exception as failure:
+            error.add_note(f"closing {self!r} failed, too: {message_of(failure)}")
 
     def __del__(self) -> None:
         # A writer that was never closed leaves nothing behind.
@@ -197,8 +204,8 @@ class Writer(ClosedOrAborted):
                 if self.before_publish is not None:
                     self.before_publish(self._part.temporary)
                 self._part.publish()
-        except BaseException:
-            self.abort()
+        except BaseException as error:
+            self._abort_after(error)
             raise
         self._state = "closed"
 

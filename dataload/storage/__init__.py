@@ -7,10 +7,10 @@ from dataload.storage.local.files import LocalFile, LocalStorage
 from dataload.storage.local.folders import Listing, list_folder, read_files
 from dataload.storage.local.parts import Part
 from dataload.storage.local.reopened import FileIdentity
-from dataload.storage.paths import absolute, base_name, has_wildcards, is_url, join, local_path, parent
+from dataload.storage.paths import absolute, base_name, has_wildcards, is_url, join, local_path, named_files, parent
 from dataload.storage.records import RecordFile, reading_tables
 from dataload.storage.remote.settings import Remote, RemoteOptions
-from dataload.storage.storage import LeasedFile, Storage, storage_of
+from dataload.storage.storage import LeasedFile, Storage, read_limited, storage_of, unchanged
 
 __all__ = [
     "FileIdentity",
@@ -30,8 +30,11 @@ __all__ = [
     "join",
     "list_folder",
     "local_path",
+    "named_files",
     "parent",
     "read_files",
+    "read_limited",
     "reading_tables",
     "storage_of",
+    "unchanged",
 ]

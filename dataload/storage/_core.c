@@ -1,9 +1,10 @@
 /* The compiled core: copies records out of mapped files without the GIL.
  *
  * Each function equals the one of the same name in _core.py. Numbers are copied and checked before the GIL is released,
- * so neither wrong ones nor another thread that changes them can make a copy leave its buffers. The argument
- * `descriptor` is the file behind mapped data, or -1 for plain memory. If that file has shrunk, MapFault is raised: a
- * page that disappears while it is copied would otherwise kill the process, and the rest of the last page reads as 0.
+ * so neither wrong ones nor another thread that changes them can make a copy leave its buffers. The argument `file` is
+ * the descriptor of the file behind mapped data, or -1 for plain memory; or the descriptor, and when the file was changed
+ * last, in nanoseconds. If the file has shrunk, was changed since, or its disk fails, MapFault is raised with an offset:
+ * a page that disappears while it is copied would otherwise kill the process, and the rest of the last page reads as 0.
  */
 #define PY_SSIZE_T_CLEAN
 #ifndef Py_GIL_DISABLED
@@ -17,6 +18,10 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#ifdef __APPLE__
+#define st_mtim st_mtimespec
+#endif
+
 #include "_highway.h"
 #include "_lmdb.h"
 
@@ -25,6 +30,7 @@
 typedef struct {
     sigjmp_buf escape;
     const char *start, *end; /* faults in these bytes are ours */
+    volatile int64_t fault;  /* offset of the last one */
 } Guard;
 
 static _Thread_local Guard *volatile active;      /* of a copy in progress */
@@ -36,6 +42,7 @@ static void on_sigbus(int number, siginfo_t *info, void *context) {
     const char *address = info->si_addr;
     if (guard && info->si_code > 0 && address >= guard->start && address < guard->end) {
         active = NULL;
+        guard->fault = address - guard->start;
         siglongjmp(guard->escape, 1);
     }
     /* Not ours. An earlier handler may reinstall this one and raise the signal again: end that loop. */
@@ -68,16 +75,16 @@ static int install_handler(void) {
     return sigaction(SIGBUS, &ours, NULL);
 }
 
-/* Call run(job); return -1 if it met a fault in the `size` bytes at `data`. */
-static int run_guarded(void (*run)(const void *), const void *job, const char *data, int64_t size) {
+/* Call run(job); return the offset of a fault that it met in the `size` bytes at `data`, or -1. */
+static int64_t run_guarded(void (*run)(const void *), const void *job, const char *data, int64_t size) {
     Guard guard = {.start = data, .end = data + size};
-    if (sigsetjmp(guard.escape, 0)) return -1;
+    if (sigsetjmp(guard.escape, 0)) return guard.fault;
     active = &guard;
     atomic_signal_fence(memory_order_seq_cst);
     run(job);
     atomic_signal_fence(memory_order_seq_cst);
     active = NULL;
-    return 0;
+    return -1;
 }
 
 /* ---- Arguments ---- */
@@ -107,6 +114,29 @@ static int64_t *copy_int64(PyObject *array, Py_ssize_t *count) {
     }
     PyBuffer_Release(&view);
     return copied;
+}
+
+#define ANY_TIME INT64_MIN
+
+typedef struct {
+    int descriptor;
+    long long changed; /* when it was changed last, or ANY_TIME */
+} File;
+
+/* Parse the argument `file`; -1 with an exception. */
+static int take_file(PyObject *given, File *file) {
+    file->changed = ANY_TIME;
+    if (PyTuple_Check(given)) return PyArg_ParseTuple(given, "iL", &file->descriptor, &file->changed) ? 0 : -1;
+    file->descriptor = PyLong_AsLong(given);
+    return PyErr_Occurred() ? -1 : 0;
+}
+
+/* Return the size of a file that is not as it should be, or -1. */
+static int64_t check_file(const File *file, int64_t size) {
+    struct stat found;
+    if (fstat(file->descriptor, &found)) return 0;
+    int same = file->changed == ANY_TIME || found.st_mtim.tv_sec * 1000000000LL + found.st_mtim.tv_nsec == file->changed;
+    return same && found.st_size >= size ? -1 : found.st_size;
 }
 
 static PyObject *outside(const char *what, int64_t row, int64_t size) {
@@ -233,15 +263,14 @@ static void run_ranges(const void *job) {
 
 /* Call run(job), which reads `total` bytes of `data`; return None, or NULL with an exception. */
 static PyObject *run_copy(
-    PyObject *module, void (*run)(const void *), const void *job, const Py_buffer *data, int64_t total, int descriptor
+    PyObject *module, void (*run)(const void *), const void *job, const Py_buffer *data, int64_t total, const File *file
 ) {
-    int fault = 0;
-    if (descriptor >= 0) {
+    int64_t fault = -1;
+    if (file->descriptor >= 0) {
         if (install_handler()) return PyErr_SetFromErrno(PyExc_OSError);
-        struct stat status;
         Py_BEGIN_ALLOW_THREADS
         fault = run_guarded(run, job, data->buf, data->len);
-        if (!fault) fault = fstat(descriptor, &status) || status.st_size < data->len;
+        if (fault < 0) fault = check_file(file, data->len);
         Py_END_ALLOW_THREADS
     } else if (total < KEEPS_GIL) {
         run(job);
@@ -250,20 +279,17 @@ static PyObject *run_copy(
         run(job);
         Py_END_ALLOW_THREADS
     }
-    if (fault) {
-        State *state = PyModule_GetState(module);
-        PyErr_SetString(state->MapFault, "the file has shrunk");
-        return NULL;
-    }
-    return Py_NewRef(Py_None);
+    if (fault < 0) return Py_NewRef(Py_None);
+    State *state = PyModule_GetState(module);
+    return PyErr_Format(state->MapFault, "%lld", (long long)fault);
 }
 
-/* gather(out, data, start, stride, indices, length, descriptor) */
+/* gather(out, data, start, stride, indices, length, file) */
 static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     if (wrong("gather", 7, count)) return NULL;
     int64_t start = PyLong_AsLongLong(args[2]), stride = PyLong_AsLongLong(args[3]), length = PyLong_AsLongLong(args[5]);
-    int descriptor = PyLong_AsLong(args[6]);
-    if (PyErr_Occurred()) return NULL;
+    File file;
+    if (PyErr_Occurred() || take_file(args[6], &file)) return NULL;
     Py_buffer out, data;
     if (get_buffers(args[0], &out, args[1], &data)) return NULL;
     PyObject *result = NULL;
@@ -290,7 +316,7 @@ static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t coun
         offsets[row] = start + offsets[row] * stride;
     }
     Copy copy = {.out = out.buf, .data = data.buf, .offsets = offsets, .length = length, .count = rows};
-    result = run_copy(module, run_gather, &copy, &data, out.len, descriptor);
+    result = run_copy(module, run_gather, &copy, &data, out.len, &file);
 done:
     PyMem_Free(offsets);
     PyBuffer_Release(&data);
@@ -298,11 +324,11 @@ done:
     return result;
 }
 
-/* gather_ranges(out, data, offsets, lengths, descriptor) */
+/* gather_ranges(out, data, offsets, lengths, file) */
 static PyObject *gather_ranges(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     if (wrong("gather_ranges", 5, count)) return NULL;
-    int descriptor = PyLong_AsLong(args[4]);
-    if (PyErr_Occurred()) return NULL;
+    File file;
+    if (take_file(args[4], &file)) return NULL;
     Py_buffer out, data;
     if (get_buffers(args[0], &out, args[1], &data)) return NULL;
     PyObject *result = NULL;
@@ -314,7 +340,7 @@ static PyObject *gather_ranges(PyObject *module, PyObject *const *args, Py_ssize
     }
     Copy copy = {.out = out.buf, .data = data.buf, .offsets = ranges.offsets, .lengths = ranges.lengths,
                  .count = ranges.count};
-    result = run_copy(module, run_ranges, &copy, &data, ranges.total, descriptor);
+    result = run_copy(module, run_ranges, &copy, &data, ranges.total, &file);
 done:
     free_ranges(&ranges);
     PyBuffer_Release(&data);
@@ -322,11 +348,11 @@ done:
     return result;
 }
 
-/* copies(data, offsets, lengths, descriptor) -> list of bytes */
+/* copies(data, offsets, lengths, file) -> list of bytes */
 static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     if (wrong("copies", 4, count)) return NULL;
-    int descriptor = PyLong_AsLong(args[3]);
-    if (PyErr_Occurred()) return NULL;
+    File file;
+    if (take_file(args[3], &file)) return NULL;
     Py_buffer data;
     if (PyObject_GetBuffer(args[0], &data, PyBUF_SIMPLE)) return NULL;
     PyObject *list = NULL;
@@ -350,7 +376,7 @@ static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t coun
     if (list) {
         Copy copy = {.rows = targets, .data = data.buf, .offsets = ranges.offsets, .lengths = ranges.lengths,
                      .count = ranges.count};
-        PyObject *done = run_copy(module, run_ranges, &copy, &data, ranges.total, descriptor);
+        PyObject *done = run_copy(module, run_ranges, &copy, &data, ranges.total, &file);
         if (!done) Py_CLEAR(list);
         Py_XDECREF(done);
     }
@@ -381,8 +407,8 @@ static void run_hash(const void *job) {
 
 static PyObject *hash_with(PyObject *module, PyObject *const *args, Py_ssize_t count, int avx2) {
     if (wrong("hash_ranges", 6, count)) return NULL;
-    int descriptor = PyLong_AsLong(args[5]);
-    if (PyErr_Occurred()) return NULL;
+    File file;
+    if (take_file(args[5], &file)) return NULL;
     Py_buffer out, data, key;
     if (get_buffers(args[0], &out, args[1], &data)) return NULL;
     if (PyObject_GetBuffer(args[4], &key, PyBUF_SIMPLE)) {
@@ -400,7 +426,7 @@ static PyObject *hash_with(PyObject *module, PyObject *const *args, Py_ssize_t c
     }
     Hash hash = {.out = out.buf, .key = key.buf, .data = data.buf, .offsets = ranges.offsets,
                  .lengths = ranges.lengths, .count = ranges.count, .avx2 = avx2};
-    result = run_copy(module, run_hash, &hash, &data, ranges.total, descriptor);
+    result = run_copy(module, run_hash, &hash, &data, ranges.total, &file);
 done:
     free_ranges(&ranges);
     PyBuffer_Release(&key);
@@ -409,7 +435,7 @@ done:
     return result;
 }
 
-/* hash_ranges(out, data, offsets, lengths, key, descriptor) */
+/* hash_ranges(out, data, offsets, lengths, key, file) */
 static PyObject *hash_ranges(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     return hash_with(module, args, count, has_avx2());
 }

@@ -1,8 +1,9 @@
 """The core in numpy, used where `_core.c` could not be compiled; each function equals the one of the same name there.
 
-Arguments called `data` are buffers, and `descriptor` is the file behind a mapped one, or -1 for plain memory. All
-functions raise ValueError for a range outside its buffer, and `MapFault` if the file has shrunk. Only the compiled core
-survives a file that shrinks during a copy, so files are not mapped without it.
+Arguments called `data` are buffers, and `file` is the descriptor of the file behind a mapped one, or -1 for plain
+memory; or the descriptor, and when the file was changed last, in nanoseconds. All functions raise ValueError for a
+range outside its buffer, and `MapFault` if the file has shrunk or was changed since. Only the compiled core survives a
+file that shrinks during a copy, so files are not mapped without it.
 """
 
 import os
@@ -16,20 +17,13 @@ from dataload.types import Int64Array
 
 
 class MapFault(Exception):
-    """A mapped file has shrunk."""
+    """A mapped file has shrunk, was changed, or its disk fails. The message is the offset of a fault, or the size."""
 
 
-def gather(out: Any, data: Any, start: int, stride: int, indices: Int64Array, length: int, descriptor: int) -> None:
-    """Copy records of one length: row i of `out` is the record at ``start + indices[i] * stride``.
+def gather(out: Any, data: Any, start: int, stride: int, indices: Int64Array, length: int, file: Any) -> None:
+    """Copy records of `length` bytes: row i of `out` is the record at ``start + indices[i] * stride`` in `data`.
 
-    Args:
-        out: Writable buffer of ``rows * length`` bytes.
-        data: Buffer that holds the records.
-        start: Offset of record 0, at least 0.
-        stride: Bytes between the starts of two records, at least 1.
-        indices: (rows,) int64, at least 0.
-        length: Bytes of a record, at least 0.
-        descriptor: See the module.
+    `out` is a writable buffer of ``rows * length`` bytes; `indices` is (rows,) int64, at least 0; `stride` is positive.
     """
     rows, size = len(indices), memoryview(data).nbytes
     target = np.frombuffer(out, np.uint8)
@@ -45,10 +39,10 @@ def gather(out: Any, data: Any, start: int, stride: int, indices: Int64Array, le
         item = np.dtype((np.void, length))
         # `np.take` would first copy records that overlap or have gaps, all of them.
         target.view(item)[:] = np.ndarray((end,), item, data, start, (stride,))[indices]
-    _check_size(size, descriptor)
+    _check_file(size, file)
 
 
-def gather_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, descriptor: int) -> None:
+def gather_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, file: Any) -> None:
     """Copy ranges of `data`, (rows,) int64 offsets and lengths in bytes, one after another; they fill `out`."""
     source, target = memoryview(data).cast("B"), memoryview(out).cast("B")
     _check_ranges(offsets, lengths, source.nbytes)
@@ -59,29 +53,23 @@ def gather_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array,
     for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
         target[at : at + length] = source[offset : offset + length]
         at += length
-    _check_size(source.nbytes, descriptor)
+    _check_file(source.nbytes, file)
 
 
-def copies(data: Any, offsets: Int64Array, lengths: Int64Array, descriptor: int) -> list[bytes]:
+def copies(data: Any, offsets: Int64Array, lengths: Int64Array, file: Any) -> list[bytes]:
     """Return ranges of `data`, (rows,) int64 offsets and lengths in bytes, as bytes objects."""
     source = memoryview(data).cast("B")
     _check_ranges(offsets, lengths, source.nbytes)
     pairs = zip(offsets.tolist(), lengths.tolist(), strict=True)
     found = [source[offset : offset + length].tobytes() for offset, length in pairs]
-    _check_size(source.nbytes, descriptor)
+    _check_file(source.nbytes, file)
     return found
 
 
-def hash_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, key: bytes, descriptor: int) -> None:
-    """Compute the HighwayHash, with 64 bits, of ranges of `data`.
+def hash_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, key: bytes, file: Any) -> None:
+    """Write the 64-bit HighwayHash of ranges of `data` to `out`, (rows,) uint64; `key` is 32 bytes.
 
-    Args:
-        out: Writable buffer for (rows,) uint64.
-        data: Buffer that holds the ranges.
-        offsets: (rows,) int64, where the ranges start.
-        lengths: (rows,) int64, their bytes.
-        key: 32 bytes.
-        descriptor: See the module.
+    The ranges are (rows,) int64 `offsets` and `lengths` in bytes.
     """
     source, target = np.frombuffer(data, np.uint8), np.frombuffer(out, np.uint8)
     _check_ranges(offsets, lengths, source.size)
@@ -90,7 +78,7 @@ def hash_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, k
             f"a key of {len(key)} bytes, and {target.size} bytes for {len(offsets)} hashes: expected 32, and 8 for each"
         )
     target.view(np.uint64)[:] = highway_hashes(source, offsets, lengths, key)
-    _check_size(source.size, descriptor)
+    _check_file(source.size, file)
 
 
 def _check_ranges(offsets: Int64Array, lengths: Int64Array, size: int) -> None:
@@ -104,6 +92,8 @@ def _check_ranges(offsets: Int64Array, lengths: Int64Array, size: int) -> None:
         raise OverflowError("the ranges are longer than any memory")
 
 
-def _check_size(size: int, descriptor: int) -> None:
-    if descriptor >= 0 and os.fstat(descriptor).st_size < size:
-        raise MapFault("the file has shrunk")
+def _check_file(size: int, file: Any) -> None:
+    descriptor, changed = file if isinstance(file, tuple) else (file, None)
+    found = os.fstat(descriptor) if descriptor >= 0 else None
+    if found is not None and (found.st_size < size or changed not in (None, found.st_mtime_ns)):
+        raise MapFault(str(found.st_size))

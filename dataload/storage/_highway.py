@@ -38,7 +38,6 @@ def highway_hashes(data: BytesArray, offsets: Int64Array, lengths: Int64Array, k
 
 
 def _swap(words: Any) -> Any:
-    """Swap the halves of each word."""
     return words << _HALF | words >> _HALF
 
 

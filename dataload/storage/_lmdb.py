@@ -18,24 +18,19 @@ def lmdb_nodes(
     size: int,
     kind: int,
 ) -> int:
-    """Parse branch pages or leaf pages of LMDB, and check all that they say; see `dataload.sources.lmdb.pages`.
+    """Parse branch pages or leaf pages of LMDB, check all that they say, and return the number of nodes.
 
-    Args:
-        out: (4, capacity) int64, filled by node: the number of the child page; or of leaf pages the value's offset in
-            the file and its length, the decimal number below 10**18 that the key is (-1 for other keys), and the size
-            of the key plus 65,536 times the flags. A page has at most ``page_size // 10`` nodes, for all of which
-            there must be room.
-        counts: (pages,) int64, filled with the number of nodes in each page.
-        pages: (pages, page_size) uint8, contiguous.
-        numbers: (pages,) int64, their numbers.
-        page_size: Bytes in a page, a multiple of 8 from 256 to 65,536.
-        header_size: Bytes in the header of a page, 16 or 24.
-        size: Bytes of the file that are in use.
-        kind: The flag of the pages: 1 for branch pages, 2 for leaf pages.
+    `kind` is the flag of the pages, 1 for branch pages and 2 for leaf pages; see `dataload.sources.lmdb.pages`. `pages`
+    is (pages, page_size) uint8, contiguous, and `numbers`, (pages,) int64, are their numbers. `page_size` is a multiple
+    of 8 from 256 to 65,536, `header_size` 16 or 24, and `size` the bytes of the file that are in use.
 
-    Returns:
-        The number of nodes; or for the first page that is refused, -(8 * its row + a number from 1): it is not of this
-        kind, its bounds are wrong, a node or an entry lies outside it, or it points outside the file.
+    `counts`, (pages,) int64, is filled with the nodes in each page, at most ``page_size // 10``. `out`, (4, capacity)
+    int64 with room for all, is filled by node: the number of the child page; or for leaf pages the value's offset in
+    the file, its length, the decimal number below 10**18 that the key is (-1 for other keys), and the size of the key
+    plus 65,536 times the flags.
+
+    For the first page that is refused, the result is -(8 * its row + a number from 1): it is not of this kind, its
+    bounds are wrong, a node or an entry lies outside it, or it points outside the file.
     """
     fit = header_size in (16, 24) and 256 <= page_size <= 65536 and page_size % 8 == 0
     fit = fit and pages.size == len(numbers) * page_size and len(counts) == len(numbers)

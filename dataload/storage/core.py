@@ -14,10 +14,6 @@ def core():  # noqa: ANN201 - the type of a module has no name
     """Return the module of the core: the extension made of `_core.c`, or `_core.py`.
 
     The environment variable ``DATALOAD_CORE`` chooses: ``numpy`` for `_core.py`, ``compiled`` for the extension.
-
-    Raises:
-        ConfigError: ``DATALOAD_CORE`` is neither.
-        ImportError: ``DATALOAD_CORE=compiled``, and the extension is missing.
     """
     wanted = os.environ.get("DATALOAD_CORE")
     if wanted:

@@ -1,19 +1,31 @@
 """Errors about files, translated to dataload's."""
 
 import difflib
+import errno
 import os
+import resource
+import shutil
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from itertools import islice
 
-from dataload.errors import CorruptFileError, SourceError, SourceNotFoundError
+from dataload._util.failures import MACHINE_ERRNOS, STORE_ERRNOS
+from dataload.errors import (
+    ChangedFileError,
+    CorruptFileError,
+    MachineError,
+    SourceError,
+    SourceNotFoundError,
+    StoreError,
+)
 
 _MOST_NAMES = 1000  # to compare with a name that does not exist
 
 
-def changed_error(path: str, was: int, now: int, *, index: int | None = None) -> CorruptFileError:
+def changed_error(path: str, was: int, now: int, *, index: int | None = None) -> ChangedFileError:
     """Return the error for a file of `now` bytes that had more, `was`, when it was opened."""
-    return CorruptFileError(
+    return ChangedFileError(
         f"the file had {was} bytes when it was opened and has {now} now: it was changed while in use; open it again, "
         "and replace files by renaming new ones over them",
         path=path,
@@ -27,9 +39,31 @@ def outside_error(path: str, size: int, error: object) -> CorruptFileError:
     return CorruptFileError(f"the table of records points outside the file: {error}", path=path, offset=size)
 
 
-def rewritten_error(path: str) -> CorruptFileError:
+def rewritten_error(path: str) -> ChangedFileError:
     """Return the error for a file that is not the one whose table was read."""
-    return CorruptFileError("the file has been rewritten since it was opened: open the data set again", path=path)
+    return ChangedFileError("the file has been rewritten since it was opened: open the data set again", path=path)
+
+
+def overwritten_error(path: str, was: int, now: int) -> ChangedFileError:
+    """Return the error for a file that was overwritten in place; it was changed at `was` and `now`, ns since 1970."""
+    before, after = (time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at // 10**9)) for at in (was, now))
+    return ChangedFileError(
+        f"the file was overwritten while it was in use: it was last changed at {before} when it was opened, and was "
+        f"changed again at {after}. What was read of it before is what it held when it was opened; what would be read "
+        "since may be torn (part old, part new). Open the data set again, and replace files by renaming new ones over "
+        "them",
+        path=path,
+    )
+
+
+def disk_error(path: str, offset: int) -> MachineError:
+    """Return the error for bytes that cannot be read of a file that nobody has changed."""
+    return MachineError(
+        f"the disk failed to read {path} at byte {offset}: the file has its full size and was not changed. See the "
+        "kernel's log (dmesg) and the disk's health (smartctl -a), or the server's if it is a network file system, and "
+        "read another copy of the data",
+        path=path,
+    )
 
 
 @contextmanager
@@ -44,17 +78,49 @@ def file_errors(path: str) -> Generator[None]:
     except OSError as error:
         if isinstance(error, SourceError):
             raise
-        raise SourceError(f"cannot read {path}: {error.strerror or error}", path=path) from error
+        raise system_error("read", path, error) from error
     except MemoryError as error:
         message = f"cannot read {path}: this needs more memory than this process may have; the file may be damaged"
-        raise SourceError(message, path=path) from error
+        raise MachineError(message, path=path) from error
+
+
+def system_error(verb: str, path: str, error: OSError) -> SourceError:
+    """Return the error for one of the operating system's about `path`, with what to do about it."""
+    number = error.errno or 0
+    kind = MachineError if number in MACHINE_ERRNOS else StoreError
+    return kind(f"cannot {verb} {path}: {error.strerror or error}{_remedy(number, path)}", path=path)
+
+
+def _remedy(number: int, path: str) -> str:
+    if number == errno.EMFILE:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        return f"; this process may open {limit} files: raise the limit (ulimit -n), or use fewer workers"
+    if number in (errno.ENOSPC, errno.EDQUOT):
+        return f"; {free_space(path)}: delete something, or choose another disk"
+    if number == errno.ENOMEM:
+        return "; use fewer workers, or smaller batches"
+    if number in STORE_ERRNOS:
+        return "; the disk or the file server fails: see the system's log, and continue from the last state"
+    return ""
+
+
+def free_space(path: str) -> str:
+    """Describe the free space of the disk of `path`, which may not exist."""
+    folder = _existing(path)
+    return f"{shutil.disk_usage(folder).free:,} bytes are free in {folder}"
+
+
+def _existing(path: str) -> str:
+    """Return the deepest directory of `path` that exists."""
+    folder = os.path.abspath(path)
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    return folder
 
 
 def describe_missing(path: str) -> str:
     """Describe the deepest directory of `path` that exists, and what in it has a similar name."""
-    parent = os.path.abspath(path)
-    while not os.path.isdir(parent):
-        parent = os.path.dirname(parent)
+    parent = _existing(path)
     wanted = os.path.relpath(os.path.abspath(path), parent).split(os.sep)[0]
     with suppress(OSError), os.scandir(parent) as entries:
         names = [entry.name for entry in islice(entries, _MOST_NAMES)]

@@ -3,14 +3,33 @@
 import glob
 import os
 import re
+from collections.abc import Iterable
+from typing import Any
 from urllib.parse import unquote
 
+from dataload.errors import ConfigError, CorruptFileError
+
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*)://", re.IGNORECASE)
+_PLAIN = re.compile(r"\w[\w.=,+-]*+(?:/\w[\w.=,+-]*+)*+")
+_PLACE = re.compile(r"/|[a-z]:|[a-z][\w+.-]*:/|(file|https?|s3|gs|az|memory|tfds|hf|pipe):", re.IGNORECASE)
+_UNFIT = re.compile(r"[\0-\x1f\x7f\ud800-\udc7f\udd00-\udfff]"), re.compile(r"[\0-\x1f\x7f\ud800-\udfff]")  # in URLs
+_LONGEST_NAME = 4096
+_BROKEN = re.compile(r"(?:https?|s3|gs|az|abfss?|sftp|hdfs|file|memory):/(?!/)", re.IGNORECASE)
 
 
 def is_url(path: str) -> bool:
-    """Return whether `path` is a URL."""
+    """Return whether `path` is a URL; raise a ConfigError if it names nothing, or lost a slash in `pathlib`."""
+    if path.endswith("://") and _SCHEME.fullmatch(path):
+        raise nameless_error(path)
+    if _BROKEN.match(path):
+        raise ConfigError(f"{path} was a URL, and pathlib.Path has changed it: pass a str", key="paths", value=path)
     return _SCHEME.match(path) is not None
+
+
+def nameless_error(base: str) -> ConfigError:
+    """Return the error for a URL that ends after its scheme."""
+    named = "server" if base.startswith("http") else "bucket"
+    return ConfigError(f"the URL {base} names no {named}: expected {base}NAME/PATH", key="paths", value=base)
 
 
 def local_path(path: str) -> str:
@@ -43,6 +62,44 @@ def absolute(path: str) -> str:
 def join(directory: str, name: str) -> str:
     """Return the path of `name` in `directory`."""
     return f"{directory.rstrip('/')}/{name}" if is_url(directory) else os.path.join(directory, name)
+
+
+def are_plain(names: str) -> bool:
+    """Return whether one name, or several joined by ``/``, have only letters, digits and what cannot lead elsewhere."""
+    return _PLAIN.fullmatch(names) is not None
+
+
+def leads_elsewhere(name: Any, *, in_url: bool = False) -> str:
+    """Return why a name that a file holds may not be that of a file below a directory; "" if it must be.
+
+    The check of all formats whose files name others: whoever wrote such a file must not choose what else is opened.
+    Such a name is never expanded, neither as a pattern nor at a ``~``.
+    """
+    if type(name) is str and are_plain(name):
+        return ""
+    shown = re.sub(r"//[^/]*@", "//", str(name).partition("?")[0])[:80]  # a URL may hold secrets
+    reason = f"{shown!r} is not the name of a file below this directory"
+    if type(name) is not str or not 0 < len(name) <= _LONGEST_NAME:
+        return reason
+    plain = unquote(name)  # as in the paths of http://
+    if "\\" in plain or _PLACE.match(plain) or not {"", ".", ".."}.isdisjoint(plain.split("/")):
+        return reason
+    return reason if _UNFIT[in_url].search(plain) or (in_url and "?" in name) else ""
+
+
+def named_files(file: str, names: Iterable[Any], directory: str | None = None) -> list[str]:
+    """Return the paths of what the file at `file` calls `names`: files below `directory`, by default its own.
+
+    Raises:
+        CorruptFileError: A name may lead elsewhere.
+    """
+    directory, found = directory or parent(file), list[str]()
+    for name in names:
+        if reason := leads_elsewhere(name, in_url=is_url(directory)):
+            message = f"it names a file that it may not: {reason}. Open files elsewhere by a list of their own paths"
+            raise CorruptFileError(message, path=file)
+        found.append(join(directory, name))
+    return found
 
 
 def has_wildcards(path: str) -> bool:

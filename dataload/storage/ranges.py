@@ -11,10 +11,7 @@ from dataload.types import Int64Array
 class Runs:
     """Ranges of a file merged into runs, to be read one after another into one buffer.
 
-    Attributes:
-        starts: (runs,) int64, offset of each run in the file, ascending.
-        stops: (runs,) int64, its end.
-        positions: (ranges,) int64, offset of each range in the buffer.
+    `starts` and `stops`, (runs,) int64, ascend in the file; `positions`, (ranges,) int64, are offsets in the buffer.
     """
 
     starts: Int64Array
@@ -23,13 +20,7 @@ class Runs:
 
 
 def merge_ranges(offsets: Int64Array, lengths: Int64Array | int, gap: int) -> Runs:
-    """Merge ranges that overlap or are at most `gap` bytes apart.
-
-    Args:
-        offsets: (ranges,) int64 in bytes, in any order, at least one.
-        lengths: (ranges,) int64 in bytes, or one length for all.
-        gap: Bytes between two ranges that are read rather than skipped.
-    """
+    """Merge ranges, (n,) int64 in bytes, n > 0, in any order, that overlap or are at most `gap` bytes apart."""
     order = np.argsort(offsets, kind="stable")
     starts = offsets[order]
     ends = np.maximum.accumulate((offsets + lengths)[order])

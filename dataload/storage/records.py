@@ -36,16 +36,18 @@ class RecordFile(ABC):
     """An open file from which batches of records are copied. Thread-safe.
 
     `release` closes the file, and the next read opens it again, so a process can hold more of these than it may open
-    files. All reads raise CorruptFileError if a range is outside the file, if the file has shrunk since it was opened,
-    or if it was replaced while it was released.
+    files. All reads raise CorruptFileError if a range is outside the file, and ChangedFileError if the file was written
+    to since it was opened, or was replaced while it was released.
 
     Attributes:
         path: Path as given.
         size: Size in bytes when the file was opened.
+        may_be_written: Whether others may write to the file, because the reader of its format notices what matters.
     """
 
     path: str
     size: int
+    may_be_written: bool = False
 
     def read(self, offset: int, length: int) -> bytes:
         """Return the bytes [offset, offset + length)."""
@@ -87,6 +89,10 @@ class RecordFile(ABC):
         self._gather_ranges(arena, offsets, lengths)
         return BytesColumn.packed(arena, ends)
 
+    def is_written(self) -> bool:
+        """Return whether the file was written to since it was opened; objects never are."""
+        return False
+
     @abstractmethod
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
         """Return ranges, (rows,) int64 offsets and lengths in bytes, as bytes objects."""
@@ -108,16 +114,11 @@ class RecordFile(ABC):
 
 
 class MergedReads(RecordFile):
-    """A file whose ranges are merged into few reads, and copied out of what was read; see `RecordFile`.
-
-    Attributes:
-        gap: Bytes between two ranges that are read too, because another read would take longer.
-    """
+    """A file read in few calls: ranges up to `gap` bytes apart share one, because another would take longer."""
 
     gap: int
 
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
-        """See `RecordFile`."""
         if not len(offsets):
             return []
         data, positions = self._load(offsets, lengths)

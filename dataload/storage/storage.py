@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol, Self
 
+import numpy as np
+
+from dataload.errors import CorruptFileError
+from dataload.storage.errors import rewritten_error
 from dataload.storage.local.files import LocalStorage
 from dataload.storage.local.parts import Part
 from dataload.storage.local.reopened import FileIdentity
@@ -102,6 +106,15 @@ class Storage(Protocol):
         """Return a local file with the content of a file, which stays until the last reference is dropped."""
         ...
 
+    def lend(self, path: str, holder: Any) -> tuple[LeasedFile, Any]:
+        """Return a lease for opening a file, and what `holder` keeps as long as the file is open.
+
+        Args:
+            path: The file.
+            holder: It has `is_open`, `is_deleted` and `release`, as `ReopenedFile`; others may need the room.
+        """
+        ...
+
     def create(self, path: str, *, overwrite: bool = False) -> Part:
         """Start a file or directory that appears at `path` only when it is published."""
         ...
@@ -138,6 +151,24 @@ class Storage(Protocol):
         The lock of a URL excludes the other processes of this node; `replace` excludes those of other nodes.
         """
         ...
+
+
+def read_limited(storage: Storage, path: str, most: int, what: str) -> bytes:
+    """Return the content of a file in one request; of more than `most` bytes, it is a CorruptFileError about `what`."""
+    data = storage.read_ranges(path, np.zeros(1, np.int64), np.array([most + 1]))[0]
+    if len(data) > most:
+        raise CorruptFileError(f"{what} has at most {most:,} bytes", path=path)
+    return data
+
+
+@contextmanager
+def unchanged(storage: Storage, path: str, identity: FileIdentity) -> Generator[None]:
+    """Raise an error after reading a file if it is not of this version any more, instead of other errors."""
+    try:
+        yield
+    finally:
+        if storage.identity(path) != identity:
+            raise rewritten_error(path)
 
 
 _LOCAL = LocalStorage()

@@ -13,24 +13,19 @@ class FileStream(io.RawIOBase):
         self._position = 0
 
     def readable(self) -> bool:
-        """See `io.IOBase`."""
         return True
 
     def seekable(self) -> bool:
-        """See `io.IOBase`."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """See `io.IOBase`."""
         self._position = offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._file.size}[whence]
         return self._position
 
     def tell(self) -> int:
-        """See `io.IOBase`."""
         return self._position
 
     def readinto(self, buffer: Any) -> int:
-        """See `io.RawIOBase`."""
         count = self._file.read_into(self._position, buffer) if len(buffer) else 0
         self._position += count
         return count

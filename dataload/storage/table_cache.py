@@ -19,14 +19,15 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from dataload.errors import SourceError
+from dataload.errors import DataloadError, SourceError
 from dataload.storage.local.parts import Part
+from dataload.storage.local.trusted import distrust, trusted_folder, user_directory
 from dataload.storage.paths import is_url
 from dataload.storage.remote.settings import Remote
 from dataload.storage.storage import storage_of
@@ -41,7 +42,7 @@ _ALIGNMENT = 64
 _LONGEST_HEADER = 1 << 24
 _SETTLED_SECONDS = 2.0  # resolution of the coarsest file system clock: a later change may keep the same time
 _SUFFIX = ".dataload-index"
-_INVALID = (OSError, ValueError, LookupError, TypeError, OverflowError, RecursionError, MemoryError)
+_INVALID = (OSError, DataloadError, ValueError, LookupError, TypeError, OverflowError, RecursionError, MemoryError)
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, "bBhHiIlLqQ")}
 
 
@@ -49,15 +50,10 @@ _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, "bBhHiIlLqQ")}
 class IndexKey:
     """Everything that a table was built from; the table is valid while all of it is unchanged.
 
-    Paths and inodes are not part of the key, so copies that preserve times keep their table.
-
-    Attributes:
-        kind: Kind of table, such as ``"tar"``.
-        path: The file or directory beside which the table is kept.
-        files: Size in bytes and time of change in nanoseconds of each file, the data file first.
-        options: Other settings that determine the table, compared by repr.
-        state: Other evidence that the files are unchanged, compared by repr.
-        directory: Where the table is kept instead, if the data are not on this machine.
+    Paths and inodes are not part of the key, so copies that preserve times keep their table. The table is kept beside
+    `path`, or in `directory` if the data are not on this machine. `files` has the size in bytes and the time of change
+    in ns of each file, the data file first. `options` and `state` (other evidence that the files are unchanged) are
+    compared by repr.
     """
 
     kind: str
@@ -78,16 +74,7 @@ class IndexKey:
         beside: str | None = None,
         remote: Remote | None = None,
     ) -> Self | None:
-        """Return the key of files before they are read, or None if the cache is disabled.
-
-        Args:
-            kind: Kind of table.
-            paths: The files, the data file first.
-            options: Other settings that determine the table.
-            state: Other evidence that the files are unchanged.
-            beside: The attribute `path`; by default the data file.
-            remote: The settings of data at URLs.
-        """
+        """Return the key of files, the data file first, before they are read; None if the cache is disabled."""
         if os.environ.get("DATALOAD_CACHE") == "0":
             return None
         # Of a file elsewhere, the version takes the place of the time.
@@ -108,7 +95,7 @@ class IndexKey:
         directory, name = os.path.split(os.path.abspath(self.path))
         suffix = (f".{_short(repr(self.options))}" if self.options else "") + _SUFFIX
         beside = os.path.join(directory, f".{name}{suffix}")
-        own = _user_directory()
+        own = user_directory()
         if own is None:
             return (beside,)
         return beside, os.path.join(own, _short(os.path.join(directory, name)) + suffix)
@@ -116,12 +103,7 @@ class IndexKey:
 
 @dataclass(frozen=True, slots=True)
 class CachedTable:
-    """A table as kept in the cache.
-
-    Attributes:
-        arrays: Arrays by name; read-only if they were loaded.
-        extras: Other values of the table that JSON can represent.
-    """
+    """A table in the cache: arrays by name, read-only if they were loaded, and other values that JSON can represent."""
 
     arrays: Mapping[str, Array]
     extras: Mapping[str, Any]
@@ -131,18 +113,18 @@ def _short(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
 
 
-def _user_directory() -> str | None:
-    """Return the user's cache directory, which may not exist, or None if there is no home directory."""
-    chosen = os.environ.get("XDG_CACHE_HOME", "")
-    if not os.path.isabs(chosen):  # the specification says to ignore relative paths
-        chosen = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
-    return os.path.join(chosen, "dataload") if os.path.isabs(chosen) else None
-
-
 def node_directory(remote: Remote | None) -> str | None:
     """Return the directory of the node's cache of remote data, which may not exist; None if there is none to use."""
     chosen = None if remote is None else remote.options.cache
-    return _user_directory() if chosen is None else os.path.abspath(chosen)
+    return user_directory() if chosen is None else os.path.abspath(chosen)
+
+
+def node_folder(remote: Remote, *names: str) -> str | None:
+    """Create a folder in the node's cache and return its path; None if none was named and the home cannot hold one."""
+    root = node_directory(remote)
+    with suppress(SourceError) if remote.options.cache is None else nullcontext():
+        return None if root is None else trusted_folder(root, *names)
+    return None
 
 
 def _remote_directory(remote: Remote | None) -> str | None:
@@ -175,14 +157,7 @@ def remember(
     build: Callable[[], T],
     pack: Callable[[T], CachedTable | None],
 ) -> T:
-    """Return a table from the cache, or else build it and store it there.
-
-    Args:
-        key: Its key; None if the cache is disabled.
-        unpack: See `recall`.
-        build: Builds the table.
-        pack: Returns the table as it is stored; None if that is not worth it.
-    """
+    """Return a table from the cache, or else build it and store what `pack` returns; None if that is not worth it."""
     table = recall(key, unpack)
     if table is None:
         table = build()
@@ -197,10 +172,15 @@ def _load(path: str, key: IndexKey) -> CachedTable:
         status = os.fstat(stream.fileno())
         if not stat.S_ISREG(status.st_mode):
             raise ValueError("not a regular file")
-        # The directory does not matter: whoever may rename files in it may also replace the data.
-        trusted = {os.geteuid(), 0} if is_url(key.path) else {os.geteuid(), 0, os.stat(key.path).st_uid}
-        if status.st_uid not in trusted or status.st_mode & 0o022:
-            raise ValueError("somebody else may have written it")
+        folder = os.path.dirname(path)
+        if is_url(key.path):
+            trusted_folder(*os.path.split(folder), create=False)
+        elif folder != os.path.dirname(os.path.abspath(key.path)):
+            trusted_folder(folder, create=False)
+        # Beside the data, the folder does not matter: whoever may rename files in it may also replace the data.
+        owners = () if is_url(key.path) else (os.stat(key.path).st_uid,)
+        if reason := distrust(status, *owners):
+            raise ValueError(reason)
         header, start = _read_header(stream.fileno(), status.st_size)
         if header["key"] != key.text:
             raise ValueError("out of date")
@@ -268,7 +248,7 @@ def store_cached(key: IndexKey, table: CachedTable) -> None:
     try:
         if is_url(key.path):
             for path in key.cache_paths():
-                os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+                trusted_folder(*os.path.split(os.path.dirname(path)))
                 _store(path, key, table, 0o600)
             return
         beside, *others = key.cache_paths()
@@ -277,9 +257,9 @@ def store_cached(key: IndexKey, table: CachedTable) -> None:
         if _store(beside, key, table, mode):
             return
         for path in others:
-            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+            trusted_folder(os.path.dirname(path))
             _store(path, key, table, 0o600)
-    except OSError:
+    except (OSError, DataloadError):
         return
 
 

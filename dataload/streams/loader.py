@@ -7,13 +7,14 @@ from typing import Any, Literal, TypeAlias, get_args
 import numpy as np
 
 from dataload._util.checks import check_choice, check_count, check_seconds, setting_error
+from dataload._util.padding import PadValue
 from dataload._util.randomness import check_seed
 from dataload.collate import Policy
 from dataload.errors import ConfigError, SourceError, WorkerError
 from dataload.executors import StartMethod, WorkerLostError
 from dataload.executors.factory import ExecutorName
 from dataload.loader.base import EpochIteration, LoaderBase
-from dataload.loader.fetch import check_batch_transform, choose_collate
+from dataload.loader.fetch import check_batch_transform, choose_collate, without_warning
 from dataload.loader.order import rank_and_world_size
 from dataload.loader.recorder import Recorder
 from dataload.loader.state import Cursor
@@ -76,6 +77,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         epochs: Number of epochs of mode ``"split"``; another ``for`` yields nothing.
         collate: Makes a batch of samples; see `Loader`. By default workers stack their rows. Any other function is
             called in the consumer's thread, with all samples, row after row.
+        pad_value: See `Loader`. Blank rows and the rest of a chunk are zeros, which `valid` tells.
         batch_transform: ``f(batch)``, for example `dataload.torch.to_tensors`, called in the consumer's thread.
         max_workers: Maximum number of workers; as many are used as divide `batch_size`. 0 works in the consumer's
             thread.
@@ -114,6 +116,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         tail: SplitTail | None = None,
         epochs: int | None = None,
         collate: Callable[..., Any] | Mapping[str, Policy] | None = None,
+        pad_value: PadValue | None = None,
         batch_transform: Callable[[Any], Any] | None = None,
         max_workers: int = 1,
         executor: ExecutorName = "threads",
@@ -138,7 +141,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         self._make_batch = BatchMaker(
             rows=self._size,
             chunk=check_count("chunk", chunk, least=1),
-            collate=choose_collate(collate, packs=False),
+            collate=without_warning(making := choose_collate(collate, pad_value, packs=False)),
             transform=check_batch_transform(batch_transform),
         )
         (step,) = compose(make_stream, "make_stream", "a sequence")
@@ -160,6 +163,7 @@ class MultiStreamLoader(LoaderBase[Any]):
             release=self._stream_workers.close,
         )
         self._starts = self._first_starts(0)
+        self._pads = making
         self._received: Rows | None = None  # of the last step, if any was received since `_starts` was set
         self._restored_step = 0  # of the state that this epoch continues, if any
         self._row_seconds = np.zeros(self._size)
@@ -207,6 +211,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         return delivery
 
     def _accept(self, step: StepResult, now: EpochIteration) -> Any:
+        self._look_at_padding(step.batch[0])
         batch, self._received = step.batch
         self._row_seconds += step.batch[1].seconds
         now.step += 1

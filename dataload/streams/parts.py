@@ -111,7 +111,6 @@ class PartGroup(NamedTuple):
         worker: str,
         seconds: float,
     ) -> PartGroup:
-        """Return steps as a group."""
         stacked = [step.stacked for step in made]
         return cls(
             # A row of memory for each number, because batches get the first two as they are.
@@ -128,12 +127,10 @@ class PartGroup(NamedTuple):
         )
 
     def nbytes(self) -> int:
-        """Return the bytes of the samples and states."""
         states = [state for states in self.states for state in states if state is not None]
         return nbytes(states) + sum(nbytes(each.columns) + nbytes(each.samples) for each in self.stacked)
 
     def parts(self) -> list[Part]:
-        """Return the outcome of each step."""
         stacked, good = self.stacked, len(self.counts)
         if len(stacked) < good:
             stacked = cut(stacked[0], self.counts)

@@ -54,7 +54,6 @@ class StreamPlan:
     stacks: bool  # whether the worker stacks samples into columns; else the consumer collates them
 
     def stream(self, sequence: int, context: StreamContext) -> Any:
-        """Make a stream."""
         step = self.make_stream
         return step.function(self.sequences[sequence], *([context] if step.takes_context else []))
 
@@ -188,7 +187,6 @@ class RowStream:
         self._position, self._offset = self._position + 1, 0
 
     def close(self) -> None:
-        """Close the stream if it has a ``close`` method."""
         stream, iterator = self._stream, self._iterator
         self._stream = self._iterator = None
         self._has_state = False

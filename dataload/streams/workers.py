@@ -216,10 +216,8 @@ class StreamWorkers:
 class PartSteps:
     """The steps of one worker's rows, which it makes ahead of the consumer, several in a task.
 
-    Args:
-        first: The first task of a session.
-        window: Tasks ahead of the one that is waited for.
-        hand_over: Cost of handing over a result, relative to waking a thread; 0 for tasks of one step.
+    `first` is the first task of a session, and `window` the tasks ahead of the one that is waited for. `hand_over` is
+    the cost of handing over a result, relative to waking a thread; 0 for tasks of one step.
     """
 
     def __init__(

@@ -247,7 +247,14 @@ def checks_in(*modules: ModuleType) -> tuple[Check, ...]:
     return tuple(check for check in found if isinstance(check, Check))
 
 
-def run_check(check: Check, backend: SourceSuite, directory: Path) -> None:
-    """Run one check on one backend; raise NotApplicable if there is nothing to check."""
+def run_check(check: Check, backend: SourceSuite, directory: Path, standard: Path | None = None) -> None:
+    """Run one check on one backend; raise NotApplicable if there is nothing to check.
+
+    Args:
+        standard: The standard data set, if it is already written.
+    """
     with Maker(backend, directory) as maker:
-        check.run(maker.case() if check.needs == "source" else maker)
+        if check.needs == "maker":
+            check.run(maker)
+        else:
+            check.run(maker.case() if standard is None else maker.case_of(maker.open(standard), maker.records()))

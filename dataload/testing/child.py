@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 
 from dataload.testing.compare import record_digest
 
-_TIMEOUT_SECONDS = 20
+_TIMEOUT_SECONDS = 20  # for each ten sources, or fewer
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,7 @@ def failed_reading(error: Exception) -> Reading:
 
 
 def read_in_new_process(sources: Sequence[Any]) -> list[Reading]:
-    """Pickle sources and read them completely in one new process with another PYTHONHASHSEED.
-
-    Raises:
-        AssertionError: A source cannot be pickled, or the process died or hung; the message names the source.
-    """
+    """Pickle sources and read them completely in one new process with another PYTHONHASHSEED."""
     pickles = pickle.dumps([pickled(source) for source in sources])
     environment = {
         **os.environ,
@@ -68,31 +64,33 @@ def read_in_new_process(sources: Sequence[Any]) -> list[Reading]:
         "PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") == "0" else "0",
     }
     command = [sys.executable, "-c", f"from {__name__} import main; main()"]
+    seconds = _timeout(sources)
     try:
-        ended = subprocess.run(command, input=pickles, capture_output=True, env=environment, timeout=_TIMEOUT_SECONDS)
+        ended = subprocess.run(command, input=pickles, capture_output=True, env=environment, timeout=seconds)
     except subprocess.TimeoutExpired as expired:
-        return _readings(io.BytesIO(expired.stdout or b""), sources, f"did not end in {_TIMEOUT_SECONDS} s")
+        return _readings(io.BytesIO(expired.stdout or b""), sources, f"did not end in {seconds} s")
     last = ended.stderr.decode(errors="replace").strip().splitlines()[-1:] or ["(no output)"]
     return _readings(io.BytesIO(ended.stdout), sources, f"{_ending(ended.returncode)}: {last[0]}")
 
 
 def read_in_fork(sources: Sequence[Any], *, read: Callable[[Any], Reading] = read_whole) -> list[Reading]:
-    """Read sources one after another with `read`, in one forked child.
-
-    Raises:
-        AssertionError: The child died or hung; the message names the source.
-    """
+    """Read sources one after another with `read`, in one forked child; an AssertionError if it dies or hangs."""
     with tempfile.TemporaryFile() as answers:
         child = multiprocessing.get_context("fork").Process(target=_answer, args=(answers, sources, read))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which are intended here
             child.start()
-        child.join(_TIMEOUT_SECONDS)
-        how = f"did not end in {_TIMEOUT_SECONDS} s" if child.exitcode is None else _ending(child.exitcode)
+        seconds = _timeout(sources)
+        child.join(seconds)
+        how = f"did not end in {seconds} s" if child.exitcode is None else _ending(child.exitcode)
         child.kill()
         child.join()
         child.close()
         return _readings(answers, sources, how)
+
+
+def _timeout(sources: Sequence[Any]) -> float:
+    return _TIMEOUT_SECONDS * (1 + len(sources) // 10)
 
 
 def main() -> None:

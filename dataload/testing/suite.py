@@ -7,9 +7,10 @@ from typing import Any, ClassVar
 import pytest
 
 from dataload.errors import closest
-from dataload.testing.cases import Check, run_check
+from dataload.testing.cases import Check, Maker, run_check
 from dataload.testing.checks import CHECKS
 from dataload.testing.expect import NotApplicable
+from dataload.testing.together import TOGETHER
 from dataload.testing.traits import SourceTraits
 
 
@@ -23,6 +24,10 @@ class SourceSuite:
     Attributes:
         traits: The abilities of the source. If a trait is False, the refusal is checked.
         expected_failures: Check name -> reason for its failure. Becomes ``xfail(strict=True)``.
+        processes_together: If True, leave out the tests of the checks in `dataload.testing.together.TOGETHER`. Call
+            `check_together` for all your suites instead, which starts one process for all of them.
+        written_once: If True, write the standard data set once for all checks that only read, and not for each. `open`
+            must then not depend on attributes that `write` sets on `self`, which is another object in each test.
         protocol_version: Run only checks introduced up to this release, such as "0.1". None runs all. New checks come
             with minor releases.
 
@@ -45,6 +50,8 @@ class SourceSuite:
 
     traits: SourceTraits = SourceTraits()
     expected_failures: ClassVar[Mapping[str, str]] = {}
+    processes_together: ClassVar[bool] = False
+    written_once: ClassVar[bool] = False
     protocol_version: ClassVar[str | None] = None
 
     def write(self, path: Path, records: Sequence[Any]) -> None:
@@ -93,7 +100,9 @@ class SourceSuite:
                         f"{parent.__name__} redefines {test}: a check cannot be replaced; if it is known to fail, set "
                         f"expected_failures = {{{check.name!r}: 'reason'}}"
                     )
-            setattr(cls, test, _test(check, cls.expected_failures.get(check.name)))
+            known_failure = cls.expected_failures.get(check.name)
+            together = cls.processes_together and check.name in TOGETHER and known_failure is None
+            setattr(cls, test, None if together else _test(check, known_failure))  # pytest passes over None
 
 
 def _test_name(check: Check) -> str:
@@ -101,12 +110,15 @@ def _test_name(check: Check) -> str:
 
 
 def _test(check: Check, known_failure: str | None) -> Any:
-    def test(self: SourceSuite, tmp_path: Path) -> None:
+    def test(self: SourceSuite, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
         pinned = self.protocol_version
         if pinned is not None and _version(check.since) > _version(pinned):
             pytest.skip(f"since {check.since}; this suite is pinned to {pinned}")
         try:
-            run_check(check, self, tmp_path)
+            if check.needs == "source" and self.written_once:
+                run_check(check, self, tmp_path, _standard_data(type(self), tmp_path_factory))
+            else:
+                run_check(check, self, tmp_path)
         except NotApplicable as reason:
             pytest.skip(str(reason))
 
@@ -119,6 +131,16 @@ def _test(check: Check, known_failure: str | None) -> Any:
         marked = pytest.mark.xfail(reason=known_failure, strict=True)(marked)
     marked.from_the_suite = True
     return marked
+
+
+_STANDARD: dict[type[SourceSuite], Path] = {}
+
+
+def _standard_data(suite: type[SourceSuite], directories: pytest.TempPathFactory) -> Path:
+    if suite not in _STANDARD:
+        maker = Maker(suite(), directories.mktemp(suite.__name__))
+        _STANDARD[suite] = maker.write(maker.records())
+    return _STANDARD[suite]
 
 
 def _version(text: str) -> tuple[int, ...]:

@@ -123,11 +123,7 @@ class DeviceLoader(AheadLoader[_Ahead]):
 
 
 def _find_device(device: str | int | torch.device) -> tuple[torch.device, Any]:
-    """Return a device with its index, and the torch module with its streams (None if it has no streams).
-
-    Raises:
-        ConfigError: The device is unknown or not available.
-    """
+    """Return a device with its index, and the torch module with its streams (None if it has no streams)."""
     try:
         found = torch.device(device)
     except RuntimeError as error:

@@ -22,11 +22,7 @@ from dataload.types import Int64Array
 class DrawnOrder:
     """The order that a sampler gave for one epoch, and the state in which it gives the same again.
 
-    Args:
-        sampler: An iterable of indices with a length.
-        records: Number of records.
-        batches: Whether the sampler gives lists of indices.
-        generator: The generator of the loader, from which torch's loader draws a seed before each epoch.
+    If `batches`, the sampler gives lists of indices. From `generator`, torch's loader draws a seed before each epoch.
     """
 
     def __init__(self, sampler: Any, records: int, *, batches: bool, generator: torch.Generator | None) -> None:
@@ -82,11 +78,7 @@ class DrawnOrder:
         return self._epoch_state() if own is None else {**self._epoch_state(), "generator": _encoded(own.get_state())}
 
     def restore(self, state: Mapping[str, Any], epoch: int) -> None:
-        """Bring the sampler to a saved state, and if the epoch had begun, have it give the order again.
-
-        Raises:
-            StateMismatchError: The sampler gives another order now.
-        """
+        """Bring the sampler to a saved state; if the epoch had begun, it must give the same order again."""
         if (number := state.get("epoch")) is not None:
             if not is_count(number):
                 raise StateMismatchError(f"the state has no epoch of a sampler: expected an integer, found {number!r}")
@@ -108,7 +100,6 @@ class DrawnOrder:
             )
 
     def set_epoch(self, epoch: int) -> None:
-        """Call the sampler's own `set_epoch`, if it has one."""
         if (holder := self._holder("set_epoch")) is not None:
             holder.set_epoch(epoch)
 
@@ -141,12 +132,7 @@ def _encoded(state: torch.Tensor) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenOrder(BatchPlanner):
-    """The batches of a `DrawnOrder`: as given, or cut from the indices that it gives.
-
-    Attributes:
-        drawn: The order of the epoch in progress, shared with all copies.
-        batch_size: Indices per batch; 1 if batches are given.
-    """
+    """The batches of a `DrawnOrder`: as given (`batch_size` 1), or cut from its indices. All copies share `drawn`."""
 
     drawn: DrawnOrder
     batch_size: int = 1
@@ -158,7 +144,6 @@ class GivenOrder(BatchPlanner):
 
     @property
     def records(self) -> int:
-        """Upper bound (exclusive) of the indices."""
         return self.drawn.records
 
     @property
@@ -171,7 +156,6 @@ class GivenOrder(BatchPlanner):
         return len(self.drawn.items if epoch == self.drawn.epoch else self.drawn.sampler)
 
     def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:
-        """See `BatchPlanner.plans`."""
         if epoch != self.drawn.epoch:
             name = type(self.drawn.sampler).__name__
             raise ConfigError(f"{name} gives an order when an epoch begins, so that of epoch {epoch} is not known now")

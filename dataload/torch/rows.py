@@ -23,9 +23,7 @@ from dataload.types import BytesColumn, Int64Array
 class Rows:
     """Rows of arrays or tensors in memory, or of a memory-mapped file, read many at a time.
 
-    Args:
-        columns: Arrays or CPU tensors of equal length.
-        make: Makes a record or a batch of a list with a part of each column.
+    `columns` have equal length; `make` makes a record or a batch of a list with a part of each.
     """
 
     def __init__(self, columns: Sequence[Any], make: Callable[[list[Any]], Any]) -> None:
@@ -97,13 +95,8 @@ def _is_list_of_tensors(batch: Any) -> bool:
 class MapDataset:
     """A map-style data set of torch, which finds in worker processes what it finds in torch's.
 
-    Args:
-        dataset: Anything with ``__len__`` and ``__getitem__``.
-        whole: Whether one index of the data set is a list, for which it returns a batch.
-        num_workers: Number of workers, for `torch.utils.data.get_worker_info`.
-
-    Attributes:
-        worker_init_fn: Called with the number of each worker process before it reads.
+    If `whole`, one index of the data set is a list, for which it returns a batch. `worker_init_fn` is called with the
+    number of each worker process before it reads; `num_workers` is for `torch.utils.data.get_worker_info`.
     """
 
     def __init__(self, dataset: Any, *, whole: bool, num_workers: int) -> None:
@@ -143,7 +136,6 @@ class MapDataset:
                 self.worker_init_fn(number)
 
     def fingerprint(self) -> str:
-        """Return the fingerprint of the data set; see `Loader`."""
         return identify(self.dataset)
 
     def __repr__(self) -> str:

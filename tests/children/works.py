@@ -146,7 +146,8 @@ def do(task, status):
         return Unloadable()
     elif what == "grandchild":
         if not os.fork():
-            time.sleep(30)
+            signal.alarm(30)  # if the test forgets it
+            open(rest[0]).close()  # blocks until the test opens the pipe
             os._exit(0)
         os._exit(5)
     elif what == "fork":
@@ -250,18 +251,33 @@ class HangAt:
         self.mark.unlink()
 
 
-def hang(sample):
-    hang_here(Path(__file__))
+class Hang:
+    """A transform that never ends, after the worker has put a file into a directory."""
+
+    def __init__(self, directory):
+        self.directory = directory
+
+    def __call__(self, sample):
+        Path(self.directory, f"{os.getpid()}-{threading.get_ident()}").touch()
+        self.wait()
+        return sample
+
+    def wait(self):
+        hang_here()
 
 
-def hold(sample):
-    re.match(r"(a|aa)+$", "a" * 100 + "b")  # longer than anybody lives, and nothing else runs meanwhile
-    return sample
+class Hold(Hang):
+    """Never ends either, and keeps the GIL."""
+
+    def wait(self):
+        re.match(r"(a|aa)+$", "a" * 100 + "b")
 
 
-def doze(sample):
-    time.sleep(0.2)
-    return sample
+class Doze(Hang):
+    """Takes a moment."""
+
+    def wait(self):
+        time.sleep(0.2)
 
 
 def workers():

@@ -1,16 +1,18 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
+from format_suite import FormatSuite
 
 from dataload.codecs.codec import resolve_codec
 from dataload.sources.array_record.reader import ArrayRecordSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 _BLOCK = 65536
 
 
-class ArrayRecordSuite(SourceSuite):
+class ArrayRecordSuite(FormatSuite):
     """Files by the original's own writer."""
 
     codec = None
@@ -43,6 +45,7 @@ _CORRUPTIONS = ("flip_signature", "flip_record", "cut_at_block", "not_closed")
 
 
 class TestArrayRecord(ArrayRecordSuite):
+    processes_together = False
     traits = SourceTraits(
         record_type=bytes, suffix=".array_record", several_paths=True, fork_safe=False, corruptions=_CORRUPTIONS
     )
@@ -71,6 +74,7 @@ class TestArrayRecordOfMsgpack(ArrayRecordSuite):
     )
 
 
+@pytest.mark.slow_suite  # the codec is checked in another format, the format with another codec
 class TestArrayRecordOfNpz(ArrayRecordSuite):
     codec = "npz"
     traits = SourceTraits(
@@ -78,11 +82,13 @@ class TestArrayRecordOfNpz(ArrayRecordSuite):
     )
 
 
+@pytest.mark.slow_suite  # the codec is checked in another format, the format with another codec
 class TestArrayRecordOfExample(ArrayRecordSuite):
     codec = "example"
     traits = SourceTraits(suffix=".array_record", several_paths=True, fork_safe=False, value_types=(bytes,))
 
 
+@pytest.mark.slow_suite  # the codec is checked in another format, the format with another codec
 class TestArrayRecordOfTensorProtos(ArrayRecordSuite):
     codec = "tensorprotos"
     traits = SourceTraits(

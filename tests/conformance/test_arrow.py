@@ -3,12 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 import tables
+from format_suite import FormatSuite
 
 from dataload.sources.arrow.reader import ArrowSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
-class TestArrow(SourceSuite):
+class TestArrow(FormatSuite):
     """Files of pyarrow, with several batches. Data sets of Hugging Face are streams; Parquet is decoded in groups."""
 
     traits = SourceTraits(suffix=".arrow", value_types=(np.ndarray, bytes, str), several_paths=True)

@@ -4,14 +4,15 @@ import itertools
 import os
 
 import numpy as np
+from format_suite import FormatSuite
 
 from dataload.sources.concat import ConcatSource
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
-class TestConcat(SourceSuite):
+class TestConcat(FormatSuite):
     """A directory of three Syrah files of different lengths, each a source of its own."""
 
     traits = SourceTraits(value_types=(np.ndarray, bytes, str))

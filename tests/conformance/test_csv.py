@@ -7,14 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import tables  # noqa: F401 - starts what pyarrow keeps
+from format_suite import FormatSuite
 
 from dataload.sources.arrow.csv import CsvSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 DTYPES = {int: "int64", float: "float64", str: "str"}
 
 
-class TestCsv(SourceSuite):
+class TestCsv(FormatSuite):
     """Files of the standard library, with the dtypes in a file beside them: text may look like numbers."""
 
     expected_failures = {"check_damaged_files": "any text is a table: one of other columns is a ConfigError"}  # noqa: RUF012

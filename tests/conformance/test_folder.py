@@ -5,9 +5,10 @@ import json
 import zipfile
 
 import numpy as np
+from format_suite import FormatSuite
 
 from dataload.sources.folder.reader import FolderSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
 def files_of(records):
@@ -37,7 +38,7 @@ def with_keys(records):
     return [{"__key__": f"{index:06d}", **record} for index, record in enumerate(records)]
 
 
-class TestFolder(SourceSuite):
+class TestFolder(FormatSuite):
     """Arrays, because other files do not say how long they should be."""
 
     traits = SourceTraits(several_paths=True, value_types=(np.ndarray,), empty_dataset=False)
@@ -54,7 +55,7 @@ class TestFolder(SourceSuite):
         return with_keys(records)
 
 
-class TestZip(SourceSuite):
+class TestZip(FormatSuite):
     """Half of the members stored, half deflated."""
 
     traits = SourceTraits(

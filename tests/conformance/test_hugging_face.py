@@ -5,15 +5,18 @@ import json
 import numpy as np
 import pyarrow as pa
 import tables
+from format_suite import FormatSuite
 
 from dataload.sources.arrow.hugging_face import HuggingFaceSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
-class TestHuggingFace(SourceSuite):
+class TestHuggingFace(FormatSuite):
     """Directories as `save_to_disk` lays them out; golden files are by the library itself."""
 
-    traits = SourceTraits(value_types=(np.ndarray, bytes, str), several_paths=True, corruptions=("names_other",))
+    traits = SourceTraits(
+        value_types=(np.ndarray, bytes, str), several_paths=True, corruptions=("names_other", "list_too_large")
+    )
 
     def write(self, path, records):
         path.mkdir()
@@ -29,4 +32,9 @@ class TestHuggingFace(SourceSuite):
         return tables.expected(records)
 
     def corrupt(self, path, kind):
-        (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": "../data.arrow"}]}))
+        list_of_files = path / "state.json"
+        if kind == "list_too_large":
+            with list_of_files.open("a") as file:  # white space is valid JSON
+                file.write(" " * (65 << 20))
+        else:
+            list_of_files.write_text(json.dumps({"_data_files": [{"filename": "../data.arrow"}]}))

@@ -3,13 +3,15 @@ from __future__ import annotations
 import gzip
 import json
 
+from format_suite import FormatSuite
+
 from dataload.sources.jsonl.reader import JsonlSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 TRAITS = {"value_types": (str, int, float), "several_paths": True}
 
 
-class TestJsonl(SourceSuite):
+class TestJsonl(FormatSuite):
     """Files of the standard library."""
 
     traits = SourceTraits(suffix=".jsonl", notices_cuts=False, **TRAITS)

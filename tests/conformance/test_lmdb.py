@@ -4,6 +4,7 @@ import io
 
 import lmdb
 import numpy as np
+from format_suite import FormatSuite
 
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.testing import SourceSuite, SourceTraits
@@ -20,6 +21,7 @@ def write_values(path, values, **options):
 
 
 class TestLMDB(SourceSuite):
+    written_once = True
     traits = SourceTraits(record_type=bytes, several_paths=True, corruptions=("last_page_missing", "no_meta_page"))
 
     def write(self, path, records):
@@ -39,7 +41,7 @@ class TestLMDBUnmapped(TestLMDB):
         return LMDBSource(path, map=False)
 
 
-class TestLMDBInOneFile(SourceSuite):
+class TestLMDBInOneFile(FormatSuite):
     traits = SourceTraits(record_type=bytes, several_paths=True, suffix=".mdb")
 
     def write(self, path, records):
@@ -49,7 +51,7 @@ class TestLMDBInOneFile(SourceSuite):
         return LMDBSource(path)
 
 
-class TestLMDBWithCodec(SourceSuite):
+class TestLMDBWithCodec(FormatSuite):
     """Values are archives by `numpy.savez`."""
 
     traits = SourceTraits(several_paths=True, value_types=(np.ndarray,))

@@ -4,9 +4,10 @@ import json
 import struct
 
 import numpy as np
+from format_suite import FormatSuite
 
 from dataload.sources.mds.reader import MDSSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 CODES = {"uint8": 8, "float32": 34, "int64": 65}
 ENCODINGS = {bytes: "bytes", str: "str", int: "int", float: "float64"}
@@ -53,7 +54,7 @@ def write_index(directory, shards):
     (directory / "index.json").write_text(json.dumps({"shards": shards, "version": 2}, sort_keys=True))
 
 
-class TestMDS(SourceSuite):
+class TestMDS(FormatSuite):
     traits = SourceTraits(
         several_paths=True, corruptions=("cut_shard", "other_count", "offset_beyond", "other_index", "no_shard")
     )

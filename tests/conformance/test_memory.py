@@ -3,12 +3,13 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import numpy as np
+from format_suite import FormatSuite
 
 from dataload.sources.memory import MemorySource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
-class TestMemoryOfRecords(SourceSuite):
+class TestMemoryOfRecords(FormatSuite):
     traits = SourceTraits(in_files=False, closes=False)
     written: ClassVar[dict[str, list[Any]]] = {}
 

@@ -3,12 +3,13 @@ from __future__ import annotations
 import numpy as np
 import pyarrow.parquet as pq
 import tables
+from format_suite import FormatSuite
 
 from dataload.sources.arrow.parquet import ParquetSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
-class TestParquet(SourceSuite):
+class TestParquet(FormatSuite):
     """Files of pyarrow, with several row groups and checksums."""
 
     traits = SourceTraits(

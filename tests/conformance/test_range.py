@@ -2,11 +2,13 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from format_suite import FormatSuite
+
 from dataload.sources.range import RangeSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
-class TestRange(SourceSuite):
+class TestRange(FormatSuite):
     traits = SourceTraits(in_files=False, closes=False, value_types=(int,))
     written: ClassVar[dict[str, int]] = {}
 

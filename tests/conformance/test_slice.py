@@ -3,13 +3,14 @@ from __future__ import annotations
 from typing import ClassVar
 
 import numpy as np
+from format_suite import FormatSuite
 
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
-class TestSlice(SourceSuite):
+class TestSlice(FormatSuite):
     traits = SourceTraits(suffix=".syr", value_types=(np.ndarray, bytes, str))
     expected_failures: ClassVar[dict[str, str]] = {
         "check_construction_opens_nothing": "a slice asks its parent for the length"

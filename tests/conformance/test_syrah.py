@@ -2,16 +2,17 @@ from __future__ import annotations
 
 import bson
 import numpy as np
+from format_suite import FormatSuite
 
 from dataload.sources.syrah.layout import DTYPES
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 _DTYPES = tuple(name for name in DTYPES if name != "float128")  # its padding has no fixed bytes
 
 
-class TestSyrah(SourceSuite):
+class TestSyrah(FormatSuite):
     """Files with shapes, by our writer; tests/golden/syrah has what the original tool wrote."""
 
     traits = SourceTraits(
@@ -52,7 +53,7 @@ class TestUnmappedSyrah(TestSyrah):
         return SyrahSource(path, map=False)
 
 
-class TestSyrahByHand(SourceSuite):
+class TestSyrahByHand(FormatSuite):
     """Files assembled here byte by byte, as the original lays them out: arrays of one dimension, odd offsets."""
 
     traits = SourceTraits(suffix=".syr", several_paths=True, value_types=(np.ndarray, str))
@@ -83,7 +84,7 @@ class TestSyrahByHand(SourceSuite):
         ]
 
 
-class TestSyrahOfSomeFields(SourceSuite):
+class TestSyrahOfSomeFields(FormatSuite):
     traits = SourceTraits(suffix=".syr", several_paths=True, value_types=(np.ndarray, str))
 
     def write(self, path, records):

@@ -5,9 +5,10 @@ import json
 import tarfile
 
 import numpy as np
+from format_suite import FormatSuite
 
 from dataload.sources.tar.reader import TarSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
 def write_archive(path, records):
@@ -36,7 +37,7 @@ def with_keys(records):
     return [{"__key__": f"{index:06d}", **record} for index, record in enumerate(records)]
 
 
-class TestTar(SourceSuite):
+class TestTar(FormatSuite):
     """Archives without an index, in bytes."""
 
     traits = SourceTraits(
@@ -89,7 +90,7 @@ class TestTarWithIndex(TestTar):
         index.write_text("\n".join([head, f"{extension} {offset} {size} {name}", *rest, ""]))
 
 
-class TestTarDecoded(SourceSuite):
+class TestTarDecoded(FormatSuite):
     """``decode="auto"``: arrays, text and numbers come back as what they were."""
 
     traits = SourceTraits(

@@ -4,10 +4,11 @@ import json
 
 import numpy as np
 from array_record.python.array_record_module import ArrayRecordWriter
+from format_suite import FormatSuite
 
 from dataload.codecs import example
 from dataload.sources.array_record.tfds import TfdsSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 _CLASSES = "tensorflow_datasets.core.features."
 
@@ -22,7 +23,7 @@ def feature_of(value):
     return {"pythonClassName": _CLASSES + "scalar.Scalar", "tensor": content}
 
 
-class TestTfds(SourceSuite):
+class TestTfds(FormatSuite):
     """Directories as TensorFlow Datasets lays them out; arrays, which are scalars there without an axis: see golden."""
 
     traits = SourceTraits(fork_safe=False, value_types=(bytes, int, float), empty_dataset=False)

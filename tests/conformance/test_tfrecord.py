@@ -5,11 +5,12 @@ from contextlib import suppress
 
 import google_crc32c
 import numpy as np
+from format_suite import FormatSuite
 
 from dataload.codecs.codec import resolve_codec
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.tfrecord.reader import TFRecordSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
 def masked(data):
@@ -22,7 +23,7 @@ def frame(data):
     return length + masked(length) + data + masked(data)
 
 
-class TestTFRecord(SourceSuite):
+class TestTFRecord(FormatSuite):
     """Files by the description of the format; a file that was cut between two records is one of fewer records."""
 
     codec = None

@@ -4,9 +4,10 @@ import hashlib
 import os
 
 import numpy as np
+from format_suite import FormatSuite
 
 from dataload.sources.tokens.reader import TokenSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 WINDOW = 16
 
@@ -20,7 +21,7 @@ def tokens_of(record):
     return np.frombuffer(found.digest(), "<u2")
 
 
-class TestTokens(SourceSuite):
+class TestTokens(FormatSuite):
     """Arrays that say how long they are."""
 
     traits = SourceTraits(
@@ -65,7 +66,7 @@ class TestRawTokens(TestTokens):
         np.array([tokens_of(record) for record in records], "<u2").tofile(path)
 
 
-class TestTokensOfDocuments(SourceSuite):
+class TestTokensOfDocuments(FormatSuite):
     """A document of its own length for each record, padded; the starts lie in a file beside the tokens."""
 
     traits = SourceTraits(suffix=".npy", several_paths=True, value_types=(int,))

@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import lmdb
 import numpy as np
+from format_suite import FormatSuite
 
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 # Name of the dtype -> its number in the schema, the field that holds the values, how they are packed.
 TENSORS = {
@@ -64,7 +65,7 @@ def write(path, records, parts):
                     txn.put(str(number).zfill(len(str(len(mine)))).encode(), message)
 
 
-class TestTorchRecord(SourceSuite):
+class TestTorchRecord(FormatSuite):
     traits = SourceTraits(
         several_paths=True,
         value_types=(np.ndarray, bytes, str),
@@ -88,7 +89,7 @@ class TestTorchRecordUnmapped(TestTorchRecord):
         return TorchRecordSource(path, map=False)
 
 
-class TestTorchRecordInParts(SourceSuite):
+class TestTorchRecordInParts(FormatSuite):
     """Three sub-databases, whose keys differ in width."""
 
     traits = SourceTraits(value_types=(np.ndarray,))

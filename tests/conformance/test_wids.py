@@ -4,11 +4,13 @@ import io
 import json
 import tarfile
 
+from format_suite import FormatSuite
+
 from dataload.sources.tar.wids import WidsSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
-class TestWids(SourceSuite):
+class TestWids(FormatSuite):
     """One archive for each index, beside it."""
 
     traits = SourceTraits(

@@ -265,16 +265,17 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         plans = {}
-        for number, case in enumerate(CASES):
-            old, tried = place / f"old-{number}", place / "tried"
-            old.mkdir()
-            if case.over:
-                finish(case, OLD, old, again=False)
-            shutil.copytree(old, tried)
-            plans[case] = old, count_operations(case, tried)
-            shutil.rmtree(tried)
+        cases = chooser.sample(CASES, len(CASES))
         while done.total() < given.kills:
-            case = CASES[done.total() % len(CASES)]
+            case = cases[done.total() % len(cases)]
+            if case not in plans:
+                old, tried = place / f"old-{len(plans)}", place / "tried"
+                old.mkdir()
+                if case.over:
+                    finish(case, OLD, old, again=False)
+                shutil.copytree(old, tried)
+                plans[case] = old, count_operations(case, tried)
+                shutil.rmtree(tried)
             old, plan = plans[case]
             problem = kill_once(case, old, place / "work", chooser, plan)
             shutil.rmtree(place / "work")

@@ -21,6 +21,9 @@ Field = tuple[int, int]
 
 _PIECES = [b"\0", b"\xff", b"\x80", b"\x7f", b"\0" * 8, b"\xff" * 8, b"\xff" * 4 + b"\x7f", b"\n", b" ", b"..", b"/"]
 _DIGITS = re.compile(rb"\d{1,20}")
+_SHAPE = re.compile(rb"-?\d{1,20}(?:, ?-?\d{1,20}){1,8}|(?<=\[)\d{1,20}(?=\])")
+_WORD = re.compile(rb"[A-Za-z_]{2,40}")
+_EXTENTS = (0, 1, 2, -1, 1 << 31, 1 << 32, 1 << 33, 1 << 62, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 64)
 _MOST_CHANGES = 3
 _BLOCK = 65536  # of a Riegeli file
 
@@ -148,8 +151,47 @@ def _repeat(data: bytearray, random: Random, _: Sequence[bytes]) -> None:
     data[offset:offset] = data[offset : offset + random.choice((1, 8, 64, 512))] * random.choice((1, 1, 1, 30))
 
 
+def _set_extents(data: bytearray, random: Random, _: Sequence[bytes]) -> None:
+    """Set numbers that follow each other, as those of a shape do, to some whose product overflows."""
+    width, count = random.choice((4, 8)), random.choice((1, 2, 2, 3))
+    new = [random.choice(_EXTENTS) for _ in range(count)]
+    start = place_of(data, random)
+    found = _SHAPE.search(data, start) or _SHAPE.search(data)
+    if found is None or random.random() < 0.4:
+        start -= start % random.choice((1, width))
+        for place, extent in enumerate(new):
+            at = start + place * width
+            data[at : at + width] = (extent % (1 << 8 * width)).to_bytes(width, "little")[: max(0, len(data) - at)]
+        return
+    if random.random() < 0.5:  # where lengths are stored, too
+        changed = b"".join(b"%d" % random.randrange(10) if 48 <= byte < 58 else bytes([byte]) for byte in found[0])
+    else:
+        changed = b", ".join(b"%d" % extent for extent in new)
+    _replace(data, found, changed, everywhere=random.random() < 0.7)
+
+
+def _spoil_text(data: bytearray, random: Random, _: Sequence[bytes]) -> None:
+    """Replace a word by one of the same length that is not UTF-8, mostly in each copy of it."""
+    start = place_of(data, random)
+    found = _WORD.search(data, start) or _WORD.search(data)
+    if found is not None:
+        changed = bytearray(found[0])
+        changed[random.randrange(len(changed))] = random.choice((0xFF, 0x80, 0xC3, 0xED, 0xF5))
+        _replace(data, found, bytes(changed), everywhere=random.random() < 0.7)
+
+
+def _replace(data: bytearray, found: re.Match[bytes], new: bytes, *, everywhere: bool) -> None:
+    """Replace what was found there, or in all places: some files hold their metadata twice."""
+    old = bytes(found[0])
+    if everywhere:
+        data[:] = data.replace(old, new)
+    else:
+        data[found.start() : found.end()] = new
+
+
 _CHANGES = (
     _set_any_number, _set_any_number, _set_text_number, _set_piece, _flip, _insert, _delete, _cut, _copy, _repeat,
+    _set_extents, _spoil_text,
 )  # fmt: skip
 
 

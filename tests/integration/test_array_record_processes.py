@@ -85,7 +85,7 @@ def test_a_forked_child_reads_uncompressed_files_and_is_refused_the_package(path
 
     with ArrayRecordSource(path) as source, ArrayRecordSource(plain) as uncompressed:
         check(uncompressed)
-        for _ in range(5):  # what crashed depended on what the package's threads were doing
+        for _ in range(3):  # what crashed depended on what the package's threads were doing
             check(source)
             assert in_fork(check_refused) == 0
             assert in_fork(lambda: check(uncompressed)) == 0
@@ -107,8 +107,17 @@ def test_a_forked_child_keeps_the_readers_of_its_parent(path):
         assert in_fork(check) == 0
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
-def test_workers_of_torch(path, plain, records, method):
+@pytest.mark.parametrize(
+    ("method", "with_package"),
+    [
+        ("fork", False),
+        ("forkserver", True),
+        pytest.param("forkserver", False, marks=pytest.mark.slow_suite),
+        # The library of the package does not let a forked worker end: torch kills it after five seconds.
+        pytest.param("fork", True, marks=pytest.mark.slow_suite),
+    ],
+)
+def test_workers_of_torch(path, plain, records, method, with_package):
     torch = pytest.importorskip("torch")
 
     def read(source):
@@ -117,8 +126,9 @@ def test_workers_of_torch(path, plain, records, method):
         )
         return sorted(record for batch in loader for record in batch)
 
-    assert read(ArrayRecordSource(plain)) == sorted(records)
-    if method == "fork":
+    if not with_package:
+        assert read(ArrayRecordSource(plain)) == sorted(records)
+    elif method == "fork":
         with pytest.raises(ConfigError, match='start workers with multiprocessing_context="forkserver"'):
             read(ArrayRecordSource(path))
     else:
@@ -159,7 +169,7 @@ def test_damaged_bytes_give_the_records_or_an_error(tmp_path):
         original, name = sys.argv[1:]
         good = list(ArrayRecordSource(original))
         data = np.fromfile(original, np.uint8)
-        places = np.flatnonzero(data)[:: len(np.flatnonzero(data)) // 300]
+        places = np.flatnonzero(data)[:: len(np.flatnonzero(data)) // 100]
         errors = 0
         for place in places.tolist():
             damaged = data.copy()
@@ -170,7 +180,7 @@ def test_damaged_bytes_give_the_records_or_an_error(tmp_path):
                     assert list(source) == good, place
                 except (CorruptFileError, UnsupportedFormatError):
                     errors += 1
-        assert errors > 200, errors
+        assert errors > 65, errors
     """
     for original in ("default", "uncompressed"):
         arguments = [sys.executable, "-c", textwrap.dedent(script), GOLDEN / f"{original}.array_record", tmp_path / "x"]

@@ -459,3 +459,40 @@ def test_a_sampler_that_fails_is_an_error_at_its_step(name):
         assert received == [4_000] * 4  # plans are made for 16,384 rows at once
         assert isinstance(caught.value.__cause__, LookupError)
         assert "in indices\n" in caught.value.traceback_text
+
+
+def fail_on_every_fiftieth(sample):
+    if sample["index"] % 50 == 7:
+        raise ValueError("a fiftieth")
+    return sample
+
+
+@pytest.mark.parametrize("executor", ["none", "threads"])
+def test_one_percent_of_the_records_read_may_be_bad_by_default(executor):
+    settings = {"batch_size": 100, "transform": fail_on_every_fiftieth, "on_error": "skip", **EXECUTORS[executor]}
+    message = (
+        r"step 9 of epoch 0 failed: bad records so far: 20 of 1000 \(2\.00%\), and max_bad allows 0\.01; the last is "
+        r"index 957, in transform 'fail_on_every_fiftieth': ValueError: a fiftieth"
+    )
+    with Loader(RangeSource(3000), **settings) as loader:
+        with pytest.raises(WorkerError, match=message):
+            list(loader)
+        state = loader.state_dict()
+        loader.load_state_dict(state)  # which starts the count anew, so that another 1,000 records are read
+        with pytest.raises(WorkerError, match=r"step 18 of epoch 0 failed: bad records so far: 20 of 1000"):
+            list(loader)
+    with Loader(RangeSource(3000), **settings, max_bad=0.02) as loader:
+        assert sum(len(batch["index"]) for batch in loader) == 2940
+    with Loader(RangeSource(900), **settings) as loader:  # the share is first looked at in the second epoch
+        assert sum(len(batch["index"]) for batch in loader) == 882
+        with pytest.raises(WorkerError, match=r"step 0 of epoch 1 failed: bad records so far: 20 of 1000"):
+            list(loader)
+
+
+def test_excluded_records_and_filler_are_not_read():
+    with Loader(
+        RangeSource(1050), batch_size=100, tail="pad", transform=fail_on_every_fiftieth, on_error="skip",
+        exclude=range(0, 1050, 2), max_bad=0.01,
+    ) as loader:  # fmt: skip
+        assert sum(batch["valid"].sum() for batch in loader) == 504
+        assert (loader._bad.read, loader._bad.spent) == (525, 21)

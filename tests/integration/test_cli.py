@@ -425,10 +425,12 @@ def test_verify_reports_what_a_users_codec_raises(tmp_path, monkeypatch):
     assert "KeyError: 'seven'" in report["bad"][0]["cause"]
 
 
-def test_verify_calls_neither_a_missing_package_nor_an_unknown_field_bad_data(data, monkeypatch):
+def test_verify_calls_neither_a_missing_package_nor_an_unknown_field_bad_data(data, tmp_path, monkeypatch):
     assert "'z'" in fail(2, "verify", data, "--field", "z").stderr
-    monkeypatch.setitem(sys.modules, "bson", None)
-    assert "needs pymongo: pip install" in fail(2, "verify", data).stderr
+    with dataload.create(tmp_path / "a.arrow") as writer:
+        writer.write({"x": 1})
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "needs pyarrow: pip install" in fail(2, "verify", tmp_path / "a.arrow").stderr
 
 
 # index

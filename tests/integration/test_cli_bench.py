@@ -39,11 +39,14 @@ def _fonts():
     figure.savefig(io.BytesIO())
 
 
-def test_a_small_run(tmp_path):
+def test_a_small_run(tmp_path, monkeypatch):
+    """With curves of costs, whose measurement takes long."""
+    curve = Curve("Orders, a block at a time", "records", "ns/record", {"global": ((1000, 12.5), (2000, 13.0))})
+    monkeypatch.setattr(bench, "measure_scale", lambda directory: (curve,) if directory.is_dir() else ())
     targets = {name: tmp_path / f"out.{name}" for name in ("json", "html", "svg")}
     result = run(
         *("--made", "floats-64", "--records", 600, "--formats", "syrah", "--workers", "0", "--batch-size", 100),
-        *("--repeats", 1, "--seconds", 0.05, "--cache", tmp_path / "cache"),
+        *("--repeats", 1, "--seconds", 0.05, "--cache", tmp_path / "cache", "--scale"),
         *("--json", targets["json"], "--html", targets["html"], "--picture", targets["svg"]),
     )
     assert (result.exit_code, result.stderr) == (0, ""), result.output
@@ -62,7 +65,13 @@ def test_a_small_run(tmp_path):
     assert max(map(len, lines[:9])) <= 132
     (row,) = (line.split() for line in lines if line.startswith("dataload "))
     assert row[:4] == ["dataload", "syrah", "global", "0"]
-    assert "copy in memory, 2 threads" in targets["html"].read_text()
+    plain = [" ".join(line.split()) for line in lines]
+    begin = plain.index("Orders, a block at a time")
+    assert plain[begin + 1 : begin + 4] == ["records global, ns/record", "1,000 12.5", "2,000 13"]
+    assert results.curves == (curve,)
+    page = targets["html"].read_text()
+    for shown in ("copy in memory, 2 threads", "How costs grow", "<summary>Orders, a block at a time</summary>"):
+        assert shown in page
     assert targets["svg"].read_text().startswith("<?xml")
 
 
@@ -125,6 +134,7 @@ def test_all_columns_for_data_of_the_users_own(tmp_path):
 # Peers
 
 
+@pytest.mark.slow_suite
 def test_other_loaders_beside_it(tmp_path):
     pytest.importorskip("torch")
     target = tmp_path / "out.json"
@@ -183,39 +193,17 @@ def test_peers_without_a_clone(monkeypatch, tmp_path):
 def test_streams(tmp_path):
     target = tmp_path / "out.json"
     result = run(
-        *("--made", "streams", "--workers", "0,1,2", "--records", 64, "--batch-size", 4),
+        *("--made", "streams", "--workers", "0,2", "--records", 64, "--batch-size", 4),
         *("--repeats", 1, "--seconds", 0.05, "--cold", "--json", target),
     )
     assert (result.exit_code, result.stderr) == (0, ""), result.output
     results = Results.from_json(json.loads(target.read_text()))
     assert [(m.task.name, m.task.workers, m.error) for m in results.measurements] == [
         ("bare generators, 1 process", 0, None),
-        *(("dataload", workers, None) for workers in (0, 1, 2)),
+        *(("dataload", workers, None) for workers in (0, 2)),
     ]
     assert len({answer.checksum for m in results.measurements for answer in m.answers}) == 1
-    assert [m.answers[0].settings["num_workers"] for m in results.measurements[1:]] == [0, 1, 2]
-
-
-# Curves
-
-
-def test_curves_are_printed_and_in_the_report(tmp_path, monkeypatch):
-    curve = Curve("Orders, a block at a time", "records", "ns/record", {"global": ((1000, 12.5), (2000, 13.0))})
-    monkeypatch.setattr(bench, "measure_scale", lambda directory: (curve,) if directory.is_dir() else ())
-    targets = {name: tmp_path / f"out.{name}" for name in ("json", "html")}
-    result = run(
-        *("--made", "floats-64", "--records", 64, "--formats", "syrah", "--workers", "0", "--repeats", 1),
-        *("--seconds", 0.05, "--cache", tmp_path / "cache", "--scale"),
-        *("--json", targets["json"], "--html", targets["html"]),
-    )
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
-    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
-    begin = lines.index("Orders, a block at a time")
-    assert lines[begin + 1 : begin + 4] == ["records global, ns/record", "1,000 12.5", "2,000 13"]
-    assert Results.from_json(json.loads(targets["json"].read_text())).curves == (curve,)
-    page = targets["html"].read_text()
-    assert "How costs grow" in page
-    assert "<summary>Orders, a block at a time</summary>" in page
+    assert [m.answers[0].settings["num_workers"] for m in results.measurements[1:]] == [0, 2]
 
 
 # Stages of a config

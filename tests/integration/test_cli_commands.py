@@ -67,9 +67,10 @@ def here(tmp_path, monkeypatch):
             "20 records in b-{00000..00001}",
         ),
         (["convert", "a.syr", "b.syr", "--map", "my_code:double"], "20 records in b.syr"),
-        (
+        pytest.param(
             ["bench", "my_code:numbers", "--formats", "syrah", "--workers", "0", "--seconds", "0.05", "--repeats", "1"],
             "copy in memory",
+            marks=pytest.mark.slow_suite,
         ),
         (["order", "a.toml", "--steps", "1"], "4 5 6 7"),
         (["show", "a.toml", "--step", "1"], "8 to 14"),

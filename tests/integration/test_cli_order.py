@@ -33,7 +33,7 @@ def _fonts():
 def drawn(planner, shards, about="the order", **options):
     """The sample of an order, and its picture."""
     sample = sample_order(planner)
-    report = judge_order(sample, sample_order(planner, epoch=1), shards)
+    report = judge_order(sample, shards)
     return sample, order_figure(sample, shards, report, about, **options)
 
 
@@ -132,7 +132,7 @@ def test_the_report_in_words(config):
     assert "1,000 positions in 63 steps of 16 records on 1 rank" in counts
     assert first == f"step 0: {' '.join(map(str, batches(config)[0][:10]))} ..."
     report = order_report(BatchSampler(sampler=GlobalShuffle(1000, 3), batch_size=16))
-    for name in ("displacement", "mixing", "decay", "repeats", "multiplicity"):
+    for name in ("displacement", "mixing", "multiplicity"):
         assert f"\n{name}: {getattr(report, name).verdict}\n" in text
     (row,) = (line for line in text.splitlines() if line.startswith("parts per batch"))
     found = report.mixing.per_batch

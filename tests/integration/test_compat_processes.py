@@ -66,6 +66,7 @@ def test_syrah_data_sets_in_torchs_loader(path):
     assert np.array_equal(features[order], FEATURES.repeat(2, axis=0))
 
 
+@pytest.mark.slow_suite
 def test_a_syrah_data_set_in_a_spawned_worker(path):
     """Only one worker, because it takes seconds to import torch."""
     dataset = SyrahDataset(path, ["features", "label"], process_funcs={"features": compat_readers.halved})

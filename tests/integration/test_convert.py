@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import dataload
 from dataload.convert import convert
+
+sys.path.append(str(Path(__file__).parents[1] / "children"))
+import conversions
 
 # format -> (suffix, how to open it so that the records come back as they were)
 FORMATS = {
@@ -66,8 +71,18 @@ def assert_same_records(found, expected, *, ignore=("__key__",)):
             np.testing.assert_array_equal(one[name], value)
 
 
-@pytest.mark.parametrize("target", FORMATS)
-@pytest.mark.parametrize("origin", FORMATS)
+# Each format to the next two, and from the two before.
+NEXT = {name: [*FORMATS, *FORMATS][number + 1 : number + 3] for number, name in enumerate(FORMATS)}
+
+
+@pytest.mark.parametrize(
+    ("origin", "target"),
+    [
+        pytest.param(origin, target, marks=() if target in NEXT[origin] else pytest.mark.slow_suite)
+        for origin in FORMATS
+        for target in FORMATS
+    ],
+)
 def test_any_format_to_any_format(originals, tmp_path, origin, target):
     with open_format(originals / f"a{FORMATS[origin][0]}", origin) as source:
         report = convert(source, tmp_path / f"b{FORMATS[target][0]}", format=target, shards=3)
@@ -110,26 +125,25 @@ def test_keys_of_samples_stay_from_tar_to_tar(tmp_path):
     assert [r["__key__"] for r in dataload.open(report.pattern)] == [f"dir/x{index}" for index in range(4)]
 
 
-KILLED = """
-import os, signal, sys
-import dataload
-from dataload.convert import convert
-
-def progress(done, total):
-    if done >= int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-convert(dataload.open(sys.argv[1]), sys.argv[2], shards=3, progress=progress)
-"""
+def run_killed(*arguments):
+    """Run a conversion in a process that kills itself, and return its exit code."""
+    process = multiprocessing.get_context("forkserver").Process(
+        target=conversions.run, args=arguments, kwargs={"shards": 3}
+    )
+    process.start()
+    process.join()
+    code = process.exitcode
+    process.close()
+    return code
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("target", FORMATS)
 def test_a_killed_conversion_goes_on(originals, tmp_path, target):
     # 23 records in shards of 7, 8 and 8: killed in the third, while a thread completes the second.
     destination = tmp_path / f"b{FORMATS[target][0]}"
-    ended = subprocess.run([sys.executable, "-c", KILLED, originals / "a.syr", destination, "16"], check=False)
-    assert ended.returncode == -signal.SIGKILL
+    assert run_killed(originals / "a.syr", destination, 16) == -signal.SIGKILL
     left = sorted(name for name in os.listdir(tmp_path) if not name.startswith(".") and not name.endswith(".idx"))
     first, second = (f"b-0000{shard}-of-00003{FORMATS[target][0]}" for shard in range(2))
     assert left in ([first], [first, second]), "nothing stands under a final name but what is whole"
@@ -149,10 +163,11 @@ def test_a_killed_conversion_goes_on(originals, tmp_path, target):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("fork_server")
 @pytest.mark.parametrize("kill_at", [0, 1, 7, 15, 22, 23])
 def test_wherever_it_is_killed(originals, tmp_path, kill_at):
     destination = tmp_path / "b.syr"
-    subprocess.run([sys.executable, "-c", KILLED, originals / "a.syr", destination, str(kill_at)], check=False)
+    run_killed(originals / "a.syr", destination, kill_at)
     report = convert(dataload.open(originals / "a.syr"), destination, shards=3, resume=True)
     assert report.resumed <= kill_at
     assert_same_records(list(dataload.open(report.pattern)), make_records())
@@ -169,13 +184,11 @@ def test_memory_does_not_grow_with_the_number_of_records(tmp_path):
         "convert(Source(), sys.argv[1])\n"
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)\n"
     )
-    peaks = []
-    for count in (200, 600):
-        found = subprocess.run(
-            [sys.executable, "-c", code, tmp_path / f"{count}.syr", str(count)],
-            check=True,
-            capture_output=True,
-            text=True,
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", code, tmp_path / f"{count}.syr", str(count)], stdout=subprocess.PIPE, text=True
         )
-        peaks.append(int(found.stdout))
+        for count in (200, 600)
+    ]
+    peaks = [int(process.communicate()[0]) for process in started]
     assert peaks[1] - peaks[0] < 50_000, "kB; the records are 50 MB and 150 MB"

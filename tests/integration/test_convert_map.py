@@ -156,7 +156,10 @@ def test_the_command(original, tmp_path, monkeypatch):
     assert "record 4 of the source failed in transform 'label': LookupError: no label" in failed.stderr
     assert failed.stderr.endswith("--on-error skip leaves such records out\n")
     failed = command("--on-error", "skip", "--max-bad", "2")
-    assert "the conversion failed: bad records so far: 3, and max_bad allows 2; the last is index 13" in failed.stderr
+    assert (
+        "the conversion failed: bad records so far: 3 of 14 (21.43%), and max_bad allows 2; the last is index 13"
+        in failed.stderr
+    )
     done = command("--on-error", "skip", "--error-report", "bad.jsonl", "--overwrite")
     assert done.exit_code == 0, done.stderr
     assert done.stdout.startswith("17 records in b-{00000..00001}-of-00002.syr (")

@@ -26,6 +26,8 @@ from dataload.errors import ConfigError, CorruptFileError, SourceError
 
 SHARDS = 5
 
+pytestmark = pytest.mark.usefixtures("fork_server")
+
 
 @pytest.fixture
 def source(tmp_path):
@@ -176,6 +178,7 @@ def test_no_part_outlives_the_process_that_started_it(expected, source, tmp_path
     assert content(tmp_path / "parts") == expected
 
 
+@pytest.mark.slow_suite
 def test_shards_at_urls(source, expected, object_server, new_fork_server, tmp_path, monkeypatch):
     url = f"s3://{object_server.bucket()}/b.syr"
     settings = {"shards": SHARDS, "remote": {"cache": str(tmp_path / "cache")}}

@@ -78,6 +78,17 @@ def test_stalls(proxy):
     assert get(proxy)[:2] == (200, DATA), "it goes on afterwards"
 
 
+def test_a_stall_ends_when_the_test_says_so(proxy):
+    proxy.faults, found = Faults(stall=1), []
+    thread = threading.Thread(target=lambda: found.append(get(proxy)[:2]))
+    thread.start()
+    assert proxy.stalled.wait(20)
+    assert not found
+    proxy.resume()
+    thread.join()
+    assert found == [(200, DATA)]
+
+
 def test_latency_and_rate(proxy):
     proxy.faults = Faults(latency=0.1)
     begun = time.monotonic()

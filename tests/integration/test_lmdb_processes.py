@@ -133,14 +133,14 @@ stop = threading.Event()
 
 def read():
     while not stop.is_set():
-        third.read(range(100))
+        third.read(range(30))
 
 # Threads that are in the middle of reads when the process forks: they are missing in the child.
 threads = [threading.Thread(target=read) for _ in range(3)]
 for thread in threads:
     thread.start()
 failed = 0
-for round in range(10):
+for round in range(4):
     child = os.fork()
     if child == 0:
         for source in (first, LMDBSource(plain)):
@@ -193,7 +193,7 @@ found = []
 source = (LMDBSource if kind == "lmdb" else TorchRecordSource)(path)
 with open(data, "rb") as stream:
     whole = stream.read()
-for length in [*range(0, 300, 7), *range(300, size, 1021), size - 1]:
+for length in [*range(0, 300, 13), *range(300, size, 2039), size - 1]:
     with open(os.path.join(path, "data.mdb"), "wb") as stream:
         stream.write(whole[:length])
     try:
@@ -221,7 +221,7 @@ def test_every_truncation_is_an_error(kind, plain, named, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     messages = json.loads(done.stdout)
-    assert len(messages) > 60
+    assert len(messages) > 30
     assert all("data.mdb, byte" in message for message in messages)
 
 

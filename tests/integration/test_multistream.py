@@ -8,6 +8,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import warnings
 from pathlib import Path
 
 import pytest
@@ -134,19 +135,28 @@ def test_a_killed_worker_is_an_error_that_names_the_stream_and_the_next_for_goes
         assert [batch["x"].tolist() for batch in loader] == [[2, 2], [3, 3], [4, 0]]
 
 
-@pytest.mark.filterwarnings("ignore:no batch for .* has not started")  # on a busy machine
 def test_a_stuck_worker_is_warned_of_then_given_up_and_named(tmp_path):
     make = streams.HangAt(4, tmp_path / "mark")
-    with (
-        MultiStreamLoader(
-            make, [5, 4], batch_size=2, max_workers=2, executor="processes", mode="split", shuffle=False, timeout=3
-        ) as loader,
-        pytest.warns(
-            RuntimeWarning, match="is at step 2 of epoch 0, index 1\nin row 1, at sequence 1, 4\n(.|\n)*streams.py"
-        ),
-        pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed in row 1, at sequence 1, 4: .* returned no batch"),
-    ):
-        list(loader)
+    settings = {"batch_size": 2, "max_workers": 2, "executor": "processes", "mode": "split", "shuffle": False}
+    with MultiStreamLoader(make, [5, 4], timeout=1, **settings) as loader:
+        begun, batches = loader.state_dict(), None
+        while batches is None:  # until workers have started within the timeout
+            (tmp_path / "mark").unlink(missing_ok=True)
+            loader.load_state_dict(begun)
+            with warnings.catch_warnings(), contextlib.suppress(WorkerError):
+                warnings.simplefilter("ignore", RuntimeWarning)
+                iterator = iter(loader)
+                next(iterator)
+                batches = iterator
+        with (
+            pytest.warns(
+                RuntimeWarning, match="is at step 2 of epoch 0, index 1\nin row 1, at sequence 1, 4\n(.|\n)*streams.py"
+            ),
+            pytest.raises(
+                WorkerError, match=r"step 2 of epoch 0 failed in row 1, at sequence 1, 4: .* returned no batch"
+            ),
+        ):
+            list(batches)
 
 
 @pytest.mark.parametrize("leave", ["close", "drop"])
@@ -164,7 +174,7 @@ def test_generators_are_closed_in_their_processes(tmp_path, leave):
     assert {int(path.name.rsplit("-", 1)[1]) for path in tmp_path.iterdir()} == set(workers)
 
 
-@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize("end", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow_suite)])
 def test_workers_go_with_their_parent(tmp_path, end):
     script = """
         import os, sys, time

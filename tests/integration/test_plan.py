@@ -1,4 +1,4 @@
-"""What `dataload plan` says, beside what eight ranks do whose nodes have lines of limited speed."""
+"""What `dataload plan` says, beside what eight ranks download."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
-import numpy as np
 import pytest
-from fault_proxy import FaultProxy, Faults
+from fault_proxy import FaultProxy
 from remote_sets import proxied, write_shards
 from typer.testing import CliRunner
 
@@ -23,7 +21,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.remote]
 
 RANK = Path(__file__).parents[1] / "children" / "planned_rank.py"
 RANKS, SHARDS, RECORDS, BYTES = 8, 32, 48, 20_000
-LINE, STEP_SECONDS = 1_500_000, 0.05
 SAMPLERS = {
     "lanes": {"kind": "lanes", "lanes": RANKS, "pool_size": 20, "parent": {"kind": "shard_sequential"}},
     "pool": {"kind": "pool_shuffle", "pool_size": 2 * RECORDS, "parent": {"kind": "shard_sequential"}},
@@ -60,29 +57,25 @@ def ranks_of(config, server, proxies, cache):
 
 
 def measured(config, server, nodes, cache, steps):
-    """Return the waits of the job at each step, and the bytes of each node's line after the first step and all."""
+    """Return the bytes that each node has downloaded after the first step, and after all."""
     with contextlib.ExitStack() as stack:
         proxies = [stack.enter_context(FaultProxy(server.endpoint)) for _ in range(nodes)]
-        waits, sent = [], []
+        sent = []
         with ranks_of(config, server, proxies, cache) as ranks:
             for proxy in proxies:
                 proxy.reset()
-                proxy.faults = Faults(line=LINE)
             for _ in range(steps):
-                begun = time.monotonic()
                 for rank in ranks:
                     rank.stdin.write("\n")
                     rank.stdin.flush()
                 for rank in ranks:
                     assert rank.stdout.readline() == "done\n"
-                waits.append(time.monotonic() - begun)
                 sent.append([proxy.counts.bytes.total() for proxy in proxies])
-                time.sleep(STEP_SECONDS)  # the model
-        return np.array(waits), np.array(sent)
+        return sent[0], sent[-1]
 
 
 @pytest.mark.parametrize(("kind", "nodes"), [("lanes", 2), ("pool", 1)])
-def test_the_plan_is_within_15_percent_of_what_is_measured(object_server, tmp_path, monkeypatch, kind, nodes):
+def test_the_plan_is_about_what_is_measured(object_server, tmp_path, monkeypatch, kind, nodes):
     data = tmp_path / "data"
     data.mkdir()
     write_shards(data, "syr", SHARDS, RECORDS, BYTES)
@@ -99,12 +92,10 @@ def test_the_plan_is_within_15_percent_of_what_is_measured(object_server, tmp_pa
     }
     path = tmp_path / "job.json"
     path.write_text(json.dumps({**config, "remote": {**config["remote"], "cache": str(tmp_path / "none")}}))
-    job = ("--nodes", str(nodes), "--gpus", str(RANKS // nodes), "--epochs", "1", "--json")
-    speed = ("--bandwidth", f"{LINE}B/s", "--step-time", f"{STEP_SECONDS}s")
-    result = CliRunner().invoke(app, ["plan", str(path), *job, *speed])
+    job = ("--nodes", str(nodes), "--gpus", str(RANKS // nodes), "--json")
+    result = CliRunner().invoke(app, ["plan", str(path), *job])
     assert result.exit_code == 0, result.output
     plan = json.loads(result.stdout)
-    waits, sent = measured(config, object_server, nodes, tmp_path, plan["steps"])
-    assert plan["epoch_bytes"][0] == pytest.approx(sent[-1].mean(), rel=0.15)
-    assert plan["first_bytes"] == pytest.approx(sent[0].max(), rel=0.15)
-    assert plan["wait_seconds"][0] == pytest.approx(waits.sum(), rel=0.15)
+    first, total = measured(config, object_server, nodes, tmp_path, plan["steps"])
+    assert plan["node_bytes"][0] == pytest.approx(sum(total) / nodes, rel=0.01)
+    assert plan["first_bytes"] <= max(first)

@@ -221,25 +221,23 @@ def test_a_full_dev_shm_does_not_matter():
     assert (status, out, err) == (0, "No space left on device\nall there\n", "")
 
 
-def test_a_main_module_without_a_guard_is_told_what_to_do(tmp_path):
+@pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow_suite)])
+def test_a_main_module_without_a_guard_is_told_what_to_do(tmp_path, method):
     script = tmp_path / "train.py"
     script.write_text(
         "import works\nfrom dataload import Loader\n"
-        "for batch in Loader(works.Records(4), batch_size=2, num_workers=1, executor='processes'):\n"
+        "for batch in Loader(works.Records(4), batch_size=2, num_workers=1, executor='processes',\n"
+        f"        start_method={method!r}):\n"
         "    print('batch')\n"
     )
-    for method in ("forkserver", "spawn"):
-        script.write_text(script.read_text().replace("'processes')", f"'processes', start_method={method!r})"))
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(CHILDREN), *sys.path])}
-        done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50, env=environment)
-        assert done.returncode == 1
-        assert done.stdout == ""
-        last = done.stderr[done.stderr.rindex("WorkerError: ") :]
-        assert "exited with code 1 before it started; stderr may say why; each worker process" in last
-        assert 'guard its top-level code with `if __name__ == "__main__":`' in last
-        assert (
-            "ConfigError: a worker process tried to start workers: each worker process imports the main" in done.stderr
-        )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(CHILDREN), *sys.path])}
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=50, env=environment)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    last = done.stderr[done.stderr.rindex("WorkerError: ") :]
+    assert "exited with code 1 before it started; stderr may say why; each worker process" in last
+    assert 'guard its top-level code with `if __name__ == "__main__":`' in last
+    assert "ConfigError: a worker process tried to start workers: each worker process imports the main" in done.stderr
 
 
 SESSION = """

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 
 import pytest
 from fault_proxy import Faults
-from remote_sets import FORMATS, proxied, write_shards
+from remote_sets import FORMATS, proxied, sampled, write_shards
 from typer.testing import CliRunner
 
 import dataload
@@ -23,6 +24,11 @@ WORKERS = {
     "threads": {"num_workers": 2},
     "processes": {"num_workers": 2, "executor": "processes"},
 }
+
+
+def each_worker(values, *chosen):
+    """Parametrize with the kinds of workers and `values`, of which `make test` has only one for each kind."""
+    return sampled(itertools.product(WORKERS, values), [*zip(WORKERS, chosen, strict=True)])
 
 
 @pytest.fixture(scope="module")
@@ -69,8 +75,7 @@ def check_counts(found, proxy):
     assert 0 < found.transfer_seconds < found.request_seconds
 
 
-@pytest.mark.parametrize("mode", ["ranges", "shards"])
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("workers", "mode"), each_worker(["ranges", "shards"], "shards", "ranges", "shards"))
 def test_counts_are_those_of_the_server(bucket, proxy, tmp_path, workers, mode):
     remote = {"mode": "ranges"} if mode == "ranges" else {"cache": tmp_path}
     with opened(proxy, url_of(bucket), **remote) as source:
@@ -95,8 +100,7 @@ def test_nothing_is_counted_where_nothing_is_remote(tmp_path):
         assert "download" not in loader.statistics().stages
 
 
-@pytest.mark.parametrize("name", ["syr", "lmdb"])
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("workers", "name"), each_worker(["syr", "lmdb"], "lmdb", "syr", "lmdb"))
 def test_shards_that_are_in_the_cache(bucket, proxy, tmp_path, workers, name):
     found = []
     for _ in range(2):
@@ -148,8 +152,7 @@ def test_a_cache_that_is_too_small(bucket, proxy, tmp_path):
     assert found.shards_again >= SHARDS  # at most three of six stay from epoch to epoch
 
 
-@pytest.mark.parametrize("mode", ["ranges", "shards"])
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("workers", "mode"), each_worker(["ranges", "shards"], "ranges", "shards", "ranges"))
 def test_a_slow_network_is_the_limit(bucket, proxy, tmp_path, workers, mode):
     # With room for all shards, they would be there before worker processes are.
     remote = {"mode": "ranges"} if mode == "ranges" else {"cache": tmp_path, "budget": 200_000}
@@ -166,8 +169,7 @@ def test_a_slow_network_is_the_limit(bucket, proxy, tmp_path, workers, mode):
     assert f"\n{found.downloads}\n" in text
 
 
-@pytest.mark.parametrize("mode", ["ranges", "shards"])
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("workers", "mode"), each_worker(["ranges", "shards"], "shards", "ranges", "ranges"))
 def test_the_timeline_has_the_requests(bucket, proxy, tmp_path, workers, mode):
     remote = {"mode": "ranges"} if mode == "ranges" else {"cache": tmp_path / "cache"}
     with (

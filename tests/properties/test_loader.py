@@ -423,8 +423,8 @@ def uneven(sample):
     return sample
 
 
-LoaderMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30)
+LoaderMachine.TestCase.settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=30)
 TestLoaderMachine = LoaderMachine.TestCase
 
-UnorderedMachine.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
+UnorderedMachine.TestCase.settings = settings(stateful_step_count=20)
 TestUnorderedMachine = UnorderedMachine.TestCase

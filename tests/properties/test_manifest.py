@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from dataload.errors import CorruptFileError
 from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry, merge_manifests
+from dataload.storage.paths import leads_elsewhere
 from dataload.types import FieldSpec
 
-NAMES = st.text(st.characters(exclude_characters="/\0", exclude_categories=["Cs"]), min_size=1, max_size=20).filter(
-    lambda name: not name.startswith(".")
+NAMES = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs", "Cc"]), min_size=1, max_size=20).filter(
+    lambda name: not name.startswith(".") and not leads_elsewhere(name)
 )
 ETAGS = st.none() | st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=40)
 HASHES = st.none() | st.text("0123456789abcdef", min_size=64, max_size=64)

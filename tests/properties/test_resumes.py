@@ -7,8 +7,7 @@ from collections import Counter
 import pytest
 from resumes import check, close_sources
 
-BLOCK = 100
-COMBINATIONS = 600
+BLOCK = 50
 
 
 @pytest.fixture(autouse=True)
@@ -17,15 +16,16 @@ def closed_sources():
     close_sources()
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(200)
-@pytest.mark.parametrize("first", range(0, COMBINATIONS, BLOCK))
+@pytest.mark.parametrize(
+    "first",
+    [0, *(pytest.param(first, marks=pytest.mark.slow_suite) for first in range(BLOCK, 12 * BLOCK, BLOCK))],
+)
 def test_random_resumes(first):
     kinds = Counter(check(number) for number in range(first, first + BLOCK))
     assert kinds["too long"] < BLOCK / 5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", range(5))
+@pytest.mark.parametrize("number", [0, *(pytest.param(number, marks=pytest.mark.slow_suite) for number in range(1, 5))])
 def test_random_resumes_with_processes(number):
     check(number, processes=True)

@@ -411,7 +411,7 @@ def test_a_loader_serves_them_from_processes():
 PARTS = (
     Model([5, 0, 9, 2, 14, 1, 7], 4, 2, "split", "next", tail="pad"),
     Model([5, 0, 9, 2, 14, 1, 7], 2, 2, "shuffled", "next", seed=1, tail="pad"),
-    Model([3, 8], 2, 2, "independent", "pad", seed=2, tail="pad"),
+    Model([3, 8, 27], 2, 2, "independent", "pad", seed=2, tail="pad"),
 )
 
 

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from dataload.errors import CorruptFileError
-from dataload.sources.syrah.layout import DTYPES
+from dataload.sources.syrah.layout import DTYPES, _InvalidMetadata, _parse_columns
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
 from dataload.testing.strategies import records_for
@@ -119,7 +119,7 @@ def with_shapes(tmp_path_factory):
 
 
 @pytest.mark.parametrize("seed", [*SEEDS, "shapes of ours"])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=120)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_changed_files_are_read_or_refused(seed, data, tmp_path, with_shapes):
     """Never another exception, a crash, a hang, or memory sized by a number that the file made up."""
@@ -134,7 +134,57 @@ def test_changed_files_are_read_or_refused(seed, data, tmp_path, with_shapes):
     assert total <= len(content) * len(original)
 
 
-@settings(max_examples=150)
+VALUES = st.recursive(
+    st.one_of(
+        st.none(), st.booleans(), st.integers(-(2**63), 2**63 - 1), st.floats(allow_nan=False), st.text(max_size=4),
+        st.binary(max_size=16), st.sampled_from([
+            bson.ObjectId(b"x" * 12), bson.MinKey(), bson.MaxKey(), bson.Code("f"), bson.Code("f", {"a": 1}),
+            bson.Decimal128("1"), bson.Timestamp(1, 2), bson.DBRef("a", 1),
+        ]),
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    max_leaves=4,
+)  # fmt: skip
+TABLES = st.lists(st.integers(0, 2), max_size=3).map(lambda numbers: np.array(numbers, "<i8").tobytes())
+ENTRIES = st.fixed_dictionaries(
+    {"size": TABLES, "dtype": st.sampled_from(["uint8", "str"]), "offset": TABLES},
+    optional={
+        "more": VALUES,
+        "kind": VALUES | st.just("bytes"),
+        "shape": VALUES | st.fixed_dictionaries({"ndim": TABLES, "dims": TABLES, "of": VALUES}),
+    },
+)
+
+
+@settings(max_examples=2 * settings().max_examples)
+@given(document=st.dictionaries(st.text(st.characters(exclude_characters="\0"), max_size=3), ENTRIES), data=st.data())
+def test_metadata_are_those_of_pymongo(document, data):
+    """Of valid documents, and of those with a few bytes changed that both take."""
+    changed = bytearray(bson.encode(document))
+    for _ in range(count := data.draw(st.integers(0, 2))):
+        changed[data.draw(st.integers(4, len(changed) - 1))] = data.draw(st.integers(0, 255))
+    if not count:
+        lengths = {len(entry[part]) for entry in document.values() for part in ("offset", "size")}
+        shapes = [entry["shape"] for entry in document.values() if isinstance(entry.get("shape"), dict)]
+        if len(lengths) != 1 or not all({"ndim", "dims"} <= shape.keys() for shape in shapes):
+            return
+    try:
+        document = bson.decode(bytes(changed))
+        columns = _parse_columns(bytes(changed))
+    except (bson.errors.InvalidBSON, _InvalidMetadata):
+        assert count, "a valid document is refused"
+        return
+    assert [column.name for column in columns] == list(document)
+    for column, entry in zip(columns, document.values(), strict=True):
+        assert column.offsets.tobytes() == bytes(entry["offset"])
+        assert column.sizes.tobytes() == bytes(entry["size"])
+        assert column.dtype == entry["dtype"]
+        assert column.is_bytes == (entry.get("kind") == "bytes" and column.dtype == "uint8")
+        assert (column.shapes is None) == (not isinstance(entry.get("shape"), dict))
+        if column.shapes is not None:
+            assert column.shapes.ndim.tobytes() == bytes(entry["shape"]["ndim"])
+
+
 @given(content=st.binary(max_size=200))
 def test_any_bytes_are_refused(content, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "any.syr"

@@ -231,7 +231,7 @@ def test_an_archive_cut_anywhere(length):
     assert found == scanned(WHOLE)[: len(found)]
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(archive=damaged(WHOLE), spoilt=damaged(GOOD), decode=st.sampled_from([None, "auto"]))
 def test_a_source_of_damaged_files_reads_or_raises(directory, archive, spoilt, decode):
     path = directory / "damaged.tar"
@@ -272,7 +272,7 @@ values = st.one_of(
 records = st.lists(st.dictionaries(field_names, values, min_size=1, max_size=4), max_size=5)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(records, st.booleans(), st.data())
 def test_records_come_back_as_they_were_written(directory, written, index, data):
     path = directory / "round.tar"
@@ -300,7 +300,7 @@ def test_records_come_back_as_they_were_written(directory, written, index, data)
         assert before in (None, path.with_suffix(".idx").read_bytes())
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data(), st.sampled_from(["<f4", ">i2", "u1", "<U3"]), st.booleans())
 def test_columns_of_arrays_are_those_of_records(directory, data, dtype, same_shape):
     shape = hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)

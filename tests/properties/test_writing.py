@@ -79,7 +79,7 @@ def test_together_is_one_by_one(tmp_path_factory, monkeypatch, suffix, options):
     monkeypatch.setattr(parts, "_sync", lambda _: None)
     directory = tmp_path_factory.mktemp("written")
 
-    @settings(max_examples=30)
+    @settings(max_examples=settings().max_examples // 2)
     @given(alike_records(), st.integers(0, 6))
     def check(records, split):
         same_both_ways(directory, suffix, options, records, split)
@@ -110,7 +110,6 @@ def test_transactions_are_the_same(tmp_path):
         same_both_ways(tmp_path, ".lmdb", {}, [b"x" * size] * count, count // 3)
 
 
-@settings(max_examples=20)
 @given(st.lists(st.dictionaries(st.sampled_from(["jpg", "a.cls", "é"]), VALUES, min_size=1), min_size=1, max_size=4))
 def test_the_index_of_a_tar_is_that_of_a_scan(tmp_path_factory, records):
     path = Path(tmp_path_factory.mktemp("tar"), "a.tar")

@@ -16,7 +16,6 @@ from urllib.parse import parse_qs, unquote, urlsplit
 from object_server import LoopbackServer
 
 _CHUNK = 1 << 18
-_TURN = 1 << 13  # bytes after which it is another connection's turn, where all share a line
 _PER_HOP = {"connection", "keep-alive", "transfer-encoding"}
 _EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired.</Message></Error>"
 _BUSY = b"<Error><Code>SlowDown</Code><Message>Please reduce your request rate.</Message></Error>"
@@ -31,10 +30,9 @@ class Faults:
         cut: Probability that the connection closes in the middle of the body.
         short: Probability that a 206 has half of the bytes that its Content-Range names.
         stall: Probability that the body pauses in the middle, for `stall_seconds`.
-        stall_seconds: Length of a pause; the proxy's end ends it.
+        stall_seconds: Length of a pause; `FaultProxy.resume` and the proxy's end end it.
         latency: Seconds before each answer.
         rate: Bytes per second of each connection; None means no limit.
-        line: Bytes per second of all connections together; None means no limit.
         etag: An ETag that all objects have instead of theirs: an If-Match with another one fails.
         expiring: Whether requests need a session token that is a time in the future, in seconds since the epoch.
         keys: Regular expression that is searched in the keys to which all this applies.
@@ -48,7 +46,6 @@ class Faults:
     stall_seconds: float = 3600
     latency: float = 0
     rate: float | None = None
-    line: float | None = None
     etag: str | None = None
     expiring: bool = False
     keys: str = ""
@@ -86,6 +83,7 @@ class FaultProxy(LoopbackServer):
     Attributes:
         faults: What goes wrong from now on.
         counts: What has happened since the start or the last `reset`.
+        stalled: Set once a body pauses.
     """
 
     def __init__(self, upstream: str, faults: Faults | None = None, *, seed: int = 0) -> None:
@@ -94,7 +92,8 @@ class FaultProxy(LoopbackServer):
         self.seed = seed
         self._lock = threading.Lock()
         self._down_until = 0.0
-        self._line_free = 0.0  # time from which the line can send more
+        self.stalled = threading.Event()
+        self._resumed = threading.Event()
         self.reset()
         super().__init__(_Handler)
 
@@ -113,6 +112,14 @@ class FaultProxy(LoopbackServer):
     def recover(self) -> None:
         """End an outage."""
         self._down_until = 0.0
+
+    def resume(self) -> None:
+        """End all pauses, also those that would begin later."""
+        self._resumed.set()
+
+    def close(self) -> None:
+        self.resume()
+        super().close()
 
     @property
     def is_down(self) -> bool:
@@ -133,6 +140,11 @@ class FaultProxy(LoopbackServer):
         drawn = [(kind, decide.random()) for kind in kinds]
         return faults, next((kind for kind, number in drawn if number < getattr(faults, kind)), None), decide
 
+    def stall(self, seconds: float) -> None:
+        """Pause a body."""
+        self.stalled.set()
+        self._resumed.wait(seconds)
+
     @contextlib.contextmanager
     def counted(self, method: str, key: str, query: str, span: str):
         """Count a request while it is under way."""
@@ -151,12 +163,6 @@ class FaultProxy(LoopbackServer):
         finally:
             with self._lock:
                 self._at_once -= 1
-
-    def take_line(self, seconds: float) -> float:
-        """Return the time at which the line has sent what takes so many seconds, after all that was given to it."""
-        with self._lock:
-            self._line_free = max(self._line_free, time.monotonic()) + seconds
-            return self._line_free
 
     def add(self, counter: Counter[str], name: str, number: int = 1) -> None:
         with self._lock:
@@ -236,14 +242,13 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             found.close()
             return self._drop()
         if kind == "stall":
-            self.server.closing.wait(faults.stall_seconds)
+            self.server.stall(faults.stall_seconds)
         self._copy(found, sent - place, key, counts, faults)
         found.read()
         return None
 
     def _copy(self, found: http.client.HTTPResponse, length: int, key: str, counts: Counts, faults: Faults) -> None:
         chunk = _CHUNK if faults.rate is None else max(1, min(_CHUNK, int(faults.rate / 50)))
-        chunk = chunk if faults.line is None else min(chunk, _TURN)
         due = time.monotonic()
         while length > 0 and (data := found.read(min(length, chunk))):
             self.server.add(counts.bytes, key, len(data))  # first, so that a client that has it finds it counted
@@ -252,9 +257,6 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if faults.rate is not None:
                 due += len(data) / faults.rate
                 self.server.closing.wait(max(0, due - time.monotonic()))
-            if faults.line is not None:
-                sent = self.server.take_line(len(data) / faults.line)
-                self.server.closing.wait(max(0, sent - time.monotonic()))
 
     def _answer(self, status: int, headers: dict[str, str], body: bytes = b"") -> None:
         self.send_response_only(status)

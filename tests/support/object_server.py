@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import email.utils
+import functools
 import hashlib
 import hmac
 import http.client
@@ -100,6 +101,7 @@ class ObjectServer:
         for attempt in range(_ATTEMPTS):
             ports = _free_ports(self._ports)
             self.endpoint = f"http://127.0.0.1:{ports[0]}"
+            self._numbers = ports
             self.directory = tempfile.mkdtemp(prefix="objects-")
             self._server, self._guard = _start(self.directory, ports, *self._command(ports))
             try:
@@ -169,7 +171,16 @@ class ObjectServer:
         store = self.store(name)
         store.put("first", b"")  # creates the bucket
         store.delete("first")
+        self._make_room(name)
         return name
+
+    def _make_room(self, bucket: str) -> None:
+        """Create a volume for a bucket, for which the server would otherwise pause 0.2 s at the first object."""
+        master = f"127.0.0.1:{self._numbers[_PORTS.index('master.port')]}"
+        with contextlib.closing(http.client.HTTPConnection(master, timeout=30)) as connection:
+            connection.request("POST", f"/vol/grow?collection={bucket}&count=1")
+            answer = connection.getresponse()
+            assert answer.status == 200, answer.read()
 
     def url(self, bucket: str) -> str:
         """Return the URL of a bucket."""
@@ -346,6 +357,12 @@ class FileServer(LoopbackServer):
     def __init__(self, directory: str | os.PathLike[str]) -> None:
         super().__init__(_FileHandler)
         self.root = Path(directory).resolve()
+        self.content = functools.lru_cache(256)(self._read)
+
+    @staticmethod
+    def _read(path: Path, *_: int) -> tuple[bytes, str]:
+        data = path.read_bytes()
+        return data, f'"{hashlib.md5(data).hexdigest()}"'
 
 
 class _FileHandler(http.server.BaseHTTPRequestHandler):
@@ -360,8 +377,8 @@ class _FileHandler(http.server.BaseHTTPRequestHandler):
         path = (self.server.root / self.path.split("?")[0].lstrip("/")).resolve()
         if not path.is_relative_to(self.server.root) or not path.is_file():
             return self._answer(404, b"not found")
-        data, found = path.read_bytes(), os.stat(path)
-        etag = f'"{hashlib.md5(data).hexdigest()}"'
+        found = os.stat(path)
+        data, etag = self.server.content(path, found.st_mtime_ns, found.st_size)
         headers = {"ETag": etag, "Last-Modified": email.utils.formatdate(found.st_mtime, usegmt=True)}
         if self.headers.get("If-Match", etag) not in (etag, "*"):
             return self._answer(412, b"", headers)

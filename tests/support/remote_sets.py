@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Container, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
 import dataload
 
@@ -23,6 +25,16 @@ FORMATS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tokens": ("npy", {}, {"format": "tokens", "window": 16}),
 }
 """Suffix, options of the writer and options of the reader, by name."""
+
+
+def sampled(cases: Iterable[Any], sample: Container[Any]) -> list[Any]:
+    """Return the cases of a parametrized test, of which `make test` runs `sample` and `make test-remote` the others."""
+    return [
+        case
+        if case in sample
+        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.remote)
+        for case in cases
+    ]
 
 
 def write_shards(directory: Path, name: str, shards: int, records: int, nbytes: int) -> None:

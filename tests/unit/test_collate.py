@@ -208,6 +208,84 @@ def test_what_a_policy_cannot_bridge_is_named(policy, values, message):
         Collate({"x": policy})([{"x": value} for value in values])
 
 
+ROWS = [{"tokens": np.arange(1 + i), "labels": np.arange(1 + i), "x": np.ones(1 + i, F32)} for i in range(2)]
+BOTH = {"tokens": "pad", "labels": "pad"}
+GUESSED = (
+    "padding fills the integer fields labels, tokens with 0, which a loss may count as a label: pass "
+    r"pad_value={'labels': 0, 'tokens': 0} with the values that you mean \(torch's cross_entropy ignores -100\), or "
+    "pad_value=0 to keep 0; without one, this is an error in the release after"
+)
+
+
+def test_pad_values_by_field():
+    batch = Collate({**BOTH, "x": "pad"}, pad_value={"labels": -100})(ROWS)
+    assert batch["labels"].tolist() == [[0, -100], [0, 1]]
+    assert batch["tokens"].tolist() == [[0, 0], [0, 1]]
+    assert batch["x"].tolist() == [[1, 0], [1, 1]]
+    nested = Collate({"a.labels": "pad", "0": "pad"}, pad_value={"a.labels": -100})([{"a": row} for row in ROWS[:1]])
+    assert nested["a"]["labels"].tolist() == [[0]]
+    pair = Collate({"0": "pad", "1": "pad"}, pad_value={"1": -100})([(r["tokens"], r["labels"]) for r in ROWS])
+    assert pair[1].tolist() == [[0, -100], [0, 1]]
+
+
+def test_padding_of_several_integer_fields_without_a_value_warns():
+    samples = [{name: row[name] for name in ("tokens", "labels")} for row in ROWS]
+    with pytest.warns(UserWarning, match=f"^{GUESSED}$") as warned:
+        batch = Collate(BOTH)(samples)
+    assert warned[0].filename == __file__
+    assert batch["labels"].tolist() == [[0, 0], [0, 1]]
+    with pytest.warns(UserWarning, match="the integer fields 0, 1 with 0"):
+        Collate({"0": "pad", "1": "pad"})([(row["tokens"], row["labels"]) for row in ROWS])
+    for silent in (
+        Collate(BOTH, pad_value=0),
+        Collate(BOTH, pad_value={}),
+        Collate({"tokens": "pad", "labels": "ragged"}),
+    ):
+        silent(samples)
+    Collate({"tokens": "pad", "x": "pad"})([{"tokens": row["tokens"], "x": row["x"]} for row in ROWS])
+
+
+@pytest.mark.parametrize(
+    ("value", "key", "message"),
+    [
+        (
+            {"lables": -100},
+            "pad_value.lables",
+            "pad_value names 'lables', which is not a padded field: did you mean 'labels'",
+        ),
+        ({"x": -100}, "pad_value.x", r"pad_value names 'x', which is not a padded field: Known: labels, tokens"),
+        (
+            {"labels": "-100"},
+            "pad_value",
+            r"pad_value must be a number, or a mapping such as \{\"labels\": -100\}; got",
+        ),
+        ("0", "pad_value", r"pad_value must be a number, or a mapping such as"),
+    ],
+)
+def test_wrong_pad_values(value, key, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        Collate(BOTH, pad_value=value)
+    assert refused.value.key == key
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "limits"),
+    [
+        ("uint8", -100, "0 to 255"),
+        ("int8", 200, "-128 to 127"),
+        ("int64", 0.5, "-9223372036854775808 to"),
+        ("bool", -1, "0 to 1"),
+    ],
+)
+def test_a_pad_value_must_fit_the_dtype(dtype, value, limits):
+    message = (
+        f"pad_value of field 't' is {value}, and its dtype is {dtype}, from {limits}.*: choose a number that fits, or"
+    )
+    with pytest.raises(ConfigError, match=message):
+        Collate({"t": "pad"}, pad_value={"t": value})([{"t": np.ones(2, dtype)}])
+    assert np.isnan(Collate({"t": "pad"}, pad_value=np.nan)([{"t": np.ones(n, F32)} for n in (1, 2)])["t"][0, 1])
+
+
 def test_padding_overwrites_no_field():
     with pytest.raises(ConfigError, match="padding field 't' adds the true lengths as t_length, a field that exists"):
         Collate({"t": "pad"})([{"t": np.zeros(2), "t_length": 2}])

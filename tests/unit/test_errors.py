@@ -10,10 +10,12 @@ import pytest
 
 from dataload import errors
 from dataload.errors import (
+    ChangedFileError,
     ClosedSourceError,
     ConfigError,
     CorruptFileError,
     DataloadError,
+    MachineError,
     MissingDependencyError,
     SourceError,
     SourceNotFoundError,
@@ -36,6 +38,8 @@ EXAMPLES = [
     UnsupportedFormatError("found zeros", path="/data/x"),
     CorruptFileError("sizes disagree", path="/data/x", offset=17, index=3),
     ClosedSourceError("closed", path="/data/x"),
+    ChangedFileError("cut", path="/data/x", offset=17),
+    MachineError("no memory", path="/data/x"),
     StoreError("no answer", path="s3://b/x"),
     StateMismatchError("other data", differences=["seed: 1 in the state, 2 here"]),
     WorkerError("failed", step=7, epoch=2, indices=(1, 2), worker="thread-1", traceback_text="Traceback ..."),
@@ -155,6 +159,9 @@ def test_a_worker_error_shows_the_original_traceback_once_it_has_travelled():
         (ClosedSourceError, ValueError),
         (ClosedSourceError, SourceError),
         (StoreError, SourceError),
+        (ChangedFileError, CorruptFileError),
+        (ChangedFileError, StoreError),
+        (MachineError, SourceError),
         (StateMismatchError, ValueError),
         (WorkerError, RuntimeError),
         (MissingDependencyError, ImportError),

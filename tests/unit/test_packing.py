@@ -69,3 +69,19 @@ def test_no_records_give_the_fields_of_any_other_batch(rows):
 def test_what_cannot_be_packed_is_named(samples, match):
     with pytest.raises(ConfigError, match=match):
         Pack()(samples, packing([0, 0], [0, 2], [2, 3], (1, 8)))
+
+
+def test_pad_values_of_packed_rows_by_field():
+    samples = [{"tokens": np.arange(3), "labels": np.arange(3, dtype=np.int16)}]
+    rows = packing([0], [0], [3], (1, 5))
+    batch = Pack({"labels": -100})(samples, rows)
+    assert batch["labels"].tolist() == [[0, 1, 2, -100, -100]]
+    assert batch["tokens"].tolist() == [[0, 1, 2, 0, 0]]
+    with pytest.warns(UserWarning, match="padding fills the integer fields labels, tokens with 0"):
+        Pack()(samples, rows)
+    with pytest.raises(
+        ConfigError, match="pad_value names 'lables', which is not a padded field: did you mean 'labels'"
+    ):
+        Pack({"lables": -100})(samples, rows)
+    with pytest.raises(ConfigError, match="pad_value of field 'labels' is 40000, and its dtype is int16"):
+        Pack(40000)([{"labels": np.arange(3, dtype=np.int16)}], rows)

@@ -58,7 +58,6 @@ class Shuffled:
     _blocks: Memo[tuple[Int64Array, Int64Array]] = field(default_factory=lambda: Memo(1), init=False, repr=False)
 
     def find(self, positions: Int64Array) -> Found:
-        """See `Listed.find`."""
         block_ends = self._block_ends(int(positions.max(initial=-1)))
         needed = np.unique(np.searchsorted(block_ends, positions.ravel(), side="right"))
         # Consecutive calls usually need the same blocks.

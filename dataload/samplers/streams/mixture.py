@@ -9,13 +9,13 @@ import numpy as np
 from dataload._util.checks import setting_error
 from dataload._util.memo import Memo
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, set_fields
+from dataload.samplers._common import ArrayValue, PerRecord, set_fields
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.streams.sampler import Cells, StreamSampler, check_rows, plans_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RowMixture(ArrayValue, BatchPlanner):
+class RowMixture(ArrayValue, PerRecord, BatchPlanner):
     """Batches that mix rows of several stream samplers, for example half continuing and half shuffled.
 
     The rows of the first part come first, then those of the next, and so on. Every rank has equally many rows of each
@@ -68,6 +68,11 @@ class RowMixture(ArrayValue, BatchPlanner):
 
     def __repr__(self) -> str:
         return f"RowMixture(parts={self.parts!r})"
+
+    @property
+    def source_lengths(self) -> tuple[int, ...]:
+        """See `source_lengths_of`; every part is for all records."""
+        return (min(part.records for part in self.parts),)
 
     @property
     def rows(self) -> int:

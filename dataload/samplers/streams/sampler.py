@@ -11,7 +11,7 @@ from dataload._util.checks import check_choice, check_count, setting_error
 from dataload._util.memo import Memo
 from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, BoolArray, check_record_lengths, check_sum, set_fields
+from dataload.samplers._common import ArrayValue, BoolArray, PerRecord, check_record_lengths, check_sum, set_fields
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.samplers.streams.layout import Listed, Shuffled, balance
@@ -53,7 +53,7 @@ class _Visit(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class StreamSampler(ArrayValue, BatchPlanner):
+class StreamSampler(ArrayValue, PerRecord, BatchPlanner):
     """Batches in which row b at step t + 1 continues row b at step t, for models that carry state.
 
     A sequence is a run of consecutive records. Each row takes `chunk` records of its sequence per step. The batch has

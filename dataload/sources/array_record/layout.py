@@ -34,11 +34,7 @@ class Selection(NamedTuple):
 
 
 def parse_selection(path: str) -> Selection:
-    """Parse ``"path[start:stop]"``. Only digits make a slice; anything else is part of the file name.
-
-    Raises:
-        ConfigError: The slice ends before it starts.
-    """
+    """Parse ``"path[start:stop]"``. Only digits make a slice; anything else is part of the file name."""
     match = _SLICE.fullmatch(path)
     if match is None:
         return Selection(path, 0, None)
@@ -49,12 +45,7 @@ def parse_selection(path: str) -> Selection:
 
 
 def check_head(head: bytes, size: int, path: str) -> None:
-    """Check the first 64 bytes of a file of `size` bytes; `head` is shorter if the file is.
-
-    Raises:
-        CorruptFileError: The file is too short.
-        UnsupportedFormatError: It is not an ArrayRecord file.
-    """
+    """Check the first 64 bytes of a file of `size` bytes; `head` is shorter if the file is."""
     if not head:
         raise CorruptFileError("the file is empty, as a writer leaves it that was never closed", path=path, offset=0)
     if head != SIGNATURE[: len(head)]:
@@ -71,13 +62,9 @@ def check_head(head: bytes, size: int, path: str) -> None:
 
 
 def footer_offset(block: bytes) -> int | None:
-    """Return the offset of the footer, which is the end of the last record.
+    """Return the offset of the footer, the end of the last record, from the first bytes of the last block.
 
-    Args:
-        block: The first bytes of the last block.
-
-    Returns:
-        None if they hold no valid postscript. Deciding whether the file is complete is left to the package.
+    None if they hold no valid postscript. Deciding whether the file is complete is left to the package.
     """
     if block[_POSTSCRIPT : _POSTSCRIPT + 1] != b"\x08":  # protobuf: field 1, a varint
         return None
@@ -102,22 +89,13 @@ _LONG_RUN = 8
 def plan_reads(
     indices: Int64Array, records: int, size: int, group: int, *, alone: bool
 ) -> list[tuple[int, int]] | None:
-    """Choose the fastest way to read `indices`. Pure (no I/O).
+    """Return the half-open runs of records to read one by one, None to read `indices`, (rows,) int64, as one list.
 
     The package has two calls. ``read([i, j, ...])`` walks the positions of all records of the file (5 ms for a
     million), then decompresses on a thread pool, which pays off for large records. ``read(start, stop)`` goes straight
     to a run of records, even of one, in 3 us and with a third of the work, but releases the GIL each time, so that
-    several reading threads wait for each other.
-
-    Args:
-        indices: (rows,) int64, at least one.
-        records: Records in the file.
-        size: Bytes of the file.
-        group: Records per compressed group; reading one of them decompresses all.
-        alone: Whether no other thread is reading.
-
-    Returns:
-        Half-open runs of records to read one after another, in the order of the request; None to read one list.
+    several reading threads wait for each other: `alone` says that no other thread reads. The file has `size` bytes;
+    reading a record decompresses its whole group of `group` records.
     """
     large = size >= (_LIST_BYTES_ALONE if alone else _LIST_BYTES) * records
     if large and records <= _LIST_SHARE * len(indices):

@@ -27,16 +27,10 @@ _LEAST_CACHED = 100_000  # records; parsing the footer of fewer takes 20 ms
 
 
 class MappedRecords:
-    """The records of one file.
+    """The records of one file, each of at most `limit` bytes. Reads are thread-safe.
 
-    Reads are thread-safe. Each read checks that the chunk headers agree with the footer, and that the block headers
-    inside chunks have the right distances.
-
-    Args:
-        file: The file.
-        chunks: Its records.
-        verify_hashes: Compare the hashes of chunk headers and of data, too.
-        limit: Most bytes of a record.
+    Each read checks that the chunk headers agree with the footer, and that the block headers inside chunks have the
+    right distances; with `verify_hashes`, also the hashes of chunk headers and of data.
     """
 
     def __init__(
@@ -91,18 +85,7 @@ class MappedRecords:
         return np.concatenate((pieces.offsets, cuts)), np.concatenate((pieces.lengths, headers))
 
     def read_together(self, indices: Int64Array) -> BytesColumn | None:
-        """Return the bytes of records in one block of memory.
-
-        Args:
-            indices: (rows,) int64 in [0, len), at least one.
-
-        Returns:
-            None if a chunk does not look as the footer says.
-
-        Raises:
-            CorruptFileError: The file is shorter now, a record has more bytes than the limit, or hashes are compared
-                and differ.
-        """
+        """Return records, (rows,) in [0, len), in one block; None if a chunk does not look as the footer says."""
         spans = self._chunks.spans(indices)
         if self._has_large:
             check_lengths(spans.lengths - spans.ahead, self._limit, indices, self._file.path)

@@ -5,7 +5,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from os import PathLike
 from typing import Any, ClassVar, TypeAlias, cast
 
@@ -15,7 +15,7 @@ from dataload._util.limits import check_lengths
 from dataload._util.per_process import on_fork
 from dataload.codecs.codec import decode_batch, decode_records
 from dataload.collate import default_collate
-from dataload.errors import ConfigError, CorruptFileError
+from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
 from dataload.sources.array_record.format import ArrayRecordOptions, load_array_record
 from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
@@ -31,8 +31,8 @@ from dataload.sources.base import select_fields
 from dataload.sources.files import FileSource
 from dataload.sources.selection import FileInstruction, as_path
 from dataload.sources.shards import ShardReader
-from dataload.storage import LeasedFile, Storage, storage_of
-from dataload.storage.errors import changed_error, rewritten_error
+from dataload.storage import Storage, storage_of
+from dataload.storage.errors import overwritten_error, rewritten_error
 from dataload.types import Batch, BytesColumn, Codec, FieldSpec, Int64Array
 
 _READER_OPTIONS = "readahead_buffer_size:0"  # the package's default reads 16 MiB ahead of each random access
@@ -123,12 +123,7 @@ class ArrayRecordSource(FileSource[Any]):
 
 
 class _ArrayRecordFile(ShardReader[Any]):
-    """A file, or the selected part of it.
-
-    Attributes:
-        file: The path without the slice.
-        group_size: Records that were compressed together.
-    """
+    """A file, or the selected part of it; `file` is its path without the slice."""
 
     def __init__(self, path: str, options: ArrayRecordOptions, *, has_fields: bool) -> None:
         self.file, self._first, stop = parse_selection(path)
@@ -199,7 +194,6 @@ class _ArrayRecordFile(ShardReader[Any]):
         return records if fields is None else [select_fields(record, fields) for record in records]
 
     def _read_together(self, indices: Int64Array) -> BytesColumn | list[bytes]:
-        """Return the bytes of records of the file."""
         found = None if self._mapped is None else self._mapped.read_together(indices)
         return self._read_through_package(indices) if found is None else found
 
@@ -211,22 +205,22 @@ class _ArrayRecordFile(ShardReader[Any]):
                     data: list[bytes] = reader.read(indices.tolist())
                 else:
                     data = [record for start, stop in runs for record in reader.read(start, stop)]
+            except MemoryError:
+                raise
             except Exception as error:  # the package translates C++ errors to several built-in exceptions
                 raise _find_corrupt(reader, indices, self.file, error) from error
-        if not all(data):
-            self._check_empty(indices, data)
+            finally:
+                self._check_overwritten()
         if max(map(len, data)) > self._limit:  # only the package knows before that
             check_lengths(np.fromiter(map(len, data), np.int64), self._limit, indices, self.file)
         return data
 
-    def _check_empty(self, indices: Int64Array, data: list[bytes]) -> None:
-        """Raise if the file has shrunk: the package then gives empty records, without an error."""
-        storage = self._storage
-        if not storage.exists(self.file):  # deleted, but still open in the reader
-            return
-        size = storage.size(self.file)
-        if size < self._size:
-            raise changed_error(self.file, self._size, size, index=int(indices[data.index(b"")]))
+    def _check_overwritten(self) -> None:
+        """Raise if the file was overwritten: the package then gives torn or empty records, without an error."""
+        with suppress(SourceNotFoundError):  # deleted, but still open in the reader, as is one that was replaced
+            was, now = self._readers.identity, self._storage.identity(self.file)
+            if now != was and now.file == was.file:
+                raise overwritten_error(self.file, was.changed, now.changed)
 
     def identity(self) -> str:
         """Return a hash of the end of the records and the start of the footer; the last block is nearly empty."""
@@ -236,19 +230,20 @@ class _ArrayRecordFile(ShardReader[Any]):
         return hashlib.blake2b(around, digest_size=8).hexdigest()
 
     def release(self) -> None:
-        self._readers.close()
+        self._readers.release()
         if self._mapped is not None:
             self._mapped.release()
 
 
 class _Readers:
-    """A pool of the package's readers of one file. Each serves one thread at a time."""
+    """A pool of the package's readers of one version of a file. Each serves one thread at a time."""
 
     def __init__(self, file: str, storage: Storage, options: str | None) -> None:
         self._file = file
         self._storage = storage
-        self._identity = storage.identity(file)
-        self._lease: LeasedFile | None = None  # while readers may have the file open
+        self.identity = storage.identity(file)
+        self._kept: Any = None  # while readers may have the file open
+        self._path: str | None = None  # of the file that they have open
         self._options = _READER_OPTIONS if options is None else options
         self._free = threading.Semaphore(_MOST_READERS)
         self._lock = threading.Lock()
@@ -266,20 +261,31 @@ class _Readers:
                 alone = self._lent == 1
             try:
                 if reader is None:
-                    if self._storage.identity(self._file) != self._identity:
+                    if self._storage.identity(self._file) != self.identity:
                         raise rewritten_error(self._file)
-                    if self._lease is None:
-                        self._lease = self._storage.lease(self._file)
-                    reader = _open_reader(self._lease.path, self._options, self._file)
+                    lease, self._kept = self._storage.lend(self._file, self)
+                    self._path = lease.path
+                    reader = _open_reader(lease.path, self._options, self._file)
                 yield reader, alone
                 self._idle.append(reader)
             finally:
                 with self._lock:
                     self._lent -= 1
 
-    def close(self) -> None:
+    def release(self) -> None:
+        """Close all readers that are not lent; may be called at any time."""
         self._idle.clear()  # the last reference closes the file
-        self._lease = None
+        self._kept = self._path = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether readers have the file open."""
+        return self._path is not None
+
+    def is_deleted(self) -> bool:
+        """Return whether a file is open here that has no name any more."""
+        path = self._path
+        return path is not None and not storage_of(path).exists(path)
 
     def keep_inherited(self) -> None:
         """Keep the parent's readers in a forked child, for ever: they must be neither used nor destroyed there."""

@@ -80,12 +80,7 @@ _MOST_VARINT_BYTES = 9  # a position has at most 63 bits
 
 
 def pieces(start: int, length: int) -> list[slice]:
-    """Return the slices of the file that hold a chunk, one for each block.
-
-    Args:
-        start: Position of the chunk in the file.
-        length: Bytes of the chunk without block headers.
-    """
+    """Return the slices of the file, one per block, that hold a chunk of `length` bytes without block headers."""
     found: list[slice] = []
     while length > 0:
         part = min(length, BLOCK_SIZE - start % BLOCK_SIZE)
@@ -97,12 +92,9 @@ def pieces(start: int, length: int) -> list[slice]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Positions of some chunks of one record each.
+    """Positions of chunks of one record each, and their bytes without block headers; (n,) int64.
 
-    Attributes:
-        starts: (n,) int64, positions of the chunks; if a chunk starts with a block, after the block header.
-        lengths: (n,) int64, bytes of each chunk without block headers.
-        ahead: (n,) int64, bytes of each chunk before its record.
+    A start at a block is the position after the block header. `ahead` are the bytes of a chunk before its record.
     """
 
     starts: Int64Array
@@ -139,14 +131,10 @@ class Spans:
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Consecutive parts of chunks, each within one block.
+    """Consecutive parts of chunks, each within one block: (n,) int64, positions in the file or bytes.
 
-    Attributes:
-        offsets: (n,) int64, positions in the file.
-        lengths: (n,) int64, in bytes.
-        first: (n,) bool, whether a chunk starts.
-        edges: (n,) int64, position where the chunk starts, with the block header that belongs to it.
-        ends: (n,) int64, position where the chunk ends.
+    `first`, bool, says whether a chunk starts. `edges` are where the chunk starts, with the block header that belongs
+    to it, and `ends` where it ends.
     """
 
     offsets: Int64Array
@@ -156,11 +144,9 @@ class Pieces:
     ends: Int64Array
 
     def block_headers(self) -> tuple[Int64Array, Int64Array]:
-        """Return the block headers inside chunks.
+        """Return the block headers inside chunks: positions, (m,) int64, and the numbers they must have, (m, 2) int64.
 
-        Returns:
-            (m,) int64, their positions; and (m, 2) int64, the numbers that they must have: bytes from the start of the
-            chunk, and bytes to its end.
+        The numbers are the bytes from the start of the chunk, and to its end.
         """
         later = ~self.first
         at = self.offsets[later] - BLOCK_HEADER_BYTES
@@ -169,12 +155,10 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of a file, each of one uncompressed record.
+    """The chunks of a file, each of one uncompressed record, between `edges`, (records + 1,) int64 positions.
 
-    Attributes:
-        edges: (records + 1,) int64, positions where a chunk ends and the next one starts; a block header there belongs
-            to the next chunk.
-        alike: `Spans.lengths` and `Spans.ahead` if they are the same for all chunks.
+    A block header at an edge belongs to the next chunk. `alike` is `Spans.lengths` and `Spans.ahead` of all chunks, if
+    equal.
     """
 
     edges: Int64Array
@@ -203,17 +187,10 @@ Read = Callable[[int, int], bytes]
 
 
 def parse_chunks(read: Read, size: int) -> Chunks | None:
-    """Find the records of a file.
+    """Find the records of a file of `size` bytes; None if only the package can read it or tell what is wrong.
 
-    The cost is bounded by the size of the footer, whatever it contains.
-
-    Args:
-        read: Reads the last block and the footer.
-        size: Bytes of the file.
-
-    Returns:
-        None if the file is compressed, its chunks hold several records, are padded or have another layout, or the last
-        block and the footer contradict each other. The package can tell which.
+    It is then compressed, its chunks hold several records, are padded or have another layout, or the last block and the
+    footer contradict each other. The cost is bounded by the size of the footer, whatever it contains.
     """
     if not size or size % BLOCK_SIZE:
         return None
@@ -244,7 +221,7 @@ def _parse_postscript(block: bytes) -> int:
 
 
 def _numbers(message: bytes, start: int, stop: int) -> dict[int, int]:
-    """Return the varint fields of a message."""
+    """Return the varint fields of a message by number."""
     fields = walk(message, start, stop, "footer")
     return {number: parse_varint(message, first)[0] for number, wire, first, _ in fields if wire == VARINT}
 
@@ -287,12 +264,7 @@ def _describes(footer: bytes, start: int, stop: int, count: int) -> bool:
 
 
 def _parse_entries(messages: BytesArray, sizes: Int64Array) -> tuple[Int64Array, Int64Array] | None:
-    """Return the position of each chunk and the bytes of its record, (chunks,) int64 each.
-
-    Args:
-        messages: (bytes,) uint8, consecutive messages.
-        sizes: (chunks,) bytes of each message.
-    """
+    """Return each chunk's position and the bytes of its record, (chunks,) int64, from messages of `sizes` bytes."""
     edges = np.concatenate(([0], np.cumsum(sizes)))
     if edges[-1] != len(messages):
         return None

@@ -18,13 +18,14 @@ from __future__ import annotations
 import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from os import PathLike, fspath
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataload._util.limits import MAX_RECORD_BYTES, check_size
+from dataload._util.limits import MAX_RECORD_BYTES, check_size, fits
 from dataload.codecs import example
 from dataload.codecs.decoders import decode_image
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
@@ -133,12 +134,10 @@ def _read_text(path: str, remote: Remote | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Tensor:
-    """A number, bytes, or an array of either.
+    """A number, bytes, or an array of either; one extent of `shape` may be -1.
 
-    Attributes:
-        dtype: Name of a numpy dtype, or ``"string"``.
-        shape: Extents, one of which may be -1.
-        encoding: ``"none"`` if the Example holds numbers, ``"bytes"`` or ``"zlib"`` if it holds their bytes.
+    `dtype` is a numpy name or ``"string"``. `encoding` is ``"none"`` if the Example holds numbers, ``"bytes"`` or
+    ``"zlib"`` if it holds their bytes.
     """
 
     dtype: str
@@ -151,10 +150,11 @@ class _Tensor:
             if len(values) != 1:
                 raise CorruptFileError(f"expected one value, found {len(values)}")
             return values[0] if self.dtype == _TEXT else values.item()
-        try:
-            return values.reshape(self.shape)
-        except ValueError:
-            raise CorruptFileError(f"{len(values)} values do not fill the shape {self.shape}") from None
+        with suppress(ValueError, OverflowError):
+            found = values.reshape(self.shape)
+            if fits(found.shape, len(values)):
+                return found
+        raise CorruptFileError(f"{len(values)} values do not fill the shape {self.shape}")
 
     def _values(self, value: Any, limit: int) -> Array:
         """Return all values as a flat array of `dtype` that belongs to the caller."""
@@ -187,11 +187,7 @@ class _Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Image:
-    """A compressed image with 8 bits per channel.
-
-    Attributes:
-        shape: Height, width and channels; -1 if it differs between images.
-    """
+    """A compressed image with 8 bits per channel; `shape` is height, width and channels, -1 where images differ."""
 
     shape: tuple[int, ...]
 
@@ -228,22 +224,13 @@ _Feature: TypeAlias = "_Tensor | _Image | Mapping[str, _Feature]"
 
 @dataclass(frozen=True, slots=True)
 class FeaturesCodec:
-    """Decodes serialized Examples to records; see the module for the values.
-
-    Attributes:
-        features: By name, a decoder or the features inside a feature.
-        limit: Most bytes of memory that a decoded feature may take.
-    """
+    """Decodes serialized Examples to records, each feature to at most `limit` bytes; see the module for the values."""
 
     features: Mapping[str, _Feature]
     limit: int = field(default=MAX_RECORD_BYTES, repr=False)  # the repr is part of fingerprints
 
     def decode(self, data: bytes | memoryview) -> dict[str, Any]:
-        """Decode a record.
-
-        Raises:
-            CorruptFileError: `data` is not an Example, or contradicts the features.
-        """
+        """Decode a record."""
         return _decode(self.features, example.decode(data, self.limit), "", self.limit)
 
     def encode(self, record: Mapping[str, Any]) -> bytes:  # noqa: ARG002 - the protocol's name
@@ -270,18 +257,10 @@ def _decode(features: Mapping[str, _Feature], values: Mapping[str, Any], prefix:
 def parse_features(
     text: str, path: str, *, names: Sequence[str] | None = None, limit: int = MAX_RECORD_BYTES
 ) -> FeaturesCodec:
-    """Return the codec of a data set.
+    """Return the codec of a data set from the content of ``features.json``; `path` is for messages.
 
-    Args:
-        text: Content of ``features.json``.
-        path: The file, for error messages.
-        names: Features to decode; None means all. The others may be of any type.
-        limit: Most bytes of memory that a decoded feature may take.
-
-    Raises:
-        ConfigError: There is no such feature.
-        UnsupportedFormatError: The type of a feature is not supported.
-        CorruptFileError: The text is not as TensorFlow Datasets writes it.
+    Only the features `names` are decoded (None means all), so the others may be of any type; each takes at most `limit`
+    bytes.
     """
     try:
         known = parse_json(text, path)["featuresDict"]["features"]

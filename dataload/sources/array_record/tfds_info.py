@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
+from dataload.storage import named_files
 
 INFO_NAME = "dataset_info.json"
 
 _FILE_FORMAT = "array_record"
 _TEMPLATE = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
 _DIGITS = 5  # of a shard number, at least
-_LONGEST_NAME = 255
 _VARIABLE = re.compile(r"\{(\w+)\}")
 
 _UNION = re.compile(r"\s*\+\s*")
@@ -28,13 +28,7 @@ _ALL = "all"
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """A split and its files.
-
-    Attributes:
-        name: Name of the split.
-        shard_lengths: Records in each shard.
-        files: File name of each shard, relative to the directory.
-    """
+    """A split: the records in each of its shards, and file names relative to the directory."""
 
     name: str
     shard_lengths: tuple[int, ...]
@@ -64,12 +58,7 @@ def parse_json(text: str, path: str) -> dict[str, Any]:
 
 
 def parse_info(text: str, path: str) -> dict[str, Split]:
-    """Return the splits of a data set by name; `text` is the content of the ``dataset_info.json`` at `path`.
-
-    Raises:
-        UnsupportedFormatError: The records are not in ArrayRecord files.
-        CorruptFileError: The text is not as TensorFlow Datasets writes it, or a file would not be in the directory.
-    """
+    """Return the splits of a data set by name; `text` is the content of the ``dataset_info.json`` at `path`."""
     info = parse_json(text, path)
     found = info.get("fileFormat", "tfrecord")  # before there was a choice
     if found != _FILE_FORMAT:
@@ -107,31 +96,15 @@ def _split(entry: Mapping[str, Any], dataset: str, path: str) -> Split:
             "SHARD_X_OF_Y": f"{shard:0{digits}}-of-{count:0{digits}}",
         }
         files.append(_VARIABLE.sub(lambda match, known=variables: known[match[1]], template))
-        if not _is_inside(files[-1]):
-            raise CorruptFileError(
-                f"the names of split {name[:40]!r} lead to the file {files[-1][:80]!r}: expected a path inside the "
-                f"directory, of at most {_LONGEST_NAME} characters",
-                path=path,
-            )
+    named_files(path, files)
     return Split(name, lengths, tuple(files))
-
-
-def _is_inside(file: str) -> bool:
-    """Return whether a relative path leads to a file inside the directory, as far as its text tells."""
-    parts = file.split("/")
-    return "\0" not in file and len(file) <= _LONGEST_NAME and not {"", ".", ".."}.intersection(parts)
 
 
 def select_records(splits: Mapping[str, Split], spec: str) -> list[ShardPart]:
     """Return the records that ``split=`` selects, rounded as in TensorFlow Datasets.
 
-    Args:
-        splits: From `parse_info`.
-        spec: Names of splits joined by ``+``, each alone or with a slice: ``[10:20]``, ``[-5:]``, ``[25%:75%]``,
-            ``[2shard]``, ``[:2shard]``. ``"all"`` is all splits.
-
-    Raises:
-        ConfigError: There is no such split, or `spec` is invalid.
+    `spec` joins names of splits by ``+``, each alone or with a slice: ``[10:20]``, ``[-5:]``, ``[25%:75%]``,
+    ``[2shard]``, ``[:2shard]``. ``"all"`` is all splits.
     """
     if spec in splits:
         return [*_parts(splits[spec], 0, len(splits[spec]))]

@@ -7,15 +7,18 @@ import numpy as np
 
 from dataload._util.decoding import decoding
 from dataload._util.limits import check_size
-from dataload.codecs import arrow
-from dataload.codecs.arrow import load_arrow
+from dataload.codecs.arrow_types import load_arrow
 from dataload.errors import ConfigError, CorruptFileError, closest
 from dataload.sources.arrow.format import CsvOptions
 from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.decoded import DecodedCache
 from dataload.sources.shards import ShardReader
 from dataload.sources.text_files import read_text
+from dataload.storage import storage_of, unchanged
 from dataload.types import Record
+
+_VALUE_BYTES, _COLUMN_BYTES = 8, 2048  # about what pyarrow takes
+_FEW_COLUMNS = 256
 
 
 class CsvSource(TableSource):
@@ -51,14 +54,19 @@ class CsvSource(TableSource):
 class _CsvFile(TableReader):
     def __init__(self, path: str, options: CsvOptions, cache: DecodedCache) -> None:
         self._path, self._options, self._cache = path, options, cache
+        self._storage = storage_of(path, options.place)
+        self._identity = self._storage.identity(path)
         table = cache.get(path, self._parse)
         super().__init__(path, table.schema, np.array([len(table)], np.int64), options, cache)
 
     def _group(self, group: int, name: str, index: int) -> Any:  # noqa: ARG002 - a file has one group
         table = self._cache.get(self._path, self._parse)
-        if len(table) != len(self) or table.schema != self._schema:
-            raise CorruptFileError("the file has been rewritten since it was opened", path=self._path)
-        return self._cache.get((self._path, name), lambda: _prepared(table.column(name)))
+
+        def prepare() -> tuple[Any, int]:
+            found = self._prepare(table.column(name), f"field {name!r}")
+            return found, found[0].nbytes
+
+        return self._cache.get((self._path, name), prepare)
 
     def _decode(self, group: int, name: str) -> Any:
         raise NotImplementedError("columns are parsed together")
@@ -66,7 +74,13 @@ class _CsvFile(TableReader):
     def _parse(self) -> tuple[Any, int]:
         csv = load_arrow("format 'csv'", "pyarrow.csv")
         pa, options = load_arrow("format 'csv'"), self._options
-        data = read_text(self._path, options.max_record_bytes, options.place)
+        with unchanged(self._storage, self._path, self._identity):
+            data = read_text(self._path, options.max_record_bytes, options.place)
+        comma, head = options.delimiter.encode(), data.find(b"\n")
+        head = len(data) if head < 0 else head + 1
+        cells = data.count(comma, head) + data.count(b"\n", head)
+        size = _VALUE_BYTES * cells + _COLUMN_BYTES * max(0, data.count(comma, 0, head) - _FEW_COLUMNS)
+        check_size(size, options.max_record_bytes, "the table", path=self._path)
         types = {name: _type_of(name, dtype) for name, dtype in (options.dtypes or {}).items()}
         with self._errors():
             with decoding():
@@ -88,11 +102,6 @@ class _CsvFile(TableReader):
             if load_arrow("format 'csv'").types.is_binary(each.type):
                 raise CorruptFileError(f"the column {each.name!r} is not UTF-8", path=self._path)
         check_size(table.nbytes, self._options.max_record_bytes, "the table", path=self._path)
-
-
-def _prepared(column: Any) -> tuple[Any, int]:
-    found = arrow.prepare(column)
-    return found, found.nbytes
 
 
 def _type_of(name: str, dtype: str) -> Any:

@@ -25,8 +25,8 @@ class TableOptions(ReadOptions):
             ``"auto"`` decodes what Hugging Face declares as images.
         cached_bytes: Most bytes of decoded row groups (Parquet), compressed batches (Arrow) and CSV files that a
             process keeps; one stays, whatever its size. A shuffle is fast if those that it mixes fit.
-        max_record_bytes: Most bytes of memory that a decoded record, row group or compressed batch may take; a larger
-            one is a CorruptFileError.
+        max_record_bytes: Most bytes of memory that a decoded record may take, with the objects of Python in it, or a
+            column of a row group or compressed batch; a larger one is a CorruptFileError.
     """
 
     decode: Decode | None = None

@@ -5,17 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from dataload._util.limits import check_lengths
-from dataload.codecs.arrow import Numbers, is_bytes, load_arrow, numbers_of
+from dataload._util.limits import Claims
+from dataload.codecs.arrow_types import Numbers, is_bytes, numbers_of, pa_module
+from dataload.codecs.expansion import Sizes, check_views, expansion, least_bytes, picked
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow.ipc import Message, pairs_of
 from dataload.storage import RecordFile
 from dataload.types import Array, Int64Array
+
+_ITEMS = 1 << 19  # of lists, taken at once
+_TAKING_BYTES = 32  # for each item while it is taken
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +42,6 @@ class _Node:
     tensor: Any
 
 
-@cache
-def _pa() -> Any:
-    return load_arrow("format 'arrow'")
-
-
 def plan_nodes(schema: Any) -> list[_Node] | None:
     """Return the arrays of a schema's columns; None if there is a type that is not gathered."""
     counts = [0, 0]
@@ -53,7 +51,7 @@ def plan_nodes(schema: Any) -> list[_Node] | None:
 
 
 def _plan(kind: Any, counts: list[int]) -> _Node | None:
-    pa = _pa()
+    pa = pa_module()
     types, tensor = pa.types, kind if isinstance(kind, pa.FixedShapeTensorType) else None
     kind = getattr(kind, "storage_type", kind)
     number, buffer = counts
@@ -86,19 +84,19 @@ def _plan(kind: Any, counts: list[int]) -> _Node | None:
 
 
 def _size(kind: Any) -> int | None:
-    types = _pa().types
+    types = pa_module().types
     if types.is_fixed_size_list(kind):
         return kind.list_size
     return kind.byte_width if types.is_fixed_size_binary(kind) else None
 
 
 def _is_variable(kind: Any) -> bool:
-    types = _pa().types
+    types = pa_module().types
     return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
 
 
 def _pairs_of(kind: Any) -> Any:
-    pa = _pa()
+    pa = pa_module()
     return pa.struct([pa.field("key", kind.key_type, nullable=False), ("value", kind.item_type)])  # as `map_` has them
 
 
@@ -114,14 +112,14 @@ class Gatherer:
         file: The file.
         nodes: Arrays of the schema's columns.
         batches: Batches, which are not compressed.
-        limit: Most bytes of a value.
 
     Raises:
         CorruptFileError: A batch contradicts the schema.
     """
 
-    def __init__(self, file: RecordFile, nodes: Sequence[_Node], batches: Sequence[Message], limit: int) -> None:
-        self._file, self._nodes, self._limit = file, nodes, limit
+    def __init__(self, file: RecordFile, nodes: Sequence[_Node], batches: Sequence[Message]) -> None:
+        self._file, self._nodes = file, nodes
+        self._dictionaries: dict[int, Sizes] = {}  # what their values expand to, by number of the array
         for found in batches:
             if (len(found.nodes), len(found.buffers)) != (len(batches[0].nodes), len(batches[0].buffers)):
                 raise CorruptFileError("a batch has other columns than the first", path=file.path, offset=found.offset)
@@ -160,16 +158,18 @@ class Gatherer:
         nbytes = leaf.width * math.prod(numbers.shape)
         return numbers, nbytes, np.ascontiguousarray(self._buffers[:, leaf.buffer + 1, 0])
 
-    def column(self, column: int, batch: Int64Array, rows: Int64Array, indices: Int64Array) -> Any:
+    def column(self, column: int, batch: Int64Array, rows: Int64Array, claims: Claims) -> Any:
         """Return values of a column of plain numbers or bytes as a column; None of other columns. See `take`."""
         plain = self._plain[column]
         if plain is not None:
             numbers, nbytes, starts = plain
+            claims.add(nbytes)
             data = self._gather(starts, nbytes, nbytes, batch, rows)
             return data.view(numbers.dtype).reshape(len(rows), *numbers.shape)
         if self._bytes[column]:
             node = self._nodes[column]
-            starts, lengths = self._spans(node, batch, rows, indices)
+            starts, lengths = self._spans(node, batch, rows, None, claims)
+            claims.add(lengths)
             return self._file.gather_ranges(_of(self._buffers[:, node.buffer + 2, 0], batch) + starts, lengths)
         return None
 
@@ -185,7 +185,7 @@ class Gatherer:
             return
         lengths, nulls = self._items[:, node.number].T
         bad = lengths != counts if exact else lengths < counts
-        types = _pa().types
+        types = pa_module().types
         if types.is_null(node.kind):
             self._refuse(bad)
             return
@@ -211,20 +211,25 @@ class Gatherer:
             offset = int(self._offsets[np.argmax(bad)])
             raise CorruptFileError("a batch has less than it claims to have", path=self._file.path, offset=offset)
 
-    def take(self, column: int, batch: Int64Array, rows: Int64Array, indices: Int64Array, empty: Any) -> Any:
+    def take(self, column: int, batch: Int64Array, rows: Int64Array, claims: Claims, empty: Any) -> Any:
         """Return values of a column as an array of pyarrow.
 
         Args:
             column: Number of the column.
             batch: (rows,) int64, the batch of each value.
             rows: (rows,) int64, its row there.
-            indices: (rows,) int64, the number of its record in the file, for messages.
+            claims: The bytes that the records take, to which what is taken is added.
             empty: The column without values, but with its dictionaries; None if there are none.
         """
-        return self._take(self._nodes[column], batch, rows, indices, empty)
+        node = self._nodes[column]
+        claims.add(least_bytes(node.kind, packed=True))
+        return self._take(node, batch, rows, None, claims, empty)
 
-    def _take(self, node: _Node, batch: Int64Array, rows: Int64Array, indices: Int64Array, empty: Any) -> Any:
-        pa = _pa()
+    def _take(
+        self, node: _Node, batch: Int64Array, rows: Int64Array, owner: Int64Array | None, claims: Claims, empty: Any
+    ) -> Any:
+        """Return values; `owner` is the number of each one's record among those read, or None if that is its place."""
+        pa = pa_module()
         kind, types, count = node.kind, pa.types, len(rows)
         empty = getattr(empty, "storage", empty)
         if types.is_null(kind):
@@ -232,27 +237,31 @@ class Gatherer:
         valid = self._valid(node, batch, rows)
         if types.is_struct(kind):
             inner = [None if empty is None else empty.field(number) for number in range(len(node.children))]
-            arrays = [self._take(c, batch, rows, indices, e) for c, e in zip(node.children, inner, strict=True)]
+            arrays = [self._take(c, batch, rows, owner, claims, e) for c, e in zip(node.children, inner, strict=True)]
             kind = pa.struct([field.with_type(array.type) for field, array in zip(kind, arrays, strict=True)])
             return pa.Array.from_buffers(kind, count, [valid], children=arrays)
         inner = empty.values if empty is not None and node.children else None
         if types.is_fixed_size_list(kind):
             size = kind.list_size
-            items = self._take_items(node, batch, rows, indices, inner)
+            items = self._take_items(node, batch, rows * size, np.full(count, size), owner, claims, inner)
             kind = kind if items.type == kind.value_type else pa.list_(items.type, size)
             array = pa.Array.from_buffers(kind, count, [valid], children=[items])
-            return array if node.tensor is None else pa.ExtensionArray.from_storage(node.tensor, array)
+            if node.tensor is None or array.type != node.tensor.storage_type:
+                return array
+            return pa.ExtensionArray.from_storage(node.tensor, array)
         if node.children or _is_variable(kind):
-            starts, lengths = self._spans(node, batch, rows, indices)
+            starts, lengths = self._spans(node, batch, rows, owner, claims)
             ends = np.zeros(count + 1, np.int64)
             np.cumsum(lengths, out=ends[1:])
             if not node.children:
+                claims.add(lengths, owner)
                 place = self._buffers[batch, node.buffer + 2, 0] + starts
                 data = self._file.gather_ranges(place, lengths).parts()[0][0]
                 kind = pa.large_string() if types.is_string(kind) or types.is_large_string(kind) else pa.large_binary()
                 return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(ends), pa.py_buffer(data)])
-            within = np.arange(ends[-1]) - np.repeat(ends[:-1] - starts, lengths)
-            items = self._take(node.children[0], np.repeat(batch, lengths), within, np.repeat(indices, lengths), inner)
+            child = node.children[0]
+            claims.add(lengths * (least_bytes(child.kind, packed=owner is None) + _TAKING_BYTES), owner)
+            items = self._take_items(node, batch, starts, lengths, owner, claims, inner)
             if types.is_map(kind):
                 kind, ends = pa.map_(items.type.field(0).type, items.type.field(1).type), ends.astype(np.int32)
             else:
@@ -260,30 +269,61 @@ class Gatherer:
             return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(ends)], children=[items])
         data = self._fixed(node, batch, rows, 1)
         if types.is_dictionary(kind):
-            if empty is None:
-                raise CorruptFileError("the file lacks the dictionary of a column", path=self._file.path)
-            numbers = pa.Array.from_buffers(kind.index_type, count, [valid, data])
-            try:
-                return pa.DictionaryArray.from_arrays(numbers, empty.dictionary)
-            except pa.ArrowException as error:
-                message = f"a value is not in its dictionary: {error}"
-                raise CorruptFileError(message, path=self._file.path, index=int(indices[0])) from error
+            return self._take_dictionary(node, valid, data, count, owner, claims, empty)
         return pa.Array.from_buffers(kind, count, [valid, data])
 
-    def _take_items(self, node: _Node, batch: Int64Array, rows: Int64Array, indices: Int64Array, empty: Any) -> Any:
-        """Return the items of lists of one size."""
-        pa = _pa()
-        child, size = node.children[0], node.kind.list_size
+    def _take_dictionary(
+        self, node: _Node, valid: Any, data: Any, count: int, owner: Int64Array | None, claims: Claims, empty: Any
+    ) -> Any:
+        """Return values that are numbers of those of a dictionary."""
+        pa = pa_module()
+        if empty is None:
+            raise CorruptFileError("the file lacks the dictionary of a column", path=self._file.path)
+        numbers = pa.Array.from_buffers(node.kind.index_type, count, [valid, data])
+        try:
+            found = pa.DictionaryArray.from_arrays(numbers, empty.dictionary)
+        except pa.ArrowException as error:
+            message = f"a value is not in its dictionary: {error}"
+            raise CorruptFileError(message, path=self._file.path, index=int(claims.indices[0])) from error
+        if node.number not in self._dictionaries:
+            check_views(empty.dictionary, claims.limit, "a dictionary", self._file.path)
+            self._dictionaries[node.number] = expansion(empty.dictionary, packed=owner is None)
+        claims.add(picked(self._dictionaries[node.number], numbers), owner)
+        return found
+
+    def _take_items(
+        self,
+        node: _Node,
+        batch: Int64Array,
+        starts: Int64Array,
+        lengths: Int64Array,
+        owner: Int64Array | None,
+        claims: Claims,
+        empty: Any,
+    ) -> Any:
+        """Return the items of lists, as many as `lengths` from `starts` on."""
+        pa, child = pa_module(), node.children[0]
+        total = int(lengths.sum())
+        if pa.types.is_null(child.kind):
+            return pa.nulls(total)
         plain = child.width and not child.children and not pa.types.is_dictionary(child.kind)
         if plain and not _is_variable(child.kind) and not self._items[batch, child.number, 1].any():
-            data = self._fixed(child, batch, rows, size)
-            return pa.Array.from_buffers(child.kind, len(rows) * size, [None, data])
-        inner = (rows[:, np.newaxis] * size + np.arange(size)).ravel()
-        return self._take(child, np.repeat(batch, size), inner, np.repeat(indices, size), empty)
+            place = self._buffers[batch, child.buffer + 1, 0] + starts * child.width
+            data = self._file.gather_ranges(place, lengths * child.width).parts()[0][0]
+            return pa.Array.from_buffers(child.kind, total, [None, pa.py_buffer(data)])
+        owner = np.arange(len(lengths)) if owner is None else owner
+        cuts = np.searchsorted(np.cumsum(lengths), np.arange(_ITEMS, total, _ITEMS))
+        pieces: list[Any] = []
+        for rows in np.split(np.arange(len(lengths)), np.unique(cuts)):
+            sizes = lengths[rows]
+            within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes - starts[rows], sizes)
+            of = np.repeat(rows, sizes)
+            pieces.append(self._take(child, batch[of], within, owner[of], claims, empty))
+        return pieces[0] if len(pieces) == 1 else pa.concat_arrays(pieces)
 
     def _fixed(self, node: _Node, batch: Int64Array, rows: Int64Array, items: int) -> Any:
         """Return a buffer of values of one width; of `items` consecutive ones for each row."""
-        pa = _pa()
+        pa = pa_module()
         start = self._buffers[batch, node.buffer + 1, 0]
         if not node.width:
             return pa.py_buffer(self._bits(start, rows))
@@ -302,10 +342,10 @@ class Gatherer:
         start = self._buffers[batch[some], node.buffer, 0]
         bits = self._file.gather(start + rows[some] // 8, 1).reshape(-1) >> (rows[some] % 8).astype(np.uint8)
         valid[some] = bits & 1
-        return _pa().py_buffer(np.packbits(valid, bitorder="little"))
+        return pa_module().py_buffer(np.packbits(valid, bitorder="little"))
 
     def _spans(
-        self, node: _Node, batch: Int64Array, rows: Int64Array, indices: Int64Array
+        self, node: _Node, batch: Int64Array, rows: Int64Array, owner: Int64Array | None, claims: Claims
     ) -> tuple[Int64Array, Int64Array]:
         """Return start and length of each value among the items or bytes of its batch."""
         bases = self._buffers[:, node.buffer + 1, 0]
@@ -322,9 +362,6 @@ class Gatherer:
                 f"a value begins at {starts[row]} and ends at {stops[row]} of {end}",
                 path=self._file.path,
                 offset=int(bases[batch[row]] + rows[row] * node.width),
-                index=int(indices[row]),
+                index=int(claims.indices[row if owner is None else owner[row]]),
             )
-        if len(lengths):
-            # An item takes a number of 8 bytes while it is looked for.
-            check_lengths(lengths * (1 if child is None else 8), self._limit, indices, self._file.path)
         return starts, lengths

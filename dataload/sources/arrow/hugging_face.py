@@ -10,8 +10,9 @@ from typing import Any, cast
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.arrow.format import STATE_FILE, ArrowOptions
 from dataload.sources.arrow.reader import ArrowSource
-from dataload.storage import Remote, base_name, join, local_path, storage_of
+from dataload.storage import Remote, join, local_path, named_files, read_limited, storage_of
 
+_MOST_BYTES = 64 << 20  # parsed JSON takes up to 24 times the memory
 _SPLITS_FILE = "dataset_dict.json"
 
 
@@ -56,15 +57,15 @@ def _data_files(directory: str, remote: Remote | None) -> list[str]:
         message = f"{directory} has several splits, {names}: open one of these directories"
         raise ConfigError(message, key="paths", value=directory)
     try:
-        state = json.loads(storage.read(path))
+        state = json.loads(read_limited(storage, path, _MOST_BYTES, "a list of files"))
         names = [entry["filename"] for entry in cast("list[Any]", state["_data_files"])]
         if state.get("_indices_data_files") or state.get("_indices_files"):
             raise CorruptFileError("it has a list of indices: save it again with a newer library", path=path)
-        if not names or not all(isinstance(name, str) and name and name == base_name(name) for name in names):
-            raise ValueError(f"files {names!r}")
+        if not names:
+            raise ValueError("it lists no file")
     except CorruptFileError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         message = f"expected a list of the files of a data set of Hugging Face: {type(error).__name__}: {error}"
         raise CorruptFileError(message, path=path) from error
-    return [join(directory, name) for name in names]
+    return named_files(path, names)

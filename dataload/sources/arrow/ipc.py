@@ -30,18 +30,11 @@ Read = Callable[[int, int], bytes]
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A message: a batch of records, or of values of a dictionary.
+    """A message: a batch of records, or of values of the dictionary with number `dictionary`; sizes in bytes.
 
-    Attributes:
-        offset: Offset of its prefix in the file.
-        body: Offset of its body.
-        body_length: Bytes of the body.
-        rows: Number of records or values.
-        nodes: Length and number of nulls of each array, depth first, 8 bytes each; see `pairs_of`.
-        buffers: Offset in the body and length of each buffer, 8 bytes each; see `pairs_of`.
-        compressed: Whether the buffers are compressed.
-        dictionary: The dictionary's number; None for records.
-        is_delta: Whether the values follow those that the dictionary has already.
+    `offset` is that of its prefix. `nodes` (length and nulls of each array, depth first) and `buffers` (offset in the
+    body and length) take 8 bytes a number, see `pairs_of`. With `is_delta`, values follow those that the dictionary
+    has.
     """
 
     offset: int
@@ -56,13 +49,9 @@ class Message:
 
 
 class Layout(NamedTuple):
-    """The messages of a file.
+    """The messages of a file; `schema` is empty if there is none, as in files of Polars.
 
-    Attributes:
-        schema: Bytes of the schema's message; empty if there is none, as in files of Polars.
-        footer: A file with this schema and without records; empty for a stream.
-        dictionaries: Batches of dictionaries.
-        batches: Batches of records.
+    `footer` is a file with this schema and without records; empty for a stream.
     """
 
     schema: bytes
@@ -72,11 +61,7 @@ class Layout(NamedTuple):
 
 
 def parse_layout(read: Read, size: int, path: str) -> Layout:
-    """Return the layout of a file or stream of `size` bytes.
-
-    Raises:
-        CorruptFileError: It is damaged or truncated.
-    """
+    """Return the layout of a file or stream of `size` bytes."""
     if not read(0, len(FILE_MAGIC)).startswith(FILE_MAGIC):
         return _parse_stream(read, size, path)
     end = read(max(0, size - 10), 10)

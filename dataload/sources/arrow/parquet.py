@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, ClassVar
 
 import numpy as np
 
 from dataload._util.limits import check_size
-from dataload.codecs.arrow import load_arrow
+from dataload.codecs.arrow_types import load_arrow, without_views
+from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow.format import TableOptions
+from dataload.sources.arrow.pages import claim_of, read_chunks
 from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.decoded import DecodedCache
 from dataload.sources.shards import ShardReader
-from dataload.storage import storage_of
-from dataload.storage.errors import rewritten_error
+from dataload.storage import storage_of, unchanged
 from dataload.storage.stream import FileStream
 from dataload.types import Record
 
 _DECODED_BYTES = 1 << 24  # at once, about, between two looks at the memory that they take
-_FEWEST_ROWS, _MOST_ROWS = 64, 1 << 16
+_MOST_ROWS = 1 << 16
 
 
 class ParquetSource(TableSource):
@@ -60,6 +62,9 @@ class _ParquetFile(TableReader):
         with self._errors(), self._storage.open(path) as file:
             self._metadata = self._parquet.read_metadata(FileStream(file))
             schema = self._metadata.schema.to_arrow_schema()
+        leaves = [self._metadata.schema.column(number) for number in range(self._metadata.num_columns)]
+        self._leaves = [(number, leaf, f"{leaf.path}.") for number, leaf in enumerate(leaves)]
+        self._chunks: list[list[Any]] | None = None
         counts = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
         if min(counts, default=0) < 0 or sum(counts) >= 1 << 62:
             raise CorruptFileError("the footer claims impossible numbers of records", path=path)
@@ -67,27 +72,51 @@ class _ParquetFile(TableReader):
             super().__init__(path, schema, np.cumsum(counts, dtype=np.int64), options, cache)
 
     def _decode(self, group: int, name: str) -> Any:
-        if self._storage.identity(self._path) != self._identity:
-            raise rewritten_error(self._path)
-        # pyarrow ends the process where the metadata of a column are damaged, if they are asked for here.
-        claims = self._metadata.row_group(group)
-        row = max(1, claims.total_byte_size // max(1, claims.num_rows))
-        rows = min(max(_DECODED_BYTES // row, _FEWEST_ROWS), _MOST_ROWS)
         arrays: list[Any] = []
-        size = 0
-        with self._storage.open(self._path, whole=True) as file:
-            reader = self._parquet.ParquetFile(
-                FileStream(file), metadata=self._metadata, page_checksum_verification=True
-            )
-            for batch in reader.iter_batches(rows, row_groups=[group], columns=[name], use_threads=False):
-                array = _without_dictionary(batch.column(name))
-                size += array.nbytes
-                check_size(size, self._limit, f"field {name!r} of row group {group}", path=self._path)
-                arrays.append(array)
+        size, what = 0, f"field {name!r} of row group {group}"
+        same = unchanged(self._storage, self._path, self._identity)
+        with same, self._storage.open(self._path, whole=True) as file:
+            rows, dictionaries = self._plan(file, group, name, what)
+            for batch in self._batches(file, rows, dictionaries, group, name):
+                array = batch.column(name)
+                kind = without_views(array.type, keep=False)
+                size += array.nbytes if kind == array.type else total_bytes(array)
+                check_size(size, self._limit, what, path=self._path)
+                arrays.append(array if kind == array.type else array.cast(kind))
         pa = load_arrow("format 'parquet'")
         return pa.chunked_array(arrays, arrays[0].type if arrays else self._schema.field(name).type)
 
+    def _plan(self, file: Any, group: int, name: str, what: str) -> tuple[int, list[str]]:
+        """Return how many rows of a column to decode at once, and of which of its texts to decode numbers first."""
+        # pyarrow ends the process where the metadata of a column are damaged, if they are asked for.
+        chosen = [(number, leaf) for number, leaf, path in self._leaves if path.startswith(f"{name}.")]
+        try:
+            if self._chunks is None:
+                self._chunks = read_chunks(file.read, file.size)
+            claims = [claim_of(file.read, self._chunks[group][number], leaf) for number, leaf in chosen]
+        except (LookupError, TypeError, AttributeError) as error:
+            raise ValueError(f"the headers of the pages are damaged: {error}") from error
+        total, prefixed = sum(claim.bytes for claim in claims), sum(claim.prefixed for claim in claims)
+        check_size(total, self._limit, what, path=self._path)
+        count = min(self._metadata.row_group(group).num_rows, max((claim.values for claim in claims), default=1))
+        rows = _DECODED_BYTES // max(1, total // max(1, count), prefixed if prefixed * count > self._limit else 0)
+        rows = min(max(rows, 1), _MOST_ROWS)
+        # Texts of a dictionary are decoded at once only if they cannot take more than the limit.
+        paths = [leaf.path for (_, leaf), claim in zip(chosen, claims, strict=True) if claim.numbered]
+        if sum(claim.numbered * claim.dictionary for claim in claims) <= self._limit:
+            return rows, []
+        if all(claim.numbered in (0, claim.values) for claim in claims):
+            return rows, paths
+        # pyarrow is slow with numbers if other pages have text, so look for the longest text in the dictionary.
+        first = next(self._batches(file, 1, paths, group, name), None)
+        longest = 0 if first is None else longest_in_dictionaries(first.column(name))
+        return rows, paths if sum(claim.numbered for claim in claims) * longest > self._limit else []
 
-def _without_dictionary(array: Any) -> Any:
-    types = load_arrow("tables").types
-    return array.dictionary_decode() if types.is_dictionary(array.type) else array
+    def _batches(self, file: Any, rows: int, dictionaries: list[str], group: int, name: str) -> Iterator[Any]:
+        reader = self._parquet.ParquetFile(
+            FileStream(file),
+            metadata=self._metadata,
+            page_checksum_verification=True,
+            read_dictionary=dictionaries,
+        )
+        return reader.iter_batches(rows, row_groups=[group], columns=[name], use_threads=False)

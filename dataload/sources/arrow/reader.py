@@ -8,9 +8,10 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dataload._util.limits import check_size
+from dataload._util.limits import Claims, check_size
 from dataload.codecs import arrow
-from dataload.codecs.arrow import Rows, load_arrow
+from dataload.codecs.arrow import Rows
+from dataload.codecs.arrow_types import load_arrow
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.arrow.format import ArrowOptions
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
@@ -55,11 +56,7 @@ class ArrowSource(TableSource):
 
 
 class _ArrowFile(TableReader):
-    """An IPC file or stream.
-
-    Attributes:
-        gatherer: Reads values without their batch; None if batches have to be decoded.
-    """
+    """An IPC file or stream; `gatherer` reads values without their batch, None if batches have to be decoded."""
 
     def __init__(self, path: str, options: ArrowOptions, cache: DecodedCache) -> None:
         self._pa = pa = load_arrow("format 'arrow'")
@@ -81,23 +78,23 @@ class _ArrowFile(TableReader):
             super().__init__(path, schema, np.cumsum(counts), options, cache)
         self._starts = self._ends - counts
         nodes = None if any(each.compressed for each in self._messages()) else plan_nodes(schema)
-        self.gatherer = None if nodes is None else Gatherer(self._file, nodes, self._layout.batches, self._limit)
+        self.gatherer = None if nodes is None else Gatherer(self._file, nodes, self._layout.batches)
         self._empty = self._load_dictionaries() if self.gatherer is not None else None
 
     def _messages(self) -> list[Message]:
         return [*self._layout.dictionaries, *self._layout.batches]
 
-    def _pick(self, indices: Int64Array, names: Sequence[str]) -> dict[str, Any]:
+    def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
         if self.gatherer is None:
-            return super()._pick(indices, names)
+            return super()._pick(indices, names, claims)
         batch, rows = self._locate(indices)
         where, columns = Rows(self._path, indices), dict[str, Any]()
         for name in names:
             number = self._numbers[name]
-            column = self.gatherer.column(number, batch, rows, indices)
+            column = self.gatherer.column(number, batch, rows, claims)
             if column is None:
                 empty = None if self._empty is None else self._empty.column(number)
-                array = self.gatherer.take(number, batch, rows, indices, empty)
+                array = self.gatherer.take(number, batch, rows, claims, empty)
                 column = arrow.to_column(array, name, where, self._shapes.get(name))
             columns[name] = column
         return columns
@@ -116,8 +113,8 @@ class _ArrowFile(TableReader):
             return None
         self._check_replaced(layout)
         with self._errors():
-            empty = pa.RecordBatch.from_arrays([pa.array([], each.type) for each in self._schema], schema=self._schema)
-            return self._read_stream([empty.serialize().to_pybytes()], None)
+            empty = pa.RecordBatch.from_arrays([pa.nulls(0, each.type) for each in self._schema], schema=self._schema)
+            return self._read_stream([*self._bytes(layout.dictionaries), empty.serialize().to_pybytes()], None)
 
     def _check_replaced(self, layout: Layout) -> None:
         whole = Counter(found.dictionary for found in layout.dictionaries if not found.is_delta)
@@ -129,23 +126,30 @@ class _ArrowFile(TableReader):
 
     def _decode(self, group: int, name: str) -> Any:
         self._check_replaced(self._layout)
-        return self._read_stream([self._bytes(self._layout.batches[group])], name).column(name)
+        return self._read_stream(self._bytes([*self._layout.dictionaries, self._layout.batches[group]]), name).column(
+            name
+        )
 
-    def _bytes(self, found: Message) -> bytes:
-        """Return a message, of which decompression takes no more memory than the limit."""
-        data = self._file.read(found.offset, found.body + found.body_length - found.offset)
-        if found.compressed:
-            at = found.body - found.offset
-            heads = [data[at + start : at + start + 8] for start, size in pairs_of([found.buffers]).tolist() if size]
-            # -1 stands for a buffer that is not compressed.
-            claims = sum(max(0, int.from_bytes(head, "little", signed=True)) for head in heads)
-            check_size(claims, self._limit, f"the batch at byte {found.offset}", path=self._path)
-        return data
+    def _bytes(self, messages: Sequence[Message]) -> list[bytes]:
+        """Return messages, of which decompression takes no more memory than the limit."""
+        several: list[bytes] = []
+        claims = 0
+        for found in messages:
+            data = self._file.read(found.offset, found.body + found.body_length - found.offset)
+            if found.compressed:
+                at = found.body - found.offset
+                pairs = pairs_of([found.buffers]).tolist()
+                heads = [data[at + start : at + start + 8] for start, size in pairs if size]
+                # -1 stands for a buffer that is not compressed.
+                claims += sum(max(0, int.from_bytes(head, "little", signed=True)) for head in heads)
+                check_size(claims, self._limit, f"the batch at byte {found.offset}", path=self._path)
+            several.append(data)
+        return several
 
-    def _read_stream(self, batch: Sequence[bytes], name: str | None) -> Any:
+    def _read_stream(self, messages: Sequence[bytes], name: str | None) -> Any:
         """Return a batch of records that follows all dictionaries, as pyarrow reads it; of one column, if named."""
         schema = self._layout.schema or self._schema.serialize().to_pybytes()
-        parts = [schema, *map(self._bytes, self._layout.dictionaries), *batch, _END]
+        parts = [schema, *messages, _END]
         chosen = None if name is None else [self._numbers[name]]
         options = self._pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
         found = self._pa.ipc.open_stream(self._pa.py_buffer(b"".join(parts)), options=options).read_next_batch()

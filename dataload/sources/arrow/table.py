@@ -15,15 +15,19 @@ import numpy as np
 from dataload._util.buffers import pooled_empty
 from dataload._util.decoding import decoding
 from dataload._util.indexing import split_by_shard
+from dataload._util.limits import Claims
 from dataload.codecs import arrow
-from dataload.codecs.arrow import Rows, load_arrow
+from dataload.codecs.arrow import Rows
+from dataload.codecs.arrow_types import check_field, load_arrow, spec_of_type
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
+from dataload.codecs.expansion import Sizes, check_views, expansion
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
 from dataload.sources.arrow.format import TableOptions
 from dataload.sources.decoded import DecodedCache
 from dataload.sources.files import FileSource
 from dataload.sources.shards import ShardReader
+from dataload.storage.errors import system_error
 from dataload.types import Batch, FieldSpec, Int64Array, Record
 
 
@@ -41,28 +45,24 @@ class TableSource(FileSource[Record]):
         self._cache = DecodedCache(self.options.cached_bytes)
 
     def close(self) -> None:
-        """See `FileSource.close`."""
         super().close()
         self._cache.clear()
 
 
 class TableReader(ShardReader[Record]):
-    """A table in a file.
-
-    Args:
-        path: The file.
-        schema: Its schema, of pyarrow.
-        ends: (groups,) int64, cumulative number of records of its row groups or batches.
-        options: The options.
-        cache: Decoded columns of row groups.
-    """
+    """A table in a file; `ends` is (groups,) int64, the cumulative number of records of its row groups or batches."""
 
     whole = True
 
     def __init__(self, path: str, schema: Any, ends: Int64Array, options: TableOptions, cache: DecodedCache) -> None:
         self._path, self._schema, self._ends, self._cache = path, schema, ends, cache
         self._limit: int = options.max_record_bytes
-        str(schema)  # raises if a name, of a field in any field, is not UTF-8
+        for number, each in enumerate(schema):
+            try:
+                check_field(each)
+            except UnicodeDecodeError as error:
+                message = f"a name in column {number} is not UTF-8: {error.object[:80]!r}"
+                raise CorruptFileError(message, path=path) from error
         twice = [name for name, count in Counter(schema.names).items() if count > 1]
         if twice:
             message = f"{path} has several columns called {twice[0]!r}: rename them where the table is made"
@@ -77,21 +77,16 @@ class TableReader(ShardReader[Record]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """See `ShardReader.fields`."""
         decoded = FieldSpec("unknown", None)
         return {
-            each.name: decoded
-            if each.name in self._decoders
-            else arrow.spec_of_type(each.type, self._shapes.get(each.name))
+            each.name: decoded if each.name in self._decoders else spec_of_type(each.type, self._shapes.get(each.name))
             for each in self._schema
         }
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        """See `ShardReader.read`."""
         return arrow.split(self._columns(indices, fields), len(indices))
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        """See `ShardReader.read_batch`."""
         return arrow.stacked(self._columns(indices, fields))
 
     def _columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> dict[str, Any]:
@@ -101,19 +96,27 @@ class TableReader(ShardReader[Record]):
                 known = closest(name, self._schema.names)
                 raise ConfigError(f"{self._path} has no field {name!r}: {known}", key="fields", value=name)
         with self._errors():
-            columns = self._pick(indices, names)
+            columns = self._pick(indices, names, Claims(indices, self._limit, self._path))
         for name in names:
             if name in self._decoders:
                 columns[name] = self._decode_values(columns[name], self._decoders[name], name, indices)
         return columns
 
-    def _pick(self, indices: Int64Array, names: Sequence[str]) -> dict[str, Any]:
+    def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
         """Return columns of records, by decoding the groups that they are in."""
         parts = list(split_by_shard(self._ends, indices))
         columns: dict[str, Any] = {}
         for name in names:
-            found = [(self._group(group, name, int(indices[rows[0]])), local, rows) for group, local, rows in parts]
-            columns[name] = self._join(found, name, indices)
+            found = [(*self._group(group, name, int(indices[rows[0]])), local, rows) for group, local, rows in parts]
+            fixed = [sizes for _, sizes, _, _ in found if isinstance(sizes, int)]
+            claimed = max(fixed, default=0)
+            if len(fixed) < len(found):
+                claimed = np.full(len(indices), claimed)
+                for _, sizes, local, rows in found:
+                    if not isinstance(sizes, int):
+                        claimed[rows] = sizes[local]
+            claims.add(claimed)
+            columns[name] = self._join([(array, local, rows) for array, _, local, rows in found], name, indices)
         return columns
 
     def _join(self, found: list[tuple[Any, Int64Array, Int64Array]], name: str, indices: Int64Array) -> Any:
@@ -130,19 +133,26 @@ class TableReader(ShardReader[Record]):
         ]
         return scatter_columns(pieces, len(indices))[name]
 
-    def _group(self, group: int, name: str, index: int) -> Any:
-        """Return a column of a group; `index` is one of its records, for messages."""
+    def _group(self, group: int, name: str, index: int) -> tuple[Any, Sizes]:
+        """Return a column of a group, and what its values expand to; `index` is one of its records, for messages."""
 
         def decode() -> tuple[Any, int]:
             with self._errors(group, index):
                 with decoding():
-                    array = arrow.prepare(self._decode(group, name))
+                    found = self._prepare(self._decode(group, name), f"field {name!r} of row group {group}")
                 count = int(self._ends[group] - (self._ends[group - 1] if group else 0))
-                if len(array) != count:
-                    raise ValueError(f"{len(array)} values of {name!r} for {count} records")
-                return array, array.nbytes
+                if len(found[0]) != count:
+                    raise ValueError(f"{len(found[0])} values of {name!r} for {count} records")
+                array = found[0]  # pyarrow crashes in `nbytes` of some unions
+                return found, array.nbytes if isinstance(array, np.ndarray) else array.get_total_buffer_size()
 
         return self._cache.get((self._path, group, name), decode)
+
+    def _prepare(self, array: Any, what: str) -> tuple[Any, Sizes]:
+        """Return an array as `arrow.pick` is fastest with it, and what each of its values expands to."""
+        array = arrow.combined(array)
+        check_views(array, self._limit, what, self._path)
+        return arrow.prepare(array), expansion(array)
 
     @abstractmethod
     def _decode(self, group: int, name: str) -> Any:
@@ -156,6 +166,8 @@ class TableReader(ShardReader[Record]):
         except (DataloadError, MemoryError):
             raise
         except (load_arrow("tables").ArrowException, OSError, ValueError, KeyError, OverflowError) as error:
+            if isinstance(error, OSError) and error.errno is not None:  # Arrow's own errors about content have none
+                raise system_error("read", self._path, error) from error
             where = "" if group is None else f"row group {group}: "
             raise CorruptFileError(f"{where}{error}", path=self._path, index=index) from error
 
@@ -195,7 +207,7 @@ def _plan_decoders(schema: Any, features: Mapping[str, Any], options: TableOptio
         kinds = {name: str(each.get("_type")).lower() for name, each in features.items() if isinstance(each, dict)}
         chosen = {name: kind for name, kind in kinds.items() if kind in DECODERS and name in schema.names}
     for name in chosen:
-        spec = arrow.spec_of_type(schema.field(name).type) if name in schema.names else None
+        spec = spec_of_type(schema.field(name).type) if name in schema.names else None
         if spec is None or spec.dtype != "bytes":
             known = closest(name, schema.names) if spec is None else f"it is {spec}, and decoders take bytes"
             raise ConfigError(f"decode names the field {name!r} of {path}: {known}", key="decode", value=name)

@@ -49,41 +49,31 @@ class Files(Protocol):
 
 
 class FolderFiles:
-    """Files in a folder; their values are their sizes.
-
-    Args:
-        root: The folder.
-        wanted: Returns whether the file with a relative path is needed.
-        limit: Most bytes of a file.
-    """
+    """The files in a folder that are `wanted`, by relative path; their values are their sizes in bytes."""
 
     def __init__(self, root: str, wanted: Callable[[str], object], limit: int) -> None:
         self._root = root
         self._limit = limit
-        self.listing: Listing = list_folder(root, wanted)
+        self.listing: Listing
+        self.listing, self._newest = list_folder(root, wanted)
 
     def sizes(self, values: Int64Array) -> Int64Array:
-        """See `Files.sizes`."""
         return values
 
     def identity(self, names: Sequence[str], values: Int64Array) -> str:  # noqa: ARG002 - for archives
-        """See `Files.identity`."""
         return digest(*(ends_of_file(join(self._root, name), None) for name in names))
 
     def read(self, names: Sequence[str], values: Int64Array, indices: Int64Array) -> Sequence[bytes]:
-        """See `Files.read`."""
         paths = [join(self._root, name) for name in names]
         sizes, records = values.tolist(), indices.tolist()
         for path, size, index in zip(paths, sizes, records, strict=True):
             check_size(size, self._limit, "the file", path=path, index=index)
-        return read_files(paths, sizes, records)
+        return read_files(paths, sizes, records, self._newest)
 
     def ranges(self, values: Int64Array) -> None:  # noqa: ARG002 - for archives
-        """See `Files.ranges`."""
         return
 
     def locate(self, name: str) -> tuple[str, str]:
-        """See `Files.locate`."""
         return join(self._root, name), ""
 
     def release(self) -> None:
@@ -91,13 +81,7 @@ class FolderFiles:
 
 
 class ZipFiles:
-    """Members of a ZIP archive; their values are their numbers.
-
-    Args:
-        file: The archive.
-        wanted: Returns whether the member of that name is needed.
-        limit: Most bytes of a member.
-    """
+    """The members of a ZIP archive that are `wanted`, by name; their values are their numbers."""
 
     def __init__(self, file: RecordFile, wanted: Callable[[str], object], limit: int) -> None:
         self._file = file
@@ -111,15 +95,12 @@ class ZipFiles:
         self._members.names.clear()  # the table has them
 
     def sizes(self, values: Int64Array) -> Int64Array:
-        """See `Files.sizes`."""
         return self._members.sizes[values]
 
     def identity(self, names: Sequence[str], values: Int64Array) -> str:  # noqa: ARG002 - for folders
-        """See `Files.identity`."""
         return hashlib.blake2b(self._members.checksums.tobytes(), digest_size=16).hexdigest()
 
     def read(self, names: Sequence[str], values: Int64Array, indices: Int64Array) -> list[bytes | memoryview]:
-        """See `Files.read`."""
         members, path = self._members, self._file.path
         starts, sizes = members.starts[values], members.sizes[values].tolist()
         for name, size, index in zip(names, sizes, indices.tolist(), strict=True):
@@ -137,24 +118,17 @@ class ZipFiles:
         return unpacked
 
     def ranges(self, values: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """See `Files.ranges`."""
         return self._members.starts[values], self._members.spans[values]
 
     def locate(self, name: str) -> tuple[str, str]:
-        """See `Files.locate`."""
         return self._file.path, f"the member {name!r}: "
 
     def release(self) -> None:
-        """See `Files.release`."""
         self._file.release()
 
 
 def open_files(root: str, wanted: Callable[[str], object], options: FolderOptions) -> Files:
-    """Return the files of a folder or an archive.
-
-    Raises:
-        UnsupportedFormatError: A folder is at a URL.
-    """
+    """Return the files of a folder or an archive; a folder at a URL is refused."""
     storage = storage_of(root, options.place)
     if not storage.is_directory(root):
         file = storage.map(root, mapped=options.map)

@@ -4,9 +4,8 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
-from dataload._util.checks import check_choice
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.sources.options import ReadOptions
@@ -29,7 +28,10 @@ class FolderOptions(ReadOptions):
             nothing. None decodes nothing either, and names the fields as tar archives do: ``image.jpg``.
         labels: A CSV file, whose rows are joined with the files by name: its column ``file``, ``filename`` or
             ``file_name`` has paths relative to the folder. Its other columns become fields. Then folders are no
-            classes.
+            classes. Files called ``metadata.csv`` or ``metadata.jsonl`` in the folder are joined without this option;
+            their paths are relative to the folder of each.
+        split: The folder to read, such as ``"train"``, if the data are in one for each split. ``"auto"`` reads all, but
+            refuses folders that all have names of splits instead of classes; None says that they are classes.
         pattern: Paths relative to the folder, such as ``"{split}/{label}/{key}.jpg"``. What stands at a name in braces
             is a field; ``{key}`` ends the part of the path that is the record's key. ``*`` is any part of a name,
             ``**/`` any folders, ``{jpg,json}`` either of these. Files of one key are one record.
@@ -41,13 +43,13 @@ class FolderOptions(ReadOptions):
 
     decode: Decode | None = "auto"
     labels: str | PathLike[str] | None = field(default=None, metadata={"content": False})
+    split: str | None = "auto"
     pattern: str | None = None
     missing: MissingFile = "error"
     map: bool = field(default=True, metadata={"content": False})
 
     def __post_init__(self) -> None:
         ReadOptions.__post_init__(self)
-        check_choice("missing", self.missing, get_args(MissingFile))
         if self.pattern is not None and _KEY not in self.pattern:
             message = f"pattern {self.pattern!r} has no {_KEY}, where the key of a record ends: '{{label}}/{{key}}.jpg'"
             raise ConfigError(message, key="pattern", value=self.pattern)
@@ -67,6 +69,11 @@ def is_medium(name: str) -> bool:
 
     decoder = known_extension(name) if "." in name else None
     return decoder is not None and decoder.name in ("audio", "image")
+
+
+def is_metadata(name: str) -> bool:
+    """Return whether a file describes the images beside and below it, as in the image folders of Hugging Face."""
+    return name.rpartition("/")[2] in ("metadata.csv", "metadata.jsonl")
 
 
 def holds_media(directory: str) -> bool:

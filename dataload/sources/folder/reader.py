@@ -11,8 +11,9 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from dataload._util.decoding import decoding
+from dataload._util.failures import mark_users
 from dataload._util.fingerprint import digest
-from dataload._util.limits import NO_MEMORY
+from dataload._util.limits import no_memory
 from dataload._util.per_process import is_pickled_for_worker
 from dataload._util.stacking import split_records
 from dataload.codecs.audio import rate_field
@@ -21,23 +22,25 @@ from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.base import select_fields, spec_of
 from dataload.sources.files import FileSource
-from dataload.sources.folder.files import open_files
-from dataload.sources.folder.format import FolderOptions, is_medium, split_pattern
+from dataload.sources.folder.files import Files, open_files
+from dataload.sources.folder.format import FolderOptions, is_medium, is_metadata, split_pattern
+from dataload.sources.folder.rows import Sheet, join_labels
 from dataload.sources.folder.table import (
     KEY,
     LABEL,
     FileTable,
     class_table,
     compile_pattern,
+    copy_rows,
     full_name,
     in_order,
-    join_labels,
     media_table,
     pattern_table,
+    split_prefix,
 )
 from dataload.sources.manifest_checks import ShardIdentity
 from dataload.sources.shards import KnownShards, OpenShards, ShardReader
-from dataload.storage import Listing, storage_of
+from dataload.storage import join, storage_of
 from dataload.storage.errors import rewritten_error
 from dataload.types import Batch, FieldSpec, Int64Array, Record
 
@@ -49,9 +52,9 @@ class FolderSource(FileSource[Record]):
     anywhere in them is a record ``{"__key__": str, "image": array, "label": int}``, or ``{"__key__", "audio",
     "sample_rate", "label"}``. A label is the number of the class among the sorted names, which are
     ``source.fields["label"].classes``. Records are ordered by class, then folder, then name. The key is the path
-    without its suffix. Other files and hidden ones are ignored, and links are followed. With `labels` or `pattern`,
-    folders are no classes: see `FolderOptions`. An archive whose files all lie in one folder of classes is read as that
-    folder.
+    without its suffix. Other files and hidden ones are ignored, and links are followed. With `labels`, `pattern` or
+    ``metadata.csv`` or ``metadata.jsonl`` beside the files, folders are no classes: see `FolderOptions`. An archive
+    whose files all lie in one folder of classes is read as that folder.
 
     Args:
         paths: Folders, archives, or folders with a pattern, ``"data/{label}/{key}.jpg"``. Several are one data set with
@@ -147,25 +150,19 @@ class FolderSource(FileSource[Record]):
         return state
 
 
+def _is_medium_or_metadata(name: str) -> bool:
+    return is_medium(name) or is_metadata(name)
+
+
 class FolderReader(ShardReader[Record]):
-    """Reads one folder or archive.
-
-    Args:
-        root: Its path.
-        pattern: See `FolderOptions`.
-        options: The options of the source.
-        decoders: Those that its option `decode` names.
-
-    Attributes:
-        classes: Names of the labels, if they are no numbers.
-    """
+    """Reads one folder or archive; `classes` are the names of the labels, None if these are numbers."""
 
     def __init__(self, root: str, pattern: str | None, options: FolderOptions, decoders: Mapping[str, Decoder]) -> None:
         self._options = options
         self._decoders = decoders
-        matches = is_medium if pattern is None else compile_pattern(pattern)
+        matches = _is_medium_or_metadata if pattern is None else compile_pattern(pattern)
         self._files = open_files(root, matches, options)
-        self._table = _build_table(root, pattern, options, self._files.listing)
+        self._table = _build_table(root, pattern, options, self._files)
         self._files.listing = {}
         self._hash = repr(pattern)
         self.classes: tuple[str, ...] | None = self._table.classes
@@ -197,9 +194,7 @@ class FolderReader(ShardReader[Record]):
             else:
                 specs[name] = self._spec(name)
         specs |= dict.fromkeys(self._rates, FieldSpec("int64", ()))
-        for name, column in self._table.columns.items():
-            specs[name] = FieldSpec("str" if isinstance(column, list) else str(column.dtype), ())
-        return specs
+        return specs | {name: self._table.spec(name) for name in self._table.columns}
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
@@ -224,7 +219,6 @@ class FolderReader(ShardReader[Record]):
         return records if fields is None else [select_fields(record, fields) for record in records]
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        """Return columns."""
         if self._options.decode is None:
             return default_collate(self.read(indices, fields))
         names = tuple(self._specs) if fields is None else fields
@@ -238,7 +232,6 @@ class FolderReader(ShardReader[Record]):
         return batch
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:
-        """See `ShardReader.ranges`."""
         every = fields is None or self._options.decode is None
         wanted = self._table.files if every else {self._rates.get(name, name) for name in fields or ()}
         numbers = [indices[:0], *(each[indices] for name, each in self._table.files.items() if name in wanted)]
@@ -277,7 +270,7 @@ class FolderReader(ShardReader[Record]):
             return self._table.keys(indices)
         if name in self._table.columns:
             column = self._labels if name == LABEL and self._labels is not None else self._table.columns[name]
-            return [column[i] for i in indices.tolist()] if isinstance(column, list) else column[indices].tolist()
+            return copy_rows(column, indices)
         field = self._rates.get(name, name)
         found = self._contents(field, indices, contents)
         if name in self._rates:
@@ -333,8 +326,10 @@ class FolderReader(ShardReader[Record]):
     def _locate(self, error: Exception, field: str, index: int, *, own: bool) -> Exception:
         """Return a decoder's error with the file and the record added."""
         path, what = self._files.locate(self._table.names_of(field, np.array([index]))[0])
-        if isinstance(error, MemoryError) and not own:
-            error = CorruptFileError(NO_MEMORY)
+        if own:
+            mark_users(error)
+        elif isinstance(error, MemoryError):
+            return no_memory(path, index, what)
         if own or not isinstance(error, (CorruptFileError, UnsupportedFormatError)):
             error.add_note(f"while decoding {what or path}")
             return error
@@ -359,25 +354,37 @@ class FolderReader(ShardReader[Record]):
         return FieldSpec(spec.dtype, (None,) * len(spec.shape or ())) if (sizes != sizes[0]).any() else spec
 
 
-def _build_table(root: str, pattern: str | None, options: FolderOptions, listing: Listing) -> FileTable:
+def _build_table(root: str, pattern: str | None, options: FolderOptions, files: Files) -> FileTable:
     """Return the records of a folder or an archive."""
-    names, values = in_order(listing)
+    names, values = in_order(files.listing)
     if pattern is not None:
         return pattern_table(names, values, root, pattern, options.missing)
-    if options.labels is not None:
-        labels = fspath(options.labels)
-        data = storage_of(labels, options.place).read(labels)
-        try:
-            text = data.decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            raise CorruptFileError(f"it is not UTF-8: {error.reason}", path=labels, offset=error.start) from error
-        return join_labels(media_table(names, values, root), text, labels, options.missing)
-    folders = {folder.partition("/")[0] for folder in listing if folder}
+    tells = np.array([not is_medium(name) for name in names], bool)
+    described = [name for name, tell in zip(names, tells.tolist(), strict=True) if tell]
+    contents = [] if options.labels is not None else files.read(described, values[tells], np.flatnonzero(tells))
+    names, values = [name for name in names if is_medium(name)], values[~tells]
+    folders = [f"{folder}/" for folder in files.listing if folder]
     is_folder = storage_of(root, options.place).is_directory(root)
-    if not is_folder and len(folders) == 1 and all(name.count("/") > 1 for name in names):
-        names = [name.partition("/")[2] for name in names]  # an archive of a folder, not of its content
-        folders = {name.partition("/")[0] for name in names}
-    return class_table(names, values, root, folders)
+    inner = {folder.partition("/")[0] for folder in folders}
+    cut = 0
+    if not is_folder and len(inner) == 1 and all(name.count("/") > 1 for name in names) and options.labels is None:
+        cut = len(inner.pop()) + 1  # an archive of a folder, not of its content
+        names, folders = [name[cut:] for name in names], [folder[cut:] for folder in folders]
+    top = {folder.partition("/")[0] for folder in folders} - {""}
+    split = options.split if options.labels is None or options.split != "auto" else None
+    within = split_prefix(split, top, root, is_folder=is_folder)
+    if options.labels is None and not contents:
+        below = {folder[len(within) :].partition("/")[0] for folder in folders if folder.startswith(within)} - {""}
+        return class_table(names, values, root, below, within)
+    kept = [number for number, name in enumerate(names) if name.startswith(within)]
+    table = media_table([names[number] for number in kept], values[kept], root)
+    if options.labels is None:
+        pairs = zip(described, contents, strict=True)
+        sheets = [Sheet(join(root, name), data, name[cut : name.rfind("/") + 1]) for name, data in pairs]
+    else:
+        labels = fspath(options.labels)
+        sheets = [Sheet(labels, storage_of(labels, options.place).read(labels))]
+    return join_labels(table, sheets, options.missing, within)
 
 
 _UNKNOWN = FieldSpec("unknown")

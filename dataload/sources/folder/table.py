@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from dataload._util.indexing import expand_braces
 from dataload.codecs.decoders import known_extension
-from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
+from dataload.errors import ConfigError, SourceNotFoundError, closest
 from dataload.sources.folder.format import MissingFile
 from dataload.storage import Listing
-from dataload.types import Array, Int64Array
+from dataload.types import Array, FieldSpec, Int64Array
 
 KEY = "__key__"
 LABEL = "label"
-_FILE_COLUMNS = ("file", "filename", "file_name")
-_INTEGER = re.compile(r"-?(0|[1-9]\d{0,17})")
-_NO_NUMBER = re.compile(r"[+-]?0\d|.*_", re.DOTALL)  # a code such as 007; Python takes 1_000
+_SPLITS = {"train", "training", "val", "valid", "validation", "dev", "test", "testing", "eval"}
 _PLACE = re.compile(r"\{(?P<name>[A-Za-z_]\w*)\}|(?P<folders>\*\*/)|(?P<any>\*)")
 
 
@@ -50,16 +48,12 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class FileTable:
-    """The files and values of all records.
+    """The files and values of all records. Arrays are int64.
 
-    Attributes:
-        names: Paths of files, relative to the folder.
-        values: (files,) int64: of a folder, their sizes in bytes; of an archive, numbers of members.
-        files: Field -> (records,) int64, number of the file that it is read from.
-        suffixes: Field -> suffixes of its files, in lower case.
-        key_lengths: (records,) int64, characters of the first field's file name that are the record's key.
-        columns: Field -> a value for each record, from its path or from a row: an array, or texts.
-        classes: The names of the labels in the column ``label``, if they are no numbers.
+    `names` are the files, `values` (files,) their sizes in bytes in a folder, and numbers of members in an archive.
+    `files` (records,) are numbers of files, and `suffixes` in lower case, by field. `key_lengths` (records,) counts the
+    characters of the first field's file name that are the record's key. `columns` have a value per record; `classes`
+    are the names of labels that are not numbers.
     """
 
     names: Names
@@ -67,7 +61,7 @@ class FileTable:
     files: Mapping[str, Int64Array]
     suffixes: Mapping[str, tuple[str, ...]]
     key_lengths: Int64Array
-    columns: Mapping[str, Array | list[str]]
+    columns: Mapping[str, Array | list[Any]]
     classes: tuple[str, ...] | None = None
 
     def __len__(self) -> int:
@@ -77,11 +71,23 @@ class FileTable:
         """Return the names of the files of a field."""
         return self.names.read(self.files[field][records])
 
+    def spec(self, name: str) -> FieldSpec:
+        """Return the specification of a column."""
+        column = self.columns[name]
+        if not isinstance(column, list):
+            return FieldSpec(str(column.dtype), ())
+        return FieldSpec("str", ()) if all(isinstance(value, str) for value in column) else FieldSpec("unknown")
+
     def keys(self, records: Int64Array) -> list[str]:
         """Return the keys of records."""
         lengths = self.key_lengths[records].tolist()
         names = self.names_of(next(iter(self.files)), records)
         return [name[:length] for name, length in zip(names, lengths, strict=True)]
+
+
+def copy_rows(column: Array | list[Any], rows: Int64Array) -> list[Any]:
+    """Return values of a column, which belong to the caller; those of JSON may be nested."""
+    return [deepcopy(column[i]) for i in rows.tolist()] if isinstance(column, list) else column[rows].tolist()
 
 
 def in_order(listing: Listing) -> tuple[list[str], Int64Array]:
@@ -93,21 +99,16 @@ def in_order(listing: Listing) -> tuple[list[str], Int64Array]:
     return names, np.fromiter(values, np.int64, len(names))
 
 
-def class_table(names: list[str], values: Int64Array, path: str, folders: Iterable[str]) -> FileTable:
+def class_table(names: list[str], values: Int64Array, path: str, folders: Iterable[str], within: str = "") -> FileTable:
     """Return the table of images or audio in class folders, as torchvision's ImageFolder reads them.
 
-    Args:
-        names: The files in order; those that are in no folder are left out.
-        values: See `FileTable`.
-        path: The root, for messages.
-        folders: Folders in the root, each of which must have a file.
-
-    Raises:
-        ConfigError: There are no class folders, or both images and audio.
-        SourceNotFoundError: A class folder is empty.
+    Files that are in no folder are left out, a class folder without a file is refused. `within` is the path before the
+    class folders: the folder of a split, or nothing.
     """
-    inside = [number for number, name in enumerate(names) if "/" in name]
-    labels = [names[number].partition("/")[0] for number in inside]
+    start = len(within)
+    inside = [number for number, name in enumerate(names) if name.startswith(within) and "/" in name[start:]]
+    inside.sort(key=lambda number: names[number][start:].partition("/")[0])  # stable: in a split, too
+    labels = [names[number][start:].partition("/")[0] for number in inside]
     classes = sorted({*labels})
     if not classes:
         hint = f", but {names[0]}" if names else ""
@@ -128,12 +129,24 @@ def class_table(names: list[str], values: Int64Array, path: str, folders: Iterab
     return replace(table, columns={LABEL: column}, classes=tuple(classes))
 
 
-def media_table(names: list[str], values: Int64Array, path: str) -> FileTable:
-    """Return the table of images or audio, each of which is a record.
+def split_prefix(split: str | None, folders: Iterable[str], path: str, *, is_folder: bool) -> str:
+    """Return the path of the folder of a split, with a slash; nothing if folders are not splits."""
+    known = sorted({*folders})
+    if not split or (split == "auto" and not (len(known) > 1 and all(name.lower() in _SPLITS for name in known))):
+        return ""
+    if split == "auto":
+        which = next((name for name in known if name.lower().startswith("train")), known[0])
+        opened = f"open one of them, dataload.open('{path.rstrip('/')}/{which}'), or " if is_folder else ""
+        message = f"{path} has the folders {', '.join(known)}, which are names of splits, not of classes: {opened}pass"
+        raise ConfigError(f"{message} split={which!r}; if they are classes, pass split=None", key="split")
+    if split not in known:
+        message = f"{path} has no folder of the split {split!r}: {closest(split, known)}"
+        raise ConfigError(message, key="split", value=split)
+    return f"{split}/"
 
-    Raises:
-        ConfigError: There are both, or neither.
-    """
+
+def media_table(names: list[str], values: Int64Array, path: str) -> FileTable:
+    """Return the table of images or audio, each of which is a record; both together, or neither, are refused."""
     ends = np.fromiter((name.rindex(".") for name in names), np.int64, len(names))
     suffixes = [name[end + 1 :].lower() for name, end in zip(names, ends.tolist(), strict=True)]
     kinds = {suffix: field_of(suffix) for suffix in {*suffixes}}
@@ -168,11 +181,7 @@ def full_name(field: str, suffix: str) -> str:
 
 
 def compile_pattern(pattern: str) -> Callable[[str], re.Match[str] | None]:
-    """Return a function that matches the relative path of a file; see `FolderOptions.pattern`.
-
-    Raises:
-        ConfigError: A name stands twice in the pattern.
-    """
+    """Return a function that matches the relative path of a file; see `FolderOptions.pattern`."""
     try:
         expressions = [re.compile(_translate(each)) for each in expand_braces(pattern)]
     except re.error as error:
@@ -198,12 +207,7 @@ def _translate(pattern: str) -> str:
 
 
 def pattern_table(names: list[str], values: Int64Array, path: str, pattern: str, missing: MissingFile) -> FileTable:
-    """Return the table of the files that match a pattern; those of one key are a record.
-
-    Raises:
-        ConfigError: No file matches, a record has two files for a field, a record lacks a file of others, or a name in
-            braces is also the name of a field.
-    """
+    """Return the table of the files that match a pattern, with a record for the files of each key."""
     match = compile_pattern(pattern)
     rows: dict[str, int] = {}
     files: dict[str, list[int]] = {}
@@ -268,80 +272,7 @@ def _complete(
 def with_classes(table: FileTable) -> FileTable:
     """Return a table whose column ``label``, if it is of texts, has the numbers of the sorted classes."""
     labels = table.columns.get(LABEL)
-    if not isinstance(labels, list):
+    if not isinstance(labels, list) or not all(isinstance(label, str) for label in labels):
         return table
     classes, codes = np.unique(np.array(labels, object), return_inverse=True)
     return replace(table, columns={**table.columns, LABEL: codes.astype(np.int64)}, classes=tuple(classes.tolist()))
-
-
-def join_labels(table: FileTable, text: str, path: str, missing: MissingFile) -> FileTable:
-    """Return the table with the other columns of a CSV file, joined by the names of files.
-
-    Args:
-        table: Records of one file each.
-        text: The CSV file.
-        path: Its path, for messages.
-        missing: Whether files without a row are left out.
-
-    Raises:
-        ConfigError: There is no column of names, a column is also a field, or a file has no row.
-        CorruptFileError: A line is not like the first, or a file has no name, two rows, or does not exist.
-    """
-    header, lines = _parse_csv(text, path)
-    name_column = next((name for name in _FILE_COLUMNS if name in header), None)
-    if name_column is None:
-        message = f"{path} has the columns {', '.join(header)}, and none of {', '.join(_FILE_COLUMNS)}"
-        raise ConfigError(message, key="labels", value=path)
-    at = header.index(name_column)
-    taken = {KEY, "sample_rate", *table.files, *table.columns}
-    if wrong := [name for name in header if name in taken or not name or header.count(name) > 1]:
-        raise ConfigError(f"{path}: a column cannot be called {wrong[0]!r}: rename it", key="labels", value=path)
-    rows: dict[str, int] = {}
-    for row, (line, cells) in enumerate(lines):
-        name = cells[at].removeprefix("./")
-        if rows.setdefault(name, row) != row:
-            raise CorruptFileError(
-                f"line {line}: {name!r} has two rows, the first at line {lines[rows[name]][0]}", path=path
-            )
-    names = table.names_of(next(iter(table.files)), np.arange(len(table)))
-    gone = rows.keys() - {*names}
-    if gone:
-        line = min(lines[rows[name]][0] for name in gone)
-        name = next(name for name in gone if lines[rows[name]][0] == line)
-        several = f" (and {len(gone) - 1} more)" if len(gone) > 1 else ""
-        raise CorruptFileError(f"line {line}{several}: there is no file {name!r}", path=path)
-    kept = np.array([number for number, name in enumerate(names) if name in rows], np.int64)
-    if len(kept) < len(names) and (missing == "error" or not len(kept)):
-        name = next(name for name in names if name not in rows)
-        message = f"{path} has no row for {name!r} ({len(names) - len(kept)} of {len(names)} files have none)"
-        raise ConfigError(f"{message}: pass missing='skip' to leave such files out", key="missing")
-    chosen = [lines[rows[names[number]]][1] for number in kept.tolist()]
-    columns = {name: _typed([cells[c] for cells in chosen]) for c, name in enumerate(header) if c != at}
-    files = {field: numbers[kept] for field, numbers in table.files.items()}
-    return with_classes(replace(table, files=files, key_lengths=table.key_lengths[kept], columns=columns))
-
-
-def _parse_csv(text: str, path: str) -> tuple[list[str], list[tuple[int, list[str]]]]:
-    """Return the names of the columns, and for each row its line and cells."""
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
-    try:
-        rows = [(reader.line_num, row) for row in reader if row]
-    except csv.Error as error:
-        raise CorruptFileError(f"line {reader.line_num} is not CSV: {error}", path=path) from error
-    if not rows:
-        raise CorruptFileError("the file is empty, and must begin with the names of columns", path=path)
-    header = rows[0][1]
-    for line, row in rows[1:]:
-        if len(row) != len(header):
-            raise CorruptFileError(f"line {line} has {len(row)} cells, and the first has {len(header)}", path=path)
-    return header, rows[1:]
-
-
-def _typed(cells: list[str]) -> Array | list[str]:
-    """Return a column as int64 or float64 if all of its cells are such numbers, else as texts."""
-    if all(map(_INTEGER.fullmatch, cells)):
-        return np.array([*map(int, cells)], np.int64)
-    try:
-        return cells if any(map(_NO_NUMBER.match, cells)) else np.array([*map(float, cells)], np.float64)
-    except ValueError:
-        return cells

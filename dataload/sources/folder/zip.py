@@ -11,6 +11,7 @@ from struct import Struct
 import numpy as np
 
 from dataload.errors import CorruptFileError, UnsupportedFormatError
+from dataload.storage.paths import leads_elsewhere
 from dataload.types import Int64Array
 
 END_BYTES = 22 + 0xFFFF + 20
@@ -27,21 +28,14 @@ _ENTRY = Struct("<4s6H3I5H2I")
 _STORED, _DEFLATED = 0, 8
 _FULL, _FULL16 = 0xFFFFFFFF, 0xFFFF
 _ENCRYPTED, _UTF8 = 1, 0x800
-_LONGEST_NAME = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Members:
-    """The members of an archive, in its order.
+    """The members of an archive, in its order; arrays are (members,) int64, `deflated` is bool.
 
-    Attributes:
-        names: Their names.
-        starts: (members,) int64, offsets of their headers.
-        spans: (members,) int64, bytes from there in which header and stored bytes lie.
-        stored: (members,) int64, bytes in the archive.
-        sizes: (members,) int64, bytes of their content.
-        checksums: (members,) int64, CRC-32 of their content.
-        deflated: (members,) bool.
+    `spans` are the bytes from the header's offset (`starts`) that hold header and stored bytes. `stored` and `sizes`
+    are bytes in the archive and of the content, `checksums` its CRC-32.
     """
 
     names: list[str]
@@ -54,16 +48,9 @@ class Members:
 
 
 def read_members(read: Callable[[int, int], bytes], size: int, path: str) -> Members:
-    """Read the directory of an archive.
+    """Read the directory of an archive of `size` bytes; `read` returns the bytes [offset, offset + length).
 
-    Args:
-        read: Returns the bytes [offset, offset + length), all of which are in the archive.
-        size: Bytes of the archive.
-        path: Its path, for messages.
-
-    Raises:
-        CorruptFileError: It contradicts the format or itself, or a name is unsafe.
-        UnsupportedFormatError: It is one of several parts, or a member is encrypted or compressed by another method.
+    Unsafe names, contradictions, encryption, other methods than deflate and archives in parts are refused.
     """
     start, length, count = _find_directory(read, size, path)
     data = read(start, length)
@@ -156,9 +143,8 @@ def _decode_name(name: bytes, flags: int, path: str, offset: int) -> str:
         text = name.decode("utf-8" if flags & _UTF8 or name.isascii() else "cp437")
     except UnicodeDecodeError as error:
         raise CorruptFileError(f"the name {name[:80]!r} is not UTF-8", path=path, offset=offset) from error
-    parts = text.removesuffix("/").split("/")
-    if len(name) > _LONGEST_NAME or "\0" in text or "\\" in text or any(part in ("", ".", "..") for part in parts):
-        raise CorruptFileError(f"{text[:80]!r} is no safe name of a member", path=path, offset=offset)
+    if reason := leads_elsewhere(text.removesuffix("/").removesuffix("\r")):  # as macOS calls icons of folders
+        raise CorruptFileError(f"the name of a member: {reason}", path=path, offset=offset)
     return text
 
 
@@ -173,15 +159,8 @@ def _check_method(flags: int, method: int, name: str, path: str) -> None:
 def unpack(data: memoryview, stored: int, size: int, checksum: int, *, deflated: bool) -> bytes | memoryview:
     """Return the content of a member, whose `size` has been compared with the limit of a record.
 
-    Args:
-        data: Its header and stored bytes, and perhaps more.
-        stored: Number of its stored bytes.
-        size: Bytes of its content.
-        checksum: CRC-32 of its content.
-        deflated: Whether it is compressed.
-
-    Raises:
-        CorruptFileError: It has no header, or another size or checksum. The caller adds where.
+    `data` begins with its header and `stored` bytes. Another size or CRC-32 is a CorruptFileError; the caller adds
+    where.
     """
     if bytes(data[:4]) != b"PK\3\4" or len(data) < _LOCAL_BYTES:
         raise CorruptFileError("it has no header")

@@ -8,20 +8,20 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dataload._util.decoding import decoding
-from dataload._util.limits import check_lengths
+from dataload._util.limits import check_lengths, check_size
 from dataload.errors import CorruptFileError
 from dataload.sources.base import select_fields, spec_of
 from dataload.sources.decoded import DecodedCache
 from dataload.sources.files import FileSource
 from dataload.sources.jsonl.format import JsonlOptions
-from dataload.sources.jsonl.lines import Lines, find_lines, pack, unpack
+from dataload.sources.jsonl.lines import BLOCK, Lines, find_lines, pack, unpack
 from dataload.sources.shards import ShardReader
 from dataload.sources.text_files import is_compressed, read_text
-from dataload.storage import storage_of
+from dataload.storage import storage_of, unchanged
 from dataload.storage.table_cache import IndexKey, remember
 from dataload.types import FieldSpec, Int64Array, Record
 
-_BLOCK = 1 << 22  # bytes
+_LINE_BYTES = 4  # for each line while they are found
 _MEMORY = 32  # most bytes that the values of JSON take for each byte of text
 
 
@@ -60,17 +60,12 @@ class JsonlSource(FileSource[Record]):
         return _CompressedFile(path, self.options, self._cache) if is_compressed(path) else _File(path, self.options)
 
     def close(self) -> None:
-        """See `FileSource.close`."""
         super().close()
         self._cache.clear()
 
 
 class _Reader(ShardReader[Record]):
-    """The lines of a file.
-
-    Attributes:
-        lines: Where they are.
-    """
+    """The lines of a file."""
 
     lines: Lines
 
@@ -79,7 +74,7 @@ class _Reader(ShardReader[Record]):
         self._limit = limit
 
     def __len__(self) -> int:
-        return len(self.lines.starts)
+        return len(self.lines)
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
@@ -94,7 +89,7 @@ class _Reader(ShardReader[Record]):
         return {n: spec_of(v) if isinstance(v, plain) else FieldSpec("unknown", None) for n, v in record.items()}
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        starts, lengths = self.lines.starts[indices], self.lines.lengths[indices]
+        starts, lengths = self.lines.spans(indices)
         check_lengths(lengths * _MEMORY, self._limit, indices, self._path)
         texts = self._texts(starts, lengths)
         with decoding():
@@ -104,7 +99,7 @@ class _Reader(ShardReader[Record]):
                 raise self._find_invalid(texts, indices) from error
         if not all(type(record) is dict for record in records):
             row = next(row for row, record in enumerate(records) if type(record) is not dict)
-            message = f"expected a JSON object, found {texts[row][:40]!r}"
+            message = f"expected a JSON object, found {texts[row].strip()[:40]!r}"
             raise CorruptFileError(message, path=self._path, offset=int(starts[row]), index=int(indices[row]))
         return records if fields is None else [select_fields(record, fields) for record in records]
 
@@ -114,7 +109,7 @@ class _Reader(ShardReader[Record]):
             try:
                 json.loads(text)
             except (ValueError, RecursionError) as error:
-                offset = int(self.lines.starts[index])
+                offset = int(self.lines.spans(np.array([index]))[0][0])
                 return CorruptFileError(f"invalid JSON: {error}", path=self._path, offset=offset, index=index)
         raise AssertionError("one of them is not")
 
@@ -137,14 +132,14 @@ class _File(_Reader):
     def _blocks(self) -> Iterator[bytes]:
         # Read instead of using the map: a page fault would also read the pages around it.
         with self._storage.open(self._path, whole=True) as file:
-            for start in range(0, self._file.size, _BLOCK):
-                yield file.read(start, min(_BLOCK, self._file.size - start))
+            for start in range(0, self._file.size, BLOCK):
+                yield file.read(start, min(BLOCK, self._file.size - start))
 
     def _texts(self, starts: Int64Array, lengths: Int64Array) -> list[bytes]:
         return self._file.copies(starts, lengths)
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - records are read whole
-        return self.lines.starts[indices], self.lines.lengths[indices]
+        return self.lines.spans(indices)
 
     def release(self) -> None:
         self._file.release()
@@ -156,23 +151,28 @@ class _CompressedFile(_Reader):
     def __init__(self, path: str, options: JsonlOptions, cache: DecodedCache) -> None:
         super().__init__(path, options.max_record_bytes)
         self._place, self._cache = options.place, cache
+        self._storage = storage_of(path, options.place)
+        self._identity = self._storage.identity(path)
         text = self._text()
         self._size = len(text)
         _refuse_empty(self._size, path)
-        self.lines = find_lines(text[start : start + _BLOCK] for start in range(0, len(text), _BLOCK))
+        table = _LINE_BYTES * text.count(b"\n")
+        check_size(len(text) + table, self._limit, "the text of the file, with the places of its lines,", path=path)
+        self.lines = find_lines(memoryview(text)[start : start + BLOCK] for start in range(0, len(text), BLOCK))
 
-    def _text(self) -> bytes:
-        def read() -> tuple[bytes, int]:
-            text = read_text(self._path, self._limit, self._place)
+    def _text(self) -> bytes | bytearray:
+        def read() -> tuple[bytes | bytearray, int]:
+            with unchanged(self._storage, self._path, self._identity):
+                text = read_text(self._path, self._limit, self._place)
             return text, len(text)
 
         return self._cache.get(self._path, read)
 
     def _texts(self, starts: Int64Array, lengths: Int64Array) -> list[bytes]:
         text = self._text()
-        if len(text) != self._size:
-            raise CorruptFileError("the file has been rewritten since it was opened", path=self._path)
-        return [text[start : start + size] for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)]
+        return [
+            bytes(text[start : start + size]) for start, size in zip(starts.tolist(), lengths.tolist(), strict=True)
+        ]
 
 
 def _refuse_empty(size: int, path: str) -> None:

@@ -44,14 +44,10 @@ _MOST_LOOKS = 10
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A database.
+    """A database; `name` is its key in the main database, None for the main database itself.
 
-    Attributes:
-        name: Its key in the main database; None for the main database itself.
-        has_duplicates: Whether keys may have several values, which `entries` counts.
-        depth: Levels of pages, at most `_DEEPEST`.
-        entries: Number of records.
-        root: Page number, checked; None if there are no records.
+    With `has_duplicates`, `entries` counts every value of a key. `depth` is at most `_DEEPEST`; `root` has been
+    checked, and is None if there are no records.
     """
 
     name: bytes | None
@@ -68,17 +64,9 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class FileInfo:
-    """Contents of the newest meta page.
+    """Contents of the newest meta page; sizes in bytes, `pages` in use.
 
-    Attributes:
-        path: Path of the data file.
-        header_size: Size of a page's header in bytes.
-        page_size: Size of a page in bytes.
-        pages: Number of pages in use.
-        main: The main database.
-        transaction: Number of the transaction that wrote the page.
-        offset: Offset of `meta` in the file.
-        meta: The bytes of the page that each transaction overwrites.
+    `meta` are the bytes, at `offset` in the file, of the page that each transaction overwrites; `transaction` wrote it.
     """
 
     path: str
@@ -102,22 +90,15 @@ def data_file(path: str, remote: Remote | None = None) -> str:
 
 
 def open_file(path: str, *, mapped: bool = True, remote: Remote | None = None) -> RecordFile:
-    """Open the data file of an environment.
-
-    Args:
-        path: A directory with data.mdb, or the file itself.
-        mapped: Map the file into memory, if that is safe.
-        remote: The settings of data at URLs.
-
-    Raises:
-        SourceNotFoundError: There is no such file.
-    """
+    """Open the data file of an environment, a directory with data.mdb or the file; mapped if that is safe."""
     storage = storage_of(path, remote)
     if storage.is_directory(path) and not storage.exists(join(path, DATA_FILE)):
         raise SourceNotFoundError(
             f"the directory {path} has no {DATA_FILE}, so it is not an LMDB environment", path=path
         )
-    return storage.map(absolute(data_file(path, remote)), mapped=mapped, whole=True)
+    file = storage.map(absolute(data_file(path, remote)), mapped=mapped, whole=True)
+    file.may_be_written = True  # by LMDB; see `Snapshot`
+    return file
 
 
 def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any]:
@@ -134,12 +115,7 @@ def is_lmdb(head: bytes) -> bool:
 
 
 def read_info(file: RecordFile) -> FileInfo:
-    """Read the meta pages, and check them against the size of the file.
-
-    Raises:
-        UnsupportedFormatError: The file is from another version of LMDB or kind of machine.
-        CorruptFileError: The file is not an LMDB file, or is damaged or truncated.
-    """
+    """Read the meta pages, and check them against the size of the file."""
     path, size = file.path, file.size
     head = _read(file, 0, max(_VERSIONS) + _META_SIZE)
     header_size = _header_size(head, size, path)

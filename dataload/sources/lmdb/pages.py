@@ -34,12 +34,7 @@ _REFUSALS = (
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A page that is not valid.
-
-    Attributes:
-        row: The page's place among those that were parsed.
-        reason: The fault, as the predicate of a sentence about the page.
-    """
+    """A page that is not valid: its row among those parsed, and the fault as the predicate of a sentence."""
 
     row: int
     reason: str
@@ -48,17 +43,10 @@ class Refusal:
 def parse_pages(
     pages: BytesArray, numbers: Int64Array, header_size: int, size: int, kind: int
 ) -> tuple[Int64Array, Int64Array] | Refusal:
-    """Parse branch pages or leaf pages, see `dataload.storage._lmdb.lmdb_nodes`.
+    """Parse branch or leaf pages, (pages, page_size) uint8, contiguous; see `dataload.storage._lmdb.lmdb_nodes`.
 
-    Args:
-        pages: (pages, page_size) uint8, contiguous.
-        numbers: (pages,) int64, their numbers.
-        header_size: Bytes in the header of a page, 16 or 24.
-        size: Bytes of the file that are in use.
-        kind: `BRANCH` or `LEAF`.
-
-    Returns:
-        (4, nodes) int64, what the nodes say, and (pages,) int64, the number of nodes in each page.
+    Returns (4, nodes) int64, what the nodes say, and (pages,) int64, the number of nodes in each. `numbers` are the
+    pages' int64 numbers, `header_size` is 16 or 24, `size` the bytes of the file that are in use.
     """
     page_size = pages.shape[1]
     out = np.empty((4, len(numbers) * (page_size // (_NODE_BYTES + 2))), np.int64)

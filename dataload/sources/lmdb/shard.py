@@ -21,19 +21,14 @@ T_co = TypeVar("T_co", covariant=True)
 
 
 class LMDBShard(ShardReader[T_co]):
-    """One environment, whose file is closed between `release` and the next read.
-
-    Args:
-        snapshot: What is read.
-        values: Locations of its values.
-        limit: Most bytes of a value.
-    """
+    """One environment, whose file is closed between `release` and the next read. Values have at most `limit` bytes."""
 
     whole = True
     _fields: Mapping[str, FieldSpec]
 
     def __init__(self, snapshot: Snapshot, values: Values, limit: int) -> None:
         self._snapshot = snapshot
+        snapshot.sample(values.offsets, values.lengths)
         self._values = values
         self._path = snapshot.info.path
         self._fields = {}
@@ -63,7 +58,6 @@ class LMDBShard(ShardReader[T_co]):
         return lengths
 
     def _copies(self, file: RecordFile, indices: Int64Array) -> list[bytes]:
-        """Return the stored values."""
         return file.copies(self._offsets(indices), self._lengths(indices))
 
     def _together(self, file: RecordFile, indices: Int64Array) -> RecordTable | BytesColumn:
@@ -76,7 +70,6 @@ class LMDBShard(ShardReader[T_co]):
             return self._copies(file, indices)
 
     def offset(self, index: int) -> int:
-        """See `ShardReader.offset`."""
         return int(self._offsets(np.array([index]))[0])
 
     def identity(self) -> list[str]:

@@ -4,41 +4,50 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from typing import TypeVar
 
-from dataload.errors import CorruptFileError, DataloadError, SourceError
+import numpy as np
+
+from dataload.errors import ChangedFileError, DataloadError, SourceError
 from dataload.sources.lmdb.file import FileInfo, Tree, is_unchanged, open_file, read_info
 from dataload.sources.lmdb.tree import subdatabases
 from dataload.storage import RecordFile, Remote, storage_of
+from dataload.types import Array, Int64Array
 
 T = TypeVar("T")
 
 _ATTEMPTS = 5
+_SAMPLES, _SAMPLE_BYTES = 8, 256
 
 
 class Snapshot:
-    """An open file, and the transaction that is read of it.
-
-    Attributes:
-        file: The file.
-        info: The meta page of the transaction.
-    """
+    """An open file, and the meta page of the transaction that is read of it."""
 
     def __init__(self, file: RecordFile, info: FileInfo) -> None:
         self.file = file
         self.info = info
+        self._ranges = np.empty((2, 0), np.int64)
+        self._samples: list[bytes] = []
+
+    def sample(self, offsets: Int64Array, lengths: Array | int) -> None:
+        """Remember some values: an environment that is copied over this one may have the same meta page."""
+        rows = np.flatnonzero(offsets >= 0)  # others are missing
+        rows = rows[:: len(rows) // _SAMPLES + 1]
+        sizes = np.minimum(np.broadcast_to(lengths, offsets.shape)[rows], _SAMPLE_BYTES)
+        self._ranges = np.stack([offsets[rows], sizes.astype(np.int64)])
+        self._samples = self.file.copies(*self._ranges)
 
     @contextmanager
     def reading(self) -> Generator[RecordFile]:
-        """Check after reads that they belong to the transaction.
+        """Check after reads that they belong to the transaction; a ChangedFileError takes the place of other errors.
 
-        Raises:
-            CorruptFileError: Two later transactions have been committed, so that the next may have overwritten what was
-                read. This takes the place of other errors.
+        It means that two later transactions have been committed, so that the next may have overwritten what was read,
+        or that something else than LMDB has written to the file.
         """
         try:
             yield self.file
         finally:
-            if not is_unchanged(self.file, self.info):
-                raise CorruptFileError(
+            overwritten = self.file.is_written() and self.file.copies(*self._ranges) != self._samples
+            if overwritten or not is_unchanged(self.file, self.info):
+                raise ChangedFileError(
                     "the file has been written to since it was opened, so its records may be overwritten: open the "
                     "data set again",
                     path=self.info.path,
@@ -48,22 +57,9 @@ class Snapshot:
 def open_snapshot(
     path: str, parse: Callable[[RecordFile, FileInfo], T], *, mapped: bool = True, remote: Remote | None = None
 ) -> tuple[Snapshot, T]:
-    """Open an environment and parse it; start again if a writer overtakes that.
+    """Open an environment and parse it by `parse`; start again if a writer overtakes that.
 
-    Args:
-        path: A directory with data.mdb, or the file itself.
-        parse: Reads what is needed of the file.
-        mapped: Map the file into memory, if that is safe.
-        remote: The settings of data at URLs.
-
-    Returns:
-        The snapshot, and the result of `parse`.
-
-    Raises:
-        SourceNotFoundError: There is no such file.
-        UnsupportedFormatError: The file is from another version of LMDB or kind of machine.
-        CorruptFileError: The file is not an LMDB file, or is damaged or truncated.
-        SourceError: The file is written to faster than it can be read.
+    A file that is written to faster than it can be read is a SourceError. For other arguments see `open_file`.
     """
     for _ in range(_ATTEMPTS):
         file, info = open_file(path, mapped=mapped, remote=remote), None

@@ -30,12 +30,7 @@ _WIDEST_SPAN = 4  # numbers per record that are sorted by counting
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """Locations of values.
-
-    Attributes:
-        offsets: (records,) int64, in the file; -1 for a record that is missing.
-        lengths: (records,) uint32, or the length of all values, in bytes.
-    """
+    """Locations of values: offsets, (records,) int64, -1 if missing; lengths in bytes, (records,) uint32 or one."""
 
     offsets: Int64Array
     lengths: Array | int
@@ -64,13 +59,10 @@ class Values:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """Locations of keys, which are read from the leaf pages.
+    """Locations of keys, which are read from the leaf pages, whose numbers are `leaves`.
 
-    Attributes:
-        order: The order of the records.
-        places: (records,) their places in LMDB's order, if it is another one.
-        leaves: (leaves,) numbers of the leaf pages.
-        ends: (leaves,) number of records up to the end of each leaf.
+    `places` (records,) are places in LMDB's order, if it is another one than `order`; `ends` (leaves,) count the
+    records up to the end of each leaf.
     """
 
     order: KeyOrder

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from dataload._util.decoding import decoding
-from dataload._util.limits import NO_MEMORY
+from dataload._util.limits import no_memory
 from dataload._util.stacking import split_records
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.collate import default_collate
@@ -55,13 +55,7 @@ class TorchRecordSource(LMDBFileSource[Record]):
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The sub-databases of a TorchRecord.
-
-    Attributes:
-        values: All values, those of db0 first.
-        ends: (databases,) int64, cumulative number of records.
-        widths: Number of bytes of each one's keys.
-    """
+    """The sub-databases of a TorchRecord: all values, those of db0 first, record `ends` (int64), and bytes per key."""
 
     values: Values
     ends: Int64Array
@@ -148,9 +142,10 @@ class _TorchRecord(LMDBShard[Record]):
                 record = self._codec.decode(value)
             except (CorruptFileError, MemoryError) as error:
                 database, _, key = self.key(index).partition("/")
-                reason = error if isinstance(error, CorruptFileError) else NO_MEMORY
-                message = f"key {key} of sub-database {database}: {reason}"
-                raise CorruptFileError(message, path=self._path, index=index) from error
+                what = f"key {key} of sub-database {database}: "
+                if isinstance(error, MemoryError):
+                    raise no_memory(self._path, index, what) from error
+                raise CorruptFileError(f"{what}{error}", path=self._path, index=index) from error
             records.append(record if fields is None else select_fields(record, fields))
         return records
 

@@ -31,17 +31,11 @@ _DTYPES = (np.int64, np.uint32, np.int64, np.uint16, np.uint8, np.int64)  # of t
 
 @dataclass(frozen=True, slots=True)
 class Nodes:
-    """The records of a tree in LMDB's order.
+    """The records of a tree in LMDB's order: offsets (int64) and lengths (uint32) of values in bytes, (records,).
 
-    Attributes:
-        offsets: (records,) int64, of values in the file.
-        lengths: (records,) uint32, of values in bytes.
-        numbers: (records,) int64, the keys that are decimal numbers below 10**18; -1 for others.
-        key_sizes: (records,) uint16, in bytes.
-        flags: (records,) uint8, see `pages`.
-        branches: (branches,) int64, numbers of the branch pages.
-        leaves: (leaves,) int64, numbers of the leaf pages.
-        ends: (leaves,) int64, number of records up to the end of each leaf.
+    `numbers` (int64) are keys that are decimal numbers below 10**18, -1 for others; `key_sizes` (uint16) are in bytes;
+    `flags` (uint8) see `pages`. `branches` and `leaves` are int64 page numbers; `ends` (leaves,) count the records up
+    to the end of each leaf.
     """
 
     offsets: Int64Array
@@ -58,13 +52,7 @@ class Nodes:
 
 
 def read_tree(file: RecordFile, info: FileInfo, tree: Tree) -> Nodes:
-    """Return the records of a tree.
-
-    No page is read twice, because pages of a hostile file may point to each other.
-
-    Raises:
-        CorruptFileError: A page is damaged, or the tree does not have the records that it claims.
-    """
+    """Return the records of a tree. No page is read twice, because pages of a hostile file may point to each other."""
     pages = np.array([] if tree.root is None else [tree.root], np.int64)
     seen, branches = pages, pages[:0]
     for _ in range(1, tree.depth):
@@ -91,8 +79,7 @@ def read_tree(file: RecordFile, info: FileInfo, tree: Tree) -> Nodes:
 def verify_pages(file: RecordFile, info: FileInfo, trees: Sequence[Tree]) -> None:
     """Check what reading does not depend on: the numbers and lengths in page headers, and that no page is used twice.
 
-    Raises:
-        CorruptFileError: A page is damaged. The free pages are not checked.
+    The free pages are not checked.
     """
     pages: list[Int64Array] = []
     values: list[Int64Array] = []
@@ -135,9 +122,6 @@ def subdatabases(file: RecordFile, info: FileInfo) -> list[Tree]:
     """Return the named databases in LMDB's order.
 
     A main database with more than 65,536 entries is assumed to contain plain records and is not searched.
-
-    Raises:
-        CorruptFileError: A page of the main database is damaged.
     """
     if info.main.entries > _MOST_NAMES or info.main.has_duplicates:  # LMDB allows no names beside duplicates
         return []

@@ -5,8 +5,9 @@ from collections.abc import Sequence
 from itertools import accumulate
 from typing import Any
 
-from dataload.errors import ConfigError, SourceError
+from dataload.errors import ConfigError, MachineError
 from dataload.sources.format import Format
+from dataload.storage.errors import free_space
 
 MAX_KEY_BYTES = 511
 _MAX_VALUE_BYTES = 2**32 - 1
@@ -20,40 +21,33 @@ class NewEnvironment:
     """Writes records to a new directory; nothing is durable before `finish`.
 
     If a transaction fills the map, it is lost. Therefore its records are kept until it is committed, and are otherwise
-    written again to a map of twice the size.
-
-    Args:
-        path: The directory.
-        entry: The format that is written.
-        subdatabases: Number of databases db0, db1, ...; None for only the main one.
+    written again to a map of twice the size. `subdatabases` counts db0, db1, ...; None is the main one only.
     """
 
     def __init__(self, path: str, entry: Format, subdatabases: int | None = None) -> None:
         self._lmdb = entry.require("lmdb")
         self._path = path
         self._map_bytes = _FIRST_MAP_BYTES
-        self._environment = self._lmdb.open(
-            path,
-            map_size=self._map_bytes,
-            max_dbs=subdatabases or 0,
-            lock=False,  # nobody else uses the directory, and a lock file would stay in it
-            sync=False,  # `finish` syncs once
-        )
-        self._databases: list[Any] = [
-            self._environment.open_db(b"db%d" % number) for number in range(subdatabases or 0)
-        ] or [self._environment.open_db(None)]
         self._pending: list[tuple[bytes, bytes]] = []
         self._pending_bytes = 0
+        try:
+            self._environment = self._lmdb.open(
+                path,
+                map_size=self._map_bytes,
+                max_dbs=subdatabases or 0,
+                lock=False,  # nobody else uses the directory, and a lock file would stay in it
+                sync=False,  # `finish` syncs once
+            )
+            self._databases: list[Any] = [
+                self._environment.open_db(b"db%d" % number) for number in range(subdatabases or 0)
+            ] or [self._environment.open_db(None)]
+        except self._lmdb.Error as error:
+            raise self._disk_error(error) from error
         self._target = 0
         self._append = True
 
     def put(self, key: bytes, value: bytes, *, database: int = 0, append: bool) -> None:
-        """Add a record; with `append`, the keys of a database must be in ascending order.
-
-        Raises:
-            ConfigError: LMDB cannot store the record, or (later, when records are written) a key occurs twice.
-            SourceError: The disk is full.
-        """
+        """Add a record; with `append`, keys must ascend. A repeated key is refused when records are written."""
         if not 0 < len(key) <= MAX_KEY_BYTES:
             raise ConfigError(f"LMDB keys have 1 to {MAX_KEY_BYTES} bytes, got {len(key)}: {key[:40]!r}", key="keys")
         if len(value) > _MAX_VALUE_BYTES:
@@ -66,12 +60,7 @@ class NewEnvironment:
         self._pending_bytes += len(key) + len(value)
 
     def put_all(self, keys: Sequence[bytes], values: Sequence[bytes], *, database: int = 0) -> None:
-        """Do what `put` of each record with `append` does, in the same transactions. Keys, at least one, are as long.
-
-        Raises:
-            ConfigError: LMDB cannot store a record. Those before it were added.
-            SourceError: The disk is full.
-        """
+        """Do what `put` of each record with `append` does, in the same transactions, for keys of one length."""
         ends = [0, *accumulate(map(len(keys[0]).__add__, map(len, values)))]
         checked = max(map(len, values)) <= _MAX_VALUE_BYTES
         start = 0
@@ -96,7 +85,7 @@ class NewEnvironment:
                 self._map_bytes *= 2
                 self._environment.set_mapsize(self._map_bytes)
             except self._lmdb.Error as error:
-                raise SourceError(f"cannot write {self._path}: {error}", path=self._path) from error
+                raise self._disk_error(error) from error
             else:
                 self._pending.clear()
                 self._pending_bytes = 0
@@ -127,8 +116,14 @@ class NewEnvironment:
         try:
             self._environment.sync(True)
         except self._lmdb.Error as error:
-            raise SourceError(f"cannot write {self._path}: {error}", path=self._path) from error
+            raise self._disk_error(error) from error
         self.close()
+
+    def _disk_error(self, error: Exception) -> MachineError:
+        """Return the error for one of LMDB's, which calls a full disk an input/output error."""
+        needed = f"the records of the next transaction take {self._pending_bytes:,} bytes"
+        message = f"cannot write {self._path}: {error}; {needed}, and {free_space(self._path)}"
+        return MachineError(message, path=self._path)
 
     def close(self) -> None:
         """Release the files. May be called twice."""

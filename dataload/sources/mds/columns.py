@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.limits import FIELD_BYTES, check_size
+from dataload._util.limits import FIELD_BYTES, check_size, fits
 from dataload.codecs.decoders import DECODERS, decode_image
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.types import Array, FieldSpec
@@ -36,7 +36,7 @@ _NUMBERS = {
 _DTYPE_CODES = {8 * dtype.itemsize + "uif".index(dtype.kind): dtype for dtype in _NUMBERS.values()}
 _EXTENTS = tuple(np.dtype(f"<u{1 << code}") for code in range(4))
 _CHANNELS = {"L": 1, "RGB": 3, "RGBA": 4, "RGBX": 4, "LA": 2}
-_MOST_AXES = 63
+_MOST_ITEMS = (1 << 32) - 1  # offsets in a shard have 32 bits
 _WORD = np.dtype("<u4")
 
 Decode = Callable[[memoryview], Any]
@@ -45,14 +45,9 @@ Head = tuple[np.dtype[Any], tuple[int, ...], int]
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column.
+    """A column; `encoding` is without dtype and shape, `size` is in bytes.
 
-    Attributes:
-        name: Its name.
-        encoding: Name of the encoding, without dtype and shape.
-        size: Bytes of each value; None if each sample says so.
-        dtype: Dtype of numbers and arrays; None if the values say so, or are others.
-        shape: Shape of arrays; None if the values say so.
+    `size`, `dtype` and `shape` are None if each value has its own; `dtype` also if values are not numbers.
     """
 
     name: str
@@ -71,13 +66,7 @@ class Column:
     def decoder(self, *, images: bool, allow_pickle: bool, limit: int) -> Decode | None:
         """Return the function that decodes one value; None for plain bytes, and for values of a known size.
 
-        Args:
-            images: Decode images.
-            allow_pickle: Unpickle.
-            limit: Most bytes of memory that a value may take.
-
-        Raises:
-            ConfigError: The values are pickles, and `allow_pickle` is False.
+        A value may take `limit` bytes of memory. Pickles are a ConfigError unless `allow_pickle`.
         """
         if self.encoding == "pkl":
             if allow_pickle:
@@ -116,11 +105,7 @@ _LISTS = {
 
 
 def parse_column(name: str, encoding: str) -> Column:
-    """Return the column of a name and an encoding, such as ``"ndarray:float32:3,4"``.
-
-    Raises:
-        ValueError: There is no such encoding.
-    """
+    """Return the column of a name and an encoding, such as ``"ndarray:float32:3,4"``; ValueError for an unknown one."""
     kind, *rest = encoding.split(":")
     if encoding == "int":
         return Column(name, "int", 8, np.dtype(np.int64), ())
@@ -129,7 +114,7 @@ def parse_column(name: str, encoding: str) -> Column:
     if kind == "ndarray" and len(rest) <= 2 and (not rest or rest[0] in _NUMBERS):
         dtype = _NUMBERS[rest[0]] if rest else None
         shape = tuple(map(int, rest[1].split(","))) if len(rest) == 2 else None
-        if shape is not None and (min(shape) < 1 or len(shape) > _MOST_AXES):
+        if shape is not None and not (fits(shape, math.prod(shape)) and 1 <= math.prod(shape) <= _MOST_ITEMS):
             raise ValueError(f"column {name[:80]!r} has the shape {shape}")
         size = None if shape is None or dtype is None else math.prod(shape) * dtype.itemsize
         return Column(name, kind, size, dtype, shape)
@@ -158,7 +143,7 @@ def array_head(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data:
 def parse_array(dtype: np.dtype[Any] | None, shape: tuple[int, ...] | None, data: memoryview) -> Array:
     """Return the array that a value holds."""
     dtype, shape, at = array_head(dtype, shape, data)
-    if math.prod(shape) * dtype.itemsize != len(data) - at:
+    if (len(data) - at) % dtype.itemsize or not fits(shape, (len(data) - at) // dtype.itemsize):
         raise CorruptFileError(f"an array of {dtype} {shape} has {len(data) - at} bytes")
     return np.frombuffer(bytearray(data[at:]), dtype).reshape(shape)
 

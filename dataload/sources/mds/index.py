@@ -8,6 +8,7 @@ from typing import Any
 
 from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
 from dataload.sources.mds.columns import Column, parse_column
+from dataload.storage import named_files
 
 MOST_BYTES = 64 << 20
 """Maximum size of an index, of about 100,000 shards: parsed JSON takes up to twenty times the memory."""
@@ -18,15 +19,9 @@ _MOST = (1 << 32) - 1  # offsets in a shard have 32 bits
 
 @dataclass(frozen=True, slots=True)
 class ShardInfo:
-    """A shard.
+    """A shard: a file of `bytes` bytes beside the index; `columns` are in the order in which a sample holds them.
 
-    Attributes:
-        name: File with its samples, in the directory of the index.
-        bytes: Size of that file.
-        samples: Number of samples.
-        columns: In the order in which a sample holds them.
-        packed: The same file compressed; None if there is none.
-        compression: How it is compressed, such as ``"zstd"``.
+    `packed` is the same file compressed, None if there is none; `compression` says how, such as ``"zstd"``.
     """
 
     name: str
@@ -38,12 +33,7 @@ class ShardInfo:
 
 
 def parse_index(data: bytes, path: str) -> tuple[ShardInfo, ...]:
-    """Return the shards in the order of their samples; `path` is for messages.
-
-    Raises:
-        CorruptFileError: The index is damaged.
-        UnsupportedFormatError: It is of another version, or its shards are in another format.
-    """
+    """Return the shards in the order of their samples; `path` is for messages."""
     if len(data) > MOST_BYTES:
         raise CorruptFileError(f"an index has at most {MOST_BYTES:,} bytes", path=path)
     try:
@@ -71,12 +61,14 @@ def _parse_shard(shard: Mapping[str, Any], path: str) -> ShardInfo:
     if [column.size for column in columns] != shard["column_sizes"]:
         raise ValueError(f"column_sizes {shard['column_sizes']} contradict column_encodings {encodings}")
     packed = shard["zip_data"]
+    names = [each["basename"] for each in (shard["raw_data"], packed) if each is not None]
+    named_files(path, names)
     return ShardInfo(
-        name=_name(shard["raw_data"]["basename"]),
+        name=names[0],
         bytes=_count(shard["raw_data"]["bytes"]),
         samples=_count(shard["samples"]),
         columns=columns,
-        packed=None if packed is None else _name(packed["basename"]),
+        packed=None if packed is None else names[1],
         compression=None if packed is None else _text(shard["compression"]).partition(":")[0],
     )
 
@@ -101,11 +93,4 @@ def _text(value: Any) -> str:
 def _count(value: Any) -> int:
     if not 0 <= _expect(int, value) <= _MOST:
         raise ValueError(f"{value} is not in [0, {_MOST}]")
-    return value
-
-
-def _name(value: Any) -> str:
-    """Return the name of a file below the directory of the index."""
-    if not _text(value) or "\0" in value or ":" in value or {"", ".", ".."} & {*value.split("/")}:
-        raise ValueError(f"{value[:80]!r} is not the name of a file in the directory")
     return value

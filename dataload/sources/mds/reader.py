@@ -7,11 +7,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dataload._util.decoding import decoding
-from dataload._util.limits import FIELD_BYTES, NO_MEMORY, check_lengths, check_size
+from dataload._util.limits import FIELD_BYTES, check_lengths, check_size, fits, no_memory
 from dataload._util.stacking import split_records
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
-from dataload.errors import CorruptFileError, UnsupportedFormatError
+from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 from dataload.sources.files import FileSource
 from dataload.sources.gathered import LoadedRecords
 from dataload.sources.mds.columns import Column, array_head
@@ -158,6 +158,9 @@ class _MDSShard(ShardReader[Record]):
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> dict[str, Any]:
         """Return the values of columns: an array, a `BytesColumn` or a list for each."""
+        if unknown := [name for name in fields or () if name not in self._columns]:  # that the first shard has
+            message = f"{self._file.path} has no field {unknown[0]!r}: {closest(unknown[0], self._columns)}"
+            raise ConfigError(message, key="fields", value=unknown[0])
         offsets, lengths = self.ranges(indices, None)
         file: RecordFile | LoadedRecords = self._file
         starts = offsets
@@ -213,7 +216,9 @@ class _MDSShard(ShardReader[Record]):
                 values.extend(map(decode, data.views()))
         except (CorruptFileError, UnsupportedFormatError, MemoryError) as error:
             row = len(values)
-            reason = f"field {column.name!r}: {NO_MEMORY if isinstance(error, MemoryError) else error}"
+            if isinstance(error, MemoryError):
+                raise no_memory(self._file.path, int(indices[row]), f"field {column.name!r}: ") from error
+            reason = f"field {column.name!r}: {error}"
             if isinstance(error, UnsupportedFormatError):
                 message = f"{self._file.path}, record {indices[row]}: {reason}"
                 raise UnsupportedFormatError(message, path=self._file.path) from error
@@ -236,7 +241,8 @@ def _alike(column: Column, file: RecordFile | LoadedRecords, offsets: Int64Array
     except CorruptFileError:
         return None  # the general path raises it again
     items = rows[:, start:]
-    if bool((rows[:, :start] != rows[0, :start]).any()) or items.shape[1] != int(np.prod(shape)) * dtype.itemsize:
+    count, rest = divmod(items.shape[1], dtype.itemsize)
+    if rest or not fits(shape, count) or bool((rows[:, :start] != rows[0, :start]).any()):
         return None
     return np.ascontiguousarray(items).view(dtype).reshape(len(rows), *shape)
 

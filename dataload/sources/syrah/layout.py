@@ -12,7 +12,7 @@ reader ignores:
 """
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -38,14 +38,16 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 BSON_LIMIT = 2**31 - 1
 """Size limit of a BSON document in bytes; each record takes 16 bytes per key."""
 
+_TEXT, _DOCUMENT, _BINARY = 2, 3, 5  # kinds of BSON elements
+_ENTRIES, _SHAPE_ENTRIES = ("offset", "size", "dtype", "shape", "kind"), ("ndim", "dims")
+_MOST_ELEMENTS = 1 << 16  # of a document; an empty key has a thirteenth of the bytes that its Column takes
+# Bytes of an element's content; of the kinds in `_SIZED`, bytes beside those that the int32 in front counts.
+_FIXED = {1: 8, 6: 0, 7: 12, 8: 1, 9: 8, 10: 0, 16: 4, 17: 8, 18: 8, 19: 16, 127: 0, 255: 0}
+_SIZED = {_TEXT: 4, _DOCUMENT: 0, 4: 0, _BINARY: 5, 13: 4, 14: 4, 15: 0}
+
 
 class Shapes(NamedTuple):
-    """Shapes of the records of one key.
-
-    Attributes:
-        ndim: (1,) or (n,) int64.
-        dims: int64, concatenated dims of the records, or dims of all if `ndim` is a single number.
-    """
+    """Shapes of one key's records; `dims` are those of all records if `ndim`, (1,) or (n,), is a single number."""
 
     ndim: Int64Array
     dims: Int64Array
@@ -53,15 +55,9 @@ class Shapes(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """Locations of the values of one key.
+    """Locations of the values of one key: byte offsets in the file and sizes in bytes, (n,) int64.
 
-    Attributes:
-        name: The key.
-        dtype: A name in `DTYPES`, or ``"str"``.
-        offsets: (n,) int64, byte offsets in the file.
-        sizes: (n,) int64, sizes in bytes.
-        shapes: Shapes; None if every record is one-dimensional.
-        is_bytes: Whether the values were bytes.
+    `dtype` is a name in `DTYPES`, or ``"str"``; `shapes` is None if every record is one-dimensional.
     """
 
     name: str
@@ -83,11 +79,7 @@ def build_header(offset: int, length: int) -> bytes:
 
 
 def parse_header(head: bytes, file_size: int, path: str) -> tuple[int, int]:
-    """Return offset and length of the metadata.
-
-    Raises:
-        CorruptFileError: The header is invalid or points outside the file.
-    """
+    """Return offset and length in bytes of the metadata, which are inside the file."""
     if len(head) < HEADER_SIZE:
         found = "it is empty (a writer that was never closed?)" if not head else f"the file has {len(head)}"
         raise CorruptFileError(f"a Syrah header has {HEADER_SIZE} bytes, {found}", path=path, offset=0)
@@ -109,26 +101,13 @@ class _InvalidMetadata(Exception):
     """The metadata contradict themselves; `parse_metadata` adds the position."""
 
 
-def parse_metadata(data: bytes | memoryview, offset: int, file_size: int, path: str) -> list[Column]:
-    """Return the columns of a file in file order, after checking every number.
+def parse_metadata(data: bytes, offset: int, file_size: int, path: str) -> list[Column]:
+    """Return the columns of a file in file order, after checking every number in the BSON document `data`.
 
-    Args:
-        data: The BSON document.
-        offset: Offset of the document in the file; no array may overlap it.
-        file_size: Size of the file in bytes.
-        path: Path of the file, for messages.
-
-    Raises:
-        CorruptFileError: The document or a number in it is invalid.
-        MissingDependencyError: pymongo is not installed.
+    The document is at `offset` in a file of `file_size` bytes, and no array may overlap it; `path` is for messages.
     """
-    bson = load_bson()
     try:
-        document: dict[str, Any] = bson.decode(data)
-    except Exception as error:  # bson raises InvalidBSON, but also whatever struct and the C code raise
-        raise CorruptFileError(f"the metadata are not a BSON document: {error}", path=path, offset=offset) from error
-    try:
-        columns = _parse_columns(document)
+        columns = _parse_columns(data)
         check_columns(columns, (offset, offset + len(data)), file_size, path)
     except _InvalidMetadata as error:
         raise CorruptFileError(str(error), path=path, offset=offset) from error
@@ -136,11 +115,7 @@ def parse_metadata(data: bytes | memoryview, offset: int, file_size: int, path: 
 
 
 def check_columns(columns: Sequence[Column], metadata: tuple[int, int], file_size: int, path: str) -> None:
-    """Check every number in columns of one length; `metadata` are start and end of the document in the file.
-
-    Raises:
-        CorruptFileError: An array is not inside the file, or its size or shape is invalid.
-    """
+    """Check every number in columns of one length; `metadata` are start and end of the document in the file."""
     for column in columns:
         if not _are_plainly_inside(column, metadata[0]):
             _check_offsets(column, metadata, file_size, path)
@@ -149,21 +124,67 @@ def check_columns(columns: Sequence[Column], metadata: tuple[int, int], file_siz
             raise CorruptFileError(message, path=path, offset=metadata[0])
 
 
-def _parse_columns(document: Mapping[str, Any]) -> list[Column]:
-    if not document:
+def _parse_columns(data: bytes) -> list[Column]:
+    columns: dict[str, Column] = {}
+    for name, kind, start, stop in _elements(data, 0, len(data)):
+        columns[name] = _parse_column(name, _entries(data, start, stop) if kind == _DOCUMENT else None)
+    if not columns:
         raise _InvalidMetadata("the metadata have no keys")
-    columns = [_parse_column(name, entry) for name, entry in document.items()]
-    first, records = columns[0].name, len(columns[0].offsets)
-    for column in columns:
+    first, records = next((name, len(column.offsets)) for name, column in columns.items())
+    for name, column in columns.items():
         if len(column.offsets) != records:
-            raise _InvalidMetadata(
-                f"key {first!r} has {records} records, key {column.name!r} has {len(column.offsets)}"
-            )
-    return columns
+            raise _InvalidMetadata(f"key {first!r} has {records} records, key {name!r} has {len(column.offsets)}")
+    return [*columns.values()]
 
 
-def _parse_column(name: str, entry: Any) -> Column:
-    if not isinstance(entry, dict):
+def _entries(data: bytes, start: int, stop: int, names: Collection[str] = _ENTRIES) -> dict[str, Any]:
+    """Return the entries of a document with these names: texts, bytes, the shapes, and None for other values."""
+    found: dict[str, Any] = {}
+    for name, kind, at, end in _elements(data, start, stop):
+        if name not in names:
+            continue
+        if kind == _BINARY:
+            found[name] = data[at + 5 : end]
+        elif kind == _DOCUMENT and name == "shape":
+            found[name] = _entries(data, at, end, _SHAPE_ENTRIES)
+        else:
+            found[name] = _text(data[at + 4 : end - 1]) if kind == _TEXT else None
+    return found
+
+
+def _text(data: bytes) -> str:
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise _InvalidMetadata(f"the metadata are not a BSON document: {error}") from error
+
+
+def _elements(data: bytes, start: int, stop: int) -> Iterator[tuple[str, int, int, int]]:
+    """Yield name, kind, start and stop of the elements of a BSON document; see bsonspec.org.
+
+    pymongo would build all values, which take up to eight times the bytes of a hostile document.
+    """
+    end = stop - 1
+    if end < start + 4 or int.from_bytes(data[start : start + 4], "little") != stop - start or data[end]:
+        raise _InvalidMetadata(f"the metadata are not a BSON document: wrong length or end of document {start}")
+    at, count = start + 4, 0
+    while at < end:
+        count += 1
+        if count > _MOST_ELEMENTS:
+            raise _InvalidMetadata(f"a document of the metadata has more than {_MOST_ELEMENTS} elements")
+        kind, name_end = data[at], data.find(b"\0", at + 1, end)
+        begin = name_end + 1
+        size = _FIXED.get(kind, -1)
+        if kind in _SIZED and end - begin >= 4:
+            size = int.from_bytes(data[begin : begin + 4], "little") + _SIZED[kind]
+        if name_end < 0 or not 0 <= size <= end - begin:
+            raise _InvalidMetadata(f"the metadata are not a BSON document: element {at} of kind {kind} is invalid")
+        yield _text(data[at + 1 : name_end]), kind, begin, begin + size
+        at = begin + size
+
+
+def _parse_column(name: str, entry: Mapping[str, Any] | None) -> Column:
+    if entry is None:
         raise _InvalidMetadata(f"key {name!r} has no document")
     for part in ("offset", "size", "dtype"):
         if part not in entry:
@@ -218,7 +239,7 @@ def _check_offsets(column: Column, metadata: tuple[int, int], file_size: int, pa
 
 def _match_sizes(shapes: Shapes, column: Column) -> bool:
     ndim, dims = shapes
-    if len(ndim) not in (1, len(column.offsets)) or (ndim < 0).any() or (ndim > 64).any():
+    if len(ndim) not in (1, len(column.offsets)) or (ndim < 0).any() or (ndim > 63).any():
         return False
     if int(ndim.sum()) != len(dims) or (dims < 0).any() or (dims > BSON_LIMIT).any():
         return False
@@ -231,7 +252,7 @@ def _match_sizes(shapes: Shapes, column: Column) -> bool:
         extent = dims[(ends - ndim)[has] + axis]
         counts[has] *= extent
         products[has] *= np.maximum(extent, 1)  # an extent of 0 must not hide others, which numpy multiplies too
-    return not (products > 2.0**62).any() and bool((counts * column.itemsize == column.sizes).all())
+    return not (products > 2.0**40).any() and bool((counts * column.itemsize == column.sizes).all())
 
 
 def load_bson() -> Any:

@@ -1,11 +1,12 @@
 """Source of Syrah files (.syr), read through a memory map."""
 
+import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
 
-from dataload._util.limits import check_lengths
+from dataload._util.limits import check_lengths, fits
 from dataload._util.stacking import split_records, split_rows
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
@@ -185,11 +186,13 @@ def _fixed_shape(column: Column, size: int | None) -> tuple[int, ...] | None:
 
 def _resolve(shape: tuple[int, ...], column: Column, size: int | None, file: RecordFile) -> tuple[int, ...]:
     """Return `shape` with -1 replaced, unless records differ in size."""
-    known = int(np.prod([n for n in shape if n != -1], dtype=np.int64))
+    given = [n for n in shape if n != -1]
+    known = math.prod(given)  # not an int64, which overflows
     items = (column.sizes if size is None else np.array([size])) // column.itemsize
     unknown = shape.count(-1)
-    fits = known > 0 and (items % known == 0).all() if unknown else (items == known).all()
-    if unknown > 1 or any(n < -1 for n in shape) or not fits:
+    exact = fits(given, known) and known < 1 << 62
+    alike = exact and (known > 0 and (items % known == 0).all() if unknown else (items == known).all())
+    if unknown > 1 or not alike:
         found = f"{items[0]} values" if size is not None else "different numbers of values"
         raise ConfigError(
             f"shapes: {list(shape)} does not fit field {column.name!r} of {file.path}, whose records have {found}",

@@ -32,18 +32,11 @@ def name_fields(
     case_sensitive: bool,
     meet: Callable[[tuple[int, ...]], bool],
 ) -> dict[str, tuple[int, ...]]:
-    """Return the fields of an archive.
+    """Return the fields of an archive: name -> codes of extensions, in order of first occurrence.
 
-    Args:
-        extensions: Extension by code.
-        known: Returns something true if the last part of an extension is known, and therefore removed from longer
-            ones. Extensions that become equal are one field (``image.jpg`` of some samples and ``image.png`` of
-            others), unless a sample has two of them.
-        case_sensitive: If False, names are in lower case, and extensions that differ only in case are one field.
-        meet: Returns whether any sample has two of these codes.
-
-    Returns:
-        Name -> codes, in order of first occurrence.
+    The last part of an extension, if it is `known`, is removed from longer ones. Extensions that become equal are one
+    field (``image.jpg`` of some samples and ``image.png`` of others), unless a sample has two of them: `meet` says
+    whether any sample has two of these codes. Without `case_sensitive`, names are in lower case.
 
     Examples:
         >>> several = ["image.npy", "cls", "a.txt", "a.cls"]

@@ -3,9 +3,8 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
-from dataload._util.checks import check_choice
 from dataload.sources.format import Format
 from dataload.sources.options import FileOptions, ReadOptions
 from dataload.sources.tar.header import OnDamage, is_tar
@@ -56,11 +55,6 @@ class TarOptions(ReadOptions):
     verify_index: bool = field(default=True, metadata={"content": False})
     cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
-
-    def __post_init__(self) -> None:
-        ReadOptions.__post_init__(self)
-        check_choice("missing", self.missing, get_args(Missing))
-        check_choice("on_damage", self.on_damage, get_args(OnDamage))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,13 +39,7 @@ _COMPRESSIONS = {
 
 
 class Member(NamedTuple):
-    """A regular file of an archive.
-
-    Attributes:
-        name: Path, as stored in the archive.
-        offset: Offset of the data in bytes, a multiple of 512.
-        size: Size of the data in bytes.
-    """
+    """A regular file of an archive: `offset` (a multiple of 512) and `size` of its data in bytes."""
 
     name: bytes
     offset: int
@@ -66,15 +60,9 @@ def padded(size: int) -> int:
 
 
 def parse_header(block: bytes, path: str, offset: int) -> Header:
-    """Parse a POSIX, GNU or pre-POSIX (v7) header, with octal or base-256 sizes.
+    """Parse a POSIX, GNU or pre-POSIX (v7) header of 512 bytes, with octal or base-256 sizes.
 
-    Args:
-        block: 512 bytes.
-        path: The archive, for error messages.
-        offset: Offset of the block in the archive, for error messages.
-
-    Raises:
-        CorruptFileError: The checksum or the size is invalid.
+    `path` and `offset`, those of the archive and of the block, are for messages.
     """
     if not is_tar(block):
         raise CorruptFileError(
@@ -117,14 +105,8 @@ def is_tar(head: bytes) -> bool:
 def build_header(name: bytes, size: int) -> bytes:
     """Return the header of a regular file, in POSIX format, preceded by PAX records if it needs them.
 
-    The same name and size always give the same bytes: the header contains no times and no owner.
-
-    Args:
-        name: Path, without zero bytes.
-        size: Size of the data in bytes.
-
-    Returns:
-        A multiple of 512 bytes.
+    It has a multiple of 512 bytes. `name` has no zero bytes. The same name and size always give the same bytes: the
+    header contains no times and no owner.
     """
     split = _split_for_prefix(name)
     records: list[bytes] = []
@@ -205,19 +187,11 @@ def scan(
     on_damage: OnDamage = "error",
     warn_without_end: bool = False,
 ) -> Iterator[Member]:
-    """Yield the regular files of an archive.
+    """Yield the regular files of an archive of `size` bytes; ``read(offset, length)`` gives fewer bytes at its end.
 
-    Args:
-        read: ``read(offset, length)`` returns these bytes, fewer at the end of the file.
-        size: Size of the archive in bytes.
-        path: The archive, for messages.
-        on_damage: If ``"stop"``, a damaged or truncated member after good ones ends the scan with a warning.
-        warn_without_end: Warn if the archive does not end with blocks of zeros. That is allowed, but it is the only
-            sign that an archive was cut off between two members.
-
-    Raises:
-        CorruptFileError: The archive is damaged or cut off.
-        UnsupportedFormatError: It is compressed, or contains a sparse file.
+    With `on_damage` ``"stop"``, a damaged or truncated member after good ones ends the scan with a warning.
+    `warn_without_end` warns if no blocks of zeros end the archive: allowed, but the only sign that it was cut off
+    between two members.
     """
     scanner = _Scanner(_Window(read), size, path)
     while True:

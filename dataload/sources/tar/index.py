@@ -64,11 +64,7 @@ def build_head(samples: int) -> bytes:
 
 
 def build_line(members: Iterable[Member]) -> bytes:
-    """Return the line of one sample.
-
-    Raises:
-        ConfigError: A name contains white space or has no extension, which an index cannot represent.
-    """
+    """Return the line of one sample; a name with white space or without extension is a ConfigError."""
     groups: list[bytes] = []
     for member in members:
         parts = split_name(member.name)
@@ -84,17 +80,9 @@ def build_line(members: Iterable[Member]) -> bytes:
 
 
 def parse_index(text: bytes, path: str, archive: str = "TAR") -> SampleTable:
-    """Parse an index.
+    """Parse the text of an index; the paths `path` and `archive` are for messages.
 
     Offsets and sizes are checked to be numbers, and offsets to be multiples of 512, but not to be inside an archive.
-
-    Args:
-        text: The whole index.
-        path: The index file, for messages.
-        archive: The archive, for messages.
-
-    Raises:
-        CorruptFileError: A line is invalid; the message gives its number.
     """
     try:
         return _parse_any(text)

@@ -82,12 +82,7 @@ class TarSource(FileSource[Record]):
 
 
 def pair_indexes(paths: tuple[str, ...], index: Any, key: str = "index") -> dict[str, str] | Literal[False] | None:
-    """Return the index file of each archive, or `index` itself if it is None or False.
-
-    Raises:
-        ConfigError: The numbers of archives and index files differ, or an archive has two different index files. The
-            error's key is `key`.
-    """
+    """Return the index file of each archive, or `index` itself if it is None or False; an error's key is `key`."""
     if index is None or index is False:
         return index
     if index is True:

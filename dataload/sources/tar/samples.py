@@ -44,11 +44,10 @@ def decode_name(name: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Keys:
-    """The keys of all samples.
+    """The keys of all samples, back to back in `text`.
 
-    Attributes:
-        text: The keys, back to back; `str` if they are ASCII, because that takes one byte a character.
-        ends: (samples,) the end of each; or (1,) the length that all of them have.
+    They are `str` if they are ASCII, because that takes one byte a character. `ends` are the end of each, (samples,),
+    or (1,) the length that all of them have.
     """
 
     text: str | bytes
@@ -80,13 +79,10 @@ class Keys:
 class SampleTable:
     """The location of every component; components are numbered in the order of the samples.
 
-    Attributes:
-        extensions: Extension by code, in order of first occurrence.
-        codes: Extension codes: (width,) if every sample has the same components, else (components,).
-        ends: (samples,) number of the first component after each sample; None if every sample has `width`.
-        blocks: (components,) offset of the data in blocks of 512 bytes.
-        sizes: (components,) size in bytes.
-        keys: The keys of the samples; None if the index has no names.
+    `codes` of extensions are (width,) if every sample has the same components, else (components,); `extensions` are in
+    order of first occurrence. `ends` (samples,) are the first component after each sample, None if all have `width`.
+    `blocks` are offsets of data in blocks of 512 bytes, `sizes` are bytes, (components,). Without names, `keys` is
+    None.
     """
 
     extensions: tuple[str, ...]
@@ -128,11 +124,7 @@ class SampleTable:
         return int(self.ends[sample - 1]) if sample else 0
 
     def all_components(self, samples: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the components of `samples` one after another, if samples differ in them.
-
-        Returns:
-            (n,) int64 numbers of components, and (n,) int64 the position in `samples` that each belongs to.
-        """
+        """Return the components of `samples`, if they differ in them, and each one's place in `samples`; (n,) int64."""
         assert self.ends is not None
         stops = self.ends[samples].astype(np.int64)
         starts = np.where(samples > 0, self.ends[samples - 1], 0)
@@ -151,11 +143,9 @@ class SampleTable:
         return int(self.codes[component % len(self.codes) if self.ends is None else component])
 
     def first(self, codes: Sequence[int]) -> Array | int:
-        """Find the first component of each sample with one of these codes.
+        """Return the first component of each sample with one of these codes, (samples,) int32 or int64, -1 for none.
 
-        Returns:
-            (samples,) int32 or int64 numbers of components, -1 for samples without one. If all samples have the same
-            components, a single int instead: its position within each sample, -1 for none.
+        If all samples have the same components, a single int instead: its position within each sample.
         """
         hits = np.flatnonzero(np.isin(self.codes, np.asarray(codes, self.codes.dtype)))
         if self.ends is None:
@@ -206,16 +196,7 @@ def build_table(
     sizes: Array,
     keys: Keys | None,
 ) -> SampleTable:
-    """Make a table in its smallest form.
-
-    Args:
-        extensions: Extension by code.
-        codes: (components,).
-        counts: (samples,) number of components, at least 1.
-        blocks: (components,).
-        sizes: (components,).
-        keys: The keys of the samples.
-    """
+    """Make a table in its smallest form, from components per sample, `counts` (samples,), all at least 1."""
     ends: Array | None = np.cumsum(counts)
     if len(counts) and bool((counts == counts[0]).all()):
         width = int(counts[0])

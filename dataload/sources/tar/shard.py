@@ -8,7 +8,8 @@ from typing import Any, Literal
 import numpy as np
 
 from dataload._util.decoding import decoding
-from dataload._util.limits import NO_MEMORY, check_lengths
+from dataload._util.failures import mark_users
+from dataload._util.limits import check_lengths, no_memory
 from dataload._util.stacking import split_records, split_rows
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension
 from dataload.codecs.npy import npy_layout
@@ -56,11 +57,8 @@ class TarSettings:
 class _Field:
     """A field of one archive.
 
-    Attributes:
-        name: Name in the records.
-        decoder: Decoder of its values.
-        first: (samples,) number of each sample's component, or its position in every sample; -1 for none.
-        others: Extension code -> decoder of components with that code, if it is not `decoder`.
+    `first`, (samples,), is each sample's component, or one number its position in every sample; -1 for none. `others`
+    are decoders by extension code, where they differ from `decoder`.
     """
 
     name: str
@@ -74,13 +72,9 @@ class _Field:
 
 
 class TarReader(ShardReader[Record]):
-    """Reads one archive.
+    """Reads one archive; every sample must have the `selected` fields unless `missing` allows otherwise.
 
-    Args:
-        path: The archive.
-        index: Path of its index; None uses the one beside it, if there is one; False scans the archive.
-        settings: Options and decoders.
-        selected: Fields to read, which every sample must have unless `missing` allows otherwise; None means all.
+    `index` is the path of its index; None uses the one beside it, if there is one; False scans the archive.
     """
 
     def __init__(
@@ -135,7 +129,6 @@ class TarReader(ShardReader[Record]):
         return split_records({name: self._values(name, samples) for name in names}, len(samples))
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        """Return columns."""
         if fields is None and self._table.ends is not None:
             return default_collate(self.read(indices, None))
         samples = self._samples(indices)
@@ -154,7 +147,6 @@ class TarReader(ShardReader[Record]):
         return self._table.offsets(components), self._table.lengths(components)
 
     def oddity(self) -> str | None:
-        """See `SampleTable.oddity`."""
         return self._table.oddity()
 
     def release(self) -> None:
@@ -381,8 +373,10 @@ class TarReader(ShardReader[Record]):
         """Return a decoder's error with the location of the component added."""
         sample = self._table.sample(component)
         what = f"field {field.name!r} of {self._key(sample)!r}"
-        if isinstance(error, MemoryError) and not field.decoder.own:
-            error = CorruptFileError(NO_MEMORY)
+        if field.decoder.own:
+            mark_users(error)
+        elif isinstance(error, MemoryError):
+            return no_memory(self._file.path, sample, f"{what}: ")
         if field.decoder.own or not isinstance(error, (CorruptFileError, UnsupportedFormatError)):
             error.add_note(f"while decoding {what} at byte {offset} of {self._file.path}")
             return error

@@ -48,22 +48,10 @@ def load_table(
     cache: bool = True,
     remote: Remote | None = None,
 ) -> SampleTable:
-    """Load the sample table of an archive.
+    """Load the sample table of an archive, whose components are all inside the archive; see `scan` for `on_damage`.
 
-    Args:
-        file: The archive.
-        index: Path of its index; None uses the one beside it, if there is one; False scans the archive.
-        on_damage: See `scan`.
-        verify_index: Compare some members with the index.
-        cache: Cache the table of a large archive in a file.
-        remote: The settings of data at URLs.
-
-    Returns:
-        A table whose components are all inside the archive.
-
-    Raises:
-        CorruptFileError: The archive or the index is invalid, or they contradict each other.
-        UnsupportedFormatError: The archive is compressed or contains sparse files.
+    `index` is the path of its index; None uses the one beside it, if there is one; False scans the archive.
+    `verify_index` compares some members with the index; `cache` keeps the table of a large archive in a file.
     """
     if index is None:
         beside = index_path(file.path)

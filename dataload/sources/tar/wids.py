@@ -5,12 +5,20 @@ from collections.abc import Sequence
 from os import PathLike, fspath
 from typing import Any
 
-import numpy as np
-
-from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError
+from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
 from dataload.sources.shards import KnownShards, OpenShards, ShardReader
 from dataload.sources.tar.reader import TarSource
-from dataload.storage import Remote, is_url, join, local_path, parent, reading_tables, storage_of
+from dataload.storage import (
+    Remote,
+    absolute,
+    is_url,
+    local_path,
+    named_files,
+    parent,
+    read_limited,
+    reading_tables,
+    storage_of,
+)
 from dataload.types import Record
 
 _MOST_BYTES = 64 << 20  # as in a manifest, parsed JSON takes up to twenty times the memory
@@ -25,14 +33,14 @@ class WidsSource(TarSource):
     ``missing="skip"`` or ``"empty"``, or ``on_damage="stop"``. Fields are those of the first archive with samples.
 
     Args:
-        paths: The JSON file, or several. Archives are named relative to it, or to the ``base`` in it. One at a URL may
-            only name archives of the same host or bucket.
+        paths: The JSON file, or several. Archives are named relative to it, or to the ``base`` in it. They are below
+            its directory; if it is at a URL, at the same host or bucket.
         fields: See `TarSource`.
         options: See `TarOptions`.
 
     Raises:
-        ConfigError: See `TarSource`; or an index at a URL names archives elsewhere.
-        CorruptFileError: The index is damaged, or on first use, an archive has another number of samples.
+        ConfigError: See `TarSource`.
+        CorruptFileError: The index is damaged or names archives elsewhere; or on first use, archives differ from it.
         UnsupportedFormatError: The index is of another version, or refers to other indexes.
     """
 
@@ -79,9 +87,7 @@ class WidsSource(TarSource):
 
 def _read_index(path: str, remote: Remote | None) -> list[tuple[str, int, str]]:
     """Return the path and the number of samples of each archive, and the path of the index."""
-    data = storage_of(path, remote).read_ranges(path, np.zeros(1, np.int64), np.array([_MOST_BYTES + 1]))[0]
-    if len(data) > _MOST_BYTES:
-        raise CorruptFileError(f"an index has at most {_MOST_BYTES:,} bytes", path=path)
+    data = read_limited(storage_of(path, remote), path, _MOST_BYTES, "an index")
     try:
         table = json.loads(data)
         if table["wids_version"] != _VERSION or table.get("datasets"):
@@ -90,8 +96,8 @@ def _read_index(path: str, remote: Remote | None) -> list[tuple[str, int, str]]:
                 "join them with ConcatSource",
                 path=path,
             )
-        base = _resolve(parent(path), table["base"]) if table.get("base") is not None else parent(path)
-        shards = [(_resolve(base, shard["url"]), shard["nsamples"], path) for shard in table["shardlist"]]
+        base = table.get("base") or ""
+        shards = [(_resolve(path, base, shard["url"]), shard["nsamples"], path) for shard in table["shardlist"]]
         if not shards or not all(type(count) is int and 0 <= count < _MOST_SAMPLES for _, count, _ in shards):
             raise ValueError("it lists no archive, or one without a number of samples")
     except DataloadError:
@@ -99,26 +105,24 @@ def _read_index(path: str, remote: Remote | None) -> list[tuple[str, int, str]]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__} {str(error)[:200]}"
         raise CorruptFileError(f"expected an index of wids, with a shardlist: {problem}", path=path) from error
-    for shard, _, _ in shards:
-        # Data choose neither which other hosts get the user's credentials, nor which local files are read.
-        if is_url(path) and _origin(shard) != _origin(path):
-            place = _origin(shard).rpartition("@")[2] or "a local path"  # a URL may hold secrets
-            raise ConfigError(
-                f"{path} names an archive at {place}, not at {_origin(path)}: if you trust it, download the index and "
-                "open the copy",
-                key="paths",
-                value=path,
-            )
     return shards
 
 
-def _resolve(base: str, name: str) -> str:
-    """Return the path or URL of what an index calls `name`."""
-    if not name or "\0" in name:
-        raise ValueError(f"{name!r} is not the name of a file")
-    if is_url(name):
-        return local_path(name)
-    return f"{_origin(base)}{name}" if is_url(base) and name.startswith("/") else join(base, name)
+def _resolve(path: str, base: str, name: str) -> str:
+    """Return the path or URL of what the index at `path` calls `name`.
+
+    Unlike other names, it may be whole: a path below the directory of the index, or a URL of its host or bucket.
+    """
+    root = _origin(path) or absolute(parent(path)).rstrip("/")
+    if not is_url(path):
+        base, name = local_path(base), local_path(name)
+    if base and not (name.startswith("/") or is_url(name)):
+        named_files(path, [name.removeprefix("./")])  # before it follows the base
+        name = f"{base.rstrip('/')}/{name.removeprefix('./')}"
+    if is_url(path) and name.startswith("/"):
+        name = root + name
+    inside = name.removeprefix(f"{root}/")
+    return named_files(path, [inside.removeprefix("./")], parent(path) if inside == name else root)[0]
 
 
 def _origin(path: str) -> str:

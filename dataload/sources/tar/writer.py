@@ -207,27 +207,11 @@ def write_index(
     strict: bool = True,
     remote: Remote | None = None,
 ) -> int:
-    """Write DALI's index of an archive, and check the archive on the way.
+    """Write DALI's index of an archive, by default ``X.idx`` beside ``X.tar``; return the number of samples.
 
-    If the archive does not end with blocks of zeros, it is indexed with a warning, because it may have been cut off.
-
-    Args:
-        path: The archive.
-        index: Path of the index; by default ``X.idx`` beside ``X.tar``.
-        overwrite: Replace an existing index.
-        strict: Refuse an archive in which files would be lost or samples split: a sample that continues after another
-            one, or has two files with the same extension. If False, the index lists adjacent files, as DALI's own
-            tool does.
-        remote: The settings of data at URLs.
-
-    Returns:
-        The number of samples.
-
-    Raises:
-        CorruptFileError: The archive is damaged, or `strict` refuses it.
-        UnsupportedFormatError: It is compressed or contains a sparse file.
-        ConfigError: The index cannot list it: a name contains white space or has no extension, or there are no samples.
-        SourceNotFoundError: The archive does not exist.
+    An archive that does not end with blocks of zeros is indexed with a warning, because it may have been cut off.
+    `strict` refuses an archive in which files would be lost or samples split: a sample that continues after another
+    one, or has two files with the same extension. Otherwise the index lists adjacent files, as DALI's own tool does.
     """
     archive = fspath(path)
     target = index_path(archive) if index is None else fspath(index)

@@ -78,19 +78,9 @@ def _wrong(heads: BytesArray) -> Any:
 
 
 def find_records(read: Callable[[int, int], bytes], size: int, path: str) -> Int64Array:
-    """Find the records of a file, and compare the checksums of their lengths.
+    """Return the edges of records, (records + 1,) int64 offsets inside a file of `size` bytes.
 
-    Args:
-        read: ``read(offset, length)`` returns these bytes, fewer at the end of the file.
-        size: Size of the file in bytes.
-        path: The file, for messages.
-
-    Returns:
-        (records + 1,) int64, the offsets where a record ends and the next one starts: all are inside the file.
-
-    Raises:
-        CorruptFileError: A checksum is wrong, or the file ends within a record.
-        UnsupportedFormatError: The file does not begin with a record.
+    The checksums of their lengths are compared. ``read(offset, length)`` returns fewer bytes at the end of the file.
     """
     edges, position, count, window = [np.zeros(1, np.int64)], 0, 0, _FIRST
     while position < size:
@@ -146,13 +136,7 @@ def _cut(size: int, offset: int, index: int, path: str) -> CorruptFileError:
 
 
 def check_data(data: Any, crcs: Any, value: Callable[[bytes], int]) -> int | None:
-    """Return the row of the first record whose checksum, of (rows,) uint32, is wrong; None if there is none.
-
-    Args:
-        data: The records.
-        crcs: The checksums in the file.
-        value: Returns the CRC-32C of bytes.
-    """
+    """Return the row of the first record whose checksum in `crcs`, (rows,) uint32, is wrong; None if none is."""
     found = mask(np.fromiter((value(bytes(record)) for record in data), np.uint32, len(data)))
     wrong = found != crcs
     return int(np.argmax(wrong)) if wrong.any() else None

@@ -40,11 +40,9 @@ INDEX_DTYPES = tuple(_DTYPES.values())
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """What a file says of the documents in another.
+    """What a file says of the documents in another; `dtype` is that of the tokens, if the file says.
 
-    Attributes:
-        starts: (documents,) or (documents + 1,) integers: the start of each, and maybe the number of tokens.
-        dtype: Dtype of the tokens, if the file says.
+    `starts` are the start of each, (documents,), and maybe the number of tokens at the end.
     """
 
     starts: Any
@@ -58,12 +56,7 @@ def index_path(path: str) -> str:
 
 
 def load_documents(path: str, remote: Remote | None = None) -> Documents:
-    """Read a .npy file of the starts of documents, or an index.
-
-    Raises:
-        CorruptFileError: It is neither.
-        SourceNotFoundError: There is no such file.
-    """
+    """Read a .npy file of the starts of documents, or an index."""
     data = storage_of(path, remote).read(path)
     try:
         return _parse_index(data) if data.startswith(_MAGIC[:7]) else Documents(parse_npy(data))
@@ -111,15 +104,7 @@ def build_index(lengths: Int64Array, dtype: np.dtype[Any]) -> Sequence[bytes]:
 
 
 def find_ends(path: str, start: int, dtype: np.dtype[Any], end_token: int, remote: Remote | None = None) -> Int64Array:
-    """Return the position after each end token, (end tokens,) int64, in one pass over the file.
-
-    Args:
-        path: A flat file.
-        start: Offset of its tokens in bytes.
-        dtype: Dtype of the tokens.
-        end_token: The token that ends a document.
-        remote: The settings of data at URLs.
-    """
+    """Return the position after each `end_token`, (n,) int64, in one pass over a flat file, from byte `start`."""
     block = np.empty(_SCANNED_BYTES // dtype.itemsize, dtype)
     found: list[Int64Array] = []
     first = 0
@@ -132,16 +117,10 @@ def find_ends(path: str, start: int, dtype: np.dtype[Any], end_token: int, remot
 
 
 def check_starts(starts: Any, tokens: int, path: str) -> Int64Array:
-    """Return the edges of documents, (documents + 1,) int64; the last is the number of tokens.
+    """Return the edges of documents, (documents + 1,) int64; the last is the number of tokens in the file.
 
-    Args:
-        starts: Integers in one dimension that rise from 0, with or without the number of tokens as the last. A document
-            with the same start as the next one is empty.
-        tokens: Number of tokens in the file.
-        path: The file, for error messages.
-
-    Raises:
-        ConfigError: The starts are not like that.
+    `starts` must rise from 0, with or without that number at the end; a document that starts as the next one does is
+    empty.
     """
     array = np.asarray(starts)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -61,7 +61,6 @@ class TokenOptions(ReadOptions):
         object.__setattr__(self, "window", check_count("window", self.window, least=1))
         if self.stride is not None:
             object.__setattr__(self, "stride", check_count("stride", self.stride, least=1))
-        check_choice("ends", self.ends, get_args(DocumentEnd))
         if self.documents is not None and self.end_token is not None:
             raise ConfigError("documents and end_token both say where documents end: give only one", key="documents")
         if self.documents is False:

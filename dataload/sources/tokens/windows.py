@@ -11,14 +11,10 @@ from dataload.types import Array, Int64Array
 
 @dataclass(frozen=True, slots=True)
 class TokenWindows:
-    """The windows of one file, numbered through all its documents.
+    """The windows of one file, numbered through all its documents; arrays are (documents,) int64.
 
-    Attributes:
-        ends: (documents,) int64, cumulative number of windows.
-        origins: (documents,) int64; if window i of the file is in a document, it starts at ``origin + i * stride``.
-        stops: (documents,) int64, the position after each document.
-        window: Tokens per window.
-        stride: Tokens from the start of a window to the start of the next one in its document.
+    `ends` is the cumulative number of windows. Window i of the file, if in a document, starts at ``origin + i *
+    stride``. `stops` are the positions after documents; `window` and `stride` are in tokens.
     """
 
     ends: Int64Array
@@ -29,13 +25,9 @@ class TokenWindows:
 
     @classmethod
     def of(cls, edges: Int64Array, *, window: int, stride: int, pads: bool) -> TokenWindows:
-        """Count the windows of documents; see `TokenSource` for the rules.
+        """Count the windows of documents with `edges`, (documents + 1,) int64; see `TokenSource` for the rules.
 
-        Args:
-            edges: (documents + 1,) int64, the start of each document and the length of the file.
-            window: See `TokenWindows`.
-            stride: See `TokenWindows`.
-            pads: Whether the last window of a document may be longer than the rest of the document.
+        With `pads`, the last window of a document may be longer than the rest of the document.
         """
         lengths = np.diff(edges)
         if pads:
@@ -72,12 +64,8 @@ class TokenWindows:
 def mark_documents(edges: Int64Array, starts: Int64Array, window: int) -> tuple[Array, Array]:
     """Return the segments of windows, and positions in them; both (rows, window) int32.
 
-    A window's segments are the parts of documents in it, numbered from 1; positions count from 0 in each.
-
-    Args:
-        edges: (documents + 1,) int64, the start of each document and the end of the last.
-        starts: (rows,) int64, the first token of each window.
-        window: Tokens per window.
+    A window's segments are the parts of documents in it, numbered from 1; positions count from 0 in each. `edges`,
+    (documents + 1,) int64, are documents' starts and the last end; `starts`, (rows,) int64, are windows' first tokens.
     """
     first, last = np.searchsorted(edges, starts, "right"), np.searchsorted(edges, starts + window, "left")
     counts = last - first

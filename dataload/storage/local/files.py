@@ -29,26 +29,20 @@ _LONGEST_HOLDER = 300  # bytes
 
 
 class LocalFile:
-    """An open file that any number of threads may read at any offset.
-
-    Args:
-        path: Its path.
-        name: What messages call it; by default its path.
-
-    Attributes:
-        path: `name`.
-        size: Size in bytes when the file was opened.
-    """
+    """An open file that any number of threads may read at any offset. `name` replaces its path in messages."""
 
     def __init__(self, path: str, name: str | None = None) -> None:
         self.path: str = name or path
         with file_errors(self.path):
-            self._stream = open(open_regular(path), "rb", buffering=0)  # noqa: SIM115 - closed in `close`
-        self._descriptor = self._stream.fileno()
-        self.size: int = os.fstat(self._descriptor).st_size
+            self._stream = open(path, "rb", buffering=0, opener=open_regular)  # noqa: SIM115 - closed in `close`
+            self._descriptor = self._stream.fileno()
+            try:
+                self.size: int = os.fstat(self._descriptor).st_size
+            except OSError:
+                self._stream.close()
+                raise
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return the bytes [offset, offset + length), or fewer at the end of the file."""
         with file_errors(self.path):
             data = os.pread(self._descriptor, length, offset)
             while 0 < len(data) < length and (
@@ -58,12 +52,10 @@ class LocalFile:
         return data
 
     def read_into(self, offset: int, buffer: Any) -> int:
-        """Read from `offset` into a writable buffer, and return the number of bytes read."""
         with file_errors(self.path):
             return os.preadv(self._descriptor, [buffer], offset)
 
     def close(self) -> None:
-        """Close the file. May be called twice."""
         self._stream.close()
 
     def __enter__(self) -> Self:
@@ -84,24 +76,19 @@ class LocalStorage:
     """Local files; see `Storage`."""
 
     def exists(self, path: str) -> bool:
-        """See `Storage.exists`."""
         return os.path.exists(path)
 
     def is_directory(self, path: str) -> bool:
-        """See `Storage.is_directory`."""
         return os.path.isdir(path)
 
     def list(self, path: str) -> list[str]:
-        """See `Storage.list`."""
         with file_errors(path):
             return sorted(name for name in os.listdir(path) if not name.startswith("."))
 
     def glob(self, pattern: str) -> list[str]:
-        """See `Storage.glob`."""
         return sorted(glob.glob(pattern))
 
     def size(self, path: str) -> int:
-        """See `Storage.size`."""
         with file_errors(path):
             if os.path.isdir(path):
                 names = (os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files)
@@ -109,58 +96,50 @@ class LocalStorage:
             return os.stat(path).st_size
 
     def identity(self, path: str) -> FileIdentity:
-        """See `Storage.identity`."""
         with file_errors(path):
             return FileIdentity.of(os.stat(path))
 
     def read(self, path: str) -> bytes:
-        """See `Storage.read`."""
-        with file_errors(path), open(open_regular(path), "rb") as stream:
+        with file_errors(path), open(path, "rb", opener=open_regular) as stream:
             return stream.read()
 
     def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
-        """See `Storage.read_ranges`."""
         with self.open(path) as file:
             return [
                 file.read(offset, length) for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True)
             ]
 
     def open(self, path: str, *, whole: bool = False) -> LocalFile:  # noqa: ARG002 - for storage that is far away
-        """See `Storage.open`."""
         return LocalFile(path)
 
     def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:  # noqa: ARG002 - as in `open`
-        """See `Storage.map`."""
         return MappedFile(path) if mapped and can_map() else UnmappedFile(path)
 
     def lease(self, path: str) -> LocalLease:
-        """See `Storage.lease`."""
         return LocalLease(path)
 
+    def lend(self, path: str, holder: Any) -> tuple[LocalLease, None]:  # noqa: ARG002 - for storage that is far away
+        return LocalLease(path), None
+
     def create(self, path: str, *, overwrite: bool = False) -> Part:
-        """See `Storage.create`."""
         return Part(path, overwrite=overwrite)
 
     def load(self, path: str) -> tuple[bytes, None] | None:
-        """See `Storage.load`."""
         try:
             return self.read(path), None
         except SourceNotFoundError:
             return None
 
     def replace(self, path: str, data: bytes, version: Any) -> None:  # noqa: ARG002 - the lock makes it needless
-        """See `Storage.replace`."""
         with write_errors(path), Part(path, overwrite=True) as part:
             with part.create() as stream:
                 stream.write(data)
             part.publish()
 
     def etag(self, path: str) -> None:  # noqa: ARG002 - for storage that has them
-        """See `Storage.etag`."""
         return
 
     def remove(self, path: str) -> None:
-        """See `Storage.remove`."""
         remove(path)
 
     @contextmanager

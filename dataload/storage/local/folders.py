@@ -2,12 +2,13 @@
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from time import perf_counter
 from typing import TypeAlias
 
+from dataload._util.threads import DaemonThreads
 from dataload.errors import SourceError
-from dataload.storage.errors import changed_error, file_errors
+from dataload.storage.errors import changed_error, file_errors, overwritten_error
 from dataload.storage.local.regular import open_regular
 
 Listing: TypeAlias = dict[str, dict[str, int]]
@@ -18,16 +19,13 @@ _PROBED = 4  # files from whose time it is known whether others wait for a disk 
 _SLOW_SECONDS = 0.001  # for each file; faster ones are in memory, where threads gain nothing
 
 
-def list_folder(root: str, wanted: Callable[[str], object] = lambda _: True) -> Listing:
-    """Return all folders below `root`, and in each the files whose relative path is `wanted`.
+def list_folder(root: str, wanted: Callable[[str], object] = lambda _: True) -> tuple[Listing, int]:
+    """Return all folders below `root`, in each the files whose relative path is `wanted`, and their last change in ns.
 
-    Links are followed. What is hidden (its name begins with a dot) is left out.
-
-    Raises:
-        SourceNotFoundError: There is no such folder, or a link points to nothing.
-        SourceError: A folder cannot be read, or contains a link to a folder above it.
+    Links are followed; a link to a folder above it is an error. Files whose name begins with a dot are left out.
     """
     found: Listing = {}
+    newest = 0
     todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
     while todo:
         folder, above = todo.pop()
@@ -39,16 +37,18 @@ def list_folder(root: str, wanted: Callable[[str], object] = lambda _: True) -> 
                 message = f"{path} is a link to a folder above it, so its files would have no end: remove the link"
                 raise SourceError(message, path=path)
             with os.scandir(path) as entries:
-                found[folder], folders = _list_entries(entries, f"{folder}/" if folder else "", wanted)
+                found[folder], folders, last = _list_entries(entries, f"{folder}/" if folder else "", wanted)
+            newest = max(newest, last)
             todo += ((inner, (*above, here)) for inner in folders)
-    return found
+    return found, newest
 
 
 def _list_entries(
     entries: Iterable[os.DirEntry[str]], prefix: str, wanted: Callable[[str], object]
-) -> tuple[dict[str, int], list[str]]:
-    """Return the sizes of the files among the entries of a folder by name, and the relative paths of its folders."""
+) -> tuple[dict[str, int], list[str], int]:
+    """Return the sizes of a folder's files by name, the relative paths of its folders, and the last change in ns."""
     files: dict[str, int] = {}
+    newest = 0
     folders: list[str] = []
     for entry in entries:
         name = entry.name
@@ -58,41 +58,42 @@ def _list_entries(
             folders.append(prefix + name)
         elif wanted(prefix + name):
             try:
-                files[name] = entry.stat().st_size
+                status = entry.stat()
             except OSError:
                 with file_errors(entry.path):
                     raise
-    return files, folders
+            files[name], newest = status.st_size, max(newest, status.st_mtime_ns)
+    return files, folders, newest
 
 
-def read_files(paths: Sequence[str], sizes: Sequence[int], indices: Sequence[int]) -> list[bytes]:
+def read_files(paths: Sequence[str], sizes: Sequence[int], indices: Sequence[int], newest: int) -> list[bytes]:
     """Return the content of files, which must have these sizes; `indices` are those of their records, for messages.
 
-    Slow files, on a disk or a server, are read in threads.
-
-    Raises:
-        SourceNotFoundError: A file does not exist any more.
-        SourceError: A file cannot be read, or is not a regular one.
-        CorruptFileError: A file has another size.
+    None may have been changed after `newest`, in ns: the last change of all when they were listed. Slow files, on a
+    disk or a server, are read in threads.
     """
     begun = perf_counter()
-    first = [*map(_read_file, paths[:_PROBED], sizes[:_PROBED], indices[:_PROBED])]
+    read = partial(_read_file, newest=newest)
+    first = [*map(read, paths[:_PROBED], sizes[:_PROBED], indices[:_PROBED])]
     others = paths[_PROBED:], sizes[_PROBED:], indices[_PROBED:]
     if not others[0] or perf_counter() - begun < _SLOW_SECONDS * _PROBED:
-        return [*first, *map(_read_file, *others)]
-    with ThreadPoolExecutor(min(_MOST_THREADS, len(others[0]))) as pool:
-        return [*first, *pool.map(_read_file, *others)]
+        return [*first, *map(read, *others)]
+    with DaemonThreads(min(_MOST_THREADS, len(others[0]))) as pool:
+        return [*first, *pool.map(read, *others)]
 
 
-def _read_file(path: str, size: int, index: int) -> bytes:
+def _read_file(path: str, size: int, index: int, *, newest: int) -> bytes:
     with file_errors(path):
         descriptor = open_regular(path)
         try:
             data = os.read(descriptor, size + 1)
             while 0 < len(data) < size and (more := os.read(descriptor, size + 1 - len(data))):
                 data += more
+            status = os.fstat(descriptor)
             if len(data) != size:
-                raise changed_error(path, size, os.fstat(descriptor).st_size, index=index)
+                raise changed_error(path, size, status.st_size, index=index)
+            if status.st_mtime_ns > newest:
+                raise overwritten_error(path, newest, status.st_mtime_ns)
             return data
         finally:
             os.close(descriptor)

@@ -1,12 +1,11 @@
 """Records copied out of a read-only memory map."""
 
 import mmap
-import os
 from collections.abc import Callable
 
-from dataload.errors import CorruptFileError
+from dataload.errors import SourceError
 from dataload.storage.core import core
-from dataload.storage.errors import changed_error, outside_error
+from dataload.storage.errors import disk_error, outside_error
 from dataload.storage.local.readahead import is_cold, will_need
 from dataload.storage.local.reopened import Handle, ReopenedFile
 from dataload.types import Array, Int64Array
@@ -34,33 +33,35 @@ class MappedFile(ReopenedFile[Mapping]):
         self._warm_steps = 0
 
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
-        """See `RecordFile`."""
         mapping = self._open()
         self._hint(mapping, 0, 1, lengths, offsets)
         try:
-            return core().copies(mapping.map, offsets, lengths, mapping.descriptor)
+            return core().copies(mapping.map, offsets, lengths, self._file(mapping))
         except (core().MapFault, ValueError) as error:
-            raise self._corrupt(mapping, error) from None
+            raise self._error(mapping, error) from None
 
     def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
         mapping = self._open()
         self._hint(mapping, start, stride, length, indices)
         try:
-            core().gather(out, mapping.map, start, stride, indices, length, mapping.descriptor)
+            core().gather(out, mapping.map, start, stride, indices, length, self._file(mapping))
         except (core().MapFault, ValueError) as error:
-            raise self._corrupt(mapping, error) from None
+            raise self._error(mapping, error) from None
 
     def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
         mapping = self._open()
         self._hint(mapping, 0, 1, lengths, offsets)
         try:
-            core().gather_ranges(out, mapping.map, offsets, lengths, mapping.descriptor)
+            core().gather_ranges(out, mapping.map, offsets, lengths, self._file(mapping))
         except (core().MapFault, ValueError) as error:
-            raise self._corrupt(mapping, error) from None
+            raise self._error(mapping, error) from None
 
-    def _corrupt(self, mapping: Mapping, error: Exception) -> CorruptFileError:
+    def _file(self, mapping: Mapping) -> int | tuple[int, int]:
+        return mapping.descriptor if self.may_be_written else (mapping.descriptor, mapping.changed)
+
+    def _error(self, mapping: Mapping, error: Exception) -> SourceError:
         if isinstance(error, core().MapFault):
-            return changed_error(self.path, self.size, os.fstat(mapping.descriptor).st_size)
+            return self._changed(mapping) or disk_error(self.path, int(str(error)))
         return outside_error(self.path, self.size, error)
 
     def _hint(self, mapping: Mapping, start: int, stride: int, lengths: Int64Array | int, indices: Int64Array) -> None:

@@ -15,6 +15,7 @@ from functools import cache
 from typing import IO, Any, Self
 
 from dataload.errors import ConfigError, SourceError
+from dataload.storage.errors import system_error
 
 _BUFFER_BYTES = 1 << 20
 _ASIDE = ".old"
@@ -26,25 +27,15 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, err
 
 
 class Part:
-    """A file or directory being written, inside a hidden folder in the directory of its destination.
+    """A file or directory being written, inside a hidden folder in the directory of its destination, `path`.
 
     The name of the folder is unpredictable, and only this user may enter it, so nobody can place a link where the part
     will be. `publish` makes the part durable and renames it to its destination; `abort` deletes it. A killed process
     leaves a folder that no source opens, and does not affect what was at the destination. The next part for the same
     destination deletes it; see `remove_leftovers`.
 
-    Args:
-        path: Destination.
-        overwrite: Replace an existing destination, which is otherwise an error.
-
-    Attributes:
-        path: Destination.
-        temporary: Path of the part until it is published. It does not exist at first: `create` creates a file, and
-            libraries that create files or directories themselves are given this path.
-
-    Raises:
-        ConfigError: The destination exists and `overwrite` is false, or a file is where its directory would be.
-        SourceError: The directory of the destination, which is created if needed, cannot be written to.
+    `temporary`, the path of the part until then, does not exist at first: `create` creates a file, and libraries that
+    create files or directories themselves are given this path.
     """
 
     def __init__(self, path: str, *, overwrite: bool = False) -> None:
@@ -67,11 +58,7 @@ class Part:
             raise exists_error(self.path)
 
     def create(self) -> IO[bytes]:
-        """Create the temporary as a file and return a buffered stream to write it.
-
-        Raises:
-            IsADirectoryError: The destination is a directory, which a file cannot replace.
-        """
+        """Create the temporary as a file and return a buffered stream to write it."""
         if os.path.isdir(self.path):
             self.abort()
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
@@ -90,16 +77,10 @@ class Part:
             os.fsync(stream.fileno())
 
     def sync(self) -> None:
-        """Flush the temporary to the disk."""
         _sync(self.temporary)
 
     def publish(self, *, durable: bool = True) -> None:
-        """Rename the temporary to the destination, after flushing it to the disk if `durable`.
-
-        Raises:
-            ConfigError: The destination has come into existence since the part was created.
-            OSError: The operating system refused.
-        """
+        """Rename the temporary to the destination, after flushing it to the disk if `durable`."""
         if durable:
             self.sync()
         if self._overwrite:
@@ -129,12 +110,7 @@ class Part:
 
 
 def make_directory(path: str) -> None:
-    """Create a directory and those above it, as far as they do not exist.
-
-    Raises:
-        ConfigError: A file is in the way.
-        SourceError: The operating system refuses.
-    """
+    """Create a directory and those above it, as far as they do not exist."""
     with write_errors(path):
         try:
             os.makedirs(path, exist_ok=True)
@@ -154,13 +130,13 @@ def exists_error(path: str) -> ConfigError:
 
 @contextlib.contextmanager
 def write_errors(path: str) -> Generator[None]:
-    """Translate the operating system's errors, such as a full disk, to `SourceError`."""
+    """Translate the operating system's errors, such as a full disk; see `system_error`."""
     try:
         yield
     except OSError as error:
         if isinstance(error, SourceError):
             raise
-        raise SourceError(f"cannot write {path}: {error.strerror or error}", path=path) from error
+        raise system_error("write", path, error) from error
 
 
 def remove(path: str) -> None:
@@ -238,12 +214,7 @@ def _make_folder(prefix: str) -> tuple[str, int | None]:
 
 
 def _lock(folder: str) -> int:
-    """Lock a folder until its descriptor, which is returned, is closed or the process ends.
-
-    Raises:
-        BlockingIOError: It is locked.
-        FileNotFoundError: It no longer exists.
-    """
+    """Lock a folder until the returned descriptor is closed or the process ends; BlockingIOError if it is locked."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -276,11 +247,7 @@ def _replace(temporary: str, destination: str) -> None:
 
 
 def _rename_new(temporary: str, destination: str) -> None:
-    """Rename to a destination that must not exist.
-
-    Raises:
-        FileExistsError: The destination exists.
-    """
+    """Rename to a destination that must not exist; FileExistsError if it does."""
     if _rename_with(_NO_REPLACE, temporary, destination):
         return
     if os.path.lexists(destination):

@@ -9,11 +9,7 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
-    """Open a regular file with the flags of `os.open`, without waiting for anything, and return its descriptor.
-
-    Raises:
-        OSError: The file cannot be opened, or is not a regular one.
-    """
+    """Open a regular file with the flags of `os.open`, without waiting for anything, and return its descriptor."""
     with contextlib.suppress(FileNotFoundError):  # opening may create it
         _check_regular(path, os.stat(path))
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)

@@ -7,19 +7,14 @@ import weakref
 from collections.abc import Callable
 from typing import Generic, NamedTuple, TypeVar
 
-from dataload.storage.errors import changed_error, file_errors, rewritten_error
+from dataload.errors import ChangedFileError
+from dataload.storage.errors import changed_error, file_errors, overwritten_error, rewritten_error
 from dataload.storage.local.regular import open_regular
 from dataload.storage.records import RecordFile
 
 
 class FileIdentity(NamedTuple):
-    """Version of a file.
-
-    Attributes:
-        size: Size in bytes.
-        changed: Time of the last change, in nanoseconds.
-        file: Device and inode, which identify a file under any path.
-    """
+    """Version of a file: size in bytes, time of the last change in ns, and the file's device and inode."""
 
     size: int
     changed: int
@@ -32,31 +27,22 @@ class FileIdentity(NamedTuple):
 
 
 class Handle:
-    """An open file, closed with the last reference to this object.
+    """An open file, closed with the last reference to this object, and its version at opening (`changed` in ns)."""
 
-    Attributes:
-        descriptor: Its descriptor.
-        identity: Its version when it was opened.
-    """
-
-    __slots__ = ("__weakref__", "descriptor", "identity")
+    __slots__ = ("__weakref__", "changed", "descriptor", "identity")
 
     def __init__(self, path: str) -> None:
         self.descriptor: int = open_regular(path)
         weakref.finalize(self, os.close, self.descriptor).atexit = False  # threads may still be reading at exit
         self.identity: FileIdentity = FileIdentity.of(os.fstat(self.descriptor))
+        self.changed: int = self.identity.changed
 
 
 HandleT = TypeVar("HandleT", bound=Handle)
 
 
 class ReopenedFile(RecordFile, Generic[HandleT]):
-    """A local file; see `RecordFile`. A running read keeps its handle.
-
-    Args:
-        path: Its path.
-        make: Opens the file at a path.
-    """
+    """A local file, which `make` opens by its path; see `RecordFile`. A running read keeps its handle."""
 
     def __init__(self, path: str, make: Callable[[str], HandleT]) -> None:
         self.path = path
@@ -67,13 +53,33 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
         self.size: int = self._identity.size
 
     def release(self) -> None:
-        """See `RecordFile`."""
         self._handle = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is open here."""
+        return self._handle is not None
 
     def is_deleted(self) -> bool:
         """Return whether the file is open here, and has no name any more."""
         handle = self._handle
-        return handle is not None and os.fstat(handle.descriptor).st_nlink == 0
+        with file_errors(self.path):
+            return handle is not None and os.fstat(handle.descriptor).st_nlink == 0
+
+    def is_written(self) -> bool:
+        handle = self._open()
+        with file_errors(self.path):
+            return os.fstat(handle.descriptor).st_mtime_ns != handle.changed
+
+    def _changed(self, handle: HandleT) -> ChangedFileError | None:
+        """Return, after a read, the error for a file that was changed since it was opened; None if it was not."""
+        with file_errors(self.path):
+            now = os.fstat(handle.descriptor)
+        if now.st_size < self.size:
+            return changed_error(self.path, self.size, now.st_size)
+        if now.st_mtime_ns == handle.changed or self.may_be_written:
+            return None
+        return overwritten_error(self.path, handle.changed, now.st_mtime_ns)
 
     def _open(self) -> HandleT:
         handle = self._handle

@@ -9,9 +9,6 @@ def append_text(path: str, text: str) -> None:
     """Append lines as UTF-8 to a file, which is created if needed, in one write, so that processes can share the file.
 
     They begin on a fresh line even if an earlier one was written in part, on a full disk for example.
-
-    Raises:
-        OSError: The file cannot be written, or `text` was only written in part.
     """
     descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
@@ -26,11 +23,6 @@ def append_text(path: str, text: str) -> None:
 
 
 def read_text(path: str, characters: int = -1) -> str:
-    """Return the text of a UTF-8 file, or only so many characters of it.
-
-    Raises:
-        OSError: The file cannot be read.
-        UnicodeDecodeError: The file is not UTF-8.
-    """
-    with open(open_regular(path), encoding="utf-8") as stream:
+    """Return the text of a UTF-8 file, or only so many characters of it."""
+    with open(path, encoding="utf-8", opener=open_regular) as stream:
         return stream.read(characters)

@@ -25,6 +25,8 @@ class UnmappedFile(ReopenedFile[Handle], MergedReads):
             for start, stop in zip(runs.starts.tolist(), runs.stops.tolist(), strict=True):
                 self._read_into(handle.descriptor, buffer[at : at + stop - start], start)
                 at += stop - start
+        if error := self._changed(handle):
+            raise error
 
     def _read_into(self, descriptor: int, target: BytesArray, offset: int) -> None:
         done = 0

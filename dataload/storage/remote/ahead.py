@@ -14,18 +14,23 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dataload.errors import SourceError
+from dataload._util.waits import Wait
+from dataload.errors import ConfigError, SourceError
 from dataload.storage.local.files import open_files_limit
+from dataload.storage.local.trusted import trusted_folder
+from dataload.storage.paths import base_name
 from dataload.storage.remote.board import Board, Coming
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.choice import rank_budget
 from dataload.storage.remote.client import client_of
 from dataload.storage.remote.fetcher import Fetcher, Stopped
 from dataload.storage.remote.files import open_shards
-from dataload.storage.remote.plan import Download, Evict, ShardPlan, Use, check_fit
+from dataload.storage.remote.jobs import Shares, describe_jobs
+from dataload.storage.remote.plan import Download, Evict, ShardPlan, Use, check_fit, step_bytes
 from dataload.storage.remote.requests import Piece, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 
+_ROOM_SECONDS = 2.0  # for others to give room back, where ranges can be read instead
 SHARDS_AT_ONCE = 4
 """Shards that a process downloads at once: the last parts of one overlap the first ones of the next."""
 
@@ -45,6 +50,10 @@ class Shards:
     urls: Sequence[str]
     versions: Sequence[ObjectVersion]
     whole: frozenset[int]
+
+
+class _Dropped(Stopped):
+    """A shard is not wanted any more."""
 
 
 class _Job:
@@ -67,10 +76,10 @@ class ShardsAhead(Fetcher[_Job]):
         uses: Which of them the next steps read, in blocks; computed as far ahead as needed.
         remote: How they are read.
         cache: Where they are kept.
-        directory: Where the `Board` is.
         share: Part of the cache that may be used.
         sharers: Number of processes that share this part. Each plans for its fraction, so that none waits for room that
             others hold with their leases; what it evicts stays for the others until room is needed.
+        ranks: Number of ranks of the job on this machine.
     """
 
     def __init__(
@@ -79,9 +88,9 @@ class ShardsAhead(Fetcher[_Job]):
         uses: Iterator[Sequence[Use]],
         remote: Remote,
         cache: ShardCache,
-        directory: str,
         share: float = 1.0,
         sharers: int = 1,
+        ranks: int = 1,
     ) -> None:
         super().__init__(remote)
         self._shards = shards
@@ -92,6 +101,7 @@ class ShardsAhead(Fetcher[_Job]):
         self._wanted: deque[int] = deque()  # shards to download
         self._running: dict[int, None] = {}  # and those that are being downloaded, in the order of the plan
         self._asked: set[int] = set()  # those of them whose parts are queued
+        self._dropped: set[int] = set()  # those of them that the plan has evicted before they arrived
         self._failed: deque[int] = deque()
         self._leases: OrderedDict[int, Lease] = OrderedDict()
         names = [cache.name(url, version) for url, version in zip(shards.urls, shards.versions, strict=True)]
@@ -101,20 +111,39 @@ class ShardsAhead(Fetcher[_Job]):
         self._present = {*resident}  # in the cache before the plan wanted them
         self._arrived: set[int] = set()  # downloaded by this process, until `_keep`
         sizes = [version.size for version in shards.versions]
-        limit = cache.limit()
-        self._deletes = sharers == 1
-        budget = rank_budget(limit, share, sharers, max(sizes))
-        self._plan = ShardPlan(sizes, budget, resident, whole=shards.whole)
         soon = next(uses, ())
-        check_fit(soon, sizes, budget, shards.whole)
+        need = step_bytes(soon, sizes, shards.whole)
+        check_fit(need, rank_budget(cache.limit(), share, sharers, max(sizes)))
+        named = base_name(shards.urls[0]) + (f" and {len(sizes) - 1} more" if len(sizes) > 1 else "")
+        self._deletes = sharers == 1
+        self._shares = Shares(cache.root, cache.limit, named, share, need, ranks=ranks, sharers=sharers)
+        self._wait_for_share(need)
+        self._plan = ShardPlan(sizes, self._shares.budget(), resident, whole=shards.whole)
         board = remote.boards.get("board")
         if not isinstance(board, Board) or [*board.numbers] != [*shards.urls]:
-            board = remote.boards["board"] = Board(directory, shards.urls)
+            board = remote.boards["board"] = Board(trusted_folder(cache.root, "plans"), shards.urls)
         self._board = board  # the same for the life of the source, because worker processes know it
         self._extend(soon)
         self._start(
             "part", ("plan", self._run, 1), ("shard", self._fetch_shards, min(SHARDS_AT_ONCE, len(self._names)))
         )
+
+    def _wait_for_share(self, need: int) -> None:
+        """Wait until the other jobs leave what this one cannot do without."""
+        wait = Wait(self._remote.options.timeout if need else 0)
+        while need > (left := self._shares.left()):
+            while open_shards().give_up():  # for the others meanwhile
+                pass
+            if not wait.goes_on(left):
+                who = describe_jobs(self._cache.root)
+                del self._shares
+                raise ConfigError(
+                    f"the shards of a step take {need:,} bytes and can only be read as a whole, and the other jobs in "
+                    f"the cache {self._cache.root} leave {left:,}: raise remote.budget, wait for them, or set "
+                    f"remote.cache to another directory ({who})",
+                    key="remote.budget",
+                    value=self._remote.options.budget,
+                )
 
     def received(self) -> None:
         """Say that the consumer has received another step. Only one thread may call this."""
@@ -144,6 +173,8 @@ class ShardsAhead(Fetcher[_Job]):
         except Exception as error:
             self._board.clear()  # readers help themselves, and meet an error of the order at its step
             warnings.warn(f"nothing more is downloaded ahead: {error!r}", RuntimeWarning, stacklevel=2)
+        finally:
+            del self._shares  # nothing is planned any more
 
     def _next(self) -> Download | Evict | None:
         with self._lock:
@@ -154,7 +185,8 @@ class ShardsAhead(Fetcher[_Job]):
         for shard in self._plan.resident.intersection(waiting) - coming:
             if not self._cache.holds(self._names[shard]):
                 self._plan.lose(shard)
-        if len(coming) >= SHARDS_AT_ONCE:
+        self._plan.budget = self._shares.budget()
+        if len(coming) >= SHARDS_AT_ONCE and not self._plan.exceeds_budget:
             return None
         return self._plan.next(waiting)
 
@@ -168,14 +200,18 @@ class ShardsAhead(Fetcher[_Job]):
             return
         self._board.set(shard, Coming.NEVER if action.by_range else Coming.SOON)
         with self._lock:
-            while shard in self._running or shard in self._wanted:
+            if shard in self._wanted:
+                self._wanted.remove(shard)
+            while shard in self._running:
                 self._check()
+                self._dropped.add(shard)
                 self._planner.wait()
+            self._dropped.discard(shard)
             self._leases.pop(shard, None)
         self._present.discard(shard)
         if action.unread:
             self._remote.traffic.add(wasted_bytes=self._shards.versions[shard].size)
-        if self._deletes:
+        if self._deletes and not self._shares.look():
             self._cache.evict(self._names[shard])
 
     def _extend(self, uses: Sequence[Use]) -> None:
@@ -220,22 +256,35 @@ class ShardsAhead(Fetcher[_Job]):
 
     def _fetch_shard(self, shard: int) -> Lease | None:
         """Return a lease of a shard, or None if it cannot be downloaded, of which its reader finds the reason."""
-        url, version = self._shards.urls[shard], self._shards.versions[shard]
-        while True:
+        url, version, timeout = self._shards.urls[shard], self._shards.versions[shard], self._remote.options.timeout
+        self._check()
+        coming = Coming.UNKNOWN
+        wait = Wait(
+            timeout if shard in self._shards.whole else min(timeout, _ROOM_SECONDS),
+            pause=lambda seconds: self._wait_for_room(shard, seconds),
+        )
+        try:
+            return self._cache.fetch(
+                url, version, lambda descriptor: self._download(shard, descriptor), open_shards().give_up, wait
+            )
+        except _Dropped:
+            return None
+        except CacheFullError:
+            coming = coming if shard in self._shards.whole else Coming.NEVER
+        except (OSError, SourceError):
+            pass
+        with self._lock:
+            self._failed.append(shard)
+        if not self._stopped:
+            self._board.set(shard, coming)
+        return None
+
+    def _wait_for_room(self, shard: int, seconds: float) -> None:
+        with self._lock:
             self._check()
-            try:
-                return self._cache.fetch(
-                    url, version, lambda descriptor: self._download(shard, descriptor), open_shards().give_up
-                )
-            except CacheFullError:
-                with self._lock:
-                    self._shard.wait(_PAUSE)  # until others end their leases
-            except (OSError, SourceError):
-                with self._lock:
-                    self._failed.append(shard)
-                if not self._stopped:
-                    self._board.set(shard, Coming.UNKNOWN)
-                return None
+            if shard in self._dropped:
+                raise _Dropped
+            self._shard.wait(seconds)
 
     def _download(self, shard: int, descriptor: int) -> None:
         pieces = cut(
@@ -271,9 +320,12 @@ class ShardsAhead(Fetcher[_Job]):
         except BaseException as found:  # raised by the thread that waits for the shard
             error = found
         with self._lock:
-            owner.left -= 1
-            if error is not None:
+            if error is None:
+                owner.left -= 1  # a shard of which a part is missing is never complete, whatever ended it
+            # The traceback refers to this frame, so an error that nobody takes would keep the deleted file open.
+            elif not (self._stopped or owner.errors):
                 owner.errors.append(error)
+            error = None
             owner.changed.notify()
 
 

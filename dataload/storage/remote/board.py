@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
-import tempfile
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from typing import Any
 
 from dataload._util.per_process import PerProcess
+from dataload._util.waits import Wait
+from dataload.storage.local.living import LivingFile
 from dataload.storage.remote.cache import Lease
 
-_PAUSE = 0.01  # seconds between two looks
-_LONGEST_WAIT = 5.0  # for a shard whose download has not begun; nobody should have to
+_LONGEST_WAIT = 5.0  # seconds, for a shard that nobody writes to
 
 
 class Coming(IntEnum):
@@ -34,28 +31,13 @@ class Board:
     """The plan for each shard, told to all processes that read on its behalf, and the shards that they wait for.
 
     It is a file with two bytes for each shard, the second of which is not 0 while a reader waits. It is not mapped,
-    because whoever shortens a mapped file kills the process. The process that made it holds a lock on the file; what a
-    killed one leaves is unlocked, and deleted by the next.
-
-    Args:
-        directory: Where the file is.
-        urls: The shards.
+    because whoever shortens a mapped file kills the process.
     """
 
     def __init__(self, directory: str, urls: Sequence[str]) -> None:
-        os.makedirs(directory, 0o700, exist_ok=True)
-        with os.scandir(directory) as left:
-            for file in left:
-                with contextlib.suppress(OSError), open(file.path, "rb") as old:
-                    fcntl.flock(old, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    os.unlink(file.path)
-        file, self._path = tempfile.mkstemp(dir=directory, prefix="plan-")
-        fcntl.flock(file, fcntl.LOCK_EX)
-        os.ftruncate(file, 2 * len(urls))
         self.numbers: dict[str, int] = {url: number for number, url in enumerate(urls)}
-        self._file = file
-        weakref.finalize(self, _delete, self._path, os.getpid())
-        weakref.finalize(self, os.close, file).atexit = False  # threads use it to the end of the process
+        self._living = LivingFile(directory, "plan-", bytes(2 * len(urls)))
+        self._file = self._living.descriptor
 
     def set(self, shard: int, coming: Coming) -> None:
         """Publish what is known about a shard."""
@@ -78,7 +60,7 @@ class Board:
         return _look(self._file, self.numbers.get(url), waits=waits)
 
     def __reduce__(self) -> Any:
-        return BoardReader, (self._path, self.numbers)
+        return BoardReader, (self._living.path, self.numbers)
 
 
 class BoardReader:
@@ -90,7 +72,6 @@ class BoardReader:
         self._file: PerProcess[int | None] = PerProcess()
 
     def look(self, url: str, *, waits: bool = False) -> Coming:
-        """See `Board.look`."""
         found = self._file.get(self._open)
         return Coming.UNKNOWN if found is None else _look(found, self._numbers.get(url), waits=waits)
 
@@ -116,33 +97,20 @@ def _look(file: int, number: int | None, *, waits: bool) -> Coming:
     return coming
 
 
-def _delete(path: str, pid: int) -> None:
-    if pid == os.getpid():
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
-
 def wait_for(
-    board: Board | BoardReader, url: str, find: Callable[[], Lease | None], is_arriving: Callable[[], bool]
+    board: Board | BoardReader, url: str, find: Callable[[], Lease | None], progress: Callable[[], object]
 ) -> Lease | Coming:
     """Wait for a shard that a plan downloads, and return a lease of it, or what its reader should do instead.
 
-    Args:
-        board: The plan's board.
-        url: The shard.
-        find: Returns a lease if the shard is here.
-        is_arriving: Returns whether it is being downloaded.
+    `find` returns a lease if the shard is here, `progress` how far its download is; None if no process writes to it.
     """
-    waited, deadline = False, time.monotonic() + _LONGEST_WAIT
+    waited, wait = False, Wait(_LONGEST_WAIT)
     while (lease := find()) is None:
         coming = board.look(url, waits=True)
         if coming is not Coming.SOON:
             # If the plan has given up meanwhile, the records that are needed now are less than a shard.
             return Coming.NEVER if waited else coming
-        if is_arriving():
-            deadline = time.monotonic() + _LONGEST_WAIT
-        elif time.monotonic() > deadline:
+        if not wait.goes_on(progress()):
             return Coming.UNKNOWN
         waited = True
-        time.sleep(_PAUSE)
     return lease

@@ -14,50 +14,47 @@ import fcntl
 import hashlib
 import os
 import re
-import stat
 import weakref
+from collections import Counter
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal, cast
 
-from dataload.errors import ConfigError, SourceError
+from dataload._util.per_process import PerProcess
+from dataload._util.waits import Wait
+from dataload.errors import ConfigError, MachineError, SourceError
+from dataload.storage.local.living import is_at, lock, opened
+from dataload.storage.local.trusted import distrust, trusted_folder
+from dataload.storage.remote.jobs import describe_jobs
 from dataload.storage.remote.settings import ObjectVersion
 
 _LONGEST_NAME = 80
-_NAME = re.compile(r"[^~]*~[0-9a-f]{20}~(\d+)(?:~([0-9a-f]{32}))?")
 _MD5 = re.compile(r"[0-9a-f]{32}")  # that of several parts ends with their number
 _WITH_MD5 = ("s3://", "gs://")
 _SPARED = 20  # without a budget, one part in so many of the disk stays free
 
 
+_arrivals: PerProcess[Counter[str]] = PerProcess()  # of shards that this process wanted, by cache
+
+
 class Lease:
-    """The right to read a shard, until the last reference is dropped.
+    """The right to read a shard, a file of `size` bytes, until the last reference is dropped."""
 
-    Attributes:
-        path: Its file.
-    """
-
-    __slots__ = ("__weakref__", "path")
+    __slots__ = ("__weakref__", "path", "size")
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path: str = path
+        self.size: int = os.fstat(descriptor).st_size
         weakref.finalize(self, os.close, descriptor).atexit = False
 
 
-class CacheFullError(SourceError):
-    """There is no room for a shard: others are being read."""
+class CacheFullError(MachineError):
+    """There is no room for a shard, or another process does not complete it: others are being read."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedFile:
-    """A file of the cache.
-
-    Attributes:
-        path: Its path.
-        size: Size in bytes.
-        used: Time of its last use, in seconds since the epoch.
-    """
+    """A file of the cache: path, size in bytes, and time of its last use in seconds since the epoch."""
 
     path: str
     size: int
@@ -75,53 +72,24 @@ class CachedFile:
 
     def is_used(self) -> bool:
         """Return whether a process reads or writes it now."""
-        with _opened(self.path) as descriptor:
-            return descriptor is not None and not _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-
-
-@dataclass(frozen=True, slots=True)
-class Checked:
-    """The result of comparing a shard with what is known about it.
-
-    Attributes:
-        path: Its file.
-        by: The evidence: "sha256", "md5" or "length"; None if the name of the file tells nothing.
-        problem: The difference; None if there is none.
-    """
-
-    path: str
-    by: Literal["sha256", "md5", "length"] | None
-    problem: str | None = None
+        with opened(self.path) as descriptor:
+            return descriptor is not None and not lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class ShardCache:
-    """The shards below a directory.
+    """The shards below the directory `root`, which is created if needed.
 
-    Args:
-        root: The directory, which is created if needed.
-        budget: Most bytes that shards take; None leaves a twentieth of the disk free.
-        share: Without a budget, the most that shards take of what would be free without them.
-
-    Raises:
-        ConfigError: Everybody may write to the directory.
-        SourceError: The directory cannot be created.
+    `budget` is the most bytes that shards take; None leaves a twentieth of the disk free, and limits shards to `share`
+    of the room that would be free without them. `timeout` is the seconds to wait for a process whose download makes no
+    progress.
     """
 
-    def __init__(self, root: str, budget: int | None, *, share: float = 1) -> None:
+    def __init__(self, root: str, budget: int | None, *, share: float = 1, timeout: float = 120.0) -> None:
         self.root = root
         self._share = share
-        self._directory = os.path.join(root, "shards")
+        self._directory = trusted_folder(root, "shards")
         self._budget = budget
-        try:
-            os.makedirs(self._directory, 0o700, exist_ok=True)
-            mode = os.stat(self._directory).st_mode
-        except OSError as error:
-            raise SourceError(f"the cache {root} cannot be created: {error.strerror}", path=root) from error
-        if mode & stat.S_IWOTH:
-            problem = f"everybody may write to the cache {self._directory}"
-            raise ConfigError(
-                f"{problem}: choose a directory that others cannot change", key="remote.cache", value=root
-            )
+        self._timeout = timeout
 
     @staticmethod
     def name(url: str, version: ObjectVersion) -> str:
@@ -140,37 +108,42 @@ class ShardCache:
                 descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
                 return None
-            intact = os.fstat(descriptor).st_size == int(name.split("~")[2])
-            if intact and _lock(descriptor, fcntl.LOCK_SH) and _is_at(descriptor, path):
+            status = os.fstat(descriptor)
+            intact = status.st_size == int(name.split("~")[2]) and distrust(status) is None
+            if intact and lock(descriptor, fcntl.LOCK_SH) and is_at(descriptor, path):
                 with suppress(OSError):
                     os.utime(path)  # the last use
                 return Lease(path, descriptor)
             os.close(descriptor)  # evicted in between
             if not intact:
                 with suppress(FileNotFoundError):
-                    os.unlink(path)  # somebody has cut it: it is downloaded again
+                    os.unlink(path)  # somebody has cut it, or could have written it: it is downloaded again
 
     def names(self) -> set[str]:
         """Return the names of the shards that are here."""
-        return {name for name in os.listdir(self._directory) if not name.startswith(".")}
+        with suppress(FileNotFoundError):
+            return {name for name in os.listdir(self._directory) if not name.startswith(".")}
+        return set()
 
     def holds(self, name: str) -> bool:
-        """Return whether a shard is here."""
         return os.path.exists(os.path.join(self._directory, name))
 
-    def is_arriving(self, name: str) -> bool:
-        """Return whether somebody downloads a shard."""
-        return os.path.exists(os.path.join(self._directory, f".{name}.part"))
+    def progress(self, name: str) -> object:
+        """Return how far the download of a shard is, as a value that changes; None if nobody writes to it."""
+        with suppress(FileNotFoundError):
+            status = os.stat(os.path.join(self._directory, f".{name}.part"))
+            return (status.st_ino, status.st_mtime_ns) if status.st_size else None
+        return None
 
     def evict(self, name: str) -> None:
-        """Delete a shard, if it is here and nobody has a lease of it."""
+        """Delete a shard, if it is here and no process has a lease of it."""
         _evict(os.path.join(self._directory, name))
 
     def limit(self) -> int:
         """Return the most bytes that all shards may take."""
         if self._budget is not None:
             return self._budget
-        disk = os.statvfs(self._directory)
+        disk = os.statvfs(trusted_folder(self.root, "shards"))
         used, free = self._used(), disk.f_bavail * disk.f_frsize
         spared = disk.f_blocks // _SPARED * disk.f_frsize
         return max(0, min(used + free - spared, int(self._share * (used + free))))
@@ -190,48 +163,91 @@ class ShardCache:
         )
 
     def fetch(
-        self, url: str, version: ObjectVersion, download: Callable[[int], None], give_up: Callable[[], bool]
+        self,
+        url: str,
+        version: ObjectVersion,
+        download: Callable[[int], None],
+        give_up: Callable[[], bool],
+        wait: Wait | None = None,
     ) -> Lease:
         """Return a lease of a shard, which this or another process downloads if it is not here.
 
-        Args:
-            url: The shard.
-            version: Its version.
-            download: Writes the shard to a descriptor.
-            give_up: Drops one lease of this process that is not in use, and returns whether there was one.
-
-        Raises:
-            CacheFullError: There is no room, because other shards are being read.
-            ConfigError: The shard is larger than the budget.
-            SourceError: The disk is full, or the download fails.
+        `download` writes the shard to a descriptor. `give_up` drops one lease of this process that is not in use, and
+        returns whether it found one. `wait` lets others make room; None does not wait. A CacheFullError means that the
+        budget or the disk has no room, because other shards are being read.
         """
         self.check_size(url, version.size)
+        wait, remade, arrivals = wait or Wait(0), False, _arrivals.get(Counter)
+        while True:
+            try:
+                lease = self._fetch(url, version, download, give_up, wait)
+            except CacheFullError as error:
+                # Other threads of this process take turns; that another job goes on does not help.
+                if not wait.goes_on(arrivals[self.root]):
+                    raise CacheFullError(f"{error}; {self._holders()}", path=url) from error
+            except FileNotFoundError as error:
+                if isinstance(error, SourceError):
+                    raise
+                if remade:
+                    what = f"the cache {self._directory} is deleted again and again while it is in use"
+                    raise SourceError(f"{what}: set remote.cache to another directory", path=url) from error
+                remade = bool(trusted_folder(self.root, "shards"))
+            else:
+                arrivals[self.root] += 1
+                return lease
+
+    def _holders(self) -> str:
+        """Return who uses the room, and what to do, for messages."""
+        used = [file for file in self.files() if file.is_used()]
+        names = [file.name.lstrip(".").partition("~")[0] for file in used]
+        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        held = f"in use are {some} ({sum(file.size for file in used):,} bytes)" if used else "no shard is in use"
+        remedy = "raise remote.budget, free space on the disk, or end one of these jobs"
+        return f"{held}; {describe_jobs(self.root)}: {remedy}"
+
+    def _await(self, descriptor: int, kind: int, wait: Wait, progress: Callable[[], object], what: str) -> None:
+        """Lock a file that another process has locked, as long as that one makes progress."""
+        own = Wait(self._timeout, pause=wait.pause)
+        while not lock(descriptor, kind | fcntl.LOCK_NB):
+            if not own.goes_on(progress()):
+                raise CacheFullError(f"another process has not {what} for {self._timeout:g} s")
+
+    def _fetch(
+        self,
+        url: str,
+        version: ObjectVersion,
+        download: Callable[[int], None],
+        give_up: Callable[[], bool],
+        wait: Wait,
+    ) -> Lease:
         name = self.name(url, version)
         path, part = os.path.join(self._directory, name), os.path.join(self._directory, f".{name}.part")
         while (lease := self.find(name)) is None:
             descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            ours = lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
-                if not _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                if not ours:
                     # Wait for the download. The file has a lease afterwards, so no exclusive lock may be waited for.
-                    _lock(descriptor, fcntl.LOCK_SH)
+                    what = f"written to {part}"
+                    self._await(descriptor, fcntl.LOCK_SH, wait, lambda: self.progress(name), what)
                     continue
                 # Whoever had the lock may have published or evicted the file meanwhile.
-                if _is_at(descriptor, part):
-                    if not os.path.exists(path):
-                        self._fill(descriptor, url, version.size, download, give_up)
-                        os.rename(part, path)
-                    else:
+                if is_at(descriptor, part):
+                    if os.path.exists(path) or distrust(os.fstat(descriptor)):
                         os.unlink(part)
                         continue
-                    _lock(descriptor, fcntl.LOCK_SH)
-                    if _is_at(descriptor, path):
+                    self._fill(descriptor, url, version.size, download, give_up)
+                    with self._deciding():  # or who lists the directory now may see neither name
+                        os.rename(part, path)
+                    lock(descriptor, fcntl.LOCK_SH)
+                    if is_at(descriptor, path):
                         lease = Lease(path, os.dup(descriptor))
                         break
             except BaseException:
                 with suppress(OSError):
-                    if _is_at(descriptor, part):
+                    if ours and is_at(descriptor, part):
                         os.unlink(part)
-                _lock(descriptor, fcntl.LOCK_UN)  # a thread that still writes may hold a duplicate of the descriptor
+                lock(descriptor, fcntl.LOCK_UN)  # a thread that still writes may hold a duplicate of the descriptor
                 raise
             finally:
                 os.close(descriptor)
@@ -253,9 +269,11 @@ class ShardCache:
                 if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                     raise
                 if not (self._evict_one() or (give_up() and self._evict_one())):
-                    raise SourceError(
+                    disk = os.statvfs(self._directory)
+                    raise CacheFullError(
                         f"the disk of the cache {self._directory} is full: {url} needs {size} bytes, the budget is "
-                        f"{self._budget or 'all of the disk'}, and nothing is left to be evicted",
+                        f"{self._budget or 'all of the disk'}, and nothing is left to be evicted; free are "
+                        f"{disk.f_bavail * disk.f_frsize:,} bytes",
                         path=url,
                     ) from error
             else:
@@ -266,7 +284,7 @@ class ShardCache:
         """Let one process at a time decide about room."""
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _lock(descriptor, fcntl.LOCK_EX)
+            self._await(descriptor, fcntl.LOCK_EX, Wait(0), self.names, f"unlocked {self._directory}")
             yield
         finally:
             os.close(descriptor)
@@ -276,7 +294,7 @@ class ShardCache:
             if not self._evict_one() and not give_up():
                 raise CacheFullError(
                     f"the cache {self._directory} has no room for {url}, which needs {size} bytes, {excess} more than "
-                    "the budget leaves beside the shards that are being read: raise remote.budget",
+                    f"{'the budget' if self._budget else 'the disk'} leaves beside the shards that are being read",
                     path=url,
                 )
 
@@ -286,7 +304,7 @@ class ShardCache:
     def files(self) -> list[CachedFile]:
         """Return all files, also parts, by their last use."""
         found: list[CachedFile] = []
-        with os.scandir(self._directory) as files:
+        with suppress(FileNotFoundError), os.scandir(self._directory) as files:
             for file in files:
                 with suppress(FileNotFoundError):
                     status = file.stat(follow_symlinks=False)
@@ -294,11 +312,7 @@ class ShardCache:
         return sorted(found, key=lambda file: file.used)
 
     def prune(self, budget: int = 0) -> list[CachedFile]:
-        """Delete files that nobody reads or writes, the longest unused first, until the others fit into `budget`.
-
-        Returns:
-            The deleted files.
-        """
+        """Delete unused files, the longest unused first, until the rest fits into `budget` bytes; return them."""
         with self._deciding():
             files, gone = self.files(), list[CachedFile]()
             used = sum(file.size for file in files)
@@ -308,31 +322,6 @@ class ShardCache:
                     gone.append(file)
                     used -= file.size
         return gone
-
-    def check(self, file: CachedFile, sha256: str | None = None, *, md5: bool = True) -> Checked | None:
-        """Compare a shard with its recorded length, and with a hash if one is known; None if it has gone meanwhile.
-
-        Args:
-            file: The shard.
-            sha256: Its SHA-256, if known; used in place of the MD5.
-            md5: Whether to compare with the MD5 in its name. The ETags of encrypted objects may only look like one.
-        """
-        with _opened(file.path) as descriptor:
-            # The lease keeps it from being evicted, but tells nobody that the shard is in use.
-            if descriptor is None or not _lock(descriptor, fcntl.LOCK_SH) or not _is_at(descriptor, file.path):
-                return None
-            named = _NAME.fullmatch(file.name)
-            if named is None:
-                return Checked(file.path, None)
-            size = os.fstat(descriptor).st_size
-            if size != int(named[1]):
-                return Checked(file.path, "length", f"it has {size} bytes, and the object has {named[1]}")
-            by, expected = ("sha256", sha256) if sha256 else ("md5", named[2] if md5 else None)
-            if expected is None:
-                return Checked(file.path, "length")
-            found = _digest(descriptor, by)
-            differs = f"its {by.upper()} is {found}, and that of the object is {expected}"
-            return Checked(file.path, cast("Any", by), None if found == expected else differs)
 
     def remove(self, file: CachedFile) -> None:
         """Delete a file, even if processes read it: they keep it, and the next one to open it downloads it again."""
@@ -346,45 +335,11 @@ class ShardCache:
 
 def _evict(path: str) -> bool:
     """Delete a file unless somebody reads or writes it; return whether it was deleted."""
-    with _opened(path) as descriptor, suppress(OSError):
-        if descriptor is not None and _lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and _is_at(descriptor, path):
+    with opened(path) as descriptor, suppress(OSError):
+        if descriptor is not None and lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and is_at(descriptor, path):
             os.unlink(path)
             return True
     return False
-
-
-@contextmanager
-def _opened(path: str) -> Generator[int | None]:
-    """Open a file whose lock is asked for; None if it is gone."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    except OSError:
-        yield None
-        return
-    try:
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
-def _digest(descriptor: int, algorithm: str) -> str:
-    with open(descriptor, "rb", closefd=False) as file:
-        return hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False)).hexdigest()
-
-
-def _lock(descriptor: int, kind: int) -> bool:
-    with suppress(BlockingIOError):
-        fcntl.flock(descriptor, kind)
-        return True
-    return False
-
-
-def _is_at(descriptor: int, path: str) -> bool:
-    """Return whether an open file still has this name."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
-    except FileNotFoundError:
-        return False
 
 
 def _allocate(descriptor: int, size: int) -> None:

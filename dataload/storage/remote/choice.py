@@ -28,15 +28,11 @@ _GROUP_BYTES, _GROUP_STEPS = 1 << 23, 32  # as ranges are merged when they are f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """Measures of the records that a loader reads.
+    """Measures of the records that a loader reads: bytes of all their shards, and the fraction of them that is `used`.
 
-    Attributes:
-        data_bytes: Bytes of all shards that it reads.
-        used: The part of them that is in its records.
-        together_bytes: Bytes of the shards that it reads at the same time. They are counted over as many records as
-            take a quarter of the budget, without the shards of the tenth of the records that come from the most shards.
-        record_bytes: Mean bytes of a record.
-        range_bytes: Mean bytes of the records in one request, if they are fetched by ranges.
+    `together_bytes` are the bytes of the shards that it reads at the same time, counted over as many records as take a
+    quarter of the budget, without the shards of the tenth of the records that come from the most shards. `record_bytes`
+    is the mean size of a record, `range_bytes` of the records in one request, if they are fetched by ranges.
     """
 
     data_bytes: int
@@ -52,12 +48,7 @@ class Reads:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A way to read data, and the reason for it.
-
-    Attributes:
-        mode: Whole shards, or ranges.
-        reason: The reason, for people.
-    """
+    """A way to read data, whole shards or ranges, and the reason for it, for people."""
 
     mode: Literal["shards", "ranges"]
     reason: str
@@ -76,15 +67,10 @@ def rank_budget(limit: int, share: float, sharers: int, largest: int) -> int:
 def measure(
     steps: StepsAhead, ends: Int64Array, numbers: Int64Array, sizes: Int64Array, record_bytes: float, budget: int
 ) -> Reads:
-    """Return what a loader reads, given its first steps.
+    """Return what a loader reads, given its first steps; `budget` is the bytes that the cache may take.
 
-    Args:
-        steps: The steps.
-        ends: (parts,) int64, cumulative number of records.
-        numbers: (parts,) int64, the shard that each part is in; -1 if that is of no interest.
-        sizes: (shards,) int64, bytes of each shard.
-        record_bytes: Mean bytes that are read of a record.
-        budget: Bytes that the cache may take.
+    `ends`, (parts,) int64, is the cumulative number of records, and `numbers`, (parts,) int64, the shard of each part;
+    -1 if that does not matter. `sizes`, (shards,) int64, and `record_bytes`, a mean, are in bytes.
     """
     found = numbers[np.searchsorted(ends, steps.indices, side="right")]
     indices, found = steps.indices[found >= 0], found[found >= 0]
@@ -122,7 +108,8 @@ def _requests(indices: Int64Array, ends: Int64Array, record_bytes: float, per_st
 def choose(reads: Reads, budget: int) -> Choice:
     """Choose how data are read.
 
-    The first of these rules that applies decides:
+    The first of these rules that applies decides. If none does, as for small records that are shuffled globally, far
+    beyond the budget, a ConfigError is raised.
 
     1. Less than a quarter of the shards' bytes is used: ranges. If requests are for less than 256 KiB, less must be
        used in proportion, because small requests cost more than the bytes that they save.
@@ -130,9 +117,6 @@ def choose(reads: Reads, budget: int) -> Choice:
        shards and for pools.
     3. Requests are for at least 256 KiB: ranges.
     4. The data, or the shards that are read together, take less than twice the budget: shards.
-
-    Raises:
-        ConfigError: No rule applies, as for small records that are shuffled globally, far beyond the budget.
     """
     together = min(reads.data_bytes, reads.together_bytes)
     if reads.used < FEW_USED * min(1.0, reads.range_bytes / LARGE_BYTES):

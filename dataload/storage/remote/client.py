@@ -1,49 +1,49 @@
-"""Requests to object stores: exact, repeated until the time-out, and made by clients of this process."""
+"""Requests to object stores: bounded, repeated until the time-out, and made by clients of this process."""
 
 from __future__ import annotations
 
 import copy
-import os
-import random
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
+from dataclasses import replace
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from dataload._util.optional import load_optional
-from dataload._util.per_process import PerProcess, first_process
+from dataload._util.per_process import PerProcess
+from dataload._util.threads import DaemonThreads
 from dataload.errors import (
+    ChangedFileError,
     ConfigError,
-    CorruptFileError,
     DataloadError,
-    SourceError,
     SourceNotFoundError,
     StoreError,
 )
 from dataload.storage.errors import rewritten_error
-from dataload.storage.remote.failures import failure_reason, is_permanent, is_throttled
+from dataload.storage.paths import nameless_error
+from dataload.storage.remote.attempts import REQUESTS_IN_TIMEOUT, Attempts, can_be_interrupted, check_process
+from dataload.storage.remote.failures import failure_reason
+from dataload.storage.remote.listing import list_directory
 from dataload.storage.remote.requests import Piece, split_url
 from dataload.storage.remote.settings import ObjectVersion, Remote, RemoteOptions, is_plain
-from dataload.storage.remote.traffic import Request, Traffic
+from dataload.storage.remote.traffic import Traffic
 
 T = TypeVar("T")
 
-_FIRST_WAIT, _LONGEST_WAIT = 0.1, 10.0  # seconds between attempts
-_REQUESTS_IN_TIMEOUT = 4  # the last attempt has to end before the time-out
 _STALLS_IN_TIMEOUT = 12
 _CHUNK_BYTES = 1 << 18  # larger buffers are returned to the system, and faulted in again
 
 
-class ObjectClient:
-    """Requests to one store, such as a bucket, from this process. Thread-safe.
+class _Ended(DataloadError):
+    """The receiver takes no more parts."""
 
-    Args:
-        base: URL of the store.
-        remote: Its settings.
-    """
+
+class ObjectClient:
+    """Requests to the store at the URL `base`, such as a bucket, from this process. Thread-safe."""
 
     def __init__(self, base: str, remote: Remote) -> None:
         self._options: RemoteOptions = remote.options
@@ -54,14 +54,17 @@ class ObjectClient:
         self._errors: Any = load_optional("obstore.exceptions", needed_by="URLs", extra="remote")
         self._base, self._given = base, remote.store
         self._store = self._make_store({"max_retries": 0})
-        self._pool = ThreadPoolExecutor(self._options.connections, "dataload-remote")
+        # One thread more, for the request that `put_parts` makes inside of a request.
+        self._pool = DaemonThreads(self._options.connections + 1, "dataload-remote")
         self._traffic = Traffic()
+        self._attempts = Attempts(self._options, self._secrets, self._errors, self._pool, self._traffic)
         self._shared: ObjectClient | None = None  # kept alive for those who ask for it
 
     def counted(self, traffic: Traffic) -> ObjectClient:
         """Return the same client, which counts into `traffic`."""
         found = copy.copy(self)
         found._traffic, found._shared = traffic, self
+        found._attempts = replace(self._attempts, traffic=traffic)
         return found
 
     @cached_property
@@ -76,12 +79,11 @@ class ObjectClient:
         if base.startswith("memory:"):
             return _memories.get(dict).setdefault(base, stores.MemoryStore())
         if base.endswith("://"):
-            named = "server" if base.startswith("http") else "bucket"
-            raise ConfigError(f"the URL {base} names no {named}: expected {base}NAME/PATH", key="paths", value=base)
+            raise nameless_error(base)
         given = self._given.arguments()
         timeout = self._options.timeout
         client = {
-            "timeout": f"{int(1000 * timeout / _REQUESTS_IN_TIMEOUT)}ms",
+            "timeout": f"{int(1000 * timeout / REQUESTS_IN_TIMEOUT)}ms",
             "read_timeout": f"{int(1000 * timeout / _STALLS_IN_TIMEOUT)}ms",
             "connect_timeout": f"{int(1000 * timeout / _STALLS_IN_TIMEOUT)}ms",
             **({"allow_http": True} if is_plain(base, given) else {}),
@@ -99,44 +101,68 @@ class ObjectClient:
     def head(self, url: str, key: str) -> ObjectVersion | None:
         """Return the version of an object, or None if there is none."""
         try:
-            return version_of(self._attempt(f"look up {url}", url, lambda: self._obstore.head(self._store, key)))
+            return self._attempts.make(
+                f"look up {url}", url, lambda: ObjectVersion.of(self._obstore.head(self._store, key), url)
+            )
         except SourceNotFoundError:
             return None
 
     def list(self, url: str, key: str) -> tuple[list[str], list[tuple[str, ObjectVersion]]]:
         """Return the names of directories and of objects, with their versions, in a directory."""
-        found = self._attempt(f"list {url}", url, lambda: self._obstore.list_with_delimiter(self._store, key or None))
-        objects = [(meta["path"].rpartition("/")[2], version_of(meta)) for meta in found["objects"]]
-        return [name.rstrip("/").rpartition("/")[2] for name in found["common_prefixes"]], objects
+        page, group = self._options.timeout / REQUESTS_IN_TIMEOUT, self._options.timeout / _STALLS_IN_TIMEOUT
+
+        def listed() -> Any:
+            import asyncio  # nothing else needs it
+
+            listing = list_directory(self._obstore, self._store, url, key, page_seconds=page, group_seconds=group)
+            return self._pool.submit(asyncio.run, listing).result()  # this thread may have a loop
+
+        return self._attempts.make(f"list {url}", url, listed)
 
     def fetch(
-        self, url: str, key: str, version: ObjectVersion, pieces: Sequence[Piece], receive: Callable[[Piece, Any], Any]
+        self,
+        url: str,
+        key: str,
+        version: ObjectVersion,
+        pieces: Sequence[Piece],
+        receive: Callable[[Piece, int, Any], Any],
     ) -> None:
-        """Fetch pieces of one version of an object, several at a time, and call `receive` with each and its bytes.
+        """Fetch pieces of one version of an object, several at a time; ChangedFileError if it is another version now.
 
-        Raises:
-            CorruptFileError: The object is now another version.
-            StoreError: A piece has not arrived in time, or not after all retries.
+        `receive` is called with a piece, and the offset and bytes of each part of it; see `stream`. Once this has
+        returned or raised, it is not called any more.
         """
+        if len(pieces) == 1 and not can_be_interrupted():
+            self.stream(url, key, version, pieces[0], partial(receive, pieces[0]))
+            return
+        receiving, ended = threading.Lock(), False
+
+        def check() -> None:
+            if ended:
+                raise _Ended
 
         def get(piece: Piece) -> None:
-            receive(piece, self._get(url, key, version, piece))
+            def keep(offset: int, data: Any) -> None:
+                with receiving:
+                    check()
+                    receive(piece, offset, data)
 
-        if len(pieces) == 1:
-            get(pieces[0])
-            return
+            self.stream(url, key, version, piece, keep, check)
+
         futures: list[Future[None]] = []
         try:
+            if len(pieces) == 1:
+                self._pool.wait_for(lambda: get(pieces[0]))
+                return
             futures.extend(self._pool.submit(get, piece) for piece in pieces)
             for future in futures:
                 future.result()
         except BaseException:
+            ended = True
             for future in futures:
                 future.cancel()
-            for future in futures:
-                if not future.cancelled():
-                    future.exception()  # the receiver's memory or file is gone after this
-            raise
+            with receiving:  # requests go on; the receiver's memory or file is gone after this
+                raise
 
     def stream(
         self,
@@ -145,29 +171,43 @@ class ObjectClient:
         version: ObjectVersion,
         piece: Piece,
         receive: Callable[[int, Any], Any],
-        check: Callable[[], None],
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         """Fetch a piece of one version of an object, and call `receive` with the offset and bytes of each part of it.
 
         A part comes again if the request is repeated. `check` is called before each part; the request ends if it raises
-        a `DataloadError`. Other errors are those of `fetch`.
+        a `DataloadError`. Errors of `receive` are raised as they are. Other errors are those of `fetch`.
         """
+        failures: list[Exception] = []
 
         def get() -> None:
             check()
             result = self._request(url, key, version, piece)
             at, begun, whole = piece.start, time.perf_counter(), False
             try:
-                for data in result.stream(min_chunk_size=_CHUNK_BYTES):
+                chunk = min(_CHUNK_BYTES, piece.stop - at + 1)
+                for data in result.stream(min_chunk_size=chunk):
                     at += len(data)
+                    if at > piece.stop:
+                        raise _too_long(url, piece.stop - piece.start)
                     check()
-                    receive(at - len(data), data)
+                    try:
+                        receive(at - len(data), data)
+                    except Exception as error:
+                        failures.append(error)
+                        raise _Ended from None
+                    if at == piece.stop and len(data) < chunk:
+                        break  # only the last chunk is smaller, and asking whether there is another takes time
                 _check_length(at - piece.start, piece)
                 whole = True
             finally:
                 self._arrived(at - piece.start, begun, used=whole)
 
-        self._attempt(f"read bytes {piece.start} to {piece.stop} of {url}", url, get)
+        try:
+            self._attempts.make(f"read bytes {piece.start} to {piece.stop} of {url}", url, get)
+        except _Ended:
+            if failures:
+                raise failures.pop() from None
 
     def read(self, url: str, key: str, most: int) -> tuple[bytes, ObjectVersion, Any]:
         """Return an object or its first bytes, its version, and what `put` takes to replace this version only.
@@ -177,28 +217,22 @@ class ObjectClient:
 
         def get() -> tuple[bytes, ObjectVersion, Any]:
             result = self._obstore.get(self._store, key)
-            version = version_of(result.meta)
+            version = ObjectVersion.of(result.meta, url)
             if version.size > most:
-                return bytes(self._get(url, key, version, Piece(0, most, 0))), version, _condition(result.meta)
-            begun = time.perf_counter()
-            data = bytes(result.bytes())
-            self._arrived(len(data), begun, used=len(data) == version.size)
-            _check_length(len(data), Piece(0, version.size, 0))
+                result = self._request(url, key, version, Piece(0, most, 0))
+            expected, begun = min(most, version.size), time.perf_counter()
+            data = _content(result, url, expected)
+            self._arrived(len(data), begun, used=len(data) == expected)
+            _check_length(len(data), Piece(0, expected, 0))
             return data, version, _condition(result.meta)
 
-        return self._attempt(f"read {url}", url, get)
+        return self._attempts.make(f"read {url}", url, get)
 
     def put(self, url: str, key: str, data: bytes, mode: Any) -> tuple[ObjectVersion | None, Any]:
         """Store an object in one request; return its version, None if unknown, and what replaces this version only.
 
-        Args:
-            url: Its URL.
-            key: Its key.
-            data: Its content.
-            mode: "create", "overwrite", or what `read` or `put` has returned.
-
-        Raises:
-            FileExistsError: The object exists, or is another version now.
+        `mode` is "create", "overwrite", or what `read` or `put` has returned. FileExistsError if the object is in the
+        way.
         """
         attempts = 0
 
@@ -215,12 +249,13 @@ class ObjectClient:
                 # The answer to an earlier attempt, which succeeded, may have been lost.
                 if attempts > 1:
                     result = self._obstore.get(self._store, key)
-                    if result.meta["size"] == len(data) and bytes(result.bytes()) == data:
+                    if result.meta["size"] == len(data) and _content(result, url, len(data)) == data:
                         return result.meta
                 raise FileExistsError(url) from None
 
-        result = self._attempt(f"write {url}", url, put)
-        return version_of({**result, "size": len(data)}) if result["e_tag"] else None, _condition(result)
+        result = self._attempts.make(f"write {url}", url, put)
+        version = ObjectVersion.of({**result, "size": len(data)}, url) if result["e_tag"] else None
+        return version, _condition(result)
 
     def put_parts(
         self, url: str, key: str, read: Callable[[], Iterator[bytes]], part_bytes: int, *, overwrite: bool
@@ -228,9 +263,6 @@ class ObjectClient:
         """Store a large object in parts, which must not exist yet unless `overwrite`, and return its version.
 
         It exists once its last part has arrived. A failure deletes the parts.
-
-        Raises:
-            FileExistsError: The object exists.
         """
 
         def check() -> None:
@@ -248,23 +280,11 @@ class ObjectClient:
             check()
             return self._obstore.put(self._upload_store, key, parts(), **most)
 
-        self._attempt(f"write {url}", url, put)
+        self._attempts.make(f"write {url}", url, put)
         return self.head(url, key)
 
     def delete(self, url: str, keys: Sequence[str]) -> None:
-        """Delete objects."""
-        self._attempt(f"delete {url}", url, lambda: self._obstore.delete(self._store, list(keys)))
-
-    def _get(self, url: str, key: str, version: ObjectVersion, piece: Piece) -> Any:
-        def get() -> Any:
-            result = self._request(url, key, version, piece)
-            begun = time.perf_counter()
-            data = result.bytes()
-            self._arrived(len(data), begun, used=len(data) == piece.stop - piece.start)
-            _check_length(len(data), piece)
-            return data
-
-        return self._attempt(f"read bytes {piece.start} to {piece.stop} of {url}", url, get)
+        self._attempts.make(f"delete {url}", url, lambda: self._obstore.delete(self._store, list(keys)))
 
     def _request(self, url: str, key: str, version: ObjectVersion, piece: Piece) -> Any:
         options: dict[str, Any] = {"range": (piece.start, piece.stop)}
@@ -279,7 +299,7 @@ class ObjectClient:
             if version.listed:
                 raise _changed(url, version) from None
             raise
-        if not _same(version_of(result.meta), version):  # a server may ignore the condition
+        if not ObjectVersion.of(result.meta, url).matches(version):  # a server may ignore the condition
             raise _changed(url, version)
         return result
 
@@ -288,53 +308,22 @@ class ObjectClient:
             nbytes=nbytes, wasted_bytes=0 if used else nbytes, transfer_seconds=time.perf_counter() - begun
         )
 
-    def _attempt(self, what: str, url: str, call: Callable[[], T]) -> T:
-        """Call, again after failures that may pass, and translate errors; their own texts may hold secrets."""
-        begun, attempts = time.monotonic(), 0
-        last = begun + self._options.timeout * (1 - 1 / _REQUESTS_IN_TIMEOUT)
-        while True:
-            attempts += 1
-            try:
-                _check_process()
-                return self._counted(what, call, again=attempts > 1)
-            except DataloadError:
-                raise
-            except (self._errors.NotFoundError, FileNotFoundError):
-                raise SourceNotFoundError(f"there is no {url}", path=url) from None
-            except self._errors.PreconditionError:
-                raise rewritten_error(url) from None
-            except FileExistsError:
-                raise FileExistsError(url) from None
-            except Exception as error:
-                reason, permanent = failure_reason(error, self._secrets), is_permanent(error, self._errors)
-            if permanent:
-                raise StoreError(f"cannot {what}: {reason}", path=url)
-            wait = min(_LONGEST_WAIT, _FIRST_WAIT * 2 ** (attempts - 1)) * random.uniform(0.5, 1)
-            if attempts > self._options.retries or time.monotonic() + wait > last:
-                raise StoreError(
-                    f"cannot {what}: {reason} ({attempts} attempts in {time.monotonic() - begun:.1f} s; the options "
-                    "timeout and retries of remote allow more)",
-                    path=url,
-                )
-            time.sleep(wait)
-
-    def _counted(self, what: str, call: Callable[[], T], *, again: bool) -> T:
-        begun, failed, throttled = time.perf_counter(), True, False
-        try:
-            result = call()
-            failed = False
-        except Exception as error:
-            throttled = is_throttled(error)
-            raise
-        finally:
-            request = Request(what, begun, time.perf_counter(), failed)
-            self._traffic.requested(request, again=again, throttled=throttled)
-        return result
-
 
 def _check_length(count: int, piece: Piece) -> None:
     if count != piece.stop - piece.start:  # obstore lets a short answer pass
         raise OSError(f"{count} of {piece.stop - piece.start} bytes arrived")
+
+
+def _content(result: Any, url: str, size: int) -> bytes:
+    """Return the body of an answer, which may have `size` bytes."""
+    data = next(result.stream(min_chunk_size=size + 1), b"")
+    if len(data) > size:
+        raise _too_long(url, size)
+    return data
+
+
+def _too_long(url: str, size: int) -> StoreError:
+    return StoreError(f"cannot read {url}: the answer is longer than the {size} bytes that it should have", path=url)
 
 
 def _condition(meta: Any) -> Any:
@@ -342,48 +331,21 @@ def _condition(meta: Any) -> Any:
     return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
 
 
-def version_of(meta: Any) -> ObjectVersion:
-    """Return the version in obstore's description of an object."""
-    tag = meta["e_tag"]
-    return ObjectVersion(int(meta["size"]), tag or meta["last_modified"].isoformat(), bool(tag))
-
-
-def _changed(url: str, version: ObjectVersion) -> CorruptFileError:
+def _changed(url: str, version: ObjectVersion) -> ChangedFileError:
     if not version.listed:
         return rewritten_error(url)
     message = "the object is not the one that the manifest of its directory lists; if the shards are right, run"
-    return CorruptFileError(f"{message} `dataload index --manifest {url.rpartition('/')[0]}`", path=url)
-
-
-def _same(found: ObjectVersion, wanted: ObjectVersion) -> bool:
-    if found.has_etag != wanted.has_etag:
-        return found.size == wanted.size
-    return found.size == wanted.size and found.tag.strip('"') == wanted.tag.strip('"')
+    return ChangedFileError(f"{message} `dataload index --manifest {url.rpartition('/')[0]}`", path=url)
 
 
 _clients: PerProcess[WeakValueDictionary[tuple[Any, ...], ObjectClient]] = PerProcess()
 _memories: PerProcess[dict[str, Any]] = PerProcess()
 
 
-def _check_process() -> None:
-    """Raise in a forked child of a process that has used obstore: its threads are gone, and every call would hang."""
-    if first_process("obstore") != os.getpid():
-        raise SourceError(
-            "this process was forked by one that had read from a URL, whose connections do not survive that: start "
-            "processes with 'forkserver' or 'spawn'"
-        )
-
-
 def client_of(url: str, remote: Remote) -> tuple[ObjectClient, str]:
-    """Return this process's client for the store of a URL, and the key of the object.
-
-    Raises:
-        ConfigError: The URL or the options are invalid.
-        MissingDependencyError: obstore is not installed.
-        SourceError: This process was forked by one that has used a client.
-    """
+    """Return this process's client for the store of a URL, and the key of the object."""
     base, key = split_url(url)
-    _check_process()
+    check_process()
     own = remote.clients.get(dict)
     client = own.get(base)
     if client is None:

@@ -27,9 +27,6 @@ class Fetcher(ABC, Generic[T]):
     """Fetches queued parts in as many threads as there are connections, until it is closed.
 
     Its threads are daemons: the end of the interpreter does not wait for a request.
-
-    Args:
-        remote: How parts are read.
     """
 
     def __init__(self, remote: Remote) -> None:

@@ -18,8 +18,9 @@ from dataload.storage.local.reopened import FileIdentity, Handle, ReopenedFile
 from dataload.storage.local.unmapped import UnmappedFile
 from dataload.storage.ranges import Runs
 from dataload.storage.records import MergedReads, RecordFile, is_reading_tables
-from dataload.storage.remote.cache import CacheFullError, Lease
+from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.client import client_of
+from dataload.storage.remote.jobs import Shares
 from dataload.storage.remote.requests import GAP, Piece, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 from dataload.types import Array, BytesArray, Int64Array
@@ -28,13 +29,7 @@ _SECONDS_BETWEEN_TRIES = 1.0
 
 
 class RemoteFile(MergedReads):
-    """A file that is read by ranges; see `RecordFile`.
-
-    Args:
-        url: The file.
-        version: The version that is read; another one is an error.
-        remote: How it is read.
-    """
+    """One version of a file, read by ranges; another version is an error. See `RecordFile`."""
 
     gap = GAP
 
@@ -72,8 +67,9 @@ def fetch(
 ) -> None:
     """Read ranges of an object one after another into `buffer`."""
 
-    def receive(piece: Piece, data: Any) -> None:
-        buffer[piece.at : piece.at + piece.stop - piece.start] = np.frombuffer(data, np.uint8)
+    def receive(piece: Piece, offset: int, data: Any) -> None:
+        begin = piece.at + offset - piece.start
+        buffer[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
 
     pieces = cut(starts, stops, parse_bytes("part_bytes", remote.options.part_bytes))
     if pieces:
@@ -83,12 +79,7 @@ def fetch(
 
 
 class RemoteStream:
-    """A remote file that any number of threads may read at any offset, as `LocalFile`.
-
-    Attributes:
-        path: Its URL.
-        size: Size in bytes.
-    """
+    """A remote file that any number of threads may read at any offset, as `LocalFile`."""
 
     def __init__(self, url: str, version: ObjectVersion, remote: Remote) -> None:
         self.path = url
@@ -97,13 +88,11 @@ class RemoteStream:
         self._remote = remote
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return the bytes [offset, offset + length), or fewer at the end of the file."""
         buffer = np.empty(max(0, min(length, self.size - offset)), np.uint8)
         self.read_into(offset, buffer.data)
         return buffer.tobytes()
 
     def read_into(self, offset: int, buffer: Any) -> int:
-        """Read from `offset` into a writable buffer, and return the number of bytes read."""
         target = np.frombuffer(buffer, np.uint8)
         count = max(0, min(len(target), self.size - offset))
         fetch(self.path, self._version, self._remote, [offset], [offset + count], target)
@@ -126,8 +115,23 @@ class _OpenShards:
         self._lock = threading.Lock()
         self._files: OrderedDict[int, weakref.ref[Any]] = OrderedDict()
 
-    def touch(self, file: ReopenedFile[Any] | ShardFile) -> None:
-        """Make a file the most recently used."""
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()  # those that open files keep
+
+    def keep(self, lease: Lease, most: int) -> bool:
+        """Give up files until the leases of the others and this one take `most` bytes; return whether they do."""
+        with self._lock:
+            self._leases.add(lease)
+        while self._leased() > most:
+            if not self.give_up():
+                return False
+        return True
+
+    def _leased(self) -> int:
+        with self._lock:
+            return sum(lease.size for lease in self._leases)
+
+    def touch(self, file: Any) -> None:
+        """Make a file the most recently used; see `Storage.lend`."""
         with self._lock:
             self._files[id(file)] = weakref.ref(file)  # always: the number may be that of a file that has gone
             self._files.move_to_end(id(file))
@@ -142,23 +146,30 @@ class _OpenShards:
 
     def give_up(self) -> bool:
         """Release the file that has been unused for longest; return whether there was one."""
-        while True:
-            with self._lock:
-                if not self._files:
-                    return False
-                _, reference = self._files.popitem(last=False)
-            file = reference()
-            if file is not None:
-                file.release()
-                return True
+        with self._lock:
+            for key in [key for key, reference in self._files.items() if reference() is None]:
+                del self._files[key]
+            files = [reference() for reference in self._files.values()]
+        file = next((file for file in files if file is not None and file.is_open), None)
+        if file is not None:
+            file.release()
+        return file is not None
 
 
 _opened: PerProcess[_OpenShards] = PerProcess()
+_shares: PerProcess[weakref.WeakValueDictionary[str, Shares]] = PerProcess()
 
 
 def open_shards() -> _OpenShards:
     """Return the shards that this process has open."""
     return _opened.get(_OpenShards)
+
+
+def keep(cache: ShardCache, name: str, lease: Lease) -> Any:
+    """Return what a file keeps that no plan protects from eviction: its lease, and a share of the cache with room."""
+    own = _shares.get(weakref.WeakValueDictionary)
+    shares = own.get(cache.root) or own.setdefault(cache.root, Shares(cache.root, cache.limit, name))
+    return (lease, shares) if open_shards().keep(lease, shares.budget()) else None
 
 
 def local_copy(
@@ -168,17 +179,13 @@ def local_copy(
     *,
     mapped: bool,
     listed: bool,
-    keeps_lease: Callable[[], bool],
+    keep: Callable[[Lease], Any],
 ) -> ReopenedFile[Any]:
     """Open a shard in the cache as a local file that is called by its URL.
 
-    Args:
-        url: The shard.
-        version: Its version.
-        take: Returns a lease of the shard, each time that the file is opened.
-        mapped: Map it into memory.
-        listed: Whether it is one of the `open_shards`, which are released when the cache is full.
-        keeps_lease: Returns whether the open file keeps its lease. If not, it can be evicted, and still be read.
+    `take` returns a lease of the shard, each time that the file is opened, and `keep` what the open file holds, such as
+    the lease; without it, the shard can be evicted, and still be read. If `listed`, it is one of the `open_shards`,
+    which are released when the cache is full.
     """
     # The file may have been evicted and downloaded again before it is reopened: its name tells the version.
     identity = FileIdentity(version.size, version.number, (0, 0))
@@ -189,8 +196,7 @@ def local_copy(
         handle = kind(lease.path)
         if handle.identity.size == version.size:
             handle.identity = identity
-        if keeps_lease():
-            handle.lease = lease
+        handle.lease = keep(lease)
         for file in filter(None, (reference() for reference in made)):
             open_shards().touch(file)
         return handle
@@ -200,6 +206,7 @@ def local_copy(
         if mapped
         else UnmappedFile(url, lambda _: opened(_LeasedHandle))
     )
+    file.may_be_written = True  # its time is that of the last use
     if listed:
         made.append(weakref.ref(file))
         open_shards().touch(file)
@@ -217,13 +224,9 @@ class _LeasedMapping(Mapping):
 class ShardFile(RecordFile):
     """A shard that is downloaded into the cache when its first record is read; see `RecordFile`.
 
-    Tables, and all else while there is no room in the cache, are read by ranges.
-
-    Args:
-        ranged: The same file, read by ranges.
-        find: Opens the local file if it is there.
-        take: Downloads the file if it is not there, and opens it; None if it is to be read by ranges for now.
-        wants: Returns whether files are read through the cache now.
+    Tables are read by ranges, from `ranged`, and so is everything while the cache has no room or `wants` returns False.
+    `find` opens the local file if it is there; `take` downloads it first, or returns None if it is to be read by
+    ranges.
     """
 
     def __init__(
@@ -244,7 +247,6 @@ class ShardFile(RecordFile):
         self._lock = threading.Lock()
 
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
-        """See `RecordFile`."""
         return self._chosen().copies(offsets, lengths)
 
     def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
@@ -254,11 +256,13 @@ class ShardFile(RecordFile):
         self._chosen()._gather_ranges(out, offsets, lengths)  # pyright: ignore[reportPrivateUsage]
 
     def release(self) -> None:
-        """See `RecordFile`."""
         self._local = None
 
+    @property
+    def is_open(self) -> bool:
+        return self._local is not None
+
     def is_deleted(self) -> bool:
-        """See `ReopenedFile`."""
         local = self._local
         return local is not None and local.is_deleted()
 
@@ -274,7 +278,6 @@ class ShardFile(RecordFile):
             if self._local is None and is_reading_tables():
                 self._local = self._find()
             elif self._local is None and time.monotonic() >= self._next_try:
-                open_shards().release_deleted()
                 try:
                     self._local = self._take()
                 except CacheFullError:

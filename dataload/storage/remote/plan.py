@@ -51,22 +51,25 @@ class Evict:
     unread: bool = False
 
 
-def check_fit(uses: Sequence[Use], sizes: Sequence[int], budget: int | None, whole: Iterable[int]) -> None:
+def step_bytes(uses: Sequence[Use], sizes: Sequence[int], whole: Iterable[int]) -> int:
+    """Return the bytes of the shards of most steps, and of the largest one, that cannot be read by range."""
+    whole = frozenset(whole)
+    needed: Counter[int] = Counter()
+    for first, shard in {(use.first, use.shard) for use in uses if use.shard in whole}:
+        needed[first] += sizes[shard]
+    median = sorted(needed.values())[len(needed) // 2] if needed else 0
+    return max(median, *(sizes[shard] for shard in whole), 0)
+
+
+def check_fit(need: int, budget: int | None) -> None:
     """Check that the shards that cannot be read by range, and that are read together, fit into the budget.
 
     Raises:
         ConfigError: For most steps they do not fit, so that they would be downloaded again and again.
     """
-    whole = frozenset(whole)
-    if budget is None or not whole:
-        return
-    needed: Counter[int] = Counter()
-    for first, shard in {(use.first, use.shard) for use in uses if use.shard in whole}:
-        needed[first] += sizes[shard]
-    median = sorted(needed.values())[len(needed) // 2] if needed else 0
-    if median > budget:
+    if budget is not None and need > budget:
         raise ConfigError(
-            f"shards of {median:,} bytes are read together, can only be read as a whole, and do not fit into the "
+            f"shards of {need:,} bytes are read together, can only be read as a whole, and do not fit into the "
             f"{budget:,} bytes that remote.budget allows: raise the budget, shuffle in a pool of fewer shards, or "
             "convert the data to a format that is read by range, such as tar",
             key="remote.budget",
@@ -87,13 +90,16 @@ class ShardPlan:
         budget: Most bytes of all shards that are resident; None means no limit.
         resident: Shards that are there already.
         whole: Shards that cannot be read by range.
+
+    Attributes:
+        budget: The same, infinite for no limit. It may change at any time.
     """
 
     def __init__(
         self, sizes: Sequence[int], budget: int | None, resident: Iterable[int] = (), *, whole: Iterable[int] = ()
     ) -> None:
         self._sizes = sizes
-        self._budget = math.inf if budget is None else budget
+        self.budget: float = math.inf if budget is None else budget
         self._whole = frozenset(whole)
         self.resident: set[int] = set(resident)
         self._used = sum(sizes[shard] for shard in self.resident)
@@ -143,6 +149,8 @@ class ShardPlan:
         Args:
             waiting: Shards that readers wait for. While one of them is not resident, no other one is kept for later.
         """
+        if self.exceeds_budget:
+            return self._give_back()
         urgent = not self.resident.issuperset(waiting)
         if urgent:
             self._resume(waiting)
@@ -181,8 +189,25 @@ class ShardPlan:
 
     def forget(self, shard: int) -> None:
         """Say that a shard could not be downloaded; nothing more is planned for it in this epoch."""
-        self._remove(shard)
+        if shard in self.resident:
+            self._remove(shard)
         self._by_range[shard] = self._fetched[shard]
+
+    @property
+    def exceeds_budget(self) -> bool:
+        """True while more is resident than the budget allows, because that has shrunk."""
+        return bool(self.resident) and self._used > self.budget
+
+    def _give_back(self) -> Evict:
+        victim = max(self.resident, key=lambda shard: (self._next_use(shard), shard))
+        unread, by_range = (
+            victim in self._unread,
+            victim not in self._whole and self._next_use(victim) <= self._position,
+        )
+        self.lose(victim)
+        if by_range:
+            self._by_range[victim] = self._uses[victim][0].epoch
+        return Evict(victim, by_range, unread)
 
     def _skip(self, wanted: Use) -> Evict:
         self._by_range[wanted.shard] = wanted.epoch
@@ -199,7 +224,7 @@ class ShardPlan:
         return None
 
     def _has_room(self, shard: int) -> bool:
-        return self._used + self._sizes[shard] <= self._budget
+        return self._used + self._sizes[shard] <= self.budget
 
     def _make_room(self, wanted: Use, *, urgent: bool) -> Evict | None:
         if not self.resident:

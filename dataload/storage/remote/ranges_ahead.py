@@ -24,11 +24,7 @@ _GROUP_BYTES, _GROUP_STEPS = 1 << 23, 32  # steps whose ranges are merged
 
 @dataclass(frozen=True, slots=True)
 class StepRanges:
-    """The ranges that one step reads.
-
-    Attributes:
-        ranges: URLs, each with (n,) int64 offsets and lengths in bytes.
-    """
+    """The ranges that one step reads: URLs, each with (n,) int64 offsets and lengths in bytes."""
 
     ranges: Sequence[tuple[str, Int64Array, Int64Array]]
 
@@ -78,11 +74,6 @@ class RangesAhead(Fetcher[_Fetched]):
 
     It looks twice as far ahead whenever a read has to wait for a request that was made too late, up to `_MOST_BYTES`:
     as far as bandwidth and latency need.
-
-    Args:
-        versions: Versions of the files by URL.
-        steps: The ranges of the next steps; computed as far ahead as needed.
-        remote: How they are read.
     """
 
     def __init__(self, versions: Mapping[str, ObjectVersion], steps: Iterator[StepRanges], remote: Remote) -> None:
@@ -113,8 +104,7 @@ class RangesAhead(Fetcher[_Fetched]):
     def fill(self, url: str, buffer: BytesArray, starts: Int64Array, stops: Int64Array) -> Int64Array:
         """Copy runs of a file one after another into `buffer`, waiting for those that are on their way.
 
-        Returns:
-            (n,) int64, the numbers of the runs that nobody fetches, whose place in the buffer is left alone.
+        Return the numbers of the runs that are not being fetched, (n,) int64; their place in the buffer is left alone.
         """
         ends = np.cumsum(stops - starts)
         targets = [buffer[end - size : end] for end, size in zip(ends.tolist(), (stops - starts).tolist(), strict=True)]
@@ -123,7 +113,7 @@ class RangesAhead(Fetcher[_Fetched]):
         seen = -1
         while len(missing) and (seen := self._plan_beyond(seen)) is not None:
             with self._lock:
-                held = list(self._held.get(url, ()))
+                held = [fetched for fetched in self._held.get(url, ()) if len(fetched.starts)]
             for fetched in held:
                 runs = np.searchsorted(fetched.starts, starts[missing], side="right") - 1
                 inside = (runs >= 0) & (stops[missing] <= fetched.stops[runs])
@@ -149,11 +139,7 @@ class RangesAhead(Fetcher[_Fetched]):
         self._planner.notify()
 
     def _wait(self, fetched: _Fetched, runs: Int64Array) -> bool:
-        """Return whether runs have arrived. If that has failed before, their reader tries again.
-
-        Raises:
-            StoreError: A request has failed meanwhile.
-        """
+        """Return whether runs have arrived. If that has failed before, their reader tries again."""
         with self._lock:
             if fetched.left[runs].any() and not fetched.errors:
                 if not self._parts:  # all that is planned has been requested, so the requests began too late
@@ -231,7 +217,7 @@ class RangesAhead(Fetcher[_Fetched]):
             receive = functools.partial(owner.write, piece)
             client.stream(owner.url, key, self._versions[owner.url], piece, receive, self._check)
         except Exception as error:  # the read that wants it tries again, and raises what is wrong
-            owner.errors.append(error)
+            owner.errors.append(error.with_traceback(None))  # which refers to this frame
         else:
             with self._lock:
                 owner.end(piece)

@@ -16,13 +16,7 @@ SCHEMES = ("s3", "gs", "az", "http", "https", "memory")
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A range of one object, at most one request.
-
-    Attributes:
-        start: Its first byte.
-        stop: The byte after its last.
-        at: Where the receiver wants it.
-    """
+    """Bytes [start, stop) of one object, at most one request; `at` is their offset for the receiver."""
 
     start: int
     stop: int
@@ -41,21 +35,17 @@ def cut(starts: Iterable[int], stops: Iterable[int], most: int, first: int = 0) 
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return the URL of the store, and the key of the object in it.
-
-    Raises:
-        ConfigError: The scheme is unknown, or the URL holds what may be a secret, which the message does not repeat.
-    """
+    """Return the URL of the store and the key of the object in it. Errors do not repeat what may be a secret."""
     parts = urlsplit(url, allow_fragments=False)
     scheme = parts.scheme.lower()
     if scheme not in SCHEMES:
         known = ", ".join(f"{name}://" for name in (*SCHEMES, "file"))
         raise ConfigError(f"{url}: URLs begin with one of {known}", key="paths", value=url)
     web = scheme in ("http", "https")
-    if "@" in parts.netloc or (web and parts.query):
+    if "@" in parts.netloc or (web and (parts.query or "#" in url)):
         raise ConfigError(
-            f"a {scheme}:// URL has a user, a password or a query, which may be secret: leave it out, and give "
-            "credentials in storage_options or the environment",
+            f"a {scheme}:// URL has a user, a password, a query or a fragment, which may be secret: leave it out, and "
+            "give credentials in storage_options or the environment (%23 is a # in a name)",
             key="paths",
         )
     query = f"?{parts.query}" if parts.query else ""

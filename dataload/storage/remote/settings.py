@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 
 from dataload._util.checks import check_choice, check_count, check_seconds
 from dataload._util.per_process import PerProcess
-from dataload.errors import ConfigError, closest
+from dataload.errors import ConfigError, StoreError, closest
 from dataload.storage.paths import is_url
 from dataload.storage.remote.traffic import Traffic
 
@@ -30,9 +30,23 @@ _PUBLIC = {
     *("pool_idle_timeout", "pool_max_idle_per_host", "read_timeout", "region", "request_payer", "retry_config"),
     *("s3_express", "service_account", "service_account_path", "skip_signature", "storage_account_name", "timeout"),
     *("unsigned_payload", "use_azure_cli", "use_emulator", "use_fabric_endpoint", "user_agent"),
-    *("virtual_hosted_style_request", "backoff", "max_retries", "init_backoff", "max_backoff", "base"),
+    *(
+        "virtual_hosted_style_request",
+        "backoff",
+        "headers_follow_redirects",
+        "max_retries",
+        "init_backoff",
+        "max_backoff",
+        "base",
+    ),
 }
 """Arguments of obstore's stores that hold no secret; every other may."""
+
+_SAFE_HEADERS = {
+    *("authorization", "cookie", "proxy-authorization"),  # which redirects to another origin leave out
+    *("accept", "accept-language", "cache-control", "pragma", "referer", "user-agent"),
+    *("x-amz-request-payer", "x-goog-user-project"),
+}
 
 
 def parse_bytes(name: str, value: Any) -> int:
@@ -113,12 +127,9 @@ class RemoteOptions:
 
 
 class StoreOptions:
-    """Keyword arguments of obstore's stores.
+    """Keyword arguments of obstore's stores; ``credential_provider`` may be text, ``"module:function"``.
 
     Values appear neither in repr nor in errors. Options with secrets refuse to be pickled.
-
-    Args:
-        given: Keyword arguments; ``credential_provider`` may be text, ``"module:function"``.
     """
 
     __slots__ = ("_given",)
@@ -129,6 +140,18 @@ class StoreOptions:
     def arguments(self) -> dict[str, Any]:
         """Return the keyword arguments, with the provider imported."""
         found = dict(self._given)
+        follows = found.pop("headers_follow_redirects", False)
+        client = found.get("client_options")
+        headers = (client.get("default_headers") or {}) if isinstance(client, Mapping) else {}
+        if not follows and (
+            unsafe := sorted({str(name) for name in headers if str(name).lower() not in _SAFE_HEADERS})
+        ):
+            raise ConfigError(
+                f"storage_options.client_options.default_headers has {', '.join(unsafe)}, which would go to another "
+                "server, too, if this one redirects there: use Authorization or Cookie, which would not, or say "
+                "storage_options={'headers_follow_redirects': True} if no secret is in it or the server can be trusted",
+                key="storage_options",
+            )
         provider = found.get("credential_provider")
         if isinstance(provider, str):
             provider = _import_provider(provider)
@@ -216,19 +239,28 @@ def _is_public(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
-    """Version of an object.
+    """Version of an object: its size in bytes, and its ETag, or the time of its last change if it has none.
 
-    Attributes:
-        size: Size in bytes.
-        tag: Its ETag, or the time of its last change if it has none.
-        has_etag: Whether `tag` is an ETag that requests can demand.
-        listed: Whether this comes from a manifest rather than from the store.
+    `has_etag` says whether requests can demand `tag`; `listed`, whether this comes from a manifest, not from the store.
     """
 
     size: int
     tag: str
     has_etag: bool
     listed: bool = field(default=False, compare=False)
+
+    @classmethod
+    def of(cls, meta: Any, url: str) -> ObjectVersion:
+        """Return the version in obstore's description of an object."""
+        size, tag = int(meta["size"]), meta["e_tag"]
+        if not 0 <= size < 1 << 63:
+            raise StoreError(f"the store says that {url} has {size} bytes, which no object can have", path=url)
+        return cls(size, tag or meta["last_modified"].isoformat(), bool(tag))
+
+    def matches(self, other: ObjectVersion) -> bool:
+        """Return whether these may be the same, where the store or a manifest leaves the ETag or its quotes out."""
+        same = self.has_etag != other.has_etag or self.tag.strip('"') == other.tag.strip('"')
+        return same and self.size == other.size
 
     @property
     def number(self) -> int:
@@ -240,18 +272,12 @@ class ObjectVersion:
 class Remote:
     """A source's settings and knowledge of data at URLs, which are sent to other processes with the source.
 
-    Attributes:
-        store: Arguments of obstore's stores.
-        options: How data are read.
-        versions: Versions of objects by URL, None for one that does not exist. What a source has opened stays at the
-            version found first; an object that changes afterwards is an error.
-        listings: Names in directories by URL.
-        boards: What loaders tell the readers: ``"board"``, what the plan that downloads ahead says about shards, and
-            ``"mode"``, what the mode ``"auto"`` stands for since the last loader has started.
-        ranges: What fetches ranges ahead in this process, if anything does.
-        opening: The URLs of the shards of a data set that is being opened, if their format or lengths are unknown.
-        clients: The clients that this process has made, by store; they end with this object or by `release`.
-        traffics: What this process has downloaded; see `traffic`.
+    `versions` has the versions of objects by URL, None for one that does not exist: objects that a source has opened
+    stay at the version found first, and one that changes afterwards is an error. `boards` is what loaders tell the
+    readers: ``"board"``, what the plan that downloads ahead says about shards, and ``"mode"``, what the mode ``"auto"``
+    stands for since the last loader has started. `ranges` fetches ranges ahead in this process, if anything does.
+    `opening` has the URLs of the shards of a data set that is being opened, if their format or lengths are unknown.
+    `clients`, by store, end with this object or by `release`.
     """
 
     store: StoreOptions = field(default_factory=lambda: StoreOptions({}))
@@ -298,11 +324,7 @@ class Remote:
 
     @classmethod
     def of(cls, storage_options: Any = None, remote: Any = None) -> Remote:
-        """Return what the options ``storage_options=`` and ``remote=`` say; `remote` may be a `Remote` already.
-
-        Raises:
-            ConfigError: They are not tables, or an option is unknown or out of range.
-        """
+        """Return what the options ``storage_options=`` and ``remote=`` say; `remote` may be a `Remote` already."""
         if isinstance(remote, Remote):
             return remote
         for name, value in (("storage_options", storage_options), ("remote", remote)):

@@ -7,53 +7,49 @@ import functools
 import hashlib
 import os
 import re
-import time
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from dataload._util.decoding import downloading
+from dataload._util.threads import DaemonThreads
+from dataload._util.waits import Wait
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.storage.core import can_map
 from dataload.storage.local.files import LocalFile, lock_file
-from dataload.storage.local.parts import Part, exists_error, write_errors
+from dataload.storage.local.parts import Part, exists_error
 from dataload.storage.local.reopened import FileIdentity, ReopenedFile
-from dataload.storage.paths import has_wildcards, join, parent
+from dataload.storage.paths import base_name, has_wildcards, join, parent
 from dataload.storage.records import RecordFile
 from dataload.storage.remote.ahead import Shards, ShardsAhead, write
-from dataload.storage.remote.board import Coming, wait_for
+from dataload.storage.remote.board import BoardReader, Coming, wait_for
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.client import client_of
-from dataload.storage.remote.files import RemoteFile, RemoteStream, ShardFile, fetch, local_copy, open_shards
+from dataload.storage.remote.files import RemoteFile, RemoteStream, ShardFile, fetch, keep, local_copy, open_shards
 from dataload.storage.remote.part import LARGEST_PUT, RemotePart
 from dataload.storage.remote.plan import Use
 from dataload.storage.remote.requests import cut, split_url
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
-from dataload.storage.table_cache import node_directory
+from dataload.storage.table_cache import node_directory, node_folder
 from dataload.types import Int64Array
 
-_SECONDS_BETWEEN_TRIES = 0.1
+_ROOM_SECONDS = 5.0  # for others to make room for a shard of which all is read, by ranges if need be
+_MOST_TURNS = 10  # times the time-out, in which a thread waits for room that others take, one after another
 _FEWEST_LISTED = 100  # a LIST answers for 1,000 objects
 _SHARE_OF_HOME = 1 / 10  # of its free bytes, for the user's cache directory, which nobody has named
 
 
 class RemoteStorage:
-    """Files at URLs; see `Storage`.
-
-    Args:
-        remote: What is known about them, which is extended here.
-    """
+    """Files at URLs; see `Storage`. It adds to `remote` what it finds out about them."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
 
     def exists(self, path: str) -> bool:
-        """See `Storage.exists`."""
         return self._version(path) is not None or self.is_directory(path)
 
     def is_directory(self, path: str) -> bool:
@@ -63,14 +59,12 @@ class RemoteStorage:
         return bool(self._names(path))
 
     def list(self, path: str) -> list[str]:
-        """See `Storage.list`."""
         names = self._names(path)
         if not names:
             raise SourceNotFoundError(f"there is no {path}", path=path)
         return [name for name in names if not name.startswith(".")]
 
     def glob(self, pattern: str) -> list[str]:
-        """See `Storage.glob`."""
         base, key = split_url(pattern)
         found, parts = [base], key.split("/")
         for part in parts:
@@ -88,24 +82,20 @@ class RemoteStorage:
         return sorted(path for path in found if has_wildcards(parts[-1]) or self.exists(path))
 
     def size(self, path: str) -> int:
-        """See `Storage.size`."""
         if self.is_directory(path):
             found = (self._version(join(path, name)) for name in self._names(path))
             return sum(version.size for version in found if version is not None)
         return self.version(path).size
 
     def identity(self, path: str) -> FileIdentity:
-        """See `Storage.identity`."""
         version = self.version(path)
         return FileIdentity(version.size, version.number, (0, 0))
 
     def read(self, path: str) -> bytes:
-        """See `Storage.read`."""
         with self.open(path) as file:
             return file.read(0, file.size)
 
     def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> Sequence[bytes]:
-        """See `Storage.read_ranges`."""
         if len(offsets) == 1 and offsets[0] == 0 and self._is_unknown(path):
             client, key = client_of(path, self._remote)
             try:  # in one request
@@ -123,19 +113,20 @@ class RemoteStorage:
         return [buffer[start:end].tobytes() for start, end in zip([0, *ends], ends, strict=False)]
 
     def open(self, path: str, *, whole: bool = False) -> RemoteStream | LocalFile:
-        """See `Storage.open`."""
         version = self.version(path)
         cached = self._uses_shards(whole=False)
         if whole:
             self._check_scan(path, version, cached=cached)
         if cached:
-            lease = self._take(path, version) if whole else self._shards.find(ShardCache.name(path, version))
-            if lease is not None:
-                return LocalFile(lease.path, name=path)  # stays open if it is evicted
+            with suppress(CacheFullError):  # then by ranges
+                seconds = min(_ROOM_SECONDS, self._remote.options.timeout)
+                name = ShardCache.name(path, version)
+                lease = self._take(path, version, seconds=seconds) if whole else self._shards.find(name)
+                if lease is not None:
+                    return LocalFile(lease.path, name=path)  # stays open if it is evicted
         return RemoteStream(path, version, self._remote)
 
     def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:
-        """See `Storage.map`."""
         version = self.version(path)
         ranged = RemoteFile(path, version, self._remote)
         if self._never_uses_shards(whole=whole, path=path):
@@ -144,7 +135,7 @@ class RemoteStorage:
             self._shards.check_size(path, version.size)
         mapped = mapped and can_map()
         name = ShardCache.name(path, version)
-        keeps_lease = functools.partial(self._keeps_lease, path)
+        kept = functools.partial(self._keep, path)
         if whole:
             return local_copy(
                 path,
@@ -152,38 +143,36 @@ class RemoteStorage:
                 lambda: self._wait(path, version),
                 mapped=mapped,
                 listed=True,
-                keeps_lease=keeps_lease,
+                keep=kept,
             )
 
         def local(lease: Lease | None) -> ReopenedFile[Any] | None:
             leases = [] if lease is None else [lease]  # for the first and only time that the file is opened
             del lease
-            return (
-                local_copy(path, version, leases.pop, mapped=mapped, listed=False, keeps_lease=keeps_lease)
-                if leases
-                else None
-            )
+            return local_copy(path, version, leases.pop, mapped=mapped, listed=False, keep=kept) if leases else None
 
         return ShardFile(
             ranged,
             lambda: local(self._shards.find(name)),
-            lambda: local(self._take(path, version, by_range=True)),
+            lambda: local(self._take(path, version, seconds=0, by_range=True)),
             lambda: self._uses_shards(whole=False),
         )
 
     def lease(self, path: str) -> Lease:
-        """See `Storage.lease`."""
         self._never_uses_shards(whole=True, path=path)
         return self._wait(path, self.version(path))
 
+    def lend(self, path: str, holder: Any) -> tuple[Lease, Any]:
+        lease = self.lease(path)
+        open_shards().touch(holder)
+        return lease, self._keep(path, lease)
+
     def create(self, path: str, *, overwrite: bool = False) -> Part:
-        """See `Storage.create`."""
         if not overwrite and self.exists(path):
             raise exists_error(path)
-        return RemotePart(path, self._remote, node_directory(self._remote), overwrite=overwrite)
+        return RemotePart(path, self._remote, overwrite=overwrite)
 
     def load(self, path: str) -> tuple[bytes, Any] | None:
-        """See `Storage.load`."""
         client, key = client_of(path, self._remote)
         try:
             data, _, condition = client.read(path, key, LARGEST_PUT)
@@ -192,7 +181,6 @@ class RemoteStorage:
         return data, condition
 
     def replace(self, path: str, data: bytes, version: Any) -> Any:
-        """See `Storage.replace`."""
         client, key = client_of(path, self._remote)
         self._forget(path)
         return client.put(path, key, data, "create" if version is None else version)[1]
@@ -204,7 +192,6 @@ class RemoteStorage:
         return " ".join(version.tag for version in versions) if all(each.has_etag for each in versions) else None
 
     def remove(self, path: str) -> None:
-        """See `Storage.remove`."""
         client, key = client_of(path, self._remote)
         if self._version(path) is not None:
             client.delete(path, [key])
@@ -215,24 +202,16 @@ class RemoteStorage:
 
     @contextmanager
     def lock(self, path: str) -> Generator[None]:
-        """See `Storage.lock`."""
-        root = node_directory(self._remote)
-        if root is None:
+        directory = node_folder(self._remote, "locks")
+        if directory is None:
             yield
             return
-        directory = os.path.join(root, "locks")
-        with write_errors(directory):
-            os.makedirs(directory, 0o700, exist_ok=True)
         name = hashlib.blake2b(path.encode(), digest_size=10).hexdigest()
         with lock_file(os.path.join(directory, f"{name}.lock"), path):
             yield
 
     def version(self, path: str) -> ObjectVersion:
-        """Return the version of a file.
-
-        Raises:
-            SourceNotFoundError: There is nothing at that URL, or a directory.
-        """
+        """Return the version of a file; SourceNotFoundError if nothing is at that URL, or a directory."""
         version = self._version(path)
         if version is None:
             raise SourceNotFoundError(f"there is no {path}", path=path)
@@ -283,19 +262,11 @@ class RemoteStorage:
         return self._remote.options.mode == "ranges"
 
     def _wait(self, path: str, version: ObjectVersion) -> Lease:
-        """Return a lease, for which other processes may have to end theirs."""
+        """Return a lease, for which others may have to end theirs."""
         self._check_scan(path, version, cached=True)
-        deadline = time.monotonic() + self._remote.options.timeout
-        while True:
-            try:
-                lease = self._take(path, version)
-            except CacheFullError:
-                if time.monotonic() > deadline:
-                    raise
-                time.sleep(_SECONDS_BETWEEN_TRIES)
-            else:
-                assert lease is not None, "only what may be read by range can do without"
-                return lease
+        lease = self._take(path, version, seconds=self._remote.options.timeout)
+        assert lease is not None, "only what may be read by range can do without"
+        return lease
 
     def _check_scan(self, path: str, version: ObjectVersion, *, cached: bool) -> None:
         """Refuse to read whole shards only to learn how many records they have, if that takes too many bytes."""
@@ -312,33 +283,39 @@ class RemoteStorage:
             value=limit,
         )
 
-    def _take(self, path: str, version: ObjectVersion, *, by_range: bool = False) -> Lease | None:
-        """Return a lease; None if the file may be read by range, and should be by the plan that downloads ahead."""
+    def _take(self, path: str, version: ObjectVersion, *, seconds: float, by_range: bool = False) -> Lease | None:
+        """Return a lease; None if the file may be read by range, and should be by the plan that downloads ahead.
+
+        Others have so many seconds to make room.
+        """
         name, traffic = ShardCache.name(path, version), self._remote.traffic
 
         def download(descriptor: int) -> None:
             client, key = client_of(path, self._remote)
             pieces = cut([0], [version.size], parse_bytes("part_bytes", self._remote.options.part_bytes))
-            client.fetch(path, key, version, pieces, lambda piece, data: write(descriptor, piece.start, data))
+            client.fetch(path, key, version, pieces, lambda _, offset, data: write(descriptor, offset, data))
             traffic.downloaded(name)
 
         with downloading():
+            open_shards().release_deleted()
             board = self._remote.boards.get("board")
             if board is not None:
-                found = wait_for(board, path, lambda: self._shards.find(name), lambda: self._shards.is_arriving(name))
+                found = wait_for(board, path, lambda: self._shards.find(name), lambda: self._shards.progress(name))
                 if isinstance(found, Lease):
                     return found
                 if found is Coming.NEVER and by_range:
                     return None
-            lease = self._shards.fetch(path, version, download, open_shards().give_up)
+            wait = Wait(seconds, _MOST_TURNS * seconds)
+            lease = self._shards.fetch(path, version, download, open_shards().give_up, wait)
         if not traffic.knows(name):
             traffic.found(name)
         return lease
 
-    def _keeps_lease(self, path: str) -> bool:
-        """Return whether no plan protects a shard from eviction as long as it is wanted."""
+    def _keep(self, path: str, lease: Lease) -> Any:
+        """Return what an open shard keeps: nothing if a plan protects it from eviction as long as it is wanted."""
         board = self._remote.boards.get("board")
-        return board is None or board.look(path) is Coming.UNKNOWN
+        planned = isinstance(board, BoardReader) or (board is not None and board.look(path) is not Coming.UNKNOWN)
+        return None if planned else keep(self._shards, base_name(path), lease)
 
     def versions(self, paths: Sequence[str]) -> list[ObjectVersion]:
         """Return the versions of files, with few requests: some at once, or a list of the directory of many."""
@@ -348,7 +325,7 @@ class RemoteStorage:
                 self._names(directory)
         unknown = [path for path in unknown if path not in self._remote.versions]
         if len(unknown) > 1:
-            with ThreadPoolExecutor(min(len(unknown), self._remote.options.connections)) as pool:
+            with DaemonThreads(min(len(unknown), self._remote.options.connections)) as pool:
                 list(pool.map(self._version, unknown))
         return [self.version(path) for path in paths]
 
@@ -368,10 +345,12 @@ class RemoteStorage:
         if size > limit:
             raise self._shards.too_small(largest, size, limit)
 
-    def read_ahead(self, shards: Shards, uses: Iterator[Sequence[Use]], share: float, sharers: int) -> ShardsAhead:
+    def read_ahead(
+        self, shards: Shards, uses: Iterator[Sequence[Use]], share: float, sharers: int, ranks: int
+    ) -> ShardsAhead:
         """Download shards into a part of the cache before they are read; see `ShardsAhead`."""
         cache = self._shards
-        return ShardsAhead(shards, uses, self._remote, cache, os.path.join(cache.root, "plans"), share, sharers)
+        return ShardsAhead(shards, uses, self._remote, cache, share, sharers, ranks)
 
     @cached_property
     def _shards(self) -> ShardCache:
@@ -379,14 +358,11 @@ class RemoteStorage:
 
 
 def node_cache(remote: Remote) -> ShardCache:
-    """Return the cache that the settings name.
-
-    Raises:
-        ConfigError: They name none, and there is no home directory.
-    """
+    """Return the cache that the settings name; ConfigError if they name none and there is no home directory."""
     directory = node_directory(remote)
     if directory is None:
         raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")
     budget, named = remote.options.budget, remote.options.cache is not None
     parsed = None if budget is None else parse_bytes("budget", budget)
-    return ShardCache(directory, parsed, share=1 if named else _SHARE_OF_HOME)
+    share = 1 if named else _SHARE_OF_HOME
+    return ShardCache(directory, parsed, share=share, timeout=remote.options.timeout)

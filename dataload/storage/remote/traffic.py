@@ -27,8 +27,8 @@ class Downloads:
         transfer_seconds: The part of it from the beginnings of the answers to their ends.
         shards_found: Shards that were in the cache when they were first wanted.
         shards_downloaded: Downloads of whole shards into the cache.
-        shards_again: Those of them of a shard that had been in the cache before, and was evicted.
-        connections: Most requests at once that the settings allow; no total.
+        shards_again: Shards downloaded again after eviction.
+        connections: Maximum number of concurrent requests. A limit, not a sum.
     """
 
     requests: int = 0
@@ -70,14 +70,7 @@ class Downloads:
 
 
 class Request(NamedTuple):
-    """A request, in seconds of `time.perf_counter`.
-
-    Attributes:
-        what: What it asked for.
-        begun: Its begin.
-        ended: Its end.
-        failed: Whether it failed.
-    """
+    """A request: its purpose, its begin and end in seconds of `time.perf_counter`, and whether it failed."""
 
     what: str
     begun: float
@@ -86,12 +79,7 @@ class Request(NamedTuple):
 
 
 class Report(NamedTuple):
-    """What a worker process has downloaded since its last report.
-
-    Attributes:
-        downloads: The figures.
-        requests: The last requests.
-    """
+    """The downloads of a worker process since its last report: the figures, and the last requests."""
 
     downloads: Downloads
     requests: list[Request]
@@ -99,12 +87,7 @@ class Report(NamedTuple):
 
 @dataclass(slots=True)
 class Traffic:
-    """Adds up `Downloads` in one process. Thread-safe.
-
-    Attributes:
-        connections: See `Downloads`.
-        listeners: Called with each request when it ends, by the thread that made it.
-    """
+    """Adds up `Downloads` in one process. Thread-safe; a thread whose request ends calls `listeners` with it."""
 
     connections: int = 0
     listeners: list[Callable[[Request], None]] = field(default_factory=list[Callable[[Request], None]])
@@ -120,7 +103,6 @@ class Traffic:
             self._figures.update(figures)  # pyright: ignore[reportArgumentType] # seconds may be fractions
 
     def requested(self, request: Request, *, again: bool, throttled: bool) -> None:
-        """Count a request that has ended."""
         self.add(
             requests=1, retries=again, throttled=throttled, request_seconds=max(0.0, request.ended - request.begun)
         )

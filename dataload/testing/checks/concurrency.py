@@ -5,7 +5,7 @@ import pickle
 import shutil
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from dataload.errors import ClosedSourceError, SourceNotFoundError
@@ -189,12 +189,7 @@ def check_new_process(maker: Maker) -> None:
     It inherits no handle, no cache and no module state, and its PYTHONHASHSEED differs, so the hash of strings and the
     order of sets do too.
     """
-    case = maker.case()
-    _ = case.source[0]
-    [reading] = read_in_new_process([case.source])
-    _check_reading(case, reading, "a new process")
-    here = case.source.fingerprint() if hasattr(case.source, "fingerprint") else ""
-    expect(reading.fingerprint == here, f"the fingerprint is {here}, in a new process {reading.fingerprint}")
+    new_process_reads([maker])
 
 
 @maker_check("Processes")
@@ -203,24 +198,49 @@ def check_fork_after_read(maker: Maker) -> None:
 
     They share descriptors, and therefore file offsets; locks and library state are copied as they were.
     """
-    case = maker.case()
-    _ = case.source[0]
-    [reading] = read_in_fork([case.source])
-    if maker.traits.fork_safe:
-        _check_reading(case, reading, "a forked child")
-    else:
-        expect(reading.error, "reading in a forked child raises nothing, but the traits say that it is refused")
-    case.check_single_reads(case.indices[1:] + case.indices[:1])
+    fork_after_read([maker])
 
 
 @maker_check("Processes")
 def check_fork_before_read(maker: Maker) -> None:
     """A source that was not yet read can be read in a forked child, and then in its parent."""
-    case = maker.case()
-    [reading] = read_in_fork([case.source])
-    if maker.traits.fork_safe or not reading.error:
-        _check_reading(case, reading, "a forked child")
-    case.check_single_reads(case.indices)
+    fork_before_read([maker])
+
+
+def new_process_reads(makers: Sequence[Maker]) -> None:
+    """Check one source of each maker, all of them in one new process."""
+    cases = [maker.case() for maker in makers]
+    for case in cases:
+        _ = case.source[0]
+    readings = read_in_new_process([case.source for case in cases])
+    for case, reading in zip(cases, readings, strict=True):
+        _check_reading(case, reading, "a new process")
+        here = case.source.fingerprint() if hasattr(case.source, "fingerprint") else ""
+        there = reading.fingerprint
+        expect(there == here, f"the fingerprint of {case.source!r} is {here}, in a new process {there}")
+
+
+def fork_after_read(makers: Sequence[Maker]) -> None:
+    """Check one source of each maker, all of them in one forked child."""
+    cases = [maker.case() for maker in makers]
+    for case in cases:
+        _ = case.source[0]
+    for case, reading in zip(cases, read_in_fork([case.source for case in cases]), strict=True):
+        if case.traits.fork_safe:
+            _check_reading(case, reading, "a forked child")
+        else:
+            refused = f"reading {case.source!r} in a forked child raises nothing, but the traits say that it is refused"
+            expect(reading.error, refused)
+        case.check_single_reads(case.indices[1:] + case.indices[:1])
+
+
+def fork_before_read(makers: Sequence[Maker]) -> None:
+    """Check one unread source of each maker, all of them in one forked child."""
+    cases = [maker.case() for maker in makers]
+    for case, reading in zip(cases, read_in_fork([case.source for case in cases]), strict=True):
+        if case.traits.fork_safe or not reading.error:
+            _check_reading(case, reading, "a forked child")
+        case.check_single_reads(case.indices)
 
 
 @maker_check("Processes")
@@ -241,11 +261,14 @@ def check_moved_files(maker: Maker) -> None:
 
 
 def _check_reading(case: Case, reading: Reading, where: str) -> None:
-    expect(not reading.error, f"in {where}: {reading.error}")
+    expect(not reading.error, f"{case.source!r} in {where}: {reading.error}")
     wanted = tuple(record_digest(case.oracle[index]) for index in case.indices)
-    expect(len(reading.digests) == len(wanted), f"{where} reads {len(reading.digests)} records of {len(wanted)}")
+    expect(
+        len(reading.digests) == len(wanted),
+        f"{where} reads {len(reading.digests)} records of {len(wanted)} of {case.source!r}",
+    )
     wrong = [index for index, pair in enumerate(zip(reading.digests, wanted, strict=True)) if pair[0] != pair[1]]
-    expect(not wrong, f"{where} reads other records at {wrong[:5]}")
+    expect(not wrong, f"{where} reads other records of {case.source!r} at {wrong[:5]}")
 
 
 def _loaded(data: bytes) -> Any:

@@ -48,7 +48,8 @@ def check_damaged_files(maker: Maker) -> None:
     """A file that is cut, emptied or overwritten reads as before, or is a SourceError that names it.
 
     It never reads as other or fewer records, raises another exception, crashes or hangs: yesterday's full disk must
-    show up today, and not in the loss curve. The reads happen in a separate process.
+    show up today, and not in the loss curve. The reads happen in a separate process. Each file of a directory is
+    damaged in one way; the first two, the last two and one of each suffix in all ways.
     """
     maker.needs_files()
     records = maker.records(12)
@@ -72,9 +73,12 @@ def _is_allowed(found: tuple[str, ...], wanted: tuple[str, ...], what: str, trai
 
 def _damaged_copies(path: Path, maker: Maker) -> Iterator[tuple[str, Path]]:
     files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
-    for file in files:
+    damages = list(_DAMAGES.items())
+    damaged_in_all_ways = {*files[:2], *files[-2:], *{file.suffix: file for file in files}.values()}
+    for number, file in enumerate(files):
         data = file.read_bytes()
-        for what, damage in _DAMAGES.items():
+        turn = (number + number // len(damages)) % len(damages)  # files often take turns themselves, by field
+        for what, damage in damages if file in damaged_in_all_ways else [damages[turn]]:
             copy = maker.copy(path)
             target = copy if path.is_file() else copy / file.relative_to(path)
             target.write_bytes(damage(data))

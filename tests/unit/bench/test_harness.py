@@ -77,7 +77,12 @@ def test_an_aim_is_a_line_of_the_summary():
     ]
 
 
-@pytest.mark.parametrize("name", formats.FORMATS)
+QUICK = {"syrah", "array_record"}
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow_suite) for name in formats.FORMATS]
+)
 def test_a_format_on_little_data(tmp_path, monkeypatch, name):
     """Every case of a format reads what its limits read, and has the loader with 0 to 4 workers."""
     pytest.importorskip("lmdb")

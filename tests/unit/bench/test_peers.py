@@ -108,7 +108,11 @@ def epoch_of(reading, epoch):
 @pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize(
     ("peer", "form", "kind"),
-    [(*reading.values, kind) for reading in READINGS for kind in reading.values[0].kinds],
+    [
+        pytest.param(*reading.values, kind, marks=[pytest.mark.slow_suite] if number else [])
+        for reading in READINGS
+        for number, kind in enumerate(reading.values[0].kinds)
+    ],
     ids=lambda value: getattr(value, "name", value),
 )
 def test_a_peer_reads_every_record_once_in_each_epoch(peer, form, kind, data):

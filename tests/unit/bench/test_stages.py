@@ -56,6 +56,8 @@ def test_stages_that_a_config_does_not_have(config):
     assert overrides_of(one) == {"source, collated": [NO_DECODE, ALONE], "+ decode": [ALONE]}
     assert overrides_of({**one, "source": [one["source"], one["source"]]}) == {"source, collated": [ALONE]}
     assert overrides_of(config(collate={"x": "pad"})) == {"source": [AS_LIST, ALONE], "+ collate": [ALONE]}
+    padded = config(collate={"x": "pad"}, pad_value={"x": -100})
+    assert overrides_of(padded) == {"source": [AS_LIST, "loader.pad_value=null", ALONE], "+ collate": [ALONE]}
 
 
 # Measuring

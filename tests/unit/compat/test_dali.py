@@ -219,7 +219,7 @@ def model(samples, epochs, *, batch_size, num_shards, shard_id, stick, pad):
     return stream
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_the_stream_is_that_of_the_model(data):
     samples = data.draw(st.integers(1, 40))

@@ -119,6 +119,18 @@ def test_shapes_are_flat_but_kept_in_the_file(tmp_path):
         assert source[0]["zero"].shape == ()
 
 
+def test_a_bare_text_is_an_array_of_one(tmp_path):
+    for name, text in (("a", "cat"), ("b", np.array(["cat"]))):
+        with File(tmp_path / f"{name}.syr", "w") as syr:
+            syr.add_item({"label": text, "x": np.ones(2)})
+    assert (tmp_path / "a.syr").read_bytes() == (tmp_path / "b.syr").read_bytes()
+    with File(tmp_path / "a.syr", "r") as syr:
+        assert syr.get_item(0)["label"].tolist() == ["cat"]
+    keys = "x"  # the original takes the letters of a text as names
+    assert [len(row) for row in SyrahDataset(tmp_path / "a.syr", keys)] == [1]
+    assert [x.tolist() for (x,) in SyrahDataset(tmp_path / "a.syr", keys).__getitems__([0])] == [[1, 1]]
+
+
 def test_bytes_of_our_own_files_are_uint8(tmp_path):
     with SyrahWriter(tmp_path / "a.syr") as writer:
         writer.write({"raw": b"xyz"})

@@ -345,6 +345,20 @@ def test_batches_are_padded_to_the_boundaries_of_their_bucket(tmp_path):
             dataload.from_config(table, overrides=[f"loader.collate.x.pad={value}"])
 
 
+def test_pad_values_of_fields(tmp_path):
+    import dataload
+
+    rows = "".join(f'{{"tokens": {[1] * n}, "labels": {[2] * n}}}\n' for n in (1, 2))
+    (tmp_path / "a.jsonl").write_text(rows)
+    loader = {"batch_size": 2, "collate": {"tokens": "pad", "labels": "pad"}, "pad_value": {"labels": -100}}
+    table = {"source": {"path": str(tmp_path / "a.jsonl")}, "loader": loader}
+    for more, expected in ([], -100), (["loader.pad_value.labels=-1"], -1), (["loader.pad_value=7"], 7):
+        with dataload.from_config(table, overrides=more) as made:
+            assert next(iter(made))["labels"].tolist() == [[2, expected], [2, 2]]
+    with pytest.raises(ConfigError, match=r"pad_value names 'label', which is not a padded"):
+        dataload.from_config(table, overrides=["loader.pad_value={label=-100}"])
+
+
 def test_functions_are_imported():
     options = config(
         "loader.transform=[math:sqrt, json:JSONDecoder.decode]",

@@ -14,7 +14,7 @@ TWO = [{"path": "a.syr"}, {"path": "b.syr"}]
 
 ONE_SOURCE = """
 loader.batch_sise=1 => loader.batch_sise is 1: there is no such key, did you mean 'batch_size'? Known: batch_size, *
-lodaer.seed=1 => lodaer is {'seed': 1}: there is no such key, did you mean 'loader'? Known: loader, remote, *
+lodaer.seed=1 => lodaer is ['seed']: there is no such key, did you mean 'loader'? Known: loader, remote, *
 batch_size=1 => batch_size is 1: there is no such key, did you mean 'loader.batch_size'? Known: loader, *
 loader.codec=npz => loader.codec is 'npz': there is no such key, did you mean 'source.codec'? Known: batch_size, *
 loader.zzz=1 => loader.zzz is 1: there is no such key. Known: batch_size, *

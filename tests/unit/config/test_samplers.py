@@ -293,7 +293,8 @@ def test_several_sources_are_joined_in_their_order(data):
     with dataload.from_config(data / "train.toml", overrides=[f"source[1].path={data}/0.syr"]) as loader:
         assert isinstance(loader.source, ConcatSource)
         assert next(iter(loader))["y"].tolist() == [*range(12), *range(7)]
-        loader.source.close()
+    with pytest.raises(dataload.ClosedSourceError):
+        loader.source[0]
 
 
 def test_paths_of_arrays_are_relative_to_the_file_at_any_depth(tmp_path, monkeypatch):
@@ -378,8 +379,12 @@ def test_a_config_that_fails_late_closes_what_it_opened(monkeypatch):
     with pytest.raises(ConfigError, match=r"^sampler\.indices: "):
         dataload.from_config({**config, "sampler": {"kind": "subset", "indices": [7]}})
     assert closed == [4, 3]
-    dataload.from_config(config).close()
+    loader = dataload.from_config(config)
     assert closed == [4, 3]
+    loader.close()
+    assert closed == [4, 3, 4, 3], "nobody else has opened them"
+    source = dataload.from_config(config).source
+    assert (closed, source[6]["index"]) == ([4, 3, 4, 3], 3), "a loader that was only dropped leaves its source"
 
 
 # For editors

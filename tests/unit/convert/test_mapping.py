@@ -16,6 +16,7 @@ import pytest
 
 import dataload
 from dataload import DROP, ConfigError, SampleContext, StoreError, WorkerError
+from dataload.cli.options import parse_max_bad
 from dataload.convert import convert
 from dataload.convert.mapping import MapFunction
 from dataload.sources.manifest import Manifest
@@ -86,7 +87,7 @@ def test_a_function_that_returns_nothing(tmp_path):
     [
         ({"on_error": "replace"}, "on_error='replace' would write another record twice: choose 'raise' or 'skip' for"),
         ({"on_error": "skp"}, "on_error is 'skp': did you mean 'skip'?"),
-        ({"max_bad": -1}, "max_bad must be an integer >= 0, got -1"),
+        ({"max_bad": -1}, "max_bad must be a number of records (an integer >= 0) or a share of them"),
         ({"seed": 0.5}, "seed must be an integer, got 0.5 (float)"),
         ({"map": "f"}, "map is a function of a sample, got 'f'"),
         ({"error_report": "none/x"}, "error_report must be the path of a file that can be written to, got 'none/x'"),
@@ -258,7 +259,9 @@ def test_bad_records_are_left_out_and_listed(tmp_path):
 
 
 def test_too_many_bad_records(tmp_path):
-    message = r"^the conversion failed: bad records so far: 4, and max_bad allows 3; the last is index 8, in read: Valu"
+    message = (
+        r"^the conversion failed: bad records so far: 4 of 9 \(44.44%\), and max_bad allows 3; the last is index 8"
+    )
     arguments = {"shards": 5, "map": fragile, "on_error": "skip"}  # shards of eight records
     with pytest.raises(WorkerError, match=message):
         convert(Flawed(), tmp_path / "a.syr", **arguments, max_bad=3)
@@ -280,7 +283,9 @@ def test_bad_records_are_not_read_without_end_for_the_first_good_one(tmp_path):
             read.append(index)
             raise ValueError
 
-    with pytest.raises(WorkerError, match=r"bad records so far: 4, and max_bad allows 3; the last is index 3, in read"):
+    with pytest.raises(
+        WorkerError, match=r"bad records so far: 4 of 4 \(100.00%\), and max_bad allows 3; the last is index 3, in read"
+    ):
         convert(Bad(), tmp_path / "a.syr", on_error="skip", max_bad=3)
     assert len(read) < 200
 
@@ -431,3 +436,39 @@ def test_a_long_source_is_shortened():
 def test_a_hostile_description(change, message):
     with pytest.raises(ConfigError, match=re.escape(message)):
         as_map({**MapFunction.of(scale).entry._asdict(), **change})
+
+
+def test_a_share_of_bad_records(tmp_path):
+    def fragile(sample):
+        if sample["index"] % 50 == 7:
+            raise ValueError
+        return sample
+
+    arguments = {"map": fragile, "on_error": "skip", "shards": 3}
+    message = (
+        r"^the conversion failed: bad records so far: 20 of 1000 \(2\.00%\), and max_bad allows 0\.01; the last is"
+    )
+    with pytest.raises(WorkerError, match=message):
+        convert(dataload.RangeSource(3000), tmp_path / "a.syr", **arguments)
+    # What the first run has finished counts.
+    message = r"bad records so far: \d+ of \d{4} \(2\.\d\d%\), and max_bad allows 0\.01"
+    with pytest.raises(WorkerError, match=message):
+        convert(dataload.RangeSource(3000), tmp_path / "a.syr", **arguments, resume=True)
+    assert convert(dataload.RangeSource(3000), tmp_path / "a.syr", **arguments, max_bad=0.05, resume=True).skipped == 60
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("50", 50), ("0", 0), ("0.05", 0.05), ("5%", 0.05), ("100%", 1.0), ("2.5%", 0.025), ("1.0", 1.0)],
+)
+def test_a_limit_on_the_command_line(text, value):
+    found = parse_max_bad(text)
+    assert (found, type(found)) == (value, type(value))
+
+
+@pytest.mark.parametrize("text", ["", "many", "%", "1e", "5 %%"])
+def test_a_wrong_limit_on_the_command_line(text):
+    with pytest.raises(
+        ConfigError, match=r"--max-bad is a number of records, or a share of them such as 0\.05 or 5%, got"
+    ):
+        parse_max_bad(text)

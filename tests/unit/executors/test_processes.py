@@ -154,7 +154,11 @@ def test_many_tasks_are_accepted_while_the_worker_cannot_send():
         (("grandchild",), "exited with code 5|without exiting, and was killed"),
     ],
 )
-def test_a_worker_that_ends_is_told_and_replaced(task, reason, capfd):
+def test_a_worker_that_ends_is_told_and_replaced(task, reason, capfd, tmp_path):
+    pipe = tmp_path / "pipe"
+    if task == ("grandchild",):
+        os.mkfifo(pipe)
+        task = (*task, str(pipe))
     with executor(works.do) as tasks:
         before = tasks.submit(("pid",))
         lost, behind = tasks.submit(task), tasks.submit(("pid",))
@@ -168,6 +172,8 @@ def test_a_worker_that_ends_is_told_and_replaced(task, reason, capfd):
             behind.result()
         assert tasks.submit(("pid",)).result() != pid
         assert len(tasks._pool._ring._free) == 4
+    if pipe.exists():
+        pipe.write_bytes(b"")  # ends the grandchild, which keeps the fork server's pipe open
 
 
 @pytest.mark.parametrize(
@@ -209,7 +215,9 @@ def test_workers_that_never_come_to_work_are_an_error_and_not_tried_for_ever(wor
 
 @pytest.mark.parametrize(("what", "stacks"), [("hang", "in hang_here"), ("stop", "it does not respond: it is stopped")])
 def test_a_stuck_worker_is_described_then_ended(what, stacks):
-    with executor(works.do, timeouts=TimeoutPolicy(timeout=3)) as tasks:
+    with executor(works.do) as tasks:
+        tasks.submit(("pid",)).result()  # starts the fork server, which takes longest
+    with executor(works.do, timeouts=TimeoutPolicy(timeout=1.5)) as tasks:
         pid = tasks.submit(("pid",)).result()
         with (
             pytest.warns(

@@ -1,7 +1,6 @@
 """`Loader.batch`: the batch of any step equals what a ``for`` over the loader gets."""
 
 import random
-import threading
 
 import numpy as np
 import pytest
@@ -137,26 +136,3 @@ def test_errors():
     loader.close()
     with pytest.raises(ClosedSourceError, match="the loader is closed"):
         loader.batch(0, 0)
-
-
-def test_threads_enter_a_source_once():
-    class Opened(list):
-        entered, again = 0, threading.Event()
-
-        def __enter__(self):
-            self.entered += 1
-            if self.entered > 1:
-                self.again.set()
-            self.again.wait(0.1)
-
-        def __exit__(self, *_):
-            pass
-
-    source = Opened(range(4))
-    with Loader(source, batch_size=2) as loader:
-        threads = [threading.Thread(target=loader.batch, args=(0, step)) for step in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert source.entered == 1

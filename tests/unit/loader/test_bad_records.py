@@ -34,6 +34,12 @@ def bad(index=3, step=2, **changes):
     return BadRecord(**{**values, **changes})
 
 
+def spend(budget, *found, read=None):
+    """Give a step of `read` records, by default the bad ones, to a budget."""
+    epoch, step = (found[-1].epoch, found[-1].step) if found else (1, 5)
+    budget.spend(len(found) if read is None else read, found, epoch=epoch, step=step, worker="dataload-1")
+
+
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -41,23 +47,55 @@ def lines(path):
 def test_the_budget_counts_exactly_and_raises_where_it_is_exceeded(tmp_path):
     path = tmp_path / "bad.jsonl"
     budget = Budget(3, path)
-    budget.spend([bad(1), bad(2)], "dataload-0")
-    budget.spend([bad(3)], "dataload-0")
+    spend(budget, bad(1), bad(2), read=4)
+    spend(budget, bad(3), read=4)
     assert budget.spent == 3
     with pytest.raises(
         WorkerError,
-        match=r"step 5 of epoch 1 failed: bad records so far: 5, and max_bad allows 3; the last is index 9, in read: "
-        "CorruptFileError: damaged",
+        match=r"step 5 of epoch 1 failed: bad records so far: 5 of 10 \(50.00%\), and max_bad allows 3; the last is "
+        "index 9, in read: CorruptFileError: damaged",
     ) as caught:
-        budget.spend([bad(8, 5), bad(9, 5)], "dataload-1")
+        spend(budget, bad(8, 5), bad(9, 5))
     error = caught.value
     assert (error.step, error.epoch, error.indices, error.worker) == (5, 1, (8, 9), "dataload-1")
     assert [line["index"] for line in lines(path)] == [1, 2, 3, 8, 9]
 
 
 def test_a_budget_of_none_at_all():
-    with pytest.raises(WorkerError, match="bad records so far: 1, and max_bad allows 0"):
-        Budget(0, None).spend([bad()], "main")
+    with pytest.raises(WorkerError, match=r"bad records so far: 1 of 1 \(100.00%\), and max_bad allows 0"):
+        spend(Budget(0, None), bad())
+
+
+def test_a_share_is_looked_at_once_a_thousand_records_are_read():
+    budget = Budget(0.01, None)
+    spend(budget, *map(bad, range(11)), read=999)
+    message = (
+        r"^step 5 of epoch 1 failed: bad records so far: 11 of 1000 \(1.10%\), and max_bad allows 0\.01; the last is "
+        "index 10, in read: CorruptFileError: damaged$"
+    )
+    with pytest.raises(WorkerError, match=message):  # although this record is good
+        spend(budget, read=1)
+    spend(budget, read=100)  # one percent exactly is allowed
+    spend(budget, bad(12), read=100)
+    with pytest.raises(WorkerError, match=r"13 of 1201 \(1\.08%\)"):
+        spend(budget, bad(13))
+    budget.start()
+    spend(budget, *map(bad, range(10)), read=1000)
+
+
+def test_a_share_of_one_is_no_limit():
+    budget = Budget(1.0, None)
+    spend(budget, *map(bad, range(5000)), read=5000)
+    assert (budget.spent, budget.read) == (5000, 5000)
+
+
+@pytest.mark.parametrize("wrong", [True, False, -1, 0.0, 1.5, -0.5, float("nan"), "1", None, np.float32(2)])
+def test_limits_that_are_none(wrong):
+    message = (
+        r"max_bad must be a number of records \(an integer >= 0\) or a share of them \(a float, 0 < max_bad <= 1\);"
+    )
+    with pytest.raises(ConfigError, match=message):
+        Budget(wrong, None)
 
 
 def test_a_report_holds_every_field_of_a_record(tmp_path):
@@ -69,12 +107,12 @@ def test_a_report_holds_every_field_of_a_record(tmp_path):
 
 def test_the_report_is_made_at_once_and_added_to(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    Budget(9, "bad.jsonl").spend([bad(1)], "main")
+    spend(Budget(9, "bad.jsonl"), bad(1))
     budget = Budget(9, "bad.jsonl")
     assert len(lines(tmp_path / "bad.jsonl")) == 1
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")
-    budget.spend([bad(2)], "main")
+    spend(budget, bad(2))
     assert [line["index"] for line in lines(tmp_path / "bad.jsonl")] == [1, 2]
 
 
@@ -103,7 +141,7 @@ def test_a_report_that_can_be_written_no_more_is_a_warning_and_the_count_goes_on
     shutil.rmtree(folder)
     message = "error_report: 1 bad records of step 2 of epoch 1 are missing from .*bad.jsonl: .*No such file"
     with pytest.warns(RuntimeWarning, match=message):
-        budget.spend([bad()], "main")
+        spend(budget, bad())
     assert budget.spent == 1
 
 
@@ -195,12 +233,12 @@ def test_a_full_disk_leaves_half_a_line_and_the_report_stays_of_use(tmp_path, mo
         with pytest.warns(
             RuntimeWarning, match=r"error_report: 1 bad records of step 2 .* only \d+ of \d+ bytes could"
         ):
-            budget.spend([bad(1)], "main")
+            spend(budget, bad(1))
     message = rf"^exclude: {path} has incomplete lines, as a full disk leaves them, .* not excluded: 1$"
     with pytest.warns(RuntimeWarning, match=message):
         assert read_excluded(path, MOVED) is None
-    budget.spend([bad(4)], "main")
-    Budget(9, path).spend([bad(2)], "main")
+    spend(budget, bad(4))
+    spend(Budget(9, path), bad(2))
     with pytest.warns(RuntimeWarning, match=message):
         assert read_excluded(path, MOVED).tolist() == [2, 4]
 

@@ -8,6 +8,7 @@ import os
 import pickle
 import threading
 import time
+import warnings
 import weakref
 
 import numpy as np
@@ -415,71 +416,69 @@ def test_repr():
     assert dataload.Loader is Loader
 
 
-# Sources that are context managers
+# Sources belong to whoever opened them
 
 
-class Managed(Counting):
-    """A source as Grain's protocol has it: loaders enter and leave it."""
-
-    def __init__(self, length):
-        super().__init__(length)
-        self.events = []
+class Managed(list):
+    """Like a data set of Hugging Face: leaving it, or closing it, destroys it."""
 
     def __enter__(self):
-        self.events.append("enter")
+        raise AssertionError("a loader entered its source")
 
     def __exit__(self, *_):
-        self.events.append("exit" if not loader_threads() else "exit with threads")
+        self.clear()
+
+    close = __exit__
+
+
+class File(Counting):
+    """A source as Grain's protocol has it, which can be read only inside `with`."""
+
+    file = None
+
+    def __enter__(self):
+        self.file = True
+        return self
+
+    def __exit__(self, *_):
+        self.file = None
 
     def __getitem__(self, index):
-        assert self.events == ["enter"]
+        if self.file is None:
+            raise TypeError("'NoneType' object is not subscriptable")
         return super().__getitem__(index)
 
 
-@WORKERS
-def test_a_source_that_is_a_context_manager_is_entered_once_and_left_on_close(workers):
-    source = Managed(6)
-    with Loader(source, batch_size=2, num_workers=workers) as loader:
-        iter(loader)
-        loader.load_state_dict(loader.state_dict())
-        assert source.events == []
-        for _ in range(3):
-            list(loader)
-            loader.set_epoch(0)
-        assert source.events == ["enter"]
-    loader.close()
-    assert source.events == ["enter", "exit"]
+@pytest.mark.parametrize(("workers", "executor"), [(0, "threads"), (2, "threads"), (1, "processes")])
+def test_a_loader_neither_enters_nor_closes_its_source(workers, executor):
+    source = Managed(range(6))
+    with Loader(source, batch_size=2, num_workers=workers, executor=executor) as loader:
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5]]
+        assert loader.batch(0, 1).tolist() == [2, 3]
+    assert source == [*range(6)]
 
 
-@WORKERS
-def test_a_dropped_loader_leaves_its_source(workers, no_collector):
-    source = Managed(6)
-    loader = Loader(source, batch_size=2, num_workers=workers)
+def test_a_dropped_loader_leaves_its_source_alone(no_collector):
+    source = Managed(range(6))
+    loader = Loader(source, batch_size=2)
     next(iter(loader))
     del loader
-    assert source.events == ["enter", "exit"]
+    assert source == [*range(6)]
 
 
-def test_a_loader_that_never_read_does_not_enter_its_source():
-    source = Managed(6)
-    Loader(source, batch_size=2).close()
-    assert source.events == []
-
-
-def test_a_source_that_cannot_be_entered_is_tried_again():
-    class Shy(Managed):
-        def __enter__(self):
-            if not self.events:
-                self.events.append("refused")
-                raise OSError("not today")
-            self.events = ["enter"]
-
-    source = Shy(6)
-    with Loader(source, batch_size=2) as loader:
-        with pytest.raises(OSError, match="not today"):
-            next(iter(loader))
-        assert indices(loader) == [[0, 1], [2, 3], [4, 5]]
-    assert source.events == ["enter", "exit"]
+def test_a_source_that_was_not_entered_fails_with_what_to_do():
+    never = "File is a context manager, which dataload never enters: if it must be entered, read inside its `with`"
+    for on_error in ("raise", "skip"):
+        with Loader(File(6), batch_size=2, on_error=on_error) as loader:
+            with pytest.raises(WorkerError, match="'NoneType' object is not subscriptable") as failed:
+                next(iter(loader))
+            assert str(failed.value).endswith(f"\n  {never}")
+    with pytest.raises(TypeError, match="'NoneType' object is not subscriptable") as refused:
+        len(dataload.concat([File(6)]))
+    assert refused.value.__notes__ == [never]
+    with File(6) as source, Loader(dataload.concat([source])[:4], batch_size=2) as loader:
+        assert indices(loader) == [[0, 1], [2, 3]]
+    assert source.file is None
 
 
 def test_sources_of_dataload_stay_open(tmp_path):
@@ -490,6 +489,52 @@ def test_sources_of_dataload_stay_open(tmp_path):
             with Loader(source, batch_size=1) as loader:
                 assert indices(loader) == [[3]]
         assert source[0]["index"] == 3
+
+
+# Padding
+
+
+TOKENS = [{"tokens": np.arange(1 + i % 2), "labels": np.arange(1 + i % 2)} for i in range(8)]
+BOTH = {"tokens": "pad", "labels": "pad"}
+
+
+@pytest.mark.parametrize(("workers", "executor"), [(0, "threads"), (2, "threads"), (2, "processes")])
+def test_a_loader_warns_once_of_padding_without_a_value(workers, executor):
+    order = {"batch_sampler": PackedBatchSampler(sampler=Sequential(8), lengths=[1, 2] * 4, row_length=4, batch_size=1)}
+    for settings in ({"collate": BOTH, "batch_size": 2}, order):
+        with warnings.catch_warnings(record=True) as warned:
+            warnings.simplefilter("always")
+            with Loader(TOKENS, **settings, num_workers=workers, executor=executor) as loader:
+                for _ in range(2):
+                    list(loader)
+                loader.batch(0, 1)
+        assert [str(each.message)[:67] for each in warned] == [
+            "padding fills the integer fields labels, tokens with 0, which a los"
+        ]
+        assert warned[0].filename == __file__
+
+
+def test_pad_values_of_a_loader():
+    with Loader(TOKENS, batch_size=2, collate=BOTH, pad_value={"labels": -100}) as loader:
+        assert next(iter(loader))["labels"].tolist() == [[0, -100], [0, 1]]
+    source = MemorySource(TOKENS)
+    message = "pad_value is for what collate={name: 'pad'} or packing fills up: leave it out, or give it to Collate"
+    for settings in ({}, {"collate": dataload.Collate(BOTH)}):
+        with pytest.raises(ConfigError, match=message):
+            Loader(source, batch_size=2, pad_value=0, **settings)
+    with pytest.raises(
+        ConfigError, match="pad_value names 'lables', which is not a padded field: did you mean 'labels'"
+    ):
+        Loader(source, batch_size=2, collate=BOTH, pad_value={"lables": -100})
+    with pytest.raises(ConfigError, match="pad_value names 'tokens', which is not a padded field: Known: \\(none\\)"):
+        Loader(source, batch_size=2, collate={}, pad_value={"tokens": 0})
+    small = [{"labels": np.zeros(n, np.uint8)} for n in (1, 2)]
+    match = "pad_value of field 'labels' is -100, and its dtype is uint8, from 0 to 255"
+    with (
+        Loader(small, batch_size=2, collate={"labels": "pad"}, pad_value={"labels": -100}) as loader,
+        pytest.raises(WorkerError, match=match),
+    ):
+        next(iter(loader))
 
 
 # Samplers without a repr

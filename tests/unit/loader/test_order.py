@@ -6,9 +6,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dataload import ConcatSource, ConfigError, Loader, MemorySource, MultiStreamLoader, RangeSource
+from dataload import ConcatSource, ConfigError, Loader, MemorySource, MultiStreamLoader, RangeSource, WorkerError
 from dataload.loader.order import BlockedPlans, shuffled
 from dataload.samplers import (
+    BatchPlanner,
     BatchSampler,
     BucketBatchSampler,
     GlobalShuffle,
@@ -16,9 +17,13 @@ from dataload.samplers import (
     Mixture,
     PackedBatchSampler,
     PoolShuffle,
+    Repeat,
     Sequential,
     ShardSequential,
+    Subset,
+    Weighted,
 )
+from dataload.streams import RowMixture, StreamSampler
 
 
 class Remote(RangeSource):
@@ -149,11 +154,11 @@ def test_no_tail_at_all_is_named():
         ({"batch_size": 1, "batch_sampler": 1}, "batch_sampler and batch_size both choose order and batches"),
         ({"batch_sampler": [[0, 1]]}, r"batch_sampler must be a BatchPlanner, .*; got \[\[0, 1\]\]"),
         ({"batch_size": 1, "shuffle": "shard"}, "shuffle must be True, False, 'global', 'shards'; got 'shard'"),
-        ({"batch_size": 1, "max_bad": -1}, "max_bad must be an integer >= 0, got -1"),
+        ({"batch_size": 1, "max_bad": -1}, "max_bad must be a number of records"),
         ({"batch_size": 1, "sampler": Sequential(11)}, "the sampler chooses from 11 records, and the source has 10"),
         (
             {"batch_sampler": BucketBatchSampler(lengths=[1] * 12, batch_size=2)},
-            "the sampler chooses from 12 records, and the source has 10",
+            "the sampler was made for a source of 12 records, and this one has 10: make it anew$",
         ),
         (
             {"batch_size": 1, "sampler": Lanes(Sequential(10), 4), "rank": 0, "world_size": 3},
@@ -161,7 +166,9 @@ def test_no_tail_at_all_is_named():
         ),
         (
             {
-                "batch_sampler": PackedBatchSampler(sampler=Sequential(2), lengths=[1, 1], row_length=2, batch_size=1),
+                "batch_sampler": PackedBatchSampler(
+                    sampler=Sequential(2), lengths=[1] * 10, row_length=2, batch_size=1
+                ),
                 "collate": {"x": "pad"},
             },
             r"packed rows are laid out by dataload.Pack: leave collate out, or pass Pack\(pad_value=...\)",
@@ -171,6 +178,74 @@ def test_no_tail_at_all_is_named():
 def test_wrong_settings_are_named(settings, match):
     with pytest.raises(ConfigError, match=match):
         Loader(RangeSource(10), **settings)
+
+
+def made_for(n):
+    """All kinds of orders with a value for each of n records, and orders over these."""
+    weighted, shards = Weighted([1.0] * n, 4, seed=0), ShardSequential((n - 3, 3), seed=0)
+    streams = StreamSampler(sequence_lengths=[n - 3, 3], rows=1)
+    return [
+        weighted,
+        shards,
+        Subset(weighted, [0, 1]),
+        Repeat(shards, 2),
+        Lanes(PoolShuffle(shards, 4, seed=0), 2),
+        GlobalShuffle(n, 0, parent=shards),
+        Mixture((Sequential(n - 3), ShardSequential((3,), 0)), (1, 1), lengths=(n - 3, 3)),
+        BucketBatchSampler(lengths=[1] * n, batch_size=2),
+        PackedBatchSampler(sampler=Sequential(4), lengths=[1] * n, row_length=2, batch_size=1),
+        BatchSampler(sampler=weighted, batch_size=1),
+        streams,
+        RowMixture(parts=(streams, StreamSampler(sequence_lengths=[n], rows=1, mode="shuffled"))),
+    ]
+
+
+@pytest.mark.parametrize("n", [9, 10, 11])
+def test_samplers_are_compared_with_the_source(n):
+    match = rf"^the sampler was made for a source of {n} records, and this one has 10: make it anew"
+    match += r", or pass source\[:9\]$" if n == 9 else "$"
+    for order in made_for(n):
+        given = {"batch_sampler": order} if isinstance(order, BatchPlanner) else {"sampler": order, "batch_size": 1}
+        if n == 10:
+            Loader(RangeSource(10), **given).close()
+            continue
+        with pytest.raises(ConfigError, match=match) as refused:
+            Loader(RangeSource(10), **given)
+        assert refused.value.key == "sampler"
+
+
+def test_parts_of_a_mixture_are_compared_with_those_of_the_source():
+    order = Mixture((Sequential(3), Sequential(7)), (1, 1))
+    both = ConcatSource([RangeSource(5), RangeSource(5)])
+    message = r"the sampler mixes parts of \(3, 7\) records, and the sources have \(5, 5\): pass lengths=\(5, 5\)"
+    with pytest.raises(ConfigError, match=message):
+        Loader(both, batch_size=1, sampler=order)
+    Loader(ConcatSource([RangeSource(3), RangeSource(7)]), batch_size=1, sampler=order).close()
+    Loader(ConcatSource([both, RangeSource(0), RangeSource(0)]), batch_size=1, sampler=order).close()
+
+
+def test_every_part_of_a_row_mixture_is_for_the_whole_source():
+    whole, half = (StreamSampler(sequence_lengths=[count], rows=2, mode="shuffled") for count in (10, 5))
+    with pytest.raises(ConfigError, match="the sampler was made for a source of 5 records, and this one has 10"):
+        Loader(RangeSource(10), batch_sampler=RowMixture(parts=(whole, half)))
+    Loader(RangeSource(10), batch_sampler=RowMixture(parts=(whole, whole))).close()
+
+
+def test_orders_of_ones_own_may_say_for_which_source_they_are():
+    class Own:
+        source_lengths = (4,)
+
+        def __len__(self):
+            return 2
+
+        def indices(self, positions, *, epoch):
+            return positions + 9
+
+    with pytest.raises(ConfigError, match="the sampler was made for a source of 4 records, and this one has 10"):
+        Loader(RangeSource(10), batch_size=1, sampler=Own())
+    Own.source_lengths = None
+    with Loader(RangeSource(10), batch_size=2, sampler=Own()) as loader, pytest.raises(WorkerError, match="IndexError"):
+        next(iter(loader))
 
 
 def test_blocks_of_plans_are_the_plans():

@@ -27,6 +27,7 @@ from dataload import (
     WorkerError,
 )
 from dataload.collate import Packing, default_collate
+from dataload.loader import rescue
 from dataload.loader.bad_records import read_excluded
 from dataload.loader.fetch import Fetcher, Trace
 from dataload.loader.rescue import ErrorPolicy, shorten, substitute
@@ -316,7 +317,7 @@ def test_what_is_no_records_fault_is_raised(action, bad):
         with pytest.raises(WorkerError, match=rf"step 7 of epoch 0 failed in {name}: ValueError: not so\n"):
             fetcher(Plain(bad), action, **{name: fail})(plan([0, 1, 2]), 0, trace)
     unequal = MemorySource([{"x": np.zeros(n)} for n in (1, 2, 3)])  # stacked while they are read
-    with pytest.raises(WorkerError, match=r"failed in collate: ConfigError: cannot stack field 'x'"):
+    with pytest.raises(WorkerError, match=r"failed in read: ConfigError: cannot stack field 'x'"):
         fetcher(unequal, action)(plan([0, 1]), 0)
 
 
@@ -605,15 +606,50 @@ def test_excluded_among_equals_a_set():
     assert ErrorPolicy("skip").excluded_among(np.arange(3)) == set()
 
 
-def test_examples_are_spread_over_what_is_not_excluded():
+def test_examples_are_the_nearest_first_and_then_spread_over_what_is_not_excluded():
     rng = np.random.default_rng(1)
     for _ in range(100):
-        length, most = int(rng.integers(0, 60)), int(rng.integers(1, 20))
+        length = int(rng.integers(0, 60))
+        near = int(rng.integers(0, max(1, length)))
         excluded = np.unique(rng.integers(0, max(1, length), rng.integers(0, 50)))[:length]
         left = sorted(set(range(length)) - set(excluded.tolist()))
-        expected = sorted({left[int(rank)] for rank in np.linspace(0, len(left) - 1, min(most, len(left)))})
-        assert ErrorPolicy("skip", excluded).examples(length, most) == expected
-    assert ErrorPolicy().examples(1000, 3) == [0, 499, 999]
+        found = ErrorPolicy("skip", excluded).examples(near, length)
+        assert len(set(found)) == len(found)
+        assert set(found) <= set(left)
+        assert bool(found) == bool(left)
+        assert not left or {left[0], left[-1]} <= set(found)
+    found = ErrorPolicy().examples(500, 1_000_000)
+    assert found[:9] == [500, 499, 501, 498, 502, 496, 504, 492, 508]
+    assert found[-1] == 999_999
+    assert len(found) < 60
+    assert ErrorPolicy("skip", np.arange(400, 600)).examples(500, 1_000)[:3] == [600, 399, 601]
+
+
+def test_a_step_without_a_good_record_takes_its_example_from_the_shard_that_it_has_read():
+    """Each other shard of an object store would have to be waited for."""
+    shard_records, damaged = 64, range(16 * 64 + 10, 16 * 64 + 20)
+    source = Plain(damaged, 32 * shard_records)
+    assert rows(fetcher(source, "skip")(plan(damaged), 0)) == []
+    assert {index // shard_records for index in source.seen} == {16}
+    again = Plain(damaged, 32 * shard_records)
+    fetcher(again, "skip")(plan(damaged), 0)
+    assert again.seen == source.seen
+
+
+def test_the_search_for_an_example_has_one_deadline(monkeypatch):
+    clock = [0.0]
+
+    class Slow(Plain):
+        def __getitem__(self, index):
+            clock[0] += 5.0  # as long as a reader waits for a shard that nobody downloads
+            return super().__getitem__(index)
+
+    monkeypatch.setattr(rescue, "monotonic", lambda: clock[0])
+    source = Slow(range(10_000), 10_000)
+    message = r"the step has no good record, and none of 3 others could be read to show the fields of a batch"
+    with pytest.raises(WorkerError, match=message):
+        fetcher(source, "skip")(plan([5]), 0)
+    assert clock[0] <= 30
 
 
 def test_a_substitute_depends_on_the_bad_record_the_epoch_and_the_seed_alone():

@@ -430,25 +430,25 @@ VERDICTS = {
         statistics(),
         "transform (83% of worker time)",
         HALF,
-        "2 more workers would feed it: up to 2.0 times as much",
+        "2 more workers would feed it",
     ),
     "transforms by name": (
         statistics(transforms=("app.images.decode", "Crop", "f.<locals>.<lambda>")),
         "transforms decode, Crop, <lambda> (83% of worker time)",
         HALF,
-        "2 more workers would feed it: up to 2.0 times as much",
+        "2 more workers would feed it",
     ),
     "storage": (
         statistics(read=32.0, transform=0.0, collate=8.0, cpus=3),
         "storage (read, 80% of worker time)",
         HALF,
-        "1 more worker would give up to 1.2 times as much; to keep up with the consumer takes 4 CPUs",
+        "1 more worker may help; to keep up with the consumer takes 4 CPUs",
     ),
     "enough on average": (  # 3.2 workers of work, for a consumer that works 8 of 10 s, is just what four do
         statistics(workers=4, transform=26.0, wait_seconds=2.0, consumer_seconds=8.0),
         "transform (81% of worker time)",
         "the consumer waits 20% of the time",
-        "1 more worker would feed it: up to 1.2 times as much",
+        "1 more worker would feed it",
     ),
     "no more CPUs": (
         statistics(cpus=2),
@@ -481,7 +481,7 @@ VERDICTS = {
         statistics(**using(1.8)),
         "transform (83% of worker time)",
         HALF,
-        "2 more workers would feed it: about 2.0 times as much",
+        "2 more workers would feed it",
     ),
     "decoding of cached images": (
         replace(
@@ -490,32 +490,32 @@ VERDICTS = {
         ),
         "decode (83% of worker time)",
         HALF,
-        "2 more workers would feed it: about 2.0 times as much",
+        "2 more workers would feed it",
         "less to decode would help: store images at the size you train on",
     ),
     "reads from memory": (
         statistics(read=38.0, transform=0.0, **using(1.9)),
         "read (on CPUs, 95% of worker time)",
         HALF,
-        "2 more workers would feed it: about 2.0 times as much",
+        "2 more workers would feed it",
     ),
     "threads that wait for storage": (
         statistics(read=38.0, transform=0.0, cpus=2, **using(0.2)),
         "storage (read, 95% of worker time)",
         HALF,
-        "2 more workers would feed it: up to 2.0 times as much",
+        "2 more workers would feed it",
     ),
     "threads that wait for storage, very slow": (
         statistics(read=38.0, transform=0.0, cpus=2, wait_seconds=17.0, consumer_seconds=3.0, **using(0.2)),
         "storage (read, 95% of worker time)",
         "the consumer waits 85% of the time",
-        "6 more workers would give up to 4.0 times as much; to keep up with the consumer takes 14 workers",
+        "6 more workers may help; to keep up with the consumer takes 14 workers",
     ),
     "serial": (
         statistics(workers=0, executor="serial", read=1.0, transform=8.0, collate=1.0, **using(1.0)),
         "transform (80% of the work)",
         HALF,
-        "1 worker (processes, if it holds the GIL) would feed it: about 2.0 times as much",
+        "1 worker (processes, if it holds the GIL) would feed it",
     ),
     "serial, slow": (
         statistics(
@@ -530,7 +530,7 @@ VERDICTS = {
         ),
         "storage (read, 93% of the work)",
         "the consumer waits 80% of the time",
-        "4 workers would feed it: up to 5.0 times as much",
+        "4 workers would feed it",
     ),
     "serial, on two CPUs": (
         statistics(
@@ -538,7 +538,7 @@ VERDICTS = {
         ),
         "transform (54% of the work)",
         "the consumer waits 75% of the time",
-        "2 workers (processes, if it holds the GIL) would give about 2.0 times as much",
+        "2 workers (processes, if it holds the GIL) may help",
         "to keep up with the consumer takes 3 CPUs",
     ),
     "serial, the loader's own cost": (
@@ -570,7 +570,7 @@ VERDICTS = {
         "transform (85% of worker time)",
         "the consumer waits 100% of the time",
         "it only reads, at 50 rows/s",
-        "6 more workers, one per CPU, would give up to 4.0 times as much",
+        "6 more workers, one per CPU, may help",
     ),
     "only reads, on all CPUs": (
         statistics(**READS, transform=34.0, cpus=2),
@@ -591,7 +591,7 @@ VERDICTS = {
         "storage (read, 89% of the work)",
         "the consumer waits 100% of the time",
         "it only reads, at 50 rows/s",
-        "8 workers (processes, if it holds the GIL), one per CPU, would give up to 8.0 times as much",
+        "8 workers (processes, if it holds the GIL), one per CPU, may help",
     ),
 }
 
@@ -601,8 +601,8 @@ VERDICTS |= {
         "transform (70% of worker time)",
         "the consumer waits 100% of the time",
         (
-            "1 of 8 workers is in use, because more were not faster, as if it holds the GIL: try executor='processes', "
-            "which with 8 would give about 8.0 times as much"
+            "1 of 8 workers is in use, because more were not faster, perhaps because it holds the GIL: "
+            "try executor='processes'"
         ),
     ),
     "more workers were tried, and the consumer's thread is fastest": (
@@ -618,9 +618,24 @@ VERDICTS |= {
         "transform (62% of the work)",
         "the consumer waits 80% of the time",
         (
-            "none of 2 workers is in use, because more were not faster, as if it holds the GIL: "
-            "try executor='processes', which with 2 would give about 2.5 times as much"
+            "none of 2 workers is in use, because more were not faster, perhaps because it holds the GIL: "
+            "try executor='processes'"
         ),
+    ),
+    "more workers were tried, and batches are quick": (
+        statistics(
+            wait_seconds=0.01,
+            consumer_seconds=0.0001,
+            workers=1,
+            workers_allowed=8,
+            read=0.002,
+            transform=0.008,
+            collate=0.0,
+            **using(1.0),
+        ),
+        "transform (80% of worker time)",
+        "the consumer waits 99% of the time",
+        "1 of 8 workers is in use, because more were not faster",
     ),
     "more workers were tried, and copies are no faster": (
         statistics(**READS, workers=2, workers_allowed=4, read=39.0, transform=0.0, **using(1.9)),
@@ -675,7 +690,7 @@ VERDICTS |= {
         replace(downloading(1.0), stages={"download": StageStatistics(9, 1.0), **statistics().stages}),
         "transform (81% of worker time)",
         HALF,
-        "2 more workers would feed it: up to 2.0 times as much",
+        "2 more workers would feed it",
     ),
     "throttled": (
         downloading(throttled=11, shards_again=90, transfer_seconds=0.0),

@@ -39,7 +39,7 @@ def pool_of(length, pool_size):
     return PoolShuffle(Sequential(length), pool_size, SEED)
 
 
-@pytest.mark.parametrize(("length", "pool_size"), [(40, 1), (40, 2), (40, 7), (40, 39), (40, 40), (40, 1000), (2, 1)])
+@pytest.mark.parametrize(("length", "pool_size"), [(24, 1), (24, 2), (24, 7), (24, 23), (24, 24), (24, 1000), (2, 1)])
 def test_every_window_is_the_running_pool_s(length, pool_size):
     expected = run_pool(length, pool_size)
     warm = pool_of(length, pool_size)
@@ -56,7 +56,7 @@ def test_random_windows_warm_and_cold(pool_size):
     expected = run_pool(length, pool_size)
     random = np.random.default_rng(pool_size)
     warm = pool_of(length, pool_size)
-    for start, stop in np.sort(random.integers(0, length + 1, (200, 2)), axis=1):
+    for start, stop in np.sort(random.integers(0, length + 1, (60, 2)), axis=1):
         window = np.arange(start, stop)
         assert np.array_equal(warm.indices(window, epoch=EPOCH), expected[start:stop])
         assert np.array_equal(pool_of(length, pool_size).indices(window[:30], epoch=EPOCH), expected[start:stop][:30])
@@ -78,11 +78,11 @@ def test_scattered_positions_in_any_order_with_duplicates(pool_size):
 @pytest.mark.parametrize("pool_size", [500, 70_000])
 def test_more_than_one_block_of_hashes(pool_size):
     # 65,536 steps are computed at once; a pool beyond that is sorted and looked for in wider numbers.
-    length = 300_000
+    length = 200_000
     expected = run_pool(length, pool_size)
     assert np.array_equal(pool_of(length, pool_size).indices(np.arange(length), epoch=EPOCH), expected)
     warm = pool_of(length, pool_size)
-    for start in (65_535, 65_536, 131_000, 229_999, 299_990):
+    for start in (65_535, 65_536, 131_000, 199_990):
         window = np.arange(start, min(start + 70_000, length))
         assert np.array_equal(warm.indices(window, epoch=EPOCH), expected[window])
         assert np.array_equal(pool_of(length, pool_size).indices(window, epoch=EPOCH), expected[window])

@@ -152,7 +152,7 @@ HOSTILE = [
     ((*COLUMNS, "name", 1), "..", "not hidden and without '/', but found .."),
     ((*COLUMNS, "name", 1), ".hidden", "not hidden and without '/', but found .hidden"),
     ((*COLUMNS, "name", 1), "a\0b", "not hidden and without '/', but found a\\x00b"),
-    ((*COLUMNS, "name", 1), "a\ud800", "shards.name: expected names that a file can have but found \\ud800"),
+    ((*COLUMNS, "name", 1), "a\ud800", "not hidden and without '/', but found a\\ud800"),
     ((*COLUMNS, "name", 1), "t-0.syr", "the shard t-0.syr is listed twice"),
     ((*COLUMNS, "records"), [10], "shards.records: expected 2 values, one for each name, but found 1 values"),
     ((*COLUMNS, "records", 0), -1, "shards.records: expected integers from 0 to 9223372036854775807 but found -1"),

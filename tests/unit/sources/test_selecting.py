@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import dataload
 from dataload import ConfigError, Loader, MemorySource, RangeSource, SourceError
-from dataload._util.fingerprint import code_digest
+from dataload._util.code_digest import code_digest
 from dataload.sources import selecting
 from dataload.testing import check_source
 from dataload.types import StepsAhead
@@ -165,7 +165,7 @@ def test_a_result_is_kept_beside_the_data(tmp_path):
     assert count(source[:-1], asking(3)) > 0
     assert count(source[:-1], asking(3)) == count(source, asking(3)) == 0
     os.utime(tmp_path / "1.syr", (1e9 + 1, 1e9 + 1))
-    assert count(source, asking(3)) > 0
+    assert count(dataload.open(sorted(tmp_path.glob("*.syr"))), asking(3)) > 0
     for name in tmp_path.glob("*.syr"):
         name.unlink()
     written(tmp_path, 180)
@@ -182,10 +182,10 @@ def test_a_kept_result_that_does_not_fit_is_not_used(tmp_path, monkeypatch):
 
 
 def test_what_cannot_be_kept_is_said(tmp_path, caplog, monkeypatch):
-    model = types.SimpleNamespace(limit=3)
+    model = types.SimpleNamespace(limit=3, changes=iter(x for x in ()))
     source = written(tmp_path)
     assert len(source.filter(lambda record: record["label"][()] > model.limit)) > 0
-    reason = "it uses an object of 'SimpleNamespace', which may change without notice"
+    reason = "it uses an object of 'generator', which may change without notice"
     assert caplog.messages == [f"the result of filter is not kept, and will be computed again: {reason}"]
     caplog.clear()
     with dataload.create(tmp_path / "new.syr") as writer:
@@ -248,20 +248,6 @@ def test_the_digest_of_code_has_all_that_decides(monkeypatch):
     before = code_digest(limited)
     monkeypatch.setitem(globals(), "LIMIT", 51)
     assert code_digest(limited) != before
-
-
-@pytest.mark.parametrize(
-    ("function", "named"),
-    [
-        (lambda record: selecting, "the module 'dataload.sources.selecting'"),
-        (lambda record: MemorySource(record), "'MemorySource'"),
-        (functools.lru_cache(is_even), "'is_even'"),
-        ([].append, "'list.append'"),
-    ],
-)
-def test_the_digest_of_code_refuses_what_it_cannot_see(function, named):
-    with pytest.raises(ValueError, match=re.escape(f"it uses {named}, which may change without notice")):
-        code_digest(function)
 
 
 @given(count=st.integers(0, 400), more=st.integers(0, 200), share=st.floats(0.05, 0.95), seed=st.integers(0, 99))

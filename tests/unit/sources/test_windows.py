@@ -57,7 +57,7 @@ OFFSETS = st.dictionaries(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.integers(0, 7), min_size=1, max_size=5).filter(any),
     length=st.none() | st.integers(1, 4),

@@ -152,6 +152,31 @@ def test_a_close_that_fails_harms_nothing(writer_of, path, monkeypatch, failing)
         writer.write("more")
 
 
+@pytest.mark.parametrize("ending", ["with", "close"])
+def test_a_failing_abort_hides_no_error(writer_of, path, monkeypatch, ending):
+    """As that of a stream whose last block does not fit on the disk."""
+    writer = writer_of(path)
+    discard = writer._discard
+
+    def fail(*_):
+        discard()
+        raise OSError(28, "No space left on device")
+
+    def refuse():
+        raise KeyError("mine")
+
+    monkeypatch.setattr(writer, "_discard", fail)
+    with pytest.raises(KeyError, match="mine") as caught:  # noqa: PT012 - the end of the block is tested
+        if ending == "with":
+            with writer:
+                refuse()
+        else:
+            monkeypatch.setattr(writer, "_finish", refuse)
+            writer.close()
+    assert caught.value.__notes__ == [f"closing {writer!r} failed, too: OSError: [Errno 28] No space left on device"]
+    assert list(path.parent.iterdir()) == []
+
+
 def test_a_directory_comes_back_when_the_new_one_cannot_take_its_place(path, monkeypatch):
     monkeypatch.setattr(parts, "_libc_rename", lambda: None)
     with Folder(path) as writer:

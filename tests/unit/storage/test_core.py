@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import dataload
 from dataload.storage import _core
 
 if importlib.util.find_spec("dataload.storage._core_c"):
@@ -37,17 +38,23 @@ def test_it_is_compiled_where_there_is_a_compiler():
     assert len(CORES) == 2, "run: python build_core.py"
 
 
-@pytest.mark.parametrize(("wanted", "name"), [("numpy", "numpy"), ("compiled", "compiled"), ("", "compiled")])
-def test_the_environment_chooses(wanted, name):
+@pytest.mark.parametrize(
+    ("wanted", "guard", "name"),
+    [("numpy", "1", "numpy"), ("compiled", "0", "compiled"), ("", "1", "compiled"), ("", "0", "compiled")],
+)
+def test_the_environment_chooses(wanted, guard, name):
     if len(CORES) == 1 and name == "compiled":
         pytest.skip("the core is not compiled")
-    script = "from dataload.storage.core import can_map, core_name; print(core_name(), can_map())"
-    for guard in ("1", "0"):
-        environment = {**os.environ, "DATALOAD_CORE": wanted, "DATALOAD_SIGBUS_GUARD": guard}
-        found = subprocess.run(
-            [sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True
-        )
-        assert found.stdout.split() == [name, str(name == "compiled" and guard == "1")]
+    # Without the package, whose import takes a second.
+    script = (
+        "import sys, types; package = types.ModuleType('dataload'); package.__path__ = sys.argv[1:]; "
+        "sys.modules['dataload'] = package; "
+        "from dataload.storage.core import can_map, core_name; print(core_name(), can_map())"
+    )
+    environment = {**os.environ, "DATALOAD_CORE": wanted, "DATALOAD_SIGBUS_GUARD": guard}
+    command = [sys.executable, "-c", script, *dataload.__path__]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert found.stdout.split() == [name, str(name == "compiled" and guard == "1")]
 
 
 def test_a_misspelt_choice_is_an_error():
@@ -139,6 +146,29 @@ def test_arguments_must_fit_each_other(one):
         one.gather(bytes(8), DATA, 0, 1, numbers(3), 8, PLAIN)
 
 
+@each
+def test_the_time_of_the_file_is_compared(tmp_path, one):
+    path = tmp_path / "data"
+    path.write_bytes(bytes(100))
+    os.utime(path, ns=(0, -1_500_000_001))  # before 1970
+    with path.open("rb") as stream:
+        number, data = stream.fileno(), bytes(100)
+        for changed, size in ((-1_500_000_001, None), (-1_500_000_000, 100), (0, 100)):
+            file = (number, changed)
+            for function, arguments in (
+                (one.gather, (bytearray(8), data, 0, 1, numbers(3), 8, file)),
+                (one.gather_ranges, (bytearray(4), data, numbers(0), numbers(4), file)),
+                (one.copies, (data, numbers(0), numbers(4), file)),
+                (one.hash_ranges, (bytearray(8), data, numbers(0), numbers(4), bytes(32), file)),
+            ):
+                if size is None:
+                    function(*arguments)
+                    continue
+                with pytest.raises(one.MapFault) as caught:
+                    function(*arguments)
+                assert str(caught.value) == str(size)
+
+
 @pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
 class TestCompiled:
     def test_wrong_arguments_are_type_errors(self):
@@ -156,6 +186,9 @@ class TestCompiled:
             (bytearray(8), DATA, 0, 1, object(), 8, PLAIN),
             (bytearray(8), DATA, 0, 1, numbers(1), 2**70, PLAIN),
             (bytearray(8), DATA, 0, 1, numbers(1), 8, None),
+            (bytearray(8), DATA, 0, 1, numbers(1), 8, (3,)),
+            (bytearray(8), DATA, 0, 1, numbers(1), 8, (2**40, 0)),
+            (bytearray(8), DATA, 0, 1, numbers(1), 8, (3, None)),
         ):
             with pytest.raises((TypeError, OverflowError)):
                 _core_c.gather(*arguments)

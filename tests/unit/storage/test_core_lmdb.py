@@ -131,7 +131,7 @@ def changes(draw):
 
 
 @given(changes=changes(), header=st.sampled_from([16, 24]), kind=st.sampled_from([BRANCH, LEAF]), nodes=st.booleans())
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=30)
 def test_mutated_pages(trees, changes, header, kind, nodes):
     if header not in trees:
         return

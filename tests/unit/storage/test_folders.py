@@ -5,7 +5,7 @@ import threading
 
 import pytest
 
-from dataload.errors import CorruptFileError, SourceError, SourceNotFoundError
+from dataload.errors import ChangedFileError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.storage import list_folder, read_files
 from dataload.storage.local import folders
 
@@ -21,7 +21,9 @@ def test_listing(tmp_path):
     (tmp_path / "empty").mkdir()
     os.symlink(tmp_path / "a", tmp_path / "link")
     wanted = {"": {"3.x": 3}, "a": {}, "a/b": {"1.x": 7}, "empty": {}, "link": {}, "link/b": {"1.x": 7}}
-    assert list_folder(str(tmp_path), lambda name: name.endswith(".x")) == wanted
+    os.utime(tmp_path / "a/b/1.x", ns=(0, 2**61))
+    os.utime(tmp_path / "a/2.y", ns=(0, 2**62))
+    assert list_folder(str(tmp_path), lambda name: name.endswith(".x")) == (wanted, 2**61)
 
 
 def test_links_that_lead_nowhere(tmp_path):
@@ -46,17 +48,22 @@ def test_files_are_read_in_order(tmp_path, monkeypatch, slow):
     threads = set()
     read = folders._read_file
 
-    def noted(*arguments):
+    def noted(*arguments, **settings):
         threads.add(threading.get_ident())
-        return read(*arguments)
+        return read(*arguments, **settings)
 
     monkeypatch.setattr(folders, "_read_file", noted)
     monkeypatch.setattr(folders, "_SLOW_SECONDS", 0 if slow else 1e9)
     paths, sizes = [str(tmp_path / name) for name in names], [len(name) for name in names]
-    assert read_files(paths, sizes, range(40)) == [name.encode() for name in names]
+    newest = list_folder(str(tmp_path))[1]
+    assert read_files(paths, sizes, range(40), newest) == [name.encode() for name in names]
     assert (len(threads) > 1) == slow
     sizes[30] -= 1
     with pytest.raises(CorruptFileError, match="the file had 3 bytes when it was opened and has 4 now") as caught:
-        read_files(paths, sizes, range(100, 140))
+        read_files(paths, sizes, range(100, 140), newest)
     assert (caught.value.path, caught.value.index) == (paths[30], 130)
-    assert read_files([], [], []) == []
+    assert read_files([], [], [], 0) == []
+    sizes[30] += 1
+    os.utime(paths[5], ns=(0, newest + 1))
+    with pytest.raises(ChangedFileError, match=r"5\.x: the file was overwritten while it was in use"):
+        read_files(paths, sizes, range(40), newest)

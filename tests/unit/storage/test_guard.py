@@ -8,14 +8,18 @@ import textwrap
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("dataload.storage._core_c") is None, reason="only the compiled core has a guard"
-)
+CORE = importlib.util.find_spec("dataload.storage._core_c")
+pytestmark = pytest.mark.skipif(CORE is None, reason="only the compiled core has a guard")
 
 PREAMBLE = """
-import faulthandler, mmap, os, signal, sys, threading
+import faulthandler, importlib.machinery, importlib.util, mmap, os, signal, sys, threading
 import numpy as np
-from dataload.storage import _core_c
+
+# Without the package, whose import takes a second.
+loader = importlib.machinery.ExtensionFileLoader("dataload.storage._core_c", sys.argv[2])
+spec = importlib.util.spec_from_file_location(loader.name, loader.path, loader=loader)
+_core_c = importlib.util.module_from_spec(spec)
+loader.exec_module(_core_c)
 
 PAGE = mmap.PAGESIZE
 descriptor = os.open(sys.argv[1], os.O_RDWR)
@@ -26,11 +30,11 @@ lengths = np.full(64, PAGE)
 def gather(length=PAGE):
     _core_c.gather(bytearray(64 * length), mapped, 0, PAGE, rows, length, descriptor)
 
-def survives(function=gather):
+def survives(function=gather, at=range(64 * PAGE)):
     try:
         function()
     except _core_c.MapFault as error:
-        assert str(error) == "the file has shrunk"
+        assert int(str(error)) in at
         return True
     return False
 
@@ -43,7 +47,7 @@ def run(tmp_path, script):
     path = tmp_path / "data"
     path.write_bytes(bytes(64 * 65536))
     source = PREAMBLE + textwrap.dedent(script)
-    return subprocess.run([sys.executable, "-c", source, path], capture_output=True, text=True, timeout=50)
+    return subprocess.run([sys.executable, "-c", source, path, CORE.origin], capture_output=True, text=True, timeout=50)
 
 
 def check(tmp_path, script):
@@ -67,7 +71,7 @@ def test_every_function_survives(tmp_path):
             lambda: _core_c.hash_ranges_portable(bytearray(512), mapped, rows * PAGE, lengths, bytes(32), descriptor),
         ):
             for _ in range(100):
-                assert survives(function)
+                assert survives(function, [3 * PAGE])
         os.truncate(descriptor, 64 * PAGE)
         assert not survives()
         print("ok")
@@ -80,7 +84,7 @@ def test_the_rest_of_the_last_page_is_not_believed(tmp_path):
         tmp_path,
         """
         os.truncate(descriptor, 64 * PAGE - 1)  # reads as 0, without a fault
-        assert survives()
+        assert survives(at=[64 * PAGE - 1])
         print("ok")
         """,
     )

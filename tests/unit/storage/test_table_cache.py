@@ -354,7 +354,7 @@ def test_whoever_reads_the_data_may_read_the_table(even, tmp_path):
     assert found.stat().st_mode & 0o777 == 0o644, "and only its owner may write it"
 
 
-@settings(max_examples=80, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_damaged_tables_are_never_believed(tmp_path, data):
     path = tmp_path / "x.tar"
@@ -612,7 +612,7 @@ ANY_ARRAYS = st.dictionaries(
 )
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arrays=ANY_ARRAYS, extras=st.dictionaries(st.text(max_size=5), st.text(max_size=20) | st.integers(), max_size=3))
 def test_whatever_is_stored_is_loaded(tmp_path, arrays, extras):
     for old in kept(tmp_path):

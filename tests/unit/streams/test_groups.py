@@ -82,7 +82,7 @@ def cases(draw):
 SIZES = st.lists(st.integers(1, 9), min_size=1, max_size=3)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(cases(), SIZES, st.data())
 def test_groups_of_any_size_equal_groups_of_one_also_after_a_resume(case, sizes, data):
     with groups_of(1):

@@ -164,7 +164,7 @@ def loader_of(case, **changes):
     return MultiStreamLoader(streams.count_up, case["lengths"], **settings_)
 
 
-@settings(max_examples=80)
+@settings(max_examples=30)
 @given(cases())
 def test_batches_are_those_of_a_slow_model(case):
     with loader_of(case) as loader:
@@ -177,7 +177,7 @@ def test_batches_are_those_of_a_slow_model(case):
             assert found == expected
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(cases(), st.data())
 def test_a_resume_at_any_step_gives_what_is_left(case, draw):
     epochs = expected_of(case, steps=12)
@@ -942,3 +942,22 @@ def test_a_stuck_stream_is_warned_of_then_given_up_and_named(tmp_path):
     for thread in threading.enumerate():
         if thread.name.startswith("dataload"):
             thread.join(10)
+
+
+def ragged(sequence, context):
+    return ({"tokens": np.ones(n, int), "labels": np.ones(n, int)} for n in (1, 2, 3))
+
+
+def test_pad_values():
+    def first(**settings):
+        with MultiStreamLoader(
+            ragged, ["a", "b"], batch_size=2, chunk=2, collate={"tokens": "pad", "labels": "pad"}, **settings
+        ) as loader:
+            batches = iter(loader)
+            next(batches)
+            return next(batches)["labels"].min()
+
+    assert first(pad_value={"labels": -100}) == -100
+    with pytest.warns(UserWarning, match="padding fills the integer fields labels, tokens with 0") as warned:
+        assert first() == 0
+    assert len(warned) == 1

@@ -87,6 +87,23 @@ def test_samples_are_collated_as_by_torch(kind):
     check(Made(MAKES[kind]), batch_size=4)
 
 
+class Left(Made):
+    """A data set that leaving destroys, as those of Hugging Face."""
+
+    def __enter__(self):
+        raise AssertionError("the loader entered it")
+
+    def __exit__(self, *_):
+        del self.make
+
+
+def test_a_data_set_is_neither_entered_nor_left():
+    for workers in (0, 1):
+        dataset = Left(identity)
+        check(dataset, batch_size=4, num_workers=workers)
+        assert dataset[3] == 3
+
+
 COLUMNS = {
     "source of arrays": lambda: MemorySource(
         {"x": np.arange(33.0, dtype=np.float32).reshape(11, 3), "y": np.arange(11), "u": np.arange(11, dtype=np.uint8)}

@@ -213,7 +213,9 @@ def test_the_state_of_another_order_is_refused(other):
 
 
 def test_the_source_must_have_all_records():
-    with pytest.raises(ConfigError, match="the sampler chooses from 20 records, and the source has 19"):
+    with pytest.raises(
+        ConfigError, match=r"the sampler was made for a source of 20 records, and this one has 19: make it anew$"
+    ):
         Loader(RangeSource(19), batch_sampler=sampler(6, 6, 8))
 
 
@@ -246,7 +248,6 @@ def test_orders_can_be_judged(mode, chunk):
     assert (report.records, report.steps, report.looked_at) == (2000, streams.steps(0), served)
     assert report == order_report(streams)  # whatever the ranks
     assert report.multiplicity.verdict == "each record comes once" or mode == "independent"
-    assert report.repeats.again is not None
     json.dumps(report.to_json())
 
 

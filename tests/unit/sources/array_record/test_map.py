@@ -50,7 +50,7 @@ def no_package(monkeypatch):
     monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
 
 
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_every_record_is_the_packages(tmp_path, data):
     size = st.one_of(
@@ -275,7 +275,7 @@ def structure(tmp_path_factory):
     return path, wanted, sorted({at for edge in edges for at in range(edge, edge + 260)}), edges[-1]
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_mutated_file_gives_an_error_or_what_it_holds(tmp_path, structure, data):
     """Never another record's bytes: a record equals the original but for the bytes that were changed in it."""

@@ -239,7 +239,7 @@ def test_damaged_dataset_info(tmp_path, text, error, message):
         ({"filepathTemplate": "{SPLIT}/"}, "train/"),
         ({"filepathTemplate": "."}, "."),
         ({"filepathTemplate": "{SPLIT}\0"}, "train\\x00"),
-        ({"filepathTemplate": "x" * 256}, "x" * 80),
+        ({"filepathTemplate": "x y" * 5000}, ("x y" * 80)[:80]),
         ({"name": "/../train"}, "demo-/../train.array_record-00000-of-00001"),
         ({"name": "..", "filepathTemplate": "{SPLIT}/x"}, "../x"),
     ],
@@ -248,10 +248,7 @@ def test_files_stay_in_the_directory(tmp_path, split, shown):
     split = {"name": "train", "shardLengths": ["1"], **split}
     info = {"fileFormat": "array_record", "name": "demo", "splits": [split]}
     (tmp_path / "dataset_info.json").write_text(json.dumps(info))
-    message = (
-        rf"dataset_info\.json: the names of split '{re.escape(split['name'])}' lead to the file '{re.escape(shown)}': "
-        "expected a path inside the directory, of at most 255 characters"
-    )
+    message = rf"dataset_info\.json: it names a file that it may not: '{re.escape(shown)}' is not the name of a file"
     with pytest.raises(CorruptFileError, match=message):
         TfdsSource(tmp_path, split="train")
 

@@ -5,10 +5,13 @@ from __future__ import annotations
 import datetime
 import decimal
 import io
+import itertools
+import json
 import pickle
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
@@ -157,12 +160,142 @@ def test_a_tensor_that_is_stored_transposed(tmp_path):
         assert (source.read_batch([0, 1])["x"] == column.to_numpy_ndarray()).all()
 
 
+def permuted(shape, order, rows=5, kind=None):
+    """Tensors of a physical shape, and their values in the logical order: axis i is the physical axis order[i]."""
+    physical = np.arange(rows * np.prod(shape), dtype=np.int32).reshape(rows, *shape)
+    items = pa.FixedSizeListArray.from_arrays(pa.array(physical.ravel()).cast(kind or pa.int32()), physical[0].size)
+    tensor = pa.fixed_shape_tensor(items.type.value_type, shape, permutation=order, dim_names=list("hwc")[: len(shape)])
+    return pa.ExtensionArray.from_storage(tensor, items), physical.transpose(0, *(axis + 1 for axis in order))
+
+
+def written(path, columns, compression=None):
+    table = pa.table(columns)
+    with pa.OSFile(str(path), "wb") as file:
+        options = pa.ipc.IpcWriteOptions(compression=compression)
+        with pa.ipc.new_file(file, table.schema, options=options) as writer:
+            writer.write_table(table, max_chunksize=3)
+    return path
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))], ids=str)
+def test_permuted_tensors_beside_dictionaries_and_inside_of_others(tmp_path, order, compression):
+    """pyarrow cannot make an empty array of such a type, which a file with dictionaries needed."""
+    tensors, want = permuted((2, 3, 4), order)
+    word = pa.array(["a", "b", "a", "b", "a"]).dictionary_encode()
+    structs = pa.StructArray.from_arrays([tensors, word], names=["t", "word"])
+    lists = pa.ListArray.from_arrays(pa.array([0, 2, 2, 3, 4, 5]), tensors)
+    pairs = pa.FixedSizeListArray.from_arrays(pa.concat_arrays([tensors, tensors]), 2)
+    columns = {"x": tensors, "word": word, "in": structs, "list": lists, "pair": pairs}
+    path = written(tmp_path / "x.arrow", columns, compression)
+    doubled = np.concatenate([want, want]).reshape(5, 2, *want.shape[1:])
+    with dataload.open(path) as source:
+        assert source.fields["x"].shape == want.shape[1:]
+        assert source.fields["pair"].shape == doubled.shape[1:]
+        rows = [4, 0, 2]
+        batch = source.read_batch(rows, ["x", "word", "in", "pair"])
+        for found in (batch["x"], batch["in"]["t"], np.stack([each["x"] for each in source.read(rows)])):
+            np.testing.assert_array_equal(found, want[rows])
+        np.testing.assert_array_equal(batch["pair"], doubled[rows])
+        assert [each["word"] for each in source.read(rows)] == ["a", "a", "a"]
+        assert [len(each["list"]) for each in source] == [2, 0, 1, 1, 1]
+        np.testing.assert_array_equal(source[0]["list"], want[:2])
+    if order in ((0, 2, 1), (2, 1, 0)):  # pyarrow itself gives the wrong strides for other orders
+        np.testing.assert_array_equal(tensors.to_numpy_ndarray(), want)
+
+
+def test_permuted_tensors_are_converted(tmp_path):
+    tensors, want = permuted((2, 3), (1, 0))
+    path = written(tmp_path / "x.arrow", {"x": tensors})
+    for name in ("y.arrow", "y.parquet", "y.syr"):
+        with dataload.open(path) as source:
+            dataload.convert.convert(source, tmp_path / name)
+        with dataload.open(tmp_path / name) as source:
+            np.testing.assert_array_equal(source.read_batch(range(5))["x"], want)
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.int32())])
+def test_tensors_of_what_are_no_numbers(tmp_path, kind):
+    values = [str(i) if kind == pa.string() else [i] for i in range(6)]
+    tensor = pa.fixed_shape_tensor(kind, [2])
+    column = pa.ExtensionArray.from_storage(tensor, pa.FixedSizeListArray.from_arrays(pa.array(values, kind), 2))
+    with dataload.open(written(tmp_path / "x.arrow", {"x": column})) as source:
+        assert [each["x"] for each in source] == [values[i : i + 2] for i in (0, 2, 4)]
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"shape": [2, 3], "permutation": [0, 0]},
+        {"shape": [2, 3], "permutation": [1]},
+        {"shape": [2, 3], "permutation": [0, 2]},
+        {"shape": [2, 3], "permutation": [-1, 0]},
+        {"shape": [1 << 32, 1 << 32]},
+        {"shape": [3]},
+        {"shape": [-2, -3]},
+        {"shape": "x"},
+        {},
+    ],
+    ids=str,
+)
+def test_tensors_of_impossible_shapes(tmp_path, metadata):
+    kind = {"ARROW:extension:name": "arrow.fixed_shape_tensor", "ARROW:extension:metadata": json.dumps(metadata)}
+    schema = pa.schema([pa.field("x", pa.list_(pa.int32(), 6), metadata=kind)])
+    table = pa.Table.from_arrays([permuted((2, 3), (0, 1))[0].storage], schema=schema)
+    for suffix, write in ((".arrow", pa.feather.write_feather), (".parquet", pq.write_table)):
+        path = tmp_path / f"x{suffix}"
+        write(table, path)
+        with pytest.raises(CorruptFileError, match=rf"x\{suffix}: "):
+            len(dataload.open(path))
+
+
+def spoiled(data):
+    """The bytes of a file in which a name is not UTF-8, wherever it stands."""
+    return data.replace(b"SPOILED", b"SPO\xffLED")
+
+
+NAMED = pa.StructArray.from_arrays([COLUMNS["int"][:3]], names=["SPOILED"])
+
+
+@pytest.mark.parametrize("compression", [None, "zstd"])
+@pytest.mark.parametrize(
+    "column",
+    [
+        NAMED,
+        pa.StructArray.from_arrays([NAMED], names=["inner"]),
+        pa.ListArray.from_arrays(pa.array([0, 1, 2, 3]), NAMED),
+        pa.FixedSizeListArray.from_arrays(NAMED, 1),
+        pa.MapArray.from_arrays(pa.array([0, 1, 2, 3]), pa.array(list("abc")), NAMED),
+        pa.StructArray.from_arrays([COLUMNS["word"][:3]], names=["SPOILED"]),
+        pa.array([[1], [2], [3]], pa.list_(pa.field("SPOILED", pa.int8()))),
+    ],
+    ids=lambda column: str(column.type)[:40],
+)
+def test_names_in_types_that_are_not_utf8(tmp_path, column, compression):
+    """pyarrow decodes a name when it is asked for, long after the file was opened."""
+    path = written(tmp_path / "x.arrow", {"n": COLUMNS["int"][:3], "x": column}, compression)
+    path.write_bytes(spoiled(path.read_bytes()))
+    with pytest.raises(CorruptFileError, match=r"x\.arrow: a name in column 1 is not UTF-8: b'SPO\\xffLED'"):
+        len(dataload.open(path))
+
+
+@pytest.mark.parametrize("suffix", [".arrow", ".parquet"])
+def test_names_of_columns_that_are_not_utf8(tmp_path, suffix):
+    path = tmp_path / f"x{suffix}"
+    table = pa.table({"SPOILED": [1]})
+    pq.write_table(table, path) if suffix == ".parquet" else written(path, table)
+    path.write_bytes(spoiled(path.read_bytes()))
+    with pytest.raises(CorruptFileError, match=rf"x\{suffix}: .*(not UTF-8|utf-8)"):
+        len(dataload.open(path))
+
+
 @pytest.mark.parametrize(
     "column",
     [
         *(pa.array([1, 2, None]), pa.array(["a", "b", None]), pa.array([[1], [2], None]), pa.array([[1], [2], [None]])),
         *(pa.array([{"x": 1}, {"x": 2}, None]), pa.array([True, False, None]), pa.array([None] * 3)),
         pa.array([[1, 2], [3, 4], [None, 5]], pa.list_(pa.int8(), 2)),
+        pa.array([[0.5], [1.5], None], pa.list_(pa.float32(), 1)),
     ],
 )
 def test_a_null_is_an_error_of_its_record_only(tmp_path, column):
@@ -356,3 +489,11 @@ def test_values_are_decoded_where_asked(tmp_path):
         ConfigError, match=r"decode names the field 'n' of .*: it is int64 \(\), and decoders take bytes"
     ):
         len(ParquetSource(tmp_path / "a.parquet", decode={"n": "image"}))
+
+
+def test_a_struct_of_a_union(tmp_path):
+    """pyarrow ends the process if it flattens one."""
+    union = pa.UnionArray.from_dense(pa.array([0, 0], pa.int8()), pa.array([0, 1], pa.int32()), [pa.array(["a", "b"])])
+    table = pa.table({"x": pa.StructArray.from_arrays([union], ["u"])})
+    with ArrowSource(write_arrow(tmp_path / "a.arrow", table)) as source:
+        assert source.read([1, 0]) == [{"x": {"u": "b"}}, {"x": {"u": "a"}}]

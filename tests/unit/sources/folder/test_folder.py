@@ -262,12 +262,191 @@ def test_folders_that_hold_no_classes(tmp_path):
         FolderSource(f"{flat}/{{key}}.png", labels=labels)
 
 
-def test_shards_come_first(tmp_path):
-    root = fill(tmp_path / "img", ["cat/a.png"])
-    with dataload.create(root / "x.tar") as writer:
-        writer.write({"cls": 3})
+IMAGES = ["cat/a.png", "cat/b.png", "dog/c.png", "dog/d.png"]
+
+
+@pytest.mark.parametrize(
+    ("stray", "shown", "pattern"),
+    [
+        (["x.tar"], r"1: x\.tar", r"x\.tar|\*\.tar"),
+        (["cat/x.parquet", "cat/y.parquet"], r"2: cat/x\.parquet, cat/y\.parquet", r"cat/\*\.parquet"),
+        (
+            [f"tables/{n}.jsonl.gz" for n in range(4)],
+            r"4: tables/0.*, tables/1.*, tables/2.*, \.\.\.",
+            r"tables/\*\.jsonl\.gz",
+        ),
+        (["x.csv"], r"1: x\.csv", r"\*\.csv"),
+        (["metadata.csv", "x.csv"], r"1: x\.csv", r"\*\.csv"),
+    ],
+)
+def test_images_beside_shards_are_ambiguous(tmp_path, stray, shown, pattern):
+    root = fill(tmp_path / "img", [*IMAGES, *stray])
+    both = r"img has both images or audio \(4: cat/a\.png, cat/b\.png, dog/c\.png, \.\.\.\) and files of other formats"
+    labels = r"labels='.*/img/x\.csv' to join its rows to them, " if "x.csv" in stray else ""
+    meant = rf"say what you mean: format='folder' for the images alone, {labels}or a pattern such as"
+    with pytest.raises(
+        ConfigError, match=rf"{both} \({shown}\): {meant} '.*/img/({pattern})' for the files$"
+    ) as refused:
+        dataload.open(root)
+    assert refused.value.key == "paths"
+    if "metadata.csv" not in stray and not stray[0].startswith("tables"):
+        with dataload.open(root, format="folder") as source:
+            assert len(source) == 4
+
+
+def test_the_ways_to_choose_are_understood(tmp_path):
+    root = fill(tmp_path / "img", IMAGES)
+    (root / "labels.csv").write_text("file,age\n" + "".join(f"{name},{n}\n" for n, name in enumerate(IMAGES)))
+    with dataload.open(root, labels=root / "labels.csv") as source:
+        assert [record["age"] for record in source] == [0, 1, 2, 3]
+    with dataload.open(root, pattern="{label}/{key}.png") as source:
+        assert len(source) == 4
+    (root / "x.jsonl").write_text('{"x": 1}\n')
+    with dataload.open(f"{root}/*.jsonl") as source:
+        assert source[0] == {"x": 1}
+    with dataload.open(root, split=None) as source:
+        assert source.fields["label"].classes == ("cat", "dog")
+
+
+def test_text_and_descriptions_are_no_second_kind(tmp_path):
+    root = fill(tmp_path / "img", [*IMAGES, "README.md", "LICENSE", "cat/a.txt", "cat/a.json", "info.json", ".x.csv"])
     with dataload.open(root) as source:
-        assert type(source).__name__ == "TarSource"
+        assert (type(source), len(source)) == (FolderSource, 4)
+    shards = tmp_path / "shards"
+    shards.mkdir()
+    with dataload.create(shards / "x.tar", shards=2) as writer:
+        writer.extend({"cls": n} for n in range(4))
+    fill(shards, ["preview/a.png"])
+    with dataload.open(shards) as source:  # the manifest says which
+        assert len(source) == 4
+
+
+# Files that describe images, as in the image folders of Hugging Face
+
+
+def test_metadata_beside_images_is_joined(tmp_path):
+    root = fill(tmp_path / "img", ["a.png", "in/b.png"])
+    (root / "metadata.csv").write_text("file_name,text,label\na.png,an a,x\nin/b.png,a b,y\n")
+    with dataload.open(root) as source:
+        assert [(r["__key__"], r["text"], r["label"]) for r in source] == [("a", "an a", 0), ("in/b", "a b", 1)]
+        assert source.fields["label"].classes == ("x", "y")
+        np.testing.assert_array_equal(source[0]["image"], pixels(root / "a.png"))
+        before = source.fingerprint()
+    (root / "metadata.csv").unlink()
+    rows = ['{"file_name": "a.png", "n": 1, "f": 1, "b": true, "o": {"bbox": [[1, 2]]}}', ""]
+    (root / "metadata.jsonl").write_text("\n".join(rows))
+    (root / "in" / "metadata.jsonl").write_text(
+        '{"file_name": "b.png", "f": 0.5, "n": 2, "b": false, "o": {"bbox": []}}'
+    )
+    with dataload.open(root) as source:
+        assert [(r["n"], r["f"], r["b"], r["o"]) for r in source] == [
+            (1, 1.0, True, {"bbox": [[1, 2]]}),
+            (2, 0.5, False, {"bbox": []}),
+        ]
+        assert [str(source.fields[name]) for name in "nfbo"] == ["int64 ()", "float64 ()", "bool ()", "unknown"]
+        source[0]["o"]["bbox"].append(3)
+        assert source[0]["o"] == {"bbox": [[1, 2]]}, "a record belongs to the caller"
+        assert source.read_batch([1, 0])["n"].tolist() == [2, 1]
+        assert source.fingerprint() != before
+
+
+@pytest.mark.parametrize(
+    ("files", "error", "message"),
+    [
+        (
+            {"metadata.jsonl": "{}"},
+            ConfigError,
+            "metadata.jsonl has the columns , and none of file, filename, file_name",
+        ),
+        ({"metadata.jsonl": "[1]"}, CorruptFileError, "line 1 must be an object with the fields of the first, if any"),
+        ({"metadata.jsonl": "{"}, CorruptFileError, "line 1 is not JSON: "),
+        (
+            {"metadata.jsonl": '{"file_name": "a.png", "x": 1}\n{"file_name": "b.png"}'},
+            CorruptFileError,
+            "line 2 must be an object with the fields of the first, file_name, x",
+        ),
+        ({"metadata.csv": "file_name\na.png\n"}, ConfigError, r"has no row for 'in/b.png' \(1 of 2 files have none\)"),
+        (
+            {"metadata.csv": "file_name\na.png\n", "metadata.jsonl": '{"file_name": "a.png"}'},
+            CorruptFileError,
+            r"line 1: 'a.png' has two rows, the first at line 2 of .*metadata.csv",
+        ),
+        (
+            {"metadata.csv": "file_name,x\na.png,1\n", "in/metadata.csv": "file_name,y\nb.png,2\n"},
+            ConfigError,
+            r"in/metadata.csv has the columns y, and .*img/metadata.csv x: give all the same columns",
+        ),
+    ],
+)
+def test_metadata_that_do_not_fit(tmp_path, files, error, message):
+    root = fill(tmp_path / "img", ["a.png", "in/b.png"])
+    for name, text in files.items():
+        (root / name).write_text(text)
+    with pytest.raises(error, match=message):
+        dataload.open(root)
+
+
+# Splits
+
+
+def zipped(root):
+    return shutil.make_archive(str(root), "zip", root.parent, root.name)
+
+
+SPLIT = [f"{split}/{name}" for split in ("train", "Val") for name in (*NAMES[2:], "dog/9.png")]
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_splits_are_no_classes(tmp_path, packed):
+    root = fill(tmp_path / "data", SPLIT)
+    path = zipped(root) if packed else root
+    opens = "" if packed else r"open one of them, dataload\.open\('.*/data/train'\), or "
+    message = rf"has the folders Val, train, which are names of splits, not of classes: {opens}pass split='train'; if "
+    with pytest.raises(ConfigError, match=message + "they are classes, pass split=None$") as refused:
+        dataload.open(path)
+    assert refused.value.key == "split"
+    with dataload.open(path, split="train") as source, dataload.open(root / "train") as alone:
+        assert source.fields["label"] == alone.fields["label"]
+        assert [record["__key__"] for record in source] == [f"train/{record['__key__']}" for record in alone]
+        assert source.read_batch([0, 4])["label"].tolist() == alone.read_batch([0, 4])["label"].tolist()
+        np.testing.assert_array_equal(source[3]["image"], alone[3]["image"])
+    with dataload.open(path, split=None) as source:
+        assert source.fields["label"].classes == ("Val", "train")
+    with pytest.raises(ConfigError, match=r"has no folder of the split 'val': did you mean 'Val'\? Known: Val, train"):
+        dataload.open(path, split="val")
+
+
+def test_one_folder_of_another_name_makes_classes_of_all(tmp_path):
+    with dataload.open(fill(tmp_path / "a", ["train/a.png", "bus/b.png"])) as source:
+        assert source.fields["label"].classes == ("bus", "train")
+    with dataload.open(fill(tmp_path / "b", ["test/a.png"])) as source:
+        assert source.fields["label"].classes == ("test",)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_splits_with_metadata(tmp_path, packed):
+    root = fill(tmp_path / "data", ["train/a.png", "test/b.png"])
+    (root / "metadata.csv").write_text("file_name,x\ntrain/a.png,1\ntest/b.png,2\n")
+    path = zipped(root) if packed else root
+    with pytest.raises(ConfigError, match="has the folders test, train, which are names of splits"):
+        dataload.open(path)
+    for split, expected in (("train", [1]), ("test", [2]), (None, [2, 1])):
+        with dataload.open(path, split=split) as source:
+            assert [record["x"] for record in source] == expected
+    (root / "metadata.csv").unlink()
+    for split, name in (("train", "a.png"), ("test", "b.png")):
+        (root / split / "metadata.jsonl").write_text(f'{{"file_name": "{name}", "x": "{split}"}}')
+    with dataload.open(zipped(root) if packed else root, split="test") as source:
+        assert [record["x"] for record in source] == ["test"]
+
+
+def test_splits_in_configs_and_on_the_command_line(tmp_path):
+    root = fill(tmp_path / "data", SPLIT)
+    config = {"source": {"path": str(root), "split": "train"}, "loader": {"batch_size": 4}}
+    with dataload.from_config(config) as loader:
+        assert len(loader.source) == 6
+    run = CliRunner().invoke(app, ["inspect", str(root), "-o", "split=train", "--json"])
+    assert '"records": 6' in run.stdout, run.output
 
 
 def test_several_folders_have_the_classes_of_all(tmp_path):
@@ -296,6 +475,7 @@ def test_files_that_changed_or_vanished(tmp_path):
         (root / "cat" / "a.png").write_bytes(image(0) + b"x")
         (root / "cat" / "b.png").unlink()
         (root / "cat" / "c.png").write_bytes(b"x" * len(image(2)))
+        os.utime(root / "cat" / "c.png", (0, 0))  # as if nobody had overwritten it
         (root / "cat" / "d.png").unlink()
         os.mkfifo(root / "cat" / "d.png")
         with pytest.raises(CorruptFileError, match=r"the file had .* bytes when it was opened and has") as caught:

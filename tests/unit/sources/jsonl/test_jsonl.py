@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import dataload
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.jsonl import reader
-from dataload.sources.jsonl.lines import Lines, find_lines, pack, unpack
+from dataload.sources.jsonl.lines import find_lines, pack, unpack
 from dataload.sources.jsonl.reader import JsonlSource
 from dataload.storage.table_cache import CachedTable
 
@@ -25,8 +25,20 @@ from dataload.storage.table_cache import CachedTable
 def test_lines_are_those_of_the_text_however_it_is_cut(text, size):
     data = text.encode()
     found = find_lines(data[start : start + size] for start in range(0, len(data), size))
-    lines = [data[start : start + length] for start, length in zip(*map(np.ndarray.tolist, found), strict=True)]
-    assert lines == [line for line in data.split(b"\n") if line not in (b"", b"\r")]
+    starts, lengths = found.spans(np.arange(len(found)))
+    lines = [data[start : start + length] for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)]
+    filled = [line for line in data.split(b"\n") if line not in (b"", b"\r")]
+    assert [line.split(b"\n")[0] for line in lines] == filled
+    assert all(not line[len(first) :].strip() for line, first in zip(lines, filled, strict=True))
+
+
+def test_lines_take_two_bytes_each():
+    data = b"1\n\n22\n" * 100_000
+    found = find_lines(data[start : start + 1000] for start in range(0, len(data), 1000))
+    assert found.places.nbytes + found.firsts.nbytes < len(found) * 2 + 200
+    starts, lengths = found.spans(np.array([199_999, 0, 1]))
+    assert starts.tolist() == [600_000 - 3, 0, 3]
+    assert lengths.tolist() == [3, 3, 3]
 
 
 def write(path, data):
@@ -121,7 +133,7 @@ def test_a_line_beyond_the_limit(tmp_path):
     source = JsonlSource(write(tmp_path / "a.jsonl", b'{}\n{"a": "' + b"x" * 100 + b'"}\n'), max_record_bytes=1000)
     assert source[0] == {}
     with pytest.raises(
-        CorruptFileError, match="record 1: the record takes 3,488 bytes of memory, and max_record_bytes"
+        CorruptFileError, match="record 1: the record takes 3,520 bytes of memory, and max_record_bytes"
     ):
         source[1]
 
@@ -148,17 +160,27 @@ def test_offsets_of_a_large_file_are_found_once(tmp_path, monkeypatch):
 
 
 def test_only_lines_of_the_file_are_taken_from_the_cache():
-    starts = np.arange(60_000) * 5
-    for lines in (Lines(starts, np.full(60_000, 4)), Lines(starts + (starts > 9), np.full(60_000, 4))):
-        packed = pack(lines)
-        found = unpack(packed, 300_001)
-        assert (found.starts == lines.starts).all()
-        assert (found.lengths == lines.lengths).all()
-        assert unpack(packed, 250_000) is None
-    lengths = np.full(60_000, 4, np.uint32)
-    assert unpack(CachedTable({"lengths": lengths}, {"first": -1}), 400_000) is None
-    assert unpack(CachedTable({"lengths": lengths, "starts": starts[::-1].copy()}, {"first": 0}), 400_000) is None
-    assert pack(Lines(starts[:10], starts[:10])) is None
+    data = b"1234\n" * 60_000
+    lines = find_lines([data])
+    packed = pack(lines)
+    assert packed is not None
+    found = unpack(packed, len(data))
+    assert found is not None
+    every = np.arange(60_000)
+    assert all((ours == theirs).all() for ours, theirs in zip(found.spans(every), lines.spans(every), strict=True))
+    assert unpack(packed, len(data) - 1) is None
+    of_0_2 = CachedTable({"lengths": np.full(60_000, 4, np.uint32)}, {"first": 0})
+    assert unpack(of_0_2, len(data)) is None
+    places, firsts = packed.arrays["places"], packed.arrays["firsts"]
+    for wrong in (
+        {"places": places[::-1].copy(), "firsts": firsts},
+        {"places": places, "firsts": firsts[::-1].copy()},
+        {"places": places, "firsts": firsts[:-1]},
+        {"places": places[:-1], "firsts": firsts},
+        {"places": places.astype(np.int64), "firsts": firsts},
+    ):
+        assert unpack(CachedTable(wrong, packed.extras), len(data)) is None
+    assert pack(find_lines([data[:50]])) is None
 
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.zst"])

@@ -21,7 +21,7 @@ from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.tree import read_tree, subdatabases
 
 PAGE = 4096
-MUTANTS = 200  # of each file
+MUTANTS = 80  # of each file
 
 
 def small(n):

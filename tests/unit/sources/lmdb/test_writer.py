@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from dataload.codecs.tensorprotos import decode
-from dataload.errors import ConfigError, SourceError
+from dataload.errors import ConfigError, MachineError, SourceError
 from dataload.sources.lmdb import write_environment as lmdb_environment
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.writer import LMDBWriter
@@ -49,6 +49,34 @@ def test_the_map_grows(tmp_path, monkeypatch):
     assert [value for _, value in stored(path)] == values
     pages = sum(-(-(len(value) + 16) // 4096) for value in values)
     assert (path / "data.mdb").stat().st_size < 1.2 * 4096 * pages  # no larger than the data need
+
+
+@pytest.mark.parametrize("call", ["begin", "sync", "open"])
+def test_a_full_disk_is_said_with_the_space_that_is_needed(tmp_path, monkeypatch, call):
+    """LMDB calls it an input/output error, because less was written than it asked for."""
+    message = (
+        r"cannot write .*: mdb_txn_commit: Input/output error; the records of the next transaction take "
+        rf"{'0' if call == 'open' else '1,010'} bytes, and [\d,]+ bytes are free in /"
+    )
+
+    def fail(*_, **__):
+        raise lmdb.Error("mdb_txn_commit: Input/output error")
+
+    def write():
+        with LMDBWriter(tmp_path / "o") as writer:
+            environment = writer._environment
+            if call == "sync":
+                monkeypatch.setattr(type(environment), "flush", lambda self: None)
+            if call != "open":
+                failing = type("Failing", (), {call: fail, "close": lambda self: None})
+                monkeypatch.setattr(environment, "_environment", failing())
+            writer.write(bytes(1000))
+
+    if call == "open":
+        monkeypatch.setattr(lmdb, "open", fail)
+    with pytest.raises(MachineError, match=message):
+        write()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_codec(tmp_path):

@@ -194,7 +194,7 @@ class TestIndex:
             TarSource([path, path], index=["a.idx"])
         with pytest.raises(ConfigError, match=r"x.tar is in paths twice, with two indexes: a.idx, b.idx"):
             TarSource([path, path], index=["a.idx", "b.idx"])
-        with pytest.raises(ConfigError, match="index is True: pass the paths"):
+        with pytest.raises(ConfigError, match="index must be text, a path, a list, False or None; got True"):
             TarSource(path, index=True)
         with pytest.raises(SourceNotFoundError, match=r"there is no a.idx"):
             len(TarSource(path, index="a.idx"))

@@ -29,7 +29,7 @@ def test_checksums_are_those_of_the_library():
     assert records.crc_of_rows(rows).tolist() == [google_crc32c.value(row.tobytes()) for row in rows]
 
 
-@pytest.mark.parametrize("lengths", [[0] * 40, [1, 100_000, 3, 0, 400_000, *[9] * 30_000, 300_000, 5]])
+@pytest.mark.parametrize("lengths", [[0] * 40, [1, 100_000, 3, 0, 400_000, *[9] * 6_000, 300_000, 5]])
 def test_records_are_found_in_few_reads(tmp_path, lengths):
     """Small ones many at a time, large ones without what lies between."""
     data = Path(build(tmp_path / "x.tfrecord", lengths)).read_bytes()

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload.errors import CorruptFileError
-from dataload.storage.core import core_name
-from dataload.storage.local import files, unmapped
+from dataload.errors import ChangedFileError, CorruptFileError, MachineError
+from dataload.storage.core import core, core_name
+from dataload.storage.local import files, mapped, unmapped
 from dataload.storage.local.files import LocalStorage
 from dataload.storage.local.mapped import MappedFile
 from dataload.storage.local.unmapped import UnmappedFile
@@ -123,16 +123,80 @@ def test_a_file_that_has_shrunk_is_an_error(tmp_path, kind, read):
     assert (caught.value.path, caught.value.offset) == (str(path), 1000)
 
 
+def write(path, data, offset=0):
+    """Write in place, a second after the last change: coarse clocks need not tell what is within milliseconds."""
+    before = os.stat(path).st_mtime_ns
+    with open(path, "r+b") as stream:
+        stream.seek(offset)
+        stream.write(data)
+    os.utime(path, ns=(before, before + 10**9))
+
+
 @each
-def test_a_file_that_grows_or_is_replaced_is_no_concern(tmp_path, kind):
+@pytest.mark.parametrize("read", READS.values(), ids=READS)
+@pytest.mark.parametrize(("data", "offset"), [(b"", 0), (CONTENT[::-1], 0), (b"x", 200), (b"more", len(CONTENT))])
+def test_a_file_that_is_written_to_is_an_error(tmp_path, kind, read, data, offset):
+    if kind is MappedFile and core_name() == "numpy":
+        pytest.skip("without the compiled core, files are not mapped")
+    path, rows = tmp_path / "data", (np.array([100, 68_000]), np.array([10, 10]))
+    path.write_bytes(CONTENT)
+    os.utime(path, ns=(0, 10**18))
+    file = kind(str(path))
+    read(file, *rows)
+    assert not file.is_written()
+    write(path, data, offset)
+    with pytest.raises(ChangedFileError) as caught:
+        read(file, *rows)
+    assert str(caught.value) == (
+        f"{path}: the file was overwritten while it was in use: it was last changed at 2001-09-09 01:46:40 UTC when it "
+        "was opened, and was changed again at 2001-09-09 01:46:41 UTC. What was read of it before is what it held when "
+        "it was opened; what would be read since may be torn (part old, part new). Open the data set again, and "
+        "replace files by renaming new ones over them"
+    )
+    assert file.is_written()
+    file.may_be_written = True  # as LMDB's
+    read(file, *rows)
+
+
+@each
+def test_a_file_that_is_replaced_or_deleted_is_no_concern(tmp_path, kind):
     path = tmp_path / "data"
     path.write_bytes(CONTENT)
     file = kind(str(path))
-    with path.open("ab") as stream:
-        stream.write(b"more")
+    (tmp_path / "new").write_bytes(CONTENT[::-1])
+    os.chmod(path, 0o600)
+    os.link(path, tmp_path / "link")
+    os.replace(tmp_path / "new", path)
     assert file.read(0, 9) == CONTENT[:9]
     path.unlink()
     assert file.read(0, 9) == CONTENT[:9]
+
+
+@pytest.mark.parametrize("grown", [False, True])
+def test_a_fault_in_a_file_that_has_not_shrunk(tmp_path, monkeypatch, grown):
+    """The disk has failed, or the file is of its old size again."""
+
+    class Core:
+        MapFault = core().MapFault
+
+        @staticmethod
+        def copies(*_):
+            raise Core.MapFault("4096")
+
+    path = tmp_path / "data"
+    path.write_bytes(CONTENT)
+    file = MappedFile(str(path))
+    if grown:
+        write(path, CONTENT)
+    monkeypatch.setattr(mapped, "core", lambda: Core)
+    with pytest.raises(ChangedFileError if grown else MachineError) as caught:
+        file.read(5000, 9)
+    if not grown:
+        assert str(caught.value) == (
+            f"the disk failed to read {path} at byte 4096: the file has its full size and was not changed. See the "
+            "kernel's log (dmesg) and the disk's health (smartctl -a), or the server's if it is a network file system, "
+            "and read another copy of the data"
+        )
 
 
 @each

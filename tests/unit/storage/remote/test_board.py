@@ -2,7 +2,9 @@
 
 import os
 import pickle
+import tempfile
 
+from dataload.storage.local.living import living
 from dataload.storage.remote.board import Board, Coming
 
 URLS = ["s3://bucket/0", "s3://bucket/1", "s3://bucket/2"]
@@ -51,3 +53,26 @@ def test_a_file_that_is_gone(tmp_path):
     for path in tmp_path.iterdir():
         path.unlink()
     assert looks(reader, waits=True) == [Coming.UNKNOWN] * 3
+
+
+def test_boards_that_are_made_at_once_do_not_delete_each_other(tmp_path, monkeypatch):
+    """Another process may look for files of dead ones between the creation of a file and its lock."""
+    real, deleted = tempfile.mkstemp, []
+
+    def mkstemp(**given):
+        descriptor, path = real(**given)
+        if len(deleted) < 2:
+            deleted.append(path)
+            assert living(str(tmp_path)) == []
+        return descriptor, path
+
+    monkeypatch.setattr(tempfile, "mkstemp", mkstemp)
+    board = Board(str(tmp_path), URLS)
+    assert len(deleted) == 2
+    board.set(1, Coming.SOON)
+    assert looks(pickle.loads(pickle.dumps(board))) == [Coming.UNKNOWN, Coming.SOON, Coming.UNKNOWN]
+    (tmp_path / "of a dead process").touch()
+    other = Board(str(tmp_path), URLS)
+    assert len(living(str(tmp_path))) == len([*tmp_path.iterdir()]) == 2
+    del board, other
+    assert not [*tmp_path.iterdir()]

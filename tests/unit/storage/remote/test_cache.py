@@ -8,15 +8,19 @@ import hashlib
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import threading
 import time
 
 import pytest
 
-from dataload.errors import ConfigError, SourceError
+from dataload._util.waits import Wait
+from dataload.errors import ConfigError, MachineError, SourceError, SourceNotFoundError
 from dataload.storage.remote.cache import CacheFullError, ShardCache
+from dataload.storage.remote.checked import check_shard
 from dataload.storage.remote.files import open_shards
+from dataload.storage.remote.jobs import Shares
 from dataload.storage.remote.settings import ObjectVersion
 
 
@@ -116,16 +120,50 @@ def test_a_shard_larger_than_the_budget(tmp_path):
         cache.fetch(url("x"), version(), Downloads(), never)
 
 
-def test_a_directory_that_everybody_may_write_to(tmp_path):
-    (tmp_path / "shards").mkdir()
-    (tmp_path / "shards").chmod(0o777)
-    with pytest.raises(ConfigError, match="everybody may write to the cache"):
-        ShardCache(str(tmp_path), None)
+@pytest.mark.parametrize("folder", ["", "shards"])
+@pytest.mark.parametrize(("mode", "who"), [(0o777, "everybody"), (0o770, r"its group \d+")])
+def test_a_directory_that_others_may_write_to(tmp_path, folder, mode, who):
+    (tmp_path / "cache" / "shards").mkdir(parents=True)
+    path = tmp_path / "cache" / folder
+    path.chmod(mode)
+    match = rf"{path} cannot be used as a cache, because {who} may write to it: run `chmod go-w {path}` if nobody else"
+    with pytest.raises(ConfigError, match=match):
+        ShardCache(str(tmp_path / "cache"), None)
+    path.chmod(0o755)
+    ShardCache(str(tmp_path / "cache"), None)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_cache_of_another_user_is_not_believed(tmp_path):
+    cache, download = ShardCache(str(tmp_path), None), Downloads()
+    path = cache.fetch(url("a"), version(), download, never).path
+    for change in (lambda: os.chown(path, 4321, 4321), lambda: os.chmod(path, 0o660), lambda: os.chmod(path, 0o602)):
+        change()
+        assert content(cache.fetch(url("a"), version(), download, never)) == bytes([download.count]) * 100
+    assert download.count == 4
+    part = tmp_path / "shards" / f".{ShardCache.name(url('b'), version())}.part"
+    part.touch()
+    part.chmod(0o666)  # whoever made it could write to the shard afterwards
+    assert os.stat(cache.fetch(url("b"), version(), download, never).path).st_mode & 0o777 == 0o600
+    for folder in (tmp_path / "shards", tmp_path):
+        os.chown(folder, 4321, -1)
+        with pytest.raises(ConfigError, match=rf"{folder} cannot be used as a cache, because it belongs to user 4321"):
+            ShardCache(str(tmp_path), None)
+
+
+def test_links_in_a_cache_are_not_followed_and_the_cache_may_be_one(tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "link").symlink_to("cache")
+    ShardCache(str(tmp_path / "link"), None)
+    (tmp_path / "cache" / "shards").rename(tmp_path / "shards")
+    (tmp_path / "cache" / "shards").symlink_to("../shards")
+    with pytest.raises(ConfigError, match=r"shards cannot be used as a cache, because it is a symbolic link"):
+        ShardCache(str(tmp_path / "cache"), None)
 
 
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(SourceError, match=r"the cache .*file cannot be created: Not a directory"):
+    with pytest.raises(SourceError, match=r"the cache .*file cannot be created: File exists"):
         ShardCache(str(tmp_path / "file"), None)
 
 
@@ -158,8 +196,11 @@ def test_a_full_disk_without_anything_to_evict(tmp_path):
     def full(descriptor):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    match = r"the disk of the cache .* is full: s3://bucket/x needs 100 bytes, the budget is 500, and nothing is left"
-    with pytest.raises(SourceError, match=match):
+    match = (
+        r"the disk of the cache .* is full: s3://bucket/x needs 100 bytes, the budget is 500, and nothing is left to "
+        r"be evicted; free are [\d,]+ bytes; no shard is in use; no other process is registered: raise remote"
+    )
+    with pytest.raises(MachineError, match=match):
         ShardCache(str(tmp_path), 500).fetch(url("x"), version(), full, never)
     assert files(tmp_path) == []
 
@@ -174,10 +215,10 @@ def test_another_error_of_the_disk(tmp_path):
 
 class Opened:
     def __init__(self):
-        self.released = False
+        self.is_open = True
 
     def release(self):
-        self.released = True
+        self.is_open = False
 
 
 def test_an_open_shard_at_the_address_of_one_that_is_gone_is_given_up():
@@ -195,7 +236,7 @@ def test_an_open_shard_at_the_address_of_one_that_is_gone_is_given_up():
     assert id(second) == address
     shards.touch(second)
     assert shards.give_up()
-    assert second.released
+    assert not second.is_open
 
 
 def test_without_a_budget_the_disk_is_the_limit(tmp_path, monkeypatch):
@@ -314,24 +355,24 @@ def test_checks(tmp_path):
         cache.fetch(url(name), version(tag=tag), Downloads(), never)
     (tmp_path / "shards" / "unknown").touch()
     found = {file.name.partition("~")[0]: file for file in cache.files()}
-    assert cache.check(found["plain"]).by == "length"
-    assert cache.check(found["plain"], sha256).by == "sha256"
-    assert cache.check(found["tagged"]).by == "md5"
-    assert cache.check(found["tagged"], md5=False).by == "length"
-    assert cache.check(found["unknown"]).by is None
-    assert not any(cache.check(file, sha256).problem for file in found.values())
+    assert check_shard(found["plain"]).by == "length"
+    assert check_shard(found["plain"], sha256).by == "sha256"
+    assert check_shard(found["tagged"]).by == "md5"
+    assert check_shard(found["tagged"], md5=False).by == "length"
+    assert check_shard(found["unknown"]).by is None
+    assert not any(check_shard(file, sha256).problem for file in found.values())
     for file in found.values():
         with open(file.path, "r+b") as stream:
             stream.write(b"\2")
     wrong = hashlib.md5(b"\2" + content[1:]).hexdigest()
-    assert cache.check(found["tagged"]).problem == f"its MD5 is {wrong}, and that of the object is {md5}"
-    assert "its SHA256 is" in cache.check(found["plain"], sha256).problem
+    assert check_shard(found["tagged"]).problem == f"its MD5 is {wrong}, and that of the object is {md5}"
+    assert "its SHA256 is" in check_shard(found["plain"], sha256).problem
     os.truncate(found["plain"].path, 60)
-    assert cache.check(found["plain"]).problem == "it has 60 bytes, and the object has 100"
+    assert check_shard(found["plain"]).problem == "it has 60 bytes, and the object has 100"
     for file in found.values():
         cache.remove(file)
         cache.remove(file)
-        assert cache.check(file) is None
+        assert check_shard(file) is None
     assert files(tmp_path) == []
 
 
@@ -373,3 +414,92 @@ def test_a_shard_that_somebody_has_cut_is_downloaded_again(tmp_path):
     lease = cache.fetch(url("a"), version(), download, never)
     with open(lease.path, "rb") as file:
         assert file.read() == bytes([2]) * 100  # the second download
+
+
+def test_who_waits_for_room_gets_it_when_a_lease_ends(tmp_path):
+    cache, download = ShardCache(str(tmp_path), 150), Downloads()
+    held = [cache.fetch(url("a"), version(), download, never)]
+    pauses = []
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            held.clear()
+
+    lease = cache.fetch(url("b"), version(), download, never, Wait(60, pause=pause))
+    assert (content(lease), len(pauses), files(tmp_path)) == (b"\2" * 100, 3, ["b"])
+
+
+def test_who_waits_for_room_in_vain_learns_who_has_it(tmp_path):
+    cache, download = ShardCache(str(tmp_path), 450), Downloads()
+    held = [cache.fetch(url(name), version(), download, never) for name in "abcd"]
+    shares = Shares(str(tmp_path), cache.limit, "train-00.tar and 3 more", 1.0, 200)
+    match = (
+        r"no room for s3://bucket/e, which needs 100 bytes, 50 more than the budget leaves beside the shards that "
+        rf"are being read; in use are a, b, c and 1 more \(400 bytes\); process {os.getpid()} reads train-00.tar and 3 "
+        r"more and needs 200 bytes: raise remote.budget, free space on the disk, or end one of these jobs"
+    )
+    with pytest.raises(CacheFullError, match=match):
+        cache.fetch(url("e"), version(), download, never, Wait(0.01))
+    del shares
+    assert len(held) == 4
+    assert files(tmp_path) == ["a", "b", "c", "d"]
+
+
+def test_a_download_that_does_not_get_on_is_not_waited_for(tmp_path):
+    """Of a process that was stopped, say. One that writes is waited for as long as it takes."""
+    cache = ShardCache(str(tmp_path), None, timeout=0.1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hangs(descriptor):
+        begun.set()
+        go_on.wait()
+
+    first = threading.Thread(target=cache.fetch, args=(url("x"), version(), hangs, never))
+    first.start()
+    begun.wait()
+    try:
+        match = (
+            r"another process has not written to .*\.x~.*\.part for 0.1 s; in use are x \(100 bytes\); no other process"
+        )
+        with pytest.raises(CacheFullError, match=match):
+            cache.fetch(url("x"), version(), Downloads(), never)
+        name = ShardCache.name(url("x"), version())
+        before = cache.progress(name)
+        os.utime(tmp_path / "shards" / f".{name}.part", ns=(1, 1))
+        assert None not in (before, cache.progress(name))
+        assert before != cache.progress(name)
+    finally:
+        go_on.set()
+        first.join()
+
+
+def test_a_part_without_room_is_no_progress(tmp_path):
+    cache, name = ShardCache(str(tmp_path), None), ShardCache.name(url("x"), version())
+    (tmp_path / "shards" / f".{name}.part").touch()
+    assert cache.progress(name) is None
+
+
+def test_a_cache_that_is_deleted_while_it_is_used(tmp_path):
+    cache, download = ShardCache(str(tmp_path / "cache"), None), Downloads()
+    cache.fetch(url("a"), version(), download, never)
+    shutil.rmtree(tmp_path / "cache")
+    name = ShardCache.name(url("a"), version())
+    assert (cache.names(), cache.files(), cache.holds(name), cache.find(name)) == (set(), [], False, None)
+    assert content(cache.fetch(url("a"), version(), download, never)) == b"\2" * 100
+
+    def deletes(descriptor):
+        shutil.rmtree(tmp_path / "cache")
+
+    with pytest.raises(
+        SourceError, match=r"shards is deleted again and again while it is in use: set remote.cache to an"
+    ):
+        cache.fetch(url("b"), version(), deletes, never)
+
+    def missing(descriptor):
+        raise SourceNotFoundError("there is no s3://bucket/c")
+
+    with pytest.raises(SourceNotFoundError, match="there is no s3://bucket/c"):
+        cache.fetch(url("c"), version(), missing, never)
+    shutil.rmtree(tmp_path / "cache")
+    assert cache.limit() > 0

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, ShardSequential
-from dataload.storage.remote.plan import Download, Evict, ShardPlan, Use, check_fit
+from dataload.storage.remote.plan import Download, Evict, ShardPlan, Use, check_fit, step_bytes
 
 
 def uses_of(steps, start=0):
@@ -77,7 +77,7 @@ def test_an_eviction_says_whether_anything_was_read_since_the_download():
 
 @pytest.mark.parametrize("part", [0.1, 0.25, 0.5, 0.75, 1])
 def test_downloads_are_as_few_as_possible(part):
-    shards, records, epochs = 80, 200, 4
+    shards, records, epochs = 80, 200, 2
     steps = list(pooled(shards, records, 2 * records, epochs))
     budget = int(part * shards)
     downloads, by_range = run(ShardPlan([1] * shards, budget), steps, uses_of(steps))
@@ -163,9 +163,50 @@ def test_uses_that_are_over_are_forgotten():
 
 def test_whole_shards_that_do_not_fit_together_are_refused():
     uses = [*uses_of([(0, [0, 1]), (0, [1, 2]), (0, [1, 2])])]
-    check_fit(uses, [10, 20, 30], 50, whole=[0, 1, 2])
-    check_fit(uses, [10, 20, 30], 40, whole=[0, 2])
-    check_fit(uses, [10, 20, 30], None, whole=[0, 1, 2])
+    assert step_bytes(uses, [10, 20, 30], [0, 1, 2]) == 50
+    assert step_bytes(uses, [10, 20, 30], [0, 2]) == 30
+    assert step_bytes(uses, [10, 20, 90], [0, 2]) == 90
+    assert step_bytes(uses, [10, 20, 30], []) == 0
+    check_fit(50, 50)
+    check_fit(50, None)
     message = "shards of 50 bytes are read together, can only be read as a whole, and do not fit into the 49 bytes"
     with pytest.raises(ConfigError, match=message):
-        check_fit(uses, [10, 20, 30], 49, whole=[0, 1, 2])
+        check_fit(50, 49)
+
+
+@pytest.mark.parametrize("whole", [(), range(8)])
+def test_a_budget_that_shrinks_is_given_back_and_comes_again(whole):
+    """What is read now is read by range where that is possible, and all else is downloaded again later."""
+    steps = [(0, [step // 2, (step // 2 + 1) % 8]) for step in range(16)]
+    plan, uses = ShardPlan([10] * 8, 60, whole=whole), uses_of(steps)
+    given_back = []
+
+    def carry_out():
+        for _ in range(100):
+            if plan.wants_more():
+                plan.extend([use for _, use in zip(range(50), uses, strict=False)])
+            elif (action := plan.next()) is None:
+                break
+            elif isinstance(action, Evict):
+                given_back.append(action)
+
+    carry_out()
+    assert len(plan.resident) == 6
+    plan.budget = 10
+    carry_out()
+    assert not plan.exceeds_budget
+    assert [action.shard for action in given_back[:4]] == [5, 4, 3, 2]  # the farthest first
+    assert plan.is_by_range(1) == (not whole)
+    plan.budget = 40
+    for step, (_, shards) in enumerate(steps):
+        plan.receive(step)
+        carry_out()
+        for shard in shards:
+            for _ in range(50):
+                if shard in plan.resident or plan.is_by_range(shard):
+                    break
+                plan.next([shard])
+            else:
+                pytest.fail(f"shard {shard} never comes")
+        assert 10 * len(plan.resident) <= 40
+    plan.forget(1 if 1 not in plan.resident else 2)  # it may be evicted when its download fails

@@ -139,8 +139,13 @@ def test_urls(url, base, key):
 def test_urls_that_are_refused():
     with pytest.raises(ConfigError, match=r"URLs begin with one of s3://, gs://.*file://"):
         split_url("ftp://host/a")
-    for url in (f"https://user:{SECRET}@host/a", f"https://host/a?signature={SECRET}", f"s3://{SECRET}@bucket/a"):
-        with pytest.raises(ConfigError, match="URL has a user, a password or a query") as caught:
+    for url in (
+        f"https://user:{SECRET}@host/a",
+        f"https://host/a?signature={SECRET}",
+        f"s3://{SECRET}@bucket/a",
+        f"http://host/a#{SECRET}",
+    ):
+        with pytest.raises(ConfigError, match="URL has a user, a password, a query or a frag") as caught:
             split_url(url)
         assert SECRET not in str(caught.value) + repr(vars(caught.value))
 

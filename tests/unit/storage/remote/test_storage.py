@@ -13,6 +13,7 @@ from dataload.storage import Remote, absolute, base_name, is_url, join, local_pa
 from dataload.storage.remote import files
 from dataload.storage.remote.cache import CacheFullError
 from dataload.storage.remote.client import Piece, client_of
+from dataload.storage.remote.ranges_ahead import RangesAhead, StepRanges
 from dataload.storage.remote.settings import ObjectVersion
 
 obstore = pytest.importorskip("obstore")
@@ -149,7 +150,7 @@ def test_one_writer_does_not_delete_what_another_has_written(root, tmp_path):
 
 
 def test_a_writer_without_a_cache_leaves_nothing(root, monkeypatch, tmp_path):
-    monkeypatch.setattr("dataload.storage.table_cache._user_directory", lambda: None)
+    monkeypatch.setattr("dataload.storage.table_cache.user_directory", lambda: None)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with opened(root).create(f"{root}/new") as part:
         with part.create() as stream:
@@ -165,7 +166,7 @@ def test_formats_that_need_whole_files(root):
 
 
 def test_without_a_place_for_shards(root, monkeypatch):
-    monkeypatch.setattr("dataload.storage.table_cache._user_directory", lambda: None)
+    monkeypatch.setattr("dataload.storage.table_cache.user_directory", lambda: None)
     with pytest.raises(ConfigError, match=r"there is no home directory to keep shards in: set remote.cache"):
         opened(root).lease(f"{root}/top")
 
@@ -232,20 +233,21 @@ class Failing:
 
 @pytest.fixture
 def client(monkeypatch):
-    monkeypatch.setattr("dataload.storage.remote.client.time.sleep", lambda _: None)
+    monkeypatch.setattr("dataload.storage.remote.attempts.time.sleep", lambda _: None)
+    monkeypatch.setattr("dataload.storage.remote.attempts.can_be_interrupted", lambda: False)  # pytest keeps fixtures
     return client_of("memory://failing/x", Remote.of({"secret_key": "tops3cret"}, {"retries": 3}))[0]
 
 
 def test_failures_that_pass(client):
     call = Failing(obstore.exceptions.GenericError("503 Service Unavailable"), 3)
-    assert (client._attempt("read", "memory://x", call), call.calls) == ("done", 4)
+    assert (client._attempts.make("read", "memory://x", call), call.calls) == ("done", 4)
 
 
 def test_failures_that_do_not_pass(client):
     call = Failing(obstore.exceptions.GenericError("busy: tops3cret at http://h/x?sig=abc <?xml?> tops3cret"), 9)
     match = r"^cannot read: busy: \*\*\* at http://h/x\?... \(4 attempts in 0.0 s; the options timeout and retries"
     with pytest.raises(SourceError, match=match):
-        client._attempt("read", "memory://x", call)
+        client._attempts.make("read", "memory://x", call)
     assert call.calls == 4
 
 
@@ -262,7 +264,7 @@ def test_failures_that_do_not_pass(client):
 def test_failures_that_cannot_pass(client, error):
     call = Failing(error, 1)
     with pytest.raises(SourceError, match=r"^cannot read: "):
-        client._attempt("read", "memory://x", call)
+        client._attempts.make("read", "memory://x", call)
     assert call.calls == 1
 
 
@@ -273,8 +275,8 @@ def test_an_answer_that_is_too_short(client, monkeypatch):
     class Short:
         meta = data.meta
 
-        def bytes(self):
-            return b"1234"
+        def stream(self, *, min_chunk_size):
+            return iter([b"1234"])
 
     monkeypatch.setattr(client._obstore, "get", lambda *_, **__: Short())
     with pytest.raises(SourceError, match="cannot read bytes 0 to 5 of memory://failing/x: 4 of 5 bytes arrived"):
@@ -282,7 +284,7 @@ def test_an_answer_that_is_too_short(client, monkeypatch):
 
 
 def test_requests_are_counted_for_the_source_that_makes_them(monkeypatch):
-    monkeypatch.setattr("dataload.storage.remote.client.time.sleep", lambda _: None)
+    monkeypatch.setattr("dataload.storage.remote.attempts.time.sleep", lambda _: None)
     url, seen = "memory://counted/x", []
     put(url, b"0123456789")
     remotes = [Remote(), Remote()]
@@ -297,7 +299,7 @@ def test_requests_are_counted_for_the_source_that_makes_them(monkeypatch):
     clients = [client_of(url, remote)[0] for remote in remotes]
     assert clients[0]._pool is clients[1]._pool  # and still one client
     call = Failing(obstore.exceptions.GenericError("Server returned non-2xx status code: 503 Service Unavailable"), 2)
-    clients[1]._attempt("read", url, call)
+    clients[1]._attempts.make("read", url, call)
     found = remotes[1].traffic.total()
     assert (found.requests, found.retries, found.throttled) == (3, 2, 2)
     assert pickle.loads(pickle.dumps(remotes[0])).traffic.total().requests == 0
@@ -322,7 +324,7 @@ def test_answers_that_fail_are_wasted(monkeypatch):
                 raise OSError("connection closed")
             yield parts[1]
 
-    monkeypatch.setattr("dataload.storage.remote.client.time.sleep", lambda _: None)
+    monkeypatch.setattr("dataload.storage.remote.attempts.time.sleep", lambda _: None)
     monkeypatch.setattr(client._obstore, "get", lambda *_, **__: Breaking())
     client.stream(url, key, version, Piece(0, 10, 0), lambda *_: None, lambda: None)
     found = remote.traffic.total()
@@ -334,17 +336,15 @@ def test_versions_without_etags(root):
     found = client.head(f"{root}/top", key)
     assert isinstance(found, ObjectVersion)
     meta = {"size": 3, "e_tag": None, "last_modified": __import__("datetime").datetime(2024, 1, 1)}
-    from dataload.storage.remote.client import version_of
-
-    assert version_of(meta) == ObjectVersion(3, "2024-01-01T00:00:00", False)
+    assert ObjectVersion.of(meta, "memory://x") == ObjectVersion(3, "2024-01-01T00:00:00", False)
 
 
 def test_a_new_shard_may_have_the_number_of_one_that_has_gone():
     class File:
-        released = 0
+        is_open = True
 
         def release(self):
-            self.released += 1
+            self.is_open = False
 
     shards = files._OpenShards()
     for _ in range(1000):
@@ -352,5 +352,26 @@ def test_a_new_shard_may_have_the_number_of_one_that_has_gone():
     kept = File()  # in most runs where one of them was
     shards.touch(kept)
     assert shards.give_up()
-    assert kept.released == 1
+    assert not kept.is_open
     assert not shards.give_up()
+
+
+def test_ranges_of_no_bytes_are_fetched_by_nobody():
+    """Records may be empty; their readers need no request."""
+    url, none = "memory://ahead/x", np.array([3, 5])
+    steps = iter([StepRanges([(url, none, np.zeros(2, np.int64))])])
+    ahead = RangesAhead({url: ObjectVersion(10, '"a"', has_etag=True)}, steps, Remote())
+    try:
+        assert ahead.fill(url, np.empty(0, np.uint8), none, none).tolist() == [0, 1]
+    finally:
+        ahead.close()
+
+
+def test_a_home_that_cannot_be_written_is_not_needed_to_write(root, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/cache")
+    with opened(root).create(f"{root}/new") as part:
+        with part.create() as stream:
+            stream.write(b"data")
+        part.publish()
+    with opened(root).lock(f"{root}/new"):
+        assert opened(root).read(f"{root}/new") == b"data"

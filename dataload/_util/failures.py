@@ -1,0 +1,94 @@
+"""The owner of a failure: the one place that decides whose fault an exception is."""
+
+import errno
+import sys
+from contextlib import suppress
+from opcode import opmap
+from types import TracebackType
+from typing import Literal, TypeAlias
+
+from dataload.errors import (
+    ClosedSourceError,
+    CorruptFileError,
+    DataloadError,
+    MachineError,
+    MissingDependencyError,
+    SourceError,
+    SourceNotFoundError,
+    StoreError,
+    UnsupportedFormatError,
+)
+
+Owner: TypeAlias = Literal["record", "store", "machine", "user", "dataload"]
+"""`record`: its bytes do not parse, or the user's function raises on it. `store`: the data are missing, changed,
+unreachable or forbidden. `machine`: memory, disk space or descriptors run out, or a disk fails. `user`: a setting or a
+use is wrong. `dataload`: a bug of ours. `on_error` and `max_bad` apply to `record` only."""
+
+MACHINE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG})
+"""Numbers of the system's errors about lack of disk space, descriptors and memory."""
+
+STORE_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT})
+"""Numbers of the system's errors about a disk or a file server that fails, whoever asked it."""
+
+BUG = "this is a bug of dataload, and no record is at fault: please report it, with this message and its traceback"
+"""Advice for failures whose owner is `dataload`."""
+
+RAISE = opmap["RAISE_VARARGS"]
+"""The instruction of a ``raise`` statement."""
+
+_MARK = "_dataload_users"
+
+LIBRARIES = sys.stdlib_module_names | {
+    *("PIL", "array_record", "bson", "cloudpickle", "cramjam", "google_crc32c", "lmdb", "msgpack", "numpy", "obstore"),
+    *("pyarrow", "pydantic", "ray", "rich", "simplejpeg", "soundfile", "tokenizers", "torch", "yaml"),
+}
+"""Modules that dataload calls. What they raise belongs to their caller."""
+
+
+def mark_users(error: BaseException) -> None:
+    """Say that the caller has just called the user's function or source, which raised `error`.
+
+    Call it where dataload calls these, in the `except` clause: a function written in C has no frame that would show it.
+    """
+    trace = error.__traceback__
+    with suppress(Exception):  # exceptions of others may refuse attributes
+        setattr(error, _MARK, trace is None or _raised_by_user(trace.tb_next, default=True))
+
+
+def owner_of(error: BaseException) -> Owner:
+    """Return the owner of a failure."""
+    if isinstance(error, (MachineError, MemoryError)):
+        return "machine"
+    if isinstance(error, (StoreError, SourceNotFoundError)):
+        return "store"
+    if isinstance(error, (ClosedSourceError, MissingDependencyError)):
+        return "user"
+    if isinstance(error, (CorruptFileError, UnsupportedFormatError)):
+        return "record"
+    number = error.errno if isinstance(error, OSError) else None
+    if number in MACHINE_ERRNOS:
+        return "machine"
+    if number in STORE_ERRNOS:
+        return "store"
+    if getattr(error, _MARK, False) or _raised_by_user(error.__traceback__, default=False):
+        return "record"
+    if number is not None or isinstance(error, SourceError):
+        return "store"
+    return "user" if isinstance(error, DataloadError) else "dataload"
+
+
+def _raised_by_user(trace: TracebackType | None, *, default: bool) -> bool:
+    """Return whether the innermost frame that is not of a library is the user's, rather than ours.
+
+    A ``raise`` of ours that ends the trace belongs to the user's code that has called us: it refuses a wrong argument.
+    """
+    found = called = default
+    while trace is not None:
+        frame = trace.tb_frame
+        package = str(frame.f_globals.get("__name__")).partition(".")[0]
+        if package == "dataload":
+            found = called and trace.tb_next is None and frame.f_code.co_code[trace.tb_lasti] == RAISE
+        elif package not in LIBRARIES:
+            found = called = True
+        trace = trace.tb_next
+    return found

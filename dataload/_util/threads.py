@@ -1,0 +1,96 @@
+"""Threads for calls that may wait long for files or a store."""
+
+import threading
+import weakref
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from functools import partial
+from queue import Empty, SimpleQueue
+from typing import Any, ParamSpec, TypeVar
+
+T = TypeVar("T")
+P = ParamSpec("P")
+
+
+class DaemonThreads(Executor):
+    """A pool like `ThreadPoolExecutor`; neither Ctrl-C nor the end of the interpreter waits for its threads."""
+
+    def __init__(self, count: int, name: str = "dataload-pool") -> None:
+        self._count, self._name = count, name
+        self._calls: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+        self._ended = False
+        weakref.finalize(self, self._calls.put, None).atexit = False
+
+    def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
+        """Call `fn` in a thread."""
+        future: Future[T] = Future()
+        self._put(partial(_fulfil, future, partial(fn, *args, **kwargs)))
+        return future
+
+    def wait_for(self, call: Callable[[], T], seconds: float = -1) -> T:
+        """Return the result of a call in a thread, or raise a TimeoutError. It costs a third of `submit`."""
+        ended, found, errors = threading.Lock(), list[T](), list[BaseException]()
+        ended.acquire()
+
+        def run() -> None:
+            try:
+                found.append(call())
+            except BaseException as error:  # raised below
+                errors.append(error)
+            ended.release()
+
+        self._put(run)
+        if not ended.acquire(timeout=seconds):
+            raise TimeoutError
+        if errors:
+            raise errors.pop()  # not from a local variable: its traceback would refer to it
+        return found.pop()
+
+    def _put(self, call: Callable[[], None]) -> None:
+        if self._ended:
+            raise RuntimeError("a call was submitted after the threads were told to end")
+        self._calls.put(call)
+        if not self._idle.acquire(blocking=False):
+            with self._lock:
+                if len(self._threads) < self._count:
+                    name = f"{self._name}-{len(self._threads)}"
+                    thread = threading.Thread(target=_work, args=(self._calls, self._idle), name=name, daemon=True)
+                    self._threads.append(thread)
+                    thread.start()
+
+    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
+        """End the threads after the calls that are queued, or after those that run."""
+        self._ended = True
+        try:
+            while cancel_futures:
+                call = self._calls.get_nowait()
+                if isinstance(call, partial):
+                    call.args[0].cancel()
+        except Empty:
+            pass
+        self._calls.put(None)
+        for thread in self._threads if wait else ():
+            thread.join()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # Not after Ctrl-C, nor in a generator that Ctrl-C ends: calls that run may take as long as their time-outs.
+        self.shutdown(wait=kind is None or issubclass(kind, Exception), cancel_futures=kind is not None)
+
+
+def _fulfil(future: Future[Any], call: Callable[[], Any]) -> None:
+    if future.set_running_or_notify_cancel():
+        try:
+            future.set_result(call())
+        except BaseException as error:  # raised to the caller of `result`
+            future.set_exception(error)
+
+
+def _work(calls: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
+    while (call := calls.get()) is not None:
+        call()
+        del call  # it may hold memory, or a file
+        idle.release()
+    calls.put(None)  # for the other threads

@@ -1,0 +1,89 @@
+"""Files that are locked as long as their process lives, and other uses of such locks."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import tempfile
+import weakref
+from collections.abc import Generator
+from contextlib import contextmanager, suppress
+
+
+class LivingFile:
+    """A new file that its process keeps locked; what a killed process leaves is unlocked, and deleted by the next.
+
+    The file is deleted with the last reference to this object.
+
+    Args:
+        directory: Where it is.
+        prefix: Start of its name.
+        content: Its content.
+
+    Attributes:
+        path: Its path.
+        descriptor: Its descriptor, for reading and writing.
+    """
+
+    def __init__(self, directory: str, prefix: str, content: bytes) -> None:
+        living(directory)
+        while True:
+            descriptor, path = tempfile.mkstemp(dir=directory, prefix=prefix)
+            os.write(descriptor, content)
+            # Until it is locked, another process may take it for that of a dead one, and delete it.
+            if lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and is_at(descriptor, path):
+                break
+            os.close(descriptor)
+        self.path: str = path
+        self.descriptor: int = descriptor
+        weakref.finalize(self, _delete, path, os.getpid())
+        weakref.finalize(self, os.close, descriptor).atexit = False  # threads use it to the end of the process
+
+
+def living(directory: str) -> list[str]:
+    """Return the paths of the living files in a directory, and delete those of dead processes."""
+    found: list[str] = []
+    with suppress(FileNotFoundError), os.scandir(directory) as files:
+        for file in files:
+            with opened(file.path) as descriptor, suppress(FileNotFoundError):
+                if descriptor is not None and lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                    os.unlink(file.path)
+                elif descriptor is not None:
+                    found.append(file.path)
+    return found
+
+
+def _delete(path: str, pid: int) -> None:
+    if pid == os.getpid():
+        with suppress(OSError):
+            os.unlink(path)
+
+
+@contextmanager
+def opened(path: str) -> Generator[int | None]:
+    """Open a file whose lock is asked for; None if it is gone."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        yield None
+        return
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def lock(descriptor: int, kind: int) -> bool:
+    """Lock a file; return False if another process or thread holds the lock, and `kind` says not to wait."""
+    with suppress(BlockingIOError):
+        fcntl.flock(descriptor, kind)
+        return True
+    return False
+
+
+def is_at(descriptor: int, path: str) -> bool:
+    """Return whether an open file still has this name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.lstat(path))
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,66 @@
+"""Folders and files of caches, believed only if nobody else could have written them."""
+
+import os
+import stat
+import sys
+from itertools import accumulate
+
+from dataload.errors import ConfigError, SourceError
+
+
+def user_directory() -> str | None:
+    """Return the user's cache directory, which may not exist, or None if there is no home directory."""
+    chosen = os.environ.get("XDG_CACHE_HOME", "")
+    if not os.path.isabs(chosen):  # the specification says to ignore relative paths
+        chosen = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
+    return os.path.join(chosen, "dataload") if os.path.isabs(chosen) else None
+
+
+def distrust(status: os.stat_result, *owners: int) -> str | None:
+    """Return why somebody other than this user, root and `owners` could have written a file or folder, or None."""
+    if stat.S_ISLNK(status.st_mode):
+        return "it is a symbolic link"
+    if status.st_uid not in {os.geteuid(), 0, *owners}:
+        return f"it belongs to user {status.st_uid}"
+    if status.st_mode & stat.S_IWOTH:
+        return "everybody may write to it"
+    return f"its group {status.st_gid} may write to it" if status.st_mode & stat.S_IWGRP else None
+
+
+def trusted_folder(root: str, *names: str, create: bool = True) -> str:
+    """Return a folder of a cache, whose path is `root` and `names`.
+
+    Args:
+        root: The directory of the cache. It may be a symbolic link; folders in it may not.
+        names: Names of the folders from there.
+        create: Create what is missing.
+
+    Raises:
+        ConfigError: Somebody else could have written to one of them.
+        SourceError: One of them does not exist or cannot be created.
+    """
+    for path in accumulate((root, *names), os.path.join):
+        try:
+            if create:
+                os.makedirs(path, 0o700, exist_ok=True)
+            status = os.stat(path, follow_symlinks=path == root)
+            if path == user_directory() and status.st_uid == os.geteuid() and status.st_mode & 0o022:
+                os.chmod(path, 0o700)  # version 0.2 left its mode to the umask
+                status = os.stat(path)
+        except OSError as error:
+            raise SourceError(f"the cache {root} cannot be created: {error.strerror}", path=root) from error
+        if reason := distrust(status):
+            raise ConfigError(
+                f"{path} cannot be used as a cache, because {reason}: run `chmod go-w {path}` if nobody else has "
+                "written to it, or set remote.cache to a directory that only you can change",
+                key="remote.cache",
+                value=root,
+            )
+    return os.path.join(root, *names)
+
+
+def discard_untrusted(path: str) -> str:
+    """Delete a file that somebody else could have written, if there is one, and return its path."""
+    if os.path.lexists(path) and distrust(os.lstat(path)):
+        os.unlink(path)
+    return path

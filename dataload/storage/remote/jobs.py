@@ -1,0 +1,124 @@
+"""The jobs that share a cache, and what each of them may take of its budget."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from dataload.storage.local.living import LivingFile, living
+from dataload.storage.local.trusted import trusted_folder
+
+_SECONDS_BETWEEN_LOOKS = 0.25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A claim to a part of a cache.
+
+    Attributes:
+        job: Process that stands for the job: the parent of ranks, otherwise `process`.
+        process: The process.
+        reads: The data, for people.
+        share: Fraction of the job's share; 0 for reads that are not planned.
+        need: Bytes that it cannot do without: the shards of a step that can only be read as a whole.
+        since: Time at which it was made.
+    """
+
+    job: int = 0
+    process: int = 0
+    reads: str = "unknown data"
+    share: float = 0.0
+    need: int = 0
+    since: float = 0.0
+
+
+class Shares:
+    """The share of a claim, which is registered by a file that is locked as long as this object lives.
+
+    Each job has the bytes that it needs, and an equal part of the rest. All loaders of a process, and all ranks of a
+    job on this machine, divide the share of their job.
+
+    Args:
+        root: Directory of the cache.
+        limit: Returns the bytes that it may take.
+        reads: See `Claim`.
+        share: See `Claim`.
+        need: See `Claim`.
+        ranks: Number of ranks of the job on this machine.
+        sharers: Number of them that divide the share of the job.
+    """
+
+    def __init__(
+        self,
+        root: str,
+        limit: Callable[[], int],
+        reads: str,
+        share: float = 0.0,
+        need: int = 0,
+        *,
+        ranks: int = 1,
+        sharers: int = 1,
+    ) -> None:
+        job = os.getppid() if ranks > 1 else os.getpid()
+        self._own = Claim(job=job, process=os.getpid(), reads=reads, share=share, need=need, since=time.time())
+        self._root, self._limit, self._sharers = root, limit, sharers
+        self._register()
+
+    def _register(self) -> None:
+        self._folder = trusted_folder(self._root, "jobs")
+        self._file = LivingFile(self._folder, "job-", json.dumps(asdict(self._own)).encode())
+        self._looked = -_SECONDS_BETWEEN_LOOKS
+
+    def look(self) -> list[Claim]:
+        """Return all other claims."""
+        if time.monotonic() - self._looked > _SECONDS_BETWEEN_LOOKS:
+            if not os.path.exists(self._file.path):
+                self._register()  # somebody has deleted the cache
+            self._others = [_read(path) for path in living(self._folder) if path != self._file.path]
+            self._bytes = self._limit()
+            self._looked = time.monotonic()
+        return self._others
+
+    def budget(self) -> int:
+        """Return the bytes that this claim may take."""
+        own, others = self._own, self.look()
+        needs = _needs([own, *others])
+        job = needs[own.job] + max(0, self._bytes - sum(needs.values())) // len(needs)
+        mates = [other for other in others if other.process == own.process or self._sharers > 1]
+        shares = own.share + sum(other.share for other in mates if other.job == own.job)
+        if not own.share:
+            return self._bytes if shares else job  # plans of the same process make room for such reads
+        return max(own.need, int(job * own.share / max(shares, self._sharers)))
+
+    def left(self) -> int:
+        """Return the bytes that jobs that were there before can do without."""
+        needs = _needs([other for other in self.look() if other.since < self._own.since])
+        return max(0, self._bytes - sum(need for job, need in needs.items() if job != self._own.job))
+
+
+def _needs(claims: list[Claim]) -> dict[int, int]:
+    """Return the bytes that each job cannot do without."""
+    needs: dict[int, int] = {}
+    for claim in claims:
+        needs[claim.job] = max(needs.get(claim.job, 0), claim.need)
+    return needs
+
+
+def _read(path: str) -> Claim:
+    try:
+        with open(path, "rb") as file:
+            return Claim(**json.load(file))
+    except (OSError, ValueError, TypeError):
+        return Claim()  # of another version
+
+
+def describe_jobs(root: str) -> str:
+    """Return who uses a cache, for messages."""
+    found = dict.fromkeys(
+        f"process {claim.process} reads {claim.reads}" + (f" and needs {claim.need:,} bytes" if claim.need else "")
+        for claim in map(_read, living(os.path.join(root, "jobs")))
+    )
+    return "; ".join(found) or "no other process is registered"

@@ -1,0 +1,25 @@
+"""Conversions in processes of their own, some of which are killed on the way."""
+
+import os
+import signal
+import sys
+
+import dataload
+from dataload.convert import convert
+
+
+def run(source, destination, kill_at=None, errors=None, **options):
+    """Convert, and kill this process once `kill_at` records are done.
+
+    If the conversion is refused, write the message to the file `errors`, and exit with code 1.
+    """
+
+    def progress(done, total):
+        if kill_at is not None and done >= kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    try:
+        convert(dataload.open(source), destination, progress=progress, **options)
+    except dataload.SourceError as error:
+        errors.write_text(str(error))
+        sys.exit(1)

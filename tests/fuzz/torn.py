@@ -1,0 +1,207 @@
+"""Overwrites shards in place while a loader reads them: ``make torn``, or ``python tests/fuzz/torn.py --rounds 440``.
+
+In each round a child process overwrites the shards of a data set, piece by piece, with those of another of equal sizes.
+Every batch must have whole records of the first data set, and soon the job must end with the error of a changed file.
+"""
+
+# ruff: noqa: T201 - a script that tells what it found
+
+from __future__ import annotations
+
+import argparse
+import mmap
+import os
+import shutil
+import sys
+import tempfile
+import time
+import zipfile
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from random import Random
+from statistics import median
+
+import numpy as np
+
+import dataload
+from dataload.errors import ChangedFileError, WorkerError
+
+OLD, NEW = 1, 2
+SHARDS, RECORDS, VALUES = 3, 60, 2000
+SECONDS = 2.0  # until the job must have ended, after the last piece
+# format -> suffix, options of the writer (None for files that are written here), and of the reader
+FORMATS = {
+    "syrah": (".syr", {}, {}),
+    "tar": (".tar", {}, {}),
+    "arrow": (".arrow", {}, {}),
+    "parquet": (".parquet", {}, {"cached_bytes": 0}),
+    "jsonl": (".jsonl", {}, {}),
+    "jsonl.gz": (".jsonl.gz", {}, {"cached_bytes": 0}),
+    "tfrecord": (".tfrecord", {"codec": "npz"}, {"codec": "npz"}),
+    "lmdb": (".lmdb", {"codec": "npz"}, {"codec": "npz"}),
+    "torchrecord": (".torchrecord", {}, {}),
+    "array_record": (".array_record", {"codec": "npz", "options": "group_size:1,uncompressed"}, {"codec": "npz"}),
+    "compressed": (".array_record", {"codec": "npz", "options": "group_size:1"}, {"codec": "npz"}),
+    "zip": (".zip", None, {"pattern": "{key}.bin"}),
+    "folder": ("", None, {"pattern": "{key}.bin", "format": "folder"}),
+}
+NEVER_MAPPED = ("parquet", "jsonl.gz", "compressed", "folder")
+WRITERS = ("pieces", "backwards", "truncating", "mapped")
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What one round does."""
+
+    format: str
+    writer: str
+    mapped: bool
+    workers: int
+    executor: str
+    on_error: str
+
+    @classmethod
+    def of(cls, number: int) -> Round:
+        random, names = Random(number), list(FORMATS)
+        name = names[number % len(names)]
+        executor = "processes" if random.random() < 0.15 and name in ("syrah", "tar", "jsonl") else "threads"
+        return cls(
+            format=name,
+            writer=random.choice(WRITERS),
+            mapped=name in NEVER_MAPPED or random.random() < 0.7,
+            workers=random.choice((0, 2)) if executor == "threads" else 2,
+            executor=executor,
+            on_error=random.choice(("raise", "skip", "replace")),
+        )
+
+
+def make(root: Path, name: str, value: int) -> list[Path]:
+    """Write a data set of which every byte of a value tells the version; return its paths."""
+    suffix, options, _ = FORMATS[name]
+    paths = [root / f"part-{shard}{suffix}" for shard in range(SHARDS)]
+    root.mkdir(parents=True)
+    for path in paths:
+        if options is not None:
+            with dataload.create(path, **options) as writer:
+                for index in range(RECORDS):
+                    x = [value] * VALUES if suffix.startswith(".jsonl") else np.full(VALUES, value, np.int32)
+                    writer.write({"__key__": f"{index:03}", "x": x} if name == "tar" else {"x": x})
+            continue
+        contents = {f"{index:03}.bin": bytes([value]) * 4 * VALUES for index in range(RECORDS)}
+        if name == "folder":
+            path.mkdir()
+            for each, data in contents.items():
+                (path / each).write_bytes(data)
+        else:
+            with zipfile.ZipFile(path, "w") as archive:
+                for each, data in contents.items():
+                    archive.writestr(each, data)
+    return paths
+
+
+def overwrite(path: Path, new: Path, writer: str, pause: float) -> None:
+    """Copy a file over another in place."""
+    data = new.read_bytes()
+    assert len(data) == path.stat().st_size, f"{path} and {new} are of different sizes"
+    step = max(1, len(data) // 8)
+    starts = [*range(0, len(data), step)]
+    with open(path, "wb" if writer == "truncating" else "r+b", buffering=0) as stream:
+        if writer == "mapped":
+            with mmap.mmap(stream.fileno(), len(data)) as mapping:
+                for start in starts:
+                    mapping[start : start + step] = data[start : start + step]
+                    time.sleep(pause)
+            return
+        for start in starts[::-1] if writer == "backwards" else starts:
+            os.pwrite(stream.fileno(), data[start : start + step], start)
+            time.sleep(pause)
+
+
+def start_overwriting(root: Path, new: Path, writer: str) -> int:
+    """Overwrite all files of a data set in a forked child; return its number."""
+    child = os.fork()
+    if child:
+        return child
+    files = [file for file in sorted(root.rglob("*")) if file.is_file() and file.name != "lock.mdb"]
+    try:
+        for file in files:
+            overwrite(file, new / file.relative_to(root), writer, 0.0005 if len(files) > 9 else 0.003)
+    finally:
+        os._exit(0)
+
+
+def is_right(batch) -> bool:
+    """Return whether a batch has whole records of the old data set."""
+    if "bin" in batch:
+        return all(value == bytes([OLD]) * 4 * VALUES for value in batch["bin"])
+    return bool((np.asarray(batch["x"]) == OLD).all())
+
+
+def run_round(root: Path, number: int) -> tuple[str, float]:
+    """Run one round; return what is wrong, "" for nothing, and the seconds from the last piece to the error."""
+    this = Round.of(number)
+    old, new = root / "old", root / "new"
+    paths = make(old, this.format, OLD)
+    make(new, this.format, NEW)
+    options = FORMATS[this.format][2] | ({} if this.mapped else {"map": False})
+    settings = {"start_method": "fork"} if this.executor == "processes" else {}
+    source = dataload.open([str(path) for path in paths], **options)
+    loader = dataload.Loader(
+        source, batch_size=16, shuffle="global", num_workers=this.workers, executor=this.executor,
+        on_error=this.on_error, max_bad=10**9, **settings,
+    )  # fmt: skip
+    child, ended = 0, 0.0
+    with source, loader:
+        try:
+            while True:
+                for step, batch in enumerate(loader):
+                    if not is_right(batch):
+                        return f"{this}: a batch is torn", 0.0
+                    if not child and step == 3:
+                        child = start_overwriting(old, new, this.writer)
+                    if child and not ended and os.waitpid(child, os.WNOHANG)[0]:
+                        ended = time.monotonic()
+                if ended and time.monotonic() - ended > SECONDS:
+                    return f"{this}: no error", 0.0
+        except WorkerError as error:
+            late = max(0.0, time.monotonic() - ended) if ended else 0.0
+            if not isinstance(error.__cause__, ChangedFileError):
+                return f"{this}: ended by {error}", late
+            if loader.statistics().bad:
+                return f"{this}: records are called bad", late
+            return "", late
+        finally:
+            if child and not ended:
+                os.waitpid(child, 0)
+
+
+def run(rounds: int, first: int = 0) -> list[str]:
+    """Run rounds; print what they found and return what is wrong."""
+    wrong: list[str] = []
+    late: list[float] = []
+    kinds: Counter[str] = Counter()
+    for number in range(first, first + rounds):
+        root = Path(tempfile.mkdtemp())
+        try:
+            problem, seconds = run_round(root, number)
+        finally:
+            shutil.rmtree(root)
+        kinds[Round.of(number).format] += 1
+        if problem:
+            wrong.append(f"round {number}: {problem}")
+            print(wrong[-1], flush=True)
+        else:
+            late.append(seconds)
+    named = ", ".join(f"{name} {count}" for name, count in kinds.items())
+    print(f"{rounds} rounds ({named}): {len(wrong)} wrong; from the last piece to the error "
+          f"{median(late or [0]):.3f} s (median), {max(late or [0]):.3f} s (most)")  # fmt: skip
+    return wrong
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=440)
+    parser.add_argument("--first", type=int, default=0)
+    arguments = parser.parse_args()
+    sys.exit(bool(run(arguments.rounds, arguments.first)))

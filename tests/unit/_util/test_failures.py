@@ -1,0 +1,243 @@
+"""The owner of a failure: whose fault an exception is, and that only a record's own is skipped."""
+
+import ast
+import errno
+import importlib
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dataload
+from dataload import (
+    ClosedSourceError,
+    ConfigError,
+    CorruptFileError,
+    Loader,
+    MissingDependencyError,
+    SourceNotFoundError,
+    StoreError,
+    UnsupportedFormatError,
+    WorkerError,
+)
+from dataload._util.failures import BUG, LIBRARIES, owner_of
+from dataload.errors import ChangedFileError, DataloadError, MachineError, SourceError
+from dataload.sources.adapt import as_source
+from dataload.sources.base import Source
+from dataload.sources.memory import MemorySource
+from dataload.storage.errors import file_errors
+
+
+@pytest.mark.parametrize(
+    ("error", "owner"),
+    [
+        (CorruptFileError("damaged"), "record"),
+        (UnsupportedFormatError("16 bits"), "record"),
+        (ChangedFileError("cut"), "store"),
+        (StoreError("503"), "store"),
+        (SourceNotFoundError("gone"), "store"),
+        (SourceError("locked"), "store"),
+        (MachineError("full"), "machine"),
+        (MemoryError(), "machine"),
+        (OSError(errno.ENOSPC, "full"), "machine"),
+        (OSError(errno.EMFILE, "files"), "machine"),
+        (OSError(errno.EIO, "disk"), "store"),
+        (OSError(errno.ESTALE, "server"), "store"),
+        (PermissionError(errno.EACCES, "no"), "store"),
+        (FileNotFoundError(errno.ENOENT, "no"), "store"),
+        (ClosedSourceError("closed"), "user"),
+        (MissingDependencyError("lmdb", name="lmdb"), "user"),
+        (ConfigError("wrong"), "user"),
+        (DataloadError("other"), "user"),
+        (IndexError("ours"), "dataload"),
+        (OSError("without a number"), "dataload"),
+    ],
+    ids=repr,
+)
+def test_the_class_and_the_number_decide(error, owner):
+    assert owner_of(error) == owner
+
+
+def failing(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+class Own:
+    """A source of the user's."""
+
+    def __init__(self, read, length=4):
+        self.read_one, self.length = read, length
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        return self.read_one(index)
+
+
+class Derived(Source):
+    """A source of the user's or of a plugin, derived from ours."""
+
+    def __init__(self, read):
+        self.read_one = read
+
+    def __len__(self):
+        return 4
+
+    def _read(self, indices):
+        return [self.read_one(index) for index in indices.tolist()]
+
+    def fingerprint(self):
+        return "0" * 32
+
+
+def outcome(source, **options):
+    """The number of bad records, or the error."""
+    settings = {"batch_size": 2, "on_error": "skip", "max_bad": 1.0, **options}
+    with Loader(source, **settings) as loader:
+        rows = sum(len(next(iter(batch.values()), ())) for batch in loader)
+    return len(source) - rows
+
+
+def third(index):
+    """Fail for one record, by an error that Python raises in the user's code."""
+    return {"x": [1, 2, 4, 5][index]} if index != 2 else {"x": [][index]}
+
+
+def by_c(index):
+    """Fail for one record in code of a library that the user calls."""
+    return json.loads(b"{}" if index != 2 else b"{") or {"x": 0}
+
+
+@pytest.mark.parametrize("read", [third, by_c], ids=lambda read: read.__name__)
+def test_the_users_source_is_to_blame_for_what_it_raises(read):
+    assert outcome(Own(read)) == 1
+    assert outcome(Derived(read)) == 1
+    assert outcome(dataload.concat([Derived(read), Derived(lambda index: {"x": index})])) == 1
+    assert outcome(as_source(Own(read))) == 1
+
+
+def test_a_list_is_the_users_source_although_c_reads_it():
+    class Holes(list):
+        __slots__ = ()
+
+    source = Holes([{"x": 1}] * 3)
+    source.__class__.__len__ = lambda _: 4
+    assert outcome(source) == 1
+    assert outcome(as_source(source)) == 1
+
+
+@pytest.mark.parametrize("transform", [lambda sample: third(sample["x"]), lambda sample: by_c(sample["x"])])
+def test_a_transform_is_to_blame_for_what_it_raises(transform):
+    assert outcome(MemorySource({"x": np.arange(4)}), transform=transform) == 1
+
+
+def test_a_transform_of_c_is_the_users():
+    assert outcome(MemorySource([b'{"x": 1}', b"{"]), transform=json.loads) == 1
+
+
+def test_a_missing_side_file_is_the_records_and_a_failing_disk_is_not(tmp_path):
+    def read_side_file(sample):
+        return {"x": len((tmp_path / str(sample["x"])).read_bytes())}
+
+    for name in "013":
+        (tmp_path / name).touch()
+    source = MemorySource({"x": np.arange(4)})
+    assert outcome(source, transform=read_side_file) == 1
+    for number in (errno.EIO, errno.ESTALE, errno.ENOSPC, errno.EMFILE):
+        with pytest.raises(WorkerError, match=os.strerror(number)):
+            outcome(source, transform=failing(OSError(number, os.strerror(number))))
+    with pytest.raises(WorkerError, match="MemoryError"):
+        outcome(source, transform=failing(MemoryError()))
+
+
+BUGS = (IndexError("list index"), KeyError("x"), TypeError("None"), AssertionError("no"), AttributeError("y"))
+
+
+@pytest.mark.parametrize("error", [*BUGS, ValueError("could not broadcast")], ids=repr)
+@pytest.mark.parametrize("on_error", ["raise", "skip", "replace"])
+def test_a_bug_of_ours_is_never_skipped(error, on_error, monkeypatch):
+    broken = {}
+    # The name of the module of a frame says whose it is.
+    exec(
+        "def _read(self, indices): raise error",
+        broken | {"__name__": "dataload.sources.memory", "error": error},
+        broken,
+    )
+    monkeypatch.setattr(MemorySource, "_read", broken["_read"])
+    monkeypatch.setattr(MemorySource, "_read_columns", lambda self, indices, fields: self._read(indices))
+    source = MemorySource({"x": np.arange(4)})
+    for each in (source, source[:3]):
+        with pytest.raises(WorkerError, match=f"{type(error).__name__}: (.|\n)*\n  {BUG}") as caught:
+            outcome(each, on_error=on_error, transform=lambda sample: sample)
+        assert caught.value.__cause__ is error
+
+
+def test_a_bug_of_ours_in_the_users_source_is_ours(monkeypatch):
+    broken = {}
+    exec("def _read(self, indices): return [][7]", broken | {"__name__": "dataload.sources.memory"}, broken)
+    monkeypatch.setattr(MemorySource, "_read", broken["_read"])
+    source = MemorySource({"x": np.arange(4)})
+    with pytest.raises(WorkerError, match=BUG):
+        outcome(Own(lambda index: source[index]))
+
+
+def test_a_misuse_of_ours_in_the_users_code_is_the_users():
+    source = MemorySource({"x": np.arange(4)})
+    assert outcome(Own(lambda index: source[index + 1])) == 1
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "remedy"),
+    [
+        (
+            errno.EIO,
+            StoreError,
+            "; the disk or the file server fails: see the system's log, and continue from the last",
+        ),
+        (errno.ESTALE, StoreError, "; the disk or the file server fails"),
+        (errno.EACCES, StoreError, "Permission denied$"),
+        (errno.EMFILE, MachineError, r"; this process may open \d+ files: raise the limit \(ulimit -n\), or use fewer"),
+        (errno.ENOSPC, MachineError, r"; [\d,]+ bytes are free in /.*: delete something, or choose another disk"),
+        (errno.ENOMEM, MachineError, "; use fewer workers, or smaller batches"),
+        (errno.ENOENT, SourceNotFoundError, "there is no "),
+    ],
+)
+def test_errors_of_files_say_what_to_do(tmp_path, number, kind, remedy):
+    path = str(tmp_path / "a.bin")
+    with pytest.raises(kind, match=remedy) as caught, file_errors(path):
+        raise OSError(number, os.strerror(number))
+    assert path in str(caught.value)
+    assert caught.value.path == path
+
+
+def test_all_packages_that_the_library_calls_are_known():
+    """Else an error in one of them would look like the user's."""
+    found, loading = set(), ("load_optional", "require", "import_module")
+    for path in Path(dataload.__file__).parent.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {name.name.partition(".")[0] for name in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                found.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+                name = getattr(node.func, "id", getattr(node.func, "attr", ""))
+                found |= {node.args[0].value.partition(".")[0]} if name in loading else set()
+    assert {"numpy", "pyarrow", "lmdb", "bson"} <= found
+    not_reading = {"dataload", "hypothesis", "pytest", "typer", "matplotlib", "IPython", "jax", "webdataset"}
+    not_reading |= {"benchmarks", "threadpoolctl"}
+    assert found - LIBRARIES - not_reading == set()
+
+
+def test_the_mark_survives_an_exception_that_takes_no_attributes():
+    class Fixed(Exception):
+        def __setattr__(self, name, value):
+            raise TypeError(name)
+
+    assert outcome(Own(lambda index: failing(Fixed())() if index == 1 else {"x": 1})) == 1
+    assert importlib.import_module("dataload._util.failures").owner_of(Fixed()) == "dataload"

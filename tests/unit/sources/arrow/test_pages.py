@@ -1,0 +1,122 @@
+"""What the pages of Parquet files claim: all files of pyarrow are understood, and what lies is refused."""
+
+from __future__ import annotations
+
+import io
+import itertools
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import dataload
+from dataload.errors import CorruptFileError
+from dataload.sources.arrow.pages import claim_of, read_chunks
+
+ROWS = 3_000
+TABLE = pa.table(
+    {
+        "number": pa.array(range(ROWS)),
+        "truth": pa.array([n % 3 == 0 for n in range(ROWS)]),
+        "text": pa.array([f"text {n}" for n in range(ROWS)]),
+        "few": pa.array([f"text {n % 5}" for n in range(ROWS)]),
+        "fixed": pa.array([b"abc"] * ROWS, pa.binary(3)),
+        "lists": pa.array([[f"{n % 7}"] * (n % 4) for n in range(ROWS)]),
+        "structs": pa.array([{"a": n, "b": f"{n % 3}"} for n in range(ROWS)]),
+        "a.b": pa.array(range(ROWS)),
+        "nothing": pa.nulls(ROWS),
+    }
+)
+
+
+def claims(data, group=0):
+    metadata = pq.read_metadata(io.BytesIO(data))
+    columns = [metadata.schema.column(number) for number in range(metadata.num_columns)]
+
+    def read(at, size):
+        return data[at : at + size]
+
+    chunks = read_chunks(read, len(data))[group]
+    return {leaf.path: claim_of(read, chunk, leaf) for leaf, chunk in zip(columns, chunks, strict=True)}
+
+
+def written(table=TABLE, **options):
+    stream = io.BytesIO()
+    pq.write_table(table, stream, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("compression", "version", "dictionary"), [*itertools.product(["none", "zstd"], ["1.0", "2.0"], [True, False])]
+)
+def test_every_file_is_read(tmp_path, compression, version, dictionary):
+    data = written(
+        compression=compression, data_page_version=version, use_dictionary=dictionary, row_group_size=1_000,
+        data_page_size=2_000, write_page_checksum=True,
+    )  # fmt: skip
+    (tmp_path / "a.parquet").write_bytes(data)
+    names = [name for name in TABLE.column_names if name not in ("a.b", "nothing")]
+    with dataload.open(tmp_path / "a.parquet", fields=names, max_record_bytes=1_000_000) as source:
+        found = source.read([0, 1_500, ROWS - 1])
+    want = TABLE.select(names).take([0, 1_500, ROWS - 1]).to_pylist()
+    assert [str(record["text"]) + record["few"] for record in found] == [each["text"] + each["few"] for each in want]
+    assert [record["lists"] for record in found] == [each["lists"] for each in want]
+    assert [record["structs"] for record in found] == [each["structs"] for each in want]
+    claim = claims(data)
+    assert claim["number"].bytes >= 8_000
+    assert claim["truth"].bytes >= 1_000
+    assert claim["fixed"].bytes >= 3_000
+    assert (claim["few"].numbered, claim["few"].dictionary > 0) == (1_000 * dictionary, dictionary)
+    assert claim["lists.list.element"].numbered == dictionary * 1_750
+    assert not any(each.prefixed for each in claim.values())
+
+
+def test_text_that_begins_as_the_one_before(tmp_path):
+    encoding = {"x": "DELTA_BYTE_ARRAY"}
+    texts = ["a" * 20_000] * 1_000
+    data = written(pa.table({"x": texts}), use_dictionary=False, column_encoding=encoding)
+    assert claims(data)["x"].prefixed >= 20_000
+    (tmp_path / "a.parquet").write_bytes(data)
+    with pytest.raises(CorruptFileError, match=r"field 'x' of row group 0 takes .* and max_record_bytes is 1,000,000"):
+        dataload.open(tmp_path / "a.parquet", max_record_bytes=1_000_000)[0]
+    with dataload.open(tmp_path / "a.parquet") as source:
+        assert source[999] == {"x": texts[0]}
+    lists = pa.table({"x": [texts[:30]] * 3})
+    pq.write_table(
+        lists, tmp_path / "b.parquet", use_dictionary=False, column_encoding={"x.list.element": "DELTA_BYTE_ARRAY"}
+    )
+    with pytest.raises(CorruptFileError, match=r"field 'x' of row group 0 takes .* and max_record_bytes is 1,000,000"):
+        dataload.open(tmp_path / "b.parquet", max_record_bytes=1_000_000)[0]
+
+
+def test_texts_of_a_dictionary_are_counted_before_they_are_decoded(tmp_path):
+    words = pa.DictionaryArray.from_arrays(pa.array(np.zeros(5_000, np.int8)), pa.array(["a" * 100_000]))
+    pq.write_table(pa.table({"x": words}), tmp_path / "a.parquet", store_schema=False)
+    assert (tmp_path / "a.parquet").stat().st_size < 10_000
+    with pytest.raises(CorruptFileError, match=r"field 'x' of row group 0 takes [0-9,]+ bytes of memory"):
+        dataload.open(tmp_path / "a.parquet", max_record_bytes=1_000_000)[0]
+    lists = pa.table({"x": [["a" * 100_000] * 100] * 3})
+    pq.write_table(lists, tmp_path / "b.parquet")
+    with pytest.raises(CorruptFileError, match=r"field 'x' of row group 0 takes 30,[0-9,]+ bytes of memory"):
+        dataload.open(tmp_path / "b.parquet", max_record_bytes=1_000_000)[0]
+    with dataload.open(tmp_path / "b.parquet", max_record_bytes=40_000_000) as source:
+        assert source[2] == {"x": ["a" * 100_000] * 100}
+
+
+def test_a_damaged_header(tmp_path):
+    data = bytearray(written(pa.table({"x": ["a", "a"]})))
+    for damage in (b"\x00", b"\x1c\x18\xff\x7f", b"\xff" * 12, b"\x15\x04\x15\x01", b"\x1f"):
+        data[4 : 4 + len(damage)] = damage
+        (tmp_path / "a.parquet").write_bytes(data)
+        source = dataload.open(tmp_path / "a.parquet")
+        assert len(source) == 2
+        with pytest.raises(CorruptFileError, match=r"record 0: row group 0: "):
+            source[0]
+
+
+def test_columns_that_claim_the_same_bytes():
+    data = written(pa.table({f"x{n}": range(10_000) for n in range(3)}), use_dictionary=False)
+    cut = len(data) // 4
+    with pytest.raises(ValueError, match=r"the columns claim more bytes than the file has"):
+        read_chunks(lambda at, size: data[at + cut : at + cut + size], len(data) - cut)

@@ -1,0 +1,172 @@
+"""Options of a wrong type are refused when data are opened or created, by name, with what is expected."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+import dataload
+from dataload import ConfigError
+from dataload._util.checks import check_type
+from dataload.sources.options import Options
+from dataload.sources.registry import built_in_formats
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+VALUES = {
+    bool: True,
+    int: 999,
+    str: "text",
+    float: 1.5,
+    NoneType: None,
+    list: [object()],
+    Mapping: {"a": object()},
+    bytes: b"x",
+    object: object(),
+    Callable: lambda record: record,
+}
+NEEDED = {"window": 8, "split": "train"}
+OF_ANY = ("remote", "dtype", "codec")  # classes, or many spellings; they have checks of their own
+
+
+def allowed(hint):
+    """The kinds of values that an annotation allows."""
+    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        origin = get_origin(kind) or kind
+        yield from (
+            map(type, get_args(kind))
+            if origin is Literal
+            else [{Sequence: list, npt.NDArray: np.ndarray}.get(origin, origin)]
+        )
+
+
+CASES = [
+    (f"{entry.name} {kind}", options, each.name)
+    for entry in built_in_formats()
+    for kind, options in (("reader", entry.reader_options), ("writer", entry.writer_options))
+    for each in fields(options)
+]
+
+
+def test_every_option_of_every_format():
+    assert len(CASES) > 100
+    for name, options, option in CASES:
+        needed = {each.name: NEEDED[each.name] for each in fields(options) if each.name in NEEDED}
+        kinds = {*allowed(get_type_hints(options)[option])}
+        for kind, value in VALUES.items():
+            if kind in kinds and kind not in (list, Mapping, str, bool):
+                options.parse({**needed, option: value}, name)
+            elif kind not in kinds and (option not in OF_ANY or kind not in (str, Mapping, object, Callable)):
+                with pytest.raises(ConfigError) as caught:
+                    options.parse({**needed, option: value}, name)
+                assert re.search(rf"\b{option}\b", str(caught.value)), (name, option, str(caught.value))
+                assert caught.value.key == option
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"map": "false"}, "format 'tar': map must be True or False, got 'false'"),
+        ({"map": 1}, "format 'tar': map must be True or False, got 1"),
+        ({"max_record_bytes": "1000"}, "max_record_bytes must be an integer >= 1, got '1000'"),
+        ({"max_record_bytes": True}, "max_record_bytes must be an integer >= 1, got True"),
+        ({"decode": 3}, "format 'tar': decode must be 'auto', 'written', a mapping or None; got 3"),
+        ({"decode": {"jpg": 3}}, "format 'tar': decode must be text or a function, got 3"),
+        ({"decode": "atuo"}, 'decode is \'atuo\': give None, "auto", "written" or a mapping'),
+        ({"missing": "skp"}, "format 'tar': missing is 'skp': did you mean 'skip'?"),
+        ({"on_damage": None}, "format 'tar': on_damage must be 'error' or 'stop', got None"),
+        ({"index": [3]}, "format 'tar': index must be text or a path, got 3"),
+        ({"storage_options": "x"}, "storage_options must be a table of options, got str"),
+        ({"fields": "x"}, "fields must be a list of names, got the text 'x'"),
+        ({"fields": 3}, "fields must be a list, got 3"),
+        ({"fields": [3]}, "fields must be text, got 3"),
+        ({"format": ["tar"]}, "format must be text, got ['tar']"),
+    ],
+)
+def test_messages_of_open(tmp_path, options, message):
+    with dataload.create(tmp_path / "a.tar") as writer:
+        writer.write({"x": 1})
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
+        dataload.open(tmp_path / "a.tar", **options)
+
+
+def test_a_function_of_samples_is_no_option(tmp_path):
+    def double(record):
+        return record
+
+    with dataload.create(tmp_path / "a.tar") as writer:
+        writer.write({"x": 1})
+    advice = (
+        "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
+    )
+    for name, begin in (
+        ("map", "format 'tar': map must be True or False, got <function"),
+        ("transform", "format 'tar'"),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            dataload.open(tmp_path / "a.tar", **{name: double})
+        assert str(caught.value).startswith(begin)
+        assert str(caught.value).endswith(advice)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"overwrite": "false"}, "overwrite must be True or False, got 'false'"),
+        ({"index": "no"}, "the writer of format 'tar': index must be True or False, got 'no'"),
+        ({"key": "name"}, "the writer of format 'tar': key must be a function or None, got 'name'"),
+        ({"shards": "2"}, "shards must be an integer >= 1, got '2'"),
+        ({"format": 3}, "format must be text, got 3"),
+    ],
+)
+def test_messages_of_create(tmp_path, options, message):
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
+        dataload.create(tmp_path / "a.tar", **options)
+    assert [*tmp_path.iterdir()] == []
+
+
+@pytest.mark.parametrize("flag", ["keep_key", "resume", "overwrite", "merge"])
+def test_flags_of_convert(tmp_path, flag):
+    from dataload.convert import convert
+
+    with pytest.raises(ConfigError, match=rf"^{flag} must be True or False, got 'false'$"):
+        convert(dataload.RangeSource(3), tmp_path / "a.tar", **{flag: "false"})
+
+
+def test_every_setting_of_a_loader():
+    """No setting takes a value of a type that its annotation does not name."""
+    source = dataload.MemorySource([{"a": 1}] * 3)
+    hints = get_type_hints(dataload.Loader.__init__)
+    for name in inspect.signature(dataload.Loader).parameters.keys() - {"source"}:
+        kinds = {*allowed(hints[name])}
+        given = {} if name in ("batch_size", "global_batch_size", "batch_sampler") else {"batch_size": 2}
+        kinds |= {int} if float in kinds else set()
+        for kind, value in VALUES.items():
+            if kind not in kinds and not (name in ("sampler", "batch_sampler") or (name, kind) == ("fields", Mapping)):
+                with pytest.raises((ConfigError, TypeError)) as caught:
+                    dataload.Loader(source, **{**given, name: value})
+                assert name.split("_")[0] in str(caught.value), (name, value, str(caught.value))
+
+
+def test_values_of_numpy_and_annotations_of_others():
+    check_type("x", np.int64(3), int)
+    check_type("x", np.bool_(True), bool)
+    check_type("x", (np.int64(3),), Sequence[int])
+    check_type("x", 3, "an annotation that is only text")
+    with pytest.raises(ConfigError, match=r"^x must be an integer, got 2\.5$"):
+        check_type("x", 2.5, int)
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Foreign(Options):
+        ratio: Fraction | None = None
+
+    assert Foreign.parse({"ratio": "1/3"}, "theirs").ratio == "1/3"

@@ -1,0 +1,162 @@
+"""Loaders that share a cache with too little room: each can always make a step, or says what it needs."""
+
+from __future__ import annotations
+
+import itertools
+import threading
+import time
+
+import numpy as np
+import pytest
+from remote_sets import FORMATS, write_shards
+
+import dataload
+from dataload.errors import ConfigError, MachineError
+from dataload.storage import Remote
+from dataload.storage.local.living import LivingFile
+from dataload.storage.remote import ahead
+from dataload.storage.remote.cache import ShardCache
+from dataload.storage.remote.client import ObjectClient, client_of
+from dataload.storage.remote.files import open_shards
+from dataload.storage.remote.settings import ObjectVersion
+
+obstore = pytest.importorskip("obstore")
+NUMBERS = itertools.count()
+SHARDS, RECORDS = 16, 6
+
+
+@pytest.fixture(scope="module", autouse=True)
+def threads_of_obstore():
+    """They live as long as the process, so they start before a test counts what it leaves behind."""
+    obstore.store.MemoryStore().put("a", b"")
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The URL of shards in memory, by format, and the bytes of the largest of them."""
+    found = {}
+    for name in ("syr", "tar", "array_record"):
+        directory, url = tmp_path_factory.mktemp(name), f"memory://ahead-{next(NUMBERS)}"
+        write_shards(directory, name, SHARDS, RECORDS, 500)
+        shards = sorted(directory.glob(f"*.{FORMATS[name][0]}"))
+        for path in shards:
+            client, key = client_of(f"{url}/{path.name}", Remote())
+            client.put(f"{url}/{path.name}", key, path.read_bytes(), "overwrite")
+        pattern = f"{url}/part-{{00..{SHARDS - 1}}}.{FORMATS[name][0]}"
+        found[name] = pattern, max(path.stat().st_size for path in shards)
+    yield found
+    while open_shards().give_up():
+        pass
+
+
+def opened(stored, name, cache, **remote):
+    remote = {"cache": cache, "mode": "shards", "timeout": 5, **remote}
+    return dataload.open(stored[name][0], remote=remote, **FORMATS[name][2])
+
+
+@pytest.mark.parametrize(
+    ("names", "room"),
+    [(("syr", "syr"), 1), (("syr", "syr"), 5), (("array_record", "array_record"), 7), (("tar", "array_record"), 5)],
+)
+def test_two_loaders_and_a_cache_that_holds_some_shards(stored, tmp_path, names, room):
+    """Both would lease what they read later, and wait for each other."""
+    budget = room * max(stored[name][1] for name in names) + 10
+    with (
+        opened(stored, names[0], tmp_path, budget=budget) as one,
+        opened(stored, names[1], tmp_path, budget=budget) as other,
+        dataload.Loader(one, batch_size=4, shuffle=False, epochs=1) as first,
+        dataload.Loader(other, batch_size=4, shuffle=False, epochs=1) as second,
+    ):
+        found = [
+            np.concatenate([first["n"].ravel(), second["n"].ravel()])
+            for first, second in zip(first, second, strict=True)
+        ]
+    expected = np.arange(SHARDS * RECORDS).reshape(-1, 4)
+    np.testing.assert_array_equal(found, np.concatenate([expected, expected], axis=1))
+    assert sum(file.stat().st_size for file in (tmp_path / "shards").iterdir()) <= budget
+    assert not [*(tmp_path / "jobs").iterdir()]
+
+
+def test_a_job_that_others_leave_no_room_says_what_it_needs(stored, tmp_path):
+    (tmp_path / "jobs").mkdir(parents=True, mode=0o700)
+    size = stored["array_record"][1]
+    budget = 2 * size + 10
+    content = f'{{"job": 1, "process": 4321, "reads": "others.mdb", "share": 1.0, "need": {2 * size}}}'
+    other = LivingFile(str(tmp_path / "jobs"), "job-", content.encode())
+    settings = {"batch_size": 4, "shuffle": False, "epochs": 1}
+    match = (
+        rf"the shards of a step take {size:,} bytes and can only be read as a whole, and the other jobs in the "
+        r"cache .* leave 10: raise remote\.budget, wait for them, or set remote\.cache to another directory "
+        rf"\(.*process 4321 reads others\.mdb and needs {2 * size:,} bytes"
+    )
+    with (
+        opened(stored, "array_record", tmp_path, budget=budget, timeout=1) as source,
+        dataload.Loader(source, **settings) as loader,
+        pytest.raises(ConfigError, match=match),
+    ):
+        next(iter(loader))
+    with opened(stored, "tar", tmp_path, budget=budget) as source, dataload.Loader(source, **settings) as loader:
+        assert sum(len(batch["n"]) for batch in loader) == SHARDS * RECORDS  # read by range
+    del other
+    with (
+        opened(stored, "array_record", tmp_path, budget=budget) as source,
+        dataload.Loader(source, **settings) as loader,
+    ):
+        assert sum(len(batch["n"]) for batch in loader) == SHARDS * RECORDS
+
+
+def test_a_lease_that_never_ends(stored, tmp_path, monkeypatch):
+    """What can be read by range is; for the rest, an error tells after the time-out who has the room."""
+    monkeypatch.setattr(ahead, "_ROOM_SECONDS", 0.05)
+    monkeypatch.setattr("dataload.storage.remote.board._LONGEST_WAIT", 0.1)
+    budget = 2 * stored["array_record"][1] + 10
+    version = ObjectVersion(budget - 10, "x", True)
+    # As of a process that was stopped.
+    lease = ShardCache(str(tmp_path), budget).fetch("s3://b/other.tar", version, lambda _: None, lambda: False)
+    settings = {"batch_size": 4, "shuffle": False, "epochs": 1}
+    monkeypatch.setattr("dataload.storage.remote.storage._ROOM_SECONDS", 0.05)
+    with opened(stored, "tar", tmp_path, budget=budget) as source, dataload.Loader(source, **settings) as loader:
+        assert sum(len(batch["n"]) for batch in loader) == SHARDS * RECORDS
+    with pytest.raises(MachineError, match=r"has no room for memory://.*in use are other\.tar"):
+        opened(stored, "array_record", tmp_path, budget=budget, timeout=0.3)
+    del lease
+
+
+def test_a_loader_closed_while_shards_arrive_leaves_none_that_is_incomplete(stored, tmp_path, monkeypatch):
+    """The end of the last request of a shard looks like its arrival to whoever counts requests."""
+    begun, closed, stream = threading.Event(), threading.Event(), ObjectClient.stream
+
+    def late(self, url, key, version, piece, receive, check=lambda: None):
+        if "part-00" not in url and threading.current_thread().name.startswith("dataload-ahead"):
+            begun.set()
+            closed.wait(10)
+            check()
+        stream(self, url, key, version, piece, receive, check)
+
+    monkeypatch.setattr(ObjectClient, "stream", late)
+    monkeypatch.setattr("dataload.storage.remote.fetcher._CLOSE_SECONDS", 0.01)
+    with opened(stored, "syr", tmp_path) as source:
+        with dataload.Loader(source, batch_size=4, shuffle=False, epochs=1) as loader:
+            next(iter(loader))
+            assert begun.wait(10)
+        closed.set()
+        while any(thread.name.startswith("dataload-ahead") for thread in threading.enumerate()):
+            time.sleep(0.01)
+    for path in (tmp_path / "shards").iterdir():
+        url = f"{stored['syr'][0].rpartition('/')[0]}/{path.name.partition('~')[0]}"
+        client, key = client_of(url, Remote())
+        assert path.read_bytes() == client.read(url, key, 1 << 20)[0], path.name
+
+
+def test_opening_tars_without_an_index_in_a_cache_with_room_for_some(tmp_path):
+    """Many threads download at once; those without room wait for the others."""
+    url = f"memory://ahead-{next(NUMBERS)}"
+    for shard in range(SHARDS):
+        path = tmp_path / f"part-{shard:02}.tar"
+        with dataload.create(path, index=False) as writer:
+            writer.extend({"n": RECORDS * shard + row} for row in range(RECORDS))
+        client, key = client_of(f"{url}/{path.name}", Remote())
+        client.put(f"{url}/{path.name}", key, path.read_bytes(), "overwrite")
+    remote = {"cache": tmp_path / "cache", "budget": 4 * path.stat().st_size + 10, "connections": 16}
+    with dataload.open(f"{url}/part-{{00..15}}.tar", remote=remote, decode="auto") as source:
+        assert len(source) == SHARDS * RECORDS

@@ -8,15 +8,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from orders import order
 
 from dataload import ConcatSource, Loader, RangeSource
 from dataload._util.fingerprint import fingerprint
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
 from dataload.samplers.permutation import MAX_LENGTH
-
-
-def order(sampler, epoch=0, length=None):
-    return sampler.indices(np.arange(len(sampler) if length is None else length), epoch=epoch).tolist()
 
 
 def with_ranks(weights, length, *, epoch=0, **settings):
@@ -31,25 +28,16 @@ def weights_of(row):
     return [Fraction(weight) / total for weight in row]
 
 
-@pytest.mark.parametrize(
-    ("weights", "window", "stated"),
-    [
-        ((1,), None, 1000),
-        ((1, 1), None, 1000),
-        ((1, 2), None, 1002),
-        ((0.1, 0.2, 0.7), None, 1000),
-        ((0.25, 0, 0.75), None, 1000),
-        ((1, 1336), None, 1337),
-        ((1, 4998), None, 4999),
-        ((2**0.5, 3**0.5, 5**0.5, 7**0.5), None, 10_000),
-        ((1, 9999), None, 10_000),
-        ((3, 5, 2), 10, 10),
-        ((3, 5, 2), 13, 13),
-        ((1, 1, 1), 4, 4),
-        ((1e300, 1e300), 2, 2),
-        ((1, 1e-3, 1e-3), 1002, 1002),
-    ],
-)
+IRRATIONAL = (2**0.5, 3**0.5, 5**0.5, 7**0.5)
+WEIGHTS = [
+    *(((1,), None, 1000), ((1, 1), None, 1000), ((1, 2), None, 1002), ((0.1, 0.2, 0.7), None, 1000)),
+    *(((0.25, 0, 0.75), None, 1000), ((1, 1336), None, 1337), ((1, 4998), None, 4999), (IRRATIONAL, None, 10_000)),
+    *(((1, 9999), None, 10_000), ((3, 5, 2), 10, 10), ((3, 5, 2), 13, 13), ((1, 1, 1), 4, 4)),
+    *(((1e300, 1e300), 2, 2), ((1, 1e-3, 1e-3), 1002, 1002)),
+]
+
+
+@pytest.mark.parametrize(("weights", "window", "stated"), WEIGHTS)
 def test_proportions_are_exact_in_every_window(weights, window, stated):
     parts = np.array(with_ranks(weights, 3 * stated + 7, window=window, seed=4))
     counts = np.bincount(parts[:stated], minlength=len(weights))
@@ -71,8 +59,7 @@ def test_within_a_window_parts_are_spread_evenly(weights):
 
 
 def test_the_seed_chooses_the_places():
-    found = {tuple(with_ranks((2, 3, 5), 1000, seed=seed)) for seed in range(20)}
-    assert len(found) == 20
+    assert len({tuple(with_ranks((2, 3, 5), 1000, seed=seed)) for seed in range(20)}) == 20
 
 
 def walk(parts, samplers, weights_used, stop, epoch, epochs):
@@ -93,28 +80,24 @@ def walk(parts, samplers, weights_used, stop, epoch, epochs):
     return out
 
 
+DEALS = [
+    *(((5,), (1,)), ((1, 1), (1, 1)), ((10, 10), (1, 1)), ((3, 40), (1, 1)), ((7, 5, 30), (2, 1, 4))),
+    *(((100, 3, 8), (1, 0, 9)), ((0, 3, 8), (0, 0.5, 0.5)), ((300, 1), (0.3, 0.7))),
+    *(((90, 11, 13, 17), (4, 3, 2, 1)), ((700, 900, 40), {0: (2, 1, 1), 77: (1, 3, 0), 150: (1, 5, 0)})),
+]
+
+
 @pytest.mark.parametrize("stop", ["first", "longest"])
-@pytest.mark.parametrize(
-    ("lengths", "weights"),
-    [
-        ((5,), (1,)),
-        ((1, 1), (1, 1)),
-        ((10, 10), (1, 1)),
-        ((3, 40), (1, 1)),
-        ((7, 5, 30), (2, 1, 4)),
-        ((100, 3, 8), (1, 0, 9)),
-        ((0, 3, 8), (0, 0.5, 0.5)),
-        ((300, 1), (0.3, 0.7)),
-        ((90, 11, 13, 17), (4, 3, 2, 1)),
-    ],
-)
+@pytest.mark.parametrize(("lengths", "weights"), DEALS)
 def test_an_epoch_is_what_a_loop_would_deal(lengths, weights, stop):
+    """Also where weights change: parts go on where they are, and one that is dropped need not come to its end."""
     samplers = tuple(GlobalShuffle(length, seed) for seed, length in enumerate(lengths))
     mixture = Mixture(samplers, weights, stop=stop, seed=3)
     parts = with_ranks(weights, 10_000, seed=3)
-    used = [part for part, weight in enumerate(weights) if weight]
+    last = weights[150] if isinstance(weights, dict) else weights
+    used = [part for part, weight in enumerate(last) if weight]
     drawn = Counter(parts[: len(mixture)])
-    epochs = {part: -(-drawn[part] // len(samplers[part])) for part in used}
+    epochs = {part: -(-drawn[part] // len(samplers[part])) for part in range(len(lengths)) if lengths[part]}
     for epoch in range(3):
         assert order(mixture, epoch) == walk(parts, samplers, used, stop, epoch, epochs)
     assert mixture.records == sum(lengths)
@@ -168,8 +151,13 @@ ROWS = ((3, 1), (1, 1), (0, 1))
 def test_weights_by_epoch_and_the_last_stays():
     samplers = (Sequential(1000), Sequential(1000))
     mixture = Mixture(samplers, ROWS, stop="first", window=100)
-    shares = [(np.array(order(mixture, epoch, 100)) < 1000).sum() for epoch in range(6)]
-    assert shares == [75, 50, 0, 0, 0, 0]
+    assert [(np.array(order(mixture, epoch, 100)) < 1000).sum() for epoch in range(6)] == [75, 50, 0, 0, 0, 0]
+    weights = ({0: (1, 0), 50: (0, 1)}, {0: (1, 1), 100: (1, 0)})
+    changing = np.array([order(Mixture(samplers, weights, window=100, seed=2), epoch, 150) for epoch in (0, 1, 5)])
+    shares = (changing.reshape(3, 3, 50) < 1000).mean(axis=2).tolist()
+    assert shares[0] == [1, 0, 0]
+    assert shares[1][2] == shares[2][2] == 1
+    assert shares[1][:2] == shares[2][:2] == pytest.approx([0.5, 0.5], abs=0.02)
 
 
 @pytest.mark.parametrize("stop", ["first", "longest"])
@@ -184,35 +172,45 @@ def test_all_epochs_have_the_length_that_is_right_for_each(stop):
     assert len(mixture) == (min if stop == "first" else max)(ends)
 
 
-def test_indices_follow_the_parts_of_the_source_where_orders_choose_fewer():
-    mixture = Mixture((Sequential(3), Sequential(4)), (1, 1), stop="longest", lengths=(10, 20))
-    assert mixture.records == 30
-    assert set(order(mixture)) == {0, 1, 2, 10, 11, 12, 13}
-
-
-def test_an_order_that_does_not_say_its_records_may_be_longer_than_its_part():
+def test_indices_follow_the_parts_of_the_source():
     class Again:
+        """An order that does not say its records may be longer than its part."""
+
         def __len__(self):
             return 100
 
         def indices(self, positions, *, epoch):
             return positions % 10
 
-    mixture = Mixture((Again(), Again()), (1, 1), lengths=(10, 10))
-    assert set(order(mixture)) == set(range(20))
+    mixture = Mixture((Sequential(3), Sequential(4)), (1, 1), stop="longest", lengths=(10, 20))
+    assert mixture.records == 30
+    assert set(order(mixture)) == {0, 1, 2, 10, 11, 12, 13}
+    assert set(order(Mixture((Again(), Again()), (1, 1), lengths=(10, 10)))) == set(range(20))
 
 
-def test_weights_are_the_same_value_however_they_are_written():
-    samplers = (Sequential(4), Sequential(5))
-    given = [(1, 2), [1.0, 2.0], np.array([1, 2]), (Fraction(1), 2), iter((1, 2))]
-    mixtures = [Mixture(samplers, weights) for weights in given]
-    rows = [
-        Mixture(samplers, weights) for weights in (((1, 2), (3, 4)), np.array([[1, 2], [3, 4.0]]), [[1, 2], (3, 4)])
-    ]
-    for same in (mixtures, rows):
-        assert len(set(same)) == 1
-        assert len(set(map(fingerprint, same))) == 1
-    assert mixtures[0] != rows[0]
+NAMED = {"web": Sequential(400), "books": Sequential(500)}
+PARTS = tuple(NAMED.values())
+ALIKE = {
+    "plain": [Mixture(PARTS, row) for row in ((1, 2), [1.0, 2.0], np.array([1, 2]), (Fraction(1), 2), iter((1, 2)))],
+    "rows": [Mixture(PARTS, rows) for rows in (((1, 2), (3, 4)), np.array([[1, 2], [3, 4.0]]), [[1, 2], (3, 4)])],
+    "changing": [
+        Mixture(NAMED, {0: {"books": 1, "web": 9}, 12: {"web": 1, "books": 2}}, global_batch_size=10),
+        Mixture(PARTS, {np.int64(120): np.array([1, 2]), 0: [9, 1]}),
+        Mixture(NAMED, ((0, (9, 1)), (120, (1, 2)))),
+    ],
+    # What does not change is the same as before weights could change, so that its states load.
+    "not changing": [Mixture(NAMED, {0: (9, 1)}), Mixture(PARTS, (9, 1))],
+    "one row does not change": [Mixture(NAMED, ({0: (9, 1)}, (1, 1))), Mixture(NAMED, ((9, 1), (1, 1)))],
+}
+
+
+@pytest.mark.parametrize("kind", ALIKE)
+def test_weights_are_the_same_value_however_they_are_written(kind):
+    first = ALIKE[kind][0]
+    same = {*ALIKE[kind], replace(first), pickle.loads(pickle.dumps(first)), eval(repr(first))}
+    assert same == {first}
+    assert len(set(map(fingerprint, same))) == 1
+    assert [other for other in ALIKE if ALIKE[other][0] == first] == [kind]
 
 
 CHANGING = {0: (2, 1, 1), 700: (1, 0, 0), 1234: (1, 3, 6), 5000: (7, 2, 1)}
@@ -228,47 +226,6 @@ def test_proportions_are_exact_in_every_window_between_two_changes():
         assert (counts[1000:] - counts[:-1000] == expected).all()
         strays = np.abs(counts[:1000] - np.outer(np.arange(1, 1001), expected) / 1000).max()
         assert strays < 3, "a change leaves the parts unevenly spread"
-
-
-@pytest.mark.parametrize("stop", ["first", "longest"])
-def test_parts_go_on_where_they_are_when_weights_change(stop):
-    samplers = (GlobalShuffle(700, 0), GlobalShuffle(900, 1), GlobalShuffle(40, 2))
-    changing = {0: (2, 1, 1), 77: (1, 3, 0), 150: (1, 5, 0)}
-    mixture = Mixture(samplers, changing, stop=stop, seed=3)
-    parts = with_ranks(changing, 5000, seed=3)
-    drawn = Counter(parts[: len(mixture)])
-    epochs = [-(-drawn[part] // len(sampler)) for part, sampler in enumerate(samplers)]
-    used = [0, 1]  # the third is dropped after 20 of its 40
-    for epoch in range(2):
-        assert order(mixture, epoch) == walk(parts, samplers, used, stop, epoch, epochs)
-    assert drawn[2] < 40
-
-
-def test_changing_weights_for_each_epoch():
-    samplers = (Sequential(1000), Sequential(1000))
-    weights = ({0: (1, 0), 50: (0, 1)}, {0: (1, 1), 100: (1, 0)})
-    mixture = Mixture(samplers, weights, window=100, seed=2)
-    shares = [
-        [(np.array(order(mixture, epoch)[at : at + 50]) < 1000).mean() for at in (0, 50, 100)] for epoch in (0, 1, 5)
-    ]
-    assert shares[0] == [1, 0, 0]
-    assert shares[1][2] == shares[2][2] == 1
-    assert shares[1][:2] == shares[2][:2] == pytest.approx([0.5, 0.5], abs=0.02)
-
-
-def test_changing_weights_are_the_same_value_however_they_are_written():
-    samplers = {"web": Sequential(400), "books": Sequential(500)}
-    mixtures = [
-        Mixture(samplers, {0: {"books": 1, "web": 9}, 12: {"web": 1, "books": 2}}, global_batch_size=10),
-        Mixture(tuple(samplers.values()), {np.int64(120): np.array([1, 2]), 0: [9, 1]}),
-        Mixture(samplers, ((0, (9, 1)), (120, (1, 2)))),
-    ]
-    mixtures += [replace(mixtures[0]), pickle.loads(pickle.dumps(mixtures[0])), eval(repr(mixtures[0]))]
-    assert len(set(mixtures)) == 1
-    assert len(set(map(fingerprint, mixtures))) == 1
-    # What does not change is the same as before weights could change, so that its states load.
-    assert fingerprint(Mixture(samplers, {0: (9, 1)})) == fingerprint(Mixture(tuple(samplers.values()), (9, 1)))
-    assert Mixture(samplers, ({0: (9, 1)}, (1, 1))) == Mixture(samplers, ((9, 1), (1, 1)))
 
 
 def test_a_job_goes_on_with_other_ranks_across_a_change_of_weights():

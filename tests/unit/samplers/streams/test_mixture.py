@@ -1,57 +1,20 @@
-"""RowMixture: its settings, and rows to look at; against plain lists see tests/properties/test_streams.py."""
+"""RowMixture: rows to look at; against plain lists see tests/properties/test_streams.py."""
 
 import pickle
 
 import numpy as np
 import pytest
+from orders import plans_of
 
-from dataload import ConfigError, Loader, RangeSource, StateMismatchError
+from dataload import Loader, RangeSource, StateMismatchError
 from dataload._util.fingerprint import fingerprint
-from dataload.samplers import BatchSampler, Sequential
+from dataload.samplers import BatchPlanner
 from dataload.samplers.quality import order_report
 from dataload.streams import RowMixture, StreamSampler
 
 
 def part(mode="shuffled", *, rows=2, lengths=(6, 6), **settings):
     return StreamSampler(sequence_lengths=lengths, rows=rows, mode=mode, **settings)
-
-
-@pytest.mark.parametrize(
-    ("parts", "match"),
-    [
-        ((), r"parts must hold at least one StreamSampler, got \(\)"),
-        ((BatchSampler(sampler=Sequential(4), batch_size=2),), "parts must hold at least one StreamSampler, got"),
-        (
-            (part("split"), part("pack")),
-            r"parts\[1\] must have mode='shuffled' or 'independent' and no epoch_steps, because .*; got StreamSampler",
-        ),
-        ((part("split"), part(), part("independent", epoch_steps=3)), r"parts\[2\] must have .* no epoch_steps"),
-        ((part("split"), part(chunk=2)), r"parts\[1\]\.chunk must equal that of parts\[0\], 1; got 2"),
-        ((part("split"), part(lengths=(0, 0))), r"parts\[1\] has no chunks to serve: StreamSampler"),
-        ((part("split", chunk=4), part(lengths=[3], chunk=4, ends="drop")), r"parts\[1\] has no chunks to serve"),
-    ],
-)
-def test_wrong_parts_are_named(parts, match):
-    with pytest.raises(ConfigError, match=match):
-        RowMixture(parts=parts)
-
-
-@pytest.mark.parametrize(
-    ("settings", "match"),
-    [
-        ({"world_size": 3}, "rows must be a multiple of world_size, 3, .* got 4"),
-        ({"world_size": 4}, "rows must be a multiple of world_size, 4, .* got 2"),
-        ({"origin": 4}, "origin must be a multiple of rows, 6: .* got 4"),
-        ({"tail": "dorp"}, "tail is 'dorp': did you mean 'drop'"),
-    ],
-)
-def test_each_part_is_dealt_to_all_ranks(settings, match):
-    parts = part("split", rows=4), part(rows=2)
-    with pytest.raises(ConfigError, match=match):
-        RowMixture(parts=parts, **settings)
-    if "world_size" in settings:
-        with pytest.raises(ConfigError, match=match):
-            Loader(RangeSource(12), batch_sampler=RowMixture(parts=parts), rank=0, **settings)
 
 
 def test_half_continues_and_half_is_from_anywhere():
@@ -71,8 +34,7 @@ def test_half_continues_and_half_is_from_anywhere():
 def test_in_the_first_epoch_a_part_is_as_it_is_alone():
     alone = part(lengths=[5, 9], seed=4)
     mixture = RowMixture(parts=(part("pack", lengths=[20, 20]), alone))
-    plans = mixture.plans(range(mixture.steps(0)), epoch=0)
-    for plan, expected in zip(plans, alone.plans(range(7), epoch=0), strict=False):
+    for plan, expected in zip(plans_of(mixture), plans_of(alone), strict=False):
         assert plan.indices[2:].tolist() == expected.indices.tolist()
         assert plan.columns["offset"][2:].tolist() == expected.columns["offset"].tolist()
         assert plan.valid.tolist() == [True] * 4
@@ -81,23 +43,21 @@ def test_in_the_first_epoch_a_part_is_as_it_is_alone():
 def test_parts_go_on_over_epochs_of_the_first():
     """Epochs of six steps of two rows: a part of 18 chunks comes to its end every three half epochs."""
     mixture = RowMixture(parts=(part("split"), part(lengths=[18])))
-    served = [plan.indices[2:] for epoch in range(6) for plan in mixture.plans(range(6), epoch=epoch)]
-    passes = np.concatenate(served).reshape(4, 18)
+    passes = np.concatenate([plan.indices[2:] for epoch in range(6) for plan in plans_of(mixture, epoch)]).reshape(
+        4, 18
+    )
     assert np.sort(passes, axis=1).tolist() == [list(range(18))] * 4
     assert len({tuple(each) for each in passes.tolist()}) == 4
-
-
-def test_an_endless_first_part_says_how_long_an_epoch_is():
-    mixture = RowMixture(parts=(part("independent", epoch_steps=2), part("independent", seed=1)))
-    assert mixture.steps(5) == 2
-    rows = np.array([plan.indices for epoch in range(6) for plan in mixture.plans(range(2), epoch=epoch)])
+    endless = RowMixture(parts=(part("independent", epoch_steps=2), part("independent", seed=1)))
+    assert endless.steps(5) == 2
+    rows = np.array([plan.indices for epoch in range(6) for plan in plans_of(endless, epoch)])
     assert np.sort(rows, axis=0).T.tolist() == [list(range(12))] * 4
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
 def test_without_records_there_are_no_steps(tail):
     mixture = RowMixture(parts=(part("split", lengths=[0]), part(lengths=[0])), tail=tail)
-    assert (mixture.steps(0), list(mixture.plans(range(0), epoch=0))) == (0, [])
+    assert (mixture.steps(0), plans_of(mixture)) == (0, [])
     with Loader(RangeSource(0), batch_sampler=mixture) as loader:
         assert list(loader) == []
 
@@ -115,11 +75,12 @@ def test_it_is_a_value():
     assert hash(mixture) == hash(RowMixture(parts=[part("split"), part()]))
     assert mixture != RowMixture(parts=(part("split"), part(seed=1)))
     assert fingerprint(mixture.order) == fingerprint(mixture.with_ranks(world_size=2, tail="drop").order)
-    mixture.plans(range(6), epoch=0)
+    plans = plans_of(mixture, 1)
     again = pickle.loads(pickle.dumps(mixture))
     assert again == mixture
-    assert again.plans(range(1), epoch=1)[0].indices.tolist() == mixture.plans(range(1), epoch=1)[0].indices.tolist()
+    assert plans_of(again, 1)[0].indices.tolist() == plans[0].indices.tolist()
     assert mixture.records == 12
+    assert isinstance(mixture, BatchPlanner)
 
 
 def test_the_state_of_other_rows_is_refused():

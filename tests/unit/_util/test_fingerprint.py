@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import pytest
 
-from dataload._util.fingerprint import _canonical, describe, digest, fingerprint, identify
+from dataload._util.fingerprint import describe, digest, fingerprint, identify
 from dataload.samplers import BucketBatchSampler, GlobalShuffle, Lanes, Subset
 
 
@@ -37,21 +37,16 @@ class Identified:
         return self.text
 
 
+DIFFERENT = [
+    *(Outer(Inner(np.arange(3))), Outer(Inner(np.arange(3)), seed=1), Outer(Inner(np.arange(4)))),
+    *(Outer(Inner(np.arange(3, dtype=np.int32))), Outer(Inner(np.arange(3).reshape(3, 1)))),
+    *(Outer(Inner(np.arange(3), names=names)) for names in (("b",), {"a": 1}, {"a": 2})),
+    *(Outer(Identified("x")), Outer(Identified("y")), Inner(np.arange(3))),
+]
+
+
 def test_fingerprint_sees_every_field_at_every_depth():
-    different = [
-        Outer(Inner(np.arange(3))),
-        Outer(Inner(np.arange(3)), seed=1),
-        Outer(Inner(np.arange(4))),
-        Outer(Inner(np.arange(3, dtype=np.int32))),
-        Outer(Inner(np.arange(3).reshape(3, 1))),
-        Outer(Inner(np.arange(3), names=("b",))),
-        Outer(Inner(np.arange(3), names={"a": 1})),
-        Outer(Inner(np.arange(3), names={"a": 2})),
-        Outer(Identified("x")),
-        Outer(Identified("y")),
-        Inner(np.arange(3)),
-    ]
-    assert len({fingerprint(value) for value in different}) == len(different)
+    assert len({fingerprint(value) for value in DIFFERENT}) == len(DIFFERENT)
 
 
 @pytest.mark.parametrize(
@@ -68,24 +63,15 @@ def test_fingerprint_sees_nothing_else(one, other):
     assert fingerprint(one) == fingerprint(other)
 
 
-@pytest.mark.slow
 def test_fingerprint_does_not_depend_on_the_hash_seed():
     program = (
         "from dataload._util.fingerprint import fingerprint;"
         "print(fingerprint({'names': {'a', 'b', 'c', 'd'}, 'deep': [frozenset({'x', 'y'})], 'n': (1, 2.5)}))"
     )
-    texts = {
-        subprocess.run(
-            [sys.executable, "-c", program],
-            env={"PYTHONHASHSEED": seed},
-            capture_output=True,
-            text=True,
-            check=True,
-            timeout=50,
-        ).stdout
-        for seed in "12"
-    }
-    assert len(texts) == 1
+    command = [sys.executable, "-c", program]
+    here = fingerprint({"names": {"a", "b", "c", "d"}, "deep": [frozenset({"x", "y"})], "n": (1, 2.5)})
+    done = subprocess.run(command, env={"PYTHONHASHSEED": "1"}, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == here
 
 
 def test_digest_is_the_same_in_every_release():
@@ -146,9 +132,10 @@ def opaque():
 def test_no_address_is_in_a_fingerprint():
     first, second = opaque(), opaque()
     for name, value in first.items():
-        assert "0x" not in repr(_canonical(value, ())).lower(), name
         assert fingerprint(value) == fingerprint(second[name]), name
     assert len({fingerprint(value) for value in first.values()}) == len(first)
+    for value, found in (("look at 0x1f", "'look at 0x1f'"), (b"at 0x1f", "b'at 0x1f'"), (("at 0x1f",), ["'at 0x1f'"])):
+        assert fingerprint([value]) == digest([found]), "text that looks like an address counts"
 
 
 def test_a_long_chain_of_objects_is_no_endless_recursion():
@@ -158,20 +145,10 @@ def test_a_long_chain_of_objects_is_no_endless_recursion():
     assert fingerprint(chain) == fingerprint(Plain(next=chain.next))
 
 
-@pytest.mark.parametrize("value", ["look at 0x1f", b"at 0x1f", ("at 0x1f",)])
-def test_text_that_looks_like_an_address_counts(value):
-    assert fingerprint([value]) == digest([repr(value)] if not isinstance(value, tuple) else [["'at 0x1f'"]])
-
-
 def test_a_source_is_identified_by_what_it_says_or_by_its_class_and_length():
     assert identify(Identified("my data")) == "my data"
     assert identify([1, 2, 3]) == identify([4, 5, 6]) == digest("list", 3)
     assert len({identify(value) for value in ([1], [1, 2], (1,))}) == 3
-
-
-@dataclass(frozen=True)
-class Secret:
-    key: str
 
 
 def test_description_of_an_order():
@@ -181,5 +158,5 @@ def test_description_of_an_order():
     buckets = BucketBatchSampler(lengths=[5] * 20, max_tokens=10, seed=4).order
     assert "('lengths', 20 values), ('max_tokens', 10)" in describe(buckets)
     assert "('seed', 4)" in describe(buckets)
-    assert describe(Secret("token")) == "Secret", "of others' objects only the name"
+    assert describe(Inner("token")) == "Inner", "of others' objects only the name"
     assert describe({3, 4}) == "2 values"

@@ -1,3 +1,5 @@
+"""Indices as lists take them, spans and shards as plain loops find them, braces as bash expands them."""
+
 from __future__ import annotations
 
 import bisect
@@ -20,24 +22,15 @@ class Index:
         return self.value
 
 
-@pytest.mark.parametrize("index", [0, 9, -1, -10, np.int64(3), np.uint8(9), np.array(4), Index(-3)])
-def test_check_index_is_what_a_list_says(index):
-    assert check_index(index, 10) == list(range(10))[index]
-
-
-@pytest.mark.parametrize("index", [10, -11, 2**63, -(2**70), np.uint64(2**64 - 1)])
-def test_check_index_names_index_and_length(index):
-    with pytest.raises(IndexError, match=rf"^index {int(index)} is out of range for 10 records$"):
-        check_index(index, 10)
-
-
-@pytest.mark.parametrize("index", [1.0, "1", None, b"1", np.float32(1), [1], np.bool_(True)])
-def test_check_index_refuses_what_is_no_integer(index):
-    with pytest.raises(TypeError):
-        check_index(index, 10)
-
-
-def test_check_index_refuses_bools():
+def test_check_index_is_what_a_list_says():
+    for index in (0, 9, -1, -10, np.int64(3), np.uint8(9), np.array(4), Index(-3)):
+        assert check_index(index, 10) == list(range(10))[index]
+    for index in (10, -11, 2**63, -(2**70), np.uint64(2**64 - 1)):
+        with pytest.raises(IndexError, match=rf"^index {int(index)} is out of range for 10 records$"):
+            check_index(index, 10)
+    for index in (1.0, "1", None, b"1", np.float32(1), [1], np.bool_(True)):
+        with pytest.raises(TypeError):
+            check_index(index, 10)
     with pytest.raises(TypeError, match=r"^an index must be an integer, got True$"):
         check_index(True, 10)
 
@@ -61,9 +54,23 @@ MAKERS = {
 def test_as_indices_equals_a_list_index_by_index(data, length, kind):
     asked = data.draw(st.lists(st.integers(-length, length - 1), max_size=20))
     got = as_indices(MAKERS[kind](asked), length)
-    assert got.dtype == np.int64
-    assert got.ndim == 1
+    assert (got.dtype, got.ndim) == (np.int64, 1)
     assert got.tolist() == [list(range(length))[index] for index in asked]
+
+
+@pytest.mark.parametrize("asked", [range(3, 7), range(6, 0, -2), range(-3, 2), range(0), range(5, 5)])
+def test_as_indices_takes_ranges(asked):
+    assert as_indices(asked, 10).tolist() == [list(range(10))[index] for index in asked]
+
+
+def test_as_indices_keeps_the_callers_array():
+    asked, negative = np.array([3, 1, 3]), np.array([-1, 1])
+    assert as_indices(asked, 4) is asked
+    assert as_indices(negative, 4).tolist() == [3, 1]
+    assert negative.tolist() == [-1, 1]
+    for nothing in ([], (), np.empty(0), np.empty(0, np.int64), np.empty(0, bool)):
+        got = as_indices(nothing, 0)
+        assert (got.dtype, got.shape) == (np.int64, (0,))
 
 
 @given(data=st.data(), length=st.integers(0, 50), kind=st.sampled_from(["list", "tuple", "iterator", "int64", "int32"]))
@@ -73,22 +80,6 @@ def test_as_indices_names_an_index_that_is_outside(data, length, kind):
     asked = data.draw(st.permutations([*good, bad]))
     with pytest.raises(IndexError, match=rf"^index {bad} is out of range for {length} records$"):
         as_indices(MAKERS[kind](asked), length)
-
-
-def test_as_indices_gives_the_callers_own_array_when_nothing_is_to_do():
-    asked = np.array([3, 1, 3])
-    assert as_indices(asked, 4) is asked
-
-
-def test_as_indices_leaves_the_callers_array_alone():
-    asked = np.array([-1, 1])
-    assert as_indices(asked, 4).tolist() == [3, 1]
-    assert asked.tolist() == [-1, 1]
-
-
-@pytest.mark.parametrize("asked", [range(3, 7), range(6, 0, -2), range(-3, 2), range(0), range(5, 5)])
-def test_as_indices_takes_ranges(asked):
-    assert as_indices(asked, 10).tolist() == [list(range(10))[index] for index in asked]
 
 
 @pytest.mark.parametrize(
@@ -131,12 +122,6 @@ def test_as_indices_refuses_what_are_no_integers(asked, message):
         as_indices(asked, 10)
 
 
-@pytest.mark.parametrize("nothing", [[], (), np.empty(0), np.empty(0, np.int64), np.empty(0, bool)])
-def test_as_indices_of_nothing_is_an_int64_array(nothing):
-    got = as_indices(nothing, 0)
-    assert (got.dtype, got.shape) == (np.int64, (0,))
-
-
 @given(data=st.data(), lengths=st.lists(st.integers(0, 6), min_size=1, max_size=12))
 def test_split_by_shard_equals_looking_each_index_up(data, lengths):
     ends = list(itertools.accumulate(lengths))
@@ -153,30 +138,9 @@ def test_split_by_shard_equals_looking_each_index_up(data, lengths):
 
 
 PATTERNS = [
-    "plain.tar",
-    "train-{000..012}.tar",
-    "{8..11}",
-    "{08..11}",
-    "{8..011}",
-    "{5..3}",
-    "{05..3}",
-    "{3..3}",
-    "{00..2}",
-    "{100..98}",
-    "a{b,c}d",
-    "{a,b}{1..3}",
-    "{a,}x",
-    "{,}",
-    "{a}",
-    "{}",
-    "x{1..2}y{03..04}z",
-    "{1..3,5}",
-    "{a,b,c}-{x,y}",
-    "a{b",
-    "a}b",
-    "{1..}",
-    "{..2}",
-    "/data/{train,test}/{0..1}.syr",
+    *("plain.tar", "train-{000..012}.tar", "{8..11}", "{08..11}", "{8..011}", "{5..3}", "{05..3}", "{3..3}"),
+    *("{00..2}", "{100..98}", "a{b,c}d", "{a,b}{1..3}", "{a,}x", "{,}", "{a}", "{}", "x{1..2}y{03..04}z"),
+    *("{1..3,5}", "{a,b,c}-{x,y}", "a{b", "a}b", "{1..}", "{..2}", "/data/{train,test}/{0..1}.syr"),
 ]
 
 
@@ -188,18 +152,13 @@ def test_expand_braces_equals_bash():
     assert [[text for text in expand_braces(pattern) if text] or [""] for pattern in PATTERNS] == expected
 
 
-def test_expand_braces_gives_a_plain_path_back():
-    assert expand_braces("a/b.tar") == ["a/b.tar"]
-
-
 @given(total=st.integers(0, 10**6), parts=st.integers(1, 50))
 def test_even_split_covers_everything_in_nearly_equal_parts(total, parts):
     spans = even_split(total, parts)
+    bounds = [0, *(stop for _, stop in spans)]
+    assert spans == list(itertools.pairwise(bounds))
+    assert (len(spans), bounds[-1]) == (parts, total)
     lengths = [stop - start for start, stop in spans]
-    assert len(spans) == parts
-    assert spans[0][0] == 0
-    assert spans[-1][1] == total
-    assert all(a[1] == b[0] for a, b in itertools.pairwise(spans))
     assert max(lengths) - min(lengths) <= 1
 
 

@@ -17,6 +17,22 @@ def files(root, texts):
 
 
 MEMINFO = {"proc/meminfo": "MemTotal: 8000 kB\nMemAvailable: 4000 kB\n"}
+VERSION_2 = {
+    **MEMINFO,
+    "proc/self/cgroup": "0::/a/b\n",
+    "sys/fs/cgroup/a/b/memory.max": "max",
+    "sys/fs/cgroup/a/b/memory.current": "5",
+    "sys/fs/cgroup/a/memory.max": "1000000",
+    "sys/fs/cgroup/a/memory.current": "900000",
+    "sys/fs/cgroup/a/memory.stat": "anon 100\ninactive_file 200000\nactive_file 1000\nshmem 50\n",
+}
+VERSION_1 = {
+    **MEMINFO,
+    "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/x\n",
+    "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000",
+    "sys/fs/cgroup/memory/memory.usage_in_bytes": "1200",
+    "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 50\ntotal_active_file 10\n",
+}
 
 
 @pytest.mark.parametrize(
@@ -25,28 +41,9 @@ MEMINFO = {"proc/meminfo": "MemTotal: 8000 kB\nMemAvailable: 4000 kB\n"}
         ({}, 1 << 62),
         (MEMINFO, 4_096_000),
         ({**MEMINFO, "proc/self/cgroup": "0::/a/b\n"}, 4_096_000),
-        (
-            {
-                **MEMINFO,
-                "proc/self/cgroup": "0::/a/b\n",
-                "sys/fs/cgroup/a/b/memory.max": "max",
-                "sys/fs/cgroup/a/b/memory.current": "5",
-                "sys/fs/cgroup/a/memory.max": "1000000",
-                "sys/fs/cgroup/a/memory.current": "900000",
-                "sys/fs/cgroup/a/memory.stat": "anon 100\ninactive_file 200000\nactive_file 1000\nshmem 50\n",
-            },
-            301_000,
-        ),
-        (
-            {
-                **MEMINFO,
-                "proc/self/cgroup": "9:name=systemd:/\n4:cpu,memory:/x\n",
-                "sys/fs/cgroup/memory/memory.limit_in_bytes": "1000",
-                "sys/fs/cgroup/memory/memory.usage_in_bytes": "1200",
-                "sys/fs/cgroup/memory/memory.stat": "total_inactive_file 50\ntotal_active_file 10\n",
-            },
-            0,
-        ),
+        (VERSION_2, 301_000),
+        (VERSION_1, 0),
+        ({**VERSION_1, "sys/fs/cgroup/memory/memory.usage_in_bytes": "900"}, 160),
     ],
 )
 def test_what_is_left_is_the_least_of_machine_and_groups(tmp_path, texts, expected):
@@ -84,8 +81,10 @@ def test_quotas(tmp_path, membership, groups, expected):
     assert cgroup_quota(tmp_path) == expected
 
 
-def test_no_control_groups(tmp_path):
+def test_this_machine(tmp_path):
     assert cgroup_quota(tmp_path) is None
+    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)
+    assert 0 < available_bytes() < 1 << 62
 
 
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (0.5, 1), (1.5, 2), (3.0, 3), (64.0, 4)])
@@ -95,30 +94,22 @@ def test_affinity_and_quota_together(monkeypatch, quota, expected):
     assert usable_cpus() == expected
 
 
-def test_this_machine():
-    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)
-    assert 0 < available_bytes() < 1 << 62
-
-
 def test_demand_counts_what_all_threads_compute_and_not_what_they_wait():
-    before = cpu_demand()
-    begun = time.process_time()
+    until = time.process_time() + 0.05
 
     def compute():
-        while time.process_time() < begun + 0.05:
+        while time.process_time() < until:
             sum(range(1000))
 
-    thread = threading.Thread(target=compute)
-    thread.start()
-    thread.join()
-    assert cpu_demand() - before >= 0.05
-    assert min(map(demanded_while_waiting, [0.1] * 5)) < 0.05
+    def demanded_while(work):
+        before = cpu_demand()
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+        return cpu_demand() - before
 
-
-def demanded_while_waiting(seconds):
-    before = cpu_demand()
-    threading.Event().wait(seconds)
-    return cpu_demand() - before
+    assert demanded_while(compute) >= 0.04
+    assert min(demanded_while(lambda: threading.Event().wait(0.1)) for _ in range(5)) < 0.05
 
 
 def test_demand_where_the_system_does_not_tell_how_long_threads_waited(monkeypatch):

@@ -25,30 +25,19 @@ def test_alike(values):
     assert (stacked.dtype, stacked.tolist()) == (np.stack(values).dtype, np.stack(values).tolist())
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        [np.ones(3), np.zeros(3, F32)],  # dtypes that numpy converts without being asked
-        [np.ones(3, np.int64), np.zeros(3, np.int8)],
-        [np.ones(3), np.ones(2)],
-        [np.ones((2, 3)), np.ones((2, 4))],
-        [np.ones((2, 3)), np.ones((3, 3)), np.ones((1, 3))],  # as many values as if they were alike
-        [np.ones(2), np.ones((2, 1))],
-        [np.ones(1), np.array(1.0)],
-        [np.array(1.0), np.ones(1)],
-        [np.array(1.0), np.array(1.0, F32)],
-        [F32(1), np.float64(1)],
-        [F32(1), np.array(1, F32)],
-        [np.timedelta64(1, "s"), np.timedelta64(1, "ms")],
-        [np.ones(2, ">f4")] * 2,
-        [np.array([None])] * 2,
-        [np.array(["a"])] * 2,
-        [np.ma.masked_array([1, 2])] * 2,
-        [np.asfortranarray(np.ones((2, 3)))] * 2,
-        ["a", "b"],
-        [[1], [2]],
-    ],
-)
+NOT_ALIKE = [
+    *([np.ones(3), np.zeros(3, F32)], [np.ones(3, np.int64), np.zeros(3, np.int8)]),  # numpy would convert
+    *([np.ones(3), np.ones(2)], [np.ones((2, 3)), np.ones((2, 4))]),
+    [np.ones((2, 3)), np.ones((3, 3)), np.ones((1, 3))],  # as many values as if they were alike
+    *([np.ones(2), np.ones((2, 1))], [np.ones(1), np.array(1.0)], [np.array(1.0), np.ones(1)]),
+    *([np.array(1.0), np.array(1.0, F32)], [F32(1), np.float64(1)], [F32(1), np.array(1, F32)]),
+    *([np.timedelta64(1, "s"), np.timedelta64(1, "ms")], [np.ones(2, ">f4")] * 2, [np.array([None])] * 2),
+    *([np.array(["a"])] * 2, [np.ma.masked_array([1, 2])] * 2, [np.asfortranarray(np.ones((2, 3)))] * 2),
+    *(["a", "b"], [[1], [2]]),
+]
+
+
+@pytest.mark.parametrize("values", NOT_ALIKE, ids=repr)
 def test_not_alike(values):
     assert stack_alike(values) is None
 

@@ -64,6 +64,7 @@ def test_without_records_there_are_no_steps(tail):
 
 def test_less_than_a_chunk_is_served_whatever_the_tail():
     mixture = RowMixture(parts=(part("split", chunk=4, lengths=[16]), part(chunk=4, lengths=[3])), tail="drop")
+    assert (mixture.rows, mixture.rows_per_step) == (4, 16)
     for plan in mixture.plans(range(2), epoch=0):
         assert plan.valid.tolist() == [[True] * 4] * 2 + [[True, True, True, False]] * 2
         assert plan.indices.reshape(4, 4)[2:, :3].tolist() == [[0, 1, 2]] * 2

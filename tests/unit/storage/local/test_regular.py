@@ -17,10 +17,8 @@ from dataload.sources.array_record.tfds import TfdsSource
 from dataload.storage import storage_of
 from dataload.storage.local.regular import open_regular
 
-KINDS = ("a FIFO", "a socket", "a device")
 
-
-@pytest.fixture(params=KINDS)
+@pytest.fixture(params=["a FIFO", "a socket", "a device"])
 def special(request, tmp_path, monkeypatch):
     """Makes something that is not a file at a path, and says what."""
 
@@ -67,98 +65,71 @@ def test_a_file_that_becomes_a_fifo_meanwhile(tmp_path, monkeypatch):
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-def test_storage(special, mapped):
-    path, reason = special("x")
-    storage = storage_of(path)
-    for attempt in (storage.open, storage.read, lambda path: storage.map(path, mapped=mapped)):
-        with pytest.raises(SourceError, match=re.escape(f"cannot read {path}: {reason}")):
-            attempt(path)
+def tfds(path):
+    directory = os.path.dirname(path)
+    if not path.endswith("dataset_info.json"):
+        info = {"fileFormat": "array_record", "name": "demo", "splits": [{"name": "train", "shardLengths": ["1"]}]}
+        with open(f"{directory}/dataset_info.json", "w") as stream:
+            json.dump(info, stream)
+    TfdsSource(directory, split="train")
 
 
-@pytest.mark.parametrize(
-    ("name", "options"),
-    [
-        ("x.syr", {}),
-        ("x.lmdb", {"format": "lmdb"}),
-        ("x", {"format": "torchrecord"}),
-        ("x.tar", {}),
-        ("x.array_record", {}),
-        ("x.array_record", {"reader_options": ""}),
-        ("x.npy", {"format": "tokens", "window": 2}),
-        ("x.bin", {"format": "tokens", "window": 2, "dtype": "uint16"}),
-        ("x", {}),
-    ],
-    ids=str,
-)
-def test_every_format(special, name, options):
+def beside(kind):
+    """Open good data with a file beside them that is special."""
+
+    def opened(path):
+        tar, tokens = (os.path.join(os.path.dirname(path), name) for name in ("good.tar", "good.npy"))
+        if kind == "index":
+            with dataload.create(tar) as writer:
+                writer.write({"__key__": "a", "x": b"1"})
+            return len(dataload.open(tar, index=path))
+        np.save(tokens, np.arange(10, dtype=np.uint16))
+        return len(dataload.open(f"tokens:{tokens}", window=2, ends="drop", documents=path))
+
+    return opened
+
+
+def source(**options):
+    return lambda path: len(dataload.open(path, **options))
+
+
+def weighted(path):
+    settings = {"batch_size": 2}
+    sampler = {"kind": "weighted", "weights": path}
+    dataload.from_config({"source": {"format": "range", "path": "5"}, "sampler": sampler, "loader": settings})
+
+
+READ = "cannot read {path}: {reason}"
+CONFIG = "cannot read the config {path}: {reason}"
+REPORT = "error_report must be the path of a file that can be written to, got {path!r}: {reason}"
+USES = [
+    *(("x", getattr(storage_of("/x"), name), SourceError, READ) for name in ("open", "read", "map")),
+    ("x", lambda path: storage_of(path).map(path, mapped=False), SourceError, READ),
+    ("x.syr", source(), SourceError, READ),
+    ("x.lmdb", source(format="lmdb"), SourceError, READ),
+    ("data.mdb", lambda path: source(format="lmdb")(os.path.dirname(path)), SourceError, READ),
+    ("x", source(format="torchrecord"), SourceError, READ),
+    ("x.tar", source(), SourceError, READ),
+    ("x.array_record", source(), SourceError, READ),
+    ("x.array_record", source(reader_options=""), SourceError, READ),
+    ("x.npy", source(format="tokens", window=2), SourceError, READ),
+    ("x.bin", source(format="tokens", window=2, dtype="uint16"), SourceError, READ),
+    ("x", source(), SourceError, READ),
+    ("x.special", beside("index"), SourceError, READ),
+    ("x.special", beside("documents"), SourceError, READ),
+    ("dataset_info.json", tfds, SourceError, READ),
+    ("features.json", tfds, SourceError, READ),
+    ("bad.jsonl", lambda path: Budget(1, path), ConfigError, REPORT),
+    ("bad.jsonl", lambda path: read_excluded(path, range(3)), ConfigError, "{path} cannot be read: {reason}"),
+    *((f"x.{suffix}", dataload.from_config, ConfigError, CONFIG) for suffix in ("toml", "yaml", "json")),
+    ("x.npy", weighted, ConfigError, READ),
+    ("x.txt", lambda path: Writer(path, f"{path}-out", 1 << 20).parse_data_list(), SourceError, READ),
+    ("x.txt", lambda path: default_data_process_func(f"{path} 3"), OSError, "{reason}"),
+]
+
+
+@pytest.mark.parametrize(("name", "use", "error", "message"), USES)
+def test_every_use_of_a_path(special, name, use, error, message):
     path, reason = special(name)
-    with pytest.raises(SourceError, match=re.escape(f"cannot read {path}: {reason}")):
-        len(dataload.open(path, **options))
-
-
-def test_files_beside_the_data(special, tmp_path):
-    with dataload.create(tmp_path / "x.tar") as writer:
-        writer.write({"__key__": "a", "x": b"1"})
-    np.save(tmp_path / "t.npy", np.arange(10, dtype=np.uint16))
-    path, reason = special("x.special")
-    for attempt in (
-        lambda: len(dataload.open(tmp_path / "x.tar", index=path)),
-        lambda: len(dataload.open(f"tokens:{tmp_path / 't.npy'}", window=2, ends="drop", documents=path)),
-    ):
-        with pytest.raises(SourceError, match=re.escape(f"cannot read {path}: {reason}")):
-            attempt()
-
-
-@pytest.mark.parametrize("name", ["dataset_info.json", "features.json"])
-def test_descriptions_of_tfds(special, tmp_path, name):
-    split = {"name": "train", "shardLengths": ["1"]}
-    info = {"fileFormat": "array_record", "name": "demo", "splits": [split]}
-    (tmp_path / "dataset_info.json").write_text(json.dumps(info))
-    (tmp_path / name).unlink(missing_ok=True)
-    path, reason = special(name)
-    with pytest.raises(SourceError, match=re.escape(f"cannot read {path}: {reason}")):
-        TfdsSource(tmp_path, split="train")
-
-
-def test_lmdb_directories(special, tmp_path):
-    path, reason = special("data.mdb")
-    with pytest.raises(SourceError, match=re.escape(f"cannot read {path}: {reason}")):
-        len(dataload.open(tmp_path, format="lmdb"))
-
-
-def test_reports(special):
-    path, reason = special("bad.jsonl")
-    with pytest.raises(
-        ConfigError,
-        match=re.escape(f"error_report must be the path of a file that can be written to, got {path!r}: {reason}"),
-    ):
-        Budget(1, path)
-    with pytest.raises(ConfigError, match=re.escape(f"{path} cannot be read: {reason}")):
-        read_excluded(path, range(3))
-
-
-@pytest.mark.parametrize("suffix", ["toml", "yaml", "json"])
-def test_configs(special, suffix):
-    path, reason = special(f"x.{suffix}")
-    with pytest.raises(ConfigError, match=re.escape(f"cannot read the config {path}: {reason}")):
-        dataload.from_config(path)
-
-
-def test_arrays_of_configs(special):
-    path, reason = special("x.npy")
-    settings = {
-        "source": {"format": "range", "path": "5"},
-        "sampler": {"kind": "weighted", "weights": path},
-        "loader": {"batch_size": 2},
-    }
-    with pytest.raises(ConfigError, match=re.escape(f"cannot read {path}: {reason}")):
-        dataload.from_config(settings)
-
-
-def test_lists_and_images_for_torchrecord(special, tmp_path):
-    path, reason = special("x.txt")
-    with pytest.raises(SourceError, match=re.escape(f"cannot read {path}: {reason}")):
-        Writer(path, str(tmp_path / "out"), 1 << 20).parse_data_list()
-    with pytest.raises(OSError, match=re.escape(reason)):
-        default_data_process_func(f"{path} 3")
+    with pytest.raises(error, match=re.escape(message.format(path=path, reason=reason))):
+        use(path)

@@ -11,7 +11,6 @@ import re
 import shutil
 import signal
 import threading
-import time
 
 import pytest
 
@@ -24,193 +23,209 @@ from dataload.storage.remote.jobs import Shares
 from dataload.storage.remote.settings import ObjectVersion
 
 
-def version(size=100, tag='"a"'):
-    return ObjectVersion(size, tag, True)
+def version(tag='"a"'):
+    return ObjectVersion(100, tag, True)
 
 
 def url(name):
     return f"s3://bucket/{name}"
 
 
-def never():
-    return False
+def name_of(name):
+    return ShardCache.name(url(name), version())
 
 
-class Downloads:
-    """Writes shards whose bytes are the number of the download."""
+class Node:
+    """A cache, and downloads of 100 bytes with the number of the download."""
 
-    def __init__(self, size=100):
-        self.count = 0
-        self.size = size
+    def __init__(self, root, budget=None, **options):
+        self.root, self.cache, self.count = root, ShardCache(str(root), budget, **options), 0
 
-    def __call__(self, descriptor):
+    def download(self, descriptor):
         self.count += 1
-        os.pwrite(descriptor, bytes([self.count]) * self.size, 0)
+        os.pwrite(descriptor, bytes([self.count]) * 100, 0)
+
+    def fetch(self, name, *more, tag='"a"', download=None, give_up=lambda: False):
+        return self.cache.fetch(url(name), version(tag), download or self.download, give_up, *more)
+
+    def content(self, name, *more, **options):
+        with open(self.fetch(name, *more, **options).path, "rb") as file:
+            return file.read()
+
+    def fetch_aged(self, names):
+        """Fetch shards, of which the first was used longest ago."""
+        for age, name in enumerate(names):
+            os.utime(self.fetch(name).path, ns=(age, age))
+
+    @property
+    def files(self):
+        return sorted(name.partition("~")[0] for name in os.listdir(self.root / "shards"))
 
 
-def content(lease):
-    with open(lease.path, "rb") as file:
-        return file.read()
+def raising(error):
+    def download(descriptor):
+        raise error
+
+    return download
 
 
-def files(root):
-    return sorted(name.partition("~")[0] for name in os.listdir(root / "shards"))
+def full(descriptor):
+    raise OSError(errno.ENOSPC, "No space left on device")
 
 
-def test_a_shard_is_downloaded_once(tmp_path):
-    cache, download = ShardCache(str(tmp_path), 1000), Downloads()
-    leases = [cache.fetch(url("x.tar"), version(), download, never) for _ in range(3)]
-    assert [content(lease) for lease in leases] == [b"\1" * 100] * 3
-    assert cache.find(ShardCache.name(url("x.tar"), version())).path == leases[0].path
-    assert download.count == 1
-    assert files(tmp_path) == ["x.tar"]
+@pytest.fixture
+def node(tmp_path):
+    return Node(tmp_path)
 
 
-def test_another_version_is_another_file(tmp_path):
-    cache, download = ShardCache(str(tmp_path), 1000), Downloads()
-    names = {
-        cache.fetch(url("x"), version(), download, never).path,
-        cache.fetch(url("x"), version(tag='"b"'), download, never).path,
-        cache.fetch("s3://other/x", version(), download, never).path,
-    }
-    assert len(names) == download.count == 3
+def test_each_version_of_a_shard_is_downloaded_once(node):
+    leases = [node.fetch("x.tar") for _ in range(3)]
+    assert node.cache.find(name_of("x.tar")).path == leases[0].path == leases[2].path
+    assert (node.count, node.files) == (1, ["x.tar"])
+    other = node.cache.fetch("s3://other/x.tar", version(), node.download, lambda: False)
+    assert len({leases[0].path, node.fetch("x.tar", tag='"b"').path, other.path}) == node.count == 3
 
 
 @pytest.mark.parametrize("name", ["x" * 300, "...", "a b/ü&c.tar", "~"])
-def test_names_of_files(tmp_path, name):
-    found = ShardCache.name(url(name), version())
+def test_names_of_files(node, name):
+    found = name_of(name)
     assert len(found) < 150
     assert not found.startswith(".")
     assert "/" not in found
-    assert content(ShardCache(str(tmp_path), None).fetch(url(name), version(), Downloads(), never))
+    assert node.content(name) == b"\1" * 100
+
+
+def test_names_tell_length_and_md5():
+    md5 = "0123456789abcdef" * 2
+    for address, tag, expected in [
+        (url("x"), f'"{md5}"', f"~100~{md5}"),
+        ("az://c/x", f'"{md5}"', "~100"),
+        (url("x"), f'"{md5}-3"', "~100"),
+        (url("x"), f'W/"{md5}"', "~100"),
+    ]:
+        assert re.fullmatch(f"x~[0-9a-f]{{20}}{expected}", ShardCache.name(address, version(tag)))
+
+
+# Room
 
 
 def test_the_longest_unused_is_evicted(tmp_path):
-    cache, download = ShardCache(str(tmp_path), 300), Downloads()
-    for age, name in enumerate("abc"):
-        path = cache.fetch(url(name), version(), download, never).path
-        os.utime(path, ns=(age, age))
-    cache.find(ShardCache.name(url("a"), version()))  # used again
+    node = Node(tmp_path, 300)
+    node.fetch_aged("abc")
+    node.cache.find(name_of("a"))  # used again
     gc.collect()
-    cache.fetch(url("d"), version(), download, never)
-    assert files(tmp_path) == ["a", "c", "d"]
+    node.fetch("d")
+    assert node.files == ["a", "c", "d"]
 
 
-def test_what_is_being_read_is_not_evicted(tmp_path):
-    cache, download = ShardCache(str(tmp_path), 250), Downloads()
-    held = [cache.fetch(url(name), version(), download, never) for name in "ab"]
-    with pytest.raises(CacheFullError, match=r"no room for s3://bucket/c, which needs 100 bytes, 50 more than.*budget"):
-        cache.fetch(url("c"), version(), download, never)
-    assert files(tmp_path) == ["a", "b"]  # not even the part is left
-    held.pop(0)
-    cache.fetch(url("c"), version(), download, never)
-    assert files(tmp_path) == ["b", "c"]
+def test_what_is_being_read_is_not_evicted_until_it_is_given_up(tmp_path):
+    node = Node(tmp_path, 299)
+    held = [node.fetch(name) for name in "ab"]
+    with pytest.raises(CacheFullError, match=r"no room for s3://bucket/c, which needs 100 bytes, 1 more than.*budget"):
+        node.fetch("c")
+    assert node.files == ["a", "b"]  # not even the part is left
+    node.fetch("c", give_up=lambda: bool(held and held.pop()))
+    assert node.files == ["a", "c"]
 
 
-def test_leases_that_are_not_in_use_are_given_up(tmp_path):
-    cache, download = ShardCache(str(tmp_path), 250), Downloads()
-    held = [cache.fetch(url(name), version(), download, never) for name in "ab"]
-    cache.fetch(url("c"), version(), download, lambda: bool(held and held.pop()))
-    assert files(tmp_path) == ["a", "c"]
-
-
-def test_a_shard_larger_than_the_budget(tmp_path):
-    cache = ShardCache(str(tmp_path), 99)
+def test_the_budget_is_a_limit_that_may_be_reached(tmp_path):
+    node = Node(tmp_path, 100)
+    lease = node.fetch("x")
+    assert node.files == ["x"]
+    del lease
     with pytest.raises(ConfigError, match=r"s3://bucket/x has 100 bytes, and the budget.* is 99: raise remote.budget"):
-        cache.fetch(url("x"), version(), Downloads(), never)
+        Node(tmp_path, 99).fetch("x", tag='"b"')
 
 
-@pytest.mark.parametrize("folder", ["", "shards"])
-@pytest.mark.parametrize(("mode", "who"), [(0o777, "everybody"), (0o770, r"its group \d+")])
-def test_a_directory_that_others_may_write_to(tmp_path, folder, mode, who):
-    (tmp_path / "cache" / "shards").mkdir(parents=True)
-    path = tmp_path / "cache" / folder
-    path.chmod(mode)
-    match = rf"{path} cannot be used as a cache, because {who} may write to it: run `chmod go-w {path}` if nobody else"
-    with pytest.raises(ConfigError, match=match):
-        ShardCache(str(tmp_path / "cache"), None)
-    path.chmod(0o755)
-    ShardCache(str(tmp_path / "cache"), None)
+def test_a_full_disk_evicts(node):
+    node.fetch_aged("ab")
+    node.fetch("c", download=lambda descriptor: (full if len(node.files) > 2 else node.download)(descriptor))
+    assert node.files == ["b", "c"]
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
-def test_a_cache_of_another_user_is_not_believed(tmp_path):
-    cache, download = ShardCache(str(tmp_path), None), Downloads()
-    path = cache.fetch(url("a"), version(), download, never).path
-    for change in (lambda: os.chown(path, 4321, 4321), lambda: os.chmod(path, 0o660), lambda: os.chmod(path, 0o602)):
-        change()
-        assert content(cache.fetch(url("a"), version(), download, never)) == bytes([download.count]) * 100
-    assert download.count == 4
-    part = tmp_path / "shards" / f".{ShardCache.name(url('b'), version())}.part"
-    part.touch()
-    part.chmod(0o666)  # whoever made it could write to the shard afterwards
-    assert os.stat(cache.fetch(url("b"), version(), download, never).path).st_mode & 0o777 == 0o600
-    for folder in (tmp_path / "shards", tmp_path):
-        os.chown(folder, 4321, -1)
-        with pytest.raises(ConfigError, match=rf"{folder} cannot be used as a cache, because it belongs to user 4321"):
-            ShardCache(str(tmp_path), None)
-
-
-def test_links_in_a_cache_are_not_followed_and_the_cache_may_be_one(tmp_path):
-    (tmp_path / "cache").mkdir()
-    (tmp_path / "link").symlink_to("cache")
-    ShardCache(str(tmp_path / "link"), None)
-    (tmp_path / "cache" / "shards").rename(tmp_path / "shards")
-    (tmp_path / "cache" / "shards").symlink_to("../shards")
-    with pytest.raises(ConfigError, match=r"shards cannot be used as a cache, because it is a symbolic link"):
-        ShardCache(str(tmp_path / "cache"), None)
-
-
-def test_a_directory_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(SourceError, match=r"the cache .*file cannot be created: File exists"):
-        ShardCache(str(tmp_path / "file"), None)
-
-
-def test_a_failed_download_leaves_nothing(tmp_path):
-    def fail(descriptor):
-        raise SourceError("gone")
-
-    cache = ShardCache(str(tmp_path), None)
-    with pytest.raises(SourceError, match="gone"):
-        cache.fetch(url("x"), version(), fail, never)
-    assert files(tmp_path) == []
-    assert content(cache.fetch(url("x"), version(), Downloads(), never)) == b"\1" * 100
-
-
-def test_a_full_disk_evicts(tmp_path):
-    class Full(Downloads):
-        def __call__(self, descriptor):
-            if self.count and len(os.listdir(tmp_path / "shards")) > 2:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            super().__call__(descriptor)
-
-    cache, download = ShardCache(str(tmp_path), None), Full()
-    for age, name in enumerate("ab"):
-        os.utime(cache.fetch(url(name), version(), download, never).path, ns=(age, age))
-    cache.fetch(url("c"), version(), download, never)
-    assert files(tmp_path) == ["b", "c"]
-
-
-def test_a_full_disk_without_anything_to_evict(tmp_path):
-    def full(descriptor):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
+def test_a_disk_that_stays_full_or_fails(tmp_path):
+    node = Node(tmp_path, 500)
     match = (
         r"the disk of the cache .* is full: s3://bucket/x needs 100 bytes, the budget is 500, and nothing is left to "
         r"be evicted; free are [\d,]+ bytes; no shard is in use; no other process is registered: raise remote"
     )
     with pytest.raises(MachineError, match=match):
-        ShardCache(str(tmp_path), 500).fetch(url("x"), version(), full, never)
-    assert files(tmp_path) == []
-
-
-def test_another_error_of_the_disk(tmp_path):
-    def fail(descriptor):
-        raise OSError(errno.EIO, "Input/output error")
-
+        node.fetch("x", download=full)
     with pytest.raises(OSError, match="Input/output"):
-        ShardCache(str(tmp_path), 500).fetch(url("x"), version(), fail, never)
+        node.fetch("x", download=raising(OSError(errno.EIO, "Input/output error")))
+    assert node.files == []
+
+
+def free_bytes(monkeypatch, total, free, used=lambda: 0):
+    real = os.statvfs("/")
+
+    def statvfs(path):
+        left = free - used()
+        return os.statvfs_result((1, 1, total, left, left, *real[5:]))
+
+    monkeypatch.setattr(os, "statvfs", statvfs)
+
+
+def test_without_a_budget_the_disk_is_the_limit(node, monkeypatch):
+    node.fetch("a")
+    # 220 bytes are for the cache, and 50 of 1,000 are spared
+    free_bytes(monkeypatch, 1000, 220, lambda: sum(file.stat().st_size for file in (node.root / "shards").iterdir()))
+    node.fetch("b")
+    assert node.files == ["b"]
+
+
+def test_without_a_budget_the_users_cache_directory_takes_a_share_of_what_is_free(tmp_path, monkeypatch):
+    cache = ShardCache(str(tmp_path), None, share=0.1)
+    free_bytes(monkeypatch, 1000, 700)
+    assert cache.limit() == 70
+    (tmp_path / "shards" / "a~1").write_bytes(bytes(50))
+    for total, free, limit in ((1000, 700, 75), (1000, 10, 6), (5000, 10, 0)):  # a twentieth of the disk stays free
+        free_bytes(monkeypatch, total, free)
+        assert cache.limit() == limit
+
+
+def test_who_waits_for_room_gets_it_when_a_lease_ends(tmp_path):
+    node, pauses = Node(tmp_path, 150), []
+    held = [node.fetch("a")]
+
+    def pause(seconds):
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            held.clear()
+
+    assert node.content("b", Wait(60, pause=pause)) == b"\2" * 100
+    assert (len(pauses), node.files) == (3, ["b"])
+
+
+def test_who_waits_for_room_in_vain_learns_who_has_it(tmp_path):
+    node = Node(tmp_path, 450)
+    held = [node.fetch(name) for name in "abcd"]
+    shares = Shares(str(tmp_path), node.cache.limit, "train-00.tar and 3 more", 1.0, 200)
+    match = (
+        r"no room for s3://bucket/e, which needs 100 bytes, 50 more than the budget leaves beside the shards that "
+        rf"are being read; in use are a, b, c and 1 more \(400 bytes\); process {os.getpid()} reads train-00.tar and 3 "
+        r"more and needs 200 bytes: raise remote.budget, free space on the disk, or end one of these jobs"
+    )
+    with pytest.raises(CacheFullError, match=match):
+        node.fetch("e", Wait(0.01))
+    del shares
+    assert len(held) == 4
+    assert node.files == ["a", "b", "c", "d"]
+
+
+def test_pruning_spares_what_is_used(node):
+    node.fetch_aged("abc")
+    (node.root / "shards" / ".d~0.part").write_bytes(b"left over")
+    gc.collect()
+    held = node.cache.find(name_of("a"))
+    os.utime(held.path, ns=(0, 0))
+    assert [file.is_used() for file in node.cache.files()] == [True, False, False, False]
+    assert [file.name.partition("~")[0] for file in node.cache.prune(200)] == [".d", "b"]
+    assert node.files == ["a", "c"]
+    assert [file.name.partition("~")[0] for file in node.cache.prune()] == ["c"]
+    del held
+    assert len(node.cache.prune()) == 1
+    assert node.files == []
 
 
 class Opened:
@@ -223,61 +238,92 @@ class Opened:
 
 def test_an_open_shard_at_the_address_of_one_that_is_gone_is_given_up():
     shards = open_shards()
-    for _ in range(100):  # other threads may take the address first
-        while shards.give_up():
-            pass
-        first = Opened()
-        address = id(first)
-        shards.touch(first)
-        del first
-        second = Opened()
-        if id(second) == address:
-            break
-    assert id(second) == address
-    shards.touch(second)
+    while shards.give_up():
+        pass
+    for _ in range(1000):
+        shards.touch(Opened())
+    kept = Opened()  # in most runs at the address of one that is gone
+    shards.touch(kept)
     assert shards.give_up()
-    assert not second.is_open
+    assert not kept.is_open
+    assert not shards.give_up()
 
 
-def test_without_a_budget_the_disk_is_the_limit(tmp_path, monkeypatch):
-    cache, download = ShardCache(str(tmp_path), None), Downloads()
-    cache.fetch(url("a"), version(), download, never)
-    real = os.statvfs(tmp_path)
-
-    def small(path):  # 1,000 bytes, of which 220 are for the cache, and 50 are spared
-        used = sum(file.stat().st_size for file in (tmp_path / "shards").iterdir())
-        return os.statvfs_result((1, 1, 1000, 220 - used, 220 - used, *real[5:]))
-
-    monkeypatch.setattr(os, "statvfs", small)
-    cache.fetch(url("b"), version(), download, never)
-    assert files(tmp_path) == ["b"]
+# Downloads that fail, are waited for, or are left behind
 
 
-def test_others_wait_for_a_download(tmp_path):
-    cache, download = ShardCache(str(tmp_path), None), Downloads()
+def test_a_failed_download_leaves_nothing(node):
+    with pytest.raises(SourceError, match="gone"):
+        node.fetch("x", download=raising(SourceError("gone")))
+    assert node.files == []
+    assert node.content("x") == b"\1" * 100
+
+
+def test_others_wait_for_a_download(node):
     begun, go_on = threading.Event(), threading.Event()
 
     def slowly(descriptor):
         begun.set()
         go_on.wait()
-        download(descriptor)
+        node.download(descriptor)
 
     found = []
-    first = threading.Thread(target=lambda: found.append(cache.fetch(url("x"), version(), slowly, never)))
-    others = [
-        threading.Thread(target=lambda: found.append(cache.fetch(url("x"), version(), download, never)))
-        for _ in range(4)
-    ]
+    first = threading.Thread(target=lambda: found.append(node.fetch("x", download=slowly)))
     first.start()
     begun.wait()
+    others = [threading.Thread(target=lambda: found.append(node.fetch("x"))) for _ in range(4)]
     for other in others:
         other.start()
     assert not found
     go_on.set()
     for thread in (first, *others):
         thread.join()
-    assert [content(lease) for lease in found] == [b"\1" * 100] * 5
-    assert download.count == 1
+    assert (len(found), node.count, node.content("x")) == (5, 1, b"\1" * 100)
+
+
+def test_a_download_that_does_not_get_on_is_not_waited_for(tmp_path):
+    """Of a process that was stopped, say. One that writes is waited for as long as it takes."""
+    node = Node(tmp_path, timeout=0.1)
+    begun, go_on = threading.Event(), threading.Event()
+
+    def hangs(descriptor):
+        begun.set()
+        go_on.wait()
+
+    first = threading.Thread(target=lambda: node.fetch("x", download=hangs))
+    first.start()
+    begun.wait()
+    match = r"another process has not written to .*\.x~.*\.part for 0.1 s; in use are x \(100 bytes\); no other process"
+    try:
+        with pytest.raises(CacheFullError, match=match):
+            node.fetch("x")
+        before = node.cache.progress(name_of("x"))
+        os.utime(tmp_path / "shards" / f".{name_of('x')}.part", ns=(1, 1))
+        assert None not in (before, node.cache.progress(name_of("x")))
+        assert before != node.cache.progress(name_of("x"))
+    finally:
+        go_on.set()
+        first.join()
+    (tmp_path / "shards" / f".{name_of('y')}.part").touch()
+    assert node.cache.progress(name_of("y")) is None, "a part without room is no progress"
+
+
+def test_a_failed_download_is_not_waited_for_while_threads_still_write_to_it(node):
+    kept = []
+    waiting = threading.Thread(target=node.fetch, args=("a",), daemon=True)
+
+    def fails(descriptor):
+        kept.append(os.dup(descriptor))
+        waiting.start()
+        waiting.join(0.1)  # it opens the part, and waits for its lock
+        raise SourceError("no answer")
+
+    with pytest.raises(SourceError, match="no answer"):
+        node.fetch("a", download=fails)
+    waiting.join(10)
+    assert not waiting.is_alive()
+    os.close(kept.pop())
+    assert node.files == ["a"]
 
 
 def _download_until_killed(root, ready):
@@ -286,81 +332,71 @@ def _download_until_killed(root, ready):
         ready.set()
         signal.pause()
 
-    ShardCache(root, 150).fetch(url("x"), version(), fill, never)
+    Node(root, 150).fetch("x", download=fill)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("same", [True, False])
-def test_what_a_killed_process_leaves_is_taken_over(tmp_path, same):
+@pytest.mark.parametrize("name", ["x", "y"])
+def test_what_a_killed_process_leaves_is_taken_over(tmp_path, name):
     context = multiprocessing.get_context("fork")
     ready = context.Event()
-    process = context.Process(target=_download_until_killed, args=(str(tmp_path), ready))
+    process = context.Process(target=_download_until_killed, args=(tmp_path, ready))
     process.start()
     ready.wait()
-    cache = ShardCache(str(tmp_path), 150)
-    if not same:  # while it is alive, its part counts and stays
+    node = Node(tmp_path, 150)
+    if name == "y":  # while it is alive, its part counts and stays
         with pytest.raises(CacheFullError):
-            cache.fetch(url("y"), version(), Downloads(), never)
+            node.fetch("y")
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     process.close()
-    assert files(tmp_path) == [".x"]
-    name = "x" if same else "y"
-    assert content(cache.fetch(url(name), version(), Downloads(), never)) == b"\1" * 100
-    assert files(tmp_path) == [name]
+    assert node.files == [".x"]
+    assert node.content(name) == b"\1" * 100
+    assert node.files == [name]
 
 
-def test_a_link_is_not_followed(tmp_path):
-    cache = ShardCache(str(tmp_path / "cache"), None)
-    (tmp_path / "secret").write_bytes(b"secret")
-    os.symlink(tmp_path / "secret", tmp_path / "cache" / "shards" / ShardCache.name(url("x"), version()))
-    with pytest.raises(OSError):
-        cache.find(ShardCache.name(url("x"), version()))
-    assert (tmp_path / "secret").read_bytes() == b"secret"
+# Files that are not as they were left
 
 
-def test_names_tell_length_and_md5():
-    md5 = "0123456789abcdef" * 2
-    for address, tag, expected in [
-        (url("x"), f'"{md5}"', f"~100~{md5}"),
-        ("az://c/x", f'"{md5}"', "~100"),
-        (url("x"), f'"{md5}-3"', "~100"),
-        (url("x"), f'W/"{md5}"', "~100"),
-    ]:
-        assert re.fullmatch(f"x~[0-9a-f]{{20}}{expected}", ShardCache.name(address, version(tag=tag)))
+def test_a_shard_that_somebody_has_cut_is_downloaded_again(node):
+    os.truncate(node.fetch("a").path, 60)
+    assert node.cache.find(name_of("a")) is None
+    assert node.content("a") == b"\2" * 100
 
 
-def test_pruning_spares_what_is_used(tmp_path):
-    cache, download = ShardCache(str(tmp_path), None), Downloads()
-    for age, name in enumerate("abc"):
-        os.utime(cache.fetch(url(name), version(), download, never).path, ns=(age, age))
-    (tmp_path / "shards" / ".d~0.part").write_bytes(b"left over")
-    gc.collect()
-    held = cache.find(ShardCache.name(url("a"), version()))
-    os.utime(held.path, ns=(0, 0))
-    assert [file.is_used() for file in cache.files()] == [True, False, False, False]
-    assert [file.name.partition("~")[0] for file in cache.prune(200)] == [".d", "b"]
-    assert files(tmp_path) == ["a", "c"]
-    assert [file.name.partition("~")[0] for file in cache.prune()] == ["c"]
-    del held
-    assert len(cache.prune()) == 1
-    assert files(tmp_path) == []
+def test_a_cache_that_is_deleted_while_it_is_used(tmp_path):
+    node = Node(tmp_path / "cache")
+    node.fetch("a")
+    shutil.rmtree(node.root)
+    cache, name = node.cache, name_of("a")
+    assert (cache.names(), cache.files(), cache.holds(name), cache.find(name)) == (set(), [], False, None)
+    assert node.content("a") == b"\2" * 100
+    assert (cache.names(), cache.holds(name)) == ({name}, True)
+    with pytest.raises(SourceError, match="shards is deleted again and again while it is in use: set"):
+        node.fetch("b", download=lambda _: shutil.rmtree(node.root))
+    with pytest.raises(SourceNotFoundError):
+        node.fetch("c", download=raising(SourceNotFoundError("there is no s3://bucket/c")))
+    shutil.rmtree(node.root)
+    assert cache.limit() > 0
 
 
-def test_checks(tmp_path):
+def test_checks(node):
     content = bytes([1]) * 100
     md5, sha256 = hashlib.md5(content).hexdigest(), hashlib.sha256(content).hexdigest()
-    cache = ShardCache(str(tmp_path), None)
     for name, tag in [("plain", '"a"'), ("tagged", f'"{md5}"')]:
-        cache.fetch(url(name), version(tag=tag), Downloads(), never)
-    (tmp_path / "shards" / "unknown").touch()
-    found = {file.name.partition("~")[0]: file for file in cache.files()}
-    assert check_shard(found["plain"]).by == "length"
-    assert check_shard(found["plain"], sha256).by == "sha256"
-    assert check_shard(found["tagged"]).by == "md5"
-    assert check_shard(found["tagged"], md5=False).by == "length"
-    assert check_shard(found["unknown"]).by is None
-    assert not any(check_shard(file, sha256).problem for file in found.values())
+        node.count = 0
+        node.fetch(name, tag=tag)
+    (node.root / "shards" / "unknown").touch()
+    found = {file.name.partition("~")[0]: file for file in node.cache.files()}
+    for name, given, by in [
+        ("plain", {}, "length"),
+        ("plain", {"sha256": sha256}, "sha256"),
+        ("tagged", {}, "md5"),
+        ("tagged", {"md5": False}, "length"),
+        ("unknown", {}, None),
+    ]:
+        checked = check_shard(found[name], **given)
+        assert (checked.by, checked.problem) == (by, None)
     for file in found.values():
         with open(file.path, "r+b") as stream:
             stream.write(b"\2")
@@ -370,136 +406,40 @@ def test_checks(tmp_path):
     os.truncate(found["plain"].path, 60)
     assert check_shard(found["plain"]).problem == "it has 60 bytes, and the object has 100"
     for file in found.values():
-        cache.remove(file)
-        cache.remove(file)
+        node.cache.remove(file)
+        node.cache.remove(file)
         assert check_shard(file) is None
-    assert files(tmp_path) == []
+    assert node.files == []
 
 
-def test_without_a_budget_the_users_cache_directory_takes_a_share_of_what_is_free(tmp_path, monkeypatch):
-    cache, real = ShardCache(str(tmp_path), None, share=0.1), os.statvfs(tmp_path)
-    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((1, 1, 1000, 700, 700, *real[5:])))
-    assert cache.limit() == 70
-    (tmp_path / "shards" / "a~1").write_bytes(bytes(50))
-    assert cache.limit() == 75
-    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((1, 1, 1000, 10, 10, *real[5:])))
-    assert cache.limit() == 6
-    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((1, 1, 5000, 10, 10, *real[5:])))
-    assert cache.limit() == 0  # a twentieth of the disk stays free in any case
+# Whose files are believed; folders are in tests/unit/storage/local/test_trusted.py
 
 
-def test_a_failed_download_is_not_waited_for_while_threads_still_write_to_it(tmp_path):
-    cache, kept = ShardCache(str(tmp_path), None), []
-    waiting = threading.Thread(target=cache.fetch, args=(url("a"), version(), Downloads(), never), daemon=True)
-
-    def fails(descriptor):
-        kept.append(os.dup(descriptor))
-        waiting.start()
-        time.sleep(0.2)  # it opens the part, and waits for its lock
-        raise SourceError("no answer")
-
-    with pytest.raises(SourceError, match="no answer"):
-        cache.fetch(url("a"), version(), fails, never)
-    waiting.join(10)
-    assert not waiting.is_alive()
-    os.close(kept.pop())
-    assert files(tmp_path) == ["a"]
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_cache_of_another_user_is_not_believed(node):
+    path = node.fetch("a").path
+    for change in (lambda: os.chown(path, 4321, 4321), lambda: os.chmod(path, 0o660), lambda: os.chmod(path, 0o602)):
+        change()
+        assert node.content("a") == bytes([node.count]) * 100
+    assert node.count == 4
+    part = node.root / "shards" / f".{name_of('b')}.part"
+    part.touch()
+    part.chmod(0o666)  # whoever made it could write to the shard afterwards
+    assert os.stat(node.fetch("b").path).st_mode & 0o777 == 0o600
 
 
-def test_a_shard_that_somebody_has_cut_is_downloaded_again(tmp_path):
-    cache, download = ShardCache(str(tmp_path), None), Downloads()
-    path = cache.fetch(url("a"), version(), download, never).path
-    os.truncate(path, 60)
-    assert cache.find(ShardCache.name(url("a"), version())) is None
-    lease = cache.fetch(url("a"), version(), download, never)
-    with open(lease.path, "rb") as file:
-        assert file.read() == bytes([2]) * 100  # the second download
+def test_a_link_is_not_followed(tmp_path):
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "link").symlink_to("cache")  # the cache itself may be one
+    node = Node(tmp_path / "link")
+    (tmp_path / "secret").write_bytes(b"secret")
+    os.symlink(tmp_path / "secret", tmp_path / "cache" / "shards" / name_of("x"))
+    with pytest.raises(OSError):
+        node.cache.find(name_of("x"))
+    assert (tmp_path / "secret").read_bytes() == b"secret"
 
 
-def test_who_waits_for_room_gets_it_when_a_lease_ends(tmp_path):
-    cache, download = ShardCache(str(tmp_path), 150), Downloads()
-    held = [cache.fetch(url("a"), version(), download, never)]
-    pauses = []
-
-    def pause(seconds):
-        pauses.append(seconds)
-        if len(pauses) == 3:
-            held.clear()
-
-    lease = cache.fetch(url("b"), version(), download, never, Wait(60, pause=pause))
-    assert (content(lease), len(pauses), files(tmp_path)) == (b"\2" * 100, 3, ["b"])
-
-
-def test_who_waits_for_room_in_vain_learns_who_has_it(tmp_path):
-    cache, download = ShardCache(str(tmp_path), 450), Downloads()
-    held = [cache.fetch(url(name), version(), download, never) for name in "abcd"]
-    shares = Shares(str(tmp_path), cache.limit, "train-00.tar and 3 more", 1.0, 200)
-    match = (
-        r"no room for s3://bucket/e, which needs 100 bytes, 50 more than the budget leaves beside the shards that "
-        rf"are being read; in use are a, b, c and 1 more \(400 bytes\); process {os.getpid()} reads train-00.tar and 3 "
-        r"more and needs 200 bytes: raise remote.budget, free space on the disk, or end one of these jobs"
-    )
-    with pytest.raises(CacheFullError, match=match):
-        cache.fetch(url("e"), version(), download, never, Wait(0.01))
-    del shares
-    assert len(held) == 4
-    assert files(tmp_path) == ["a", "b", "c", "d"]
-
-
-def test_a_download_that_does_not_get_on_is_not_waited_for(tmp_path):
-    """Of a process that was stopped, say. One that writes is waited for as long as it takes."""
-    cache = ShardCache(str(tmp_path), None, timeout=0.1)
-    begun, go_on = threading.Event(), threading.Event()
-
-    def hangs(descriptor):
-        begun.set()
-        go_on.wait()
-
-    first = threading.Thread(target=cache.fetch, args=(url("x"), version(), hangs, never))
-    first.start()
-    begun.wait()
-    try:
-        match = (
-            r"another process has not written to .*\.x~.*\.part for 0.1 s; in use are x \(100 bytes\); no other process"
-        )
-        with pytest.raises(CacheFullError, match=match):
-            cache.fetch(url("x"), version(), Downloads(), never)
-        name = ShardCache.name(url("x"), version())
-        before = cache.progress(name)
-        os.utime(tmp_path / "shards" / f".{name}.part", ns=(1, 1))
-        assert None not in (before, cache.progress(name))
-        assert before != cache.progress(name)
-    finally:
-        go_on.set()
-        first.join()
-
-
-def test_a_part_without_room_is_no_progress(tmp_path):
-    cache, name = ShardCache(str(tmp_path), None), ShardCache.name(url("x"), version())
-    (tmp_path / "shards" / f".{name}.part").touch()
-    assert cache.progress(name) is None
-
-
-def test_a_cache_that_is_deleted_while_it_is_used(tmp_path):
-    cache, download = ShardCache(str(tmp_path / "cache"), None), Downloads()
-    cache.fetch(url("a"), version(), download, never)
-    shutil.rmtree(tmp_path / "cache")
-    name = ShardCache.name(url("a"), version())
-    assert (cache.names(), cache.files(), cache.holds(name), cache.find(name)) == (set(), [], False, None)
-    assert content(cache.fetch(url("a"), version(), download, never)) == b"\2" * 100
-
-    def deletes(descriptor):
-        shutil.rmtree(tmp_path / "cache")
-
-    with pytest.raises(
-        SourceError, match=r"shards is deleted again and again while it is in use: set remote.cache to an"
-    ):
-        cache.fetch(url("b"), version(), deletes, never)
-
-    def missing(descriptor):
-        raise SourceNotFoundError("there is no s3://bucket/c")
-
-    with pytest.raises(SourceNotFoundError, match="there is no s3://bucket/c"):
-        cache.fetch(url("c"), version(), missing, never)
-    shutil.rmtree(tmp_path / "cache")
-    assert cache.limit() > 0
+def test_a_directory_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(SourceError, match=r"the cache .*file cannot be created: File exists"):
+        ShardCache(str(tmp_path / "file"), None)

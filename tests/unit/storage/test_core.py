@@ -38,30 +38,32 @@ def test_it_is_compiled_where_there_is_a_compiler():
     assert len(CORES) == 2, "run: python build_core.py"
 
 
-@pytest.mark.parametrize(
-    ("wanted", "guard", "name"),
-    [("numpy", "1", "numpy"), ("compiled", "0", "compiled"), ("", "1", "compiled"), ("", "0", "compiled")],
+# Without the package, whose import takes a second.
+CHOICE = (
+    "import sys, types; package = types.ModuleType('dataload'); package.__path__ = sys.argv[1:]; "
+    "sys.modules['dataload'] = package; "
+    "from dataload.storage.core import can_map, core_name; print(core_name(), can_map())"
 )
-def test_the_environment_chooses(wanted, guard, name):
-    if len(CORES) == 1 and name == "compiled":
+MISSPELT = "ConfigError: DATALOAD_CORE is 'compild': did you mean 'compiled'?"
+
+
+@pytest.mark.parametrize(
+    ("wanted", "guard", "printed", "error"),
+    [
+        ("numpy", "1", "numpy False\n", ""),
+        ("compiled", "0", "compiled False\n", ""),
+        ("", "1", "compiled True\n", ""),
+        ("compild", "1", "", MISSPELT),
+    ],
+)
+def test_the_environment_chooses(wanted, guard, printed, error):
+    if len(CORES) == 1 and "compiled" in printed:
         pytest.skip("the core is not compiled")
-    # Without the package, whose import takes a second.
-    script = (
-        "import sys, types; package = types.ModuleType('dataload'); package.__path__ = sys.argv[1:]; "
-        "sys.modules['dataload'] = package; "
-        "from dataload.storage.core import can_map, core_name; print(core_name(), can_map())"
-    )
     environment = {**os.environ, "DATALOAD_CORE": wanted, "DATALOAD_SIGBUS_GUARD": guard}
-    command = [sys.executable, "-c", script, *dataload.__path__]
-    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
-    assert found.stdout.split() == [name, str(name == "compiled" and guard == "1")]
-
-
-def test_a_misspelt_choice_is_an_error():
-    environment = {**os.environ, "DATALOAD_CORE": "compild"}
-    script = "from dataload.storage.core import core; core()"
-    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
-    assert "ConfigError: DATALOAD_CORE is 'compild': did you mean 'compiled'?" in done.stderr
+    command = [sys.executable, "-c", CHOICE, *dataload.__path__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.stdout == printed
+    assert error in done.stderr
 
 
 def outcome(function, *arguments):
@@ -119,30 +121,33 @@ def test_ranges_equal_slices(pairs):
             assert copied[0] is ValueError
 
 
-@each
-def test_long_ranges_do_not_overflow(one):
-    with pytest.raises(ValueError, match=r"row 1: a range outside the 5000 bytes"):
-        one.copies(DATA, numbers(0, 2**63 - 1), numbers(1, 2**63 - 1), PLAIN)
-    with pytest.raises(ValueError, match=r"row 0: a record outside the 5000 bytes"):
-        one.gather(bytearray(8), DATA, 0, 2**62, numbers(3), 8, PLAIN)
+MISFITS = [
+    ("gather", (bytearray(9), DATA, 0, 1, numbers(3), 8), "1 rows of 8 bytes do not fill 9 bytes"),
+    ("gather", (bytearray(1), DATA, 0, 1, numbers(1, 2), 0), "2 rows of 0 bytes do not fill 1 b|stride 1, length 0"),
+    (
+        "gather",
+        (bytearray(8), DATA, -1, 1, numbers(3), 8),
+        "start -1, stride 1, length 8: expected at least 0, 1 and 0",
+    ),
+    ("gather", (bytearray(8), DATA, 0, 0, numbers(3), 8), "start 0, stride 0, length 8"),
+    ("gather", (bytearray(8), DATA, 0, 2**62, numbers(3), 8), "row 0: a record outside the 5000 bytes"),
+    ("gather_ranges", (bytearray(5), DATA, numbers(1), numbers(4)), "ranges of 4 bytes do not fill 5 bytes"),
+    ("gather_ranges", (bytearray(4), DATA, numbers(1), numbers(4, 5)), "1 offsets and 2 lengths"),
+    ("copies", (DATA, numbers(1), numbers(4, 5)), "1 offsets and 2 lengths"),
+    ("copies", (DATA, numbers(0, 2**63 - 1), numbers(1, 2**63 - 1)), "row 1: a range outside the 5000 bytes"),
+]
 
 
 @each
-def test_arguments_must_fit_each_other(one):
-    with pytest.raises(ValueError, match=r"1 rows of 8 bytes do not fill 9 bytes"):
-        one.gather(bytearray(9), DATA, 0, 1, numbers(3), 8, PLAIN)
-    with pytest.raises(ValueError, match=r"3 rows of 0 bytes do not fill 1 bytes|start 0, stride 1, length 0"):
-        one.gather(bytearray(1), DATA, 0, 1, numbers(1, 2, 3), 0, PLAIN)
-    with pytest.raises(ValueError, match=r"start -1, stride 1, length 8: expected at least 0, 1 and 0"):
-        one.gather(bytearray(8), DATA, -1, 1, numbers(3), 8, PLAIN)
-    with pytest.raises(ValueError, match=r"start 0, stride 0, length 8"):
-        one.gather(bytearray(8), DATA, 0, 0, numbers(3), 8, PLAIN)
-    with pytest.raises(ValueError, match=r"ranges of 4 bytes do not fill 5 bytes"):
-        one.gather_ranges(bytearray(5), DATA, numbers(1), numbers(4), PLAIN)
-    for function in (one.copies, lambda *rest: one.gather_ranges(bytearray(4), *rest)):
-        with pytest.raises(ValueError, match=r"1 offsets and 2 lengths"):
-            function(DATA, numbers(1), numbers(4, 5), PLAIN)
-    with pytest.raises((TypeError, BufferError, ValueError)):  # not writable
+@pytest.mark.parametrize(("function", "arguments", "message"), MISFITS)
+def test_arguments_must_fit_each_other(one, function, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        getattr(one, function)(*arguments, PLAIN)
+
+
+@each
+def test_what_is_written_to_must_be_writable(one):
+    with pytest.raises((TypeError, BufferError, ValueError)):
         one.gather(bytes(8), DATA, 0, 1, numbers(3), 8, PLAIN)
 
 
@@ -171,37 +176,32 @@ def test_the_time_of_the_file_is_compared(tmp_path, one):
 
 @pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
 class TestCompiled:
-    def test_wrong_arguments_are_type_errors(self):
-        functions = (_core_c.gather, 7), (_core_c.gather_ranges, 5), (_core_c.copies, 4), (_core_c.hash_ranges, 6)
-        for function, count in functions:
-            with pytest.raises(TypeError, match=f"takes {count} arguments, got 1"):
-                function(DATA)
+    @pytest.mark.parametrize(
+        ("name", "right"),
+        [
+            ("gather", [bytearray(8), DATA, 0, 1, numbers(1), 8, PLAIN]),
+            ("gather_ranges", [bytearray(4), DATA, numbers(0), numbers(4), PLAIN]),
+            ("copies", [DATA, numbers(0), numbers(4), PLAIN]),
+            ("hash_ranges", [bytearray(8), DATA, numbers(0), numbers(4), bytes(32), PLAIN]),
+        ],
+    )
+    def test_wrong_arguments_are_type_errors(self, name, right):
+        function = getattr(_core_c, name)
+        function(*right)
+        with pytest.raises(TypeError, match=f"takes {len(right)} arguments, got 1"):
+            function(DATA)
+        for place in range(len(right)):
             with pytest.raises(TypeError):
-                function(*[None] * count)
+                function(*right[:place], object(), *right[place + 1 :])
+        for file in (None, (3,), (2**40, 0), (3, None)):
+            with pytest.raises((TypeError, OverflowError)):
+                function(*right[:-1], file)
+
+    def test_numbers_must_be_of_64_bits(self):
         with pytest.raises(ValueError, match="expected int64 numbers, got 3 bytes"):
             _core_c.copies(DATA, b"abc", numbers(1), PLAIN)
-        for arguments in (
-            (object(), DATA, 0, 1, numbers(1), 8, PLAIN),
-            (bytearray(8), object(), 0, 1, numbers(1), 8, PLAIN),
-            (bytearray(8), DATA, 0, 1, object(), 8, PLAIN),
-            (bytearray(8), DATA, 0, 1, numbers(1), 2**70, PLAIN),
-            (bytearray(8), DATA, 0, 1, numbers(1), 8, None),
-            (bytearray(8), DATA, 0, 1, numbers(1), 8, (3,)),
-            (bytearray(8), DATA, 0, 1, numbers(1), 8, (2**40, 0)),
-            (bytearray(8), DATA, 0, 1, numbers(1), 8, (3, None)),
-        ):
-            with pytest.raises((TypeError, OverflowError)):
-                _core_c.gather(*arguments)
-        for function, valid in (
-            (_core_c.gather_ranges, [bytearray(4), DATA, numbers(0), numbers(4), PLAIN]),
-            (_core_c.hash_ranges, [bytearray(8), DATA, numbers(0), numbers(4), bytes(32), PLAIN]),
-        ):
-            function(*valid)
-            for wrong in range(len(valid)):
-                arguments = [*valid]
-                arguments[wrong] = object()
-                with pytest.raises(TypeError):
-                    function(*arguments)
+        with pytest.raises(OverflowError):
+            _core_c.gather(bytearray(8), DATA, 0, 1, numbers(1), 2**70, PLAIN)
 
     def test_arguments_may_be_unaligned(self):
         indices = np.frombuffer(b"x" + numbers(5, 0, 4992).tobytes(), np.uint8)[1:]

@@ -92,21 +92,13 @@ def test_intact_pages(one, trees, kind):
         assert found == sum(counts) > 1
 
 
-@pytest.mark.parametrize(
-    ("key", "number"),
-    [
-        (b"0", 0),
-        (b"007", 7),
-        (b"9" * 18, 10**18 - 1),
-        (b"1" + b"0" * 18, -1),
-        (b"0" * 30 + b"12", 12),
-        (b"12x", -1),
-        (b"1/", -1),
-        (b"1:", -1),
-        (b"-1", -1),
-        (b"\xb0", -1),
-    ],
-)
+DECIMAL = [
+    *((b"0", 0), (b"007", 7), (b"9" * 18, 10**18 - 1), (b"1" + b"0" * 18, -1), (b"0" * 30 + b"12", 12)),
+    *((b"12x", -1), (b"1/", -1), (b"1:", -1), (b"-1", -1), (b"\xb0", -1)),
+]
+
+
+@pytest.mark.parametrize(("key", "number"), DECIMAL)
 @each
 def test_decimal_keys(one, key, number):
     page = bytearray(SIZE)
@@ -157,21 +149,19 @@ def test_mutated_pages(trees, changes, header, kind, nodes):
         assert all(2 <= child < len(data) // SIZE for child in found[0][2][0])
 
 
-@each
-def test_arguments_must_fit_each_other(one):
+@pytest.fixture
+def right():
+    """Arguments of which the page is not a leaf."""
     page, out, counts = np.zeros((1, SIZE), np.uint8), np.zeros((4, 409), np.int64), np.zeros(1, np.int64)
-    right = [out, counts, page, numbers(2), SIZE, 16, 10 * SIZE, LEAF]
-    assert one.lmdb_nodes(*right) == -1  # not a leaf
+    return [out, counts, page, numbers(2), SIZE, 16, 10 * SIZE, LEAF]
+
+
+@each
+def test_arguments_must_fit_each_other(one, right):
+    assert one.lmdb_nodes(*right) == -1
     for place, value in (
-        (0, out[:, :408].copy()),
-        (1, np.zeros(2, np.int64)),
-        (2, np.zeros(SIZE - 1, np.uint8)),
-        (2, np.zeros(2 * SIZE, np.uint8)),
-        (3, numbers(2, 3)),
-        (4, 0),
-        (4, 128),
-        (4, 1 << 17),
-        (5, 20),
+        *((0, right[0][:, :408].copy()), (1, np.zeros(2, np.int64)), (2, np.zeros(SIZE - 1, np.uint8))),
+        *((2, np.zeros(2 * SIZE, np.uint8)), (3, numbers(2, 3)), (4, 0), (4, 128), (4, 1 << 17), (5, 20)),
     ):
         with pytest.raises(ValueError, match="the pages and the buffers do not fit each other"):
             one.lmdb_nodes(*right[:place], value, *right[place + 1 :])
@@ -181,32 +171,26 @@ def test_arguments_must_fit_each_other(one):
 
 
 @pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
-def test_wrong_arguments_are_type_errors():
-    page, out, counts = np.zeros((1, SIZE), np.uint8), np.zeros((4, 409), np.int64), np.zeros(1, np.int64)
-    right = [out, counts, page, numbers(2), SIZE, 16, 10 * SIZE, LEAF]
+def test_wrong_arguments_are_type_errors(right):
+    parse = CORES[1].lmdb_nodes
     with pytest.raises(TypeError, match="takes 8 arguments, got 7"):
-        CORES[1].lmdb_nodes(*right[:7])
-    for place in range(8):
-        with pytest.raises(TypeError):
-            CORES[1].lmdb_nodes(*right[:place], object(), *right[place + 1 :])
-    for place in (0, 1):
-        with pytest.raises((TypeError, BufferError)):  # not writable
-            CORES[1].lmdb_nodes(*right[:place], bytes(right[place].nbytes), *right[place + 1 :])
+        parse(*right[:7])
+    wrong = [(place, object()) for place in range(8)]
+    for place, value in (*wrong, *((place, bytes(right[place].nbytes)) for place in (0, 1))):  # not writable
+        with pytest.raises((TypeError, BufferError)):
+            parse(*right[:place], value, *right[place + 1 :])
 
 
 @pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
-@pytest.mark.parametrize("failing", range(6))
-def test_each_failing_allocation_is_a_memory_error(failing):
-    memory = pytest.importorskip("_testcapi")
-    page, out, counts = np.zeros((1, SIZE), np.uint8), np.zeros((4, 409), np.int64), np.zeros(1, np.int64)
-    arguments = out, counts, page, numbers(2), SIZE, 16, 10 * SIZE, LEAF
-    found = None
-    memory.set_nomemory(failing, failing + 1)
-    try:
-        found = CORES[1].lmdb_nodes(*arguments)
-    except MemoryError:
-        found = "MemoryError"
-    finally:
-        memory.remove_mem_hooks()
-    assert found in (-1, "MemoryError")
-    assert CORES[1].lmdb_nodes(*arguments) == -1  # nothing is left locked
+def test_each_failing_allocation_is_a_memory_error(right):
+    memory, parse, found = pytest.importorskip("_testcapi"), CORES[1].lmdb_nodes, []
+    for failing in range(6):
+        memory.set_nomemory(failing, failing + 1)
+        try:
+            found.append(parse(*right))
+        except MemoryError:
+            found.append("MemoryError")
+        finally:
+            memory.remove_mem_hooks()
+    assert set(found) == {-1, "MemoryError"}
+    assert parse(*right) == -1  # nothing is left locked

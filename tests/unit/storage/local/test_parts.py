@@ -15,38 +15,50 @@ from dataload.storage.local.parts import Part, remove_leftovers
 
 
 @pytest.fixture(params=["flags", "no flags"])
-def renames(request, monkeypatch):
+def renames(request):
     """With the renames of Linux and macOS, and without them."""
     if request.param == "no flags":
-        monkeypatch.setattr(parts, "_libc_rename", lambda: None)
+        request.getfixturevalue("no_flags")
 
 
-def make(part, kind, text="new"):
+def make(part, kind="file", text="new"):
     if kind == "file":
         with part.create() as stream:
             stream.write(text.encode())
-    else:
-        os.mkdir(part.temporary)
-        for name in ("a", "b")[: 1 if kind == "directory of one" else 2]:
-            with open(os.path.join(part.temporary, name), "w") as stream:
-                stream.write(text)
+        return
+    os.mkdir(part.temporary)
+    for name in KINDS[kind]:
+        with open(os.path.join(part.temporary, name), "w") as stream:
+            stream.write(text)
 
 
 def content(path):
     return path.read_text() if path.is_file() else {file.name: file.read_text() for file in path.iterdir()}
 
 
-KINDS = ["file", "directory of one", "directory of two"]
+KINDS = {"file": (), "directory of one": ("a",), "directory of two": ("a", "b")}
 
 
 def expected(kind, text):
-    return text if kind == "file" else dict.fromkeys(("a", "b")[: 1 if kind == "directory of one" else 2], text)
+    return text if kind == "file" else dict.fromkeys(KINDS[kind], text)
 
 
-def publish(path, kind, text, *, overwrite=False):
-    part = Part(str(path), overwrite=overwrite)
-    make(part, kind, text)
-    part.publish()
+def publish(path, kind="file", text="new", *, overwrite=False):
+    with Part(str(path), overwrite=overwrite) as part:
+        make(part, kind, text)
+        part.publish()
+
+
+def raising(error):
+    def fail(*_):
+        raise error
+
+    return fail
+
+
+@pytest.fixture
+def no_flags(monkeypatch):
+    monkeypatch.setattr(parts, "_libc_rename", lambda: None)
 
 
 def killed(work):
@@ -82,16 +94,10 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path, renames, kind)
     assert sorted(os.listdir(tmp_path)) == ["x", "y"]
 
 
-def test_a_folder_that_was_not_locked_yet_goes_too(tmp_path):
-    killed(lambda: os.mkdir(tmp_path / f".x.{parts._machine()}-0123456789ab.tmp", 0o700))
-    remove_leftovers(str(tmp_path / "x"))
-    assert os.listdir(tmp_path) == []
-
-
 def test_the_folder_of_a_living_writer_stays(tmp_path):
     with Part(str(tmp_path / "x")) as first, Part(str(tmp_path / "x")) as second:
-        make(first, "file", "1")
-        make(second, "file", "2")
+        make(first, text="1")
+        make(second, text="2")
         remove_leftovers(str(tmp_path / "x"))
         assert len(os.listdir(tmp_path)) == 2
         first.publish()
@@ -100,50 +106,41 @@ def test_the_folder_of_a_living_writer_stays(tmp_path):
 
 
 def test_only_what_is_provably_a_leftover_goes(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "_machine", lambda: "0badc0de")
-    killed(lambda: make(Part(str(tmp_path / "x")), "file"))
-    [elsewhere] = os.listdir(tmp_path)
-    assert elsewhere.startswith(".x.0badc0de-")
-    monkeypatch.undo()
+    killed(lambda: make(Part(str(tmp_path / "x"))))
+    [left] = os.listdir(tmp_path)
+    unlocked = f"{left.rpartition('-')[0]}-0123456789ab.tmp"
+    (tmp_path / unlocked).mkdir(0o700)
+    elsewhere = f".x.0badc0de-{left.rpartition('-')[2]}"
+    (tmp_path / elsewhere).mkdir(0o700)
     (tmp_path / ".x.0123456789ab.tmp").touch()  # version 0.1
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+        remove_leftovers(str(tmp_path / "x"))
+        assert len(os.listdir(tmp_path)) == 4, "leftovers of another user stay"
     remove_leftovers(str(tmp_path / "x"))
     assert sorted(os.listdir(tmp_path)) == sorted([elsewhere, ".x.0123456789ab.tmp"])
 
 
-def test_a_leftover_of_another_user_stays(tmp_path, monkeypatch):
-    killed(lambda: make(Part(str(tmp_path / "x")), "file"))
-    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
-    remove_leftovers(str(tmp_path / "x"))
-    assert len(os.listdir(tmp_path)) == 1
+def test_file_systems_without_locks(tmp_path, monkeypatch):
+    killed(lambda: make(Part(str(tmp_path / "x"))))
+    monkeypatch.setattr(parts.fcntl, "flock", raising(OSError(37, "No locks available")))
+    publish(tmp_path / "x")
+    assert content(tmp_path / "x") == "new"
+    assert len(os.listdir(tmp_path)) == 2, "the leftover stays"
+    monkeypatch.setattr(parts.fcntl, "flock", raising(OSError(5, "Input/output error")))
+    with pytest.raises(SourceError, match=r"cannot write .*y: Input/output error"):
+        Part(str(tmp_path / "y"))
 
 
 def test_a_link_in_place_of_a_leftover_is_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "precious").touch()
-    os.symlink(victim, tmp_path / f".x.{parts._machine()}-0123456789ab.tmp")
-    publish(tmp_path / "x", "file", "new")
+    with Part(str(tmp_path / "x")):
+        [machine] = [name.rpartition("-")[0] for name in os.listdir(tmp_path) if name != "victim"]
+    os.symlink(victim, tmp_path / f"{machine}-0123456789ab.tmp")
+    publish(tmp_path / "x")
     assert (victim / "precious").exists()
-
-
-def test_without_locks_a_leftover_stays_and_writing_works(tmp_path, monkeypatch):
-    def no_locks(*_):
-        raise OSError(37, "No locks available")
-
-    monkeypatch.setattr(parts.fcntl, "flock", no_locks)
-    killed(lambda: make(Part(str(tmp_path / "x")), "file"))
-    publish(tmp_path / "x", "file", "new")
-    assert content(tmp_path / "x") == "new"
-    assert len(os.listdir(tmp_path)) == 2
-
-
-def test_a_lock_that_fails_is_an_error(tmp_path, monkeypatch):
-    def fail(*_):
-        raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr(parts.fcntl, "flock", fail)
-    with pytest.raises(SourceError, match=r"cannot write .*x: Input/output error"):
-        Part(str(tmp_path / "x"))
 
 
 def test_a_folder_that_is_taken_for_a_leftover_before_it_is_locked(tmp_path, monkeypatch):
@@ -156,54 +153,36 @@ def test_a_folder_that_is_taken_for_a_leftover_before_it_is_locked(tmp_path, mon
         flock(descriptor, how)
 
     monkeypatch.setattr(parts.fcntl, "flock", remove_first)
-    publish(tmp_path / "x", "file", "new")
+    publish(tmp_path / "x")
     assert content(tmp_path / "x") == "new"
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_the_old_directory_comes_back_after_a_kill_between_two_renames(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "_libc_rename", lambda: None)
-    path = tmp_path / "x"
+@pytest.mark.parametrize("ends", ["by a kill", "by an error"])
+def test_the_old_directory_comes_back_if_only_it_is_there(tmp_path, no_flags, monkeypatch, ends):
+    path, rename = tmp_path / "x", os.rename
     publish(path, "directory of two", "old")
-    rename = os.rename
 
     def die(source, destination):
         if destination == str(path):
-            os.kill(os.getpid(), signal.SIGKILL)
-        rename(source, destination)
-
-    def overwrite():
-        os.rename = die
-        publish(path, "directory of two", "new", overwrite=True)
-
-    killed(overwrite)
-    assert not path.exists()
-    with pytest.raises(ConfigError, match=r"x exists: choose another name, or pass overwrite=True to replace it"):
-        Part(str(path))
-    assert content(path) == expected("directory of two", "old")
-    assert os.listdir(tmp_path) == ["x"]
-
-
-def test_the_old_directory_is_never_deleted_while_it_is_the_only_one(tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "_libc_rename", lambda: None)
-    path = tmp_path / "x"
-    publish(path, "directory of two", "old")
-    rename = os.rename
-
-    def fail(source, destination):
-        if destination == str(path):
+            if ends == "by a kill":
+                os.kill(os.getpid(), signal.SIGKILL)
             raise OSError("odd")
         rename(source, destination)
 
-    part = Part(str(path), overwrite=True)
-    make(part, "directory of two")
-    monkeypatch.setattr(os, "rename", fail)
-    with pytest.raises(OSError, match="odd"):
-        part.publish()
-    part.abort()
+    def overwrite():
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "rename", die)
+            publish(path, "directory of two", "new", overwrite=True)
+
+    if ends == "by a kill":
+        killed(overwrite)
+    else:
+        with pytest.raises(OSError, match="odd"):
+            overwrite()
     assert not path.exists()
-    monkeypatch.setattr(os, "rename", rename)
-    remove_leftovers(str(path))
+    with pytest.raises(ConfigError, match=r"x exists: choose another name, or pass overwrite=True to replace it"):
+        Part(str(path))
     assert content(path) == expected("directory of two", "old")
     assert os.listdir(tmp_path) == ["x"]
 
@@ -243,7 +222,7 @@ def test_of_two_writers_that_close_at_once_one_succeeds(tmp_path, renames, monke
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_processes_that_close_at_once_one_succeeds(tmp_path, renames, kind):
-    paths = [tmp_path / f"x{turn}" for turn in range(20)]
+    paths = [tmp_path / f"x{turn}" for turn in range(6)]
     ready, tell_ready = os.pipe()
     ended, tell_end = os.pipe()
     gates = [os.pipe() for _ in paths]
@@ -290,33 +269,17 @@ def test_of_processes_that_close_at_once_one_succeeds(tmp_path, renames, kind):
     assert sorted(os.listdir(tmp_path)) == sorted(path.name for path in paths)
 
 
-def test_where_there_are_not_even_links(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr(parts, "_libc_rename", lambda: None)
-    monkeypatch.setattr(os, "link", refuse)
-    publish(tmp_path / "x", "file", "new")
+def test_where_there_are_not_even_links(tmp_path, no_flags, monkeypatch):
+    monkeypatch.setattr(os, "link", raising(PermissionError(1, "Operation not permitted")))
+    publish(tmp_path / "x")
     assert content(tmp_path / "x") == "new"
     assert os.listdir(tmp_path) == ["x"]
 
 
-def test_errors_of_the_rename_with_flags(tmp_path, monkeypatch):
-    with pytest.raises(FileNotFoundError, match="No such file or directory"):
-        parts._rename_with(parts._EXCHANGE, str(tmp_path / "absent"), str(tmp_path))
-    (tmp_path / "x").touch()
-    (tmp_path / "y").touch()
-    with pytest.raises(FileExistsError):
-        parts._rename_with(parts._NO_REPLACE, str(tmp_path / "x"), str(tmp_path / "y"))
-
-
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_a_dangling_link_at_the_destination(tmp_path, overwrite):
+def test_a_dangling_link_at_the_destination(tmp_path):
     os.symlink(tmp_path / "nowhere", tmp_path / "x")
-    if not overwrite:
-        with pytest.raises(ConfigError, match="x exists"):
-            Part(str(tmp_path / "x"))
-        return
-    publish(tmp_path / "x", "file", "new", overwrite=True)
+    with pytest.raises(ConfigError):
+        Part(str(tmp_path / "x"))
+    publish(tmp_path / "x", overwrite=True)
     assert not (tmp_path / "x").is_symlink()
     assert not (tmp_path / "nowhere").exists()

@@ -1,4 +1,4 @@
-"""Locks of local files."""
+"""Locks of local files, and small text files."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 
 from dataload.errors import SourceError
 from dataload.storage import storage_of
+from dataload.storage.local.text import append_text, read_text
 
 HOLD = """
 import sys
@@ -26,10 +27,8 @@ def test_a_lock_excludes_other_processes_and_ends_with_its_holder(tmp_path):
     holder = subprocess.Popen([sys.executable, "-c", HOLD, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     holder.stdout.readline()
     who = rf"\(process {holder.pid} on {os.uname().nodename}, since .* UTC\)"
-    with (
-        pytest.raises(SourceError, match=rf"another process is writing to {path} {who}: wait until it has ended"),
-        storage_of(path).lock(path),
-    ):
+    match = rf"another process is writing to {path} {who}: wait until it has ended"
+    with pytest.raises(SourceError, match=match), storage_of(path).lock(path):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
@@ -39,31 +38,36 @@ def test_a_lock_excludes_other_processes_and_ends_with_its_holder(tmp_path):
 
 
 def test_a_lock_is_not_taken_through_a_link(tmp_path):
-    victim, path = tmp_path / "victim", str(tmp_path / "a")
+    victim, path, lock = tmp_path / "victim", str(tmp_path / "a"), tmp_path / ".a.lock"
     victim.write_text("precious")
-    for make, found in ((os.symlink, "a symbolic link"), (os.link, "something else")):
-        make(victim, tmp_path / ".a.lock")
-        with (
-            pytest.raises(SourceError, match=rf"\.a\.lock must be a lock file, but is {found}: remove it"),
-            storage_of(path).lock(path),
-        ):
+    for make, found in (
+        (lambda: os.symlink(victim, lock), "a symbolic link"),
+        (lambda: os.link(victim, lock), "something else"),
+        (lambda: os.mkfifo(lock), "something else"),
+    ):
+        make()
+        match = rf"\.a\.lock must be a lock file, but is {found}: remove it"
+        with pytest.raises(SourceError, match=match), storage_of(path).lock(path):
             pass
-        (tmp_path / ".a.lock").unlink()
-    os.mkfifo(tmp_path / ".a.lock")
-    with pytest.raises(SourceError, match="but is something else"), storage_of(path).lock(path):
-        pass
+        lock.unlink()
     assert victim.read_text() == "precious"
 
 
 def test_what_a_lock_says_cannot_harm_a_terminal(tmp_path):
-    path = str(tmp_path / "a")
+    path, match = str(tmp_path / "a"), r"another process is writing to .*a"
     with storage_of(path).lock(path):
-        (tmp_path / ".a.lock").write_bytes(b"\x1b[2J" + 1000 * b"\xff")
-        with (
-            pytest.raises(SourceError, match=r"another process is writing to .*a \(\\x1b\[2J"),
-            storage_of(path).lock(path),
-        ):
-            pass
-        (tmp_path / ".a.lock").write_bytes(b"")  # as it is before the holder has written to it
-        with pytest.raises(SourceError, match=r"writing to .*a: wait until it has ended"), storage_of(path).lock(path):
-            pass
+        # It is empty before the holder has written to it.
+        for text, who in ((b"\x1b[2J" + 1000 * b"\xff", r" \(\\x1b\[2J"), (b"", ": wait until it has ended")):
+            (tmp_path / ".a.lock").write_bytes(text)
+            with pytest.raises(SourceError, match=match + who), storage_of(path).lock(path):
+                pass
+
+
+def test_text_is_appended(tmp_path, monkeypatch):
+    path = os.fspath(tmp_path / "a")
+    for text in ("漢\n", "", "b"):
+        append_text(path, text)
+    assert read_text(path) == "漢\nb"
+    monkeypatch.setattr(os, "write", lambda descriptor, data: len(data) - 5)
+    with pytest.raises(OSError, match="only 2 of 7 bytes could be written"):
+        append_text(f"{path}b", "1234567")

@@ -15,6 +15,8 @@ PAGE = mmap.PAGESIZE
 
 
 class Recorded:
+    """A map of 100 pages that notes which ranges are asked for."""
+
     def __init__(self):
         self.ranges = []
 
@@ -26,22 +28,18 @@ class Recorded:
         self.ranges.append((start, size))
 
 
-def test_ranges_begin_at_pages_and_cover_what_is_touched():
+@pytest.mark.parametrize(
+    ("offsets", "lengths", "expected"),
+    [
+        ([9 * PAGE + 5, 10, 5 * PAGE], np.array([2 * PAGE, 7, 0]), [(0, 17), (9 * PAGE, 2 * PAGE + 5)]),
+        ([5 * PAGE, 6 * PAGE, 200 * PAGE, -7], PAGE, [(5 * PAGE, 2 * PAGE)]),  # neighbours, and what is outside
+        ([100, 0, 64, 4 * PAGE], 64, [(0, 164), (4 * PAGE, 64)]),  # of one page once
+    ],
+)
+def test_ranges_begin_at_pages_and_cover_what_is_touched(offsets, lengths, expected):
     recorded = Recorded()
-    will_need(recorded, np.array([9 * PAGE + 5, 10, 5 * PAGE]), np.array([2 * PAGE, 7, 0]))
-    assert recorded.ranges == [(0, 17), (9 * PAGE, 2 * PAGE + 5)]
-
-
-def test_neighbours_are_asked_for_together_and_what_is_outside_not_at_all():
-    recorded = Recorded()
-    will_need(recorded, np.array([5 * PAGE, 6 * PAGE, 200 * PAGE, -7]), PAGE)
-    assert recorded.ranges == [(5 * PAGE, 2 * PAGE)]
-
-
-def test_small_records_of_one_page_are_asked_for_once():
-    recorded = Recorded()
-    will_need(recorded, np.array([100, 0, 64, 4 * PAGE]), 64)
-    assert [start for start, _ in recorded.ranges] == [0, 4 * PAGE]
+    will_need(recorded, np.array(offsets), lengths)
+    assert recorded.ranges == expected
 
 
 def test_what_was_just_written_is_warm(tmp_path):

@@ -8,6 +8,11 @@ from dataload.storage.local.living import living
 from dataload.storage.remote.board import Board, Coming
 
 URLS = ["s3://bucket/0", "s3://bucket/1", "s3://bucket/2"]
+UNKNOWN, SOON, NEVER = Coming.UNKNOWN, Coming.SOON, Coming.NEVER
+
+
+def sent(board):
+    return pickle.loads(pickle.dumps(board))
 
 
 def looks(reader, **given):
@@ -16,43 +21,36 @@ def looks(reader, **given):
 
 def test_what_readers_see_and_ask_for(tmp_path):
     board = Board(str(tmp_path), URLS)
-    reader = pickle.loads(pickle.dumps(board))
-    board.set(0, Coming.SOON)
-    board.set(2, Coming.NEVER)
-    assert looks(reader) == looks(board) == [Coming.SOON, Coming.UNKNOWN, Coming.NEVER]
+    reader = sent(board)
+    board.set(0, SOON)
+    board.set(2, NEVER)
+    assert looks(reader) == looks(board) == [SOON, UNKNOWN, NEVER]
     assert board.take_waiting() == []
-    assert looks(pickle.loads(pickle.dumps(reader)), waits=True)[0] is Coming.SOON
+    assert looks(sent(reader), waits=True)[0] is SOON
     assert (board.take_waiting(), board.take_waiting()) == ([0], [])
-    assert reader.look("s3://bucket/3") is Coming.UNKNOWN
+    assert reader.look("s3://bucket/3") is UNKNOWN
     board.clear()
-    assert looks(reader) == [Coming.UNKNOWN] * 3
+    assert looks(reader) == [UNKNOWN] * 3
 
 
 def test_a_shortened_or_overwritten_file(tmp_path):
     board = Board(str(tmp_path), URLS)
-    reader = pickle.loads(pickle.dumps(board))
+    reader = sent(board)
     for shard in range(3):
-        board.set(shard, Coming.SOON)
-    assert looks(reader) == [Coming.SOON] * 3
+        board.set(shard, SOON)
+    assert looks(reader) == [SOON] * 3
     (path,) = tmp_path.iterdir()
     os.truncate(path, 2)
-    assert looks(reader, waits=True) == looks(board) == [Coming.SOON, Coming.UNKNOWN, Coming.UNKNOWN]
+    assert looks(reader, waits=True) == looks(board) == [SOON, UNKNOWN, UNKNOWN]
     assert board.take_waiting() == [0]
-    board.set(2, Coming.NEVER)
-    assert looks(reader) == [Coming.SOON, Coming.UNKNOWN, Coming.NEVER]
+    board.set(2, NEVER)
+    assert looks(reader) == [SOON, UNKNOWN, NEVER]
+    data = pickle.dumps(reader)
     path.write_bytes(b"\xff" * 100)
-    assert looks(reader) == [Coming.UNKNOWN] * 3
+    assert looks(reader) == [UNKNOWN] * 3
     assert board.take_waiting() == [0, 1, 2]
-
-
-def test_a_file_that_is_gone(tmp_path):
-    board = Board(str(tmp_path), URLS)
-    data = pickle.dumps(board)
-    del board
-    reader = pickle.loads(data)
-    for path in tmp_path.iterdir():
-        path.unlink()
-    assert looks(reader, waits=True) == [Coming.UNKNOWN] * 3
+    path.unlink()
+    assert looks(pickle.loads(data), waits=True) == [UNKNOWN] * 3
 
 
 def test_boards_that_are_made_at_once_do_not_delete_each_other(tmp_path, monkeypatch):
@@ -70,7 +68,7 @@ def test_boards_that_are_made_at_once_do_not_delete_each_other(tmp_path, monkeyp
     board = Board(str(tmp_path), URLS)
     assert len(deleted) == 2
     board.set(1, Coming.SOON)
-    assert looks(pickle.loads(pickle.dumps(board))) == [Coming.UNKNOWN, Coming.SOON, Coming.UNKNOWN]
+    assert looks(sent(board)) == [Coming.UNKNOWN, Coming.SOON, Coming.UNKNOWN]
     (tmp_path / "of a dead process").touch()
     other = Board(str(tmp_path), URLS)
     assert len(living(str(tmp_path))) == len([*tmp_path.iterdir()]) == 2

@@ -29,12 +29,13 @@ def sequential(lengths):
     return Sequential(sum(lengths))
 
 
-def by_shard(lengths):
-    return ShardSequential(lengths, 1)
+def by_shard(lengths, pool_size=None):
+    order = ShardSequential(lengths, 1)
+    return order if pool_size is None else PoolShuffle(order, pool_size, 1)
 
 
 def pool(lengths):
-    return PoolShuffle(ShardSequential(lengths, 1), 2 * lengths[0], 1)
+    return by_shard(lengths, 2 * lengths[0])
 
 
 def everything(lengths):
@@ -47,35 +48,21 @@ MANY = {"shards": 50_000, "records": 100, "record_bytes": 4 * KB}  # 20 GB in sh
 LARGE = {"shards": 200, "records": 250, "record_bytes": 256 * KB}  # 13 GB
 
 
-@pytest.mark.parametrize(
-    ("order", "data", "budget", "expected"),
-    [
-        (sequential, SMALL, 40 * MB, "shards"),
-        (by_shard, SMALL, 40 * MB, "shards"),
-        (pool, SMALL, 40 * MB, "shards"),
-        (everything, SMALL, GB, "shards"),
-        (everything, SMALL, 250 * MB, "shards"),
-        (everything, SMALL, 100 * MB, None),
-        (sequential, HUGE, GB, "shards"),
-        (by_shard, HUGE, GB, "shards"),
-        (pool, HUGE, GB, "shards"),
-        (pool, HUGE, 100 * GB, "shards"),
-        (everything, HUGE, 120 * GB, "shards"),
-        (everything, HUGE, 70 * GB, "shards"),
-        (everything, HUGE, 20 * GB, None),
-        (everything, HUGE, GB, None),
-        (by_shard, MANY, GB, "shards"),
-        (pool, MANY, GB, "shards"),
-        (everything, MANY, GB, None),
-        (by_shard, LARGE, GB, "shards"),
-        (pool, LARGE, GB, "shards"),
-        (everything, LARGE, 20 * GB, "shards"),
-        (everything, LARGE, 5 * GB, "ranges"),
-        (everything, LARGE, 0, "ranges"),
-        (sequential, SMALL, 0, "ranges"),  # neighbours are fetched together
-        (everything, SMALL, 0, None),
-    ],
-)
+CHOICES = [  # order, data, budget, mode
+    *((sequential, SMALL, 40 * MB, "shards"), (by_shard, SMALL, 40 * MB, "shards"), (pool, SMALL, 40 * MB, "shards")),
+    *((everything, SMALL, GB, "shards"), (everything, SMALL, 250 * MB, "shards"), (everything, SMALL, 100 * MB, None)),
+    *((sequential, HUGE, GB, "shards"), (by_shard, HUGE, GB, "shards"), (pool, HUGE, GB, "shards")),
+    *((pool, HUGE, 100 * GB, "shards"), (everything, HUGE, 120 * GB, "shards"), (everything, HUGE, 70 * GB, "shards")),
+    *((everything, HUGE, 20 * GB, None), (everything, HUGE, GB, None), (by_shard, MANY, GB, "shards")),
+    *((pool, MANY, GB, "shards"), (everything, MANY, GB, None), (by_shard, LARGE, GB, "shards")),
+    *((pool, LARGE, GB, "shards"), (everything, LARGE, 20 * GB, "shards"), (everything, LARGE, 5 * GB, "ranges")),
+    (everything, LARGE, 0, "ranges"),
+    (sequential, SMALL, 0, "ranges"),  # neighbours are fetched together
+    (everything, SMALL, 0, None),
+]
+
+
+@pytest.mark.parametrize(("order", "data", "budget", "expected"), CHOICES)
 def test_orders_sizes_and_budgets(order, data, budget, expected):
     if expected is not None:
         assert chosen(order, **data, budget=budget) == expected
@@ -131,39 +118,40 @@ def test_the_named_pool_is_one_that_is_chosen():
     assert match is not None
     size = int(match[1])
     assert size == 6400
-    assert chosen(lambda lengths: PoolShuffle(by_shard(lengths), size, 1), **data, budget=100 * MB) == "shards"
+    assert chosen(lambda lengths: by_shard(lengths, size), **data, budget=100 * MB) == "shards"
+
+
+READS = {"data_bytes": GB, "used": 1.0, "together_bytes": GB, "record_bytes": 4096, "range_bytes": 4096}
 
 
 def test_without_a_cache_the_refusal_asks_for_one():
-    reads = Reads(data_bytes=GB, used=1, together_bytes=GB, record_bytes=4096, range_bytes=4096)
     with pytest.raises(ConfigError, match=r"fast; give a cache directory with room \(remote\.cache, remote\.budget\)"):
-        choose(reads, 0)
+        choose(Reads(**READS), 0)
+
+
+FITS = "the data take 1,073,741,824 bytes and fit into the budget of 1,073,741,824"
+TOGETHER = "the shards that are read together take 1,0"
 
 
 @pytest.mark.parametrize(
     ("changes", "budget", "mode", "reason"),
     [
-        ({}, GB, "shards", "the data take 1,073,741,824 bytes and fit into the budget of 1,073,741,824"),
-        ({"together_bytes": MB}, MB, "shards", "the shards that are read together take 1,048,576 bytes and fit into"),
-        (
-            {},
-            GB // 2,
-            "shards",
-            "the shards that are read together take 1,073,741,824 bytes, the budget is 536,870,912",
-        ),
+        ({}, GB, "shards", FITS),
+        ({"together_bytes": MB}, MB, "shards", f"{TOGETHER}48,576 bytes and fit into"),
+        ({}, GB // 2, "shards", f"{TOGETHER}73,741,824 bytes, the budget is 536,870,912"),
         ({"used": 0.24, "range_bytes": 256 * KB}, GB, "ranges", r"24\.00% of the shards' bytes are read"),
-        ({"used": 0.24, "range_bytes": 128 * KB}, GB, "shards", "the data take"),
+        ({"used": 0.25, "range_bytes": 256 * KB}, GB, "shards", FITS),
+        ({"used": 0.24, "range_bytes": 128 * KB}, GB, "shards", FITS),
         ({"used": 0.12, "range_bytes": 128 * KB}, GB, "ranges", r"12\.00% of the shards' bytes are read"),
         (
             {"range_bytes": 256 * KB},
             GB - 1,
             "ranges",
-            "do not fit into 1,073,741,823 bytes, and a request is for 262,144",
+            "do not fit into 1,073,741,823 bytes, and a request is for 262,1",
         ),
     ],
 )
 def test_thresholds_and_reasons(changes, budget, mode, reason):
-    reads = {"data_bytes": GB, "used": 1.0, "together_bytes": GB, "record_bytes": 4096, "range_bytes": 4096, **changes}
-    choice = choose(Reads(**reads), budget)
+    choice = choose(Reads(**{**READS, **changes}), budget)
     assert choice.mode == mode
     assert re.search(reason, choice.reason)

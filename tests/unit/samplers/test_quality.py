@@ -12,6 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+from orders import plans_of
 
 from dataload.samplers import (
     BatchSampler,
@@ -133,25 +134,23 @@ def test_expected_shards_of_many_sizes_are_interpolated():
 
 
 @pytest.mark.parametrize(
-    "sampler",
+    ("sampler", "size", "tail"),
     [
-        Weighted([1.0, 0.0, 5.0] * 20, 50, seed=0),
-        Mixture((GlobalShuffle(10, 0), GlobalShuffle(100, 1)), (1.0, 1.0), stop="longest"),
-        GlobalShuffle(60, 0),
+        (Weighted([1.0, 0.0, 5.0] * 20, 50, seed=0), 8, "partial"),
+        (Mixture((GlobalShuffle(10, 0), GlobalShuffle(100, 1)), (1.0, 1.0), stop="longest"), 8, "partial"),
+        (GlobalShuffle(60, 0), 8, "partial"),
+        (GlobalShuffle(103, 0), 10, "drop"),
     ],
 )
-def test_multiplicity_is_that_of_a_counter(sampler):
-    found = order_report(BatchSampler(sampler=sampler, batch_size=8)).multiplicity
-    counts = Counter(sampler.indices(np.arange(len(sampler)), epoch=0).tolist())
+def test_multiplicity_is_that_of_a_counter(sampler, size, tail):
+    planner = BatchSampler(sampler=sampler, batch_size=size, tail=tail)
+    report = order_report(planner)
+    counts = Counter(itertools.chain(*(plan.indices.tolist() for plan in plans_of(planner))))
+    found = report.multiplicity
     assert found.repeated == sum(count > 1 for count in counts.values())
     assert found.never == sampler.records - len(counts)
-    assert found.positions == len(sampler)
-
-
-def test_what_the_tail_drops_does_not_come():
-    found = order_report(BatchSampler(sampler=GlobalShuffle(103, 0), batch_size=10, tail="drop"))
-    assert found.multiplicity.never == 3
-    assert (found.steps, found.looked_at) == (10, 100)
+    assert found.positions == report.looked_at == counts.total()
+    assert report.steps == planner.steps(0)
 
 
 # Batches of all ranks together
@@ -332,9 +331,11 @@ def test_a_long_epoch_is_looked_at_in_runs_from_everywhere(size):
 def test_ten_to_the_ten_records_are_judged_in_little_memory():
     tracemalloc.start()
     report = order_report(BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256))
+    small, large = (pool_size_for((10**8 // scale,) * 100, 256, 0.5) for scale in (100, 1))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 64e6
+    assert large / small == pytest.approx(100, rel=0.02), "a pool that is large beside a batch is a matter of scale"
     assert report.sampled
     assert report.looked_at < 2**18
     assert abs(report.displacement.mean.found - 1 / 3) < SIGMAS / math.sqrt(18 * report.looked_at)
@@ -342,29 +343,30 @@ def test_ten_to_the_ten_records_are_judged_in_little_memory():
     assert report.multiplicity.never is None
 
 
-def test_a_sample_tells_what_the_whole_does(monkeypatch):
-    order = PoolShuffle(ShardSequential((300,) * 1000, 0), 2000, 0)
-    planner = BatchSampler(sampler=order, batch_size=50)
-    whole = order_report(planner, shard_lengths=(300,) * 1000)
-    monkeypatch.setattr("dataload.samplers.order_sample.WHOLE_UP_TO", 2**17)
-    monkeypatch.setattr("dataload.samplers.order_sample._SAMPLED_ROWS", 2**16)
-    sample = order_report(planner, shard_lengths=(300,) * 1000)
+@pytest.fixture
+def short_samples(monkeypatch):
+    monkeypatch.setattr("dataload.samplers.order_sample.WHOLE_UP_TO", 2**14)
+    monkeypatch.setattr("dataload.samplers.order_sample._SAMPLED_ROWS", 2**13)
+
+
+def test_a_sample_tells_what_the_whole_does(request):
+    planner = BatchSampler(sampler=PoolShuffle(ShardSequential((300,) * 200, 0), 2000, 0), batch_size=50)
+    whole = order_report(planner, shard_lengths=(300,) * 200)
+    request.getfixturevalue("short_samples")
+    sample = order_report(planner, shard_lengths=(300,) * 200)
     assert (whole.sampled, sample.sampled) == (False, True)
-    for name in ("displacement.mean", "mixing.per_batch"):
-        part, _, field = name.partition(".")
-        exact, found = getattr(getattr(whole, part), field), getattr(getattr(sample, part), field)
+    for exact, found in (
+        (whole.displacement.mean, sample.displacement.mean),
+        (whole.mixing.per_batch, sample.mixing.per_batch),
+    ):
         assert abs(found.found - exact.found) < SIGMAS * found.error
         assert found.ideal == exact.ideal
 
 
-def test_positions_of_a_sample_of_buckets_are_about_right(monkeypatch):
+def test_positions_of_a_sample_of_buckets_are_about_right(short_samples):
     lengths = np.random.default_rng(0).integers(1, 100, 50_000)
-    planner = BucketBatchSampler(lengths=np.sort(lengths), max_tokens=1000, shuffle=False)
-    monkeypatch.setattr("dataload.samplers.order_sample.WHOLE_UP_TO", 2**14)
-    monkeypatch.setattr("dataload.samplers.order_sample._SAMPLED_ROWS", 2**13)
-    sample = sample_order(planner)
-    assert not sample.whole
-    assert sample.length == 50_000
+    sample = sample_order(BucketBatchSampler(lengths=np.sort(lengths), max_tokens=1000, shuffle=False))
+    assert (sample.whole, sample.length) == (False, 50_000)
     assert (np.diff(sample.positions) > 0).mean() > 0.99
     # Short records come first, many to a batch: an estimate by steps is off where batches are large or small.
     assert np.abs(sample.positions - sample.indices).max() < 0.3 * 50_000
@@ -380,9 +382,7 @@ def test_one_shard_is_cut_into_equal_parts():
         assert set(shards.lengths.tolist()) == {2, 3}
         assert shards.lengths.sum() == 250
     assert len(Shards.of(3)) == 3
-
-
-def test_only_the_shards_of_the_records_that_are_chosen_from_count():
+    # Of several, only those of the records that are chosen from count.
     assert Shards.of(25, (10, 10, 10, 10)).lengths.tolist() == [10, 10, 5]
 
 
@@ -443,15 +443,6 @@ def test_the_pool_size_reaches_the_quality_and_is_the_smallest(lengths, quality)
     error = reached.std(ddof=1) * math.sqrt(1 / 12 + 1 / 16)
     assert abs(reached.mean() - quality) < SIGMAS * error
     assert error < 0.02
-
-
-def test_pools_for_ten_to_the_ten_records_are_found_in_little_memory():
-    tracemalloc.start()
-    small, large = (pool_size_for((10**8 // scale,) * 100, 256, 0.5) for scale in (100, 1))
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 64e6
-    assert large / small == pytest.approx(100, rel=0.02), "a pool that is large beside a batch is a matter of scale"
 
 
 @pytest.mark.parametrize(

@@ -48,23 +48,25 @@ def test_each_job_has_what_it_needs(tmp_path):
 
 
 def test_loaders_of_a_process_and_ranks_of_a_job_divide_its_share(tmp_path):
-    train = Shares(str(tmp_path), lambda: 1000, "train", 0.5)
-    joined = Shares(str(tmp_path), lambda: 1000, "train", 0.5)
+    def shares(reads, *share, **given):
+        return Shares(str(tmp_path), lambda: 1000, reads, *share, **given)
+
+    train, joined = shares("train", 0.5), shares("train", 0.5)
     assert train.budget() == joined.budget() == 500
-    validation = Shares(str(tmp_path), lambda: 1000, "val", 1.0)
+    validation = shares("val", 1.0)
     assert (train.budget(), validation.budget()) == (250, 500)
-    plain = Shares(str(tmp_path), lambda: 1000, "val")
+    plain = shares("val")
     assert plain.budget() == 1000  # plans of the same process make room
     del train, joined, validation
     assert plain.budget() == 1000
-    rank = Shares(str(tmp_path), lambda: 1000, "train", 1.0, ranks=4, sharers=4)
+    rank = shares("train", 1.0, ranks=4, sharers=4)
     del plain
     assert rank.budget() == 250  # also before the others have registered
     ranks = [other(tmp_path, os.getppid(), process) for process in (1, 2, 3)]
     assert rank.budget() == 250
     ranks.append(other(tmp_path, 77, 77))
     assert rank.budget() == 125
-    fits = Shares(str(tmp_path), lambda: 1000, "train", 1.0, ranks=4, sharers=1)
+    fits = shares("train", 1.0, ranks=4, sharers=1)
     del rank
     assert fits.budget() == 500  # all data fit: ranks read the same
 

@@ -1,5 +1,6 @@
 """Downloads and evictions are as few as Belady's optimum, never for what is wanted later, and end in no deadlock."""
 
+import pickle
 from collections import Counter
 
 import numpy as np
@@ -17,6 +18,10 @@ def uses_of(steps, start=0):
     for step, (epoch, shards) in enumerate(steps, start):
         for shard, rows in sorted(Counter(shards).items()):
             yield Use(step, step, epoch, shard, rows)
+
+
+def taken(uses, count=50):
+    return [use for _, use in zip(range(count), uses, strict=False)]
 
 
 def pooled(shards, records, pool, epochs, batch=16):
@@ -51,7 +56,7 @@ def run(plan, steps, uses):
         plan.receive(step)
         while True:
             if plan.wants_more():
-                plan.extend([use for _, use in zip(range(50), uses, strict=False)])
+                plan.extend(taken(uses))
                 continue
             action = plan.next()
             if action is None:
@@ -99,7 +104,7 @@ def test_readers_that_wait_ahead_of_the_consumer_cost_no_downloads(part, ahead):
         rows = steps[made][1] if made < len(steps) else ()
         waits = [shard for shard in rows if shard not in plan.resident and not plan.is_by_range(shard)]
         if plan.wants_more():
-            plan.extend([use for _, use in zip(range(50), uses, strict=False)])
+            plan.extend(taken(uses))
         elif (action := plan.next(waits)) is not None:
             downloads += isinstance(action, Download)
         elif not waits and made < min(received + ahead, len(steps)):
@@ -131,7 +136,7 @@ def test_a_reader_never_waits_for_ever_and_the_budget_holds(sizes, more, steps, 
         for shard in dict.fromkeys(shards):
             for _ in range(200):
                 if plan.wants_more():
-                    plan.extend([use for _, use in zip(range(5), uses, strict=False)])
+                    plan.extend(taken(uses, 5))
                 elif shard in plan.resident or plan.is_by_range(shard):
                     break
                 else:
@@ -142,11 +147,9 @@ def test_a_reader_never_waits_for_ever_and_the_budget_holds(sizes, more, steps, 
 
 
 def test_resident_shards_are_kept_and_failures_are_left_to_readers():
-    steps = [(0, [0]), (0, [1]), (0, [2])]
     plan = ShardPlan([1, 1, 1], None, resident=[1])
-    plan.extend(uses_of(steps))
-    assert plan.next() == Download(0)
-    assert plan.next() == Download(2)
+    plan.extend(uses_of([(0, [0]), (0, [1]), (0, [2])]))
+    assert [plan.next(), plan.next()] == [Download(0), Download(2)]
     plan.forget(0)
     assert plan.next() is None
     assert plan.is_by_range(0)
@@ -155,10 +158,14 @@ def test_resident_shards_are_kept_and_failures_are_left_to_readers():
 
 
 def test_uses_that_are_over_are_forgotten():
-    plan = ShardPlan([1] * 3, None)
-    plan.extend(uses_of([(0, [0, 1, 2])] * 50))
-    plan.receive(49)
-    assert sum(map(len, plan._uses.values())) == len(plan._current) == 3
+    sizes = []
+    for steps in (2, 500):
+        plan = ShardPlan([1] * 3, None)
+        plan.extend(uses_of([(0, [0, 1, 2])] * steps))
+        plan.receive(steps - 1)
+        assert plan.next() == Download(0)
+        sizes.append(len(pickle.dumps(plan)))
+    assert sizes[1] < sizes[0] + 100
 
 
 def test_whole_shards_that_do_not_fit_together_are_refused():
@@ -184,7 +191,7 @@ def test_a_budget_that_shrinks_is_given_back_and_comes_again(whole):
     def carry_out():
         for _ in range(100):
             if plan.wants_more():
-                plan.extend([use for _, use in zip(range(50), uses, strict=False)])
+                plan.extend(taken(uses))
             elif (action := plan.next()) is None:
                 break
             elif isinstance(action, Evict):

@@ -39,16 +39,7 @@ def pool_of(length, pool_size):
     return PoolShuffle(Sequential(length), pool_size, SEED)
 
 
-@pytest.mark.parametrize(("length", "pool_size"), [(24, 1), (24, 2), (24, 7), (24, 23), (24, 24), (24, 1000), (2, 1)])
-def test_every_window_is_the_running_pool_s(length, pool_size):
-    expected = run_pool(length, pool_size)
-    warm = pool_of(length, pool_size)
-    for start, stop in itertools.combinations(range(length + 1), 2):
-        for sampler in (warm, pool_of(length, pool_size)):
-            assert sampler.indices(np.arange(start, stop), epoch=EPOCH).tolist() == expected[start:stop].tolist()
-
-
-@pytest.mark.parametrize("pool_size", [1, 3, 20, 900, 4999, 5000, 5001, 2**31])
+@pytest.mark.parametrize("pool_size", [1, 2, 3, 20, 900, 4999, 5000, 5001, 2**31])
 def test_windows_and_scattered_positions_in_any_order_with_duplicates(pool_size):
     length = 5000
     expected = run_pool(length, pool_size)

@@ -210,16 +210,6 @@ def test_a_subset_copies_its_selection_and_keeps_a_range():
 SHARDS = ShardSequential((10, 3, 17, 0, 25, 8, 8, 30, 19), 3)  # 120 records, ten in each of 12 lanes
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 7, 12, 65_536])
-@pytest.mark.parametrize("length", [0, 1, 11, 12, 101])
-def test_lanes_are_spans_taken_in_turns(length, lanes):
-    items = order(GlobalShuffle(length, 5), 2)
-    sizes = [length // lanes + (lane < length % lanes) for lane in range(lanes)]
-    spans = [items[end - size : end] for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
-    expected = [item for turn in itertools.zip_longest(*spans) for item in turn if item is not None]
-    assert order(Lanes(GlobalShuffle(length, 5), lanes), 2) == expected
-
-
 def test_lanes_are_shuffled_each_in_its_own_way():
     found = np.array(order(Lanes(Sequential(4 * 500), 4, 50, seed=1))).reshape(500, 4) - np.arange(4) * 500
     for one, other in itertools.combinations(found.T, 2):

@@ -40,13 +40,26 @@ def stored(tmp_path_factory):
         write_shards(directory, name, SHARDS, RECORDS, 500)
         shards = sorted(directory.glob(f"*.{FORMATS[name][0]}"))
         for path in shards:
-            client, key = client_of(f"{url}/{path.name}", Remote())
-            client.put(f"{url}/{path.name}", key, path.read_bytes(), "overwrite")
+            put(url, path)
         pattern = f"{url}/part-{{00..{SHARDS - 1}}}.{FORMATS[name][0]}"
         found[name] = pattern, max(path.stat().st_size for path in shards)
     yield found
     while open_shards().give_up():
         pass
+
+
+SETTINGS = {"batch_size": 4, "shuffle": False, "epochs": 1}
+
+
+def put(url, path):
+    client, key = client_of(f"{url}/{path.name}", Remote())
+    client.put(f"{url}/{path.name}", key, path.read_bytes(), "overwrite")
+
+
+def read_all(stored, name, cache, **remote):
+    """Return the records that a loader of all shards serves."""
+    with opened(stored, name, cache, **remote) as source, dataload.Loader(source, **SETTINGS) as loader:
+        return [number for batch in loader for number in batch["n"].ravel().tolist()]
 
 
 def opened(stored, name, cache, **remote):
@@ -64,15 +77,11 @@ def test_two_loaders_and_a_cache_that_holds_some_shards(stored, tmp_path, names,
     with (
         opened(stored, names[0], tmp_path, budget=budget) as one,
         opened(stored, names[1], tmp_path, budget=budget) as other,
-        dataload.Loader(one, batch_size=4, shuffle=False, epochs=1) as first,
-        dataload.Loader(other, batch_size=4, shuffle=False, epochs=1) as second,
+        dataload.Loader(one, **SETTINGS) as first,
+        dataload.Loader(other, **SETTINGS) as second,
     ):
-        found = [
-            np.concatenate([first["n"].ravel(), second["n"].ravel()])
-            for first, second in zip(first, second, strict=True)
-        ]
-    expected = np.arange(SHARDS * RECORDS).reshape(-1, 4)
-    np.testing.assert_array_equal(found, np.concatenate([expected, expected], axis=1))
+        found = [(one["n"].ravel().tolist(), two["n"].ravel().tolist()) for one, two in zip(first, second, strict=True)]
+    assert found == [(batch, batch) for batch in np.arange(SHARDS * RECORDS).reshape(-1, 4).tolist()]
     assert sum(file.stat().st_size for file in (tmp_path / "shards").iterdir()) <= budget
     assert not [*(tmp_path / "jobs").iterdir()]
 
@@ -83,7 +92,6 @@ def test_a_job_that_others_leave_no_room_says_what_it_needs(stored, tmp_path):
     budget = 2 * size + 10
     content = f'{{"job": 1, "process": 4321, "reads": "others.mdb", "share": 1.0, "need": {2 * size}}}'
     other = LivingFile(str(tmp_path / "jobs"), "job-", content.encode())
-    settings = {"batch_size": 4, "shuffle": False, "epochs": 1}
     match = (
         rf"the shards of a step take {size:,} bytes and can only be read as a whole, and the other jobs in the "
         r"cache .* leave 10: raise remote\.budget, wait for them, or set remote\.cache to another directory "
@@ -91,18 +99,14 @@ def test_a_job_that_others_leave_no_room_says_what_it_needs(stored, tmp_path):
     )
     with (
         opened(stored, "array_record", tmp_path, budget=budget, timeout=1) as source,
-        dataload.Loader(source, **settings) as loader,
+        dataload.Loader(source, **SETTINGS) as loader,
         pytest.raises(ConfigError, match=match),
     ):
         next(iter(loader))
-    with opened(stored, "tar", tmp_path, budget=budget) as source, dataload.Loader(source, **settings) as loader:
-        assert sum(len(batch["n"]) for batch in loader) == SHARDS * RECORDS  # read by range
+    everything = list(range(SHARDS * RECORDS))
+    assert read_all(stored, "tar", tmp_path, budget=budget) == everything  # by range
     del other
-    with (
-        opened(stored, "array_record", tmp_path, budget=budget) as source,
-        dataload.Loader(source, **settings) as loader,
-    ):
-        assert sum(len(batch["n"]) for batch in loader) == SHARDS * RECORDS
+    assert read_all(stored, "array_record", tmp_path, budget=budget) == everything
 
 
 def test_a_lease_that_never_ends(stored, tmp_path, monkeypatch):
@@ -113,10 +117,8 @@ def test_a_lease_that_never_ends(stored, tmp_path, monkeypatch):
     version = ObjectVersion(budget - 10, "x", True)
     # As of a process that was stopped.
     lease = ShardCache(str(tmp_path), budget).fetch("s3://b/other.tar", version, lambda _: None, lambda: False)
-    settings = {"batch_size": 4, "shuffle": False, "epochs": 1}
     monkeypatch.setattr("dataload.storage.remote.storage._ROOM_SECONDS", 0.05)
-    with opened(stored, "tar", tmp_path, budget=budget) as source, dataload.Loader(source, **settings) as loader:
-        assert sum(len(batch["n"]) for batch in loader) == SHARDS * RECORDS
+    assert read_all(stored, "tar", tmp_path, budget=budget) == list(range(SHARDS * RECORDS))
     with pytest.raises(MachineError, match=r"has no room for memory://.*in use are other\.tar"):
         opened(stored, "array_record", tmp_path, budget=budget, timeout=0.3)
     del lease
@@ -136,7 +138,7 @@ def test_a_loader_closed_while_shards_arrive_leaves_none_that_is_incomplete(stor
     monkeypatch.setattr(ObjectClient, "stream", late)
     monkeypatch.setattr("dataload.storage.remote.fetcher._CLOSE_SECONDS", 0.01)
     with opened(stored, "syr", tmp_path) as source:
-        with dataload.Loader(source, batch_size=4, shuffle=False, epochs=1) as loader:
+        with dataload.Loader(source, **SETTINGS) as loader:
             next(iter(loader))
             assert begun.wait(10)
         closed.set()
@@ -155,8 +157,7 @@ def test_opening_tars_without_an_index_in_a_cache_with_room_for_some(tmp_path):
         path = tmp_path / f"part-{shard:02}.tar"
         with dataload.create(path, index=False) as writer:
             writer.extend({"n": RECORDS * shard + row} for row in range(RECORDS))
-        client, key = client_of(f"{url}/{path.name}", Remote())
-        client.put(f"{url}/{path.name}", key, path.read_bytes(), "overwrite")
+        put(url, path)
     remote = {"cache": tmp_path / "cache", "budget": 4 * path.stat().st_size + 10, "connections": 16}
     with dataload.open(f"{url}/part-{{00..15}}.tar", remote=remote, decode="auto") as source:
         assert len(source) == SHARDS * RECORDS

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from dataload._util.randomness import derive_key
 from dataload.errors import ConfigError
 from dataload.samplers import (
     BatchSampler,
@@ -20,7 +19,6 @@ from dataload.samplers import (
     Weighted,
 )
 from dataload.samplers.inverse import Serving, positions_of, servings_of
-from dataload.samplers.permutation import KEY_WORDS, permute, unpermute
 from dataload.streams import StreamSampler
 
 SHARDS = ShardSequential((30, 0, 70, 20, 1), 3)
@@ -67,8 +65,6 @@ def test_positions_are_those_of_a_search(name):
             found = positions_of(sampler, index, epoch=epoch, below=below)
             assert found.dtype == np.int64
             assert found.tolist() == expected[expected < below].tolist()
-
-
 
 
 def test_large_orders_are_not_searched():

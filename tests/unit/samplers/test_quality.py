@@ -67,6 +67,12 @@ def shard_of(index, lengths):
     return next(s for s, end in enumerate(itertools.accumulate(lengths)) if index < end)
 
 
+def hypergeometric(lengths, size):
+    """Return how many shards `size` records without replacement come from, on average."""
+    records = sum(lengths)
+    return float(sum(1 - Fraction(math.comb(records - m, size), math.comb(records, size)) for m in lengths))
+
+
 # Figures against plain loops
 
 
@@ -90,11 +96,8 @@ def test_mixing_is_that_of_a_loop():
     planner = BatchSampler(sampler=sampler, batch_size=size)
     batches = batches_of(sampler.rows[0], size)
     counts = [len({shard_of(i, lengths) for i in batch}) for batch in batches]
-    shards = Shards.of(60, lengths)
-    assert shards_per_batch(sample_order(planner), shards).tolist() == counts
-    expected = [
-        float(sum(1 - Fraction(math.comb(60 - m, len(b)), math.comb(60, len(b))) for m in lengths)) for b in batches
-    ]
+    assert shards_per_batch(sample_order(planner), Shards.of(60, lengths)).tolist() == counts
+    expected = [hypergeometric(lengths, len(batch)) for batch in batches]
     found = order_report(planner, shard_lengths=lengths).mixing
     assert (found.shards, found.noun) == (4, "shards"), "an empty shard is none"
     assert found.per_batch.found == pytest.approx(np.mean(counts))
@@ -102,28 +105,20 @@ def test_mixing_is_that_of_a_loop():
     assert found.middle == pytest.approx(sum(counts[4:6]) / sum(expected[4:6])), "steps 4 and 5 of 9"
 
 
-@pytest.mark.parametrize("lengths", [(60,), (30, 30), (1,) * 60, (5, 15, 40), (59, 1)])
-def test_expected_shards_are_the_hypergeometric(lengths):
-    for size in (1, 2, 7, 59, 60):
-        exact = sum(1 - Fraction(math.comb(60 - m, size), math.comb(60, size)) for m in lengths)
+SMALL, LARGE = (1, 2, 7, 59, 60), (300, 3_000, 10_000)  # factors are taken together where batches are large
+
+
+@pytest.mark.parametrize(
+    ("lengths", "sizes", "error"),
+    [
+        *((lengths, SMALL, 1e-12) for lengths in ((60,), (30, 30), (1,) * 60, (5, 15, 40), (59, 1))),
+        ((600, 100, 19_300), LARGE, 1e-5),
+    ],
+)
+def test_expected_shards_are_the_hypergeometric(lengths, sizes, error):
+    for size in sizes:
         found = expected_shards(Shards(np.cumsum(lengths), files=True), np.array([size, size]))
-        assert found.tolist() == pytest.approx([float(exact)] * 2, rel=1e-12)
-
-
-def test_expected_shards_of_large_batches_are_close():
-    """Where factors are taken together: against the logarithm of the binomials."""
-    lengths, records = (3_000, 500, 96_500), 100_000
-
-    def log_comb(n, k):
-        return math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1)
-
-    for size in (300, 3_000, 50_000):
-        exact = sum(
-            1 - math.exp(log_comb(records - m, size) - log_comb(records, size)) if size <= records - m else 1
-            for m in lengths
-        )
-        (found,) = expected_shards(Shards(np.cumsum(lengths), files=True), np.array([size]))
-        assert found == pytest.approx(exact, rel=1e-5)
+        assert found.tolist() == pytest.approx([hypergeometric(lengths, size)] * 2, rel=error)
 
 
 def test_expected_shards_of_many_sizes_are_interpolated():
@@ -413,16 +408,13 @@ def emitted_by_a_list(records, pool_size, seed):
 
 @pytest.mark.parametrize("pool_size", [1, 20, 600, 2400, 4700, 8000])
 def test_pool_mixing_is_that_of_a_list_that_is_run(pool_size):
-    shards, length, size = 32, 250, 160  # ten batches in the middle fifth of 8,000 records
-    counts = []
-    for seed in range(20):
-        order = emitted_by_a_list(shards * length, pool_size, seed)[3200:4800]
-        counts += [len({p // length for p in batch}) for batch in batches_of(order, size)]
-    expected = shards * (1 - math.comb(8000 - length, size) / math.comb(8000, size))
+    lengths, size = (250,) * 32, 160  # ten batches in the middle fifth of 8,000 records
+    orders = [emitted_by_a_list(8000, pool_size, seed)[3200:4800] for seed in range(20)]
+    counts = [len({p // 250 for p in batch}) for order in orders for batch in batches_of(order, size)]
+    expected = hypergeometric(lengths, size)
     error = np.std(counts) / math.sqrt(len(counts)) / expected
-    assert PoolTrial((length,) * shards, size).mixing(pool_size) == pytest.approx(
-        np.mean(counts) / expected, abs=5 * error + 0.003
-    )
+    found = PoolTrial(lengths, size).mixing(pool_size)
+    assert found == pytest.approx(np.mean(counts) / expected, abs=5 * error + 0.003)
 
 
 @pytest.mark.parametrize("lengths", [(400,) * 50, tuple(range(100, 500, 10))])

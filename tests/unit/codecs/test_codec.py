@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import subprocess
 import sys
 from functools import partial
 
@@ -127,17 +126,6 @@ def test_a_place_that_is_known_already_stays():
 
     with pytest.raises(CorruptFileError, match=r"^other.bin, record 1: bad$"):
         decode_records(resolve_codec(elsewhere), [b""], [4], "x.bin")
-
-
-@pytest.mark.slow
-def test_codecs_import_nothing_before_they_are_used():
-    script = (
-        "import sys; from dataload.codecs.codec import resolve_codec, CODEC_NAMES\n"
-        "for name in CODEC_NAMES: resolve_codec(name)\n"
-        "late = {'msgpack', 'google.protobuf', 'dataload.codecs.npz', 'dataload.codecs.example'}\n"
-        "assert not late & set(sys.modules), late & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 @pytest.mark.parametrize(("name", "module", "package"), [("msgpack", "msgpack", "msgpack")])

@@ -9,8 +9,6 @@ import os
 import pickle
 import random
 import shutil
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -437,19 +435,3 @@ def test_the_arguments_of_the_loaders_by_position():
     assert list(inspect.signature(torchrecord.DataLoader).parameters)[:11] == arguments.split()
     (batch,) = torchrecord.DataLoader(range(3), 4)
     assert batch.tolist() == [0, 1, 2]
-
-
-def test_importing_loads_nothing_optional():
-    code = """
-import sys
-import dataload.compat.torchrecord, dataload.compat.syrah
-assert not {"torch", "lmdb", "bson", "google.protobuf", "PIL"} & set(sys.modules)
-sys.modules["google.protobuf.message_factory"] = None
-try:
-    from dataload.compat.torchrecord import TensorProtos
-except ImportError as error:
-    print(error)
-"""
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "TensorProtos needs protobuf" in done.stdout
-    assert "pip install 'dataload[lmdb]'" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -246,14 +247,41 @@ def test_shards_that_exist_already(tmp_path):
     assert sorted(name for name in os.listdir(tmp_path) if "index" in name) == []
 
 
-def test_options_become_part_of_it(tmp_path):
-    expected = unlisted(tmp_path, name="a.array_record", writer_options={"codec": "npz"})
-    index_shards(str(tmp_path / "*.array_record"), options={"codec": "npz", "cache": False})
-    assert entries(tmp_path) == expected
-    index_shards(str(tmp_path))
-    assert entries(tmp_path) == expected, "renewing keeps them"
+class Engine:
+    """Runs the parts one after the other in this thread, in the opposite order."""
+
+    parts = None
+
+    def default_parts(self, shards):
+        return shards - 1
+
+    def run(self, task, count, advance):
+        done, results = {}, {}
+        for number in range(count, 0, -1):
+
+            def progress(units, _, number=number):
+                done[number] = units
+                advance(sum(done.values()))
+
+            results[number] = task(part=(number, count), progress=progress)
+        return [results[number] for number in sorted(results)]
+
+
+@pytest.mark.parametrize("engine", [None, Engine()])
+def test_options_become_part_of_it(tmp_path, engine):
+    expected = unlisted(tmp_path, name="a.array_record", shards=3, writer_options={"codec": "npz"})
+    calls = []
+    options = {"codec": "npz", "cache": False}
+    pattern = str(tmp_path / "*.array_record")
+    report = index_shards(pattern, options=options, engine=engine, progress=lambda *each: calls.append(each))
+    assert (entries(tmp_path)[0].options, entries(tmp_path)[0].shards) == ({"codec": "npz"}, expected[0].shards)
+    assert (report.resumed, [calls[0], calls[-1]]) == (0, [(0, 3), (3, 3)])
+    before = entries(tmp_path)
+    index_shards(str(tmp_path), engine=engine)
+    assert entries(tmp_path) == before, "renewing keeps them"
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".dataload")] == []
     with pytest.raises(ConfigError, match=r"the option codec=.* cannot be stored in a manifest: pass it to open"):
-        index_shards(str(tmp_path), options={"codec": len})
+        index_shards(str(tmp_path), options={"codec": len}, engine=engine)
 
 
 def test_raw_tokens(tmp_path):
@@ -352,6 +380,31 @@ def test_updates_at_once_are_all_kept(tmp_path):
         thread.join()
     assert {entry.pattern for entry in entries(tmp_path)} == {*names}
     assert os.listdir(tmp_path) == ["dataload.json"]
+
+
+@pytest.mark.parametrize("conflicts", [0, 3, None])
+def test_writers_that_take_no_notice_of_the_lock(tmp_path, monkeypatch, conflicts):
+    storage, tries = manifests.storage_of(""), []
+
+    class Contended:
+        def __getattr__(self, name):
+            return getattr(storage, name)
+
+        def replace(self, *arguments):
+            tries.append(arguments)
+            if conflicts is None or len(tries) <= conflicts:
+                raise FileExistsError
+            return storage.replace(*arguments)
+
+    monkeypatch.setattr(manifests, "storage_of", lambda *_: Contended())
+    added = [DataSetEntry.of("a.syr", "syrah", [ShardEntry("a.syr", 1, 1)])]
+    if conflicts is None:
+        monkeypatch.setattr(manifests.time, "monotonic", itertools.count(0, 4).__next__)
+        with pytest.raises(SourceError, match=r"other processes have been writing .*\.json for 10 seconds: try again"):
+            update_manifest(str(tmp_path), added)
+    else:
+        update_manifest(str(tmp_path), added)
+        assert (list(entries(tmp_path)), len(tries)) == (added, conflicts + 1)
 
 
 def test_a_lock_that_is_held_for_long(tmp_path, monkeypatch):

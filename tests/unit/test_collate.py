@@ -15,6 +15,10 @@ def equal(got, want):
     assert found is None, found
 
 
+def rows(*numbers):
+    return np.array(numbers, np.int64)
+
+
 class Pair(NamedTuple):
     image: object
     label: object
@@ -61,6 +65,9 @@ def test_a_batch_shares_no_memory_with_its_samples():
 HINT = "set a collate policy for it: pad, ragged or list"
 
 
+DIFFER = r"rows 0 and {} have different fields \({}\)"
+
+
 @pytest.mark.parametrize(
     ("samples", "message"),
     [
@@ -75,11 +82,8 @@ HINT = "set a collate policy for it: pad, ragged or list"
         ([{"x": 1}, {"x": True}], "cannot stack field 'x': row 0 is int, row 1 is bool"),
         ([{"x": 1}, {"x": "a"}], "row 0 is int, row 1 is str"),
         ([{"x": np.zeros(1)}, {"x": b"a"}], r"row 0 is float64 \(1,\), row 1 is \|S1 \(\)"),
-        (
-            [{"x": 1}, {"y": 1}],
-            r"samples in rows 0 and 1 have different fields \(x, y only in one\): choose common ones",
-        ),
-        ([{"x": 1}, {"x": 1}, {"x": 1, "y": 1}], r"rows 0 and 2 have different fields \(y only in one\)"),
+        ([{"x": 1}, {"y": 1}], f"samples in {DIFFER.format(1, 'x, y only in one')}: choose common ones"),
+        ([{"x": 1}, {"x": 1}, {"x": 1, "y": 1}], DIFFER.format(2, "y only in one")),
         ([(1,), (1, 2)], r"samples are tuples of different lengths: \[1, 2\]"),
     ],
 )
@@ -88,27 +92,33 @@ def test_samples_that_do_not_stack_are_named(samples, message):
         default_collate(samples)
 
 
-def test_unknown_policy_is_refused():
-    with pytest.raises(
-        ConfigError, match=r"collate policy of field 'x' is 'padd': did you mean 'pad'\? Known: list, pad"
-    ) as e:
-        Collate({"x": "padd"})
-    assert (e.value.key, e.value.value) == ("collate.x", "padd")
-
-
 TOKENS = [np.array([1, 2, 3]), np.array([], np.int64), np.array([4])]
 
 
-def test_pad_fills_up_and_gives_the_lengths():
-    batch = Collate({"t": "pad"}, pad_value=-1)([{"t": tokens, "k": i} for i, tokens in enumerate(TOKENS)])
-    equal(
-        batch,
-        {
-            "t": np.array([[1, 2, 3], [-1, -1, -1], [4, -1, -1]]),
-            "t_length": np.array([3, 0, 1]),
-            "k": np.arange(3),
-        },
-    )
+IMAGES = [np.full((2, 3), 1, np.uint8), np.full((1, 4), 2, np.uint8)]
+FLOATS = [np.ones((2, 3), F32), np.zeros((0, 3), F32), np.ones((1, 3), F32)]
+PADDED = np.array([[1, 2, 3], [-1, -1, -1], [4, -1, -1]])
+PICTURES = np.array([[[1, 1, 1, -1], [1, 1, 1, -1]], [[2, 2, 2, 2], [-1, -1, -1, -1]]], np.int8)
+
+
+@pytest.mark.parametrize(
+    ("policy", "values", "columns"),
+    [
+        ("pad", TOKENS, {"t": PADDED, "t_length": np.array([3, 0, 1])}),
+        ("pad", [i.astype(np.int8) for i in IMAGES], {"t": PICTURES, "t_length": np.array([2, 1])}),
+        ("ragged", TOKENS, {"t": Ragged(np.array([1, 2, 3, 4]), np.array([0, 3, 3, 4]))}),
+        ("ragged", FLOATS, {"t": Ragged(np.ones((3, 3), F32), np.array([0, 2, 2, 3]))}),
+        ("list", TOKENS, {"t": TOKENS}),
+        # np.asarray([]) is float64, and would make floats of token numbers
+        ("pad", [[], [1, 2]], {"t": np.array([[-1, -1], [1, 2]]), "t_length": np.array([0, 2])}),
+        ("ragged", [[], [1, 2]], {"t": Ragged(np.array([1, 2]), np.array([0, 0, 2]))}),
+    ],
+)
+def test_policies(policy, values, columns):
+    samples = [{"t": value, "k": i} for i, value in enumerate(values)]
+    equal(Collate({"t": policy}, pad_value=-1)(samples), {**columns, "k": np.arange(len(values))})
+    nested = Collate({"a.t": policy}, pad_value=-1)([{"a": sample} for sample in samples])
+    equal(nested, {"a": {**columns, "k": np.arange(len(values))}})
 
 
 @pytest.mark.parametrize(("to", "lengths"), [(4, [8, 4, 0]), ([2, 6], [6, 6, 2]), (np.array([5]), [5, 5, 5])])
@@ -120,69 +130,7 @@ def test_pad_rounds_the_first_axis_up(to, lengths):
         equal(batch, {"t": np.array(rows, np.int8).reshape(2, expected, 3), "t_length": np.array([longest, 0])})
 
 
-def test_a_value_longer_than_all_lengths_to_pad_to():
-    with pytest.raises(
-        ConfigError,
-        match="cannot pad 't': a value has length 5, and the longest of the lengths to pad to is 4; add a",
-    ) as e:
-        Collate({"t": {"pad": [2, 4]}})([{"t": np.ones(5)}])
-    assert e.value.key == "collate.t.pad"
-
-
-@pytest.mark.parametrize(
-    ("policy", "message"),
-    [
-        ({"pda": 3}, r'collate.x must be a policy, or \{"pad": lengths\}; got \{\'pda\': 3\}'),
-        ({"pad": 0}, "collate.x.pad must be an integer >= 1, got 0"),
-        ({"pad": True}, "collate.x.pad must be an integer >= 1, got True"),
-        ({"pad": [4, 2]}, r"collate.x.pad must be an integer >= 1 or ascending lengths, got \[4, 2\]"),
-        ({"pad": []}, r"collate.x.pad must be an integer >= 1 or ascending lengths, got \[\]"),
-        ({"pad": [4, "8"]}, r"collate.x.pad\[1\] must be an integer >= 0, got '8'"),
-    ],
-)
-def test_wrong_lengths_to_pad_to(policy, message):
-    with pytest.raises(ConfigError, match=message):
-        Collate({"x": policy})
-
-
-def test_pad_takes_images_of_any_size():
-    images = [np.full((2, 3), 1, np.uint8), np.full((1, 4), 2, np.uint8)]
-    equal(
-        Collate({"i": "pad"})([{"i": image} for image in images]),
-        {
-            "i": np.array([[[1, 1, 1, 0], [1, 1, 1, 0]], [[2, 2, 2, 2], [0, 0, 0, 0]]], np.uint8),
-            "i_length": np.array([2, 1]),
-        },
-    )
-
-
-def test_ragged_parts_are_what_went_in():
-    column = Collate({"t": "ragged"})([{"t": tokens} for tokens in TOKENS])["t"]
-    equal(column, Ragged(np.array([1, 2, 3, 4]), np.array([0, 3, 3, 4])))
-    for row, tokens in enumerate(TOKENS):
-        equal(column.values[column.offsets[row] : column.offsets[row + 1]], tokens)
-
-
-def test_ragged_keeps_the_other_axes():
-    rows = [np.ones((2, 3), F32), np.zeros((0, 3), F32), np.ones((1, 3), F32)]
-    equal(Collate({"t": "ragged"})([{"t": r} for r in rows])["t"], Ragged(np.ones((3, 3), F32), np.array([0, 2, 2, 3])))
-
-
-def test_list_leaves_values_alone():
-    samples = [{"t": tokens} for tokens in TOKENS]
-    equal(Collate({"t": "list"})(samples), {"t": TOKENS})
-
-
-def test_policies_of_nested_fields_are_paths():
-    batch = Collate({"a.t": "list"})([{"a": {"t": tokens}} for tokens in TOKENS])
-    equal(batch, {"a": {"t": TOKENS}})
-
-
-@pytest.mark.parametrize("policy", ["pad", "ragged"])
-def test_an_empty_python_list_does_not_decide_the_dtype(policy):
-    """np.asarray([]) is float64, and would make floats of token numbers."""
-    column = Collate({"t": policy})([{"t": []}, {"t": [1, 2]}])["t"]
-    assert (column if policy == "pad" else column.values).dtype == np.int64
+ONE_AXIS = "arrays may differ only along the first axis"
 
 
 @pytest.mark.parametrize(
@@ -191,21 +139,40 @@ def test_an_empty_python_list_does_not_decide_the_dtype(policy):
         (
             "pad",
             [np.zeros(2), np.zeros((2, 2))],
-            r"row 0 is float64 \(2,\), row 1 is float64 \(2, 2\); arrays may differ only in",
+            r"row 0 is float64 \(2,\), row 1 is float64 \(2, 2\); arrays may diff",
         ),
         ("pad", [np.zeros(2), np.zeros(2, F32)], r"row 0 is float64 \(2,\), row 1 is float32 \(2,\)"),
         ("pad", [np.array(1.0), np.array(2.0)], r"row 0 is float64 \(\), which has no axis"),
-        (
-            "ragged",
-            [np.zeros((2, 3)), np.zeros((2, 4))],
-            r"row 1 is float64 \(2, 4\); arrays may differ only along the first axis",
-        ),
+        ("ragged", [np.zeros((2, 3)), np.zeros((2, 4))], rf"row 1 is float64 \(2, 4\); {ONE_AXIS}"),
         ("ragged", [np.zeros(2), np.zeros(2, F32)], r"row 1 is float32 \(2,\)"),
     ],
 )
 def test_what_a_policy_cannot_bridge_is_named(policy, values, message):
     with pytest.raises(ConfigError, match=rf"cannot collate field 'x' by '{policy}': .*{message}"):
         Collate({"x": policy})([{"x": value} for value in values])
+
+
+@pytest.mark.parametrize(
+    ("policy", "key", "message"),
+    [
+        ("padd", "collate.x", r"collate policy of field 'x' is 'padd': did you mean 'pad'\? Known: list, pad"),
+        ({"pda": 3}, "collate.x", r'collate.x must be a policy, or \{"pad": lengths\}; got \{\'pda\': 3\}'),
+        ({"pad": 0}, "collate.x.pad", "collate.x.pad must be an integer >= 1, got 0"),
+        ({"pad": True}, "collate.x.pad", "collate.x.pad must be an integer >= 1, got True"),
+        ({"pad": [4, 2]}, "collate.x.pad", r"collate.x.pad must be an integer >= 1 or ascending .*, got \[4, 2\]"),
+        ({"pad": []}, "collate.x.pad", r"collate.x.pad must be an integer >= 1 or ascending lengths, got \[\]"),
+        ({"pad": [4, "8"]}, "collate.x.pad[1]", r"collate.x.pad\[1\] must be an integer >= 0, got '8'"),
+        (
+            *({"pad": [2, 4]}, "collate.x.pad"),
+            "cannot pad 'x': a value has length 5, and the longest of the lengths to pad to is 4; add a",
+        ),
+        ("pad", None, "padding field 'x' adds the true lengths as x_length, a field that exists"),
+    ],
+)
+def test_wrong_policies(policy, key, message):
+    with pytest.raises(ConfigError, match=message) as refused:
+        Collate({"x": policy})([{"x": np.ones(5), "x_length": 2}])
+    assert key is None or refused.value.key == key
 
 
 ROWS = [{"tokens": np.arange(1 + i), "labels": np.arange(1 + i), "x": np.ones(1 + i, F32)} for i in range(2)]
@@ -245,21 +212,17 @@ def test_padding_of_several_integer_fields_without_a_value_warns():
     Collate({"tokens": "pad", "x": "pad"})([{"tokens": row["tokens"], "x": row["x"]} for row in ROWS])
 
 
+NUMBER = r"pad_value must be a number, or a mapping such as \{\"labels\": -100\}; got"
+UNPADDED = "pad_value names '{}', which is not a padded field: {}"
+
+
 @pytest.mark.parametrize(
     ("value", "key", "message"),
     [
-        (
-            {"lables": -100},
-            "pad_value.lables",
-            "pad_value names 'lables', which is not a padded field: did you mean 'labels'",
-        ),
-        ({"x": -100}, "pad_value.x", r"pad_value names 'x', which is not a padded field: Known: labels, tokens"),
-        (
-            {"labels": "-100"},
-            "pad_value",
-            r"pad_value must be a number, or a mapping such as \{\"labels\": -100\}; got",
-        ),
-        ("0", "pad_value", r"pad_value must be a number, or a mapping such as"),
+        ({"lables": -100}, "pad_value.lables", UNPADDED.format("lables", "did you mean 'labels'")),
+        ({"x": -100}, "pad_value.x", UNPADDED.format("x", "Known: labels, tokens")),
+        ({"labels": "-100"}, "pad_value", NUMBER),
+        ("0", "pad_value", NUMBER),
     ],
 )
 def test_wrong_pad_values(value, key, message):
@@ -271,56 +234,37 @@ def test_wrong_pad_values(value, key, message):
 @pytest.mark.parametrize(
     ("dtype", "value", "limits"),
     [
-        ("uint8", -100, "0 to 255"),
-        ("int8", 200, "-128 to 127"),
-        ("int64", 0.5, "-9223372036854775808 to"),
-        ("bool", -1, "0 to 1"),
+        *(("uint8", -100, "0 to 255"), ("int8", 200, "-128 to 127")),
+        *(("int64", 0.5, "-9223372036854775808 to"), ("bool", -1, "0 to 1")),
     ],
 )
 def test_a_pad_value_must_fit_the_dtype(dtype, value, limits):
-    message = (
+    told = (
         f"pad_value of field 't' is {value}, and its dtype is {dtype}, from {limits}.*: choose a number that fits, or"
     )
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ConfigError, match=told):
         Collate({"t": "pad"}, pad_value={"t": value})([{"t": np.ones(2, dtype)}])
     assert np.isnan(Collate({"t": "pad"}, pad_value=np.nan)([{"t": np.ones(n, F32)} for n in (1, 2)])["t"][0, 1])
-
-
-def test_padding_overwrites_no_field():
-    with pytest.raises(ConfigError, match="padding field 't' adds the true lengths as t_length, a field that exists"):
-        Collate({"t": "pad"})([{"t": np.zeros(2), "t_length": 2}])
 
 
 def test_collate_is_a_value():
     assert Collate({"x": "pad"}) == Collate({"x": "pad"})
     assert Collate() == default_collate
-
-
-def rows(*numbers):
-    return np.array(numbers, np.int64)
+    assert scatter_columns([], 0) == {}
 
 
 @pytest.mark.parametrize(
-    ("pieces", "message"),
+    ("first", "second", "message"),
     [
-        (
-            [(rows(0), {"x": np.zeros(1)}), (rows(1), {"y": np.zeros(1)})],
-            r"rows 0 and 1 have different fields \(x, y only in one\)",
-        ),
-        (
-            [(rows(2), {"x": np.zeros((1, 3))}), (rows(0, 1), {"x": np.zeros((2, 4))})],
-            r"cannot stack field 'x': row 2 is float64 \(3,\), row 0 is float64 \(4,\)",
-        ),
-        (
-            [(rows(0), {"x": np.zeros(1)}), (rows(1), {"x": np.zeros(1, F32)})],
-            r"row 0 is float64 \(\), row 1 is float32 \(\)",
-        ),
-        ([(rows(0), {"x": ["a"]}), (rows(1), {"x": np.zeros(1)})], r"row 0 is not an array, row 1 is float64 \(\)"),
+        ([0, {"x": np.zeros(1)}], [1, {"y": np.zeros(1)}], DIFFER.format(1, "x, y only in one")),
+        ([2, {"x": np.zeros((1, 3))}], [0, {"x": np.zeros((1, 4))}], r"'x': row 2 is float64 \(3,\), row 0 is float64"),
+        ([0, {"x": np.zeros(1)}], [1, {"x": np.zeros(1, F32)}], r"row 0 is float64 \(\), row 1 is float32 \(\)"),
+        ([0, {"x": ["a"]}], [1, {"x": np.zeros(1)}], r"row 0 is not an array, row 1 is float64 \(\)"),
     ],
 )
-def test_scatter_columns_names_parts_that_differ(pieces, message):
+def test_scatter_columns_names_parts_that_differ(first, second, message):
     with pytest.raises(ConfigError, match=message):
-        scatter_columns(pieces, 3)
+        scatter_columns([(rows(row), columns) for row, columns in (first, second)], 3)
 
 
 def test_scatter_columns_reaches_into_dicts():
@@ -331,10 +275,6 @@ def test_scatter_columns_reaches_into_dicts():
     equal(scatter_columns(parts, 3), {"n": {"x": np.array([3, 4, 5]), "t": ["a", "b", "c"]}, "y": np.array([2, 7, 1])})
     with pytest.raises(ConfigError, match=r"field 'n': row 2 is not an array, row 1 is int64 \(\)"):
         scatter_columns([parts[0], (rows(1), {"n": np.array([1]), "y": np.array([7])})], 3)
-
-
-def test_scatter_columns_of_nothing_is_nothing():
-    assert scatter_columns([], 0) == {}
 
 
 def test_empty_like_keeps_everything_but_the_rows():

@@ -14,7 +14,7 @@ from dataload.analysis.design import LIGHT, new_figure
 from dataload.analysis.job import Job, touches
 from dataload.analysis.job_plan import plan_job
 from dataload.cli.app import app
-from dataload.convert.indexing import index_shards
+from dataload.convert import convert
 from dataload.errors import ConfigError
 from dataload.samplers import (
     BatchSampler,
@@ -198,14 +198,15 @@ def test_options_of_the_simulation_have_no_effect(tmp_path):
 
 
 def test_the_command_with_data_that_have_a_manifest(tmp_path):
-    for shard in range(8):
-        with dataload.create(tmp_path / f"part-{shard}.syr") as writer:
-            writer.extend({"x": np.full(500, row)} for row in range(8))
-    index_shards(str(tmp_path))
+    records = [{"x": np.full(500, row)} for row in range(64)]
+    convert(dataload.MemorySource(records), tmp_path / "part-{shard}.syr", shards=8)
     result = run(tmp_path, "--nodes", 4, "--gpus", 2, path=tmp_path)
     assert result.exit_code == 0, result.output
     total = sum(path.stat().st_size for path in tmp_path.glob("*.syr"))
     assert f"8 shards of {total / 1000:.1f} kB" in result.stdout
+
+
+ITERATORS = 'sampler={kind="iterators", make_stream="os:listdir", sequences=["a", "b"]}'
 
 
 @pytest.mark.parametrize(
@@ -219,20 +220,10 @@ def test_the_command_with_data_that_have_a_manifest(tmp_path):
         (COUNTS[:4], "--records, --shards and --record-bytes stand for data: give all three"),
         (("--records", 3, *COUNTS[2:]), "--shards must be at most --records, 3, got 16"),
         (
-            (*COUNTS, "--set", 'source=[{path="a.tar"}, {path="b.tar"}]'),
-            "--records stands for one data set: the config must have one [source]",
+            (*COUNTS, "--set", 'source=[{path="a.tar"}, {path="b"}]'),
+            "stands for one data set: the config must have one [source]",
         ),
-        (
-            (
-                "--gpus",
-                1,
-                "--set",
-                "source=null",
-                "--set",
-                'sampler={kind="iterators", make_stream="os:listdir", sequences=["a", "b"]}',
-            ),
-            "sampler.kind is 'iterators': streams have no order to plan by",
-        ),
+        (("--gpus", 1, "--set", "source=null", "--set", ITERATORS), "is 'iterators': streams have no order to plan by"),
         (("--gpus", 1, "--set", "source.path=range:0", "--set", "sampler=null"), "there is nothing to plan"),
         ((*COUNTS, "--picture", "x.txt"), "x.txt: the suffix of a picture must be one of .pdf, .png, .svg"),
     ],

@@ -5,12 +5,9 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 import threading
-import warnings
 from html.parser import HTMLParser
-from time import monotonic
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -83,19 +80,13 @@ def test_steps_and_work_of_a_script():
 def test_as_json():
     data = json.loads(json.dumps(scripted().to_json()))
     assert (data["seconds"], data["workers"]) == (8.0, ["dataload-9", "dataload-10"])
-    assert data["steps"][2] == {
-        "epoch": 2,
-        "step": 2,
-        "worker": CONSUMER,
-        "spans": [["read", 4.0, 5.0], ["collate", 5.0, 5.5]],
-        "asked": 4.0,
-        "received": 6.0,
-        "rows": 4,
-        "nbytes": 32,
-        "bad": 1,
-        "failed": False,
-    }
+    where = {"epoch": 2, "step": 2, "worker": CONSUMER, "asked": 4.0, "received": 6.0}
+    counted = {"rows": 4, "nbytes": 32, "bad": 1, "failed": False}
+    assert data["steps"][2] == {**where, **counted, "spans": [["read", 4.0, 5.0], ["collate", 5.0, 5.5]]}
     assert data["work"][0] == [3.0, 3.5]
+    timeline = Timeline()
+    assert timeline.to_json() == {"seconds": 0.0, "workers": [], "steps": [], "work": [], "connections": []}
+    assert [event["ph"] for event in timeline.to_trace()["traceEvents"]] == ["M", "M", "M"]
 
 
 def test_requests_are_dealt_to_as_few_lines_as_have_one_at_a_time():
@@ -123,12 +114,6 @@ def test_requests_of_worker_processes_come_with_their_steps():
     step.downloads = Report(Downloads(requests=1), [Request("read", 1.0, 1.5, False)])
     timeline.waited(step, 0.0, 3.0)
     assert timeline.requests == step.downloads.requests
-
-
-def test_nothing_recorded():
-    timeline = Timeline()
-    assert timeline.to_json() == {"seconds": 0.0, "workers": [], "steps": [], "work": [], "connections": []}
-    assert [event["ph"] for event in timeline.to_trace()["traceEvents"]] == ["M", "M", "M"]
 
 
 # The trace
@@ -244,20 +229,15 @@ def test_a_loader_of_iterators_is_recorded_with_the_share_of_each_worker(workers
     assert describe(progress, statistics)[0].startswith("epoch 1, step 0: ")
 
 
-def test_recording_is_off_unless_asked_for_and_ends_with_an_error_too():
+def test_recording_ends_with_an_error_too():
     def fail(sample):
         raise ValueError("no")
 
     loader = Loader(RangeSource(4), batch_size=2, transform=fail)
-    assert loader._recorder.listener is None
-    with pytest.raises(WorkerError, match="no"), record_timeline(loader) as timeline:
-        list(loader)
-    assert loader._recorder.listener is None
-    assert [step.failed for step in timeline.steps] == [True]
-
-
-def test_one_recording_at_a_time():
-    loader = Loader(RangeSource(4), batch_size=2)
+    for _ in range(2):  # the second begins anew
+        with pytest.raises(WorkerError, match="no"), record_timeline(loader) as timeline:
+            list(loader)
+        assert [step.failed for step in timeline.steps] == [True]
     with (
         record_timeline(loader) as timeline,
         pytest.raises(RuntimeError, match="a timeline of this loader is already being recorded"),
@@ -324,15 +304,27 @@ def test_the_view_shows_where_the_loader_is(quick):
     assert "of 1, step " in shown
     assert "2 threads" in shown
     assert shown.count("limit: ") >= 1
+    error = KeyError("mine")
+    with pytest.raises(KeyError) as raised, live_view(Loader(RangeSource(8), batch_size=4), stream=Terminal()):
+        raise error
+    assert raised.value is error
 
 
-@pytest.mark.parametrize("every", [0, -1.0, "1", True])
-def test_seconds_between_lines(every):
-    with (
-        pytest.raises(ConfigError, match="every must be a number of seconds above 0, or None"),
-        live_view(Loader(RangeSource(8), batch_size=4), every=every),
-    ):
-        pass
+def test_a_terminal_that_fails_ends_the_view_and_not_the_loop(quick):
+    class Gone(Terminal):
+        def write(self, text):
+            self.written.set()
+            raise OSError("the terminal is gone")
+
+    terminal = Gone()
+    loader = Loader(RangeSource(8), batch_size=4)
+    with live_view(loader, stream=terminal):  # warnings are errors
+        assert terminal.written.wait(20)
+        assert len(list(loader)) == 2
+        for thread in threading.enumerate():
+            if thread.name == "dataload-view":
+                thread.join(20)
+                assert not thread.is_alive()
 
 
 def test_a_log_has_a_line_every_so_often_and_one_at_the_end(monkeypatch):
@@ -429,31 +421,17 @@ def test_nothing_is_shown_and_nothing_started_where_it_cannot_be_seen(monkeypatc
     assert log.getvalue() == ""
 
 
-def test_rich_is_missing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "rich.live", None)
+@pytest.mark.parametrize("every", [0, -1.0, "1", True, None])
+def test_a_view_that_cannot_be(monkeypatch, every):
+    error, message = ConfigError, "every must be a number of seconds above 0, or None"
+    if every is None:
+        monkeypatch.setitem(sys.modules, "rich.live", None)
+        error, message = MissingDependencyError, r"the live view needs rich: pip install 'dataload\[cli\]'"
     with (
-        pytest.raises(MissingDependencyError, match=r"the live view needs rich: pip install 'dataload\[cli\]'"),
-        live_view(Loader(RangeSource(8), batch_size=4), stream=Terminal()),
+        pytest.raises(error, match=message),
+        live_view(Loader(RangeSource(8), batch_size=4), stream=Terminal(), every=every),
     ):
         pass
-
-
-def test_a_terminal_that_fails_ends_the_view_and_not_the_loop(quick):
-    class Gone(Terminal):
-        def write(self, text):
-            self.written.set()
-            raise OSError("the terminal is gone")
-
-    terminal = Gone()
-    loader = Loader(RangeSource(8), batch_size=4)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with live_view(loader, stream=terminal):
-            assert terminal.written.wait(20)
-            assert len(list(loader)) == 2
-            until = monotonic() + 20
-            while any(thread.name == "dataload-view" for thread in threading.enumerate()):
-                assert monotonic() < until
 
 
 def test_a_terminal_that_is_stopped_does_not_stop_the_loop(quick, monkeypatch):
@@ -471,18 +449,6 @@ def test_a_terminal_that_is_stopped_does_not_stop_the_loop(quick, monkeypatch):
         assert terminal.written.wait(20)
     assert not goes_on.is_set()
     goes_on.set()  # and the thread ends
-
-
-def test_an_error_in_the_loop_passes_through_the_view(quick):
-    error = KeyError("mine")
-    with pytest.raises(KeyError) as raised, live_view(Loader(RangeSource(8), batch_size=4), stream=Terminal()):
-        raise error
-    assert raised.value is error
-
-
-def test_without_asking_rich_is_not_loaded():
-    code = "import sys, dataload, dataload.analysis.live, dataload.analysis.timeline; sys.exit('rich' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 @pytest.mark.parametrize("module", [live_module, timeline_module])

@@ -91,7 +91,7 @@ def row_of(lines, name):
     return " ".join(line.split()).removeprefix(name).split()
 
 
-OURS = "dataload, syrah, global, 0 workers"
+OURS, PEER = "dataload, syrah, global, 0 workers", "Grain, syrah, global, 0 workers"
 
 
 def test_what_became_slower(made, run):
@@ -106,28 +106,37 @@ def test_what_became_slower(made, run):
     assert run(old, new, "--threshold", "0.6")[0] == 0
 
 
-def test_a_slower_machine_is_no_regression(made, run):
-    old = made.results(made.limit(*scaled(10)), made.ours(*scaled(8)))
-    new = made.results(made.limit(*scaled(1)), made.ours(*scaled(0.8)))
-    status, lines = run(old, new)
-    assert (status, lines[0]) == (0, "floats: copy 1,000 -> 100 records/s, x0.10")
-    assert row_of(lines, OURS) == ["0.800", "0.800", "1.000", "no", "difference"]
+DRIFT = [1000, 500, 2000, 250, 4000]
 
 
-def test_a_machine_that_drifts_within_a_run_is_no_noise(made, run):
-    drift = [1000, 500, 2000, 250, 4000]
-    old = made.results(made.limit(*drift), made.ours(*scaled(0.5, drift)))
-    new = made.results(made.limit(*drift[::-1]), made.ours(*scaled(0.25, drift[::-1])))
-    status, lines = run(old, new)
-    assert status == 1
-    assert row_of(lines, OURS) == ["0.500", "0.250", "0.500", "slower"]
+@pytest.mark.parametrize(
+    ("old", "new", "status", "name", "expected"),
+    [
+        ((scaled(10), scaled(8)), (scaled(1), scaled(0.8)), 0, OURS, "0.800 0.800 1.000 no difference"),  # the machine
+        (
+            (DRIFT, scaled(0.5, DRIFT)),
+            (DRIFT[::-1], scaled(0.25, DRIFT[::-1])),
+            *(1, OURS, "0.500 0.250 0.500 slower"),
+        ),
+        ((STEADY, None, STEADY), (STEADY, None, scaled(0.5)), 0, PEER, "1.000 0.500 0.500 slower"),
+        ((None, scaled(10)), (None, scaled(1)), 1, OURS, "1,000 100 0.100 slower"),
+    ],
+)
+def test_rates_are_compared_relative_to_the_limit_of_their_round(made, run, old, new, status, name, expected):
+    def results(limit, ours, peer=None):
+        kinds = ((made.limit, limit), (made.ours, ours), (made.peer, peer))
+        return made.results(*(make(*rates) for make, rates in kinds if rates))
+
+    found, lines = run(results(*old), results(*new))
+    assert (found, row_of(lines, name)) == (status, expected.split())
+    if old[0] == scaled(10):
+        assert lines[0] == "floats: copy 1,000 -> 100 records/s, x0.10"
 
 
-def test_a_slower_peer_is_not_our_regression(made, run):
-    old = made.results(made.limit(*STEADY), made.peer(*STEADY))
-    new = made.results(made.limit(*STEADY), made.peer(*scaled(0.5)))
-    status, lines = run(old, new)
-    assert (status, row_of(lines, "Grain, syrah, global, 0 workers")[-1]) == (0, "slower")
+def test_paths_and_durations_do_not_matter(made, run):
+    old = made.results(made.limit(*STEADY), made.ours(*STEADY))
+    new = made.results(made.limit(*STEADY, path="/x"), made.ours(*STEADY, path="/x", seconds=9.0, seed=1))
+    assert row_of(run(old, new)[1], OURS)[-1] == "difference"
 
 
 def test_what_fails_now_counts_as_slower(made, run):
@@ -153,12 +162,6 @@ def test_only_the_same_tasks_are_compared(made, run, changes):
     assert [line.rpartition("  ")[2] for line in lines[2:4]] == ["only in the old run", "only in the new run"]
 
 
-def test_paths_and_durations_do_not_matter(made, run):
-    old = made.results(made.limit(*STEADY), made.ours(*STEADY))
-    new = made.results(made.limit(*STEADY, path="/x"), made.ours(*STEADY, path="/x", seconds=9.0, seed=1))
-    assert row_of(run(old, new)[1], OURS)[-1] == "difference"
-
-
 def test_other_numbers_of_records_are_not_compared(made, run):
     few, many = (
         made.results(made.limit(*STEADY), made.ours(*STEADY), files=[FileFacts("floats", "syrah", records, 1, None)])
@@ -169,20 +172,10 @@ def test_other_numbers_of_records_are_not_compared(made, run):
     assert sum("only in the" in line for line in lines) == 4
 
 
-def test_without_a_limit_rates_are_compared(made, run):
-    status, lines = run(made.results(made.ours(*scaled(10))), made.results(made.ours(*scaled(1))))
-    assert status == 1
-    assert row_of(lines, OURS) == ["1,000", "100", "0.100", "slower"]
-
-
 def test_workloads_have_limits_of_their_own(made, run):
     def results(factor):
-        return made.results(
-            made.limit(*STEADY),
-            made.ours(*STEADY),
-            made.limit(*scaled(factor), workload="blobs"),
-            made.ours(*scaled(factor), workload="blobs"),
-        )
+        rates = {"floats": STEADY, "blobs": scaled(factor)}
+        return made.results(*(make(*rates[w], workload=w) for w in rates for make in (made.limit, made.ours)))
 
     status, lines = run(results(1), results(0.5))
     assert status == 0
@@ -217,8 +210,7 @@ def test_cases_are_compared_by_their_ratio_to_the_first(made, run):
 
 
 def test_seconds_and_files_without_a_header(run):
-    old = {"machine": {}, "rows": [{"title": "open", "case": "tar", "seconds": 0.002}]}
-    new = {"machine": {}, "rows": [{"title": "open", "case": "tar", "seconds": 0.001}]}
+    old, new = ({"machine": {}, "rows": [{"title": "open", "case": "tar", "seconds": s}]} for s in (0.002, 0.001))
     assert " ".join(run(old, new)[1][2].split()) == "tar, ms 2.000 1.000 2.000 too few repeats to say"
 
 
@@ -226,30 +218,22 @@ def test_seconds_and_files_without_a_header(run):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "message"),
+    ("old", "more", "message"),
     [
-        ({"version": 99}, None, "version 1 or 2, got version 99"),
-        ("blobs", None, "the two runs have no workload in common"),
-        ([], None, "cannot be compared"),
+        ({"version": 99}, (), "version 1 or 2, got version 99"),
+        ("blobs", (), "the two runs have no workload in common"),
+        ([], (), "cannot be compared"),
+        (None, (), "cannot be compared"),
+        ("floats", ("--threshold", "1.5"), "at least 0 and less than 1, got 1.5"),
     ],
 )
-def test_files_that_cannot_be_compared(made, tmp_path, capsys, old, new, message):
-    for name, values in (("old", old), ("new", new)):
-        if values is None or values == "blobs":
-            values = made.results(made.ours(1, workload=values or "floats")).to_json()
-        (tmp_path / name).write_text(json.dumps(values))
+def test_files_that_cannot_be_compared(made, tmp_path, capsys, old, more, message):
+    for name, values in (("old", old), ("new", "floats")):
+        if isinstance(values, str):
+            values = made.results(made.ours(1, workload=values)).to_json()
+        if values is not None:
+            (tmp_path / name).write_text(json.dumps(values))
     with pytest.raises(SystemExit) as raised:
-        compare.main([str(tmp_path / "old"), str(tmp_path / "new")])
-    assert raised.value.code == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [(["x"], "cannot be compared"), (["x", "--threshold", "1.5"], "at least 0 and less than 1, got 1.5")],
-)
-def test_wrong_arguments(tmp_path, capsys, arguments, message):
-    with pytest.raises(SystemExit) as raised:
-        compare.main([str(tmp_path / "gone"), *arguments])
+        compare.main([str(tmp_path / "old"), str(tmp_path / "new"), *more])
     assert raised.value.code == 2
     assert message in capsys.readouterr().err

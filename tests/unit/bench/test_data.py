@@ -41,16 +41,11 @@ def test_tokens_overlap_by_one(tmp_path):
 
 def test_files_are_written_once(tmp_path, data, monkeypatch):
     first = write(data, "syrah", tmp_path)
+    other, blobs = made_data(get_workload("floats-64"), 21), made_data(get_workload("blobs"), 20)
+    assert write(other, "syrah", tmp_path).path != first.path
     monkeypatch.setattr("dataload.bench.data.convert", None)  # cannot be called
     assert write(data, "syrah", tmp_path) == first
-
-
-def test_other_records_have_files_of_their_own(tmp_path, data):
-    one, other = write(data, "syrah", tmp_path), write(made_data(get_workload("floats-64"), 21), "syrah", tmp_path)
-    assert one.path != other.path
-    assert (
-        made_data(get_workload("floats-64"), 20).content == data.content != made_data(get_workload("blobs"), 20).content
-    )
+    assert made_data(get_workload("floats-64"), 20).content == data.content != blobs.content
 
 
 def test_what_was_not_finished_is_written_anew(tmp_path, data, monkeypatch):
@@ -71,9 +66,8 @@ def test_what_was_not_finished_is_written_anew(tmp_path, data, monkeypatch):
 def test_too_little_room(tmp_path, data, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: SimpleNamespace(free=1000))
     needed = 20 * 64 + (1 << 30)
-    with pytest.raises(
-        ConfigError, match=f"floats-64 needs about {needed:,} bytes in .*, and 1,000 are free: set --cache"
-    ):
+    message = f"floats-64 needs about {needed:,} bytes in .*, and 1,000 are free: set --cache"
+    with pytest.raises(ConfigError, match=message):
         write(data, "syrah", tmp_path)
     assert not list(tmp_path.rglob("data.syr"))
 
@@ -110,18 +104,13 @@ def test_own_data_are_known_by_their_content(tmp_path, own):
     assert content(own, None) != content(own, 9)
 
 
-def test_no_record(tmp_path):
-    path = str(tmp_path / "empty.syr")
-    dataload.create(path).close()
-    with open_source(path) as source, pytest.raises(ConfigError, match=r"empty\.syr has no records to measure"):
-        own_data(path, source, None)
-
-
-def test_records_without_fields(tmp_path):
-    pytest.importorskip("lmdb")
-    path = str(tmp_path / "raw.lmdb")
-    with dataload.create(path) as writer:
+def test_data_that_cannot_be_measured(tmp_path):
+    dataload.create(tmp_path / "empty.syr").close()
+    with dataload.create(tmp_path / "raw.lmdb") as writer:
         writer.write(b"bytes")
-    expected = r"the records of .*raw\.lmdb are bytes without fields.*--codec"
-    with open_source(path, codec=None) as source, pytest.raises(ConfigError, match=expected):
-        own_data(path, source, None)
+    for path, message, options in (
+        (tmp_path / "empty.syr", r"empty\.syr has no records to measure", {}),
+        (tmp_path / "raw.lmdb", r"the records of .*raw\.lmdb are bytes without fields.*--codec", {"codec": None}),
+    ):
+        with open_source(path, **options) as source, pytest.raises(ConfigError, match=message):
+            own_data(str(path), source, None)

@@ -80,25 +80,39 @@ def test_a_task_for_each_format_order_and_number_of_workers(plan, data, choices)
         assert task.options == {"field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16]}}
 
 
-def test_orders_are_those_that_a_peer_has_or_its_first(plan, choices):
-    tasks, _ = plan(TORCH, formats=("tar",), choices=replace(choices, orders=("pool", "sequential"), workers=(0,)))
-    assert [task.order for task in tasks] == ["sequential"]
-    tasks, _ = plan(TORCH, formats=("tar",), choices=replace(choices, orders=("pool",), workers=(0,)))
-    assert [task.order for task in tasks] == ["global"]
+@pytest.mark.parametrize(("orders", "expected"), [(("pool", "sequential"), ["sequential"]), (("pool",), ["global"])])
+def test_orders_are_those_that_a_peer_has_or_its_first(plan, choices, orders, expected):
+    tasks, _ = plan(TORCH, formats=("tar",), choices=replace(choices, orders=orders, workers=(0,)))
+    assert [task.order for task in tasks] == expected
 
 
 def test_a_peer_with_threads_of_its_own_is_measured_once(plan, prepares):
-    tasks, _ = plan("bagz")
-    assert [(task.format, task.order, task.workers) for task in tasks] == [
-        ("bagz", "global", 0),
-        ("bagz", "sequential", 0),
-    ]
+    found = [(task.format, task.order, task.workers) for task in plan("bagz")[0]]
+    assert found == [("bagz", "global", 0), ("bagz", "sequential", 0)]
 
 
 def test_formats_that_are_not_there_are_left_out(plan):
     tasks, missing = plan(TORCH, "Grain", formats=("syrah", "tar"))
     assert {(task.name, task.format) for task in tasks} == {(TORCH, "tar")}
     assert reasons(missing) == [("Grain", "reads array_record, not syrah, tar: add one that it reads to --formats")]
+    with pytest.raises(ConfigError, match=r"there is no peer 'Grian': did you mean 'Grain'\?"):
+        plan("Grian")
+
+
+@pytest.mark.parametrize(
+    ("peer", "workload", "form", "why"),
+    [
+        (TORCH, "pictures", "tar", "peers read records of one field, got the fields ['data', 'label']"),
+        (MEMMAP, "pictures", "tar", "peers read records of one field, got the fields ['data', 'label']"),
+        (MEMMAP, "blobs", "tar", "reads fields of array, not of bytes"),
+        (MEMMAP, "floats-64", "lmdb", "its own format is written from a tar archive: add tar to --formats"),
+        (MEMMAP, "tokens", "tokens", "its own format is written from a tar archive: tokens cannot be written as one"),
+        (GROUPS, "floats-64", "tar", "reads generators, not records: it is for --made streams"),
+    ],
+)
+def test_what_a_peer_cannot_read(plan, peer, workload, form, why):
+    tasks, missing = plan(peer, data=made_data(get_workload(workload), 3), formats=(form,))
+    assert (tasks, reasons(missing)) == ([], [(peer, why)])
 
 
 # Those that cannot be
@@ -114,33 +128,6 @@ def test_a_missing_peer_is_a_row_with_its_reason(tmp_path, data, choices, monkey
     assert reasons(missing) == [("Grain", "not installed (no module no_such_module): pip install no-such-package")]
     (row,) = missing
     assert (row.task.workload, row.task.kind, row.task.format) == ("floats-64", "peer", "array_record")
-
-
-def test_an_unknown_peer_is_refused(plan):
-    with pytest.raises(ConfigError, match=r"there is no peer 'Grian': did you mean 'Grain'\?"):
-        plan("Grian")
-
-
-def test_records_of_several_fields(plan, tmp_path):
-    data = made_data(get_workload("pictures"), 3)
-    tasks, missing = plan(TORCH, MEMMAP, data=data, formats=("tar",))
-    why = "peers read records of one field, got the fields ['data', 'label']"
-    assert tasks == []
-    assert reasons(missing) == [(TORCH, why), (MEMMAP, why)]
-
-
-def test_fields_that_a_peer_cannot_hold(plan):
-    _, missing = plan(MEMMAP, data=made_data(get_workload("blobs"), 3), formats=("tar",))
-    assert reasons(missing) == [(MEMMAP, "reads fields of array, not of bytes")]
-
-
-def test_a_format_of_its_own_needs_an_archive(plan):
-    _, missing = plan(MEMMAP, formats=("lmdb",))
-    assert reasons(missing) == [(MEMMAP, "its own format is written from a tar archive: add tar to --formats")]
-    _, missing = plan(MEMMAP, data=made_data(get_workload("tokens"), 3), formats=("tokens",))
-    assert reasons(missing) == [
-        (MEMMAP, "its own format is written from a tar archive: tokens cannot be written as one")
-    ]
 
 
 # Files of bytes
@@ -192,9 +179,9 @@ def test_a_format_of_its_own_is_prepared_once_by_the_peers_interpreter(plan, pre
 
 
 def test_files_that_are_really_written(plan, data):
-    tasks, missing = plan(MEMMAP, formats=("tar",))
+    ((task, *_), missing) = plan(MEMMAP, formats=("tar",))
     assert missing == []
-    np.testing.assert_array_equal(np.load(tasks[0].path), [record["x"] for record in data.records])
+    np.testing.assert_array_equal(np.load(task.path), [record["x"] for record in data.records])
 
 
 @pytest.mark.parametrize(
@@ -214,27 +201,22 @@ def test_a_failure_to_prepare_is_a_row_and_is_tried_again(plan, prepares, answer
     assert plan("Lance")[1] == []
 
 
-def test_what_was_left_by_a_run_that_was_ended_is_taken_away(plan, prepares, tmp_path):
+def test_what_was_left_by_a_run_that_was_ended_is_taken_away(plan, prepares, tmp_path, monkeypatch):
     def ended(command, **_):
         Path(command[5]).mkdir()
         Path(command[5], "half").write_bytes(b"half of it")
-        raise KeyboardInterrupt
+        raise error
 
-    with pytest.MonkeyPatch.context() as patch:
+    with monkeypatch.context() as patch:
         patch.setattr(peers_plan.subprocess, "run", ended)
+        error = subprocess.TimeoutExpired("", 1)
+        assert reasons(plan(MEMMAP)[1]) == [(MEMMAP, "its files were not written within 3600 s")]
+        error = KeyboardInterrupt()
         with pytest.raises(KeyboardInterrupt):
             plan(MEMMAP)
     assert len(list(tmp_path.rglob("half"))) == 1
     plan(MEMMAP)
     assert not list(tmp_path.rglob("half"))
-
-
-def test_a_peer_that_writes_without_end(plan, monkeypatch):
-    def run(command, timeout, **_):
-        raise subprocess.TimeoutExpired(command, timeout)
-
-    monkeypatch.setattr(peers_plan.subprocess, "run", run)
-    assert reasons(plan(MEMMAP)[1]) == [(MEMMAP, "its files were not written within 3600 s")]
 
 
 # Generators
@@ -249,12 +231,6 @@ def test_generators_have_one_row_for_each_number_of_workers(plan, choices):
     assert all(task.options == {"open": {"records": 32}} for task in tasks)
     assert not any(task.cold for task in tasks)  # there is no file to drop from the page cache
     assert reasons(missing) == [(TORCH, "reads records, not generators")]
-
-
-def test_records_are_no_generators(plan):
-    tasks, missing = plan(GROUPS, formats=("tar",))
-    assert tasks == []
-    assert reasons(missing) == [(GROUPS, "reads generators, not records: it is for --made streams")]
 
 
 def test_all_peers_together(plan, prepares):

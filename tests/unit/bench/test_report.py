@@ -84,46 +84,35 @@ def test_every_row_of_every_table_is_there(results, page):
     assert ["1,000,000", "6", "9"] in page.rows
 
 
-def test_what_it_was_measured_on_and_with(results, page):
-    for row in (["processor", "A processor"], ["cpus", "2"], ["memory", "25.0 GB"], ["numpy", "2.0.0"]):
+def test_what_was_measured_on_what_and_how(results, page):
+    for row in (
+        *(["processor", "A processor"], ["cpus", "2"], ["memory", "25.0 GB"], ["numpy", "2.0.0"]),
+        *(["executor", "threads"], ["threads", "1"]),  # the latter is what the reading said itself
+        ["records/s of each repeat", "[500, 600]"],
+    ):
         assert row in page.rows
-    assert results.command in page.texts
-    assert f"dataload bench, {results.date}" in page.texts
-
-
-def test_how_each_reading_was_set_up(results, page):
-    assert ["executor", "threads"] in page.rows
-    assert ["threads", "1"] in page.rows  # what the reading said itself
-    assert ["records/s of each repeat", "[500, 600]"] in page.rows
     assert page.rows.count(["batch_size", "256"]) == len(results.measurements)
-
-
-def test_why_something_was_not_measured(page):
-    assert "DALI, syrah, global, 0 workers: nvidia-dali is not installed" in page.texts
-
-
-def test_what_the_ratios_are_to(page):
-    assert "limit: copy; best peer: Grain, syrah, global, 2 workers" in page.texts
+    assert {
+        results.command,
+        f"dataload bench, {results.date}",
+        "DALI, syrah, global, 0 workers: nvidia-dali is not installed",
+        "limit: copy; best peer: Grain, syrah, global, 2 workers",
+    } <= {*page.texts}
 
 
 def test_it_needs_no_other_file(text, page):
     assert {tag for tag, _ in page.tags}.isdisjoint({"script", "link", "iframe", "object", "base"})
-    addresses = [
-        value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "href", "srcset")
-    ]
+    addresses = [value for _, found in page.tags for name, value in found.items() if name in ("src", "href", "srcset")]
     assert len(addresses) == 4, "two pictures, light and dark"
     assert all(address.startswith("data:image/svg+xml;base64,") for address in addresses)
-    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]
-    assert "url(" not in style
-    assert "@import" not in style
-    assert "prefers-color-scheme: dark" in style
-
-
-def test_the_pictures_are_svg(page):
     for attributes in (attributes for tag, attributes in page.tags if tag == "img"):
         svg = base64.b64decode(attributes["src"].partition("base64,")[2]).decode()
         assert ET.fromstring(svg).tag == "{http://www.w3.org/2000/svg}svg"
         assert attributes["alt"]
+    style = re.search(r"<style>(.*?)</style>", text, re.DOTALL)[1]
+    assert "url(" not in style
+    assert "@import" not in style
+    assert "prefers-color-scheme: dark" in style
 
 
 EVIL = "<script>alert('1')</script>\"'&\x1b[2J"
@@ -154,12 +143,8 @@ def test_everything_is_escaped(made):
     assert shown in page.texts  # the command
 
 
-def test_an_empty_run(made):
-    page = Page(report(made.results()))
-    assert "img" not in {tag for tag, _ in page.tags}
-
-
-def test_without_matplotlib(made, monkeypatch):
+def test_an_empty_run_and_one_without_matplotlib(made, monkeypatch):
+    assert "img" not in {tag for tag, _ in Page(report(made.results())).tags}
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     with pytest.raises(MissingDependencyError, match="a picture needs matplotlib"):
         report(made.results(made.ours(1)))

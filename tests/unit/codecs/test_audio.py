@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import sys
+from itertools import count
 
 import numpy as np
 import pytest
@@ -47,68 +48,61 @@ def test_extensions():
     assert DECODERS["audio"].empty().shape == (0, 1)
 
 
-def test_files_that_were_written_to_a_pipe():
-    flac = bytearray(encoded("FLAC"))
-    flac[21] &= 0xF0  # 36 bits of the number of frames
-    flac[22:26] = bytes(4)
-    with pytest.raises(
-        UnsupportedFormatError, match="does not say how many frames it has, because it was written to a"
-    ):
-        decode_audio(flac)
-    wav = bytearray(encoded("WAV"))
-    wav[4:8] = wav[wav.index(b"data") + 4 :][:4] = b"\xff" * 4
-    np.testing.assert_array_equal(decode_audio(wav), decode_audio(encoded("WAV")))
+def flac(high, low):
+    """A file whose header says another number of frames, of 36 bits."""
+    data = bytearray(encoded("FLAC"))
+    data[21] = data[21] & 0xF0 | high
+    data[22:26] = bytes([low]) * 4
+    return data
 
 
-def test_a_header_that_claims_too_much():
-    flac = bytearray(encoded("FLAC"))
-    flac[21] |= 0x0F
-    flac[22:26] = b"\xff" * 4
-    message = (
-        r"audio of 68,719,476,735 frames in 2 channels takes 549,755,813,880 bytes of memory, and max_record_bytes"
-    )
-    with pytest.raises(CorruptFileError, match=message):
-        decode_audio(flac)
+def wav(channels):
+    data = bytearray(encoded("WAV"))
+    data[22:24] = struct.pack("<H", channels)
+    return data
+
+
+UNKNOWN = "audio cannot be decoded: .*{}.*known are WAV, FLAC, MP3 and "
+
+
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (flac(0, 0), UnsupportedFormatError, "does not say how many frames it has, because it was written to a"),
+        (
+            *(flac(15, 255), CorruptFileError),
+            r"audio of 68,719,476,735 frames in 2 channels takes 549,755,813,880 bytes of memory, and max_record_bytes",
+        ),
+        (wav(60_000), CorruptFileError, r"audio cannot be decoded: .*channels"),
+        (encoded("WAV")[:12_000], CorruptFileError, r"a WAV file of 12,044 bytes is cut after 12,000"),
+        (encoded("OGG")[:-1], CorruptFileError, r"an Ogg file of [\d,]+ bytes or more is cut after [\d,]+"),
+        (b"", CorruptFileError, UNKNOWN.format("it is empty")),
+        (b"fLaX1234", CorruptFileError, UNKNOWN.format("it begins with b'fLaX1234'")),
+        (b"FORM\0\0\0\0AIFF", CorruptFileError, UNKNOWN.format("FORM")),
+        (b"ID3\x04\0\0\0\0\0\0" + encoded("AIFF"), CorruptFileError, "audio cannot be decoded: "),  # behind a tag
+        *(
+            (encoded(kind)[: int(part * len(encoded(kind)))], CorruptFileError, r"is cut after|cannot be decoded")
+            for kind in ("WAV", "FLAC", "OGG")
+            for part in (0.4, 0.99)
+        ),
+    ],
+    ids=count(),
+)
+def test_what_is_not_decoded(data, error, message):
+    with pytest.raises(error, match=message):
+        decode_audio(data)
+
+
+def test_limits_and_headers():
     limited = for_extension(DECODERS["audio"], "wav", 23_999)
     with pytest.raises(CorruptFileError, match="audio of 3,000 frames in 2 channels takes 24,000 bytes of memory"):
         limited.decode(encoded("WAV"))
-    wav = bytearray(encoded("WAV"))
-    wav[22:24] = struct.pack("<H", 60_000)
-    with pytest.raises(CorruptFileError, match=r"audio cannot be decoded: .*channels"):
-        decode_audio(wav)
-
-
-@pytest.mark.parametrize("kind", ["WAV", "FLAC", "OGG"])
-@pytest.mark.parametrize("part", [0.4, 0.99])
-def test_a_file_that_is_cut(kind, part):
-    data = encoded(kind)
-    with pytest.raises(CorruptFileError, match=r"is cut after|cannot be decoded"):
-        decode_audio(data[: int(part * len(data))])
-
-
-def test_messages():
-    wav, ogg = encoded("WAV"), encoded("OGG")
-    with pytest.raises(CorruptFileError, match=r"a WAV file of 12,044 bytes is cut after 12,000"):
-        decode_audio(wav[:12_000])
-    with pytest.raises(CorruptFileError, match=r"an Ogg file of [\d,]+ bytes or more is cut after [\d,]+"):
-        decode_audio(ogg[:-1])
-    for data, begin in (
-        (b"", "it is empty"),
-        (b"fLaX1234", "it begins with b'fLaX1234'"),
-        (b"FORM\0\0\0\0AIFF", "FORM"),
-    ):
-        with pytest.raises(
-            CorruptFileError, match=f"audio cannot be decoded: .*{begin}.*known are WAV, FLAC, MP3 and "
-        ):
-            decode_audio(data)
+    assert for_extension(DECODERS["audio"], "wav", 24_000).decode(encoded("WAV")).shape == (3000, 2)
     with pytest.raises(CorruptFileError, match="audio cannot be decoded: "):
         decode_rate(b"fLaC" + bytes(50))
-
-
-def test_another_format_behind_a_tag():
-    tagged = b"ID3\x04\0\0\0\0\0\0" + encoded("AIFF")
-    with pytest.raises(CorruptFileError, match="audio cannot be decoded: "):
-        decode_audio(tagged)
+    piped = bytearray(encoded("WAV"))
+    piped[4:8] = piped[piped.index(b"data") + 4 :][:4] = b"\xff" * 4
+    np.testing.assert_array_equal(decode_audio(piped), decode_audio(encoded("WAV")))
 
 
 def test_without_the_package(monkeypatch):

@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import io
 import sys
+import tracemalloc
 import zlib
+from itertools import product
 
 import numpy as np
 import PIL.Image
@@ -11,7 +13,6 @@ import simplejpeg
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload.codecs import decoders
 from dataload.codecs.decoders import DECODERS, decode_image, decode_images, find_decoder, known_extension
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError
 
@@ -46,21 +47,9 @@ def test_other_modes_become_red_green_blue(kind, mode):
     np.testing.assert_array_equal(decode_image(data), reference(data))
 
 
-@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
-def test_jpeg(mode):
-    data = encoded("jpeg", mode)
-    image = decode_image(memoryview(data))
-    assert (image.shape, image.dtype) == ((24, 32, 3), np.uint8)
-    assert image.flags.writeable
-    np.testing.assert_array_equal(image, reference(data))
-    if mode != "CMYK":
-        np.testing.assert_array_equal(image, simplejpeg.decode_jpeg(data, "RGB"))
-
-
-@pytest.mark.parametrize("subsampling", ["444", "422", "420", "440", "411", "Gray"])
 @pytest.mark.parametrize("size", [(1, 1), (7, 9), (16, 16), (33, 47)])
-def test_jpeg_equals_pillows_bit_for_bit(subsampling, size):
-    for quality in (5, 50, 95):
+def test_jpeg_equals_pillows_bit_for_bit(size):
+    for subsampling, quality in product(["444", "422", "420", "440", "411", "Gray"], (5, 50, 95)):
         for pixels in (PIXELS, np.repeat(np.arange(96, dtype=np.uint8), 24).reshape(24, 32, 3)):
             tiled = np.tile(pixels, (2, 2, 1))[: size[0], : size[1]]
             kind = {"colorspace": "GRAY"} if subsampling == "Gray" else {"colorsubsampling": subsampling}
@@ -69,10 +58,18 @@ def test_jpeg_equals_pillows_bit_for_bit(subsampling, size):
             np.testing.assert_array_equal(decode_image(data), reference(data))
 
 
-@pytest.mark.parametrize("options", [{"progressive": True}, {"optimize": True}, {"restart_marker_blocks": 2}])
-def test_other_ways_to_code_jpeg_equal_pillows_too(options):
-    data = encoded("jpeg", **options)
-    np.testing.assert_array_equal(decode_image(data), reference(data))
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        *(("RGB", {}), ("L", {}), ("CMYK", {}), ("RGB", {"progressive": True})),
+        *(("RGB", {"optimize": True}), ("RGB", {"restart_marker_blocks": 2})),
+    ],
+)
+def test_other_ways_to_code_jpeg_equal_pillows_too(mode, options):
+    data = encoded("jpeg", mode, **options)
+    image = decode_image(memoryview(data))
+    assert (image.shape, image.dtype, image.flags.writeable) == ((24, 32, 3), np.uint8, True)
+    np.testing.assert_array_equal(image, reference(data))
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png"])
@@ -113,41 +110,42 @@ def test_images_of_a_batch_equal_those_decoded_one_by_one(names, odd, place):
     np.testing.assert_array_equal(images, np.stack([decode_image(content) for content in contents]))
 
 
-def test_headers_that_promise_too_much_allocate_nothing(monkeypatch):
-    monkeypatch.setattr(decoders, "pooled_empty", lambda *_: pytest.fail("allocated"))
+def test_headers_that_promise_too_much_allocate_nothing():
     png = bytearray(IMAGES["png"])
     png[16:24] = (9_000).to_bytes(4, "big") * 2
-    jpeg = bytearray(IMAGES["jpeg"])
-    start = jpeg.index(b"\xff\xc0") + 5
-    jpeg[start : start + 4] = (9_000).to_bytes(2, "big") * 2
-    for data in (png, jpeg):
-        assert decode_images([bytes(data)] * 5) is None
+    for data in (bytes(png), large_jpeg(9_000)):
+        tracemalloc.start()
+        assert decode_images([data] * 5) is None
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+        tracemalloc.stop()
 
 
-def test_batches_without_simplejpeg(monkeypatch):
+def test_without_packages(monkeypatch):
     monkeypatch.setitem(sys.modules, "simplejpeg", None)
     assert decode_images([IMAGES["jpeg"]] * 2) is None
+    np.testing.assert_array_equal(decode_image(IMAGES["jpeg"]), reference(IMAGES["jpeg"]))
     assert decode_images([IMAGES["png"]] * 2).shape == (2, 24, 32, 3)
     monkeypatch.setitem(sys.modules, "PIL.Image", None)
     assert decode_images([IMAGES["png"]] * 2) is None
-
-
-def test_jpeg_without_simplejpeg(monkeypatch):
-    data = encoded("jpeg")
-    monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    np.testing.assert_array_equal(decode_image(data), reference(data))
-
-
-def test_no_package_at_all(monkeypatch):
-    data = encoded("jpeg")
-    monkeypatch.setitem(sys.modules, "simplejpeg", None)
-    monkeypatch.setitem(sys.modules, "PIL.Image", None)
     with pytest.raises(MissingDependencyError, match=r"decoding images needs pillow.*pip install 'dataload\[tar\]'"):
-        decode_image(data)
+        decode_image(IMAGES["jpeg"])
 
 
-def test_the_content_counts_and_not_the_name():
-    assert decode_image(encoded("png")).shape == (24, 32, 3)
+@pytest.mark.parametrize(
+    ("extension", "name"),
+    [
+        ("jpg", "image"),
+        ("JPEG", "image"),
+        ("seg.left.png", "image"),
+        ("cls2", "cls"),
+        ("x.text", "txt"),
+        ("x.npz", "npz"),
+    ],
+)
+def test_extensions(extension, name):
+    assert known_extension(extension) is DECODERS[name]
+    assert [known_extension(name) for name in ("", "mp4", "cls.mp4", "jpgx", "bytes")] == [None] * 5
+    assert (DECODERS["image"].empty().shape, DECODERS["image"].empty().dtype) == ((0, 0, 3), np.uint8)
 
 
 @pytest.mark.parametrize("kind", ["jpeg", "png", "bmp", "ppm", "webp"])
@@ -158,30 +156,35 @@ def test_an_image_that_is_cut_off_is_an_error_at_any_place(kind):
             decode_image(data[:length])
 
 
-@pytest.mark.parametrize("mode", ["I;16"])
-def test_more_than_eight_bits_are_refused(mode):
-    with pytest.raises(UnsupportedFormatError, match=r"a PNG image of mode 'I(;16)?' does not fit in 8 bits"):
-        decode_image(encoded("png", mode))
+def damaged(kind):
+    data = bytearray(encoded(kind, quality=95))
+    if kind == "png":
+        data[16:24] = (60_000).to_bytes(4, "big") * 2
+        data[29:33] = zlib.crc32(data[12:29]).to_bytes(4, "big")
+    else:
+        data[len(data) // 2 : len(data) // 2 + 40] = b"\xff\xd9" * 20
+    return bytes(data)
 
 
-def test_an_image_of_too_many_pixels_is_refused_before_it_is_decoded():
-    png = bytearray(encoded("png"))
-    png[16:24] = (60_000).to_bytes(4, "big") * 2
-    png[29:33] = zlib.crc32(png[12:29]).to_bytes(4, "big")
-    with pytest.raises(CorruptFileError, match="an image cannot be decoded"):  # Pillow counts too
-        decode_image(bytes(png))
-    jpeg = bytearray(encoded("jpeg"))
-    start = jpeg.index(b"\xff\xc0") + 5
-    jpeg[start : start + 4] = (60_000).to_bytes(2, "big") * 2
-    with pytest.raises(CorruptFileError, match="an image of 60000 x 60000 pixels; the limit is 89478485"):
-        decode_image(bytes(jpeg))
+def large_jpeg(side):
+    data = bytearray(IMAGES["jpeg"])
+    start = data.index(b"\xff\xc0") + 5
+    data[start : start + 4] = side.to_bytes(2, "big") * 2
+    return bytes(data)
 
 
-def test_jpeg_whose_middle_is_damaged():
-    data = bytearray(encoded("jpeg", quality=95))
-    data[len(data) // 2 : len(data) // 2 + 40] = b"\xff\xd9" * 20
-    with pytest.raises(CorruptFileError, match="a JPEG image cannot be decoded"):
-        decode_image(bytes(data))
+@pytest.mark.parametrize(
+    ("data", "error", "message"),
+    [
+        (encoded("png", "I;16"), UnsupportedFormatError, r"a PNG image of mode 'I(;16)?' does not fit in 8 bits"),
+        (damaged("png"), CorruptFileError, "an image cannot be decoded"),  # Pillow counts pixels too
+        (damaged("jpeg"), CorruptFileError, "a JPEG image cannot be decoded"),
+        (large_jpeg(60_000), CorruptFileError, "an image of 60000 x 60000 pixels; the limit is 89478485"),
+    ],
+)
+def test_what_is_not_decoded(data, error, message):
+    with pytest.raises(error, match=message):
+        decode_image(data)
 
 
 @pytest.mark.parametrize(
@@ -234,25 +237,6 @@ def test_nothing_is_unpickled():
 def test_what_does_not_decode(name, data, message):
     with pytest.raises(CorruptFileError, match=message):
         DECODERS[name].decode(data)
-
-
-@pytest.mark.parametrize(
-    ("extension", "name"),
-    [
-        ("jpg", "image"),
-        ("JPEG", "image"),
-        ("seg.left.png", "image"),
-        ("cls2", "cls"),
-        ("x.text", "txt"),
-        ("x.npz", "npz"),
-    ],
-)
-def test_known_extensions(extension, name):
-    assert known_extension(extension) is DECODERS[name]
-
-
-def test_unknown_extensions():
-    assert [known_extension(name) for name in ("", "mp4", "cls.mp4", "jpgx", "bytes")] == [None] * 5
 
 
 def test_decoders_by_name_or_function():

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-import textwrap
-
 import numpy as np
 import pytest
 
@@ -229,22 +225,3 @@ def test_bytes_that_are_no_example(data):
     with pytest.raises(CorruptFileError, match=rf"^not a tf.train.Example \({len(data)} bytes\): "):
         decode(data)
     assert decode_batch([data] * 8, None) is None
-
-
-@pytest.mark.slow
-def test_usual_examples_need_no_protobuf():
-    script = f"""
-        import sys
-        sys.modules["google.protobuf"] = None
-        from dataload.errors import MissingDependencyError
-        from dataload.codecs.example import decode, encode
-        assert decode({DOCUMENTED!r})["feature2"] == b"goat"
-        try:
-            decode(b"\\x10\\x05")
-        except MissingDependencyError as error:
-            expected = "codec 'example' needs protobuf: pip install 'dataload[codecs]' (or only protobuf)"
-            assert str(error) == expected, str(error)
-        else:
-            raise AssertionError
-    """
-    subprocess.run([sys.executable, "-c", textwrap.dedent(script)], check=True)

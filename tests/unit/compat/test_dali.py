@@ -75,6 +75,9 @@ def test_arrays_are_the_callers_own(opened):
             np.testing.assert_array_equal(array, other)
 
 
+LACKS = {"ext": ["num", "jpg;txt"], "dtypes": None}
+
+
 class Dalis(enum.Enum):
     """As nvidia.dali.types.DALIDataType."""
 
@@ -88,36 +91,26 @@ def test_a_dtype_may_be_a_name_or_dalis_or_numpys(opened, dtype):
         assert next(opened(dtypes=dtypes))[0][3].tolist() == [3]
 
 
-@pytest.mark.parametrize("dtype", [Dalis.BOOL, "no", np.dtype(">i4"), ">i4", bool, object, 9])
-def test_other_dtypes_are_refused(opened, dtype):
-    with pytest.raises(ConfigError, match=r"^dtypes: an output cannot have type .*: .*Known: FLOAT, FLOAT16, .*UINT8$"):
-        opened(dtypes=[dtype])
-
-
 def test_needless_keywords_change_nothing(opened):
-    needless = {
-        "dont_use_mmap": True,
-        "read_ahead": True,
-        "prefetch_queue_depth": 3,
-        "skip_cached_images": True,
-        "preserve": True,
-        "bytes_per_sample_hint": [10, 20],
-        "tensor_init_bytes": 1,
-        "device": "cpu",
-        "name": "Reader",
-    }
-    assert numbers(opened(**needless), 4) == numbers(opened(), 4)
+    needless = {"dont_use_mmap": True, "read_ahead": True, "prefetch_queue_depth": 3, "skip_cached_images": True}
+    needless |= {"preserve": True, "bytes_per_sample_hint": [10, 20], "tensor_init_bytes": 1, "device": "cpu"}
+    assert numbers(opened(**needless, name="Reader"), 4) == numbers(opened(), 4)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        *(
+            ({"dtypes": [dtype]}, r"dtypes: an output cannot have type .*: .*Known: FLOAT, FLOAT16, .*UINT8$")
+            for dtype in (Dalis.BOOL, "no", np.dtype(">i4"), ">i4", bool, object, 9)
+        ),
         ({"ext": []}, r"ext must be one or more sets of extensions \('jpg;png', 'cls'\), got \[\]"),
         ({"dtypes": ["INT32", "INT32"]}, "dtypes names 2 types for 1 outputs: give one for each"),
         ({"missing_component_behavior": "emtpy"}, "missing_component_behavior is 'emtpy': did you mean 'empty'"),
         ({"index_paths": ["a", "b"]}, "index_paths names 2 files for 1 archives: pass one for each, in the same order"),
         ({"num_shards": 0}, "num_shards must be an integer >= 1, got 0"),
         ({"num_shards": 2, "shard_id": 2}, r"shard_id must be an integer in \[0, 2\), got 2"),
+        ({"lazy_init": True, "shard_id": 1}, r"shard_id must be an integer in \[0, 1\), got 1"),
         ({"num_shards": 11}, "num_shards is 11, but there are only 10 samples: each needs one"),
         ({"seed": 1.5}, "seed must be an integer, got 1.5"),
         ({"shuffle_after_epoch": True, "stick_to_shard": True}, "shuffle_after_epoch and stick_to_shard exclude each"),
@@ -126,48 +119,41 @@ def test_needless_keywords_change_nothing(opened):
         ({"name": 1}, "name must be a string or None, got 1"),
         ({"prefetch_queue_depth": 0}, "prefetch_queue_depth must be an integer >= 1, got 0"),
         ({"random_shuffle": True, "initial_fill": 0}, r"initial_fill must be an integer in \[1, 2147483648\), got 0"),
+        (
+            {"paths": ["{a}", "{a}"], "index_paths": ["a.idx", "b.idx"]},
+            r"{a} is in paths twice, with two indexes: a.idx, b.idx",
+        ),
+        (
+            {**LACKS, "missing_component_behavior": "error"},
+            r"missing_component_behavior: .*sample 1 \('1'\): has no 'jpg;txt'; 'skip' leaves such samples out, 'emp",
+        ),
+        ({**LACKS, "missing_component_behavior": "error", "index_paths": "{i}"}, ".*{a}: sample 1: has no 'jpg;txt'"),
+        *(
+            (
+                {"ext": ["txt", "jpg"], "dtypes": ["INT32", "UINT8"], "missing_component_behavior": missing},
+                r"dtypes: {a}: sample 0 \('0'\): 'txt' has 6 bytes, which is not a multiple of the size of int32",
+            )
+            for missing in ("empty", "skip")
+        ),
     ],
 )
-def test_wrong_arguments(opened, options, message):
-    with pytest.raises(ConfigError, match=f"^{message}"):
+def test_wrong_arguments(opened, archive, tmp_path, options, message):
+    (tmp_path / "a.idx").write_text("v1.2 2\nnum 512 4 txt 1536 6\nnum 2560 4\n")  # has no names of samples
+    places = {"{a}": archive, "{i}": str(tmp_path / "a.idx")}
+    for name in ("paths", "index_paths"):
+        if name in options:
+            given = options[name]
+            found = places.get(given, given) if isinstance(given, str) else [places.get(each, each) for each in given]
+            options = {**options, name: found}
+    with pytest.raises(ConfigError, match=f"^{message.replace('{a}', archive)}"):
         opened(**options)
 
 
-def test_a_wrong_argument_is_refused_at_once_and_a_wrong_file_at_the_first_use_if_lazy(opened):
-    with pytest.raises(ConfigError, match="shard_id"):
-        opened(lazy_init=True, shard_id=1)
-    lazy = [opened(lazy_init=True, paths="none.tar") for _ in range(2)]
-    with pytest.raises(SourceNotFoundError, match=r"there is no none.tar"):
-        next(lazy[0])
-    with pytest.raises(SourceNotFoundError, match=r"there is no none.tar"):
-        lazy[1].reader_meta("Reader")
-
-
-def test_one_archive_with_two_indexes(opened, archive):
-    with pytest.raises(ConfigError, match=rf"{archive} is in paths twice, with two indexes: a.idx, b.idx"):
-        opened(paths=[archive, archive], index_paths=["a.idx", "b.idx"])
-
-
-def index_without_names(tmp_path):
-    (tmp_path / "a.idx").write_text("v1.2 2\nnum 512 4 txt 1536 6\nnum 2560 4\n")
-    return str(tmp_path / "a.idx")
-
-
-def test_a_sample_that_lacks_an_output_is_named(opened, archive, tmp_path):
-    options = {"ext": ["num", "jpg;txt"], "dtypes": None, "missing_component_behavior": "error"}
-    message = r"sample 1{}: has no 'jpg;txt'; 'skip' leaves such samples out, 'empty' gives an empty array"
-    with pytest.raises(ConfigError, match=message.format(r" \('1'\)")) as caught:
-        opened(**options)
-    assert caught.value.key == "missing_component_behavior"
-    with pytest.raises(ConfigError, match=rf"{archive}: {message.format('')}"):
-        opened(**options, index_paths=index_without_names(tmp_path))
-
-
-@pytest.mark.parametrize("missing", ["empty", "skip"])
-def test_a_size_that_does_not_fit_is_named_even_if_the_sample_is_skipped(opened, archive, missing):
-    message = rf"dtypes: {archive}: sample 0 \('0'\): 'txt' has 6 bytes, which is not a multiple of the size of int32"
-    with pytest.raises(ConfigError, match=message):
-        opened(ext=["txt", "jpg"], dtypes=["INT32", "UINT8"], missing_component_behavior=missing)
+def test_a_wrong_file_is_refused_at_the_first_use_if_lazy(opened):
+    for use in (next, lambda reader: reader.reader_meta("Reader")):
+        reader = opened(lazy_init=True, paths="none.tar")
+        with pytest.raises(SourceNotFoundError, match=r"there is no none.tar"):
+            use(reader)
 
 
 def test_files_that_are_passed_over_are_warned_of(opened, archive):
@@ -176,18 +162,15 @@ def test_files_that_are_passed_over_are_warned_of(opened, archive):
     assert [array.size for array in next(reader)[1]] == [4, 4]
 
 
-def test_a_file_that_becomes_shorter_while_it_is_read(opened, archive):
+def test_readers_that_end(opened, archive):
+    with opened() as reader:
+        assert numbers(reader) == [0, 1, 2, 3]
+    with pytest.raises(ClosedSourceError, match="is closed"):
+        next(reader)
     reader = opened()
     with open(archive, "r+b") as stream:
         stream.truncate(600)
     with pytest.raises(CorruptFileError, match="bytes when it was opened and has 600 now"):
-        next(reader)
-
-
-def test_a_closed_reader_says_so(opened):
-    with opened() as reader:
-        assert numbers(reader) == [0, 1, 2, 3]
-    with pytest.raises(ClosedSourceError, match="is closed"):
         next(reader)
 
 

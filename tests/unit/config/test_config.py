@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import glob
 import json
 import math
 import sys
@@ -112,20 +113,15 @@ def test_paths_in_a_file_are_relative_to_it(tmp_path, monkeypatch, written, mean
 
 
 def test_the_directory_of_a_config_may_look_like_a_pattern(tmp_path):
-    import glob
-
     directory = tmp_path / "lr=[1,2]"
     directory.mkdir()
     (directory / "a1.syr").touch()
     (directory / "c.json").write_text(json.dumps({**OK, "source": {"path": "a*.syr"}}))
     pattern = read_config(directory / "c.json").source.path
     assert glob.glob(pattern) == [str(directory / "a1.syr")]
-
-
-def test_paths_of_dicts_and_overrides_are_relative_to_the_working_directory(tmp_path):
+    # Paths of dicts and overrides are relative to the working directory.
     assert config().source.path == "a.syr"
-    (tmp_path / "c.json").write_text(json.dumps(OK))
-    assert read_config(tmp_path / "c.json", ["source.path=b.syr"]).source.path == "b.syr"
+    assert read_config(directory / "c.json", ["source.path=b.syr"]).source.path == "b.syr"
 
 
 def write(directory, name, text):
@@ -141,33 +137,22 @@ def write(directory, name, text):
         ("a.toml", "[source\n", r"a\.toml is not valid TOML: .*line 1"),
         ("a.json", "{", r"a\.json is not valid JSON: .*line 1"),
         ("a.yaml", "a: [1", r"a\.yaml is not valid YAML: .*line 1"),
-        (
-            "a.yaml",
-            "!!python/object/apply:os.getcwd []",
-            r"a\.yaml is not valid YAML: could not determine a constructor",
-        ),
+        ("a.yaml", "!!python/object/apply:os.getcwd []", r"a\.yaml is not valid YAML: could not determine a constr"),
         ("a.yaml", "loader: {seed: 1,\n seed: 2}", r"a\.yaml: the table at line 1 has two keys 'seed'"),
         ("a.yaml", "- 1\n", r"a\.yaml: a config is a table of sections, got \[1\]"),
         ("a.yaml", "1: 2\n", r"a\.yaml: keys are text, got 1 \(int\): put it in quotes"),
         ("a.yaml", "loader: {collate: {1: pad}}\n", r"a\.yaml: loader: collate: keys are text, got 1"),
-        (
-            "a.yaml",
-            "",
-            r"a\.yaml has 2 errors:\n  source is missing: expected a table .*\n  loader\.batch_size is missing",
-        ),
+        ("a.yaml", "", r"a\.yaml has 2 errors:\n  source is missing: .* table .*\n  loader\.batch_size is missing"),
+        ("a.json", '{"source": 3, "sampler": "x"}', r"(?s)source is 3: .*sampler is 'x': expected a table"),
         ("a.toml", b"\xff", r"cannot read the config .*a\.toml: it is not UTF-8 text"),
+        ("a.toml", None, r"cannot read the config .*a\.toml: the directory .* exists, nothing of that name"),
     ],
 )
 def test_files_that_are_no_configs(tmp_path, name, text, match):
+    if text is not None:
+        write(tmp_path, name, text)
     with pytest.raises(ConfigError, match=match):
-        read_config(write(tmp_path, name, text))
-
-
-def test_a_config_that_is_not_there(tmp_path):
-    with pytest.raises(
-        ConfigError, match=r"cannot read the config .*none\.toml: the directory .* exists, nothing of that name"
-    ):
-        read_config(tmp_path / "none.toml")
+        read_config(tmp_path / name)
 
 
 @pytest.mark.parametrize(("module", "package"), [("pydantic", "pydantic"), ("yaml", "pyyaml")])
@@ -269,22 +254,26 @@ def test_overrides_deep_in_lists():
 
 
 def test_a_quoted_key_may_have_brackets():
-    assert config('loader.collate."x[0]"=pad').loader.collate == {"x[0]": "pad"}
-    assert config("loader.collate.'x[0]'=pad").loader.collate == {"x[0]": "pad"}
+    for override in ('loader.collate."x[0]"=pad', "loader.collate.'x[0]'=pad"):
+        assert config(override).loader.collate == {"x[0]": "pad"}
 
 
-@pytest.mark.parametrize("override", ["source.path=c.syr", "source[2].path=c.syr", 'source."²".path=c.syr'])
-def test_overrides_that_lead_to_no_place_of_a_list(override):
-    refuse(r"': 'source' is a list of 2; its first item is source\[0\]", override, source=TWO)
+NO_PLACE = r"': 'source' is a list of 2; its first item is source\[0\]"
 
 
-def test_an_override_into_a_value():
-    refuse(r"override 'source\.path\.x=1': 'path' is 'a\.syr', not a table", "source.path.x=1")
-    refuse(r"override 'source\[1\]\.path\[0\]=c': 'path' is 'b\.syr', not a table", "source[1].path[0]=c", source=TWO)
-    refuse(r"override 'source\[0\]\.path=c': 'source\[0\]' is 3, not a table", "source[0].path=c", source=[3])
-
-
-def test_overrides_that_are_one_text():
+@pytest.mark.parametrize(
+    ("override", "source", "match"),
+    [
+        ("source.path=c.syr", TWO, NO_PLACE),
+        ("source[2].path=c.syr", TWO, NO_PLACE),
+        ('source."²".path=c.syr', TWO, NO_PLACE),
+        ("source.path.x=1", OK["source"], r"override 'source\.path\.x=1': 'path' is 'a\.syr', not a table"),
+        ("source[1].path[0]=c", TWO, r"override 'source\[1\]\.path\[0\]=c': 'path' is 'b\.syr', not a table"),
+        ("source[0].path=c", [3], r"override 'source\[0\]\.path=c': 'source\[0\]' is 3, not a table"),
+    ],
+)
+def test_overrides_that_lead_nowhere(override, source, match):
+    refuse(match, override, source=source)
     with pytest.raises(ConfigError, match=r"overrides are a list of 'key=value', got the text 'a=1'"):
         read_config(OK, "a=1")
 
@@ -296,25 +285,10 @@ def test_only_what_was_given_is_passed_on():
     settings = config()
     assert settings.source.open_options() == {}
     assert settings.loader_options(SOURCE) == {"batch_size": 4}
-
-
-def test_source_options():
-    settings = config(
-        source={
-            "path": "a.tar",
-            "format": "tar",
-            "fields": ["x"],
-            "codec": "npz",
-            "decode": {"bin": "math:sqrt", "png": "image"},
-            "options": {"own": 1},
-        }
-    )
-    assert settings.source.open_options() == {
-        "fields": ("x",),
-        "codec": "npz",
-        "decode": {"bin": math.sqrt, "png": "image"},
-        "own": 1,
-    }
+    given = {"codec": "npz", "decode": {"bin": "math:sqrt", "png": "image"}}
+    settings = config(source={"path": "a.tar", "format": "tar", "fields": ["x"], **given, "options": {"own": 1}})
+    expected = {"fields": ("x",), "codec": "npz", "decode": {"bin": math.sqrt, "png": "image"}, "own": 1}
+    assert settings.source.open_options() == expected
 
 
 def test_options_of_a_format_of_another_package(monkeypatch):
@@ -407,35 +381,15 @@ def test_the_json_schema_is_one():
     assert all("description" in p for p in described), "editors show what a key means"
 
 
-def test_reading_a_config_imports_no_format(tmp_path):
-    import subprocess
-
-    path = write(tmp_path, "a.toml", TOML)
-    code = (
-        "import sys; from dataload.config import read_config; read_config(sys.argv[1]);"
-        "assert not {'lmdb', 'bson', 'torch', 'typer', 'rich'} & set(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code, path], check=True)
-
-
-def test_several_sources():
+def test_several_sources(tmp_path):
     settings = config(source=[{"path": "a.tar", "fields": ["x"]}, {"path": "b.syr"}])
     assert list(settings.sources()) == ["source[0]", "source[1]"]
     assert [section.open_options() for section in settings.sources().values()] == [{"fields": ("x",)}, {}]
     assert list(config().sources()) == ["source"]
-
-
-def test_paths_of_several_sources_are_relative_to_the_file(tmp_path):
     table = {**OK, "source": [{"path": "a.syr"}, {"path": "7", "format": "range"}, {"path": ["/b.tar"], "index": "c"}]}
     (tmp_path / "c.json").write_text(json.dumps(table))
     a, number, b = read_config(tmp_path / "c.json").source
     assert (a.path, number.path, b.path, b.index) == (str(tmp_path / "a.syr"), "7", ("/b.tar",), str(tmp_path / "c"))
-
-
-def test_paths_in_what_is_no_table_are_left_alone(tmp_path):
-    (tmp_path / "c.json").write_text(json.dumps({**OK, "source": 3, "sampler": "shuffle"}))
-    with pytest.raises(ConfigError, match=r"(?s)source is 3: .*sampler is 'shuffle': expected a table"):
-        read_config(tmp_path / "c.json")
 
 
 def test_a_loader_from_a_config_file(tmp_path, monkeypatch):

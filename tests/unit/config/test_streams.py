@@ -67,24 +67,18 @@ def test_a_source_may_know_its_sequences(tmp_path):
         assert loader.batch_sampler.sequence_lengths.tolist() == loader.source.sequence_lengths.tolist()
 
 
-def test_every_setting_arrives(data):
+def test_every_setting_arrives(data, monkeypatch):
     settings = {"chunk": 3, "mode": "independent", "ends": "drop", "random_start": True, "epoch_steps": 7, "seed": 3}
     with from_config(config(data, shards=True, **settings)) as loader:
         assert loader.batch_sampler == StreamSampler(sequence_lengths=LENGTHS, rows=2, **settings)
-
-
-def test_rows_are_those_of_all_ranks(data, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with from_config(config(data, shards=True)) as loader:
-        assert loader.batch_sampler.rows == 4
-        assert next(iter(loader))["x"].shape == (2, 1)
-
-
-def test_some_rows_from_anywhere(data):
     with from_config(config(data, 3, shards=True, shuffled_rows=1)) as loader:
         assert isinstance(loader.batch_sampler, RowMixture)
         assert next(iter(loader))["is_stream"].tolist() == [True, True, False]
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with from_config(config(data, shards=True)) as loader:
+        assert loader.batch_sampler.rows == 4, "of all ranks"
+        assert next(iter(loader))["x"].shape == (2, 1)
 
 
 @pytest.mark.parametrize(
@@ -178,6 +172,7 @@ def test_every_setting_of_iterators_arrives(monkeypatch):
         (iterators(sequences="none.txt"), r"^sampler\.sequences: cannot read none\.txt: No such file or directory"),
         (iterators(sequences="/dev/null"), r"^sampler\.sequences: cannot read /dev/null: it is a device"),
         (iterators(sequences="empty.txt"), r"^sampler\.sequences: sequences .*empty"),
+        (iterators(sequences="binary.txt"), r"binary\.txt: it is not UTF-8 text \(invalid start byte\)"),
         (iterators(sequences=__file__.replace(".py", ".npy")), r"^sampler\.sequences: cannot read .*No such file"),
         (iterators(sequences=["1"], mode="pack"), r"sampler\.mode is 'pack': Known: independent, split$"),
         (iterators(sequences=["1"], mode="split", loader={"tail": "partial"}), r"^loader\.tail: tail is 'partial': "),
@@ -197,14 +192,9 @@ def test_every_setting_of_iterators_arrives(monkeypatch):
 def test_what_is_wrong_with_iterators_is_named(settings, match, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.txt").touch()
+    (tmp_path / "binary.txt").write_bytes(b"\xff")
     with pytest.raises(ConfigError, match=match):
         from_config(settings)
-
-
-def test_names_that_are_not_text(tmp_path):
-    (tmp_path / "names.txt").write_bytes(b"\xff")
-    with pytest.raises(ConfigError, match=r"names\.txt: it is not UTF-8 text \(invalid start byte\)"):
-        from_config(iterators(sequences=str(tmp_path / "names.txt")))
 
 
 def test_tools_that_look_at_the_order_refuse_iterators():

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import dataload
+from dataload._util.indexing import expand_braces
 from dataload.convert import convert
 from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import FinishedShard, Journal, JournalFile
@@ -66,12 +67,14 @@ def test_names_of_shards(destination, shards, name):
     [
         ({"shards": 0}, "shards must be an integer >= 1, got 0"),
         ({"records_per_shard": -1}, "records_per_shard must be an integer >= 1, got -1"),
+        ({"records_per_shard": 0}, "records_per_shard must be an integer >= 1, got 0"),
         ({"shards": 6}, "cannot split 5 records into 6 shards: each needs at least one record"),
         ({"shards": 2, "records_per_shard": 2}, "shards and records_per_shard both determine the number of files"),
         ({"shards": 2, "destination": "a-{shards}.syr"}, "all 2 shards would be called 'a-2.syr': put {shard:05d}"),
-        ({"shards": 2, "destination": "{shard}-{other}"}, "'{shard}-{other}' is not a valid pattern for shard names"),
-        ({"shards": 2, "destination": "{shard}-{0}"}, "is not a valid pattern for shard names"),
-        ({"shards": 2, "destination": "{shard}-{"}, "is not a valid pattern for shard names"),
+        *(
+            ({"shards": 2, "destination": name}, f"{name!r} is not a valid pattern for shard names")
+            for name in ("{shard}-{other}", "{shard}-{0}", "{shard}-{")
+        ),
     ],
 )
 def test_plans_that_cannot_be(arguments, match):
@@ -94,8 +97,6 @@ def test_plans_that_cannot_be(arguments, match):
 def test_paths_as_one_text(paths, text):
     assert summarize_paths(paths) == text
     if "..." not in text:
-        from dataload._util.indexing import expand_braces
-
         assert expand_braces(text) == paths
 
 
@@ -108,53 +109,37 @@ def test_the_journal_is_hidden_and_matched_by_no_pattern_of_shards():
 
 
 class Recorder:
-    """A source that notes how it is read."""
+    """A source that notes how it is read; a record is bad."""
 
-    def __init__(self, sizes):
-        self.sizes = sizes
+    def __init__(self, count, size, bad=None):
+        self.count, self.size, self.bad = count, size, bad
         self.blocks = []
 
     def __len__(self):
-        return len(self.sizes)
+        return self.count
 
     def __getitem__(self, index):
         raise AssertionError("read in blocks")
 
     def __getitems__(self, indices):
         self.blocks.append(indices.tolist())
-        return [bytes(self.sizes[i]) for i in indices]
+        if self.bad in indices:
+            raise CorruptFileError("bad", path="p", index=self.bad)
+        return [bytes(self.size)] * len(indices)
 
 
-def test_blocks_cover_the_range_in_order():
-    source = Recorder([10] * 10_000)
+def test_blocks_cover_the_range_in_order_and_their_memory_does_not_depend_on_the_size_of_records():
+    source = Recorder(10_000, 10)
     found = [(first, len(records)) for first, records in read_ahead(source, 3, 10_000)]
     assert [i for block in source.blocks for i in block] == list(range(3, 10_000))
-    assert [first for first, _ in found] == [block[0] for block in source.blocks]
+    assert found == [(block[0], len(block)) for block in source.blocks]
     assert len(source.blocks) < 20, "small records are read many at a time"
-
-
-def test_the_memory_of_blocks_does_not_depend_on_the_size_of_records():
-    source = Recorder([1 << 20] * 200)
-    for _ in read_ahead(source, 0, 200):
-        pass
-    assert max(map(len, source.blocks)) <= 16
-    assert max(map(len, source.blocks)) > 4
-
-
-def test_an_error_of_the_source_comes_out_and_the_thread_ends():
-    import threading
-
-    before = threading.active_count()
-
-    class Bad:
-        def __getitem__(self, index):
-            if index == 5:
-                raise CorruptFileError("bad", path="p", index=5)
-            return b""
-
-    with pytest.raises(CorruptFileError, match="p, record 5: bad"):
-        list(read_ahead(Bad(), 0, 10))
-    assert threading.active_count() == before
+    source = Recorder(200, 1 << 20)
+    assert sum(len(records) for _, records in read_ahead(source, 0, 200)) == 200
+    assert 4 < max(map(len, source.blocks)) <= 16
+    with pytest.raises(CorruptFileError) as caught:  # and its thread ends
+        list(read_ahead(Recorder(10, 1, bad=5), 0, 10))
+    assert (caught.value.path, caught.value.index) == ("p", 5)
 
 
 # The journal
@@ -207,32 +192,26 @@ def test_differences_are_a_line_each():
     assert list(journal().differences(journal())) == []
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[]",
-        "{}",
-        "null",
-        '{"version": 2}',
-        '{"version": 1, "finished": 3, "shards": []}',
-        '{"version": 1, "finished": {}, "shards": [], "foreign": 1}',
-        '{"version": 1, "finished": {}, "shards": [["a", 0, Infinity]]}',
-        "[" * 100_000,
-    ],
-)
-def test_what_is_not_a_journal(tmp_path, text):
-    (tmp_path / "m").write_text(text)
-    with pytest.raises(ConfigError, match=r"m is not a conversion journal \(.*\): delete it, or pass overwrite=True"):
-        JournalFile(str(tmp_path / "m")).load()
-
-
 FINISHED = {"bytes": 3, "sha256": "ab", "mtime_ns": 17}
 
 
 @pytest.mark.parametrize(
-    ("change", "problem"),
+    ("content", "problem"),
     [
+        *(
+            (text, ".*")
+            for text in [
+                "",
+                "[]",
+                "{}",
+                "null",
+                '{"version": 2}',
+                '{"version": 1, "finished": 3, "shards": []}',
+                '{"version": 1, "finished": {}, "shards": [], "foreign": 1}',
+                '{"version": 1, "finished": {}, "shards": [["a", 0, Infinity]]}',
+                "[" * 100_000,
+            ]
+        ),
         ({"options": []}, "its options are not a table"),
         ({"finished": {"b": FINISHED}}, "it has no shard 'b', and yet says that it is finished"),
         ({"finished": {"a-0": {**FINISHED, "bytes": "3"}}}, "the size of the shard 'a-0' is '3'"),
@@ -240,13 +219,14 @@ FINISHED = {"bytes": 3, "sha256": "ab", "mtime_ns": 17}
         ({"finished": {"a-0": {**FINISHED, "skipped": None}}}, "the number skipped of the shard 'a-0' is None"),
     ],
 )
-def test_a_journal_that_contradicts_itself(tmp_path, change, problem):
-    (tmp_path / "m").write_text(json.dumps({**asdict(journal()), **change}))
-    with pytest.raises(ConfigError, match=rf"m is not a conversion journal \({re.escape(problem)}\): delete it"):
+def test_what_is_not_a_journal(tmp_path, content, problem):
+    (tmp_path / "m").write_text(content if isinstance(content, str) else json.dumps({**asdict(journal()), **content}))
+    told = rf"m is not a conversion journal \({problem}\): delete it, or pass overwrite=True"
+    with pytest.raises(ConfigError, match=told):
         JournalFile(str(tmp_path / "m")).load()
 
 
-def test_a_journal_is_not_written_through_a_link(tmp_path):
+def test_a_journal_is_not_written_through_a_link_or_to_a_directory(tmp_path):
     victim = tmp_path / "victim"
     victim.write_text("precious")
     (tmp_path / "m").symlink_to(victim)
@@ -254,14 +234,11 @@ def test_a_journal_is_not_written_through_a_link(tmp_path):
     JournalFile(str(tmp_path / "m")).save(journal())
     assert victim.read_text() == "precious"
     assert JournalFile(str(tmp_path / "m")).load() == journal()
-
-
-def test_a_journal_that_cannot_be_read_or_written(tmp_path):
-    (tmp_path / "m").mkdir()
-    with pytest.raises(SourceError, match=r"cannot read .*m: Is a directory"):
-        JournalFile(str(tmp_path / "m")).load()
-    with pytest.raises(SourceError, match=r"cannot write .*m: Is a directory"):
-        JournalFile(str(tmp_path / "m")).save(journal())
+    (tmp_path / "d").mkdir()
+    with pytest.raises(SourceError, match=r"cannot read .*d: Is a directory"):
+        JournalFile(str(tmp_path / "d")).load()
+    with pytest.raises(SourceError, match=r"cannot write .*d: Is a directory"):
+        JournalFile(str(tmp_path / "d")).save(journal())
 
 
 @pytest.mark.parametrize("kind", ["file", "directory"])
@@ -312,39 +289,43 @@ def test_a_source_of_the_users_own(tmp_path):
         def __getitem__(self, index):
             return {"x": np.array(index * index)}
 
-    convert(Squares(), tmp_path / "a.syr")
+    assert convert(Squares(), tmp_path / "a.syr", resume=True).resumed == 0, "what was never begun begins"
     assert dataload.open(tmp_path / "a.syr").read_batch(range(4))["x"].tolist() == [0, 1, 4, 9]
     assert convert(Squares(), tmp_path / "a.syr", resume=True).resumed == 4
 
 
-def test_a_record_that_does_not_fit_is_named(tmp_path):
-    source = dataload.MemorySource([{"x": 1}, {"x": 2}, {"x": 3}, {"y": 4}])
-    with pytest.raises(
-        ConfigError,
-        match=r"cannot write record 3 of the source to .*a-00001-of-00002\.syr: record 1 has the fields 'y'",
-    ):
-        convert(source, tmp_path / "a.syr", shards=2)
-    assert sorted(os.listdir(tmp_path)) == [".a.syr.convert.json", "a-00000-of-00002.syr"]
-
-
-def test_a_failure_in_the_first_shard_leaves_nothing(tmp_path):
-    with pytest.raises(ConfigError, match="cannot write record 0 of the source"):
-        convert(dataload.MemorySource([{"x": object()}]), tmp_path / "a.syr")
-    assert os.listdir(tmp_path) == []
+@pytest.mark.parametrize(
+    ("records", "shards", "text", "left"),
+    [
+        ([{"x": object()}], 1, "cannot write record 0 of the source", []),
+        (
+            [{"x": 1}, {"x": 2}, {"x": 3}, {"y": 4}],
+            2,
+            r"cannot write record 3 of the source to .*a-00001-of-00002\.syr: record 1 has the fields 'y'",
+            [".a.syr.convert.json", "a-00000-of-00002.syr"],
+        ),
+    ],
+)
+def test_a_record_that_does_not_fit_is_named(tmp_path, records, shards, text, left):
+    with pytest.raises(ConfigError, match=text):
+        convert(dataload.MemorySource(records), tmp_path / "a.syr", shards=shards)
+    assert sorted(os.listdir(tmp_path)) == left
 
 
 # What is there already
 
 
-def test_an_existing_file_is_kept_unless_told_otherwise(tmp_path):
-    (tmp_path / "a-00001-of-00003.syr").write_text("old")
+@pytest.mark.parametrize(("shards", "name"), [(3, "a-00001-of-00003.syr"), (None, "a.syr")])
+@pytest.mark.parametrize("resume", [False, True])
+def test_an_existing_file_is_kept_unless_told_otherwise(tmp_path, shards, name, resume):
+    (tmp_path / name).write_text("old")
     with pytest.raises(
-        ConfigError, match=r"a-00001-of-00003\.syr exists: choose another name, or pass overwrite=True to replace it$"
+        ConfigError, match=rf"{name} exists: choose another name, or pass overwrite=True to replace it$"
     ):
-        convert(source_of(3), tmp_path / "a.syr", shards=3)
-    assert os.listdir(tmp_path) == ["a-00001-of-00003.syr"]
-    convert(source_of(3), tmp_path / "a.syr", shards=3, overwrite=True)
-    assert len(dataload.open(tmp_path / "a-*.syr")) == 3
+        convert(source_of(3), tmp_path / "a.syr", shards=shards, resume=resume)
+    assert (os.listdir(tmp_path), (tmp_path / name).read_text()) == ([name], "old")
+    convert(source_of(3), tmp_path / "a.syr", shards=shards, overwrite=True)
+    assert len(dataload.open(tmp_path / "a*.syr")) == 3
 
 
 class Stop(Exception):
@@ -379,57 +360,23 @@ def test_resuming_writes_only_what_is_missing(tmp_path):
     assert_equal_records(list(dataload.open(report.pattern)), records_of(30))
 
 
-def test_resuming_what_was_never_begun_begins(tmp_path):
-    assert convert(source_of(3), tmp_path / "a.syr", resume=True).resumed == 0
-    assert len(dataload.open(tmp_path / "a.syr")) == 3
-
-
-def test_resuming_does_not_take_a_foreign_file_for_its_own(tmp_path):
-    (tmp_path / "a.syr").write_text("mine")
-    with pytest.raises(ConfigError, match=r"a\.syr exists"):
-        convert(source_of(3), tmp_path / "a.syr", resume=True)
-    assert (tmp_path / "a.syr").read_text() == "mine"
-
-
-def test_a_shard_that_was_damaged_meanwhile_is_written_again(tmp_path):
+def test_a_shard_that_was_damaged_or_not_noted_is_written_again(tmp_path):
     source = source_of(30)
     interrupted(tmp_path, source)
     shard = tmp_path / "a-00000-of-00003.syr"
     shard.write_bytes(shard.read_bytes()[:-7])
+    (tmp_path / "a-00001-of-00003.syr").write_text("killed between the rename and the journal")
+    (tmp_path / ".a-00001-of-00003.syr.0123456789ab.tmp").write_text("half")
     report = convert(source, tmp_path / "a.syr", shards=3, resume=True)
     assert report.resumed == 0
     assert report.notes == (f"{shard} has changed since it was finished and was written again",)
     assert_equal_records(list(dataload.open(report.pattern)), records_of(30))
 
 
-def test_a_shard_that_was_finished_but_not_noted_is_written_again(tmp_path):
-    source = source_of(30)
-    interrupted(tmp_path, source)
-    (tmp_path / "a-00001-of-00003.syr").write_text("killed between the rename and the journal")
-    (tmp_path / ".a-00001-of-00003.syr.0123456789ab.tmp").write_text("half")
-    report = convert(source, tmp_path / "a.syr", shards=3, resume=True)
-    assert_equal_records(list(dataload.open(report.pattern)), records_of(30))
-
-
-def test_an_interrupted_conversion_is_not_begun_anew_silently(tmp_path):
-    interrupted(tmp_path, source_of(30))
-    with pytest.raises(
-        ConfigError,
-        match=r"exists: choose another name, or pass resume=True to continue the interrupted conversion, or "
-        r"overwrite=True to replace it",
-    ):
-        convert(source_of(30), tmp_path / "a.syr", shards=3)
-    report = convert(source_of(30), tmp_path / "a.syr", shards=3, overwrite=True)
-    assert report.resumed == 0
-
-
 @pytest.mark.parametrize(
     ("changes", "lines"),
     [
-        (
-            {"source": source_of(30)[:29]},
-            ["source: ", "records: 30 when it began, 29 now", "shards: 3 (a-"],
-        ),
+        ({"source": source_of(30)[:29]}, ["source: ", "records: 30 when it began, 29 now", "shards: 3 (a-"]),
         ({"shards": 4}, ["shards: 3 (a-00000-of-00003.syr, ...) when it began, 4 (a-00000-of-00004.syr, ...) now"]),
         ({"keep_key": True}, ["keep_key: False when it began, True now"]),
     ],
@@ -437,13 +384,19 @@ def test_an_interrupted_conversion_is_not_begun_anew_silently(tmp_path):
 def test_another_source_or_plan_is_refused(tmp_path, changes, lines):
     interrupted(tmp_path, source_of(30))
     arguments = {"source": source_of(30), "destination": tmp_path / "a.syr", "shards": 3, **changes}
-    with pytest.raises(
-        ConfigError, match=r"cannot resume: .*a\.syr\.convert\.json is the journal of a different"
-    ) as error:
+    told = r"cannot resume: .*a\.syr\.convert\.json is the journal of a different"
+    with pytest.raises(ConfigError, match=told) as error:
         convert(**arguments, resume=True)
     _, *found = str(error.value).split("\n  ")
     assert len(found) == len(lines)
     assert all(line.startswith(start) for line, start in zip(found, lines, strict=True))
+    silently = (
+        "exists: choose another name, or pass resume=True to continue the interrupted conversion, or "
+        "overwrite=True to replace it"
+    )
+    with pytest.raises(ConfigError, match=silently):
+        convert(source_of(30), tmp_path / "a.syr", shards=3)
+    assert convert(**arguments, overwrite=True).resumed == 0
 
 
 def make_key(index, record):
@@ -469,11 +422,6 @@ def test_functions_and_objects_among_the_options_do_not_keep_from_resuming(tmp_p
     assert not [value for value in table["options"].values() if " at 0x" in value]
 
 
-def test_resume_and_overwrite_contradict():
-    with pytest.raises(ConfigError, match="resume keeps existing files, overwrite replaces them: pass only one"):
-        convert(source_of(1), "a.syr", resume=True, overwrite=True)
-
-
 WRITES = rf"another process is writing to .*a\.syr.* \(process {os.getpid()} on .+, since 2\d+-.* UTC\): wait until it"
 
 
@@ -491,3 +439,5 @@ def test_a_second_conversion_to_the_same_destination_is_refused(tmp_path):
     assert len(dataload.open(tmp_path / "a.syr")) == 9
     convert(source_of(5), tmp_path / "a.syr", overwrite=True)  # the first one has ended
     assert sorted(os.listdir(tmp_path)) == [".a.syr.convert.json", "a.syr", "dataload.json"]
+    with pytest.raises(ConfigError, match="resume keeps existing files, overwrite replaces them: pass only one"):
+        convert(source_of(1), "a.syr", resume=True, overwrite=True)

@@ -125,7 +125,15 @@ def test_parts_of_unknown_values_go_on_and_say_so(tmp_path):
     assert run(tmp_path / "a.syr", Model(2), merge=True).notes == (NOTE,)
 
 
-def test_a_version_vouches_for_unknown_values(tmp_path, monkeypatch):
+def test_a_version_or_a_fingerprint_vouches_for_unknown_values(tmp_path, monkeypatch):
+    class Known(Model):
+        def fingerprint(self):
+            return f"{self.factor}"
+
+    run(tmp_path / "b.syr", Known(2), stop=6)
+    with pytest.raises(ConfigError, match="map values"):
+        run(tmp_path / "b.syr", Known(3), resume=True)
+    assert run(tmp_path / "b.syr", Known(2), resume=True).notes == ()
     monkeypatch.setitem(globals(), "__version__", "1.0")
     run(tmp_path / "a.syr", Model(2), stop=6)
     assert run(tmp_path / "a.syr", Model(2), resume=True).notes == ()
@@ -134,15 +142,11 @@ def test_a_version_vouches_for_unknown_values(tmp_path, monkeypatch):
         run(tmp_path / "a.syr", Model(2), resume=True)
 
 
-def test_a_fingerprint_vouches_for_an_object(tmp_path):
-    class Known(Model):
-        def fingerprint(self):
-            return f"{self.factor}"
-
-    run(tmp_path / "a.syr", Known(2), stop=6)
-    with pytest.raises(ConfigError, match="map values"):
-        run(tmp_path / "a.syr", Known(3), resume=True)
-    assert run(tmp_path / "a.syr", Known(2), resume=True).notes == ()
+BEGAN = (
+    "{}.convert.json was begun by dataload 0.2, which did not note the values that {} uses, so records of two "
+    "functions could be mixed: finish it with 0.2, or pass overwrite=True"
+)
+MADE = f"{__name__}.make.<locals>.<lambda>"
 
 
 def test_what_0_2_began_is_not_mixed(tmp_path):
@@ -150,11 +154,7 @@ def test_what_0_2_began_is_not_mixed(tmp_path):
     forget_values(tmp_path / ".a.syr.convert.json")
     with pytest.raises(ConfigError) as caught:
         run(tmp_path / "a.syr", make(2), resume=True)
-    function = f"{__name__}.make.<locals>.<lambda>"
-    assert str(caught.value) == (
-        f"cannot resume: {tmp_path}/.a.syr.convert.json was begun by dataload 0.2, which did not note the values that "
-        f"{function} uses, so records of two functions could be mixed: finish it with 0.2, or pass overwrite=True"
-    )
+    assert str(caught.value) == f"cannot resume: {BEGAN.format(f'{tmp_path}/.a.syr', MADE)}"
     run(tmp_path / "b.syr", make(2), part=(1, 2))
     forget_values(tmp_path / ".b.syr.convert.json")
     forget_values(tmp_path / ".b.syr.convert.1-of-2.json")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -13,12 +14,12 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload.convert import convert, indexing
+from dataload.convert import convert
 from dataload.convert import manifest as manifests
 from dataload.convert.indexing import index_shards
 from dataload.convert.manifest import update_manifest
-from dataload.errors import ConfigError, CorruptFileError, SourceError
-from dataload.sources.find import find_shards, read_manifest
+from dataload.errors import ConfigError, CorruptFileError, SourceError, WorkerError
+from dataload.sources.find import read_manifest
 from dataload.sources.manifest import DataSetEntry, ShardEntry
 from dataload.types import FieldSpec
 
@@ -56,28 +57,18 @@ def test_convert_lists_what_it_wrote(tmp_path, shards, pattern):
     assert values(dataload.open(tmp_path)) == list(range(10))
 
 
-@pytest.mark.parametrize("format_suffix", [".array_record", ".lmdb", ".tar", ".torchrecord"])
-def test_every_format_opens_by_its_directory(tmp_path, format_suffix):
-    convert(source_of(10), tmp_path / f"a{format_suffix}", shards=2)
-    with dataload.open(tmp_path) as found:
-        assert len(found) == 10
-        assert found.shard_lengths == (5, 5)
-        if format_suffix != ".tar":  # whose members only their reader's choice decodes
-            assert values(found) == list(range(10))
-    index_shards(str(tmp_path))
-    with dataload.open(tmp_path) as found:
-        assert len(found) == 10
+@pytest.mark.parametrize("suffix", [".array_record", ".lmdb", ".tar", ".torchrecord", ".syr"])
+def test_every_format_opens_by_its_directory(tmp_path, suffix):
+    convert(source_of(12), tmp_path / f"a-{{shard}}{suffix}", shards=12)
+    for _ in range(2):
+        with dataload.open(tmp_path) as found:
+            assert found.shard_lengths == (1,) * 12
+            if suffix != ".tar":  # whose members only their reader's choice decodes
+                assert values(found) == list(range(12)), "a-10 comes after a-9"
+        index_shards(str(tmp_path))
 
 
 def test_the_codec_is_known_from_the_manifest(tmp_path):
-    convert(source_of(4), tmp_path / "a.array_record", writer_options={"codec": "npz"})
-    assert entries(tmp_path)[0].options == {"codec": "npz"}
-    assert values(dataload.open(tmp_path)) == [0, 1, 2, 3]
-    assert isinstance(dataload.open(tmp_path, codec="raw")[0], bytes), "what the caller says comes first"
-    assert values(dataload.open(tmp_path / "a.array_record")) == [0, 1, 2, 3], "the file says so, too"
-
-
-def test_a_codec_of_the_users_own_is_not_stored(tmp_path):
     class Own:
         def encode(self, record):
             return bytes([int(record["x"][0])])
@@ -85,8 +76,13 @@ def test_a_codec_of_the_users_own_is_not_stored(tmp_path):
         def decode(self, data):
             return {"x": np.full(3, data[0])}
 
-    convert(source_of(4), tmp_path / "a.lmdb", writer_options={"codec": Own()})
-    assert (entries(tmp_path)[0].options, entries(tmp_path)[0].fields) == ({}, {})
+    convert(source_of(4), tmp_path / "a.array_record", writer_options={"codec": "npz"})
+    assert entries(tmp_path)[0].options == {"codec": "npz"}
+    assert values(dataload.open(tmp_path)) == [0, 1, 2, 3]
+    assert isinstance(dataload.open(tmp_path, codec="raw")[0], bytes), "what the caller says comes first"
+    assert values(dataload.open(tmp_path / "a.array_record")) == [0, 1, 2, 3], "the file says so, too"
+    convert(source_of(4), tmp_path / "b.lmdb", writer_options={"codec": Own()})
+    assert (entries(tmp_path)[1].options, entries(tmp_path)[1].fields) == ({}, {})
 
 
 def test_two_conversions_into_one_directory(tmp_path):
@@ -102,16 +98,6 @@ def test_two_conversions_into_one_directory(tmp_path):
     assert values(dataload.open(tmp_path, format="lmdb")) == [0, 1, 2], "a format chooses, too"
 
 
-def test_shards_of_another_format_are_not_passed_over(tmp_path):
-    with dataload.create(tmp_path / "a.syr") as writer:
-        writer.write({"x": 1})
-    convert(source_of(3), tmp_path / "b.lmdb")
-    with pytest.raises(CorruptFileError, match=r"the manifest is stale: a\.syr is not in the manifest"):
-        dataload.open(tmp_path)
-    assert values(dataload.open(tmp_path, format="lmdb")) == [0, 1, 2]
-    assert len(dataload.open(tmp_path, format="syrah")) == 1
-
-
 def test_a_conversion_replaces_its_entry(tmp_path):
     convert(source_of(4), tmp_path / "a.syr", shards=2)
     convert(source_of(9), tmp_path / "a.syr", shards=2, overwrite=True)
@@ -121,22 +107,20 @@ def test_a_conversion_replaces_its_entry(tmp_path):
 
 
 def test_the_manifest_is_written_last(tmp_path):
-    class Bad(dataload.MemorySource):
-        def _read(self, indices):
-            if 7 in indices:
-                raise CorruptFileError("bad")
-            return super()._read(indices)
+    def bad(sample):
+        if sample["x"][0] == 7:
+            raise CorruptFileError("bad")
+        return sample
 
-    records = [{"x": np.full(3, i, np.int32)} for i in range(8)]
-    with pytest.raises(CorruptFileError, match="bad"):
-        convert(Bad(records), tmp_path / "a.syr", shards=4)
+    with pytest.raises(WorkerError):
+        convert(source_of(8), tmp_path / "a.syr", shards=4, map=bad)
     assert "dataload.json" not in os.listdir(tmp_path)
-    convert(dataload.MemorySource(records), tmp_path / "b.syr")
+    convert(source_of(8), tmp_path / "b.syr")
     before = (tmp_path / "dataload.json").stat()
-    convert(dataload.MemorySource(records), tmp_path / "b.syr", resume=True)
+    convert(source_of(8), tmp_path / "b.syr", resume=True)
     assert (tmp_path / "dataload.json").stat().st_mtime_ns == before.st_mtime_ns, "there was nothing to write"
     (tmp_path / "dataload.json").unlink()
-    convert(dataload.MemorySource(records), tmp_path / "b.syr", resume=True)
+    convert(source_of(8), tmp_path / "b.syr", resume=True)
     assert [entry.pattern for entry in entries(tmp_path)] == ["b.syr"]
 
 
@@ -166,56 +150,65 @@ def shards(tmp_path):
 STALE = r"dataload\.json: the manifest is stale: {}; if the shards are right, run `dataload index --manifest .*`$"
 
 
-def test_a_shard_of_another_size(shards):
-    with open(shards / "a-00001-of-00002.syr", "ab") as stream:
+FIRST, SECOND = (f"a-0000{number}-of-00002.syr" for number in range(2))
+
+
+def grow(directory):
+    with open(directory / SECOND, "ab") as stream:
         stream.write(b"x")
-    size = (shards / "a-00001-of-00002.syr").stat().st_size
-    problem = rf"a-00001-of-00002\.syr has {size:,} bytes, and {size - 1:,} in the manifest"
-    with pytest.raises(CorruptFileError, match=STALE.format(problem)) as caught:
-        dataload.open(shards)
-    assert caught.value.path == str(shards / "dataload.json")
 
 
-def test_a_missing_shard(shards):
-    for number in range(2):
-        (shards / f"a-0000{number}-of-00002.syr").unlink()
-    problem = r"a-00000-of-00002\.syr is missing \(and 1 more\)"
-    with pytest.raises(CorruptFileError, match=STALE.format(problem)):
-        dataload.open(shards)
+def remove(directory):
+    for name in (FIRST, SECOND):
+        (directory / name).unlink()
 
 
-def test_a_shard_that_is_not_listed(shards):
-    shutil.copy(shards / "a-00000-of-00002.syr", shards / "b.syr")
-    with pytest.raises(CorruptFileError, match=STALE.format(r"b\.syr is not in the manifest")):
-        dataload.open(shards)
-    (shards / "b.syr").rename(shards / "b.txt")
-    assert len(dataload.open(shards)) == 10
-
-
-def test_another_number_of_records(shards):
-    path = shards / "dataload.json"
-    table = json.loads(path.read_bytes())
+def miscount(directory):
+    table = json.loads((directory / "dataload.json").read_bytes())
     table["data_sets"][0]["records"] = 11
     table["data_sets"][0]["shards"]["records"] = [6, 5]
-    path.write_text(json.dumps(table))
-    problem = r"dataload\.json: a-00000-of-00002\.syr has 5 records, and 6 in the manifest: if the shards"
-    with pytest.raises(CorruptFileError, match=problem):
-        dataload.open(shards)
-    index_shards(str(shards))
-    assert len(dataload.open(shards)) == 10
+    (directory / "dataload.json").write_text(json.dumps(table))
 
 
-def test_a_damaged_manifest(shards):
-    (shards / "dataload.json").write_text("not JSON")
-    with pytest.raises(CorruptFileError, match=r"dataload\.json: a manifest is JSON, but this is not"):
+def write_other(directory):
+    with dataload.create(directory / "b.lmdb") as writer:
+        writer.write({"x": 1})
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        (grow, STALE.format(rf"{SECOND} has ([\d,]+) bytes, and ([\d,]+) in the manifest")),
+        (remove, STALE.format(rf"{FIRST} is missing \(and 1 more\)")),
+        (lambda path: shutil.copy(path / FIRST, path / "b.syr"), STALE.format(r"b\.syr is not in the manifest")),
+        (write_other, STALE.format(r"b\.lmdb is not in the manifest")),
+        (miscount, rf"dataload\.json: {FIRST} has 5 records, and 6 in the manifest: if the shards"),
+        (lambda path: (path / "dataload.json").write_text("x"), r"dataload\.json: a manifest is JSON, but this is not"),
+    ],
+)
+def test_a_manifest_that_is_stale_or_damaged(shards, change, problem):
+    before = dataload.open(shards).fingerprint()
+    change(shards)
+    with pytest.raises(CorruptFileError, match=problem) as caught:
         dataload.open(shards)
-    (shards / "dataload.json").unlink()
-    assert len(dataload.open(shards)) == 10
+    assert caught.value.path == str(shards / "dataload.json")
+    if change is grow:
+        new, old = (int(size.replace(",", "")) for size in re.search(problem, str(caught.value)).groups())
+        assert (new, old) == ((shards / SECOND).stat().st_size, new - 1)
+    elif change is miscount:
+        index_shards(str(shards))
+        assert len(dataload.open(shards)) == 10
+    elif change is write_other:
+        assert len(dataload.open(shards, format="syrah")) == 10
+        assert len(dataload.open(shards, format="lmdb")) == 1
+    elif change is not remove:
+        (shards / "dataload.json").unlink()
+        (shards / "b.syr").rename(shards / "b.txt") if (shards / "b.syr").exists() else None
+        assert dataload.open(shards).fingerprint() == before
 
 
 @pytest.mark.parametrize("name", ["of_a_package", "range"])
-def test_data_do_not_choose_a_package(shards, name, monkeypatch):
-    monkeypatch.setattr("dataload.sources.find.get_format", lambda name: pytest.fail(f"imports what adds {name}"))
+def test_data_do_not_choose_a_package(shards, name):
     path = shards / "dataload.json"
     path.write_text(path.read_text().replace('"format":"syrah"', f'"format":"{name}"'))
     message = rf"the manifest says that a-.* has the format '{name}', not 'syrah': pass format= to choose one"
@@ -223,37 +216,15 @@ def test_data_do_not_choose_a_package(shards, name, monkeypatch):
         dataload.open(shards)
 
 
-def test_the_order_is_that_of_the_manifest(tmp_path):
-    convert(source_of(12), tmp_path / "a-{shard}.syr", shards=12)
-    assert values(dataload.open(tmp_path)) == list(range(12)), "a-10 comes after a-9"
-    index_shards(str(tmp_path))
-    assert values(dataload.open(tmp_path)) == list(range(12))
-
-
-def test_no_file_is_opened_to_find_the_format(tmp_path, monkeypatch):
-    convert(source_of(4), tmp_path / "a.lmdb", shards=2)
-    manifest = read_manifest(str(tmp_path))
-    monkeypatch.setattr("dataload.storage.local.files.LocalFile.__init__", None)
-    monkeypatch.setattr("dataload.sources.find.read_manifest", lambda *_: manifest)
-    found = find_shards(str(tmp_path))
-    assert (found.format.name, len(found.files)) == ("lmdb", 2)
-
-
 def test_directories_that_disagree(tmp_path):
     for name, codec in (("a", "npz"), ("b", "msgpack"), ("c", "npz")):
         (tmp_path / name).mkdir()
         convert(source_of(2), tmp_path / name / "x.lmdb", writer_options={"codec": codec})
-    assert values(dataload.open([tmp_path / "a", tmp_path / "c"])) == [0, 1, 0, 1]
+    for other in (tmp_path / "c", tmp_path / "c" / "x.lmdb"):
+        assert values(dataload.open([tmp_path / "a", other])) == [0, 1, 0, 1]
     message = "the manifests of the directories give different options, {'codec': 'npz'} and {'codec': 'msgpack'}"
     with pytest.raises(ConfigError, match=re.escape(message)):
         dataload.open([tmp_path / "a", tmp_path / "b"])
-    assert values(dataload.open([tmp_path / "a", tmp_path / "c" / "x.lmdb"])) == [0, 1, 0, 1]
-
-
-def test_the_fingerprint_does_not_depend_on_the_manifest(shards):
-    before = dataload.open(shards).fingerprint()
-    (shards / "dataload.json").unlink()
-    assert dataload.open(shards).fingerprint() == before
 
 
 # What `dataload index --manifest` does
@@ -276,14 +247,41 @@ def test_shards_that_exist_already(tmp_path):
     assert sorted(name for name in os.listdir(tmp_path) if "index" in name) == []
 
 
-def test_options_become_part_of_it(tmp_path):
-    expected = unlisted(tmp_path, name="a.array_record", writer_options={"codec": "npz"})
-    index_shards(str(tmp_path / "*.array_record"), options={"codec": "npz", "cache": False})
-    assert entries(tmp_path) == expected
-    index_shards(str(tmp_path))
-    assert entries(tmp_path) == expected, "renewing keeps them"
+class Engine:
+    """Runs the parts one after the other in this thread, in the opposite order."""
+
+    parts = None
+
+    def default_parts(self, shards):
+        return shards - 1
+
+    def run(self, task, count, advance):
+        done, results = {}, {}
+        for number in range(count, 0, -1):
+
+            def progress(units, _, number=number):
+                done[number] = units
+                advance(sum(done.values()))
+
+            results[number] = task(part=(number, count), progress=progress)
+        return [results[number] for number in sorted(results)]
+
+
+@pytest.mark.parametrize("engine", [None, Engine()])
+def test_options_become_part_of_it(tmp_path, engine):
+    expected = unlisted(tmp_path, name="a.array_record", shards=3, writer_options={"codec": "npz"})
+    calls = []
+    options = {"codec": "npz", "cache": False}
+    pattern = str(tmp_path / "*.array_record")
+    report = index_shards(pattern, options=options, engine=engine, progress=lambda *each: calls.append(each))
+    assert (entries(tmp_path)[0].options, entries(tmp_path)[0].shards) == ({"codec": "npz"}, expected[0].shards)
+    assert (report.resumed, [calls[0], calls[-1]]) == (0, [(0, 3), (3, 3)])
+    before = entries(tmp_path)
+    index_shards(str(tmp_path), engine=engine)
+    assert entries(tmp_path) == before, "renewing keeps them"
+    assert [name for name in os.listdir(tmp_path) if name.startswith(".dataload")] == []
     with pytest.raises(ConfigError, match=r"the option codec=.* cannot be stored in a manifest: pass it to open"):
-        index_shards(str(tmp_path), options={"codec": len})
+        index_shards(str(tmp_path), options={"codec": len}, engine=engine)
 
 
 def test_raw_tokens(tmp_path):
@@ -312,62 +310,50 @@ def test_data_sets_keep_their_entries(tmp_path):
 def test_names_that_are_not_numbered(tmp_path):
     for name in ("cat.syr", "dog.syr"):
         unlisted(tmp_path, name=name)
-    index_shards(str(tmp_path))
-    assert [entry.pattern for entry in entries(tmp_path)] == ["*.syr"]
-    assert len(dataload.open(tmp_path)) == 20
-    index_shards(str(tmp_path / "[cd]*.syr"))
-    assert [entry.pattern for entry in entries(tmp_path)] == ["[cd]*.syr"]
+    for asked, pattern in ((tmp_path, "*.syr"), (tmp_path / "[cd]*.syr", "[cd]*.syr")):
+        index_shards(str(asked))
+        assert [entry.pattern for entry in entries(tmp_path)] == [pattern]
+        assert len(dataload.open(tmp_path)) == 20
 
 
-def test_an_interrupted_run_resumes(tmp_path, monkeypatch):
+def test_an_interrupted_run_resumes(tmp_path):
     expected = unlisted(tmp_path, shards=6)
-    hashed = []
-    original = indexing._describe
 
-    def stops_after_three(data_set, path):
-        if len(hashed) == 3:
+    def stop_after_three(done, total):
+        if done == 3:
             raise KeyboardInterrupt
-        hashed.append(os.path.basename(path))
-        return original(data_set, path)
 
-    monkeypatch.setattr(indexing, "usable_cpus", lambda: 1)
-    monkeypatch.setattr(indexing, "_describe", stops_after_three)
     with pytest.raises(KeyboardInterrupt):
-        index_shards(str(tmp_path))
+        index_shards(str(tmp_path), progress=stop_after_three)
     assert "dataload.json" not in os.listdir(tmp_path)
+    noted = len((tmp_path / ".dataload.json.index").read_text().splitlines()) - 1
+    assert noted >= 3
     with open(tmp_path / ".dataload.json.index", "a") as stream:
         stream.write('[]\n["a", "b", 1, 2, 3, 4]\n{"a')  # the process was killed while it wrote
-    monkeypatch.setattr(indexing, "_describe", lambda *each: hashed.append(each[1]) or original(*each))
-    os.utime(tmp_path / hashed[0], ns=(1, 1))  # touched, but the same
+    for path in tmp_path.glob("*.syr"):
+        os.utime(path, ns=(1, 1))  # touched, but the same
     report = index_shards(str(tmp_path))
-    assert (report.data_sets, report.resumed) == (expected, 3)
-    assert len(hashed) == 6
+    assert (report.data_sets, report.resumed) == (expected, noted)
     assert ".dataload.json.index" not in os.listdir(tmp_path)
 
 
-def test_the_journal_is_not_written_through_a_link(tmp_path):
-    unlisted(tmp_path)
-    (tmp_path / "victim").write_text("precious")
-    (tmp_path / ".dataload.json.index").symlink_to("victim")
-    with pytest.raises(SourceError, match=r"cannot write .*\.dataload\.json\.index"):
-        index_shards(str(tmp_path))
-    assert (tmp_path / "victim").read_text() == "precious"
-
-
-def test_a_shard_that_cannot_be_read(tmp_path):
-    unlisted(tmp_path, shards=2)
-    (tmp_path / "a-00001-of-00002.syr").write_bytes(b"GS\0 damaged")
-    with pytest.raises(CorruptFileError, match="a-00001-of-00002"):
-        index_shards(str(tmp_path))
-    assert "dataload.json" not in os.listdir(tmp_path)
-
-
-def test_shards_of_several_directories(tmp_path):
+def test_what_cannot_be_indexed(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()
-        unlisted(tmp_path / name)
+        unlisted(tmp_path / name, shards=2)
+    several = str(tmp_path / "{a,b}" / FIRST)
     with pytest.raises(ConfigError, match=r"a manifest lists the shards of one directory, got shards of .*a, .*b"):
-        index_shards(str(tmp_path / "{a,b}" / "a.syr"))
+        index_shards(several)
+    (tmp_path / "a" / SECOND).write_bytes(b"GS\0 damaged")
+    with pytest.raises(CorruptFileError) as caught:
+        index_shards(str(tmp_path / "a"))
+    assert caught.value.path == str(tmp_path / "a" / SECOND)
+    assert "dataload.json" not in os.listdir(tmp_path / "a")
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "b" / ".dataload.json.index").symlink_to("../victim")
+    with pytest.raises(SourceError, match=r"cannot write .*\.dataload\.json\.index"):
+        index_shards(str(tmp_path / "b"))
+    assert (tmp_path / "victim").read_text() == "precious"
 
 
 def test_two_at_once(tmp_path):
@@ -394,6 +380,31 @@ def test_updates_at_once_are_all_kept(tmp_path):
         thread.join()
     assert {entry.pattern for entry in entries(tmp_path)} == {*names}
     assert os.listdir(tmp_path) == ["dataload.json"]
+
+
+@pytest.mark.parametrize("conflicts", [0, 3, None])
+def test_writers_that_take_no_notice_of_the_lock(tmp_path, monkeypatch, conflicts):
+    storage, tries = manifests.storage_of(""), []
+
+    class Contended:
+        def __getattr__(self, name):
+            return getattr(storage, name)
+
+        def replace(self, *arguments):
+            tries.append(arguments)
+            if conflicts is None or len(tries) <= conflicts:
+                raise FileExistsError
+            return storage.replace(*arguments)
+
+    monkeypatch.setattr(manifests, "storage_of", lambda *_: Contended())
+    added = [DataSetEntry.of("a.syr", "syrah", [ShardEntry("a.syr", 1, 1)])]
+    if conflicts is None:
+        monkeypatch.setattr(manifests.time, "monotonic", itertools.count(0, 4).__next__)
+        with pytest.raises(SourceError, match=r"other processes have been writing .*\.json for 10 seconds: try again"):
+            update_manifest(str(tmp_path), added)
+    else:
+        update_manifest(str(tmp_path), added)
+        assert (list(entries(tmp_path)), len(tries)) == (added, conflicts + 1)
 
 
 def test_a_lock_that_is_held_for_long(tmp_path, monkeypatch):

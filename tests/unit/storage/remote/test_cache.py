@@ -163,7 +163,7 @@ def test_links_in_a_cache_are_not_followed_and_the_cache_may_be_one(tmp_path):
 
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(SourceError, match=r"the cache .*file cannot be created: File exists"):
+    with pytest.raises(SourceError, match=r"cannot create the cache .*file: File exists"):
         ShardCache(str(tmp_path / "file"), None)
 
 
@@ -310,13 +310,15 @@ def test_what_a_killed_process_leaves_is_taken_over(tmp_path, same):
     assert files(tmp_path) == [name]
 
 
-def test_a_link_is_not_followed(tmp_path):
+def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path):
     cache = ShardCache(str(tmp_path / "cache"), None)
-    (tmp_path / "secret").write_bytes(b"secret")
-    os.symlink(tmp_path / "secret", tmp_path / "cache" / "shards" / ShardCache.name(url("x"), version()))
-    with pytest.raises(OSError):
-        cache.find(ShardCache.name(url("x"), version()))
-    assert (tmp_path / "secret").read_bytes() == b"secret"
+    (tmp_path / "secret").write_bytes(b"\0" * 100)
+    for make in (lambda path: os.symlink(tmp_path / "secret", path), os.mkfifo):
+        make(tmp_path / "cache" / "shards" / ShardCache.name(url("x"), version()))
+        assert cache.find(ShardCache.name(url("x"), version())) is None
+        assert content(cache.fetch(url("x"), version(), Downloads(), never)) == b"\1" * 100
+        cache.evict(ShardCache.name(url("x"), version()))
+    assert (tmp_path / "secret").read_bytes() == b"\0" * 100
 
 
 def test_names_tell_length_and_md5():

@@ -282,7 +282,7 @@ def served(name, directory, **more):
 
 def try_cache(name, directory, **choice):
     """Let each call of the system fail that reading by the cache makes; return the outcomes, counted."""
-    with served(name, directory, mode="shards") as (_, opened):
+    with served(name, directory, mode="shards", retries=5, timeout=5.0) as (_, opened):
         return try_calls(name, opened, **choice)
 
 

@@ -206,12 +206,12 @@ def _imported(instructions: Sequence[_Instruction], known: Mapping[str, Any]) ->
     package = known.get("__package__") or str(known.get("__name__")).rpartition(".")[0]
     full = importlib.util.resolve_name("." * level + name, package)
     try:
-        module: Any = importlib.import_module(full)
+        module: Any = __import__(full, fromlist=names or ())  # submodules among the names are imported, too
     except ImportError:  # there may be another way
         return
     except Exception as error:
         raise ValueError(f"it imports {full!r}, which fails") from error
-    value = module = module if names else sys.modules[full.partition(".")[0]]
+    value = module
     for operation, argument in following:
         if operation == "IMPORT_FROM":
             value = getattr(module, argument, _MISSING)

@@ -1,7 +1,9 @@
 """The owner of a failure: the one place that decides whose fault an exception is."""
 
 import errno
+import re
 import sys
+from collections.abc import Iterator
 from contextlib import suppress
 from opcode import opmap
 from types import TracebackType
@@ -17,6 +19,7 @@ from dataload.errors import (
     SourceNotFoundError,
     StoreError,
     UnsupportedFormatError,
+    text_of,
 )
 
 Owner: TypeAlias = Literal["record", "store", "machine", "user", "dataload"]
@@ -36,6 +39,8 @@ BUG = "this is a bug of dataload, and no record is at fault: please report it, w
 RAISE = opmap["RAISE_VARARGS"]
 """The instruction of a ``raise`` statement."""
 
+_NO_MEMORY = re.compile("out of memory|allocate memory", re.IGNORECASE)  # as torch says it
+_MOST_CAUSES = 16
 _MARK = "_dataload_users"
 
 LIBRARIES = sys.stdlib_module_names | {
@@ -57,24 +62,37 @@ def mark_users(error: BaseException) -> None:
 
 def owner_of(error: BaseException) -> Owner:
     """Return the owner of a failure."""
-    if isinstance(error, (MachineError, MemoryError)):
-        return "machine"
+    if owner := _of_system(error):
+        return owner
     if isinstance(error, (StoreError, SourceNotFoundError)):
         return "store"
     if isinstance(error, (ClosedSourceError, MissingDependencyError)):
         return "user"
     if isinstance(error, (CorruptFileError, UnsupportedFormatError)):
         return "record"
-    number = error.errno if isinstance(error, OSError) else None
-    if number in MACHINE_ERRNOS:
-        return "machine"
-    if number in STORE_ERRNOS:
-        return "store"
     if getattr(error, _MARK, False) or _raised_by_user(error.__traceback__, default=False):
-        return "record"
-    if number is not None or isinstance(error, SourceError):
+        causes: list[Owner] = [owner for cause in _causes(error) if (owner := _of_system(cause))]
+        return causes[0] if causes else "record"
+    if getattr(error, "errno", None) is not None or isinstance(error, SourceError):
         return "store"
     return "user" if isinstance(error, DataloadError) else "dataload"
+
+
+def _of_system(error: BaseException) -> Owner | None:
+    """Return the owner of a failure that whoever asks the system may meet; None for any other."""
+    number = error.errno if isinstance(error, OSError) else None
+    no_memory = isinstance(error, RuntimeError) and _NO_MEMORY.search(text_of(error))
+    if isinstance(error, (MachineError, MemoryError)) or number in MACHINE_ERRNOS or no_memory:
+        return "machine"
+    return "store" if number in STORE_ERRNOS else None
+
+
+def _causes(error: BaseException) -> Iterator[BaseException]:
+    for _ in range(_MOST_CAUSES):  # they may go round in a circle
+        if error.__cause__ is None:
+            return
+        error = error.__cause__
+        yield error
 
 
 def _raised_by_user(trace: TracebackType | None, *, default: bool) -> bool:

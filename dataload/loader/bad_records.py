@@ -14,7 +14,7 @@ import numpy as np
 from dataload._util.checks import check_max_bad
 from dataload.errors import ConfigError, WorkerError, printable, text_of
 from dataload.sources.location import locate
-from dataload.storage import absolute, base_name
+from dataload.storage import absolute, base_name, is_url
 from dataload.storage.local.text import append_text, read_text
 from dataload.types import Int64Array
 
@@ -80,6 +80,8 @@ class Budget:
         if report is None:
             return
         try:
+            if is_url(os.fspath(report)):
+                raise ValueError("nothing can be appended to a URL")
             self._report = absolute(os.fspath(report))  # the working directory may change
             append_report(self._report, [])
         except (OSError, TypeError, ValueError) as error:
@@ -191,6 +193,8 @@ def _read_report(path: str, source: Any, length: int) -> list[int]:
         message = f"exclude must be an error report, JSON with an 'index' in each line; {path}{reason}"
         return ConfigError(message, key="exclude", value=path)
 
+    if is_url(path):
+        raise wrong(" is a URL: copy it to this machine first")
     try:
         lines = read_text(path).split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -12,6 +12,7 @@ import numpy as np
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import identify
 from dataload.collate import default_collate
+from dataload.errors import redacted
 from dataload.sources.base import Source, select_fields, spec_of
 from dataload.sources.location import Location, locate
 from dataload.sources.memory import MemorySource
@@ -157,7 +158,7 @@ def _columns(data: Mapping[str, Any]) -> dict[str, Any]:
 def _refuse(data: Any) -> None:
     """Raise TypeError, with advice, for data that are not a source."""
     if isinstance(data, (str, PathLike)):
-        path = str(cast("Any", data))
+        path = redacted(str(cast("Any", data)))
         raise TypeError(f"a path is no source: pass dataload.open({path!r})")
     if isinstance(data, type):
         raise TypeError(f"{data.__name__} is a class: pass an object of it, {data.__name__}(...)")
@@ -168,7 +169,9 @@ def _refuse(data: Any) -> None:
                 "a list of sources is no source: pass dataload.concat([...]), or dataload.mix([...]) to draw"
             )
         if isinstance(first, PathLike) or (isinstance(first, str) and by_suffix(first, built_in_formats()) is not None):
-            raise TypeError(f"a list of paths is no source: pass dataload.open([{str(cast('Any', first))!r}, ...])")
+            raise TypeError(
+                f"a list of paths is no source: pass dataload.open([{redacted(str(cast('Any', first)))!r}, ...])"
+            )
     if isinstance(data, Mapping) and any(map(_is_data_set, cast("Mapping[Any, Any]", data))):
         raise TypeError("sources with weights are no source: pass dataload.mix({...})")
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(data, name)]

@@ -84,6 +84,17 @@ def file_errors(path: str) -> Generator[None]:
         raise MachineError(message, path=path) from error
 
 
+@contextmanager
+def cache_errors(root: str) -> Generator[None]:
+    """Translate the operating system's errors about the cache in the directory `root`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, SourceError):
+            raise
+        raise system_error("use the cache", root, error) from error
+
+
 def system_error(verb: str, path: str, error: OSError) -> SourceError:
     """Return the error for one of the operating system's about `path`, with what to do about it."""
     number = error.errno or 0

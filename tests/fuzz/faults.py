@@ -44,6 +44,7 @@ from object_server import LoopbackServer  # noqa: E402
 GOLDEN = ROOT / "golden"
 SHARDS, RECORDS = 3, 8
 CALLS = ("open", "pread", "preadv", "read", "fstat", "stat", "lstat", "scandir", "listdir")
+CALLS += ("makedirs", "statvfs", "write", "pwrite", "ftruncate", "fsync", "rename", "unlink", "utime")  # of the cache
 NUMBERS = {
     errno.EIO: "store",
     errno.ESTALE: "store",
@@ -262,24 +263,37 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         """Print nothing."""
 
 
+@contextmanager
+def served(name, directory, **more):
+    """Serve what `write` has written; yield the server, and what opens the data with a new cache each time."""
+    suffix, _, reading = WRITTEN[name]
+    with FileServer(directory) as server, tempfile.TemporaryDirectory() as cache:
+        url = f"{server.endpoint}/part-{{0..{SHARDS - 1}}}.{suffix}"
+        caches = count()
+
+        def opened():
+            remote = {"retries": 1, "timeout": 2.0, "cache": f"{cache}/{next(caches)}", **more}
+            return dataload.open(
+                url, **reading, remote=remote, storage_options={"client_options": {"allow_http": True}}
+            )
+
+        yield server, opened
+
+
+def try_cache(name, directory, **choice):
+    """Let each call of the system fail that reading by the cache makes; return the outcomes, counted."""
+    with served(name, directory, mode="shards", retries=5, timeout=5.0) as (_, opened):
+        return try_calls(name, opened, **choice)
+
+
 HTTP_KINDS = ("403", "404", "500", "503", "reset", "short", "cut", "long")
 OVER_HTTP = ("syrah", "tar", "array_record", "tfrecord", "parquet", "arrow", "jsonl", "csv", "tokens")
 
 
 def try_requests(name, directory, *, policies=POLICIES, kinds=HTTP_KINDS, every=1, most=sys.maxsize, report=print):
     """Let the store fail from each request on; return the outcomes, counted."""
-    suffix, _, reading = WRITTEN[name]
     outcomes = Counter()
-    with FileServer(directory) as server, tempfile.TemporaryDirectory() as cache:
-        url = f"{server.endpoint}/part-{{0..{SHARDS - 1}}}.{suffix}"
-        caches = count()
-
-        def opened():
-            remote = {"retries": 1, "timeout": 2.0, "cache": f"{cache}/{next(caches)}"}
-            return dataload.open(
-                url, **reading, remote=remote, storage_options={"client_options": {"allow_http": True}}
-            )
-
+    with served(name, directory) as (server, opened):
         want, bad = epoch(opened, "raise")
         assert not bad
         made = next(server.reads)
@@ -306,6 +320,7 @@ def main():
             found = {"system": try_calls(name, opened, every=given.every)}
             if name in OVER_HTTP:
                 found["HTTP"] = try_requests(name, directory, every=given.every)
+                found["cache"] = try_cache(name, directory, every=given.every)
             for what, outcomes in found.items():
                 total += outcomes
                 print(f"{name:14} {what:8} {dict(outcomes)}", flush=True)

@@ -17,7 +17,15 @@ from typer.testing import CliRunner
 import dataload
 from dataload.cli.app import app
 from dataload.convert import convert
-from dataload.errors import ConfigError, SourceNotFoundError, WorkerError, message_of, redacted, traceback_of
+from dataload.errors import (
+    ConfigError,
+    SourceNotFoundError,
+    StoreError,
+    WorkerError,
+    message_of,
+    redacted,
+    traceback_of,
+)
 
 obstore = pytest.importorskip("obstore")
 MARK = "5ecretMARK"
@@ -93,6 +101,10 @@ def entry_points(url, local, tmp_path, options):
         "labels": lambda: dataload.open(local, labels=url),
         "create": create,
         "convert": write,
+        "a path as a source": lambda: dataload.Loader(url, batch_size=1),
+        "paths as a source": lambda: dataload.Loader([url], batch_size=1),
+        "error_report": lambda: dataload.Loader([{"a": 1}], batch_size=1, error_report=url),
+        "exclude": lambda: dataload.Loader([{"a": 1}], batch_size=1, exclude=url),
         "from_config": lambda: dataload.from_config(config),
         "inspect": lambda: run("inspect", url),
         "index": lambda: run("index", "--manifest", url),
@@ -173,3 +185,10 @@ def test_attributes_of_errors():
     assert error.value == ["https://***@h", ("s3://b/x?***", 3)]
     assert SourceNotFoundError("no", path="https://me:secret@h/x").path == "https://***@h/x"
     assert "secret" not in str(WorkerError("OSError: https://me:secret@h", step=0, epoch=0))
+
+
+@pytest.mark.parametrize("endpoint", ["nonsense", "http://[::1", ""])
+def test_an_endpoint_that_obstore_panics_at_is_an_error_of_ours(endpoint, capfd):
+    with pytest.raises(StoreError, match="check the endpoint and the other storage_options"):
+        dataload.open("s3://bucket/x.tar", storage_options={"endpoint": endpoint, "skip_signature": True})
+    capfd.readouterr()  # Rust's own text

@@ -33,3 +33,14 @@ def test_failures_of_a_store_are_no_bad_records(tmp_path):
     )
     assert not wrong
     assert found["refused"]
+
+
+@pytest.mark.usefixtures("object_server")
+def test_failures_of_the_cache_are_no_bad_records(tmp_path):
+    wrong = []
+    faults.write(tmp_path, "syrah")
+    numbers = {number: faults.NUMBERS[number] for number in (errno.EIO, errno.ENOSPC)}
+    found = faults.try_cache("syrah", tmp_path, policies=("skip",), numbers=numbers, most=12, report=wrong.append)
+    assert not wrong
+    assert found["refused"]
+    assert found["right"]

@@ -1,6 +1,8 @@
 """ArrayRecord files, written through the array_record package."""
 
 import contextlib
+import errno
+import os
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
@@ -11,6 +13,7 @@ from dataload.sources.array_record.recorded import build_padding
 from dataload.sources.recorded import build_recorded
 from dataload.sources.writer import Writer, choose_codec, codec_name, encode_bytes
 from dataload.storage import storage_of
+from dataload.storage.errors import system_error
 
 
 class ArrayRecordWriter(Writer):
@@ -79,6 +82,8 @@ class ArrayRecordWriter(Writer):
                 self._part.patch(start + found[0], found[1])
 
     def _failure(self, error: RuntimeError) -> SourceError:
+        if os.strerror(errno.ENOSPC) in str(error):
+            return system_error("write", self.path, OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
         return SourceError(f"cannot write {self.path}: {error}", path=self.path)
 
     def _discard(self) -> None:

@@ -5,7 +5,8 @@ import stat
 import sys
 from itertools import accumulate
 
-from dataload.errors import ConfigError, SourceError
+from dataload.errors import ConfigError
+from dataload.storage.errors import system_error
 
 
 def user_directory() -> str | None:
@@ -20,6 +21,8 @@ def distrust(status: os.stat_result, *owners: int) -> str | None:
     """Return why somebody other than this user, root and `owners` could have written a file or folder, or None."""
     if stat.S_ISLNK(status.st_mode):
         return "it is a symbolic link"
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
+        return "it is neither a file nor a folder"
     if status.st_uid not in {os.geteuid(), 0, *owners}:
         return f"it belongs to user {status.st_uid}"
     if status.st_mode & stat.S_IWOTH:
@@ -48,7 +51,7 @@ def trusted_folder(root: str, *names: str, create: bool = True) -> str:
                 os.chmod(path, 0o700)  # version 0.2 left its mode to the umask
                 status = os.stat(path)
         except OSError as error:
-            raise SourceError(f"the cache {root} cannot be created: {error.strerror}", path=root) from error
+            raise system_error("create the cache", root, error) from error
         if reason := distrust(status):
             raise ConfigError(
                 f"{path} cannot be used as a cache, because {reason}: run `chmod go-w {path}` if nobody else has "

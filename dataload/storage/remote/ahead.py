@@ -102,7 +102,7 @@ class ShardsAhead(Fetcher[_Job]):
         self._running: dict[int, None] = {}  # and those that are being downloaded, in the order of the plan
         self._asked: set[int] = set()  # those of them whose parts are queued
         self._dropped: set[int] = set()  # those of them that the plan has evicted before they arrived
-        self._failed: deque[int] = deque()
+        self._failed: set[int] = set()
         self._leases: OrderedDict[int, Lease] = OrderedDict()
         names = [cache.name(url, version) for url, version in zip(shards.urls, shards.versions, strict=True)]
         self._names = names
@@ -178,8 +178,9 @@ class ShardsAhead(Fetcher[_Job]):
 
     def _next(self) -> Download | Evict | None:
         with self._lock:
-            while self._failed:
-                self._plan.forget(self._failed.popleft())
+            for shard in self._failed - self._running.keys():  # others are not to be started twice
+                self._failed.remove(shard)
+                self._plan.forget(shard)
             coming = {*self._running, *self._wanted}
         waiting = self._board.take_waiting()
         for shard in self._plan.resident.intersection(waiting) - coming:
@@ -274,7 +275,7 @@ class ShardsAhead(Fetcher[_Job]):
         except (OSError, SourceError):
             pass
         with self._lock:
-            self._failed.append(shard)
+            self._failed.add(shard)
         if not self._stopped:
             self._board.set(shard, coming)
         return None

@@ -93,8 +93,11 @@ class Attempts:
         try:
             result = call()
             failed = False
-        except Exception as error:
+        except BaseException as error:
             throttled = is_throttled(error)
+            if type(error).__name__ == "PanicException":  # of Rust, for what no store can have asked for
+                message = f"cannot {what}: obstore ends with {failure_reason(error, self.secrets)}"
+                raise StoreError(f"{message}: check the endpoint and the other storage_options") from None
             raise
         finally:
             request = Request(what, begun, time.perf_counter(), failed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from enum import IntEnum
 from typing import Any
 
@@ -40,8 +41,9 @@ class Board:
         self._file = self._living.descriptor
 
     def set(self, shard: int, coming: Coming) -> None:
-        """Publish what is known about a shard."""
-        os.pwrite(self._file, bytes([coming]), 2 * shard)
+        """Publish what is known about a shard. Without it, its reader waits for seconds, and helps itself."""
+        with suppress(OSError):
+            os.pwrite(self._file, bytes([coming]), 2 * shard)
 
     def take_waiting(self) -> list[int]:
         """Return the shards that a reader has waited for since the last call."""
@@ -53,7 +55,8 @@ class Board:
 
     def clear(self) -> None:
         """Tell all readers to help themselves."""
-        os.pwrite(self._file, bytes(2 * len(self.numbers)), 0)
+        with suppress(OSError):
+            os.pwrite(self._file, bytes(2 * len(self.numbers)), 0)
 
     def look(self, url: str, *, waits: bool = False) -> Coming:
         """Return what the plan says about a shard."""
@@ -88,13 +91,15 @@ class BoardReader:
 
 
 def _look(file: int, number: int | None, *, waits: bool) -> Coming:
-    found = b"" if number is None else os.pread(file, 1, 2 * number)
-    if number is None or not found or found[0] not in _KNOWN:  # of no interest, or somebody else wrote to the file
-        return Coming.UNKNOWN
-    coming = Coming(found[0])
-    if waits and coming is Coming.SOON:
-        os.pwrite(file, b"\1", 2 * number + 1)
-    return coming
+    with suppress(OSError):
+        found = b"" if number is None else os.pread(file, 1, 2 * number)
+        if number is None or not found or found[0] not in _KNOWN:  # of no interest, or somebody else wrote to the file
+            return Coming.UNKNOWN
+        coming = Coming(found[0])
+        if waits and coming is Coming.SOON:
+            os.pwrite(file, b"\1", 2 * number + 1)
+        return coming
+    return Coming.UNKNOWN
 
 
 def wait_for(

@@ -24,7 +24,7 @@ from dataload._util.per_process import PerProcess
 from dataload._util.waits import Wait
 from dataload.errors import ConfigError, MachineError, SourceError
 from dataload.storage.local.living import is_at, lock, opened
-from dataload.storage.local.trusted import distrust, trusted_folder
+from dataload.storage.local.trusted import discard_untrusted, distrust, trusted_folder
 from dataload.storage.remote.jobs import describe_jobs
 from dataload.storage.remote.settings import ObjectVersion
 
@@ -105,11 +105,11 @@ class ShardCache:
         path = os.path.join(self._directory, name)
         while True:
             try:
-                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                descriptor = os.open(discard_untrusted(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
                 return None
             status = os.fstat(descriptor)
-            intact = status.st_size == int(name.split("~")[2]) and distrust(status) is None
+            intact = status.st_size == int(name.split("~")[2])
             if intact and lock(descriptor, fcntl.LOCK_SH) and is_at(descriptor, path):
                 with suppress(OSError):
                     os.utime(path)  # the last use
@@ -117,7 +117,7 @@ class ShardCache:
             os.close(descriptor)  # evicted in between
             if not intact:
                 with suppress(FileNotFoundError):
-                    os.unlink(path)  # somebody has cut it, or could have written it: it is downloaded again
+                    os.unlink(path)  # somebody has cut it: it is downloaded again
 
     def names(self) -> set[str]:
         """Return the names of the shards that are here."""

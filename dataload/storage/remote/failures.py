@@ -34,7 +34,7 @@ def is_of_machine(error: Exception) -> bool:
     return found is not None and int(found[1]) in MACHINE_ERRNOS
 
 
-def is_throttled(error: Exception) -> bool:
+def is_throttled(error: BaseException) -> bool:
     """Return whether a store asks for fewer requests."""
     return _THROTTLED.search(str(error)) is not None
 

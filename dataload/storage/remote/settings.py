@@ -12,7 +12,7 @@ from importlib import import_module
 from os import PathLike, fspath
 from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 
-from dataload._util.checks import check_choice, check_count, check_seconds
+from dataload._util.checks import check_choice, check_count, check_seconds, check_type
 from dataload._util.per_process import PerProcess
 from dataload.errors import ConfigError, StoreError, closest
 from dataload.storage.paths import is_url
@@ -98,6 +98,7 @@ class RemoteOptions:
 
     def __post_init__(self) -> None:
         if self.cache is not None:
+            check_type("cache", self.cache, str | PathLike)
             object.__setattr__(self, "cache", fspath(self.cache))
         if self.budget is not None:
             object.__setattr__(self, "budget", parse_bytes("budget", self.budget))

@@ -20,6 +20,7 @@ from dataload._util.threads import DaemonThreads
 from dataload._util.waits import Wait
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.storage.core import can_map
+from dataload.storage.errors import cache_errors
 from dataload.storage.local.files import LocalFile, lock_file
 from dataload.storage.local.parts import Part, exists_error
 from dataload.storage.local.reopened import FileIdentity, ReopenedFile
@@ -121,7 +122,7 @@ class RemoteStorage:
             with suppress(CacheFullError):  # then by ranges
                 seconds = min(_ROOM_SECONDS, self._remote.options.timeout)
                 name = ShardCache.name(path, version)
-                lease = self._take(path, version, seconds=seconds) if whole else self._shards.find(name)
+                lease = self._take(path, version, seconds=seconds) if whole else self._find(name)
                 if lease is not None:
                     return LocalFile(lease.path, name=path)  # stays open if it is evicted
         return RemoteStream(path, version, self._remote)
@@ -153,7 +154,7 @@ class RemoteStorage:
 
         return ShardFile(
             ranged,
-            lambda: local(self._shards.find(name)),
+            lambda: local(self._find(name)),
             lambda: local(self._take(path, version, seconds=0, by_range=True)),
             lambda: self._uses_shards(whole=False),
         )
@@ -283,6 +284,10 @@ class RemoteStorage:
             value=limit,
         )
 
+    def _find(self, name: str) -> Lease | None:
+        with cache_errors(self._shards.root):
+            return self._shards.find(name)
+
     def _take(self, path: str, version: ObjectVersion, *, seconds: float, by_range: bool = False) -> Lease | None:
         """Return a lease; None if the file may be read by range, and should be by the plan that downloads ahead.
 
@@ -296,7 +301,7 @@ class RemoteStorage:
             client.fetch(path, key, version, pieces, lambda _, offset, data: write(descriptor, offset, data))
             traffic.downloaded(name)
 
-        with downloading():
+        with downloading(), cache_errors(self._shards.root):
             open_shards().release_deleted()
             board = self._remote.boards.get("board")
             if board is not None:
@@ -315,7 +320,8 @@ class RemoteStorage:
         """Return what an open shard keeps: nothing if a plan protects it from eviction as long as it is wanted."""
         board = self._remote.boards.get("board")
         planned = isinstance(board, BoardReader) or (board is not None and board.look(path) is not Coming.UNKNOWN)
-        return None if planned else keep(self._shards, base_name(path), lease)
+        with cache_errors(self._shards.root):
+            return None if planned else keep(self._shards, base_name(path), lease)
 
     def versions(self, paths: Sequence[str]) -> list[ObjectVersion]:
         """Return the versions of files, with few requests: some at once, or a list of the directory of many."""
@@ -332,16 +338,20 @@ class RemoteStorage:
     def budget(self) -> int:
         """Return the bytes that shards may take in the cache; 0 if there can be no cache where none was named."""
         try:
-            return self._shards.limit()
+            return self._limit()
         except (ConfigError, SourceError):
             if self._remote.options.cache is not None:
                 raise
             return 0
 
+    def _limit(self) -> int:
+        with cache_errors(self._shards.root):
+            return self._shards.limit()
+
     def check_sizes(self, paths: Sequence[str]) -> None:
         """Raise a ConfigError if one of the files is larger than what the cache may take."""
         largest = max(paths, key=lambda path: self.version(path).size)
-        size, limit = self.version(largest).size, self._shards.limit()
+        size, limit = self.version(largest).size, self._limit()
         if size > limit:
             raise self._shards.too_small(largest, size, limit)
 
@@ -350,7 +360,8 @@ class RemoteStorage:
     ) -> ShardsAhead:
         """Download shards into a part of the cache before they are read; see `ShardsAhead`."""
         cache = self._shards
-        return ShardsAhead(shards, uses, self._remote, cache, share, sharers, ranks)
+        with cache_errors(cache.root):
+            return ShardsAhead(shards, uses, self._remote, cache, share, sharers, ranks)
 
     @cached_property
     def _shards(self) -> ShardCache:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import re
+import sys
 import threading
 
 import functions
@@ -105,3 +106,26 @@ def test_what_cannot_be_looked_at():
         code_digest(later)
     value = 1
     assert value == later(0)
+
+
+def test_a_submodule_that_a_function_imports_from_its_package_counts(tmp_path, monkeypatch):
+    """The package need not have imported it before."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "digested").mkdir()
+    (tmp_path / "digested" / "__init__.py").touch()
+
+    def absolute(record):
+        from digested import inner
+
+        return inner.scale * record
+
+    namespace = {"__name__": "digested.other"}
+    exec("def relative(record):\n    from . import inner\n    return inner.scale * record", namespace)
+    seen = set()
+    for scale in (1, 2):
+        (tmp_path / "digested" / "inner.py").write_text(f"scale = {scale}{' ' * scale}\n")
+        for function in (absolute, namespace["relative"]):
+            for name in ("digested", "digested.inner"):
+                monkeypatch.delitem(sys.modules, name, raising=False)
+            seen.add(code_digest(function))
+    assert len(seen) == 4

@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -221,3 +222,28 @@ def test_an_exception_that_takes_no_attributes():
 
     assert outcome(Own(lambda index: failing(Fixed())() if index == 1 else {"x": 1})) == 1
     assert owner_of(Fixed()) == "dataload"
+
+
+@pytest.mark.parametrize(
+    ("error", "owner"),
+    [
+        (OSError(errno.ENOSPC, "full"), "machine"),
+        (OSError(errno.ESTALE, "server"), "store"),
+        (MemoryError(), "machine"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "machine"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2 GiB"), "machine"),
+        (FileNotFoundError(errno.ENOENT, "no side file"), "record"),
+        (ValueError("bytes"), "record"),
+    ],
+    ids=repr,
+)
+def test_the_users_code_may_wrap_what_the_system_says(error, owner):
+    wrapped = ValueError("cannot load")
+    wrapped.__cause__ = KeyError("between")
+    wrapped.__cause__.__cause__ = error
+    for each in (wrapped, error):
+        with suppress(Exception):
+            raise each
+        assert owner_of(each) == owner
+    error.__cause__ = wrapped  # a circle
+    assert owner_of(wrapped) == owner

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 
-from dataload.errors import ConfigError, SourceError
+from dataload.errors import ConfigError, MachineError, SourceError
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.array_record.writer import ArrayRecordWriter
 from dataload.storage.local import parts
@@ -95,9 +95,13 @@ def test_a_package_that_fails_to_write(path, tmp_path):
 
     writer = ArrayRecordWriter(path)
     writer._stream = Full()
-    with pytest.raises(SourceError, match=r"cannot write .*x.array_record: .*No space left on device"):
+    with pytest.raises(
+        MachineError, match=r"cannot write .*x.array_record: No space left on device; .* bytes are free"
+    ):
         writer.write(b"a")
-    with pytest.raises(SourceError, match=r"cannot write .*x.array_record: .*No space left on device"):
+    with pytest.raises(
+        MachineError, match=r"cannot write .*x.array_record: No space left on device; .* bytes are free"
+    ):
         writer.close()
     assert os.listdir(tmp_path) == []
 

@@ -428,18 +428,20 @@ def test_a_cache_of_another_user_is_not_believed(node):
     assert os.stat(node.fetch("b").path).st_mode & 0o777 == 0o600
 
 
-def test_a_link_is_not_followed(tmp_path):
+def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path):
     (tmp_path / "cache").mkdir()
     (tmp_path / "link").symlink_to("cache")  # the cache itself may be one
     node = Node(tmp_path / "link")
-    (tmp_path / "secret").write_bytes(b"secret")
-    os.symlink(tmp_path / "secret", tmp_path / "cache" / "shards" / name_of("x"))
-    with pytest.raises(OSError):
-        node.cache.find(name_of("x"))
-    assert (tmp_path / "secret").read_bytes() == b"secret"
+    (tmp_path / "secret").write_bytes(b"\0" * 100)
+    for number, make in enumerate((lambda path: os.symlink(tmp_path / "secret", path), os.mkfifo), 1):
+        make(node.root / "shards" / name_of("x"))
+        assert node.cache.find(name_of("x")) is None
+        assert node.content("x") == bytes([number]) * 100
+        node.cache.evict(name_of("x"))
+    assert (tmp_path / "secret").read_bytes() == b"\0" * 100
 
 
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
-    with pytest.raises(SourceError, match=r"the cache .*file cannot be created: File exists"):
+    with pytest.raises(SourceError, match=r"cannot create the cache .*file: File exists"):
         ShardCache(str(tmp_path / "file"), None)

@@ -4,17 +4,8 @@ import json
 import subprocess
 import sys
 
-OPTIONAL = [
-    "torch",
-    "jax",
-    "ray",
-    "lmdb",
-    "bson",
-    "pymongo",
-    "google.protobuf",
-    "array_record",
-    "msgpack",
-    "pydantic",
+OPTIONAL = ["torch", "jax", "ray", "lmdb", "bson", "pymongo", "google.protobuf", "array_record", "msgpack", "pydantic"]
+OPTIONAL += [
     "typer",
     "rich",
     "yaml",
@@ -29,13 +20,7 @@ OPTIONAL = [
 ]
 
 
-def run(code):
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == ""
-    return json.loads(done.stdout)
-
-
-def test_loads_nothing_optional_starts_nothing_and_reads_no_environment():
+def test_nothing_optional_is_loaded_or_started_before_it_is_needed(tmp_path):
     # numpy, which reads variables of its own, is imported before the environment is watched.
     code = f"""
 import json, os, sys, threading, warnings
@@ -50,18 +35,12 @@ os.environ.__class__ = Watched
 import dataload, dataload.samplers, dataload.streams
 os.environ.__class__ = Watched.__base__
 loaded = [name for name in {OPTIONAL!r} if name in sys.modules]
-print(json.dumps([loaded, threading.active_count(), warnings.filters == filters, dict(os.environ) == environ, reads]))
-"""
-    assert run(code) == [[], 1, True, True, []]
-
-
-def test_opening_a_format_loads_only_what_it_needs(tmp_path):
-    code = f"""
-import json, sys
-import dataload
+found = [loaded, threading.active_count(), warnings.filters == filters, dict(os.environ) == environ, reads]
 with dataload.create({str(tmp_path / "a.syr")!r}) as writer:
     writer.write({{"x": 1}})
 list(dataload.Loader(dataload.open({str(tmp_path / "a.syr")!r}), batch_size=1, num_workers=1))
-print(json.dumps([name for name in {OPTIONAL!r} if name in sys.modules]))
+print(json.dumps([*found, [name for name in {OPTIONAL!r} if name in sys.modules]]))
 """
-    assert run(code) == ["bson"]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    assert json.loads(done.stdout) == [[], 1, True, True, [], ["bson"]]

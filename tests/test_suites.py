@@ -1,7 +1,5 @@
 """The conformance suite, tested: on sources that are wrong on purpose, on one that is right, and as a plug-in."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -44,21 +42,22 @@ def test_wrong_source_fails_in_the_check_named_for_it(source, check, tmp_path):
         os.close(LeaksDescriptors.leaked.pop())
 
 
-@pytest.mark.parametrize("trait", ["negative_index", "slices", "closes", "fork_safe", "fingerprints", "empty_dataset"])
-def test_trait_that_is_false_demands_a_refusal(trait, tmp_path):
-    """The honest source does all of it, so to deny it is an error; a trait is no way to skip a check."""
-    check = {
+@pytest.mark.parametrize(
+    ("trait", "check"),
+    {
         "negative_index": "check_negative_index",
         "slices": "check_slices",
         "closes": "check_read_after_close",
         "fork_safe": "check_fork_after_read",
         "fingerprints": "check_fingerprint",
         "empty_dataset": "check_empty_dataset",
-    }[trait]
+    }.items(),
+)
+def test_trait_that_is_false_demands_a_refusal(trait, check, tmp_path):
+    """The honest source does all of it, so to deny it is an error; a trait is no way to skip a check."""
     backend = LineBackend()
     backend.traits = SourceTraits(suffix=".lines", **{trait: False})
-    expected = Exception if trait == "closes" else AssertionError
-    with pytest.raises(expected) as caught:
+    with pytest.raises(Exception if trait == "closes" else AssertionError) as caught:
         run_check(CHECK_BY_NAME[check], backend, tmp_path)
     assert not isinstance(caught.value, NotApplicable)
 
@@ -87,29 +86,38 @@ def suite_with(**members):
     return type("TestSomething", (SourceSuite,), members)
 
 
-def test_redefining_an_inherited_test_is_refused():
-    with pytest.raises(TypeError, match=r"TestSomething redefines test_length: a check cannot be replaced"):
-        suite_with(test_length=lambda self: None)
-
-
-def test_a_mixin_cannot_replace_a_test_either():
+def suite_with_mixin():
     mixin = type("Mixin", (), {"test_duplicates": lambda self: None})
-    with pytest.raises(TypeError, match=r"Mixin redefines test_duplicates"):
-        type("TestMixed", (mixin, SourceSuite), {})
+    return type("TestMixed", (mixin, SourceSuite), {})
+
+
+@pytest.mark.parametrize(
+    ("define", "text"),
+    [
+        (
+            lambda: suite_with(test_length=lambda self: None),
+            "TestSomething redefines test_length: a check cannot be replaced",
+        ),
+        (suite_with_mixin, "Mixin redefines test_duplicates"),
+        (
+            lambda: suite_with(expected_failures={"check_lenght": "a slip"}),
+            r"no check 'check_lenght': did you mean 'check_length'\?",
+        ),
+        (lambda: suite_with(expected_failures={"check_length": " "}), "check_length needs a reason"),
+        (lambda: SourceTraits(record_type=list), "record_type must be dict or bytes, got <class 'list'>"),
+        (
+            lambda: SourceTraits(value_types=(set,)),
+            "value_types may hold ndarray, bytes, str, int, float, got <class 'set'>",
+        ),
+    ],
+)
+def test_what_no_suite_can_be_is_refused(define, text):
+    with pytest.raises(TypeError, match=text):
+        define()
 
 
 def test_a_test_of_the_authors_own_is_welcome():
     assert suite_with(test_something_else=lambda self: None)
-
-
-def test_unknown_expected_failure_is_refused():
-    with pytest.raises(TypeError, match=r"no check 'check_lenght': did you mean 'check_length'\?"):
-        suite_with(expected_failures={"check_lenght": "a slip"})
-
-
-def test_expected_failure_needs_a_reason():
-    with pytest.raises(TypeError, match="check_length needs a reason"):
-        suite_with(expected_failures={"check_length": " "})
 
 
 @pytest.mark.parametrize(
@@ -118,13 +126,6 @@ def test_expected_failure_needs_a_reason():
 def test_a_method_that_is_missing_says_what_it_must_do(method, arguments):
     with pytest.raises(NotImplementedError, match=rf"SourceSuite\.{method}\(path"):
         getattr(SourceSuite(), method)(*arguments)
-
-
-def test_traits_refuse_what_no_record_can_be():
-    with pytest.raises(TypeError, match="record_type must be dict or bytes, got <class 'list'>"):
-        SourceTraits(record_type=list)
-    with pytest.raises(TypeError, match="value_types may hold ndarray, bytes, str, int, float, got <class 'set'>"):
-        SourceTraits(value_types=(set,))
 
 
 @pytest.mark.slow

@@ -1,96 +1,73 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordWriter
-from format_suite import FormatSuite
+from format_suite import FormatSuite, flip
 
 from dataload.codecs.codec import resolve_codec
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.testing import SourceTraits
 
-_BLOCK = 65536
+SHAPE = {"suffix": ".array_record", "several_paths": True}
+CORRUPTIONS = ("flip_signature", "flip_record", "cut_at_block", "not_closed")
 
 
 class ArrayRecordSuite(FormatSuite):
     """Files by the original's own writer."""
 
-    codec = None
-    options = "group_size:1"
+    source, codec, writing = ArrayRecordSource, None, "group_size:1"
+
+    def __init_subclass__(cls, **more):
+        super().__init_subclass__(**more)
+        cls.options = {"codec": cls.codec}
 
     def write(self, path, records):
         codec = resolve_codec(self.codec)
-        writer = ArrayRecordWriter(str(path), self.options)
+        writer = ArrayRecordWriter(str(path), self.writing)
         for record in records:
             writer.write(record if codec is None else codec.encode(record))
         writer.close()
 
-    def open(self, path):
-        return ArrayRecordSource(path, codec=self.codec)
-
     def corrupt(self, path, kind):
-        data = bytearray(path.read_bytes())
-        if kind == "flip_signature":
-            data[0] ^= 1
-        elif kind == "flip_record":
-            data[150] ^= 1  # behind the headers of the file, the first block and the first chunk
-        elif kind == "cut_at_block":
-            data = data[:-_BLOCK]
+        if kind.startswith("flip"):
+            flip(path, 0 if kind == "flip_signature" else 150)  # behind the headers of file, block and chunk
         else:
-            data = bytearray()
-        path.write_bytes(data)
-
-
-_CORRUPTIONS = ("flip_signature", "flip_record", "cut_at_block", "not_closed")
+            path.write_bytes(path.read_bytes()[:-65536] if kind == "cut_at_block" else b"")
 
 
 class TestArrayRecord(ArrayRecordSuite):
     processes_together = False
-    traits = SourceTraits(
-        record_type=bytes, suffix=".array_record", several_paths=True, fork_safe=False, corruptions=_CORRUPTIONS
-    )
+    traits = SourceTraits(record_type=bytes, fork_safe=False, corruptions=CORRUPTIONS, **SHAPE)
 
 
 class TestUncompressedArrayRecord(ArrayRecordSuite):
     """Read through a map, which does not show a flipped bit of a record."""
 
-    options = "group_size:1,uncompressed"
-    traits = SourceTraits(
-        record_type=bytes,
-        suffix=".array_record",
-        several_paths=True,
-        corruptions=("flip_signature", "cut_at_block", "not_closed"),
-    )
+    writing = "group_size:1,uncompressed"
+    traits = SourceTraits(record_type=bytes, corruptions=tuple({*CORRUPTIONS} - {"flip_record"}), **SHAPE)
 
 
 class TestArrayRecordOfMsgpack(ArrayRecordSuite):
     codec = "msgpack"
-    traits = SourceTraits(
-        suffix=".array_record",
-        several_paths=True,
-        fork_safe=False,
-        dtypes=("float32", "int64", "bool", "float16", "complex64", "uint64"),
-        corruptions=_CORRUPTIONS,
-    )
+    dtypes = ("float32", "int64", "bool", "float16", "complex64", "uint64")
+    traits = SourceTraits(fork_safe=False, dtypes=dtypes, **SHAPE)
 
 
-@pytest.mark.slow_suite  # the codec is checked in another format, the format with another codec
+# Each codec is checked in another format, the format with another codec.
+
+
+@pytest.mark.slow_suite
 class TestArrayRecordOfNpz(ArrayRecordSuite):
     codec = "npz"
-    traits = SourceTraits(
-        suffix=".array_record", several_paths=True, fork_safe=False, value_types=(np.ndarray, bytes, str)
-    )
+    traits = SourceTraits(fork_safe=False, value_types=(np.ndarray, bytes, str), **SHAPE)
 
 
-@pytest.mark.slow_suite  # the codec is checked in another format, the format with another codec
+@pytest.mark.slow_suite
 class TestArrayRecordOfExample(ArrayRecordSuite):
     codec = "example"
-    traits = SourceTraits(suffix=".array_record", several_paths=True, fork_safe=False, value_types=(bytes,))
+    traits = SourceTraits(fork_safe=False, value_types=(bytes,), **SHAPE)
 
 
-@pytest.mark.slow_suite  # the codec is checked in another format, the format with another codec
+@pytest.mark.slow_suite
 class TestArrayRecordOfTensorProtos(ArrayRecordSuite):
     codec = "tensorprotos"
-    traits = SourceTraits(
-        suffix=".array_record", several_paths=True, fork_safe=False, value_types=(np.ndarray, bytes, str)
-    )
+    traits = SourceTraits(fork_safe=False, value_types=(np.ndarray, bytes, str), **SHAPE)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import tables
@@ -19,8 +17,7 @@ class TestArrow(FormatSuite):
         with pa.ipc.new_file(str(path), table.schema) as writer:
             writer.write_table(table, max_chunksize=8)
 
-    def open(self, path):
-        return ArrowSource(path)
+    source = ArrowSource
 
     def expected(self, records):
         return tables.expected(records)

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -25,8 +23,7 @@ class TestHuggingFace(FormatSuite):
             writer.write_table(table, max_chunksize=8)
         (path / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}], "_split": None}))
 
-    def open(self, path):
-        return HuggingFaceSource(path)
+    source = HuggingFaceSource
 
     def expected(self, records):
         return tables.expected(records)

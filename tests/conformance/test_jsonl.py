@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import gzip
 import json
 
@@ -23,8 +21,7 @@ class TestJsonl(FormatSuite):
     def lines(records):
         return "".join(f"{json.dumps(record)}\n" for record in records).encode() or b"\n"
 
-    def open(self, path):
-        return JsonlSource(path)
+    source = JsonlSource
 
 
 class TestCompressedJsonl(TestJsonl):

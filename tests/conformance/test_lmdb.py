@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 
 import lmdb
@@ -7,7 +5,7 @@ import numpy as np
 from format_suite import FormatSuite
 
 from dataload.sources.lmdb.reader import LMDBSource
-from dataload.testing import SourceSuite, SourceTraits
+from dataload.testing import SourceTraits
 
 
 def write_values(path, values, **options):
@@ -20,15 +18,14 @@ def write_values(path, values, **options):
             txn.put(str(index).encode(), value)
 
 
-class TestLMDB(SourceSuite):
-    written_once = True
+class TestLMDB(FormatSuite):
+    processes_together = False
     traits = SourceTraits(record_type=bytes, several_paths=True, corruptions=("last_page_missing", "no_meta_page"))
 
     def write(self, path, records):
         write_values(path, records)
 
-    def open(self, path):
-        return LMDBSource(path)
+    source = LMDBSource
 
     def corrupt(self, path, kind):
         file = path / "data.mdb"
@@ -37,8 +34,8 @@ class TestLMDB(SourceSuite):
 
 
 class TestLMDBUnmapped(TestLMDB):
-    def open(self, path):
-        return LMDBSource(path, map=False)
+    processes_together = True
+    source, options = LMDBSource, {"map": False}
 
 
 class TestLMDBInOneFile(FormatSuite):
@@ -47,8 +44,7 @@ class TestLMDBInOneFile(FormatSuite):
     def write(self, path, records):
         write_values(path, records, subdir=False)
 
-    def open(self, path):
-        return LMDBSource(path)
+    source = LMDBSource
 
 
 class TestLMDBWithCodec(FormatSuite):
@@ -59,8 +55,7 @@ class TestLMDBWithCodec(FormatSuite):
     def write(self, path, records):
         write_values(path, [_savez(record) for record in records])
 
-    def open(self, path):
-        return LMDBSource(path, codec="npz")
+    source, options = LMDBSource, {"codec": "npz"}
 
 
 def _savez(record):

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import struct
 
@@ -63,8 +61,7 @@ class TestMDS(FormatSuite):
         path.mkdir()
         write_index(path, [write_shard(path, records)])
 
-    def open(self, path):
-        return MDSSource(path)
+    source = MDSSource
 
     def expected(self, records):
         return [{k: np.array(v) if type(v) is float else v for k, v in record.items()} for record in records]

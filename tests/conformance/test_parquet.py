@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pyarrow.parquet as pq
 import tables
@@ -20,8 +18,7 @@ class TestParquet(FormatSuite):
         options = {"row_group_size": 8, "compression": "none", "use_dictionary": False, "write_page_checksum": True}
         pq.write_table(tables.table_of(records), path, **options)
 
-    def open(self, path):
-        return ParquetSource(path)
+    source = ParquetSource
 
     def expected(self, records):
         return tables.expected(records)

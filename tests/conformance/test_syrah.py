@@ -1,9 +1,10 @@
-from __future__ import annotations
+from contextlib import suppress
 
 import bson
 import numpy as np
 from format_suite import FormatSuite
 
+from dataload.errors import DataloadError
 from dataload.sources.syrah.layout import DTYPES
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
@@ -27,8 +28,7 @@ class TestSyrah(FormatSuite):
         with SyrahWriter(path) as writer:
             writer.extend(records)
 
-    def open(self, path):
-        return SyrahSource(path)
+    source = SyrahSource
 
     def corrupt(self, path, kind):
         data = bytearray(path.read_bytes())
@@ -49,8 +49,7 @@ class TestSyrah(FormatSuite):
 class TestUnmappedSyrah(TestSyrah):
     """The same, read with `pread`."""
 
-    def open(self, path):
-        return SyrahSource(path, map=False)
+    source, options = SyrahSource, {"map": False}
 
 
 class TestSyrahByHand(FormatSuite):
@@ -73,8 +72,7 @@ class TestSyrahByHand(FormatSuite):
         data[6:14], data[14:22] = len(data).to_bytes(8, "little"), len(metadata).to_bytes(8, "little")
         path.write_bytes(data + metadata)
 
-    def open(self, path):
-        return SyrahSource(path)
+    source = SyrahSource
 
     def expected(self, records):
         """The original format keeps no shapes."""
@@ -92,11 +90,7 @@ class TestSyrahOfSomeFields(FormatSuite):
             writer.extend([{"unread": b"?" * (index % 5), **record} for index, record in enumerate(records)])
 
     def open(self, path):
-        known = SyrahSource(path)
-        try:
+        fields = None
+        with SyrahSource(path) as known, suppress(DataloadError):  # let the source under test find out
             fields = [name for name in known.fields if name != "unread"]
-        except Exception:  # damaged or missing: let the source under test find out
-            fields = None
-        finally:
-            known.close()
         return SyrahSource(path, fields=fields)

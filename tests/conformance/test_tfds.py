@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -14,7 +12,6 @@ _CLASSES = "tensorflow_datasets.core.features."
 
 
 def feature_of(value):
-    """The entry of ``features.json`` for a value."""
     if isinstance(value, bytes):
         return {"pythonClassName": _CLASSES + "text_feature.Text", "text": {}}
     # An Example has no float64 but as bytes.
@@ -41,5 +38,4 @@ class TestTfds(FormatSuite):
             writer.write(example.encode(values))
         writer.close()
 
-    def open(self, path):
-        return TfdsSource(path, split="train")
+    source, options = TfdsSource, {"split": "train"}

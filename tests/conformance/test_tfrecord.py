@@ -1,11 +1,9 @@
-from __future__ import annotations
-
 import struct
 from contextlib import suppress
 
 import google_crc32c
 import numpy as np
-from format_suite import FormatSuite
+from format_suite import FormatSuite, flip
 
 from dataload.codecs.codec import resolve_codec
 from dataload.errors import CorruptFileError, UnsupportedFormatError
@@ -27,6 +25,7 @@ class TestTFRecord(FormatSuite):
     """Files by the description of the format; a file that was cut between two records is one of fewer records."""
 
     codec = None
+    source, options = TFRecordSource, {"verify_checksums": True}
     traits = SourceTraits(
         record_type=bytes,
         suffix=".tfrecord",
@@ -41,28 +40,21 @@ class TestTFRecord(FormatSuite):
         codec = resolve_codec(self.codec)
         path.write_bytes(b"".join(frame(record if codec is None else codec.encode(record)) for record in records))
 
-    def open(self, path):
-        return TFRecordSource(path, codec=self.codec, verify_checksums=True)
-
     def corrupt(self, path, kind):
-        data = bytearray(path.read_bytes())
         if kind == "cut_in_a_record":
-            del data[-1:]
+            path.write_bytes(path.read_bytes()[:-1])
         else:
-            data[0 if kind == "flip_length" else 14] ^= 1
-        path.write_bytes(data)
+            flip(path, 0 if kind == "flip_length" else 14)
 
 
 class TestTFRecordOfExample(TestTFRecord):
     """Without checksums, through the layouts that Examples share."""
 
     codec = "example"
+    options = {"codec": "example"}  # noqa: RUF012
     traits = SourceTraits(
         suffix=".tfrecord", several_paths=True, value_types=(bytes,), corruptions=("flip_length", "cut_in_a_record")
     )
-
-    def open(self, path):
-        return TFRecordSource(path, codec=self.codec)
 
 
 def test_a_damaged_file_is_refused_or_ends_early(tmp_path):

@@ -1,7 +1,5 @@
 """Checks that need other processes, each for all formats in one process. LMDB and ArrayRecord also run them alone."""
 
-from __future__ import annotations
-
 import functools
 import importlib.util
 from pathlib import Path
@@ -15,7 +13,6 @@ from dataload.testing.together import TOGETHER, check_together
 
 @functools.cache
 def suites():
-    """The suites of the modules beside this one."""
     found = []
     for path in sorted(Path(__file__).parent.glob("test_*.py")):
         if path == Path(__file__):

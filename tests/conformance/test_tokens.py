@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import hashlib
 import os
 
@@ -34,8 +32,7 @@ class TestTokens(FormatSuite):
     def write(self, path, records):
         np.save(path, np.array([tokens_of(record) for record in records], "<u2").reshape(-1))
 
-    def open(self, path):
-        return TokenSource(path, window=WINDOW, stride=WINDOW)
+    source, options = TokenSource, {"window": WINDOW, "stride": WINDOW}
 
     def expected(self, records):
         return [{"tokens": tokens_of(record)} for record in records]

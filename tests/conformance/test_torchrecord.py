@@ -1,7 +1,6 @@
-from __future__ import annotations
-
 import lmdb
 import numpy as np
+import pytest
 from format_suite import FormatSuite
 
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
@@ -36,7 +35,6 @@ def field(number, data):
 
 
 def tensor(name, value):
-    """One TensorProto, from the description of protobuf's wire format."""
     named = field(7, name.encode())
     if isinstance(value, bytes):
         return varint(2 << 3) + varint(3) + field(5, value) + named
@@ -76,17 +74,16 @@ class TestTorchRecord(FormatSuite):
     def write(self, path, records):
         write(path, records, 1)
 
-    def open(self, path):
-        return TorchRecordSource(path)
+    source = TorchRecordSource
 
     def corrupt(self, path, kind):
         file = path / "data.mdb"
         file.write_bytes(file.read_bytes()[:-4096])
 
 
+@pytest.mark.slow_suite  # as `TestLMDBUnmapped`, with this codec
 class TestTorchRecordUnmapped(TestTorchRecord):
-    def open(self, path):
-        return TorchRecordSource(path, map=False)
+    source, options = TorchRecordSource, {"map": False}
 
 
 class TestTorchRecordInParts(FormatSuite):
@@ -97,5 +94,4 @@ class TestTorchRecordInParts(FormatSuite):
     def write(self, path, records):
         write(path, records, 3)
 
-    def open(self, path):
-        return TorchRecordSource(path)
+    source = TorchRecordSource

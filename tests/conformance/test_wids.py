@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import json
 import tarfile
@@ -31,11 +29,7 @@ class TestWids(FormatSuite):
         shard = {"url": archive.name, "nsamples": len(records)}
         path.write_text(json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [shard]}))
 
-    def open(self, path):
-        return WidsSource(path)
-
-    def expected(self, records):
-        return [{"__key__": f"{index:06d}", **record} for index, record in enumerate(records)]
+    source, keyed = WidsSource, True
 
     def corrupt(self, path, kind):
         archive = path.parent / f"{path.name}.tar"

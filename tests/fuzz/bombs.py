@@ -12,7 +12,6 @@ time linear in both; a hostile file costs an error within 5 s. Each bomb runs in
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import os
 import pkgutil
@@ -20,7 +19,6 @@ import resource
 import signal
 import sys
 import tempfile
-import time
 import traceback
 import warnings
 from collections.abc import Callable, Mapping
@@ -30,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from drive import command_line
 
 import dataload
 from dataload.errors import DataloadError
@@ -40,10 +39,8 @@ FIXED = 64 << 20
 SECONDS = 5.0  # of CPU
 MOST_BYTES = 3 << 30  # of address space beside what the process has; array_record's threads reserve much
 ROOT = Path(__file__).parents[2]
-MODULES = (
-    "cramjam", "google.protobuf", "lmdb", "msgpack", "PIL.BmpImagePlugin", "PIL.GifImagePlugin", "PIL.PngImagePlugin",
-    "PIL.PpmImagePlugin", "PIL.TiffImagePlugin", "PIL.WebPImagePlugin", "simplejpeg", "soundfile",
-)  # fmt: skip
+MODULES = ["cramjam", "google.protobuf", "lmdb", "msgpack", "simplejpeg", "soundfile"]
+MODULES += [f"PIL.{kind}ImagePlugin" for kind in ("Bmp", "Gif", "Png", "Ppm", "Tiff", "WebP")]
 RECORDS = 8  # read at once
 LINEAR = {"x.jsonl": b"{}\n", "x.csv": b"1\n", "x.tfrecord": bytes(16)}
 
@@ -68,14 +65,8 @@ class Bomb:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("formats", nargs="*", help="all by default")
-    parser.add_argument("--only", default="", help="bombs whose name has this text")
-    parser.add_argument("--all", action="store_true", help="print those that keep the promise, too")
-    parser.add_argument("--unlimited", action="store_true", help="with the default of max_record_bytes")
-    parser.add_argument("--linear", action="store_true", help="compare the times for files of two sizes, too")
-    given = parser.parse_args()
-    from bombs_all import FORMATS
+    given = command_line(__doc__, formats=[], only="", all=False, linear=False)
+    from bombs_of_records import FORMATS
 
     import_all()
     warm_up()
@@ -84,7 +75,7 @@ def main() -> int:
     for name in given.formats or FORMATS:
         for bomb in FORMATS[name]():
             if given.only in bomb.name:
-                found = try_bomb(bomb, dataload_limit() if given.unlimited else LIMIT)
+                found = try_bomb(bomb)
                 count += 1
                 failed += bool(found.broken)
                 if found.broken or given.all:
@@ -123,12 +114,6 @@ def warm_up() -> None:
                 source.read_batch([0])
 
 
-def dataload_limit() -> int:
-    from dataload._util.limits import MAX_RECORD_BYTES
-
-    return MAX_RECORD_BYTES
-
-
 @dataclass(frozen=True)
 class Found:
     """What a bomb took.
@@ -152,7 +137,7 @@ class Found:
         return f"{sizes}  {self.broken or 'kept'}: {self.outcome[:150]}"
 
 
-def try_bomb(bomb: Bomb, limit: int = LIMIT) -> Found:
+def try_bomb(bomb: Bomb) -> Found:
     """Make a bomb, and open and read it in a forked process."""
     with tempfile.TemporaryDirectory() as directory:
         path = _make(bomb, Path(directory))
@@ -162,38 +147,26 @@ def try_bomb(bomb: Bomb, limit: int = LIMIT) -> Found:
         # The pages of a mapped file count once more, though they are the kernel's.
 
         def most(asked: int) -> int:
-            return size + bomb.times * (size + asked) + FIXED + limit + bomb.more
+            return size + bomb.times * (size + asked) + FIXED + LIMIT + bomb.more
 
-        return _in_child(lambda report: _read(path, {"max_record_bytes": limit, **bomb.options}, most, report))
+        return _in_child(lambda report: _read(path, {"max_record_bytes": LIMIT, **bomb.options}, most, report))
 
 
 def _make(bomb: Bomb, directory: Path) -> Path | None:
     """Write a bomb in a process of its own: libraries that were used for it may not be used in a fork."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if not child:
-        try:
-            os.write(writing, os.fsencode(bomb.make(directory) or "none"))
-        except BaseException:
-            traceback.print_exc()
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading) as stream:
-        path = stream.read()
-    os.waitpid(child, 0)
-    if not path:
+    text, _, _ = _fork(lambda report: report(str(bomb.make(directory) or "none")))
+    if not text:
         raise AssertionError(f"{bomb.name}: it cannot be made")
-    return None if path == "none" else Path(path)
+    return None if text == ["none"] else Path(text[0])
 
 
-def _in_child(run: Callable[[Callable[[str], None]], None]) -> Found:
+def _fork(run: Callable[[Callable[[str], None]], None]) -> tuple[list[str], int, float]:
+    """Run a function in a fork; return the lines that it reports, its status and its seconds of CPU."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
         try:
-            signal.signal(signal.SIGPROF, signal.SIG_DFL)
-            signal.setitimer(signal.ITIMER_PROF, SECONDS)
             run(lambda line: os.write(writing, line.replace("\n", " ").encode()[:2000] + b"\n"))
         except BaseException:
             traceback.print_exc()
@@ -203,10 +176,19 @@ def _in_child(run: Callable[[Callable[[str], None]], None]) -> Found:
     with os.fdopen(reading) as stream:
         lines = stream.read().splitlines()
     _, status, used = os.wait4(child, 0)
+    return lines, status, used.ru_utime + used.ru_stime
+
+
+def _in_child(run: Callable[[Callable[[str], None]], None]) -> Found:
+    def limited(report: Callable[[str], None]) -> None:
+        signal.signal(signal.SIGPROF, signal.SIG_DFL)
+        signal.setitimer(signal.ITIMER_PROF, SECONDS)
+        run(report)
+
+    lines, status, seconds = _fork(limited)
     peaks = [tuple(map(int, line.split()[1:3])) for line in lines if line.startswith("peak ")]
     texts = [line for line in lines if not line.startswith("peak ")]
     memory, allowed = max(peaks, key=lambda peak: peak[0] - peak[1], default=(0, 0))
-    seconds = used.ru_utime + used.ru_stime
     broken = ""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
@@ -307,7 +289,4 @@ def slower_than_linear(name: str, line: bytes, times: int = 4) -> str:
 
 
 if __name__ == "__main__":
-    started = time.monotonic()
-    code = main()
-    print(f"{time.monotonic() - started:.0f} s")
-    sys.exit(code)
+    sys.exit(main())

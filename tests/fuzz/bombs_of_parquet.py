@@ -10,33 +10,18 @@ from typing import Any
 
 import pyarrow as pa
 from bombs import Bomb
+from wire import varint
 
 HUGE = 1 << 28  # values
 LONG = 1 << 17  # bytes of a text
 ROWS = 64
 KINDS = {"bool": 0, "int32": 1, "int64": 2, "int96": 3, "float": 4, "double": 5, "text": 6, "fixed": 7}
-ENCODINGS = {
-    "plain": 0,
-    "dictionary": 8,
-    "old dictionary": 2,
-    "delta": 5,
-    "lengths": 6,
-    "prefixes": 7,
-    "split": 9,
-    "runs": 3,
-}
+ENCODINGS = {"plain": 0, "dictionary": 8, "old dictionary": 2, "delta": 5, "lengths": 6, "prefixes": 7}
+ENCODINGS |= {"split": 9, "runs": 3}
 NESTING = ("required", "optional", "list", "list of lists", "struct")
 LIES = ("repeat", "nulls", "page", "rows", "dictionary", "chunk")
 ZSTD = 6
 _DELTAS = ("prefixes", "delta", "lengths")
-
-
-def varint(value: int) -> bytes:
-    found = bytearray()
-    while value > 127:
-        found.append(value & 127 | 128)
-        value >>= 7
-    return bytes([*found, value])
 
 
 def signed(value: int) -> bytes:
@@ -44,7 +29,6 @@ def signed(value: int) -> bytes:
 
 
 def compact(kind: int, value: Any) -> bytes:
-    """Return a value in Thrift's compact protocol."""
     if kind in (5, 6):
         return signed(value)
     if kind == 8:
@@ -99,17 +83,12 @@ def write(path: Path, *, kind: str, encoding: str, nesting: str, lie: str, versi
     dictionary = encoding in ("dictionary", "old dictionary")
     count = (HUGE if encoding not in _DELTAS else 1 << 20) if lie in ("repeat", "nulls") else ROWS
     level = 0 if lie == "nulls" else definition
-    one = (
-        b"x" * LONG
-        if kind in ("text", "fixed")
-        else bytes({"int32": 4, "float": 4, "int96": 12, "bool": 1}.get(kind, 8))
-    )
+    size = {"int32": 4, "float": 4, "int96": 12, "bool": 1}.get(kind, 8)
+    one = b"x" * LONG if kind in ("text", "fixed") else bytes(size)
     plain = struct.pack("<I", LONG) + one if kind == "text" else one
     if dictionary:
         values = b"\x01" + run(0, count)
-    elif (
-        encoding == "prefixes"
-    ):  # one text, then its whole again and again: lengths of prefixes, of suffixes, and texts
+    elif encoding == "prefixes":  # a text, then its whole again and again: lengths of prefixes, of suffixes, texts
         values = deltas(0, LONG, count) + deltas(LONG, -LONG, count) + one
     elif encoding == "delta" or encoding == "lengths":
         values = deltas(0, 0, count)
@@ -136,14 +115,8 @@ def write(path: Path, *, kind: str, encoding: str, nesting: str, lie: str, versi
         data = b"".join(levels) + values
         body = b"".join(levels) + pa.compress(values, "zstd", asbytes=True)
         sizes = [len(levels[0]) if repetition else 0, len(levels[-1]) if definition else 0]
-        details = {
-            1: i32(count),
-            2: i32(0),
-            3: i32(count),
-            4: i32(ENCODINGS[encoding]),
-            5: i32(sizes[1]),
-            6: i32(sizes[0]),
-        }
+        details = {1: i32(count), 2: i32(0), 3: i32(count), 4: i32(ENCODINGS[encoding])}
+        details |= {5: i32(sizes[1]), 6: i32(sizes[0])}
         head = {1: i32(3), 8: (12, details)}
     head |= {2: i32(claim if lie == "page" else len(data)), 3: i32(len(body))}
     pages += compact(12, head) + body

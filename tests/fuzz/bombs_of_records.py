@@ -16,8 +16,11 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 from bombs import Bomb
+from bombs_of_parquet import bombs_of_parquet
+from bombs_of_tables import bombs_of_arrow
 from mutants import STRUCTURES
 from targets import TARGETS
+from wire import field, varint
 
 import dataload
 
@@ -196,48 +199,28 @@ def tar(members: dict[str, bytes]) -> Callable[[Path], Path]:
 
 def header(name: bytes, size: int, kind: bytes, content: bytes = b"", *, base256: bool = False) -> bytes:
     field = b"\x80" + size.to_bytes(11, "big") if base256 else b"%011o\0" % size
-    head = (
-        name.ljust(100, b"\0")
-        + b"0000644\0"
-        + bytes(16)
-        + field
-        + bytes(12)
-        + b" " * 8
-        + kind
-        + bytes(100)
-        + b"ustar\x0000"
-    )
-    head = bytearray(head.ljust(512, b"\0"))
+    head = name.ljust(100, b"\0") + b"0000644\0" + bytes(16) + field + bytes(12) + b" " * 8 + kind + bytes(100)
+    head = bytearray((head + b"ustar\x0000").ljust(512, b"\0"))
     head[148:156] = b"%06o\0 " % sum(head)
     return bytes(head) + content.ljust(-(-len(content) // 512) * 512, b"\0")
 
 
 def headers() -> Iterator[tuple[str, bytes]]:
     end = bytes(1024)
-    for kind, words in {
-        "file": b"0",
-        "long name": b"L",
-        "long link": b"K",
-        "pax": b"x",
-        "global pax": b"g",
-        "sparse": b"S",
-    }.items():
-        for size in (1 << 20, 1 << 30, 1 << 62):
-            big = size > 1 << 32
-            yield (
-                f"{kind} of {size}",
-                header(b"a.txt", size, words, base256=big) + header(b"b.txt", 1, b"0", b"x") + end,
-            )
+    another = header(b"a.txt", 1, b"0", b"x") + end
+    kinds = {"file": b"0", "long name": b"L", "long link": b"K", "pax": b"x", "global pax": b"g", "sparse": b"S"}
+    for (kind, words), size in itertools.product(kinds.items(), (1 << 20, 1 << 30, 1 << 62)):
+        yield f"{kind} of {size}", header(b"b.txt", size, words, base256=size > 1 << 32) + another
     for size in (0, 1 << 30, 1 << 40):
         record = b"size=%d\n" % size
         record = b"%d " % (len(record) + 3) + record
-        yield f"pax size {size}", header(b"p", len(record), b"x", record) + header(b"a.txt", 1, b"0", b"x") + end
+        yield f"pax size {size}", header(b"p", len(record), b"x", record) + another
     record = b"GNU.sparse.realsize=%d\n" % (1 << 40)
-    yield "pax sparse", header(b"p", len(record) + 3, b"x", b"35 " + record) + header(b"a.txt", 1, b"0", b"x") + end
+    yield "pax sparse", header(b"p", len(record) + 3, b"x", b"35 " + record) + another
     name = b"n" * (8 << 20)
-    yield "a name of 8 MiB", header(b"l", len(name), b"L", name) + header(b"a.txt", 1, b"0", b"x") + end
+    yield "a name of 8 MiB", header(b"l", len(name), b"L", name) + another
     text = b"".join(b"%d %s=%s\n" % (10, b"abc", b"xyz") for _ in range(200_000))
-    yield "many words of pax", header(b"p", len(text), b"x", text) + header(b"a.txt", 1, b"0", b"x") + end
+    yield "many words of pax", header(b"p", len(text), b"x", text) + another
     yield "many members of nothing", b"".join(header(b"%d.txt" % n, 0, b"0") for n in range(10_000)) + end
     yield "many members of a sample", b"".join(header(b"a.%d" % n, 0, b"0") for n in range(5_000)) + end
     yield "names with many parts", b"".join(header(b"a" + b".b" * 49, 0, b"0") for n in range(10_000)) + end
@@ -268,17 +251,11 @@ def images() -> Iterator[tuple[str, bytes]]:
         yield f"{kind} frames", stream.getvalue()
     for width, height in ((1 << 16, 1 << 16), ((1 << 31) - 1, 1), ((1 << 31) - 1, (1 << 31) - 1)):
         chunk = b"IHDR" + struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-        head = b"\x89PNG\r\n\x1a\n" + struct.pack(">I", 13) + chunk + struct.pack(">I", zlib.crc32(chunk))
-        data = b"IDAT" + zlib.compress(bytes(1000))
-        yield (
-            f"png {width} x {height}",
-            head + struct.pack(">I", len(data) - 4) + data + struct.pack(">I", zlib.crc32(data)),
-        )
+        data = png_chunk(b"IDAT" + zlib.compress(bytes(1000)))
+        yield f"png {width} x {height}", b"\x89PNG\r\n\x1a\n" + png_chunk(chunk) + data
         yield f"ppm {width} x {height}", b"P6\n%d %d\n255\n" % (width, height)
-        yield (
-            f"bmp {width} x {height}",
-            b"BM" + struct.pack("<IHHIIiiHHIIiiII", 54, 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0),
-        )
+        numbers = 54, 0, 0, 54, 40, width, height, 1, 24, 0, 0, 0, 0, 0, 0
+        yield f"bmp {width} x {height}", b"BM" + struct.pack("<IHHIIiiHHIIiiII", *numbers)
     text = b"tEXt" + b"a\0" + b"x" * (1 << 20)
     words = b"zTXt" + b"a\0\0" + zlib.compress(bytes(MANY))
     profile = b"iCCP" + b"a\0\0" + zlib.compress(bytes(MANY))
@@ -286,8 +263,11 @@ def images() -> Iterator[tuple[str, bytes]]:
     Image.new("RGB", (4, 4)).save(stream, "PNG")
     small = stream.getvalue()
     for name, chunk in {"text": text, "compressed text": words, "profile": profile}.items():
-        inserted = (struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))) * 4
-        yield f"png {name}", small[:33] + inserted + small[33:]
+        yield f"png {name}", small[:33] + png_chunk(chunk) * 4 + small[33:]
+
+
+def png_chunk(content: bytes) -> bytes:
+    return struct.pack(">I", len(content) - 4) + content + struct.pack(">I", zlib.crc32(content))
 
 
 def scans(data: bytes, count: int) -> bytes:
@@ -307,20 +287,11 @@ def sounds() -> Iterator[tuple[str, bytes]]:
         yield f"{kind.lower()} silence {subtype or ''}", stream.getvalue()
     for size in ((1 << 31) - 1, (1 << 32) - 1):
         for channels in (1, 1024, 65535):
-            words = struct.pack(
-                "<HHIIHH", 1, channels, 8000, 8000 * channels * 2 & 0xFFFFFFFF, channels * 2 & 0xFFFF, 16
-            )
-            yield (
-                f"wav {size} {channels}",
-                b"RIFF"
-                + struct.pack("<I", size)
-                + b"WAVEfmt "
-                + struct.pack("<I", 16)
-                + words
-                + b"data"
-                + struct.pack("<I", size)
-                + bytes(64),
-            )
+            rate = 8000 * channels * 2 & 0xFFFFFFFF
+            words = struct.pack("<HHIIHH", 1, channels, 8000, rate, channels * 2 & 0xFFFF, 16)
+            length = struct.pack("<I", size)
+            head = b"RIFF" + length + b"WAVEfmt " + struct.pack("<I", 16)
+            yield f"wav {size} {channels}", head + words + b"data" + length + bytes(64)
     stream = io.BytesIO()
     soundfile.write(stream, np.zeros(400, np.float32), 8000, format="FLAC")
     data = bytearray(stream.getvalue())
@@ -329,18 +300,6 @@ def sounds() -> Iterator[tuple[str, bytes]]:
 
 
 # Messages.
-
-
-def varint(number: int) -> bytes:
-    found = bytearray()
-    while number > 127:
-        found.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*found, number])
-
-
-def field(number: int, content: bytes) -> bytes:
-    return varint(number << 3 | 2) + varint(len(content)) + content
 
 
 def nested(number: int, depth: int) -> bytes:
@@ -477,7 +436,7 @@ def bombs_of_syrah() -> Iterator[Bomb]:
             content = document()
             return b"GS\0\0\2\0" + struct.pack("<qq", 22, len(content)) + content
 
-        yield Bomb(f"metadata, {name}", put("x.syr", data), {"cache": False})
+        yield Bomb(f"metadata: {name}", put("x.syr", data), {"cache": False})
     yield from claims_of("syrah", "x.syr", {})
 
 
@@ -553,14 +512,6 @@ def of_json(name: str, options: dict[str, object]) -> Iterator[Bomb]:
             yield Bomb(f"{key} of {what}", write, options, 24)
 
 
-def bombs_of_hugging_face() -> Iterator[Bomb]:
-    yield from of_json("state.json", {"format": "hugging_face"})
-
-
-def bombs_of_manifest() -> Iterator[Bomb]:
-    yield from of_json("dataload.json", {})
-
-
 def bombs_of_wids() -> Iterator[Bomb]:
     for bomb in of_json("x.json", {"format": "wids"}):
         yield Bomb(bomb.name, lambda folder, bomb=bomb: bomb.make(folder) / "x.json", bomb.options, 24)
@@ -571,10 +522,26 @@ def bombs_of_tokens() -> Iterator[Bomb]:
         yield Bomb(
             name, put("x.npy", lambda data=data: data.replace(b"<f8", b"<u2")), {"format": "tokens", "window": 3}
         )
-    for options in (
-        {"window": 1 << 40},
-        {"window": 3, "end_token": 0, "ends": "pad"},
-        {"window": 1 << 20, "end_token": 0, "ends": "pad"},
-    ):
+    pad = {"end_token": 0, "ends": "pad"}
+    for options in ({"window": 1 << 40}, {"window": 3, **pad}, {"window": 1 << 20, **pad}):
         of_tokens = {"format": "tokens", "dtype": "uint8", **options}
         yield Bomb(f"ends {options}", put("x.bin", lambda: bytes(4 << 20)), of_tokens, 48)
+
+
+FORMATS = {
+    "jsonl": bombs_of_jsonl,
+    "csv": bombs_of_csv,
+    "zip": bombs_of_zip,
+    "tar": bombs_of_tar,
+    "tfrecord": bombs_of_tfrecord,
+    "syrah": bombs_of_syrah,
+    "lmdb": bombs_of_lmdb,
+    "array_record": bombs_of_array_record,
+    "mds": bombs_of_mds,
+    "hugging_face": lambda: of_json("state.json", {"format": "hugging_face"}),
+    "manifest": lambda: of_json("dataload.json", {}),
+    "wids": bombs_of_wids,
+    "tokens": bombs_of_tokens,
+    "arrow": bombs_of_arrow,
+    "parquet": bombs_of_parquet,
+}

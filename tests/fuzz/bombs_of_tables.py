@@ -24,7 +24,6 @@ def _offsets(kind: type, *values: int) -> pa.Buffer:
 
 
 def items(make: Callable[[int], pa.Array]) -> tuple[pa.Array, int]:
-    """Return many items, as many as fit into little space."""
     for count in (ENDLESS, MANY):
         found = make(count)
         if len(found) == count and found.nbytes < 1 << 20:
@@ -33,13 +32,8 @@ def items(make: Callable[[int], pa.Array]) -> tuple[pa.Array, int]:
     return found, len(found)
 
 
-def null(count: int) -> pa.Array:
-    return pa.nulls(count)
-
-
-def number(count: int) -> pa.Array:
-    count = min(count, MANY)
-    return pa.array(np.zeros(count, np.int8))
+def _zeros(count: int) -> pa.Array:
+    return pa.array(np.zeros(min(count, MANY), np.int8))
 
 
 def text(count: int) -> pa.Array:
@@ -48,7 +42,6 @@ def text(count: int) -> pa.Array:
 
 
 def view(count: int) -> pa.Array:
-    """Views of one text."""
     count = min(count, MANY)
     word = np.zeros(count, [("size", "<i4"), ("start", "S4"), ("buffer", "<i4"), ("offset", "<i4")])
     word["size"], word["start"] = LONG, b"xxxx"
@@ -56,40 +49,32 @@ def view(count: int) -> pa.Array:
     return pa.Array.from_buffers(pa.string_view(), count, buffers)
 
 
-LEAVES = {"null": null, "number": number, "text": text, "view": view}
+LEAVES = {"null": pa.nulls, "number": _zeros, "text": text, "view": view}
 
 
-def _list(make, large=False):
-    def build(count: int) -> pa.Array:
-        found, size = items(make)
-        count = min(count, MANY)
-        offsets = _offsets(np.int64 if large else np.int32, *[0] * count, size)
-        kind = (pa.large_list if large else pa.list_)(found.type)
-        return pa.Array.from_buffers(kind, count, [None, offsets], children=[found])
+def _lists(kind, *offsets_of, dtype=np.int32):
+    """Return what nests a type in lists whose offsets are functions of their number and of the items' number."""
 
-    return build
+    def nest(make):
+        def build(count: int) -> pa.Array:
+            found, size = items(make)
+            count = min(count, MANY)
+            buffers = [_offsets(dtype, *offsets(count, size)) for offsets in offsets_of]
+            return pa.Array.from_buffers(kind(found.type), count, [None, *buffers], children=[found])
 
+        return build
 
-def _again(make):
-    """Lists of which every other one has the same items, with offsets that go back and forth."""
-
-    def build(count: int) -> pa.Array:
-        found, size = items(make)
-        count = min(count, MANY)
-        offsets = _offsets(np.int32, *itertools.islice(itertools.cycle([0, size]), count + 1))
-        return pa.Array.from_buffers(pa.list_(found.type), count, [None, offsets], children=[found])
-
-    return build
+    return nest
 
 
-def _list_view(make):
-    def build(count: int) -> pa.Array:
-        found, size = items(make)
-        count = min(count, MANY)
-        buffers = [None, _offsets(np.int32, *[0] * count), _offsets(np.int32, *[size] * count)]
-        return pa.Array.from_buffers(pa.list_view(found.type), count, buffers, children=[found])
+def _last(count, size):
+    """The last list has all items."""
+    return [*[0] * count, size]
 
-    return build
+
+def _back_and_forth(count, size):
+    """Every other list has the same items."""
+    return itertools.islice(itertools.cycle([0, size]), count + 1)
 
 
 def _fixed(make):
@@ -103,18 +88,6 @@ def _fixed(make):
     return build
 
 
-def _struct(make):
-    def build(count: int) -> pa.Array:
-        found = make(count)
-        return pa.StructArray.from_arrays([found], ["x"])
-
-    return build
-
-
-def _empty_struct(_make):
-    return lambda count: pa.Array.from_buffers(pa.struct([]), count, [None], children=[])
-
-
 def _map(make):
     def build(count: int) -> pa.Array:
         found, size = items(make)
@@ -125,21 +98,6 @@ def _map(make):
         )
         offsets = _offsets(np.int32, *[0] * count, size)
         return pa.Array.from_buffers(pa.map_(keys.type, found.type), count, [None, offsets], children=[pairs])
-
-    return build
-
-
-def _dictionary(make):
-    def build(count: int) -> pa.Array:
-        count = min(count, MANY)
-        return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int8)), make(1))
-
-    return build
-
-
-def _run(make):
-    def build(count: int) -> pa.Array:
-        return pa.RunEndEncodedArray.from_arrays(pa.array([min(count, ENDLESS)], pa.int32()), make(1)[:1])
 
     return build
 
@@ -162,16 +120,18 @@ def _sparse(make):
 
 
 NESTING = {
-    "list": _list,
-    "large_list": lambda make: _list(make, large=True),
-    "again": _again,
-    "list_view": _list_view,
+    "list": _lists(pa.list_, _last),
+    "large_list": _lists(pa.large_list, _last, dtype=np.int64),
+    "again": _lists(pa.list_, _back_and_forth),
+    "list_view": _lists(pa.list_view, lambda count, _: [0] * count, lambda count, size: [size] * count),
     "fixed": _fixed,
-    "struct": _struct,
-    "empty": _empty_struct,
+    "struct": lambda make: lambda count: pa.StructArray.from_arrays([make(count)], ["x"]),
+    "empty": lambda _: lambda count: pa.Array.from_buffers(pa.struct([]), count, [None], children=[]),
     "map": _map,
-    "dictionary": _dictionary,
-    "run": _run,
+    "dictionary": lambda make: lambda count: pa.DictionaryArray.from_arrays(_zeros(count), make(1)),
+    "run": lambda make: (
+        lambda count: pa.RunEndEncodedArray.from_arrays(pa.array([min(count, ENDLESS)], pa.int32()), make(1)[:1])
+    ),
     "union": _union,
     "sparse": _sparse,
 }

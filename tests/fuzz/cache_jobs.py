@@ -9,18 +9,14 @@ must receive the batches that it would read from local files, never wait for 10 
 
 from __future__ import annotations
 
-import argparse
 import faulthandler
 import hashlib
-import json
 import multiprocessing
 import os
-import shutil
 import signal
 import sys
 import tempfile
 import time
-from collections import Counter
 from contextlib import suppress
 from functools import cache
 from multiprocessing.connection import wait
@@ -28,9 +24,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-sys.path.append(str(Path(__file__).parent.parent / "support"))
-
 import numpy as np
+from drive import drive  # first: it adds tests/support to the path
 from object_server import FileServer
 from remote_sets import FORMATS, write_shards
 
@@ -183,8 +178,7 @@ class Data:
         return list(digests(str(self.directory / self.pattern(name)), name, given, {}))
 
 
-def run_round(data: Data, number: int, directory: Path) -> tuple[Counter[str], float, str]:
-    """Run a round; return how its jobs ended, the longest pause, and what it was."""
+def run_round(data: Data, number: int, directory: Path) -> str:
     random = Random(number)
     remote: dict[str, Any] = {"cache": str(directory), "mode": "shards", "timeout": TIMEOUT * busy(), "connections": 4}
     jobs = [Job(data, random, remote) for _ in range(random.choice((2, 3)))]
@@ -192,8 +186,7 @@ def run_round(data: Data, number: int, directory: Path) -> tuple[Counter[str], f
     one, everything = max(sizes), sum(sizes) + 1
     part = random.choice((0.0, random.random() ** 3, random.random(), 1.0))
     remote["budget"] = int(one + part * (everything - one))
-    text = f"{jobs}, budget {remote['budget']:,} of {everything:,}"
-    counts, longest = Counter[str](), 0.0
+    ends: list[str] = []
     try:
         for job in jobs:
             job.start()
@@ -201,10 +194,9 @@ def run_round(data: Data, number: int, directory: Path) -> tuple[Counter[str], f
         while running:
             ready = wait([job.connection for job in running], 0.2)
             for job in list(running):
-                longest = max(longest, time.monotonic() - job.moved if job.found else 0)
                 if job.connection in ready and not job.look():
                     running.remove(job)
-                    counts["told what it needs" if job.told else "complete"] += 1
+                    ends.append("told what it needs" if job.told else "complete")
                 elif job.hangs():
                     os.kill(job.process.pid, signal.SIGUSR1)  # prints its stacks
                     time.sleep(1)
@@ -219,7 +211,7 @@ def run_round(data: Data, number: int, directory: Path) -> tuple[Counter[str], f
             with suppress(ValueError):
                 job.process.kill()
                 job.end()
-    return counts, longest, text
+    return ", ".join(sorted(ends))
 
 
 def check_alone(job: Job, data: Data) -> None:
@@ -233,32 +225,18 @@ def check_alone(job: Job, data: Data) -> None:
     raise AssertionError(f"{job} alone: no batch for {LONGEST} s")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0)
-    given = parser.parse_args()
-    counts, longest, begun = Counter[str](), 0.0, time.monotonic()
+def main() -> int:
     multiprocessing.get_context("forkserver").set_forkserver_preload(["dataload", "obstore", "numpy", "remote_sets"])
-    directory = Path(tempfile.mkdtemp(prefix="cache-jobs-"))
-    data = Data(directory)
-    try:
-        for number in range(given.first, given.first + given.rounds):
-            root = directory / f"cache-{number}"
-            try:
-                found, pause, text = run_round(data, number, root)
-            except AssertionError as error:
-                print(f"round {number}: {error}")
-                raise
-            counts += found
-            longest = max(longest, pause)
-            print(f"round {number}: {json.dumps(found)}, longest pause {pause:.1f} s; {text}", flush=True)
-            shutil.rmtree(root)
-    finally:
-        data.server.close()
-        shutil.rmtree(directory, ignore_errors=True)
-    print(f"{given.rounds} rounds in {time.monotonic() - begun:.0f} s: {dict(counts)}, longest pause {longest:.1f} s")
+    with tempfile.TemporaryDirectory(prefix="cache-jobs-", ignore_cleanup_errors=True) as directory:
+        data = Data(Path(directory))
+
+        def check(number: int) -> str:
+            with tempfile.TemporaryDirectory(prefix="cache-") as root:
+                return run_round(data, number, Path(root))
+
+        with data.server:
+            return drive(__doc__, "rounds", 200, check)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

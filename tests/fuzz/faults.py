@@ -9,18 +9,13 @@ store's or the machine's. No record is ever called bad. tests/integration/test_f
 
 # ruff: noqa: T201 - a script that tells how far it is
 
-from __future__ import annotations
-
-import argparse
 import builtins
 import errno
 import functools
-import http.server
 import mmap
 import os
 import sys
 import tempfile
-import time
 import warnings
 from collections import Counter
 from contextlib import ExitStack, contextmanager
@@ -29,6 +24,8 @@ from pathlib import Path
 from unittest import mock
 
 import numpy as np
+from drive import command_line
+from object_server import FileHandler, FileServer
 from PIL import Image
 
 import dataload
@@ -37,11 +34,6 @@ from dataload._util import failures
 from dataload.errors import WorkerError
 from dataload.testing.compare import difference
 
-ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(ROOT / "support"))
-from object_server import LoopbackServer  # noqa: E402
-
-GOLDEN = ROOT / "golden"
 SHARDS, RECORDS = 3, 8
 CALLS = ("open", "pread", "preadv", "read", "fstat", "stat", "lstat", "scandir", "listdir")
 CALLS += ("makedirs", "statvfs", "write", "pwrite", "ftruncate", "fsync", "rename", "unlink", "utime")  # of the cache
@@ -80,7 +72,6 @@ WRITTEN = {
 
 
 def write(directory, name):
-    """Write shards, and return what opens them."""
     suffix, writing, reading = WRITTEN[name]
     for shard in range(SHARDS):
         path = directory / f"part-{shard}.{suffix}"
@@ -154,10 +145,8 @@ class Calls:
 
 
 def epoch(opened, policy, **loading):
-    """All batches of an epoch, and the number of records that were called bad."""
     with opened() as source, Loader(source, batch_size=5, on_error=policy, max_bad=1.0, **loading) as loader:
-        batches = list(loader)
-        return batches, loader._bad.spent
+        return list(loader), loader.statistics().bad
 
 
 def judge(opened, policy, want, owners, **loading):
@@ -198,76 +187,39 @@ def try_calls(name, opened, *, policies=POLICIES, numbers=NUMBERS, every=1, most
     return outcomes
 
 
-class FileServer(LoopbackServer):
-    """Serves a directory by ranges, and lets one kind of fault meet all requests for content from the n-th on."""
+class FaultyServer(FileServer):
+    """Serves a directory, and lets one kind of fault meet all requests for content from the n-th on."""
+
+    kind, first = None, 0
 
     def __init__(self, directory):
-        self.directory, self.kind, self.first, self.reads = Path(directory), None, 0, count()
-        super().__init__(_Handler)
+        self.reads = count()
+        super().__init__(directory, _Handler)
 
     def fail(self, kind, first):
         self.kind, self.first, self.reads = kind, first, count()
 
 
-class _Handler(http.server.BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_HEAD(self):
-        data = self.content()
-        if data is not None:
-            self.answer(200, {"Content-Length": str(len(data)), "Accept-Ranges": "bytes"})
-
-    def do_GET(self):
-        data, server = self.content(), self.server
-        if data is None:
-            return
-        kind = server.kind if next(server.reads) >= server.first else None
-        span, status, headers = self.headers.get("Range"), 200, {}
-        if span is not None:
-            first, _, last = span.removeprefix("bytes=").partition("-")
-            start, stop = int(first or 0), min(int(last or len(data) - 1), len(data) - 1)
-            status, headers = 206, {"Content-Range": f"bytes {start}-{stop}/{len(data)}"}
-            data = data[start : stop + 1]
+class _Handler(FileHandler):
+    def answer(self, status, body, headers=None):
+        server, kind = self.server, None
+        if self.command == "GET" and status in (200, 206) and next(server.reads) >= server.first:
+            kind = server.kind
         if kind in ("403", "404", "500", "503"):
-            self.answer(int(kind), {"Content-Length": "0"})
-            return
-        if kind == "reset":
+            return super().answer(int(kind), b"")
+        if kind in ("reset", "cut"):
             self.close_connection = True
-            self.connection.shutdown(2)
-            return
-        body = {"short": data[:-1], "long": data + b"x" * 100}.get(kind, data)
-        length = len(data) if kind == "cut" else len(body)
-        self.answer(status, {**headers, "Content-Length": str(length)})
-        if kind == "cut":
-            self.wfile.write(body[: len(body) // 2])
-            self.close_connection = True
-            self.connection.shutdown(2)
-        else:
-            self.wfile.write(body)
-
-    def content(self):
-        path = self.server.directory / self.path.lstrip("/")
-        if path.is_file():
-            return path.read_bytes()
-        self.answer(404, {"Content-Length": "0"})
-        return None
-
-    def answer(self, status, headers):
-        self.send_response_only(status)
-        headers = {"ETag": '"1"', "Last-Modified": "Mon, 01 Jan 2024 00:00:00 GMT", **headers}
-        for name, text in headers.items():
-            self.send_header(name, text)
-        self.end_headers()
-
-    def log_message(self, *_):
-        """Print nothing."""
+            if kind == "cut":
+                super().answer(status, body[: len(body) // 2], headers, length=len(body))
+            return self.connection.shutdown(2)
+        return super().answer(status, {"short": body[:-1], "long": body + b"x" * 100}.get(kind, body), headers)
 
 
 @contextmanager
 def served(name, directory, **more):
     """Serve what `write` has written; yield the server, and what opens the data with a new cache each time."""
     suffix, _, reading = WRITTEN[name]
-    with FileServer(directory) as server, tempfile.TemporaryDirectory() as cache:
+    with FaultyServer(directory) as server, tempfile.TemporaryDirectory() as cache:
         url = f"{server.endpoint}/part-{{0..{SHARDS - 1}}}.{suffix}"
         caches = count()
 
@@ -308,15 +260,11 @@ def try_requests(name, directory, *, policies=POLICIES, kinds=HTTP_KINDS, every=
 
 
 def main():
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("formats", nargs="*", help="names; all by default")
-    arguments.add_argument("--every", type=int, default=1, help="try only every n-th case")
-    given = arguments.parse_args()
+    given = command_line(__doc__, formats=[*WRITTEN], every=1)
     total = Counter()
-    for name in given.formats or WRITTEN:
+    for name in given.formats:
         with tempfile.TemporaryDirectory() as directory:
             opened = write(Path(directory), name)
-            begun = time.monotonic()
             found = {"system": try_calls(name, opened, every=given.every)}
             if name in OVER_HTTP:
                 found["HTTP"] = try_requests(name, directory, every=given.every)
@@ -324,7 +272,6 @@ def main():
             for what, outcomes in found.items():
                 total += outcomes
                 print(f"{name:14} {what:8} {dict(outcomes)}", flush=True)
-            print(f"{name:14} {time.monotonic() - begun:6.1f} s", flush=True)
     print(f"{sum(total.values())} cases, {total['wrong']} wrong")
     return 1 if total["wrong"] else 0
 

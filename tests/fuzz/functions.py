@@ -9,7 +9,6 @@ equal functions must be equal, also in a process with another seed of hashes.
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import enum
 import functools
@@ -27,15 +26,9 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
+from drive import command_line
 
 from dataload._util.code_digest import code_digest
-
-PLACES = {}
-
-
-def place(make):
-    PLACES[make.__name__.strip("_")] = make
-    return make
 
 
 def call(value):
@@ -62,57 +55,25 @@ class Data:
         return record, self.value
 
 
-@place
-def closure(value):
-    return lambda record=None: (record, call(value))
+class Fingerprint(Holder):
+    def __init__(self, value):
+        super().__init__(value)
+        self.changes = object()
+
+    def fingerprint(self):
+        return f"{self.value}"
 
 
-@place
-def default(value):
-    return lambda record=None, x=value: (record, call(x))
+def kind(base=Holder, meta=type, **members):
+    """Return an object of a new class."""
+    return meta("Made", (base,), members)(0)
 
 
-@place
-def keyword_default(value):
-    return lambda record=None, *, x=value: (record, call(x))
+def of_numbers(make):
+    """Use a place that holds only numbers for those, and an attribute for anything else."""
+    return lambda value: make(value) if isinstance(value, int) else Holder(value)
 
 
-@place
-def attribute(value):
-    return Holder(value)
-
-
-@place
-def bound_method(value):
-    return Holder(value).method
-
-
-@place
-def partial(value):
-    return functools.partial(operator.add, value)
-
-
-@place
-def itemgetter(value):
-    return operator.itemgetter(value) if isinstance(value, int) else Holder(value)
-
-
-@place
-def attrgetter(value):
-    return operator.attrgetter(f"a{value}") if isinstance(value, int) else Holder(value)
-
-
-@place
-def dataclass(value):
-    return Data(value)
-
-
-@place
-def dataclass_items(value):
-    return Data(1, [value])
-
-
-@place
 def dataclass_default(value):
     @dataclasses.dataclass(frozen=True)
     class Frozen:
@@ -124,7 +85,6 @@ def dataclass_default(value):
     return Frozen()
 
 
-@place
 def slots(value):
     class Slots:
         __slots__ = ("x",)
@@ -137,42 +97,6 @@ def slots(value):
     return made
 
 
-@place
-def class_attribute(value):
-    return type("Made", (Holder,), {"factor": value})(0)
-
-
-@place
-def property_(value):
-    class Made(Holder):
-        @property
-        def x(self):
-            return value
-
-    return Made(0)
-
-
-@place
-def static_method(value):
-    class Made(Holder):
-        @staticmethod
-        def x():
-            return value
-
-    return Made(0)
-
-
-@place
-def cached_property(value):
-    class Made(Holder):
-        @functools.cached_property
-        def x(self):
-            return value
-
-    return Made(0)
-
-
-@place
 def method_of_a_parent(value):
     class Parent:
         def scale(self):
@@ -185,26 +109,11 @@ def method_of_a_parent(value):
     return Child()
 
 
-@place
-def descriptor(value):
-    class Descriptor:
-        def __get__(self, owner, kind):
-            return value
-
-    return type("Made", (Holder,), {"x": Descriptor()})(0)
-
-
-@place
 def metaclass(value):
-    class Meta(type):
-        def __call__(cls, *_):
-            return value
-
-    made = Meta("Made", (), {})
+    made = type("Meta", (type,), {"__call__": lambda cls, *_: value})("Made", (), {})
     return lambda record=None: (record, made())
 
 
-@place
 def wraps(value):
     def decorate(function):
         @functools.wraps(function)
@@ -216,7 +125,6 @@ def wraps(value):
     return decorate(lambda record=None: record)
 
 
-@place
 def wrapped(value):
     def decorate(function):
         return functools.wraps(function)(lambda *arguments: function(*arguments))
@@ -224,18 +132,9 @@ def wrapped(value):
     return decorate(lambda record=None: (record, value))
 
 
-@place
-def lru_cache(value):
-    return functools.lru_cache(lambda record=None: (record, value))
-
-
-@place
 def nested(value):
     def outer(record=None):
-        def inner():
-            return helper(record)
-
-        return inner()
+        return (lambda: helper(record))()
 
     def helper(record):
         return (record, value) if record else outer(record)
@@ -243,7 +142,6 @@ def nested(value):
     return outer
 
 
-@place
 def function_attribute(value):
     def function(record=None):
         return record, function.x
@@ -252,82 +150,57 @@ def function_attribute(value):
     return function
 
 
-@place
-def in_a_list(value):
-    return Holder([0, value])
-
-
-@place
-def in_a_dict(value):
-    return Holder({"a": 0, "b": value})
-
-
-@place
-def in_a_set(value):
-    return Holder({"a", "b", "c", value} if isinstance(value, int) else {"a", Holder(value)})
-
-
-@place
-def in_a_deque(value):
-    return Holder(deque([value]))
-
-
-@place
-def in_an_ordered_dict(value):
-    return Holder(OrderedDict(a=value))
-
-
-@place
-def in_a_named_tuple(value):
-    return Holder(namedtuple("Pair", "x y")(value, 0))
-
-
-@place
-def in_a_namespace(value):
-    return Holder(types.SimpleNamespace(x=value))
-
-
-@place
-def array(value):
-    return Holder(np.arange(3) + value) if isinstance(value, int) else Holder(np.array([value, None], object))
-
-
-@place
-def masked_array(value):
-    return Holder(np.ma.array([1, 2], mask=[value == 1, False])) if isinstance(value, int) else Holder(value)
-
-
-@place
-def pattern(value):
-    return Holder(re.compile(f"a{{{value}}}")) if isinstance(value, int) else Holder(value)
-
-
-@place
 def enumeration(value):
     made = enum.Enum("Made", {"A": value if isinstance(value, int) else Holder(value)})
     return lambda record=None: (record, made.A.value)
 
 
-@place
-def own_fingerprint(value):
-    return Fingerprint(value) if isinstance(value, int) else Holder(value)
-
-
-class Fingerprint(Holder):
-    def __init__(self, value):
-        super().__init__(value)
-        self.changes = object()
-
-    def fingerprint(self):
-        return f"{self.value}"
-
-
-@place
 def cycle(value):
     made = Holder(value)
     made.own = [made]
     return made
 
+
+PLACES = {
+    "closure": lambda value: lambda record=None: (record, call(value)),
+    "default": lambda value: lambda record=None, x=value: (record, call(x)),
+    "keyword default": lambda value: lambda record=None, *, x=value: (record, call(x)),
+    "attribute": Holder,
+    "bound method": lambda value: Holder(value).method,
+    "partial": lambda value: functools.partial(operator.add, value),
+    "itemgetter": of_numbers(operator.itemgetter),
+    "attrgetter": of_numbers(lambda value: operator.attrgetter(f"a{value}")),
+    "dataclass": Data,
+    "dataclass items": lambda value: Data(1, [value]),
+    "dataclass default": dataclass_default,
+    "slots": slots,
+    "class attribute": lambda value: kind(factor=value),
+    "property": lambda value: kind(x=property(lambda self: value)),
+    "static method": lambda value: kind(x=staticmethod(lambda: value)),
+    "cached property": lambda value: kind(x=functools.cached_property(lambda self: value)),
+    "method of a parent": method_of_a_parent,
+    "descriptor": lambda value: kind(x=type("Descriptor", (), {"__get__": lambda *_: value})()),
+    "metaclass": metaclass,
+    "wraps": wraps,
+    "wrapped": wrapped,
+    "lru_cache": lambda value: functools.lru_cache(lambda record=None: (record, value)),
+    "nested": nested,
+    "function attribute": function_attribute,
+    "list": lambda value: Holder([0, value]),
+    "dict": lambda value: Holder({"a": 0, "b": value}),
+    "set": lambda value: Holder({"a", "b", "c", value} if isinstance(value, int) else {"a", Holder(value)}),
+    "deque": lambda value: Holder(deque([value])),
+    "ordered dict": lambda value: Holder(OrderedDict(a=value)),
+    "named tuple": lambda value: Holder(namedtuple("Pair", "x y")(value, 0)),
+    "namespace": lambda value: Holder(types.SimpleNamespace(x=value)),
+    "array": of_numbers(lambda value: Holder(np.arange(3) + value)),
+    "array of objects": lambda value: Holder(np.array([value, None], object)),
+    "masked array": of_numbers(lambda value: Holder(np.ma.array([1, 2], mask=[value == 1, False]))),
+    "pattern": of_numbers(lambda value: Holder(re.compile(f"a{{{value}}}"))),
+    "enumeration": enumeration,
+    "fingerprint": of_numbers(Fingerprint),
+    "cycle": cycle,
+}
 
 # Functions in modules; the value is a text in their helpers.
 MODULES = {
@@ -398,10 +271,6 @@ def made(number, value):
     return names, value
 
 
-def digests(count):
-    return [digest(made(number, 1)[1]) for number in range(count)]
-
-
 def in_modules(value, directory):
     """Return the digests of functions in modules with a value, which are written and imported again."""
     for name, text in (("helper", HELPER), ("pack/sub", HELPER), ("pack/__init__", "from pack import sub\n")):
@@ -457,12 +326,10 @@ def check(count):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--count", type=int, default=5000)
-    parser.add_argument("--print", metavar="DIRECTORY")
-    given = parser.parse_args()
+    given = command_line(__doc__, count=5000, print="")
     if given.print:
-        print(json.dumps({"made": digests(given.count), "modules": in_modules(1, given.print)}))
+        digests = [digest(made(number, 1)[1]) for number in range(given.count)]
+        print(json.dumps({"made": digests, "modules": in_modules(1, given.print)}))
         return 0
     wrong = check(given.count)
     print(*wrong, sep="\n")

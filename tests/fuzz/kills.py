@@ -9,7 +9,6 @@ nothing but its own.
 
 from __future__ import annotations
 
-import argparse
 import os
 import random
 import select
@@ -26,12 +25,11 @@ from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
 
-os.environ |= {
-    "DATALOAD_CACHE": "0",
-    "OPENBLAS_NUM_THREADS": "1",
-}  # set before numpy starts threads: children are forks
+# Set before numpy starts threads: children are forks.
+os.environ |= {"DATALOAD_CACHE": "0", "OPENBLAS_NUM_THREADS": "1"}
 
 import numpy as np
+from drive import command_line
 
 import dataload
 from dataload.convert import convert
@@ -68,7 +66,6 @@ class Case:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The data files."""
         suffix = FORMATS[self.format][0]
         return tuple(f"out-{i:05d}-of-00002{suffix}" for i in range(2)) if self.converts else (self.path,)
 
@@ -92,7 +89,6 @@ def records_of(version: int) -> list[dict]:
 
 
 def write(case: Case, version: int, *, again: bool = False) -> None:
-    """Write into the current directory; `again` after a kill."""
     if not case.exchanges:
         parts._libc_rename = lambda: None
     options = FORMATS[case.format][1]
@@ -155,7 +151,6 @@ def count_operations(case: Case, directory: Path) -> tuple[int, float]:
 
 
 def kill_before(operation: int) -> None:
-    """Have this process killed before its n-th operation on files."""
     left = operation
 
     def note(event: str, _: tuple) -> None:
@@ -253,11 +248,8 @@ COUNTS: Counter[str] = Counter()
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__)
-    arguments.add_argument("--kills", type=int, default=1000)
-    arguments.add_argument("--seed", type=int, help="random by default")
-    given = arguments.parse_args()
-    seed = random.randrange(2**32) if given.seed is None else given.seed
+    given = command_line(__doc__, kills=1000, seed=-1)
+    seed = random.randrange(2**32) if given.seed < 0 else given.seed
     chooser = random.Random(seed)
     found: list[str] = []
     done: Counter[str] = Counter()

@@ -222,7 +222,6 @@ def riegeli_fields(data: bytes) -> list[Field]:
 
 
 def _chunks_of(data: bytes | bytearray) -> list[int]:
-    """Return where chunks begin, as their headers say."""
     found, at = [], 64  # after the block header and the signature
     while at + 40 <= len(data) and len(found) < 100:
         found.append(at)

@@ -12,10 +12,8 @@ nor asked for, and where it stood for the name of a file, the error says which f
 
 from __future__ import annotations
 
-import argparse
 import csv
 import functools
-import http.server
 import io
 import json
 import os
@@ -31,9 +29,8 @@ from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "support"))
-from object_server import LoopbackServer
+from drive import command_line
+from object_server import FileServer
 
 import dataload
 from dataload.convert import convert
@@ -115,7 +112,6 @@ class Document:
             return None
 
     def write(self, value: Any) -> bool:
-        """Write the document with other texts; return False if it cannot hold them."""
         try:
             self.path.write_bytes(self._encode(value))
         except (ValueError, TypeError, AttributeError):
@@ -159,7 +155,6 @@ def copied(name: str) -> Callable[[Path], None]:
 
 
 def archives(folder: Path) -> None:
-    """Tar archives with a manifest that has statistics."""
     folder.mkdir()
     records = [{"__key__": f"{i:03d}", "txt": "x" * i} for i in range(6)]
     convert(dataload.MemorySource(records), folder / "a-{0..1}.tar", keep_key=True)
@@ -168,7 +163,6 @@ def archives(folder: Path) -> None:
 
 
 def parts(folder: Path) -> None:
-    """Receipts of the parts of an index."""
     archives(folder)
     for number in (1, 2):
         index_shards(str(folder), part=(number, 2))
@@ -206,7 +200,6 @@ def wids_with_base(folder: Path) -> None:
 
 
 def journal(folder: Path) -> None:
-    """The journals of conversions: in one run, and of one of two parts."""
     folder.mkdir()
     convert(dataload.RangeSource(8), folder / "a-{0..1}.jsonl")
     convert(dataload.RangeSource(8), folder / "b-{0..1}.jsonl", part=(1, 2))
@@ -274,46 +267,6 @@ AT_URLS = {
 }
 
 
-class Files(http.server.SimpleHTTPRequestHandler):
-    """Files below a folder, by range, and a note of each request."""
-
-    protocol_version = "HTTP/1.1"
-
-    def __init__(self, *args: Any, root: Path, asked: list[str], **more: Any) -> None:
-        self._root, self._asked = root, asked
-        super().__init__(*args, directory=str(root), **more)
-
-    def do_GET(self) -> None:
-        self._asked.append(self.path)
-        path = Path(self.translate_path(self.path))
-        if not path.is_file():
-            self._answer(404, b"", {})
-            return
-        data = path.read_bytes()
-        wanted = self.headers.get("Range", "")
-        first, _, last = wanted.removeprefix("bytes=").partition("-")
-        start, stop = (int(first), min(int(last or len(data)) + 1, len(data))) if wanted else (0, len(data))
-        more = {"Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"} if wanted else {}
-        self._answer(206 if wanted else 200, data[start:stop], {**more, "ETag": '"1"'})
-
-    do_HEAD = do_GET
-
-    def _answer(self, status: int, data: bytes, headers: dict[str, str]) -> None:
-        self.send_response(status)
-        for name, value in {
-            "Content-Length": str(len(data)),
-            "Last-Modified": self.date_time_string(0),
-            **headers,
-        }.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if self.command == "GET":
-            self.wfile.write(data)
-
-    def log_message(self, *_: object) -> None:
-        pass
-
-
 class Watch:
     """The files that this process opens, as the interpreter tells."""
 
@@ -364,7 +317,7 @@ class Tries:
 
 def try_local(name: str, every: int, watch: Watch) -> Tries:
     make, run, naming = CASES[name]
-    tries, asked = Tries(every), list[str]()
+    tries = Tries(every)
     with tempfile.TemporaryDirectory() as top:
         folder, outside, keep = Path(top, "data"), Path(top, OUTSIDE), Path(top, "keep")
         make(folder)
@@ -372,15 +325,15 @@ def try_local(name: str, every: int, watch: Watch) -> Tries:
         shutil.copytree(folder, keep)
         if error := attempt(run, folder):
             tries.wrong.append(f"{name} cannot be read: {error!r:.500}")
-        with LoopbackServer(functools.partial(Files, root=outside, asked=asked)) as server:  # pyright: ignore[reportArgumentType]
+        with FileServer(outside) as server:
             for place, _, path, named in tries.of(folder, naming, server.endpoint):
                 watch.opened = []
                 error = attempt(run, folder)
                 opened, watch.opened = watch.opened, None
                 bad = [each for each in opened if is_outside(each, str(outside))]
-                if bad or asked:
-                    tries.wrong.append(f"{name}: {place}: opened {bad}, asked for {asked}")
-                    asked.clear()
+                if bad or server.asked:
+                    tries.wrong.append(f"{name}: {place}: opened {bad}, asked for {server.asked}")
+                    server.asked.clear()
                 if error is not None and not isinstance(error, DataloadError):
                     tries.wrong.append(f"{name}: {place}: {type(error).__name__}: {error!s:.200}")
                 elif named and (error is None or path.name not in str(error)):
@@ -393,16 +346,14 @@ def try_local(name: str, every: int, watch: Watch) -> Tries:
 def try_url(name: str, every: int) -> Tries:
     """As `try_local`, with the data set behind one server, and what it may not name behind it and another."""
     make, file, options = AT_URLS[name]
-    tries, inner, asked = Tries(every), list[str](), list[str]()
+    tries = Tries(every)
     with tempfile.TemporaryDirectory() as top:
         folder, outside = Path(top, "data"), Path(top, OUTSIDE)
         make(folder)
         shutil.copytree(folder, outside)
         with (
-            LoopbackServer(functools.partial(Files, root=Path(top), asked=inner)) as own,
-            # pyright: ignore[reportArgumentType]
-            LoopbackServer(functools.partial(Files, root=outside, asked=asked)) as other,
-            # pyright: ignore[reportArgumentType]
+            FileServer(top) as own,
+            FileServer(outside) as other,
         ):
             url = f"{own.endpoint}/data/{file}"
 
@@ -415,20 +366,19 @@ def try_url(name: str, every: int) -> Tries:
             for number, (place, kind, path, _) in enumerate(tries.of(folder, file, other.endpoint)):
                 if number % 2:  # instead, the same host
                     path.write_bytes(path.read_bytes().replace(other.endpoint[7:].encode(), own.endpoint[7:].encode()))
-                inner.clear()
+                own.asked.clear()
                 error = attempt(run, folder)
                 # An index of wids may name any archive of its host.
-                left = [each for each in inner if not each.startswith("/data/") and name != "wids"]
-                if asked or left or any(".." in unquote(each).split("/") for each in inner):
-                    tries.wrong.append(f"{name} at a URL: {place} {kind}: asked for {inner} and {asked}")
-                    asked.clear()
+                left = [each for each in own.asked if not each.startswith("/data/") and name != "wids"]
+                if other.asked or left or any(".." in unquote(each).split("/") for each in own.asked):
+                    tries.wrong.append(f"{name} at a URL: {place} {kind}: asked for {own.asked} and {other.asked}")
+                    other.asked.clear()
                 if error is not None and not isinstance(error, DataloadError):
                     tries.wrong.append(f"{name} at a URL: {place}: {type(error).__name__}: {error!s:.200}")
     return tries
 
 
 def is_name(text: str, path: Path) -> bool:
-    """Return whether a text in a file is the name of another one."""
     return (
         0 < len(text) < 200
         and "\0" not in text
@@ -452,10 +402,7 @@ def attempt(run: Callable[[Path], None], folder: Path) -> BaseException | None:
 
 
 def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("cases", nargs="*", help="data sets; all by default")
-    arguments.add_argument("--every", type=int, default=0, help="try a sample; all by default")
-    given = arguments.parse_args()
+    given = command_line(__doc__, cases=[], every=0)
     tried, failures = 0, 0
     with tempfile.TemporaryDirectory() as home:
         os.environ |= {"HOME": home, "XDG_CACHE_HOME": home}

@@ -6,19 +6,14 @@ loaders, with other workers, executors and ranks, go on from it. Both must recei
 ranks or the batch size changes, the same items one after another.
 """
 
-# ruff: noqa: T201 - a script that tells how far it is
-
 from __future__ import annotations
 
-import argparse
 import atexit
 import json
 import shutil
 import sys
 import tempfile
-import traceback
 import warnings
-from collections import Counter
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -26,6 +21,7 @@ from random import Random
 from typing import Any
 
 import numpy as np
+from drive import drive
 
 import dataload
 from dataload import ConcatSource, Loader, MemorySource
@@ -328,7 +324,6 @@ def received(what: Combination, steps: list[list[Any]], *, unordered: bool, othe
 
 
 def rows_of(batch: dict[str, Any]) -> list[Any]:
-    """Return the rows of a batch without filler, as lists."""
     if "segment_ids" in batch:
         valid = batch.get("valid", np.ones(len(batch["tokens"]), bool))
         return [
@@ -376,25 +371,5 @@ def check(number: int, *, processes: bool | None = None) -> str:
     return kind + (", other ranks" if others else ", unordered" if unordered else "") + (", processes" if rare else "")
 
 
-def main() -> int:
-    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("--count", type=int, default=20_000)
-    arguments.add_argument("--first", type=int, default=0)
-    given = arguments.parse_args()
-    kinds: Counter[str] = Counter()
-    failures = 0
-    for number in range(given.first, given.first + given.count):
-        try:
-            kinds[check(number)] += 1
-        except Exception:
-            failures += 1
-            print(f"combination {number}:\n{traceback.format_exc()}", flush=True)
-            if failures == 10:
-                break
-    print("\n".join(f"{count:>7} {kind}" for kind, count in sorted(kinds.items())))
-    print(f"{failures} failed" if failures else "all the same")
-    return int(failures > 0)
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(drive(__doc__, "count", 20_000, check))

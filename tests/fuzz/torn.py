@@ -8,10 +8,8 @@ Every batch must have whole records of the first data set, and soon the job must
 
 from __future__ import annotations
 
-import argparse
 import mmap
 import os
-import shutil
 import sys
 import tempfile
 import time
@@ -23,6 +21,7 @@ from random import Random
 from statistics import median
 
 import numpy as np
+from drive import command_line
 
 import dataload
 from dataload.errors import ChangedFileError, WorkerError
@@ -177,16 +176,12 @@ def run_round(root: Path, number: int) -> tuple[str, float]:
 
 
 def run(rounds: int, first: int = 0) -> list[str]:
-    """Run rounds; print what they found and return what is wrong."""
     wrong: list[str] = []
     late: list[float] = []
     kinds: Counter[str] = Counter()
     for number in range(first, first + rounds):
-        root = Path(tempfile.mkdtemp())
-        try:
-            problem, seconds = run_round(root, number)
-        finally:
-            shutil.rmtree(root)
+        with tempfile.TemporaryDirectory() as root:
+            problem, seconds = run_round(Path(root), number)
         kinds[Round.of(number).format] += 1
         if problem:
             wrong.append(f"round {number}: {problem}")
@@ -200,8 +195,5 @@ def run(rounds: int, first: int = 0) -> list[str]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=440)
-    parser.add_argument("--first", type=int, default=0)
-    arguments = parser.parse_args()
-    sys.exit(bool(run(arguments.rounds, arguments.first)))
+    given = command_line(__doc__, rounds=440, first=0)
+    sys.exit(bool(run(given.rounds, given.first)))

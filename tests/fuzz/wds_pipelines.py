@@ -4,11 +4,8 @@ Both must give equal values, or errors of one class. Where a stage draws at rand
 order. Where every stage works on single samples, a state must also continue at any value.
 """
 
-# ruff: noqa: T201 - a script that tells what it found
-
 from __future__ import annotations
 
-import argparse
 import gc
 import io
 import itertools
@@ -24,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import PIL.Image
+from drive import drive
 
 MOST = 60  # values of a pipeline that are compared
 
@@ -74,7 +72,6 @@ def _npy(number: int) -> bytes:
 
 
 def number_of(value: Any) -> int:
-    """Return a number that belongs to a value, wherever its archives lie."""
     return sum(re.sub(r"/[^' ]*/", "/", str(plain(value))).encode()) % 97
 
 
@@ -264,21 +261,9 @@ def compare(seeds: range, folder: Path) -> dict[str, int]:
 
 def main() -> int:
     """Compare pipelines; print each that differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pipelines", type=int, default=500)
-    parser.add_argument("--first", type=int, default=0)
-    arguments = parser.parse_args()
-    differ, total = 0, dict.fromkeys(("equal", "random", "state"), 0)
     with tempfile.TemporaryDirectory() as folder:
-        for seed in range(arguments.first, arguments.first + arguments.pipelines):
-            try:
-                for kind, count in compare(range(seed, seed + 1), Path(folder)).items():
-                    total[kind] += count
-            except AssertionError as error:
-                differ += 1
-                print(error, end="\n\n")
-    print(f"{total}, {differ} differ")
-    return 1 if differ else 0
+        kinds = lambda seed: compare(range(seed, seed + 1), Path(folder))  # noqa: E731
+        return drive(__doc__, "pipelines", 500, lambda seed: max(found := kinds(seed), key=found.__getitem__))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """What DALI 2.4.0's webdataset reader gave, from the same archives and arguments: see tar/README.md."""
 
-from __future__ import annotations
-
 import contextlib
 import hashlib
 import json
@@ -108,7 +106,6 @@ def test_one_file_that_fills_two_outputs_is_lacking_in_neither(name):
 
 
 def epochs_of(case):
-    """Integers of each whole epoch as read, and what the oracle says of it."""
     values = [value for batch in integers(case) for value in batch]
     start = 0
     for epoch in case["epochs"]:

@@ -1,7 +1,5 @@
 """Data sets that Hugging Face's library saved."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -148,7 +148,6 @@ def test_no_stream_is_kept_that_is_not_tested(golden):
 
 
 def write():
-    """Write orders.json anew: the kept cases of GlobalShuffle, and those above."""
     kept = json.loads(GOLDEN.read_text())["global_shuffle"]
     for case_ in kept:
         case_["indices"] = found(GlobalShuffle(case_["length"], case_["seed"]), case_["epoch"], case_["positions"])

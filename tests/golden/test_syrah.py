@@ -1,7 +1,5 @@
 """What the original Syrah wrote, value by value, and files that it cannot read; see syrah/README.md."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

@@ -1,13 +1,12 @@
 """Data sets of the original, and what its own code made of them: see tfds/README.md."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_values import assert_same, value_of
 
 from dataload import Loader
 from dataload.errors import ConfigError
@@ -20,33 +19,6 @@ EXPECTED = json.loads((GOLDEN / "expected.json").read_text())
 SPLITS = json.loads((GOLDEN / "splits.json").read_text())
 
 
-def value_of(noted):
-    """A value from its JSON."""
-    if not isinstance(noted, dict):
-        return noted
-    if "bytes" in noted:
-        return bytes.fromhex(noted["bytes"])
-    if "dtype" not in noted:
-        return {name: value_of(inner) for name, inner in noted.items()}
-    if noted["dtype"] == "object":
-        return np.array([value_of(value) for value in noted["values"]], object).reshape(noted["shape"])
-    return np.frombuffer(bytes.fromhex(noted["hex"]), noted["dtype"]).reshape(noted["shape"])
-
-
-def assert_same(found, expected):
-    assert type(found) is type(expected)
-    if isinstance(expected, dict):
-        assert found.keys() == expected.keys()
-        for name, value in expected.items():
-            assert_same(found[name], value)
-    elif isinstance(expected, np.ndarray):
-        assert (found.dtype, found.shape) == (expected.dtype, expected.shape)
-        assert found.flags.writeable
-        np.testing.assert_array_equal(found, expected)
-    else:
-        assert found == expected
-
-
 def info(layout):
     splits = [{"name": name, "shardLengths": [str(n) for n in lengths]} for name, lengths in layout.items()]
     return json.dumps({"name": "demo", "fileFormat": "array_record", "splits": splits})
@@ -56,9 +28,7 @@ def info(layout):
 def test_records_are_those_of_the_original(split):
     with TfdsSource(DEMO, split=split) as source:
         records = list(source)
-    assert len(records) == len(EXPECTED[split])
-    for found, noted in zip(records, EXPECTED[split], strict=True):
-        assert_same(found, value_of(noted))
+    assert_same(records, value_of(EXPECTED[split]))
 
 
 def test_a_split_over_several_splits_and_shards():

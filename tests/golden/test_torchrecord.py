@@ -1,7 +1,5 @@
 """What the original TorchRecord and the lmdb package wrote, value by value; see torchrecord/README.md."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from pathlib import Path

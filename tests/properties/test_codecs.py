@@ -1,10 +1,7 @@
 """Codecs give back what they took, read what others wrote, and survive any bytes."""
 
-from __future__ import annotations
-
 import functools
 import io
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -14,12 +11,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dataload.codecs import npz as npz_module
 from dataload.codecs.codec import decode_batch, resolve_codec
-from dataload.codecs.example import _decode_any, _plain, decode, encode
+from dataload.codecs.example import decode, encode
 from dataload.codecs.wire import encode_varints, parse_packed, parse_varint, parse_varints
 from dataload.collate import default_collate
-from dataload.errors import ConfigError, CorruptFileError
+from dataload.errors import CorruptFileError
 from dataload.testing.compare import difference
 
 msgpack, npz, tf_example = (resolve_codec(name) for name in ("msgpack", "npz", "example"))
@@ -60,18 +56,17 @@ without_nul = text.filter(lambda name: "\0" not in name)
 def test_npz_gives_back_what_it_took(record):
     """But for numbers, which become arrays of no dimensions."""
     expected = {name: np.asarray(v) if isinstance(v, (int, float)) else v for name, v in record.items()}
-    data = npz.encode(record)
-    same(npz.decode(data), expected)
-    same(dict(npz_module._field(*member) for member in npz_module._any_members(data)), expected)
+    same(npz.decode(npz.encode(record)), expected)
 
 
 @given(st.dictionaries(without_nul.filter(lambda name: not {"/", "\\"} & {*name}), arrays, max_size=4))
 def test_numpy_and_the_npz_codec_read_each_other(record):
     with np.load(io.BytesIO(npz.encode(record)), allow_pickle=False) as found:
         same({name.removesuffix(".npy"): found[name] for name in found.zip.namelist()}, record)
-    stream = io.BytesIO()
-    np.savez(stream, **{"x": np.zeros(1), **{f"_{name}": value for name, value in record.items()}})
-    same(npz.decode(stream.getvalue()), {"x": np.zeros(1), **{f"_{name}": value for name, value in record.items()}})
+    arrays = {"x": np.zeros(1), **{f"_{name}": value for name, value in record.items()}}
+    for save in (np.savez, np.savez_compressed):  # the second is read more slowly
+        save(stream := io.BytesIO(), **arrays)
+        same(npz.decode(stream.getvalue()), arrays)
 
 
 @functools.cache
@@ -106,7 +101,6 @@ def messages():
 
 
 def by_protobuf(data):
-    """What protobuf reads; None if it refuses."""
     try:
         found = messages().FromString(data).features.feature
     except DecodeError:
@@ -151,11 +145,7 @@ def test_protobuf_and_the_example_codec_read_each_other(record):
     same(decode(serialize(record)), record)
     same(by_protobuf(encode(record)), record)
     same(decode(encode(record)), record)
-    same(_decode_any(encode(record)), record)
-    if record and all(
-        isinstance(value, bytes) or (isinstance(value, np.ndarray) and value.size) for value in record.values()
-    ):
-        assert _plain(serialize(record)) is not None  # the fast path serves what is usual
+    same(decode(encode(record) + b"\x78\x01"), record)  # an unknown field: not what the fast path reads
 
 
 def mutations(data):
@@ -182,7 +172,6 @@ def test_damaged_examples_are_read_as_protobuf_reads_them(data):
     if expected is None:
         with pytest.raises(CorruptFileError, match=r"not a tf.train.Example"):
             decode(data)
-        assert _plain(data) is None or any(kind != 1 for kind, _, _ in _plain(data).values())
     else:
         found = decode(data)
         # Any NaN is as good as another: protobuf's Python floats do not keep its bits.
@@ -227,14 +216,6 @@ def test_columns_are_the_collated_records(data):
         assert decode_batch(tf_example, [memoryview(b) for b in serialized], fields) is not None
 
 
-@given(st.lists(examples.flatmap(lambda record: mutations(serialize(record))), min_size=1, max_size=2))
-def test_columns_of_damaged_records_are_the_collated_ones_or_none(several):
-    buffers = [several[0]] * 5 + several * 3
-    batch = decode_batch(tf_example, buffers, None)
-    if batch is not None:
-        same(batch, default_collate([decode(buffer) for buffer in buffers]))
-
-
 @given(st.lists(int64s | st.integers(0, 2**21), max_size=40) | st.lists(st.integers(128, 2**14 - 1), max_size=40))
 @example([-1, -(2**63)])
 def test_varints(numbers):
@@ -250,28 +231,3 @@ def test_varints(numbers):
     for raw in (data, bytearray(data), memoryview(data)):
         same(parse_packed(raw), np.array(numbers, np.int64))
         assert parse_packed(raw).flags.writeable
-
-
-@pytest.mark.parametrize("codec", [msgpack, npz, tf_example], ids=lambda codec: codec.name)
-@given(data=st.data())
-def test_damaged_records_end_in_an_error_and_little_memory(codec, data):
-    good = data.draw(examples if codec is tf_example else records)
-    try:
-        serialized = codec.encode(good)
-    except ConfigError:
-        return
-    damaged = data.draw(mutations(serialized))
-    tracemalloc.start()
-    error = _error_of(codec.decode, damaged)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert error is None or 0 < len(str(error)) < 1000
-    assert peak < 1_000_000 + 2000 * len(damaged)
-
-
-def _error_of(function, *arguments):
-    try:
-        function(*arguments)
-    except CorruptFileError as error:
-        return error
-    return None

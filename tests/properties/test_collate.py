@@ -1,7 +1,5 @@
 """The shortcuts of collation equal the long way."""
 
-from __future__ import annotations
-
 from types import MappingProxyType
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Statistics of fields, beside a slow model, and however the records are divided."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from fractions import Fraction

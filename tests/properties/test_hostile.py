@@ -3,8 +3,6 @@
 The targets are those of the fuzzer, `tests/fuzz`; what it found once is replayed here.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

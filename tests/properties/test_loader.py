@@ -1,13 +1,12 @@
 """The loader as a state machine against plain lists: whatever is done to it, the batches are those of the order."""
 
 import json
-import time
 from dataclasses import replace
 from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import event, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -87,7 +86,6 @@ def items_of(kind, tail, epoch):
 
 
 def records_in(kind, batch):
-    """The records of a batch, item by item."""
     valid = batch.get("valid")
     if kind in SAMPLERS:
         rows = batch["index"] if valid is None else batch["index"][valid]
@@ -142,7 +140,6 @@ class Model:
         return left >= size if self.tail == "drop" else left > 0
 
     def next(self, size):
-        """The items of the next step of all ranks."""
         found = self.items(self.epoch)[self.position : self.position + size]
         self.position += len(found)
         self.done = not self.has_more(size)
@@ -326,105 +323,5 @@ def loader_state(loaders):
     return state
 
 
-CREWS = st.fixed_dictionaries({"num_workers": st.sampled_from([3, 2, 1, 0]), "prefetch": st.integers(1, 3)})
-
-
-class UnorderedMachine(RuleBasedStateMachine):
-    """One loader with ``in_order=False``: what is left is always all but what was received."""
-
-    SIZE = 4
-
-    def __init__(self):
-        super().__init__()
-        self.loader = self.iterator = None
-
-    @initialize(speed=CREWS)
-    def begin(self, speed):
-        self.epoch, self.received, self.restored = 0, set(), True
-        self.build(speed, in_order=False)
-        self.saved = [(json.dumps(self.loader.state_dict()), 0, frozenset())]
-
-    def build(self, speed, in_order):
-        if self.loader is not None:
-            self.loader.close()
-        self.iterator = None
-        self.loader = Loader(
-            RANGE, batch_size=self.SIZE, sampler=SAMPLERS["pool"], in_order=in_order, transform=uneven, **speed
-        )
-
-    @rule(times=st.integers(1, 8))
-    def take(self, times):
-        for _ in range(times):
-            if self.iterator is None:
-                self.iterator = iter(self.loader)
-                if self.received and not self.restored:
-                    self.epoch, self.received = self.epoch + 1, set()
-                self.restored = False
-            batch = next(self.iterator, None)
-            order = [i for (i,) in items_of("pool", "partial", self.epoch)]
-            steps = [tuple(order[start : start + self.SIZE]) for start in range(0, LENGTH, self.SIZE)]
-            if batch is None:
-                assert self.received == set()  # the model is at the start of the next epoch
-                self.iterator = None
-                return
-            rows = tuple(batch["index"].tolist())
-            assert rows in steps
-            assert rows not in self.received
-            self.received.add(rows)
-            if len(self.received) == len(steps):
-                self.epoch, self.received = self.epoch + 1, set()
-                assert next(self.iterator, None) is None
-                self.iterator = None
-                return
-
-    @rule()
-    def save(self):
-        state = self.loader.state_dict()
-        event("with gaps" if state["missing"] else "without gaps")
-        self.saved.append((json.dumps(state), self.epoch, frozenset(self.received)))
-
-    @rule(times=st.integers(1, 5), speed=CREWS, in_order=st.booleans())
-    def take_some_and_go_on_elsewhere(self, times, speed, in_order):
-        self.take(times)
-        self.save()
-        self.load(self.saved[-1], speed, in_order)
-        self.take(LENGTH)
-
-    @rule(data=st.data(), speed=CREWS, in_order=st.booleans())
-    def restore(self, data, speed, in_order):
-        self.load(data.draw(st.sampled_from(self.saved)), speed, in_order)
-
-    def load(self, saved, speed, in_order):
-        self.build(speed, in_order=in_order)
-        state, self.epoch, received = saved
-        self.received, self.restored = set(received), True
-        self.loader.load_state_dict(json.loads(state))
-
-    @precondition(lambda self: self.iterator is not None)
-    @rule()
-    def leave(self):
-        self.iterator.close()
-        self.iterator = None
-
-    @invariant()
-    def it_counts_what_was_received(self):
-        if self.loader is not None and (self.iterator is not None or self.restored):
-            assert (self.loader.epoch, self.loader.step) == (self.epoch, len(self.received))
-
-    def teardown(self):
-        if self.loader is not None:
-            self.loader.close()
-
-
-def uneven(sample):
-    """Takes longer for some records, so that steps overtake one another; nothing waits for that."""
-    if sample["index"] % 6 == 0:
-        time.sleep(0.002)
-    return sample
-
-
 LoaderMachine.TestCase.settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=30)
 TestLoaderMachine = LoaderMachine.TestCase
-
-UnorderedMachine.TestCase.settings = settings(stateful_step_count=20)
-TestUnorderedMachine = UnorderedMachine.TestCase

@@ -1,7 +1,5 @@
 """Any manifest survives its JSON, and merging parts gives the whole."""
 
-from __future__ import annotations
-
 import json
 from contextlib import suppress
 

@@ -1,7 +1,5 @@
 """Jobs that stop and go on receive what a job without a stop receives: ``make resumes`` in few combinations."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

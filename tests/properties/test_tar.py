@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
 import tarfile
 import tempfile
@@ -15,11 +14,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from dataload.codecs.decoders import DECODERS, known_extension
-from dataload.codecs.npy import build_npy, parse_npy
+from dataload.codecs.decoders import known_extension
+from dataload.codecs.npy import parse_npy
 from dataload.collate import default_collate
-from dataload.errors import ConfigError, CorruptFileError, SourceError
-from dataload.sources.tar import index as tar_index
+from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar.header import END, Member, build_header, padded, scan
 from dataload.sources.tar.index import build_head, build_line, parse_index
 from dataload.sources.tar.reader import TarSource
@@ -126,7 +124,11 @@ def table_samples(table):
 @given(member_names, st.integers(0, 2**40))
 def test_grouping_is_that_of_the_plain_model(files, size):
     members = [Member(name.encode(), 512 * (i + 1), size + i) for i, name in enumerate(files)]
-    assert table_samples(group_members(members)) == plain_samples(members)
+    samples = plain_samples(members)
+    assert table_samples(group_members(members)) == samples
+    first = {member.offset: split_name(member.name) for member in members}
+    for key, parts in samples:
+        assert [first[offset] for _, offset, _ in parts] == [(key, extension) for extension, _, _ in parts]
 
 
 # Indexes
@@ -140,10 +142,8 @@ components = st.tuples(words | st.sampled_from(["jpg", "cls"]), st.integers(0, 2
 lines = st.lists(st.tuples(words, st.lists(components, min_size=1, max_size=4)), min_size=1, max_size=12)
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(lines, st.integers(8, 4000))
-def test_an_index_says_what_it_was_made_of(monkeypatch, samples, stretch):
-    monkeypatch.setattr(tar_index, "_BLOCK_BYTES", stretch)
+@given(lines)
+def test_an_index_says_what_it_was_made_of(samples):
     text = build_head(len(samples))
     expected = []
     for key, components in samples:
@@ -153,69 +153,10 @@ def test_an_index_says_what_it_was_made_of(monkeypatch, samples, stretch):
     assert table_samples(parse_index(text, "x")) == expected
 
 
-GOOD = build_head(3) + b"".join(
-    build_line([Member(b"%d.jpg" % i, 512 + 2048 * i, 99), Member(b"%d.cls" % i, 1536 + 2048 * i, 1)]) for i in range(3)
-)
-
-
-@st.composite
-def damaged(draw, data: bytes) -> bytes:
-    """`data` with bytes changed, cut out, doubled or put in."""
-    for _ in range(draw(st.integers(1, 4))):
-        start = draw(st.integers(0, len(data)))
-        stop = min(len(data), start + draw(st.integers(0, 40)))
-        new = draw(
-            st.one_of(
-                st.binary(max_size=20),
-                st.just(data[start:stop] * 2),
-                st.just(b""),
-                st.sampled_from([b"0", b"9" * 20, b"\n", b" ", b"\0"]),
-            )
-        )
-        data = data[:start] + new + data[stop:]
-    return data  # fmt: skip
-
-
-@given(damaged(GOOD) | st.binary(max_size=200))
-def test_a_damaged_index_parses_or_is_an_error_with_its_line(text):
-    try:
-        table = parse_index(text, "x.idx")
-    except CorruptFileError as error:
-        assert "x.idx: line " in str(error)  # noqa: PT017 - the other outcome is no error
-        return
-    assert len(table) >= 1
-    assert len(table.blocks) == len(table.sizes)
-    # What was parsed is what plain Python finds in these words.
-    found = [line.split() for line in text.split(b"\n")[1 : len(table) + 1]]
-    flat = [int(word) for line in found for word in line[1 :: 3 if table.keys is None else 4]]
-    assert table.offsets(slice(None)).tolist() == flat
-
-
 # Archives
 
-
-def whole_archive() -> bytes:
-    files = [
-        (f"{'d/' * (60 * (i % 2))}{i}.{e}", tarfile.REGTYPE, bytes([i]) * (i * 300), 0.5 * i)
-        for i in range(4)
-        for e in ("jpg", "cls")
-    ]
-    return pack(files, tarfile.PAX_FORMAT)  # fmt: skip
-
-
-WHOLE = whole_archive()
-
-
-@given(damaged(WHOLE))
-def test_a_damaged_archive_is_scanned_or_an_error(data):
-    try:
-        found = scanned(data)
-    except SourceError as error:
-        assert str(error).startswith("x.tar")  # noqa: PT017 - the other outcome is no error
-        return
-    ends = [offset + size for _, offset, size in found]
-    assert ends == sorted(ends)
-    assert all(end <= len(data) for end in ends)
+FILES = [(f"{'d/' * (60 * (i // 2 % 2))}{i}.jpg", tarfile.REGTYPE, bytes([i]) * (i * 200), 0.5 * i) for i in range(8)]
+WHOLE = pack(FILES, tarfile.PAX_FORMAT)
 
 
 @given(st.integers(0, len(WHOLE)))
@@ -231,24 +172,6 @@ def test_an_archive_cut_anywhere(length):
     assert found == scanned(WHOLE)[: len(found)]
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(archive=damaged(WHOLE), spoilt=damaged(GOOD), decode=st.sampled_from([None, "auto"]))
-def test_a_source_of_damaged_files_reads_or_raises(directory, archive, spoilt, decode):
-    path = directory / "damaged.tar"
-    for content, index in ((archive, None), (WHOLE, spoilt)):
-        path.write_bytes(content)
-        path.with_suffix(".idx").unlink(missing_ok=True)
-        if index is not None:
-            path.with_suffix(".idx").write_bytes(index)
-        for verify in (True, False):
-            try:
-                source = TarSource(path, decode=decode, verify_index=verify)
-                records = list(source)
-            except (SourceError, ConfigError):
-                continue
-            assert len(records) == len(source)
-
-
 # Round trips
 
 keys = st.text("abcäß-_0123456789", min_size=1, max_size=12)
@@ -258,7 +181,9 @@ arrays = hnp.arrays(
     hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4),
 )
 json_values = st.recursive(
-    st.none() | st.booleans() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=2), max_leaves=4
+    st.none() | st.booleans() | st.text(max_size=3),
+    lambda inner: st.lists(inner) | st.tuples(inner).map(list),
+    max_leaves=4,
 )
 values = st.one_of(
     arrays,
@@ -332,24 +257,3 @@ def test_columns_of_arrays_are_those_of_records(directory, data, dtype, same_sha
         batch = source.read_batch(rows)
     assert (batch["x"].dtype, batch["x"].shape) == (expected["x"].dtype, expected["x"].shape)
     np.testing.assert_array_equal(batch["x"], expected["x"])
-
-
-PAYLOADS = {
-    "npy": build_npy(np.arange(12.0).reshape(3, 4)),
-    "json": b'{"a": [1, 2, {"b": null}], "c": "text"}',
-    "cls": b"12",
-    "txt": "żółć".encode(),
-}
-
-
-@given(st.data(), st.sampled_from(sorted(PAYLOADS)))
-def test_damaged_payloads_decode_or_are_errors(data, name):
-    payload = data.draw(damaged(PAYLOADS[name]))
-    with contextlib.suppress(CorruptFileError):
-        DECODERS[name].decode(payload)
-
-
-def test_split_name_agrees_with_the_model():
-    for name in (b"a", b"a.b", b".a", b"x/.a", b"x/a.b.c", b"x.y/a", b"x/"):
-        model = plain_samples([Member(name, 512, 0)])
-        assert split_name(name) == ((model[0][0], model[0][1][0][0]) if model else None)

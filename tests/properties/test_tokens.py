@@ -1,7 +1,5 @@
 """TokenSource under hypothesis: windows over flat files, beside a slow model that cuts lists."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given

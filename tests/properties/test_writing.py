@@ -11,9 +11,7 @@ from hypothesis import strategies as st
 
 import dataload
 from dataload.errors import ConfigError
-from dataload.sources.lmdb import write_environment
 from dataload.sources.tar.writer import write_index
-from dataload.storage.local import parts
 
 SHAPES = st.sampled_from([(), (3,), (2, 2), (0, 2)])
 ARRAYS = st.builds(lambda dtype, shape: np.ones(shape, dtype), st.sampled_from(["f4", ">f4", "u1", "i8"]), SHAPES)
@@ -74,9 +72,7 @@ def same_both_ways(directory, suffix, options, records, split):
     ],
 )
 def test_together_is_one_by_one(tmp_path_factory, monkeypatch, suffix, options):
-    monkeypatch.setattr(write_environment, "_BATCH_BYTES", 60)
-    monkeypatch.setattr(write_environment, "_BATCH_RECORDS", 3)
-    monkeypatch.setattr(parts, "_sync", lambda _: None)
+    monkeypatch.setattr(os, "fsync", lambda _: None)
     directory = tmp_path_factory.mktemp("written")
 
     @settings(max_examples=settings().max_examples // 2)

@@ -73,7 +73,6 @@ class Counts:
     most_at_once: int = 0
 
     def gets(self, key: str) -> int:
-        """Return the number of GETs of the objects whose key ends with `key`."""
         return sum(count for (method, name), count in self.requests.items() if method == "GET" and name.endswith(key))
 
 
@@ -147,7 +146,6 @@ class FaultProxy(LoopbackServer):
 
     @contextlib.contextmanager
     def counted(self, method: str, key: str, query: str, span: str):
-        """Count a request while it is under way."""
         asked = parse_qs(query)
         counts = self.counts
         with self._lock:

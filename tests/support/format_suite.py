@@ -1,8 +1,61 @@
-"""The conformance suite of formats that tests/conformance/test_together.py reads in one process."""
+"""What the conformance suites of tests/conformance share."""
+
+import io
+import json
+
+import numpy as np
 
 from dataload.testing import SourceSuite
 
 
 class FormatSuite(SourceSuite):
+    """The conformance suite of a format that tests/conformance/test_together.py reads in one process.
+
+    Attributes:
+        source: The class under test, or a function that makes a source.
+        options: Its options.
+        keyed: Whether the source adds the keys of `members`.
+    """
+
     processes_together = True
     written_once = True
+    source = None
+    options = {}  # noqa: RUF012 - nobody changes it
+    keyed = False
+
+    def open(self, path):
+        return type(self).source(path, **self.options)
+
+    def expected(self, records):
+        return with_keys(records) if self.keyed else records
+
+
+def with_keys(records):
+    return [{"__key__": f"{index:06d}", **record} for index, record in enumerate(records)]
+
+
+def members(records):
+    """Yield name and content of the file of each value, as a user would name them."""
+    for index, record in enumerate(records):
+        for name, value in record.items():
+            suffix, data = encoded(value)
+            yield f"{index:06d}.{name}{suffix}", data
+
+
+def encoded(value):
+    """Return the suffix of a file with a value, and its content."""
+    if isinstance(value, bytes):
+        return "", value
+    if isinstance(value, str):
+        return ".txt", value.encode()
+    if isinstance(value, int):
+        return ".json", json.dumps(value).encode()
+    np.save(stream := io.BytesIO(), value)
+    return ".npy", stream.getvalue()
+
+
+def flip(path, *places):
+    data = bytearray(path.read_bytes())
+    for place in places:
+        data[place] ^= 1
+    path.write_bytes(data)

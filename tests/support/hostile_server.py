@@ -43,14 +43,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _serve
 
     def begin(self, status: int, headers: Mapping[str, object]) -> None:
-        """Send the beginning of an answer."""
         self.send_response(status)
         for name, value in headers.items():
             self.send_header(name, str(value))
         self.end_headers()
 
     def send(self, data: bytes, headers: Mapping[str, object] | None = None, status: int = 200) -> None:
-        """Send a whole answer."""
         self.begin(status, {"Content-Length": len(data), **(headers or {})})
         if self.command != "HEAD":
             self.wfile.write(data)

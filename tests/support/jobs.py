@@ -16,7 +16,6 @@ def require(*packages):
 
 
 def run_job(command, *, timeout=80, environment=None):
-    """Run a job and return its output; fail if it hangs or ends with an error."""
     job = subprocess.Popen(
         [*map(str, command)],
         stdout=subprocess.PIPE,

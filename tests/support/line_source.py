@@ -36,11 +36,9 @@ class LineFile(ShardReader[dict[str, Any]]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        """See `ShardReader.fields`."""
         return {"x": FieldSpec("float32", (3, 4)), "data": FieldSpec("bytes", ())}
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[dict[str, Any]]:
-        """See `ShardReader.read`."""
         return [line_record(self.lines[index], fields) for index in indices.tolist()]
 
 
@@ -84,7 +82,6 @@ class LineBackend:
         self.source = source
 
     def write(self, path: Path, records: Sequence[Any]) -> None:
-        """Write one line per record."""
         path.write_bytes(b"\n".join([*map(_line, self.expected(records)), _END]))
 
     def open(self, path: Any) -> Any:

@@ -65,7 +65,6 @@ def weed() -> Path:
 
 
 def why_no_azure() -> str | None:
-    """Return why there can be no Azure server here, or None."""
     if azurite() is None:
         return "azurite is not installed: npm install azurite"
     try:
@@ -115,7 +114,6 @@ class ObjectServer:
                     self.close()
 
     def _command(self, ports: list[int]) -> tuple[list[str], dict[str, str]]:
-        """Return the command that starts the server, and its environment."""
         chosen = [f"-{name}={port}" for name, port in zip(_PORTS, ports, strict=True)]
         keys = {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
         return [str(weed()), "mini", f"-dir={self.directory}", *_OPTIONS, *chosen], keys
@@ -147,17 +145,14 @@ class ObjectServer:
         }
 
     def store(self, bucket: str, **options: Any) -> Any:
-        """Return a client of obstore; `options` replace those of `storage_options`."""
         from obstore.store import S3Store
 
         return S3Store(bucket, **{**self.storage_options(), **options})
 
     def credentials(self) -> dict[str, str]:
-        """Return what a credential provider of obstore returns, without an expiry."""
         return {"access_key_id": self.access_key, "secret_access_key": self.secret_key}
 
     def environment(self, endpoint: str | None = None) -> dict[str, str]:
-        """Return the environment variables that say what `storage_options` says."""
         return {
             "AWS_ACCESS_KEY_ID": self.access_key,
             "AWS_SECRET_ACCESS_KEY": self.secret_key,
@@ -166,7 +161,6 @@ class ObjectServer:
         }
 
     def bucket(self) -> str:
-        """Create a bucket and return its name."""
         name = f"bucket-{uuid.uuid4().hex[:12]}"
         store = self.store(name)
         store.put("first", b"")  # creates the bucket
@@ -183,7 +177,6 @@ class ObjectServer:
             assert answer.status == 200, answer.read()
 
     def url(self, bucket: str) -> str:
-        """Return the URL of a bucket."""
         return f"{self.scheme}://{bucket}"
 
     def put(self, bucket: str, key: str, data: bytes | Path) -> str:
@@ -240,17 +233,14 @@ class AzureServer(ObjectServer):
         }
 
     def store(self, bucket: str, **options: Any) -> Any:
-        """Return a client of obstore; `options` replace those of `storage_options`."""
         from obstore.store import AzureStore
 
         return AzureStore(bucket, **{**self.storage_options(), **options})
 
     def credentials(self) -> dict[str, str]:
-        """Return what a credential provider of obstore returns, without an expiry."""
         return {"access_key": self.secret_key}
 
     def environment(self, endpoint: str | None = None) -> dict[str, str]:
-        """Return the environment variables that say what `storage_options` says."""
         return {
             "AZURE_STORAGE_ACCOUNT_NAME": self.access_key,
             "AZURE_STORAGE_ACCOUNT_KEY": self.secret_key,
@@ -352,12 +342,17 @@ class LoopbackServer(http.server.ThreadingHTTPServer):
 
 
 class FileServer(LoopbackServer):
-    """Serves the files of a directory with HEAD, GET, Range, ETag, If-Match and If-None-Match."""
+    """Serves the files of a directory with HEAD, GET, Range, ETag, If-Match and If-None-Match.
 
-    def __init__(self, directory: str | os.PathLike[str]) -> None:
-        super().__init__(_FileHandler)
+    Attributes:
+        asked: The paths of the requests.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], handler: type[FileHandler] | None = None) -> None:
+        self.asked: list[str] = []
         self.root = Path(directory).resolve()
         self.content = functools.lru_cache(256)(self._read)
+        super().__init__(handler or FileHandler)
 
     @staticmethod
     def _read(path: Path, *_: int) -> tuple[bytes, str]:
@@ -365,43 +360,44 @@ class FileServer(LoopbackServer):
         return data, f'"{hashlib.md5(data).hexdigest()}"'
 
 
-class _FileHandler(http.server.BaseHTTPRequestHandler):
+class FileHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
     server: FileServer
 
-    def do_HEAD(self) -> None:
-        self.do_GET()
-
     def do_GET(self) -> None:
+        self.server.asked.append(self.path)
         path = (self.server.root / self.path.split("?")[0].lstrip("/")).resolve()
         if not path.is_relative_to(self.server.root) or not path.is_file():
-            return self._answer(404, b"not found")
+            return self.answer(404, b"not found")
         found = os.stat(path)
         data, etag = self.server.content(path, found.st_mtime_ns, found.st_size)
         headers = {"ETag": etag, "Last-Modified": email.utils.formatdate(found.st_mtime, usegmt=True)}
         if self.headers.get("If-Match", etag) not in (etag, "*"):
-            return self._answer(412, b"", headers)
+            return self.answer(412, b"", headers)
         if self.headers.get("If-None-Match") in (etag, "*"):
-            return self._answer(304, b"", headers)
+            return self.answer(304, b"", headers)
         wanted = re.fullmatch(r"bytes=(\d*)-(\d*)", self.headers.get("Range", ""))
         if wanted is None or not any(wanted.groups()):
-            return self._answer(200, data, headers)
+            return self.answer(200, data, headers)
         first, last = wanted.groups()
         start = int(first) if first else max(0, len(data) - int(last))
         stop = min(len(data), int(last) + 1) if first and last else len(data)
         if start >= len(data):
-            return self._answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
-        return self._answer(
-            206, data[start:stop], {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"}
-        )
+            return self.answer(416, b"", {"Content-Range": f"bytes */{len(data)}"})
+        return self.answer(206, data[start:stop], {**headers, "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}"})
 
-    def _answer(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
+    do_HEAD = do_GET
+
+    def answer(
+        self, status: int, body: bytes, headers: dict[str, str] | None = None, length: int | None = None
+    ) -> None:
+        """Answer; `length` is what the headers say, if that is not the length of the body."""
         self.send_response(status)
         for name, value in {"Accept-Ranges": "bytes", **(headers or {})}.items():
             self.send_header(name, value)
         if status != 304:
-            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Content-Length", str(len(body) if length is None else length))
         self.end_headers()
         if self.command != "HEAD":
             self.wfile.write(body)

@@ -1,7 +1,5 @@
 """A source for tests of engines: its records are numbers, and something happens at some of them."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -39,7 +37,6 @@ class Eventful:
         return "numbers"
 
     def events(self):
-        """The processes that had the event."""
         return [int(line) for line in Path(self.log).read_text().split()] if os.path.exists(self.log) else []
 
     def die(self):

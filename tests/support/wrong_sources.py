@@ -1,9 +1,7 @@
 """Sources that are wrong on purpose, each in one way, to test the conformance suite.
 
-Most are variants of one small correct source, `line_source.LineSource`.
+Most are variants of one small correct source, `line_source.LineSource`, with another method.
 """
-
-from __future__ import annotations
 
 import io
 import os
@@ -30,87 +28,40 @@ def caught_by(*checks):
     return mark
 
 
-@caught_by("check_request_order")
-class SortsRequests(LineSource):
-    """Returns records in file order."""
-
-    def __getitems__(self, indices, /):
-        return super().__getitems__(np.sort(as_indices(indices, len(self))))
+def wrong(name, *checks, **members):
+    """Define a variant of the correct source that these checks must catch."""
+    globals()[name] = caught_by(*checks)(type(name, (LineSource,), {"__module__": __name__, **members}))
 
 
-@caught_by("check_duplicates")
-class DropsDuplicates(LineSource):
-    """Returns a record once, however often it is requested."""
+def single(change):
+    """Return a `__getitem__` that changes an index, but no slice."""
 
-    def __getitems__(self, indices, /):
-        return super().__getitems__(list(dict.fromkeys(as_indices(indices, len(self)).tolist())))
+    def get(self, index):
+        return LineSource.__getitem__(self, index if isinstance(index, slice) else change(self, index))
 
-
-@caught_by("check_negative_index")
-class WrapsWrongly(LineSource):
-    """Treats -1 as the second to last index."""
-
-    def __getitem__(self, index, /):
-        if not isinstance(index, slice) and -len(self) < index.__index__() < 0:
-            index = index.__index__() - 1
-        return super().__getitem__(index)
+    return get
 
 
-@caught_by("check_negative_index")
-class CachesByHash(LineSource):
-    """Caches by hash of the index; in Python, -1 and -2 have the same hash."""
-
-    def __init__(self, paths):
-        super().__init__(paths)
-        self._cache = {}
-
-    def __getitem__(self, index, /):
-        if isinstance(index, slice):
-            return super().__getitem__(index)
-        return super().__getitem__(self._cache.setdefault(hash(index), index))
+def batch(change):
+    """Return a `__getitems__` that changes the indices."""
+    return lambda self, indices: LineSource.__getitems__(self, change(self, indices))
 
 
-@caught_by("check_length")
-class ForgetsLastRecord(LineSource):
-    """Counts one record too few."""
-
-    def __len__(self):
-        return max(0, super().__len__() - 1)
+def sort(self, indices):
+    return np.sort(as_indices(indices, len(self)))
 
 
-@caught_by("check_out_of_range")
-class WrapsAround(LineSource):
-    """Takes every index modulo the number of records."""
-
-    def __getitem__(self, index, /):
-        return super().__getitem__(index if isinstance(index, slice) else index.__index__() % len(self))
+def off_by_one(self, index):
+    number = index.__index__()
+    return number - 1 if -len(self) < number < 0 else index
 
 
-@caught_by("check_wrong_index_types")
-class RoundsFloats(LineSource):
-    """Converts every index to int."""
-
-    def __getitem__(self, index, /):
-        return super().__getitem__(index if isinstance(index, slice) else int(index))
+def in_range(self, indices):
+    return [i for i in indices if -len(self) <= i.__index__() < len(self)]
 
 
-@caught_by("check_bad_index_in_request")
-class SkipsBadIndices(LineSource):
-    """Omits bad indices from a request."""
-
-    def __getitems__(self, indices, /):
-        items = list(indices)
-        return super().__getitems__([i for i in items if -len(self) <= i.__index__() < len(self)])
-
-
-@caught_by("check_shards")
-class CountsAcrossShards(LineSource):
-    """Looks for the last record of a shard in the next one."""
-
-    def _read(self, indices):
-        ends = np.cumsum(self.shard_lengths)
-        wrong = np.isin(indices, ends[:-1] - 1) & (indices + 1 < len(self))
-        return super()._read(indices + wrong)
+def read_shards(kind):
+    return lambda self, path: kind(path)
 
 
 class _Buffered(LineFile):
@@ -126,28 +77,12 @@ class _Buffered(LineFile):
         return records
 
 
-@caught_by("check_values_survive_reads")
-class ReusesBuffer(LineSource):
-    """Decodes every record into the same array."""
-
-    def _open_shard(self, path):
-        return _Buffered(path)
-
-
 class _Frozen(LineFile):
     def read(self, indices, fields):
         records = super().read(indices, fields)
         for record in records:
             record["x"].flags.writeable = False
         return records
-
-
-@caught_by("check_records_belong_to_caller")
-class ReturnsReadOnly(LineSource):
-    """Returns read-only views."""
-
-    def _open_shard(self, path):
-        return _Frozen(path)
 
 
 class _Cached(LineFile):
@@ -160,155 +95,13 @@ class _Cached(LineFile):
         return [{name: self._records[index][name] for name in names} for index in indices.tolist()]
 
 
-@caught_by("check_records_belong_to_caller", "check_rows_do_not_share_memory")
-class HandsOutItsCache(LineSource):
-    """Returns the same arrays to every caller."""
-
-    def _open_shard(self, path):
-        return _Cached(path)
-
-
-@caught_by("check_columns")
-class ColumnsOfFloat64(LineSource):
-    """Widens the columns of a batch."""
-
-    def _read_columns(self, indices, fields):
-        batch = super()._read_columns(indices, fields)
-        return {name: c.astype(np.float64) if isinstance(c, np.ndarray) else c for name, c in batch.items()}
-
-
-@caught_by("check_read_after_close")
-class ReadsAfterClose(LineSource):
-    """Silently reopens its files."""
-
-    def close(self):
-        super().close()
-        self._closed = False
-
-
-@caught_by("check_missing_path")
-class TakesEmptyForMissing(LineSource):
-    """Treats a missing path as an empty data set."""
-
-    def _open_shard(self, path):
-        if not os.path.exists(path):
-            path = os.devnull
-        return _Lenient(path)
-
-
 class _Lenient(LineFile):
+    """Reads what is left of a file, or of none."""
+
     def __init__(self, path):
-        with open(path, "rb") as stream:
+        with open(path if os.path.exists(path) else os.devnull, "rb") as stream:
             *lines, _ = stream.read().split(b"\n")
         self.lines = [parse_line(line, path, index) for index, line in enumerate(lines)]
-
-
-@caught_by("check_damaged_files", "check_corruptions")
-class ReadsWhatIsLeft(LineSource):
-    """Reads what is left of a truncated file."""
-
-    def _open_shard(self, path):
-        return _Lenient(path)
-
-
-@caught_by("check_iterators_are_apart")
-class SharesOneIterator(LineSource):
-    """Keeps the position of iteration in the source."""
-
-    def __iter__(self):
-        self._place = 0
-        while self._place < len(self):
-            self._place += 1
-            yield self[self._place - 1]
-
-
-@caught_by("check_repr")
-class ShowsRecords(LineSource):
-    """Puts its records into its repr."""
-
-    def __repr__(self):
-        return f"ShowsRecords({list(self)})"
-
-
-@caught_by("check_pickle_size")
-class KeepsRecordsInPickle(LineSource):
-    """Sends the whole data set to every worker."""
-
-    def __getstate__(self):
-        return {**super().__getstate__(), "_everything": [record["data"] for record in self]}
-
-
-@caught_by("check_fingerprint_of_moved_copy")
-class FingerprintOfPlace(LineSource):
-    """Identifies data by path."""
-
-    def fingerprint(self):
-        return self.paths[0].encode().hex()[-64:]
-
-
-@caught_by("check_new_process")
-class FingerprintByHash(LineSource):
-    """Identifies data by a hash that depends on PYTHONHASHSEED."""
-
-    def fingerprint(self):
-        return f"{hash(os.path.basename(self.paths[0])) & (2**64 - 1):016x}"
-
-
-@caught_by("check_fingerprint_tells_data_apart")
-class FingerprintOfCount(LineSource):
-    """Identifies data by the number of records."""
-
-    def fingerprint(self):
-        return f"{len(self):016x}"
-
-
-@caught_by("check_read")
-class SortsInRead(LineSource):
-    """Returns file order from `read`, but not from `__getitems__`."""
-
-    def read(self, indices):
-        return super().__getitems__(np.sort(as_indices(indices, len(self))))
-
-
-@caught_by("check_reversed")
-class ReversesTwice(LineSource):
-    """Yields the last record, then all from the first."""
-
-    def __reversed__(self):
-        yield self[-1]
-        yield from self
-
-
-@caught_by("check_locate")
-class LocatesBlocks(LineSource):
-    """Locates pairs of records instead of records."""
-
-    def _locate(self, index):
-        found = super()._locate(index)
-        return found._replace(record=found.record // 2)
-
-
-@caught_by("check_reads_in_order")
-class LearnsItsOrder(LineSource):
-    """Changes `reads_in_order` with every read."""
-
-    _reads = 0
-
-    def _read(self, indices):
-        self._reads += 1
-        return super()._read(indices)
-
-    @property
-    def reads_in_order(self):
-        return self._reads % 2 == 1
-
-
-@caught_by("check_fingerprint_of_slices")
-class SlicesLookAlike(LineSource):
-    """Gives slices the fingerprint of the whole."""
-
-    def __getitem__(self, index, /):
-        return _Anonymous(self, range(len(self))[index]) if isinstance(index, slice) else super().__getitem__(index)
 
 
 class _Anonymous(SliceSource):
@@ -316,45 +109,151 @@ class _Anonymous(SliceSource):
         return self._parent.fingerprint()
 
 
-@caught_by("check_close_during_reads")
-class EmptiesItselfOnClose(LineSource):
-    """Returns empty records if it is closed during a read."""
-
-    _emptied = False
-
-    def close(self):
-        self._emptied = True
-        time.sleep(0.1)  # other threads read meanwhile
-        super().close()
-
-    def _read(self, indices):
-        len(self)
-        time.sleep(0.001)  # lets the closing thread in, as a slow disk would
-        if self._emptied:
-            return [{"x": np.zeros((3, 4), np.float32), "data": b""} for _ in indices]
-        return super()._read(indices)
+class _Misplaced(SliceSource):
+    def _read_columns(self, indices, fields):
+        return self._parent._read_columns(indices, fields)
 
 
-@caught_by("check_columns_out_of_range")
-class ClipsColumns(LineSource):
-    """Clips indices in batches of columns, as `np.take` does in its fast paths."""
+def slices(kind):
 
-    def read_batch(self, indices, fields=None):
-        rows = np.asarray(list(indices))
-        if rows.dtype.kind not in "iu":
-            raise TypeError(f"not indices: {rows}")
-        return super().read_batch(np.where(rows < 0, rows, np.minimum(rows, len(self) - 1)), fields)
+    def get(self, index):
+        return kind(self, range(len(self))[index]) if isinstance(index, slice) else LineSource.__getitem__(self, index)
+
+    return get
 
 
-@caught_by("check_columns_of_any_request")
-class CountsColumnsFromOne(LineSource):
-    """Treats -1 as the second to last index, in batches of columns."""
+def across_shards(self, indices):
+    """Look for the last record of a shard in the next one."""
+    ends = np.cumsum(self.shard_lengths)
+    return LineSource._read(self, indices + (np.isin(indices, ends[:-1] - 1) & (indices + 1 < len(self))))
 
-    def read_batch(self, indices, fields=None):
-        rows = as_indices(indices, len(self)) if not isinstance(indices, (list, np.ndarray)) else np.asarray(indices)
-        if rows.dtype.kind == "i":
-            rows = np.where((rows < 0) & (rows > -len(self)), rows - 1, rows)
-        return super().read_batch(rows if rows.size else [], fields)
+
+def float64_columns(self, indices, fields):
+    found = LineSource._read_columns(self, indices, fields)
+    return {name: c.astype(np.float64) if isinstance(c, np.ndarray) else c for name, c in found.items()}
+
+
+def reopen(self):
+    LineSource.close(self)
+    self._closed = False
+
+
+def one_iterator(self):
+    self._place = 0
+    while self._place < len(self):
+        self._place += 1
+        yield self[self._place - 1]
+
+
+def last_then_all(self):
+    yield self[-1]
+    yield from self
+
+
+def locate_pairs(self, index):
+    found = LineSource._locate(self, index)
+    return found._replace(record=found.record // 2)
+
+
+def count_reads(self, indices):
+    self._reads += 1
+    return LineSource._read(self, indices)
+
+
+def read_of_index(self, index, _cache={}):  # noqa: B006
+    """Look up indices by their hash: in Python, -1 and -2 have the same."""
+    if isinstance(index, slice):
+        return LineSource.__getitem__(self, index)
+    return LineSource.__getitem__(self, _cache.setdefault((id(self), hash(index)), index))
+
+
+def clip(self, indices, fields=None):
+    rows = np.asarray(list(indices))
+    if rows.dtype.kind not in "iu":
+        raise TypeError(f"not indices: {rows}")
+    return LineSource.read_batch(self, np.where(rows < 0, rows, np.minimum(rows, len(self) - 1)), fields)
+
+
+def columns_from_one(self, indices, fields=None):
+    """Treat -1 as the second to last index."""
+    rows = as_indices(indices, len(self)) if not isinstance(indices, (list, np.ndarray)) else np.asarray(indices)
+    if rows.dtype.kind == "i":
+        rows = np.where((rows < 0) & (rows > -len(self)), rows - 1, rows)
+    return LineSource.read_batch(self, rows if rows.size else [], fields)
+
+
+def empty_on_close(self):
+    self._emptied = True
+    time.sleep(0.1)  # other threads read meanwhile
+    LineSource.close(self)
+
+
+def read_emptied(self, indices):
+    len(self)
+    time.sleep(0.001)  # lets the closing thread in, as a slow disk would
+    if self._emptied:
+        return [{"x": np.zeros((3, 4), np.float32), "data": b""} for _ in indices]
+    return LineSource._read(self, indices)
+
+
+def leave_open(self, path):
+    open(path, "rb").read(1)  # noqa: SIM115 - the fault
+    return LineFile(path)
+
+
+def state_with_records(self):
+    return {**LineSource.__getstate__(self), "_everything": [record["data"] for record in self]}
+
+
+def hash_of_name(self):
+    return f"{hash(os.path.basename(self.paths[0])) & (2**64 - 1):016x}"
+
+
+wrong("SortsRequests", "check_request_order", __getitems__=batch(sort))
+wrong("DropsDuplicates", "check_duplicates", __getitems__=batch(
+    lambda self, indices: list(dict.fromkeys(as_indices(indices, len(self)).tolist()))
+))  # fmt: skip
+wrong("WrapsWrongly", "check_negative_index", __getitem__=single(off_by_one))
+wrong("CachesByHash", "check_negative_index", __getitem__=read_of_index)
+wrong("ForgetsLastRecord", "check_length", __len__=lambda self: max(0, LineSource.__len__(self) - 1))
+wrong("WrapsAround", "check_out_of_range", __getitem__=single(lambda self, index: index.__index__() % len(self)))
+wrong("RoundsFloats", "check_wrong_index_types", __getitem__=single(lambda self, index: int(index)))
+wrong("SkipsBadIndices", "check_bad_index_in_request", __getitems__=batch(in_range))
+wrong("CountsAcrossShards", "check_shards", _read=across_shards)
+wrong("ReusesBuffer", "check_values_survive_reads", _open_shard=read_shards(_Buffered))
+wrong("ReturnsReadOnly", "check_records_belong_to_caller", _open_shard=read_shards(_Frozen))
+wrong(
+    *("HandsOutItsCache", "check_records_belong_to_caller", "check_rows_do_not_share_memory"),
+    _open_shard=read_shards(_Cached),
+)
+wrong("ColumnsOfFloat64", "check_columns", _read_columns=float64_columns)
+wrong("ReadsAfterClose", "check_read_after_close", close=reopen)
+wrong("TakesEmptyForMissing", "check_missing_path", _open_shard=read_shards(_Lenient))
+wrong("ReadsWhatIsLeft", "check_damaged_files", "check_corruptions", _open_shard=read_shards(_Lenient))
+wrong("SharesOneIterator", "check_iterators_are_apart", __iter__=one_iterator)
+wrong("ShowsRecords", "check_repr", __repr__=lambda self: f"ShowsRecords({list(self)})")
+wrong("KeepsRecordsInPickle", "check_pickle_size", __getstate__=state_with_records)
+wrong(
+    *("FingerprintOfPlace", "check_fingerprint_of_moved_copy"),
+    fingerprint=lambda self: self.paths[0].encode().hex()[-64:],
+)
+wrong("FingerprintByHash", "check_new_process", fingerprint=hash_of_name)
+wrong("FingerprintOfCount", "check_fingerprint_tells_data_apart", fingerprint=lambda self: f"{len(self):016x}")
+wrong("SortsInRead", "check_read", read=lambda self, indices: LineSource.__getitems__(self, sort(self, indices)))
+wrong("ReversesTwice", "check_reversed", __reversed__=last_then_all)
+wrong("LocatesBlocks", "check_locate", _locate=locate_pairs)
+wrong(
+    *("LearnsItsOrder", "check_reads_in_order"),
+    _reads=0,
+    _read=count_reads,
+    reads_in_order=property(lambda self: self._reads % 2 == 1),
+)
+wrong("SlicesLookAlike", "check_fingerprint_of_slices", __getitem__=slices(_Anonymous))
+wrong("EmptiesItselfOnClose", "check_close_during_reads", _emptied=False, close=empty_on_close, _read=read_emptied)
+wrong("ClipsColumns", "check_columns_out_of_range", read_batch=clip)
+wrong("CountsColumnsFromOne", "check_columns_of_any_request", read_batch=columns_from_one)
+wrong("SlicesColumnsOfAll", "check_slices_are_sources", __getitem__=slices(_Misplaced))
+wrong("LeavesFileOpen", "check_forgotten_source", _open_shard=leave_open)
 
 
 @caught_by("check_threads_reading_columns")
@@ -372,19 +271,6 @@ class SharesOneBatch(LineSource):
             time.sleep(0)  # lets another thread in, as a slow disk would
         records = self._rows[: len(indices)]
         return default_collate(records if fields is None else [select_fields(r, fields) for r in records])
-
-
-@caught_by("check_slices_are_sources")
-class SlicesColumnsOfAll(LineSource):
-    """Reads batches of a slice from the whole."""
-
-    def __getitem__(self, index, /):
-        return _Misplaced(self, range(len(self))[index]) if isinstance(index, slice) else super().__getitem__(index)
-
-
-class _Misplaced(SliceSource):
-    def _read_columns(self, indices, fields):
-        return self._parent._read_columns(indices, fields)
 
 
 @caught_by("check_threads")
@@ -419,12 +305,12 @@ class SharesOneOffset:
 
     def __getitem__(self, index):
         stream = self._open()
-        offset, size = self._spans[check_index(index, len(self))]
-        self._go_to(stream, offset)
-        return line_record(bytes.fromhex(stream.read(size).decode()))
+        number = check_index(index, len(self))
+        self._go_to(stream, number)
+        return line_record(bytes.fromhex(stream.read(self._spans[number][1]).decode()))
 
-    def _go_to(self, stream, offset):
-        stream.seek(offset)
+    def _go_to(self, stream, number):
+        stream.seek(self._spans[number][0])
         time.sleep(0)  # lets another thread in, as a slow disk would
 
     def close(self):
@@ -448,13 +334,12 @@ class RemembersOffset(SharesOneOffset):
 
     _place = -1
 
-    def __getitem__(self, index):
-        stream = self._open()
-        number = check_index(index, len(self))
+    def _go_to(self, stream, number):
         if self._place != number:
             stream.seek(self._spans[number][0])
+        elif number:
+            stream.read(1)  # the end of the line before
         self._place = number + 1
-        return line_record(bytes.fromhex(stream.read(self._spans[number][1] + 1).decode()))
 
 
 @caught_by("check_construction_opens_nothing", "check_new_process")
@@ -484,15 +369,6 @@ class LeaksDescriptors(LineSource):
 
     def _open_shard(self, path):
         self.leaked.append(os.open(path, os.O_RDONLY))
-        return LineFile(path)
-
-
-@caught_by("check_forgotten_source")
-class LeavesFileOpen(LineSource):
-    """Leaves a file for the garbage collector to close."""
-
-    def _open_shard(self, path):
-        open(path, "rb").read(1)  # noqa: SIM115 - the fault
         return LineFile(path)
 
 

@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import re
 import shutil
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -145,23 +143,22 @@ def test_a_report_that_can_be_written_no_more_is_a_warning_and_the_count_goes_on
     assert budget.spent == 1
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_several_processes_share_a_report(tmp_path):
-    program = textwrap.dedent("""
-        import sys
-        from dataload.loader.bad_records import BadRecord, append_report
-        path, rank = sys.argv[1], int(sys.argv[2])
-        sys.stdin.read(1)
-        for step in range(200):
-            append_report(path, [BadRecord(epoch=0, step=step, index=rank, source="S", shard=None, record=i, key=None,
-                                           stage="read", error="E", cause="x" * 300) for i in range(3)])
-    """)
     path = tmp_path / "bad.jsonl"
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", program, path, str(rank)], stdin=subprocess.PIPE) for rank in range(2)
-    ]
+
+    def write(rank):
+        for step in range(200):
+            append_report(os.fspath(path), [bad(rank, step, record=i, cause="x" * 300) for i in range(3)])
+
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=write, args=[rank]) for rank in range(2)]
     for rank in ranks:
-        rank.communicate(b"\n", timeout=50)
-    assert [rank.returncode for rank in ranks] == [0, 0]
+        rank.start()
+    for rank in ranks:
+        rank.join(50)
+        assert rank.exitcode == 0
+        rank.close()
     found = [(line["index"], line["step"], line["record"]) for line in lines(path)]
     expected = [(rank, step, i) for rank in range(2) for step in range(200) for i in range(3)]
     assert sorted(found) == expected

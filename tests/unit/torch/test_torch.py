@@ -1,18 +1,19 @@
 """Batches as tensors that share memory; sources in torch's own DataLoader."""
 
-import subprocess
+import importlib
 import sys
 
 import numpy as np
 import pytest
 
 import dataload
-from dataload import ConfigError, Loader, MemorySource, MultiStreamLoader, Ragged
+from dataload import ConfigError, Loader, MemorySource, Ragged
 from dataload.samplers import GlobalShuffle
 
 torch = pytest.importorskip("torch")
 
-from dataload.torch import SourceDataset, distributed_place, place, to_tensors  # noqa: E402 - skipped where torch is missing
+from dataload.torch import SourceDataset, distributed_place, to_tensors  # noqa: E402 - skipped where torch is missing
+from dataload.torch.place import find_differences  # noqa: E402
 
 
 @pytest.fixture
@@ -118,10 +119,14 @@ def test_the_place_by_torch_comes_first(monkeypatch):
         distributed_place("mine", data_dims=["dp"])
 
 
-def test_without_torch_it_says_what_to_install():
-    code = "import sys; sys.modules['torch'] = None; import dataload.torch"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "dataload.torch needs torch: pip install 'dataload[torch]' (or only torch)" in done.stderr
+def test_without_torch_it_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("dataload.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        ImportError, match=r"dataload.torch needs torch: pip install 'dataload\[torch\]' \(or only torch\)"
+    ):
+        importlib.import_module("dataload.torch")
 
 
 class Watched(SourceDataset):
@@ -163,15 +168,10 @@ def test_a_dataset_with_a_transform(source):
     assert plain[0] == 5
 
 
-def test_streams_of_ranks_that_differ_and_many_processes():
-    def streams(rank, seed):
-        return MultiStreamLoader(iter, [[1, 2], [3]], batch_size=2, max_workers=0, seed=seed, rank=rank, world_size=20)
-
-    facts = {}
-    for rank in range(20):
-        with streams(rank, seed=3) as loader:
-            facts[rank] = place._facts(loader)
-    assert place.find_differences(facts) == []
-    with streams(19, seed=4) as loader:
-        facts[19] = place._facts(loader)
-    assert place.find_differences(facts) == ["seed: 3 in 19 processes: 0, 1, 2, 3, 4, 5, 6, 7, ...; 4 in process 19"]
+def test_what_differs_among_many_processes_is_told():
+    facts = {process: {"rank": process, "world_size": 20, "seed": 3} for process in range(20)}
+    assert find_differences(facts) == []
+    others = {**facts, 19: {**facts[0], "seed": 4}}
+    assert find_differences(others) == ["seed: 3 in 19 processes: 0, 1, 2, 3, 4, 5, 6, 7, ...; 4 in process 19"]
+    (line,) = find_differences({**facts, 3: facts[2]})
+    assert line.startswith("rank: no process has 3 of 20; 0 in process 0; 1 in process 1; 2 in 2 processes: 2, 3; 4 in")

@@ -808,6 +808,24 @@ def test_streams_are_closed_when_they_are_left_when_the_state_is_set_and_with_th
     assert len(opened) > 7
 
 
+def test_what_is_not_begun_when_a_loop_ends_is_not_made():
+    go_on, made = threading.Event(), Counter()
+
+    def make(n):
+        generator = len(made)
+        for number in range(100):
+            made[generator] += 1
+            if number == 3:
+                go_on.wait(10)
+            yield number
+
+    with groups_of(1), MultiStreamLoader(make, [0], batch_size=1, mode="split", prefetch=20) as loader:
+        for _ in range(2):
+            assert next(iter(loader))["data"].tolist() == [0]
+            go_on.set()
+        assert made[0] <= 4
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_dropped_loader_ends_its_threads_and_closes_its_generators(fails):
     closed = []

@@ -16,20 +16,9 @@ from dataload.sources.location import Location
 
 
 def bad(index=3, step=2, **changes):
-    values = {
-        "epoch": 1,
-        "step": step,
-        "index": index,
-        "source": "S()",
-        "shard": "/data/a.tar",
-        "record": index,
-        "key": f"key{index}",
-        "stage": "read",
-        "error": "CorruptFileError",
-        "cause": "damaged",
-        "replaced_by": None,
-    }
-    return BadRecord(**{**values, **changes})
+    place = {"source": "S()", "shard": "/data/a.tar", "record": index, "key": f"key{index}"}
+    failure = {"stage": "read", "error": "CorruptFileError", "cause": "damaged", "replaced_by": None}
+    return BadRecord(**{"epoch": 1, "step": step, "index": index, **place, **failure, **changes})
 
 
 def spend(budget, *found, read=None):
@@ -44,6 +33,8 @@ def lines(path):
 
 def test_the_budget_counts_exactly_and_raises_where_it_is_exceeded(tmp_path):
     path = tmp_path / "bad.jsonl"
+    with pytest.raises(WorkerError, match=r"bad records so far: 1 of 1 \(100.00%\), and max_bad allows 0"):
+        spend(Budget(0, None), bad())
     budget = Budget(3, path)
     spend(budget, bad(1), bad(2), read=4)
     spend(budget, bad(3), read=4)
@@ -57,11 +48,6 @@ def test_the_budget_counts_exactly_and_raises_where_it_is_exceeded(tmp_path):
     error = caught.value
     assert (error.step, error.epoch, error.indices, error.worker) == (5, 1, (8, 9), "dataload-1")
     assert [line["index"] for line in lines(path)] == [1, 2, 3, 8, 9]
-
-
-def test_a_budget_of_none_at_all():
-    with pytest.raises(WorkerError, match=r"bad records so far: 1 of 1 \(100.00%\), and max_bad allows 0"):
-        spend(Budget(0, None), bad())
 
 
 def test_a_share_is_looked_at_once_a_thousand_records_are_read():
@@ -176,11 +162,6 @@ def test_indices_to_exclude(exclude):
     assert found.dtype == np.int64
 
 
-@pytest.mark.parametrize("exclude", [None, [], np.empty(0, np.int64), ()])
-def test_nothing_to_exclude(exclude):
-    assert read_excluded(exclude, range(5)) is None
-
-
 @pytest.mark.parametrize(
     ("exclude", "shown"),
     [
@@ -205,7 +186,9 @@ def test_wrong_indices_are_refused(exclude, shown):
     assert caught.value.key == "exclude"
 
 
-def test_some_record_must_be_left():
+def test_something_or_nothing_may_be_excluded_but_some_record_must_be_left():
+    for nothing in (None, [], np.empty(0, np.int64), ()):
+        assert read_excluded(nothing, range(5)) is None
     assert read_excluded([0, 1], range(3)).tolist() == [0, 1]
     with pytest.raises(ConfigError, match="exclude names all 3 records of the source: none is left"):
         read_excluded([0, 1, 2], range(3))

@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any, cast
 
 import torch
@@ -226,9 +227,10 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
             self._stop_delivery()
             self._release()
             self._build(saved["seed"])
-        if self._drawn is not None:
-            self._drawn.restore(saved, plain.get("epoch", 0))
-        super().load_state_dict(plain)
+        with nullcontext() if self._drawn is None else self._drawn.undone_by_errors():
+            if self._drawn is not None:
+                self._drawn.restore(saved, plain.get("epoch", 0))
+            super().load_state_dict(plain)
         self._fresh = self._drawn is not None and "digest" in saved
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -98,6 +98,22 @@ class DrawnOrder:
                 "epoch is unknown: let its order depend on its arguments, its epoch, or a torch.Generator in its "
                 "attribute 'generator'"
             )
+
+    @contextmanager
+    def undone_by_errors(self) -> Generator[None]:
+        """Bring the sampler back to its present state if an error is raised."""
+        before = self.epoch, self.items, self._state
+        epoch, own = self._epoch_state().get("epoch"), self._own_generator()
+        generator = None if own is None else own.get_state()
+        try:
+            yield
+        except BaseException:
+            self.epoch, self.items, self._state = before
+            if epoch is not None:
+                self.set_epoch(epoch)
+            if own is not None and generator is not None:
+                own.set_state(generator)
+            raise
 
     def set_epoch(self, epoch: int) -> None:
         if (holder := self._holder("set_epoch")) is not None:

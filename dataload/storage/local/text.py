@@ -1,5 +1,7 @@
 """Small text files."""
 
+import contextlib
+import fcntl
 import os
 
 from dataload.storage.local.regular import open_regular
@@ -12,6 +14,8 @@ def append_text(path: str, text: str) -> None:
     """
     descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
+        with contextlib.suppress(OSError):  # of file systems without locks
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)  # a write under way in another process looks like a torn line
         size = os.fstat(descriptor).st_size
         is_torn = bool(text) and size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         data = ("\n" * is_torn + text).encode()

@@ -28,10 +28,6 @@ def test_a_heartbeat_is_seen_through_the_same_memory():
     assert WorkerStatus().place() == Place(-1, -1, -1)
 
 
-def describe():
-    return "somebody", Place(1, 2, 3), "stacks"
-
-
 @pytest.fixture
 def now(monkeypatch):
     """The time, which only the test changes."""
@@ -41,27 +37,29 @@ def now(monkeypatch):
 
 
 def test_a_watch_warns_half_way_and_then_gives_up(now):
+    described = "somebody", Place(1, 2, 3), "stacks"
     watch = StallMonitor(TimeoutPolicy(timeout=20))
-    assert watch.next_look() == 10
-    assert not watch.is_due()
+    assert (watch.next_look(), watch.is_due()) == (10, False)
     now[0] += 10
     assert watch.is_due()
     with pytest.warns(RuntimeWarning, match=r"no batch for 10\.0 s: somebody is at step 2 of epoch 1, index 3\nstacks"):
-        watch.look(describe)
-    assert watch.next_look() == 10
-    now[0] += 11
+        watch.look(lambda: described)
+    assert (watch.next_look(), watch.is_due()) == (10, False)
+    now[0] += 10
     assert watch.is_due()
     with pytest.raises(WorkerLostError) as caught:
-        watch.look(describe)
-    assert caught.value.reason == "has returned no batch for 21.0 s (timeout=20)"
-    assert (caught.value.worker, caught.value.place, caught.value.stacks) == describe()
+        watch.look(lambda: described)
+    assert caught.value.reason == "has returned no batch for 20.0 s (timeout=20)"
+    assert (caught.value.worker, caught.value.place, caught.value.stacks) == described
 
 
-def test_a_watch_without_an_end_warns_ever_more_seldom(now):
+@pytest.mark.parametrize("place", [Place(-1, -1, -1), Place(0, 0, 0)])
+def test_a_watch_without_an_end_warns_ever_more_seldom(now, place):
     watch = StallMonitor(TimeoutPolicy(warn_after=1000))
+    at = "has not started it" if place.step < 0 else "is at step 0 of epoch 0, index 0"
     for doubled in (2000, 4000):
-        with pytest.warns(RuntimeWarning, match="nobody has not started it\n"):
-            watch.look(lambda: ("nobody", Place(-1, -1, -1), ""))
+        with pytest.warns(RuntimeWarning, match=f"nobody {at}\n"):
+            watch.look(lambda: ("nobody", place, ""))
         assert watch.next_look() == doubled
 
 

@@ -75,25 +75,25 @@ def test_without_memfd_a_temporary_file_serves(monkeypatch):
     slot.close()
 
 
-def keepers():
-    """Ways to hold on to an array, or to a part of it."""
-    yield "itself", lambda a: a
-    yield "slice", lambda a: a[5:9]
-    yield "view", lambda a: a.view(np.int8)
-    yield "reshaped", lambda a: a.reshape(4, -1).T
-    yield "element of a list", lambda a: [a[1:2]]
-    yield "memoryview", memoryview
-    yield "frombuffer", lambda a: np.frombuffer(a, np.uint16)
-    yield "subclass", lambda a: a.view(np.recarray)
-    yield "asarray", lambda a: np.asarray(a)[::2]
-    yield "as_strided", lambda a: np.lib.stride_tricks.as_strided(a, (2,), (1,))
-    yield "ctypes", lambda a: (ctypes.c_char * 4).from_buffer(a)
-    yield "iterator", np.nditer
-    yield "dlpack", lambda a: np.from_dlpack(a)
-    yield "pickle buffer", pickle.PickleBuffer
+KEEPERS = {
+    "itself": lambda a: a,
+    "slice": lambda a: a[5:9],
+    "view": lambda a: a.view(np.int8),
+    "reshaped": lambda a: a.reshape(4, -1).T,
+    "element of a list": lambda a: [a[1:2]],
+    "memoryview": memoryview,
+    "frombuffer": lambda a: np.frombuffer(a, np.uint16),
+    "subclass": lambda a: a.view(np.recarray),
+    "asarray": lambda a: np.asarray(a)[::2],
+    "as_strided": lambda a: np.lib.stride_tricks.as_strided(a, (2,), (1,)),
+    "ctypes": lambda a: (ctypes.c_char * 4).from_buffer(a),
+    "iterator": np.nditer,
+    "dlpack": np.from_dlpack,
+    "pickle buffer": pickle.PickleBuffer,
+}
 
 
-@pytest.mark.parametrize("keep", [pytest.param(keep, id=name) for name, keep in keepers()])
+@pytest.mark.parametrize("keep", KEEPERS.values(), ids=KEEPERS)
 def test_a_loan_comes_back_when_the_last_view_goes_and_not_before(keep):
     loans, returned = BufferLeases(), []
     block = np.arange(64, dtype=np.uint8)

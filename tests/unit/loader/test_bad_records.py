@@ -2,12 +2,10 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import re
 import shutil
-import subprocess
-import sys
-import textwrap
 
 import numpy as np
 import pytest
@@ -18,20 +16,9 @@ from dataload.sources.location import Location
 
 
 def bad(index=3, step=2, **changes):
-    values = {
-        "epoch": 1,
-        "step": step,
-        "index": index,
-        "source": "S()",
-        "shard": "/data/a.tar",
-        "record": index,
-        "key": f"key{index}",
-        "stage": "read",
-        "error": "CorruptFileError",
-        "cause": "damaged",
-        "replaced_by": None,
-    }
-    return BadRecord(**{**values, **changes})
+    place = {"source": "S()", "shard": "/data/a.tar", "record": index, "key": f"key{index}"}
+    failure = {"stage": "read", "error": "CorruptFileError", "cause": "damaged", "replaced_by": None}
+    return BadRecord(**{"epoch": 1, "step": step, "index": index, **place, **failure, **changes})
 
 
 def spend(budget, *found, read=None):
@@ -46,6 +33,8 @@ def lines(path):
 
 def test_the_budget_counts_exactly_and_raises_where_it_is_exceeded(tmp_path):
     path = tmp_path / "bad.jsonl"
+    with pytest.raises(WorkerError, match=r"bad records so far: 1 of 1 \(100.00%\), and max_bad allows 0"):
+        spend(Budget(0, None), bad())
     budget = Budget(3, path)
     spend(budget, bad(1), bad(2), read=4)
     spend(budget, bad(3), read=4)
@@ -59,11 +48,6 @@ def test_the_budget_counts_exactly_and_raises_where_it_is_exceeded(tmp_path):
     error = caught.value
     assert (error.step, error.epoch, error.indices, error.worker) == (5, 1, (8, 9), "dataload-1")
     assert [line["index"] for line in lines(path)] == [1, 2, 3, 8, 9]
-
-
-def test_a_budget_of_none_at_all():
-    with pytest.raises(WorkerError, match=r"bad records so far: 1 of 1 \(100.00%\), and max_bad allows 0"):
-        spend(Budget(0, None), bad())
 
 
 def test_a_share_is_looked_at_once_a_thousand_records_are_read():
@@ -145,23 +129,22 @@ def test_a_report_that_can_be_written_no_more_is_a_warning_and_the_count_goes_on
     assert budget.spent == 1
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_several_processes_share_a_report(tmp_path):
-    program = textwrap.dedent("""
-        import sys
-        from dataload.loader.bad_records import BadRecord, append_report
-        path, rank = sys.argv[1], int(sys.argv[2])
-        sys.stdin.read(1)
-        for step in range(200):
-            append_report(path, [BadRecord(epoch=0, step=step, index=rank, source="S", shard=None, record=i, key=None,
-                                           stage="read", error="E", cause="x" * 300) for i in range(3)])
-    """)
     path = tmp_path / "bad.jsonl"
-    ranks = [
-        subprocess.Popen([sys.executable, "-c", program, path, str(rank)], stdin=subprocess.PIPE) for rank in range(2)
-    ]
+
+    def write(rank):
+        for step in range(200):
+            append_report(os.fspath(path), [bad(rank, step, record=i, cause="x" * 300) for i in range(3)])
+
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=write, args=[rank]) for rank in range(2)]
     for rank in ranks:
-        rank.communicate(b"\n", timeout=50)
-    assert [rank.returncode for rank in ranks] == [0, 0]
+        rank.start()
+    for rank in ranks:
+        rank.join(50)
+        assert rank.exitcode == 0
+        rank.close()
     found = [(line["index"], line["step"], line["record"]) for line in lines(path)]
     expected = [(rank, step, i) for rank in range(2) for step in range(200) for i in range(3)]
     assert sorted(found) == expected
@@ -177,11 +160,6 @@ def test_indices_to_exclude(exclude):
     found = read_excluded(exclude, range(5))
     assert found.tolist() == [1, 3]
     assert found.dtype == np.int64
-
-
-@pytest.mark.parametrize("exclude", [None, [], np.empty(0, np.int64), ()])
-def test_nothing_to_exclude(exclude):
-    assert read_excluded(exclude, range(5)) is None
 
 
 @pytest.mark.parametrize(
@@ -208,7 +186,9 @@ def test_wrong_indices_are_refused(exclude, shown):
     assert caught.value.key == "exclude"
 
 
-def test_some_record_must_be_left():
+def test_something_or_nothing_may_be_excluded_but_some_record_must_be_left():
+    for nothing in (None, [], np.empty(0, np.int64), ()):
+        assert read_excluded(nothing, range(5)) is None
     assert read_excluded([0, 1], range(3)).tolist() == [0, 1]
     with pytest.raises(ConfigError, match="exclude names all 3 records of the source: none is left"):
         read_excluded([0, 1, 2], range(3))

@@ -111,12 +111,12 @@ def pretend_jax(monkeypatch, *, client=None, started=False, backend=1):
 
 
 @pytest.mark.parametrize(
-    "known", [{"client": 8}, {"client": 8, "started": True, "backend": 8}, {"started": True, "backend": 8}]
+    "known", [{"client": 2}, {"client": 2, "started": True, "backend": 2}, {"started": True, "backend": 2}]
 )
 def test_a_jax_program_of_several_processes_needs_a_rank(monkeypatch, known):
     pretend_jax(monkeypatch, **known)
     message = (
-        "this JAX program has 8 processes, and each of them would read all of the data: pass rank= and world_size="
+        "this JAX program has 2 processes, and each of them would read all of the data: pass rank= and world_size="
     )
     with pytest.raises(ConfigError, match=message):
         Loader(RangeSource(4), batch_size=2)

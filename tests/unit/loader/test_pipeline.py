@@ -33,21 +33,10 @@ class Workers:
         class Result:
             def result(self):
                 workers.waiting.append(job)
-                steps = [
-                    StepResult(
-                        epoch=job.epoch,
-                        step=step,
-                        batch=Batch(),
-                        error=None,
-                        rows=2,
-                        nbytes=workers.nbytes,
-                        spans=[],
-                        bad=[],
-                        worker="w",
-                    )
-                    for step in range(job.start, job.stop)
-                ]
-                return JobResult(steps, workers.seconds)
+                fields = {"error": None, "rows": 2, "nbytes": workers.nbytes, "spans": [], "bad": [], "worker": "w"}
+                steps = range(job.start, job.stop)
+                made = [StepResult(epoch=job.epoch, step=step, batch=Batch(), **fields) for step in steps]
+                return JobResult(made, workers.seconds)
 
             def done(self):
                 return job in workers.done
@@ -76,10 +65,11 @@ def deliver(workers, planners=PLANNERS, pace=None, **settings):
     return StepDelivery(workers, planners, TaskSizer() if pace is None else pace, **{**given, **settings})
 
 
-def paced(nbytes=100):
-    """A pace that knows the size of a step."""
+def paced(steps=1, seconds=1.0, nbytes=100, times=3):
+    """A pace that knows the size and the time of a step."""
     pace = TaskSizer()
-    pace.learn(1, 1.0, nbytes)
+    for _ in range(times):
+        pace.learn(steps, seconds, nbytes)
     return pace
 
 
@@ -144,9 +134,9 @@ def test_ends_before_an_epoch_without_steps():
 
 
 def test_bytes_bound_what_is_ahead_when_steps_are_made_several_at_a_time():
-    workers, pace = Workers(nbytes=100, seconds=1e-6), TaskSizer()
+    workers = Workers(nbytes=100, seconds=1e-6)
     planners = EpochPlanners(BatchSampler(sampler=Sequential(10_000), batch_size=1))
-    delivery = deliver(workers, planners, pace, window=4, max_bytes=10_000)
+    delivery = deliver(workers, planners, window=4, max_bytes=10_000)
     most = 0
     for received in range(1, 2001):
         next(delivery)
@@ -156,24 +146,32 @@ def test_bytes_bound_what_is_ahead_when_steps_are_made_several_at_a_time():
     assert max(job.stop - job.start for job in workers.jobs) == 20  # five jobs may be there at once
 
 
+@pytest.mark.parametrize("window", [2, 3])
+def test_one_step_is_ahead_if_there_is_no_room_for_more(window):
+    workers = Workers(nbytes=100)
+    delivery = deliver(workers, pace=paced(), window=window, max_bytes=150)
+    places(delivery, 3)
+    assert delivery.in_flight() == workers.in_flight() == 1
+
+
+class Losing(Workers):
+    """Loses its worker at a step of jobs of several steps; of jobs of one step, only if it is always lost."""
+
+    def __init__(self, step, *, always=False, last=False):
+        super().__init__(seconds=1e-6)
+        self.step, self.always, self.last = step, always, last
+
+    def submit(self, job):
+        made = super().submit(job)
+        if job.start <= self.step < job.stop and (self.always or job.stop - job.start > 1):
+            place = Place(0, job.stop - 1 if self.last else self.step, -1)
+            made.result = lambda: (_ for _ in ()).throw(WorkerLostError("w", "was killed", place))
+        return made
+
+
 def test_the_steps_before_a_lost_one_of_the_same_job_are_made_again():
-    class Dying(Workers):
-        """Loses its worker at step 2 of each job that has it, once it makes several steps at a time."""
-
-        def submit(self, job):
-            made = super().submit(job)
-            if job.stop - job.start > 1 and job.start <= 2 < job.stop:
-                made.result = lambda: raise_(WorkerLostError("w", "was killed", Place(0, 2, -1)))
-            return made
-
-    def raise_(error):
-        raise error
-
-    pace = TaskSizer()
-    for _ in range(3):  # quick steps of a known size: all four of an epoch are one job
-        pace.learn(4, 4e-6, 0)
-    workers = Dying(seconds=1e-6)
-    found = deliver(workers, pace=pace)
+    workers = Losing(2)
+    found = deliver(workers, pace=paced(4, 4e-6, 0))  # all four steps of an epoch are one job
     assert places(found, 2) == [(0, 0), (0, 1)]
     assert [(job.start, job.stop) for job in workers.jobs if job.epoch == 0] == [(0, 4), (0, 1), (1, 2)]
     for _ in range(2):
@@ -182,22 +180,7 @@ def test_the_steps_before_a_lost_one_of_the_same_job_are_made_again():
 
 
 def test_a_step_that_cannot_be_sent_is_told_from_the_others_of_its_job():
-    class Unsendable(Workers):
-        """Step 1 cannot be sent, which a job of several steps says only at its end."""
-
-        def submit(self, job):
-            made = super().submit(job)
-            if job.start <= 1 < job.stop:
-                made.result = lambda: raise_(WorkerLostError("w", "cannot send", Place(0, job.stop - 1, -1)))
-            return made
-
-    def raise_(error):
-        raise error
-
-    pace = TaskSizer()
-    for _ in range(3):
-        pace.learn(4, 4e-6, 0)
-    found = deliver(Unsendable(seconds=1e-6), pace=pace)
+    found = deliver(Losing(1, always=True, last=True), pace=paced(4, 4e-6, 0))  # which a job says only at its end
     assert places(found, 1) == [(0, 0)]
     with pytest.raises(WorkerLostError) as caught:
         next(found)
@@ -222,12 +205,9 @@ def test_the_window_can_be_set():
 
 @pytest.mark.parametrize(("together", "expected"), [(False, 1), (True, 8)])
 def test_without_a_window_a_task_is_one_step_unless_one_read_serves_several(together, expected):
-    pace = TaskSizer()
-    for _ in range(4):
-        pace.learn(8, 1e-3, 8)
     workers = Workers()
     planners = EpochPlanners(BatchSampler(sampler=Sequential(100), batch_size=1))
-    next(deliver(workers, planners, pace, window=0, together=together))
+    next(deliver(workers, planners, paced(8, 1e-3, 8, times=4), window=0, together=together))
     assert [job.stop - job.start for job in workers.jobs] == [expected]
 
 
@@ -358,15 +338,6 @@ def test_yields_in_order_with_a_bounded_window(window):
     assert submit.cancelled == []
 
 
-def test_an_error_comes_at_its_place_and_cancels_what_is_ahead():
-    submit = Recorded()
-    seen = []
-    with pytest.raises(ValueError, match="bad task"):
-        seen.extend(ordered_map(submit, [0, 1, "bad", 3, 4, 5], window=lambda: 2))
-    assert submit.asked == [0, 1, "bad"]
-    assert submit.cancelled == [3, 4]
-
-
 class Settling(Recorded):
     """An executor of which one task after another gets done, in an order that is told beforehand."""
 
@@ -381,7 +352,8 @@ class Settling(Recorded):
 
 
 def unordered(submit, tasks, window, section=lambda task: 0):
-    return unordered_map(submit, tasks, window=lambda: window, wait_for_any=submit.wait_for_any, section=section)
+    window = window if callable(window) else lambda size=window: size
+    return unordered_map(submit, tasks, window=window, wait_for_any=submit.wait_for_any, section=section)
 
 
 def test_unordered_results_come_as_they_are_done():
@@ -401,26 +373,22 @@ def test_unordered_sections_follow_one_another():
     assert submit.submitted == list(range(6))
 
 
-def test_an_unordered_error_comes_when_its_task_is_done_and_cancels_the_others():
-    submit = Settling([1, "bad"])
-    results = unordered(submit, [0, 1, "bad", 3], 5)
-    assert next(results) == 1
+@pytest.mark.parametrize(("ordered", "begun", "cancelled"), [(True, [0, 1], [3, 4]), (False, [1], [0, 3, 4, 5])])
+def test_an_error_comes_at_its_place_and_cancels_what_is_ahead(ordered, begun, cancelled):
+    submit, seen, tasks = Settling([1, "bad"]), [], [0, 1, "bad", 3, 4, 5]
+    results = ordered_map(submit, tasks, window=lambda: 2) if ordered else unordered(submit, tasks, 5)
     with pytest.raises(ValueError, match="bad task"):
-        next(results)
-    assert submit.cancelled == [0, 3]
+        seen.extend(results)
+    assert seen == begun
+    assert submit.asked == [*begun, "bad"]
+    assert submit.cancelled == cancelled
 
 
-@pytest.mark.parametrize("mapping", ["ordered", "unordered"])
-def test_the_window_is_asked_before_each_task(mapping):
-    submit, allowed = Settling(range(100)), [0]
-    settings = {"window": lambda: allowed[0]}
-    if mapping == "ordered":
-        results = ordered_map(submit, range(100), **settings)
-    else:
-        results = unordered_map(
-            submit, range(100), **settings, wait_for_any=submit.wait_for_any, section=lambda task: 0
-        )
-    in_flight = []
+@pytest.mark.parametrize("ordered", [True, False])
+def test_the_window_is_asked_before_each_task(ordered):
+    submit, allowed, in_flight = Settling(range(100)), [0], []
+    kind = ordered_map if ordered else unordered
+    results = kind(submit, range(100), window=lambda: allowed[0])
     for window in (0, 3, 3, 1, 1, 5):
         allowed[0] = window
         next(results)
@@ -478,10 +446,8 @@ def test_the_consumer_helps_instead_of_waiting_and_only_as_long_as_it_would_wait
 
 
 def test_a_group_is_no_larger_than_there_is_room_for_but_one_step():
-    pace = TaskSizer()
-    assert pace.step_bytes is None
-    for _ in range(6):
-        pace.learn(4, 1e-6, 100)
+    assert TaskSizer().step_bytes is None
+    pace = paced(4, 1e-6, 100, times=6)
     assert pace.step_bytes == 25
     rooms = iter([10, 3, 0, -5, 100])
     assert list(map(len, pace.groups(range(100), lambda: next(rooms, 100)))) == [10, 3, 1, 1, 64, 21]

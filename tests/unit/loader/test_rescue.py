@@ -7,8 +7,8 @@ import os
 import re
 import signal
 import sys
-import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 
 import numpy as np
@@ -90,10 +90,12 @@ class Columns(Source):
 KINDS = pytest.mark.parametrize("kind", [Plain, Batched, Columns])
 
 
-def fetcher(source, action="raise", *, exclude=None, transform=None, collate=default_collate, batch_transform=None):
+def fetcher(
+    source, action="raise", *, exclude=None, fields=None, transform=None, collate=default_collate, batch_transform=None
+):
     return Fetcher(
         source=source,
-        fields=None,
+        fields=fields,
         transform=compose(transform),
         collate=collate,
         batch_transform=batch_transform,
@@ -130,7 +132,7 @@ def failing(*indices):
 
 @KINDS
 @given(
-    indices=st.lists(st.integers(0, LENGTH - 1), min_size=1, max_size=8),
+    indices=st.lists(st.integers(0, LENGTH - 1), max_size=8),
     unreadable=st.frozensets(st.integers(0, LENGTH - 2), max_size=6),
     untransformable=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
     excluded=st.frozensets(st.integers(0, LENGTH - 2), max_size=4),
@@ -174,25 +176,20 @@ def test_equals_the_model(kind, indices, unreadable, untransformable, excluded, 
         again = fetcher(kind(unreadable | (failing_ones - excluded)), action, exclude=sorted(excluded))
         reverse = plan(indices[::-1], None if step.valid is None else valid[::-1])
         assert rows(again(reverse, 3)) == found[::-1]  # on whatever the record has failed, and in whichever order
+    assert list(batch) == ["index", "x", "name", *(["valid"] if step.valid is not None else [])]
     if step.valid is not None:
-        assert batch["valid"].tolist() == kept
+        assert (batch["valid"].dtype, batch["valid"].tolist()) == (bool, kept)
     assert not set(source.seen) & excluded
 
 
 @KINDS
-@pytest.mark.parametrize("action", ["raise", "skip", "replace"])
-def test_good_steps_are_read_in_one_go(kind, action):
-    source = kind([11])
-    assert rows(fetcher(source, action, exclude=[11])(plan([3, 1, 3]), 0)) == [3, 1, 3]
-    assert source.seen == [3, 1, 3]
-
-
-@KINDS
-def test_a_step_without_excluded_records_of_its_own_reads_the_others_in_one_go(kind):
-    for action, expected in (("raise", [1, 2]), ("skip", [1, 2])):
+def test_what_is_not_excluded_is_read_in_one_go(kind):
+    for action in ("raise", "skip", "replace"):
+        source = kind([11])
+        assert rows(fetcher(source, action, exclude=[11])(plan([3, 1, 3]), 0)) == source.seen == [3, 1, 3]
+    for action in ("raise", "skip"):
         source = kind()
-        assert rows(fetcher(source, action, exclude=[0])(plan([1, 0, 2]), 0)) == expected
-        assert source.seen == expected
+        assert rows(fetcher(source, action, exclude=[0])(plan([1, 0, 2]), 0)) == source.seen == [1, 2]
     source = kind()
     first, middle, last = rows(fetcher(source, "replace", exclude=[0])(plan([1, 0, 2]), 0))
     assert (first, last) == (1, 2)
@@ -200,65 +197,10 @@ def test_a_step_without_excluded_records_of_its_own_reads_the_others_in_one_go(k
     assert source.seen == [1, middle, 2]
 
 
-@KINDS
-@pytest.mark.parametrize(
-    ("indices", "valid"), [([2, 3], None), ([2, 3], [True, False]), ([], None), ([], []), ([2, 2], None)]
-)
-@pytest.mark.parametrize("exclude", [None, [0, 2, 3]])
-def test_a_step_without_a_good_record_keeps_fields_and_shapes(kind, indices, valid, exclude):
-    source = kind([1, 2, 3])
-    batch = fetcher(source, "skip", exclude=exclude)(plan(indices, valid), 0)
-    assert rows(batch) == []
-    whole = default_collate([record(5)])
-    assert list(batch) == [*whole, *(["valid"] if valid is not None else [])]
-    assert batch["index"].dtype == whole["index"].dtype
-    if valid is not None:
-        assert (batch["valid"].dtype, batch["valid"].shape) == (bool, (0,))
-    assert not set(source.seen) & set(exclude or ())
-
-
-def test_where_nothing_can_show_the_fields_the_error_says_so():
-    message = (
-        r"failed in on_error: SourceError: the step has no good record, and none of 12 others could be read to "
-        r"show the fields of a batch without rows; the last: read: CorruptFileError: /data/part.bin, record 11: damaged"
-    )
-    with pytest.raises(WorkerError, match=message):
-        fetcher(Plain(range(LENGTH)), "skip")(plan([1]), 0)
-    with pytest.raises(WorkerError, match=r"others .*; the last: the source has no others"):
-        fetcher([], "skip")(plan([]), 0)
-    with pytest.raises(WorkerError, match=r"failed in on_error: SourceError: the step has no good record"):
-        fetcher(Plain(range(LENGTH)), "skip")(stream_plan([1, 2], [True, True], 1), 0)
-
-
 def test_many_bad_records_at_the_front_do_not_hide_the_fields():
     source = Plain(range(9_000), 10_000)
     assert rows(fetcher(source, "skip")(plan([5]), 0)) == []
     assert len(source.seen) < 110
-
-
-def test_replacing_in_a_step_without_a_good_record_is_an_error_that_says_so():
-    with pytest.raises(
-        WorkerError,
-        match=r"step 7 of epoch 2 failed in on_error='replace': SourceError: all 2 records of the step are bad, and "
-        r"only records of the same step can replace them; the last: read: CorruptFileError: "
-        r"/data/part.bin, record 3: damaged. Use a larger batch_size, or on_error='skip'",
-    ):
-        fetcher(Plain([1, 3]), "replace")(plan([1, 3, 1]), 2)
-    with pytest.raises(WorkerError, match=r"all 2 records of the step are bad, .* all of them by exclude="):
-        fetcher(Plain(), "replace", exclude=[1, 3])(plan([1, 3, 1]), 2)
-
-
-def test_rows_that_only_fill_up_are_no_reason_to_stop():
-    trace = Trace()
-    batch = fetcher(Plain([3]), "replace")(plan([3, 3], [False, False]), 0, trace)
-    assert len(set(rows(batch))) == 1
-    assert set(rows(batch)) != {3}
-    assert batch["valid"].tolist() == [False, False]
-    assert trace.bad == []
-    # A good filling row may replace a bad real one, which is then reported.
-    batch = fetcher(Plain([3]), "replace")(plan([3, 4], [True, False]), 0, trace)
-    assert rows(batch) == [4, 4]
-    assert [(bad.index, bad.replaced_by) for bad in trace.bad] == [(3, 4)]
 
 
 LENGTHS = np.array([2, 3, 1, 2, 4])
@@ -276,15 +218,19 @@ def sequences():
     return [{"t": np.full(length, index)} for index, length in enumerate(LENGTHS)]
 
 
-@pytest.mark.parametrize("action", ["skip", "replace"])
-def test_packed_rows_get_gaps(action):
+def raising(*indices):
     def check(sample, context):
-        if context.index == 1:
-            raise ValueError("one")
+        if context.index in indices:
+            raise ValueError(context.index)
         return sample
 
+    return check
+
+
+@pytest.mark.parametrize("action", ["skip", "replace"])
+def test_packed_rows_get_gaps(action):
     trace = Trace()
-    fetch = fetcher(MemorySource(sequences()), action, transform=check, collate=Pack(pad_value=-1))
+    fetch = fetcher(MemorySource(sequences()), action, transform=raising(1), collate=Pack(pad_value=-1))
     batch = fetch(packed([0, 1, 2, 3], valid=[True, False]), 0, trace)
     assert batch["t"].tolist() == [[0, 0, -1, -1, -1, -1], [2, 3, 3, -1, -1, -1]]
     assert batch["segment_ids"].tolist() == [[1, 1, 0, 0, 0, 0], [1, 2, 2, 0, 0, 0]]
@@ -294,12 +240,7 @@ def test_packed_rows_get_gaps(action):
 
 @pytest.mark.parametrize("action", ["skip", "replace"])
 def test_packed_rows_without_a_good_record_are_filling(action):
-    def check(sample, context):
-        if context.index < 4:
-            raise ValueError("less than four")
-        return sample
-
-    fetch = fetcher(MemorySource(sequences()), action, transform=check, collate=Pack(pad_value=-1))
+    fetch = fetcher(MemorySource(sequences()), action, transform=raising(0, 1, 2, 3), collate=Pack(pad_value=-1))
     for step in (packed([0, 1, 2, 3]), packed([])):
         batch = fetch(step, 0)
         assert batch["t"].tolist() == [[-1] * 6] * 2
@@ -338,18 +279,6 @@ def test_a_source_that_cannot_read_at_all_is_not_a_row_of_bad_records(error):
     assert len(source.seen) == 1
 
 
-def test_a_source_that_gives_too_few_records_is_found_out():
-    class Partial(Plain):
-        def __getitems__(self, indices):
-            return [self[index] for index in indices if index != 2]
-
-    with pytest.raises(WorkerError, match="the source's __getitems__ returned 0 records for 1 indices"):
-        fetcher(Partial())(plan([0, 1, 2]), 0)
-    trace = Trace()
-    assert rows(fetcher(Partial(), "skip")(plan([0, 1, 2]), 0, trace)) == [0, 1]
-    assert [bad.index for bad in trace.bad] == [2]
-
-
 @KINDS
 def test_the_record_that_failed_is_named(kind):
     with pytest.raises(WorkerError) as caught:
@@ -362,15 +291,6 @@ def test_the_record_that_failed_is_named(kind):
     assert (caught.value.step, caught.value.epoch, caught.value.indices) == (7, 2, (5, 1, 4, 3))
     assert "in __getitem__" in caught.value.traceback_text
     assert "StageError" not in caught.value.traceback_text
-
-
-def test_a_wrong_setting_is_no_record():
-    source = MemorySource([{"a": 1}, {"a": 2}])
-    fetch = Fetcher(
-        source=source, fields=("c",), transform=(), collate=default_collate, batch_transform=None, seed=0
-    )  # fmt: skip
-    with pytest.raises(WorkerError, match="failed in read: ConfigError: there is no field 'c'"):
-        fetch(plan([0, 1]), 0)
 
 
 def test_the_place_of_a_record_is_told():
@@ -431,13 +351,59 @@ def test_an_awkward_exception_has_a_text():
     assert trace.bad[0].shard is None
 
 
-def test_a_source_without_a_repr():
-    class Shy(Plain):
-        def __repr__(self):
-            raise RuntimeError("no repr")
+class Shy(Plain):
+    def __repr__(self):
+        raise RuntimeError("no repr")
 
-    with pytest.raises(WorkerError, match=r"\n  source: Shy without a repr\n"):
-        fetcher(Shy([0]))(plan([0]), 0)
+
+class Partial(Plain):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices if index != 2]
+
+
+def count(samples):
+    return {"count": len(samples)}
+
+
+ALL_BAD = "SourceError: all 2 records of the step are bad, and only records of the same step can replace them"
+NO_FIELDS = "failed in on_error: SourceError: the step has no good record, and none of "
+LAST = (
+    "could be read to show the fields of a batch without rows; the last: read: CorruptFileError: .*record 11: damaged"
+)
+SKIP, REPLACE = {"action": "skip"}, {"action": "replace"}
+UNKNOWN = "failed in read: ConfigError: there is no field 'c'"
+
+
+@pytest.mark.parametrize(
+    ("source", "settings", "indices", "message"),
+    [
+        (Shy([0]), {}, [0], "\n  source: Shy without a repr\n"),
+        (Partial(), {}, [0, 1, 2], "the source's __getitems__ returned 0 records for 1 indices"),
+        (MemorySource([{"a": 1}, {"a": 2}]), {"fields": ("c",)}, [0], UNKNOWN),
+        (Plain(range(LENGTH)), SKIP, [1], f"{NO_FIELDS}12 others {LAST}"),
+        ([], SKIP, [], "; the last: the source has no others"),
+        (
+            Plain([1]),
+            {**SKIP, "collate": count},
+            [1],
+            "in collate: ConfigError: a step without rows needs .* cannot be",
+        ),
+        (Plain([1, 3]), REPLACE, [1, 3, 1], f"{ALL_BAD}; the last: read: .*record 3: damaged. Use a larger batch_size"),
+        (Plain(), {**REPLACE, "exclude": [1, 3]}, [1, 3, 1], f"{ALL_BAD}, all of them by exclude="),
+    ],
+)
+def test_what_cannot_be_done_is_told(source, settings, indices, message):
+    with pytest.raises(WorkerError, match=message) as caught:
+        fetcher(source, **settings)(plan(indices), 2)
+    assert (caught.value.step, caught.value.epoch) == (7, 2)
+
+
+def test_a_record_that_is_not_given_is_a_bad_one():
+    trace = Trace()
+    assert rows(fetcher(Partial(), "skip")(plan([0, 1, 2]), 0, trace)) == [0, 1]
+    assert [bad.index for bad in trace.bad] == [2]
+    with pytest.raises(WorkerError, match=NO_FIELDS):
+        fetcher(Plain(range(LENGTH)), "skip")(stream_plan([1, 2], [True, True], 1), 0)
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), GeneratorExit()], ids=repr)
@@ -455,21 +421,12 @@ def test_what_ends_a_thread_is_the_same_error_in_the_consumers_and_a_workers(err
         fetch(plan([0, 1]), 0)
     assert caught.value.__cause__ is error
 
-    found = []
-
-    def work():
-        try:
-            fetch(plan([0, 1]), 0)
-        except BaseException as raised:
-            found.append(raised)
-
-    thread = threading.Thread(target=work, name="dataload-0")
-    thread.start()
-    thread.join()
-    assert isinstance(found[0], WorkerError)
-    assert found[0].__cause__ is error
-    assert type(error).__name__ in str(found[0])
-    assert str(found[0]) == str(caught.value)
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(fetch, plan([0, 1]), 0).exception()
+    assert type(found) is WorkerError
+    assert found.__cause__ is error
+    assert type(error).__name__ in str(found)
+    assert str(found) == str(caught.value)
 
 
 class Ending(BaseException):
@@ -543,13 +500,6 @@ def test_a_substitute_has_the_random_numbers_of_its_own():
     assert [expected[index] for index in mended["index"].tolist()] == mended["noise"].tolist()
 
 
-def test_values_that_cannot_be_cut_to_no_rows():
-    fetch = fetcher(Plain([1]), "skip", collate=lambda samples: {"count": len(samples)})
-    message = r"failed in collate: ConfigError: a step without rows needs .* cannot be cut to that \('int' object"
-    with pytest.raises(WorkerError, match=message):
-        fetch(plan([1]), 0)
-
-
 def test_a_failure_that_does_not_come_again_is_no_bad_record():
     class Once(Columns):
         failed = False
@@ -597,15 +547,6 @@ def test_actions_are_known():
         ErrorPolicy(None)
 
 
-def test_excluded_among_equals_a_set():
-    rng = np.random.default_rng(0)
-    for _ in range(50):
-        excluded = np.unique(rng.integers(0, 40, rng.integers(0, 30)))
-        indices = rng.integers(0, 40, rng.integers(0, 20))
-        assert ErrorPolicy("skip", excluded).excluded_among(indices) == set(indices.tolist()) & set(excluded.tolist())
-    assert ErrorPolicy("skip").excluded_among(np.arange(3)) == set()
-
-
 def test_examples_are_the_nearest_first_and_then_spread_over_what_is_not_excluded():
     rng = np.random.default_rng(1)
     for _ in range(100):
@@ -645,10 +586,8 @@ def test_the_search_for_an_example_has_one_deadline(monkeypatch):
             return super().__getitem__(index)
 
     monkeypatch.setattr(rescue, "monotonic", lambda: clock[0])
-    source = Slow(range(10_000), 10_000)
-    message = r"the step has no good record, and none of 3 others could be read to show the fields of a batch"
-    with pytest.raises(WorkerError, match=message):
-        fetcher(source, "skip")(plan([5]), 0)
+    with pytest.raises(WorkerError, match=f"{NO_FIELDS}3 others could"):
+        fetcher(Slow(range(10_000), 10_000), "skip")(plan([5]), 0)
     assert clock[0] <= 30
 
 
@@ -733,20 +672,6 @@ def test_rows_of_streams_keep_their_places(
     reported = {bad.index: bad.replaced_by for bad in trace.bad}
     assert reported == {index: mapping[index] if replaces else None for index in wanted & failing_ones}
     assert not set(source.seen) & excluded
-
-
-@KINDS
-@pytest.mark.parametrize("chunk", [1, 2])
-@pytest.mark.parametrize("action", ["skip", "replace"])
-def test_a_step_of_streams_without_a_good_record_keeps_its_rows(kind, chunk, action):
-    step = stream_plan([1, 2, 3, 1], [True, True, False, True], chunk)
-    for unreadable, excluded, reported in (([1, 2, 3], [], [1, 2]), ([], [1, 2, 3], []), ([2, 3], [1], [2])):
-        trace = Trace()
-        batch = fetcher(kind(unreadable), action, exclude=excluded)(step, 0, trace)
-        assert batch["x"].shape == (*step.valid.shape, 2)
-        assert not batch["valid"].any()
-        assert len(set(batch["index"].ravel().tolist())) == 1
-        assert [(bad.index, bad.replaced_by) for bad in trace.bad] == [(index, None) for index in reported]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

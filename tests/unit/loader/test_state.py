@@ -1,4 +1,4 @@
-from __future__ import annotations
+"""States as JSON: what comes back, what is refused, and what a difference is called."""
 
 import json
 from dataclasses import dataclass, replace
@@ -12,22 +12,32 @@ from dataload.streams.state import MultiStreamState
 STATE = LoaderState(epoch=3, position=2**47, length=2**48, source="a" * 32, order="b" * 32)
 
 
-def test_state_survives_json_in_less_than_a_kibibyte():
-    text = json.dumps(STATE.to_json())
+GAPS = replace(STATE, position=40, length=50, missing=(4, 12, 36), step_size=4)
+SMALL = LoaderState(epoch=0, position=3, length=10, source="s", order="o")
+KINDS = pytest.mark.parametrize("kind", [LoaderState, MultiStreamState])
+
+
+@pytest.mark.parametrize("state", [STATE, GAPS, replace(SMALL, position=10)])
+def test_state_survives_json_in_less_than_a_kibibyte(state):
+    text = json.dumps(state.to_json())
     assert len(text) < 1024
-    assert LoaderState.from_json(json.loads(text)) == STATE
+    assert json.loads(text) == state.to_json()
+    assert LoaderState.from_json(json.loads(text)) == state
 
 
-@pytest.mark.parametrize("kind", [LoaderState, MultiStreamState])
-def test_a_state_of_a_newer_release_says_so(kind):
-    with pytest.raises(StateMismatchError, match=r"saved by a newer release .*: update dataload.*\n  version: 99 in"):
-        kind.from_json({**STATE.to_json(), "version": 99})
-
-
-@pytest.mark.parametrize("kind", [LoaderState, MultiStreamState])
-@pytest.mark.parametrize("version", [None, 0, -1, True, "1", 1.0])
-def test_a_state_without_a_version_is_none(kind, version):
-    with pytest.raises(StateMismatchError, match=r"this is not a state of a \w*Loader\n  version: .* in the state"):
+@KINDS
+@pytest.mark.parametrize(
+    ("version", "message"),
+    [
+        (99, r"saved by a newer release .*: update dataload.*\n  version: 99 in"),
+        *(
+            (wrong, r"this is not a state of a \w*Loader\n  version: .* in the state")
+            for wrong in (None, 0, -1, True, "1", 1.0)
+        ),
+    ],
+)
+def test_a_state_of_a_newer_release_or_without_a_version_says_so(kind, version, message):
+    with pytest.raises(StateMismatchError, match=message):
         kind.from_json({**STATE.to_json(), "version": version})
 
 
@@ -86,53 +96,39 @@ def test_position_and_epoch_are_no_difference():
     STATE.check(replace(STATE, epoch=9, position=1))
 
 
-@pytest.mark.parametrize(
-    ("change", "match"),
-    [
-        ({"epoch": -1}, "epoch in the state must be an integer >= 0 and < 2.*62, found -1"),
-        ({"epoch": 1 << 62}, "epoch in the state must be an integer >= 0 and < 2.*62, found 4611686018427387904"),
-        ({"position": "3"}, "position in the state must be .* found '3'"),
-        ({"length": True}, "length in the state must be .* found True"),
-        ({"position": 11}, "the state is at position 11 of 10"),
-    ],
-)
-def test_numbers_of_a_state_are_checked(change, match):
-    state = LoaderState(epoch=0, position=3, length=10, source="s", order="o").to_json()
-    assert LoaderState.from_json(state).position == 3
-    with pytest.raises(StateMismatchError, match=match):
-        LoaderState.from_json({**state, **change})
-
-
-GAPS = replace(STATE, position=40, length=50, missing=(4, 12, 36), step_size=4)
-
-
-def test_state_with_gaps_survives_json():
-    text = json.dumps(GAPS.to_json())
-    assert json.loads(text) == GAPS.to_json()
-    assert LoaderState.from_json(json.loads(text)) == GAPS
+RISING = "must be rising positions before 40"
 
 
 @pytest.mark.parametrize(
-    ("change", "match"),
+    ("state", "change", "match"),
     [
-        ({"missing": 7}, "missing in the state must be a list of positions, found 7"),
-        ({"missing": "48"}, "missing .* must be a list of positions, found '48'"),
-        ({"missing": None}, "missing .* must be a list of positions, found None"),
-        ({"missing": [12, 4]}, r"must be rising positions before 40, found \[12, 4\]"),
-        ({"missing": [4, 4]}, "must be rising positions before 40"),
-        ({"missing": [4, "12"]}, "must be rising positions before 40"),
-        ({"missing": [4.0]}, "must be rising positions before 40"),
-        ({"missing": [True]}, "must be rising positions before 40"),
-        ({"missing": [-4, 0]}, "must be rising positions before 40"),
-        ({"missing": [4, 40]}, "must be rising positions before 40"),
-        ({"missing": [4, 13]}, r"positions missing in the state must be multiples of 4 apart, found \[4, 13\]"),
-        ({"step_size": 0}, "multiples of 0 apart"),
-        ({"step_size": -4}, "step_size in the state must be an integer >= 0 and < 2.*62, found -4"),
+        (SMALL, {"epoch": -1}, "epoch in the state must be an integer >= 0 and < 2.*62, found -1"),
+        (
+            SMALL,
+            {"epoch": 1 << 62},
+            "epoch in the state must be an integer >= 0 and < 2.*62, found 4611686018427387904",
+        ),
+        (SMALL, {"position": "3"}, "position in the state must be .* found '3'"),
+        (SMALL, {"length": True}, "length in the state must be .* found True"),
+        (SMALL, {"position": 11}, "the state is at position 11 of 10"),
+        (GAPS, {"missing": 7}, "missing in the state must be a list of positions, found 7"),
+        (GAPS, {"missing": "48"}, "missing .* must be a list of positions, found '48'"),
+        (GAPS, {"missing": None}, "missing .* must be a list of positions, found None"),
+        (GAPS, {"missing": [12, 4]}, rf"{RISING}, found \[12, 4\]"),
+        (GAPS, {"missing": [4, 4]}, RISING),
+        (GAPS, {"missing": [4, "12"]}, RISING),
+        (GAPS, {"missing": [4.0]}, RISING),
+        (GAPS, {"missing": [True]}, RISING),
+        (GAPS, {"missing": [-4, 0]}, RISING),
+        (GAPS, {"missing": [4, 40]}, RISING),
+        (GAPS, {"missing": [4, 13]}, r"positions missing in the state must be multiples of 4 apart, found \[4, 13\]"),
+        (GAPS, {"step_size": 0}, "multiples of 0 apart"),
+        (GAPS, {"step_size": -4}, "step_size in the state must be an integer >= 0 and < 2.*62, found -4"),
     ],
 )
-def test_gaps_of_a_state_are_checked(change, match):
+def test_numbers_of_a_state_are_checked(state, change, match):
     with pytest.raises(StateMismatchError, match=match):
-        LoaderState.from_json({**GAPS.to_json(), **change})
+        LoaderState.from_json({**state.to_json(), **change})
 
 
 def test_gaps_are_of_one_step_size():

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
+from dataload import Loader, MemorySource, RangeSource, WorkerError
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import StageStatistics, Statistics
 from dataload.storage.remote.traffic import Downloads, Report, Request, Traffic
@@ -143,32 +143,24 @@ def test_rare_long_work_of_the_consumer_is_a_pause_and_a_slower_consumer_is_not(
     assert made.consumer_seconds == pytest.approx(91 * 0.05 - 0.05 + 10 + 0.4 + 400, abs=0.1)
 
 
-def test_a_slow_clock_is_read_seldom():
+@pytest.mark.parametrize(("cost", "least", "most"), [(0.01, 9, 11), (0.0, 400, 501)])
+def test_a_slow_clock_is_read_seldom_and_none_at_each_batch(cost, least, most):
     clock, reads = Clock(), []
 
-    def slow():
+    def cpu_clock():
         reads.append(clock.now)
-        clock.now += 0.01
+        clock.now += cost
         return 0.0
 
-    made = Recorder("threads", clock=lambda: clock.now, cpu_clock=slow)
+    made = Recorder("threads", clock=lambda: clock.now, cpu_clock=cpu_clock)
     made.resume()
     clock.now = 0.0
     while clock.now < 100:
         consume(made, clock, clock.now, clock.now + 0.05, Step())
-    assert len(reads) == pytest.approx(100 / 10, abs=1)
+    assert least <= len(reads) <= most
 
 
-def test_the_cpus_clock_is_not_read_at_each_batch():
-    clock, reads = Clock(), []
-    made = Recorder("threads", clock=lambda: clock.now, cpu_clock=lambda: reads.append(None) or 0.0)
-    made.resume()
-    for i in range(1000):
-        consume(made, clock, i * 1e-3, i * 1e-3, Step())
-    assert len(reads) <= 1 + 1.0 / 0.2
-
-
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("in_order", [True, False])
 def test_any_script_against_plain_sums(seed, in_order):
     rng = random.Random(seed)
@@ -216,27 +208,18 @@ def test_any_script_against_plain_sums(seed, in_order):
 
 def test_since_is_what_came_after():
     clock = Clock()
-    whole, late = recorder(clock), recorder(clock)
-    for made in (whole, late):
-        made.resume()
+    made = recorder(clock)
+    made.resume()
     for i in range(10):
-        step = Step(
-            (("read", i - 1.5, i - 1.0),) + ((("collate", i - 1.0, i - 0.9),) if i > 5 else ()), rows=i, nbytes=2 * i
-        )
-        consume(whole, clock, i, i + 0.25, step)
+        spans = (("read", i - 1.5, i - 1.0), ("collate", i - 1.0, i - 0.9))
+        consume(made, clock, i, i + 0.25, Step(spans if i > 5 else spans[:1], rows=i, nbytes=2 * i))
         if i == 4:
-            earlier = whole.snapshot(2)
-            late.resume()
-            clock.now = 4.25
-            late._delivered = 4.25
-        if i > 4:
-            consume(late, clock, i, i + 0.25, step)
-    found, expected = whole.snapshot(2).since(earlier), late.snapshot(2)
+            earlier = made.snapshot(2)
+    found = made.snapshot(2).since(earlier)
+    assert (found.steps, found.rows, found.nbytes, found.bad, found.retries) == (5, 35, 70, 0, 0)
+    assert (found.wait_seconds, found.first_wait_seconds, found.consumer_seconds) == (1.25, 0, 3.75)
     assert found.stages["read"] == StageStatistics(5, 2.5)
     assert found.stages["collate"].runs == 4
-    for name in ("steps", "rows", "nbytes", "wait_seconds", "consumer_seconds", "bad", "retries"):
-        assert getattr(found, name) == getattr(expected, name), name
-    assert found.first_wait_seconds == 0
     assert found.depth == pytest.approx((2 + 4 * 1) / 5)  # with collate, one more request comes too early
     assert earlier.since(earlier).depth == 0
 
@@ -382,16 +365,19 @@ def test_downloads_as_text_and_as_json():
 
 # The verdict
 
+SERIAL = {"workers": 0, "executor": "serial"}
+PROCESSES = {"executor": "processes"}
 
-def statistics(read=4.0, transform=30.0, collate=2.0, **values):
+
+def statistics(read=4.0, transform=30.0, collate=2.0, decode=0.0, waits=10.0, works=10.0, **values):
     """100 batches in 20 s, half of them waited, with two busy threads on eight CPUs."""
-    stages = {"read": read, "transform": transform, "collate": collate}
+    stages = {"read": read, "decode": decode, "transform": transform, "collate": collate}
     given = {
         "steps": 100,
         "rows": 1000,
         "nbytes": 1_000_000,
-        "wait_seconds": 10.0,
-        "consumer_seconds": 10.0,
+        "wait_seconds": waits,
+        "consumer_seconds": works,
         "stages": {name: StageStatistics(100, seconds) for name, seconds in stages.items() if seconds},
         "workers": 2,
         "executor": "threads",
@@ -399,269 +385,6 @@ def statistics(read=4.0, transform=30.0, collate=2.0, **values):
         "cpus": 8,
     }
     return Statistics(**{**given, **values})
-
-
-def using(cpus):
-    return {"cpu_seconds": 20 * cpus, "cpu_clock_seconds": 20.0}
-
-
-READS = {"wait_seconds": 20.0, "consumer_seconds": 0.1}
-HALF = "the consumer waits 50% of the time"
-
-# What a loader did, and the parts of the line about it.
-VERDICTS = {
-    "nothing yet": (statistics(steps=0), "unknown, no batch was received"),
-    "one batch": (statistics(steps=1), "unknown, 1 batch is too few to tell"),
-    "two batches": (statistics(steps=2), "unknown, 2 batches are too few to tell"),
-    "no time": (statistics(wait_seconds=0.0, consumer_seconds=0.0), "unknown, 100 batches are too few to tell"),
-    "consumer": (statistics(wait_seconds=0.2, consumer_seconds=9.8), "the consumer", "it waits 2% of the time"),
-    "consumer, slowed by threads": (
-        statistics(wait_seconds=0.2, consumer_seconds=19.8, **using(1.0)),
-        "the consumer",
-        "it waits 1% of the time",
-        "2 threads keep 1.0 CPUs busy together, as if they hold the GIL, which slows it down: try executor='processes'",
-    ),
-    "the first batch does not count": (
-        statistics(wait_seconds=5.0, first_wait_seconds=4.8, consumer_seconds=9.8),
-        "the consumer",
-        "it waits 2% of the time",
-    ),
-    "a transform": (
-        statistics(),
-        "transform (83% of worker time)",
-        HALF,
-        "2 more workers would feed it",
-    ),
-    "transforms by name": (
-        statistics(transforms=("app.images.decode", "Crop", "f.<locals>.<lambda>")),
-        "transforms decode, Crop, <lambda> (83% of worker time)",
-        HALF,
-        "2 more workers would feed it",
-    ),
-    "storage": (
-        statistics(read=32.0, transform=0.0, collate=8.0, cpus=3),
-        "storage (read, 80% of worker time)",
-        HALF,
-        "1 more worker may help; to keep up with the consumer takes 4 CPUs",
-    ),
-    "enough on average": (  # 3.2 workers of work, for a consumer that works 8 of 10 s, is just what four do
-        statistics(workers=4, transform=26.0, wait_seconds=2.0, consumer_seconds=8.0),
-        "transform (81% of worker time)",
-        "the consumer waits 20% of the time",
-        "1 more worker would feed it",
-    ),
-    "no more CPUs": (
-        statistics(cpus=2),
-        "transform (83% of worker time)",
-        HALF,
-        "another worker cannot help: this process may use 2 CPUs; to keep up with the consumer takes 4 CPUs",
-    ),
-    "processes that read on all CPUs": (
-        statistics(read=24.0, transform=0.0, collate=6.0, cpus=2, executor="processes"),
-        "storage (read, 80% of worker time)",
-        HALF,
-        (
-            "another worker cannot help unless reads wait for storage: this process may use 2 CPUs"
-            "; to keep up with the consumer takes 3 CPUs"
-        ),
-    ),
-    "threads that hold the GIL": (
-        statistics(**using(1.0)),
-        "transform (83% of worker time)",
-        HALF,
-        "2 threads keep 1.0 CPUs busy together, as if it holds the GIL: try executor='processes'",
-    ),
-    "a source that holds the GIL": (
-        statistics(read=38.0, transform=0.0, **using(1.1)),
-        "storage (read, 95% of worker time)",
-        HALF,
-        "2 threads keep 1.1 CPUs busy together, as if it holds the GIL or waits: try executor='processes'",
-    ),
-    "threads that do not": (
-        statistics(**using(1.8)),
-        "transform (83% of worker time)",
-        HALF,
-        "2 more workers would feed it",
-    ),
-    "decoding of cached images": (
-        replace(
-            statistics(transform=0.0, **using(1.9)),
-            stages={"read": StageStatistics(100, 6.0), "decode": StageStatistics(100, 30.0)},
-        ),
-        "decode (83% of worker time)",
-        HALF,
-        "2 more workers would feed it",
-        "less to decode would help: store images at the size you train on",
-    ),
-    "reads from memory": (
-        statistics(read=38.0, transform=0.0, **using(1.9)),
-        "read (on CPUs, 95% of worker time)",
-        HALF,
-        "2 more workers would feed it",
-    ),
-    "threads that wait for storage": (
-        statistics(read=38.0, transform=0.0, cpus=2, **using(0.2)),
-        "storage (read, 95% of worker time)",
-        HALF,
-        "2 more workers would feed it",
-    ),
-    "threads that wait for storage, very slow": (
-        statistics(read=38.0, transform=0.0, cpus=2, wait_seconds=17.0, consumer_seconds=3.0, **using(0.2)),
-        "storage (read, 95% of worker time)",
-        "the consumer waits 85% of the time",
-        "6 more workers may help; to keep up with the consumer takes 14 workers",
-    ),
-    "serial": (
-        statistics(workers=0, executor="serial", read=1.0, transform=8.0, collate=1.0, **using(1.0)),
-        "transform (80% of the work)",
-        HALF,
-        "1 worker (processes, if it holds the GIL) would feed it",
-    ),
-    "serial, slow": (
-        statistics(
-            workers=0,
-            executor="serial",
-            read=14.0,
-            transform=0.0,
-            collate=1.0,
-            wait_seconds=16.0,
-            consumer_seconds=4.0,
-            **using(0.1),
-        ),
-        "storage (read, 93% of the work)",
-        "the consumer waits 80% of the time",
-        "4 workers would feed it",
-    ),
-    "serial, on two CPUs": (
-        statistics(
-            workers=0, executor="serial", transform=7.0, wait_seconds=15.0, consumer_seconds=5.0, cpus=2, **using(1.0)
-        ),
-        "transform (54% of the work)",
-        "the consumer waits 75% of the time",
-        "2 workers (processes, if it holds the GIL) may help",
-        "to keep up with the consumer takes 3 CPUs",
-    ),
-    "serial, the loader's own cost": (
-        statistics(workers=0, executor="serial", read=1.0, transform=2.0, collate=1.0),
-        "the loader itself",
-        "the stages take 40% of what the consumer waits",
-        HALF,
-    ),
-    "quick batches": (
-        statistics(read=0.001, transform=0.0, collate=0.003),
-        "the hand-over of batches, which take 40 us to make",
-        "larger ones would help",
-        HALF,
-    ),
-    "workers that wait": (
-        statistics(transform=4.0, collate=0.0),
-        "batches of unequal cost",
-        "workers are busy 20% of the time, and a larger prefetch or in_order=False may help",
-        HALF,
-    ),
-    "processes that wait": (
-        statistics(transform=4.0, collate=0.0, executor="processes", nbytes=1_600_000_000),
-        "batches of unequal cost, or their way between processes (16.0 MB each)",
-        "workers are busy 20% of the time, and a larger prefetch or in_order=False may help",
-        HALF,
-    ),
-    "only reads": (
-        statistics(**READS, transform=34.0),
-        "transform (85% of worker time)",
-        "the consumer waits 100% of the time",
-        "it only reads, at 50 rows/s",
-        "6 more workers, one per CPU, may help",
-    ),
-    "only reads, on all CPUs": (
-        statistics(**READS, transform=34.0, cpus=2),
-        "transform (85% of worker time)",
-        "the consumer waits 100% of the time",
-        "it only reads, at 50 rows/s",
-        "another worker cannot help: this process may use 2 CPUs",
-    ),
-    "only reads, from slow storage": (
-        statistics(**READS, read=38.0, transform=0.0, **using(0.1)),
-        "storage (read, 95% of worker time)",
-        "the consumer waits 100% of the time",
-        "it only reads, at 50 rows/s",
-        "the work keeps 0.1 CPUs busy and mostly waits, so more workers may help",
-    ),
-    "only reads, serial": (
-        statistics(**READS, read=16.0, transform=0.0, workers=0, executor="serial"),
-        "storage (read, 89% of the work)",
-        "the consumer waits 100% of the time",
-        "it only reads, at 50 rows/s",
-        "8 workers (processes, if it holds the GIL), one per CPU, may help",
-    ),
-}
-
-VERDICTS |= {
-    "more workers were tried, and the transform holds the GIL": (
-        statistics(**READS, workers=1, workers_allowed=8, transform=14.0, **using(1.0)),
-        "transform (70% of worker time)",
-        "the consumer waits 100% of the time",
-        (
-            "1 of 8 workers is in use, because more were not faster, perhaps because it holds the GIL: "
-            "try executor='processes'"
-        ),
-    ),
-    "more workers were tried, and the consumer's thread is fastest": (
-        statistics(
-            wait_seconds=16.0,
-            consumer_seconds=4.0,
-            workers=0,
-            workers_allowed=2,
-            executor="serial",
-            transform=10.0,
-            **using(1.0),
-        ),
-        "transform (62% of the work)",
-        "the consumer waits 80% of the time",
-        (
-            "none of 2 workers is in use, because more were not faster, perhaps because it holds the GIL: "
-            "try executor='processes'"
-        ),
-    ),
-    "more workers were tried, and batches are quick": (
-        statistics(
-            wait_seconds=0.01,
-            consumer_seconds=0.0001,
-            workers=1,
-            workers_allowed=8,
-            read=0.002,
-            transform=0.008,
-            collate=0.0,
-            **using(1.0),
-        ),
-        "transform (80% of worker time)",
-        "the consumer waits 99% of the time",
-        "1 of 8 workers is in use, because more were not faster",
-    ),
-    "more workers were tried, and copies are no faster": (
-        statistics(**READS, workers=2, workers_allowed=4, read=39.0, transform=0.0, **using(1.9)),
-        "read (on CPUs, 95% of worker time)",
-        "the consumer waits 100% of the time",
-        "2 of 4 workers are in use, because more were not faster: the memory may be the limit, or the GIL",
-    ),
-    "more workers were tried, and the storage is slow": (
-        statistics(**READS, workers=2, workers_allowed=4, read=39.0, transform=0.0, **using(0.1)),
-        "storage (read, 95% of worker time)",
-        "the consumer waits 100% of the time",
-        "2 of 4 workers are in use, because more were not faster",
-    ),
-    "more processes were tried": (
-        statistics(**READS, workers=2, workers_allowed=4, transform=34.0, executor="processes"),
-        "transform (85% of worker time)",
-        "the consumer waits 100% of the time",
-        "2 of 4 workers are in use, because more were not faster",
-    ),
-    "workers that were in use for a part of the time": (
-        statistics(workers=8, workers_allowed=8, worker_seconds=40.0, cpus=8),
-        "transform (83% of worker time)",
-        HALF,
-        "another worker cannot help: this process may use 8 CPUs",
-    ),
-}
 
 
 def downloading(waited=30.0, executor="threads", **figures):
@@ -678,33 +401,193 @@ def downloading(waited=30.0, executor="threads", **figures):
     return replace(found, stages={"download": StageStatistics(100, waited), **found.stages})
 
 
+def using(cpus):
+    return {"cpu_seconds": 20 * cpus, "cpu_clock_seconds": 20.0}
+
+
+READS = {"waits": 20.0, "works": 0.1}
 BY_RANGE = {"shards_downloaded": 0}
-LINE = "download (83% of worker time)"
-VERDICTS |= {
+SHORT = {
+    "TRANSFORM": "transform (83% of worker time)",
+    "DOWNLOAD": "download (83% of worker time)",
+    "STORAGE": "storage (read, 95% of worker time)",
+    "TRY": "try executor='processes'",
+    "TO KEEP UP": "to keep up with the consumer",
+    "NOT FASTER": "because more were not faster",
+    "OR PROCESSES": "processes, if it holds the GIL",
+    "ONLY READS": "it only reads, at 50 rows/s",
+}
+
+# What a loader did, and the line about it; WAITS stands for the share of the time that the consumer waits.
+VERDICTS = {
+    "nothing yet": (statistics(steps=0), "unknown, no batch was received"),
+    "one batch": (statistics(steps=1), "unknown, 1 batch is too few to tell"),
+    "two batches": (statistics(steps=2), "unknown, 2 batches are too few to tell"),
+    "no time": (statistics(waits=0.0, works=0.0), "unknown, 100 batches are too few to tell"),
+    "consumer": (statistics(waits=0.2, works=9.8), "the consumer; it waits 2% of the time"),
+    "consumer, slowed by threads": (
+        statistics(waits=0.2, works=19.8, **using(1.0)),
+        "the consumer; it waits 1% of the time",
+        "2 threads keep 1.0 CPUs busy together, as if they hold the GIL, which slows it down: TRY",
+    ),
+    "the first batch does not count": (
+        statistics(waits=5.0, first_wait_seconds=4.8, works=9.8),
+        "the consumer; it waits 2% of the time",
+    ),
+    "a transform": (statistics(), "TRANSFORM; WAITS; 2 more workers would feed it"),
+    "transforms by name": (
+        statistics(transforms=("app.images.decode", "Crop", "f.<locals>.<lambda>")),
+        "transforms decode, Crop, <lambda> (83% of worker time); WAITS; 2 more workers would feed it",
+    ),
+    "storage": (
+        statistics(read=32.0, transform=0.0, collate=8.0, cpus=3),
+        "storage (read, 80% of worker time); WAITS; 1 more worker may help; TO KEEP UP takes 4 CPUs",
+    ),
+    "enough on average": (
+        statistics(workers=4, transform=26.0, waits=2.0, works=8.0),
+        "transform (81% of worker time); WAITS; 1 more worker would feed it",
+    ),
+    "no more CPUs": (
+        statistics(cpus=2),
+        "TRANSFORM; WAITS; another worker cannot help: this process may use 2 CPUs; TO KEEP UP takes 4 CPUs",
+    ),
+    "processes that read on all CPUs": (
+        statistics(read=24.0, transform=0.0, collate=6.0, cpus=2, **PROCESSES),
+        "storage (read, 80% of worker time); WAITS",
+        "another worker cannot help unless reads wait for storage: this process may use 2 CPUs",
+        "TO KEEP UP takes 3 CPUs",
+    ),
+    "threads that hold the GIL": (
+        statistics(**using(1.0)),
+        "TRANSFORM; WAITS; 2 threads keep 1.0 CPUs busy together, as if it holds the GIL: TRY",
+    ),
+    "a source that holds the GIL": (
+        statistics(read=38.0, transform=0.0, **using(1.1)),
+        "STORAGE; WAITS; 2 threads keep 1.1 CPUs busy together, as if it holds the GIL or waits: TRY",
+    ),
+    "threads that do not": (statistics(**using(1.8)), "TRANSFORM; WAITS; 2 more workers would feed it"),
+    "decoding of cached images": (
+        statistics(read=6.0, transform=0.0, decode=30.0, collate=0.0, **using(1.9)),
+        "decode (83% of worker time); WAITS; 2 more workers would feed it",
+        "less to decode would help: store images at the size you train on",
+    ),
+    "reads from memory": (
+        statistics(read=38.0, transform=0.0, **using(1.9)),
+        "read (on CPUs, 95% of worker time); WAITS; 2 more workers would feed it",
+    ),
+    "threads that wait for storage": (
+        statistics(read=38.0, transform=0.0, cpus=2, **using(0.2)),
+        "STORAGE; WAITS; 2 more workers would feed it",
+    ),
+    "threads that wait for storage, very slow": (
+        statistics(read=38.0, transform=0.0, cpus=2, waits=17.0, works=3.0, **using(0.2)),
+        "STORAGE; WAITS; 6 more workers may help; TO KEEP UP takes 14 workers",
+    ),
+    "serial": (
+        statistics(**SERIAL, read=1.0, transform=8.0, collate=1.0, **using(1.0)),
+        "transform (80% of the work); WAITS; 1 worker (OR PROCESSES) would feed it",
+    ),
+    "serial, slow": (
+        statistics(**SERIAL, read=14.0, transform=0.0, collate=1.0, waits=16.0, works=4.0, **using(0.1)),
+        "storage (read, 93% of the work); WAITS; 4 workers would feed it",
+    ),
+    "serial, on two CPUs": (
+        statistics(**SERIAL, transform=7.0, waits=15.0, works=5.0, cpus=2, **using(1.0)),
+        "transform (54% of the work); WAITS; 2 workers (OR PROCESSES) may help; TO KEEP UP takes 3 CPUs",
+    ),
+    "serial, the loader's own cost": (
+        statistics(**SERIAL, read=1.0, transform=2.0, collate=1.0),
+        "the loader itself; the stages take 40% of what the consumer waits; WAITS",
+    ),
+    "quick batches": (
+        statistics(read=0.001, transform=0.0, collate=0.003),
+        "the hand-over of batches, which take 40 us to make; larger ones would help; WAITS",
+    ),
+    "workers that wait": (
+        statistics(transform=4.0, collate=0.0),
+        "batches of unequal cost; workers are busy 20% of the time, and a larger prefetch or in_order=False may help",
+        "WAITS",
+    ),
+    "processes that wait": (
+        statistics(transform=4.0, collate=0.0, **PROCESSES, nbytes=1600000000),
+        "batches of unequal cost, or their way between processes (16.0 MB each)",
+        "workers are busy 20% of the time, and a larger prefetch or in_order=False may help; WAITS",
+    ),
+    "only reads": (
+        statistics(**READS, transform=34.0),
+        "transform (85% of worker time); WAITS; ONLY READS; 6 more workers, one per CPU, may help",
+    ),
+    "only reads, on all CPUs": (
+        statistics(**READS, transform=34.0, cpus=2),
+        "transform (85% of worker time); WAITS; ONLY READS; another worker cannot help: this process may use 2 CPUs",
+    ),
+    "only reads, from slow storage": (
+        statistics(**READS, read=38.0, transform=0.0, **using(0.1)),
+        "STORAGE; WAITS; ONLY READS; the work keeps 0.1 CPUs busy and mostly waits, so more workers may help",
+    ),
+    "only reads, serial": (
+        statistics(**READS, read=16.0, transform=0.0, **SERIAL),
+        "storage (read, 89% of the work); WAITS; ONLY READS; 8 workers (OR PROCESSES), one per CPU, may help",
+    ),
+    "more workers were tried, and the transform holds the GIL": (
+        statistics(**READS, workers=1, workers_allowed=8, transform=14.0, **using(1.0)),
+        "transform (70% of worker time); WAITS",
+        "1 of 8 workers is in use, NOT FASTER, perhaps because it holds the GIL: TRY",
+    ),
+    "more workers were tried, and the consumer's thread is fastest": (
+        statistics(waits=16.0, works=4.0, **SERIAL, workers_allowed=2, transform=10.0, **using(1.0)),
+        "transform (62% of the work); WAITS",
+        "none of 2 workers is in use, NOT FASTER, perhaps because it holds the GIL: TRY",
+    ),
+    "more workers were tried, and batches are quick": (
+        statistics(
+            waits=0.01,
+            works=0.0001,
+            workers=1,
+            workers_allowed=8,
+            read=0.002,
+            transform=0.008,
+            collate=0.0,
+            **using(1.0),
+        ),
+        "transform (80% of worker time); WAITS; 1 of 8 workers is in use, NOT FASTER",
+    ),
+    "more workers were tried, and copies are no faster": (
+        statistics(**READS, workers=2, workers_allowed=4, read=39.0, transform=0.0, **using(1.9)),
+        "read (on CPUs, 95% of worker time); WAITS",
+        "2 of 4 workers are in use, NOT FASTER: the memory may be the limit, or the GIL",
+    ),
+    "more workers were tried, and the storage is slow": (
+        statistics(**READS, workers=2, workers_allowed=4, read=39.0, transform=0.0, **using(0.1)),
+        "STORAGE; WAITS; 2 of 4 workers are in use, NOT FASTER",
+    ),
+    "more processes were tried": (
+        statistics(**READS, workers=2, workers_allowed=4, transform=34.0, **PROCESSES),
+        "transform (85% of worker time); WAITS; 2 of 4 workers are in use, NOT FASTER",
+    ),
+    "workers that were in use for a part of the time": (
+        statistics(workers=8, workers_allowed=8, worker_seconds=40.0, cpus=8),
+        "TRANSFORM; WAITS; another worker cannot help: this process may use 8 CPUs",
+    ),
     "downloads that nobody waits for": (
         replace(downloading(), wait_seconds=0.2, consumer_seconds=19.8),
-        "the consumer",
-        "it waits 1% of the time",
+        "the consumer; it waits 1% of the time",
     ),
     "downloads that take less than decoding": (
         replace(downloading(1.0), stages={"download": StageStatistics(9, 1.0), **statistics().stages}),
-        "transform (81% of worker time)",
-        HALF,
-        "2 more workers would feed it",
+        "transform (81% of worker time); WAITS; 2 more workers would feed it",
     ),
     "throttled": (
         downloading(throttled=11, shards_again=90, transfer_seconds=0.0),
-        LINE,
-        HALF,
+        "DOWNLOAD; WAITS",
         (
-            "the store throttles, 11 of 1,000 answers were 429 or 503: allow fewer remote.connections, or shuffle"
-            " in a pool of more shards"
+            "the store throttles, 11 of 1,000 answers were 429 or 503: allow fewer remote.connections, or "
+            "shuffle in a pool of more shards"
         ),
     ),
     "throttled once, and a cache that is too small": (
         downloading(throttled=10, shards_again=11, transfer_seconds=0.0),
-        LINE,
-        HALF,
+        "DOWNLOAD; WAITS",
         (
             "the cache is too small, 11 of 100 downloads of shards were of evicted ones: raise remote.budget, or "
             "shuffle in a pool of fewer shards"
@@ -712,32 +595,25 @@ VERDICTS |= {
     ),
     "a few downloaded again, too late": (
         downloading(shards_again=10, request_seconds=159.0, transfer_seconds=0.0),
-        LINE,
-        HALF,
+        "DOWNLOAD; WAITS",
         "8.0 of 16 connections are in use: raise remote.budget, to download further ahead, or lower remote.part_bytes",
     ),
     "ranges too late": (
         downloading(request_seconds=20.0, **BY_RANGE),
-        LINE,
-        HALF,
-        (
-            "1.0 of 16 connections are in use: the order or the consumer asks too late; whole shards in a "
-            "remote.cache may help"
-        ),
+        "DOWNLOAD; WAITS; 1.0 of 16 connections are in use: the order or the consumer asks too late",
+        "whole shards in a remote.cache may help",
     ),
     "ranges of processes": (
-        downloading(request_seconds=20.0, executor="processes", **BY_RANGE),
-        LINE,
-        HALF,
+        downloading(request_seconds=20.0, **PROCESSES, **BY_RANGE),
+        "DOWNLOAD; WAITS",
         (
             "1.0 of 16 connections are in use: worker processes fetch no ranges ahead, so use threads, or whole "
             "shards in a remote.cache"
         ),
     ),
     "latency of ranges": (
-        downloading(request_seconds=160.0, transfer_seconds=79.0, wasted_bytes=100_000_000, **BY_RANGE),
-        LINE,
-        HALF,
+        downloading(request_seconds=160.0, transfer_seconds=79.0, wasted_bytes=100000000, **BY_RANGE),
+        "DOWNLOAD; WAITS",
         (
             "8.0 connections bring 20.0 MB/s, 25% of it wasted, and answers take 81 ms to begin: keep whole "
             "shards in a remote.cache, or allow more remote.connections"
@@ -745,8 +621,7 @@ VERDICTS |= {
     ),
     "latency of shards": (
         downloading(transfer_seconds=100.0),
-        LINE,
-        HALF,
+        "DOWNLOAD; WAITS",
         (
             "16.0 connections bring 20.0 MB/s, and answers take 220 ms to begin: raise remote.part_bytes, or "
             "allow more remote.connections"
@@ -754,8 +629,7 @@ VERDICTS |= {
     ),
     "bandwidth of shards": (
         downloading(),
-        LINE,
-        HALF,
+        "DOWNLOAD; WAITS",
         (
             "16.0 connections bring 20.0 MB/s: allow more remote.connections if the network has more, or raise "
             "remote.budget, which keeps more shards"
@@ -763,8 +637,7 @@ VERDICTS |= {
     ),
     "bandwidth of ranges": (
         downloading(**BY_RANGE),
-        LINE,
-        HALF,
+        "DOWNLOAD; WAITS",
         (
             "16.0 connections bring 20.0 MB/s: allow more remote.connections if the network has more, or keep "
             "shards in a remote.cache"
@@ -776,9 +649,12 @@ VERDICTS |= {
 @pytest.mark.parametrize("name", VERDICTS)
 def test_verdict(name):
     found, *parts = VERDICTS[name]
-    if parts[0].startswith("transform"):
-        parts.append("less to transform would help: do before training what is the same in every epoch")
-    assert found.verdict == f"limit: {'; '.join(parts)}"
+    text = "; ".join(parts)
+    for short, words in {**SHORT, "WAITS": f"the consumer waits {found.wait_share:.0%} of the time"}.items():
+        text = text.replace(short, words)
+    if text.startswith("transform"):
+        text += "; less to transform would help: do before training what is the same in every epoch"
+    assert found.verdict == f"limit: {text}"
 
 
 def test_the_statistics_of_a_notebook_are_their_text():
@@ -817,8 +693,3 @@ def test_no_verdict_is_absurd(found):
     for number in re.findall(r"(\d+) (?:more )?workers? ", line):
         assert 1 <= int(number) <= max(found.cpus - found.workers, 4 * max(1, found.workers) - found.workers)
     str(found)
-
-
-def test_auto_is_the_only_word_for_a_number_of_workers():
-    with pytest.raises(ConfigError, match="num_workers must be an integer >= 0, got 'many'"):
-        Loader(RangeSource(1), batch_size=1, num_workers="many")

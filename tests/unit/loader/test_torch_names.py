@@ -26,12 +26,13 @@ def test_arguments_of_torch(settings, message):
 
 
 def test_positional_arguments():
-    with pytest.raises(TypeError, match=r"Loader takes the source and then named arguments: write batch_size=32; data"):
-        Loader([1, 2], 32)
-    with pytest.raises(TypeError, match="Loader has no argument 'dataset': pass it first, without a name"):
-        Loader(dataset=[1, 2], batch_size=1)
-    with pytest.raises(TypeError, match="unexpected keyword argument 'bach_size'"):
-        Loader([1, 2], bach_size=3)
+    for arguments, settings, message in (
+        (([1, 2], 32), {}, r"Loader takes the source and then named arguments: write batch_size=32; data"),
+        ((), {"dataset": [1, 2], "batch_size": 1}, "Loader has no argument 'dataset': pass it first, without a name"),
+        (([1, 2],), {"bach_size": 3}, "unexpected keyword argument 'bach_size'"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            Loader(*arguments, **settings)
     assert list(inspect.signature(Loader).parameters)[:2] == ["source", "batch_size"]
 
 

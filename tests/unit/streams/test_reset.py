@@ -10,45 +10,28 @@ from dataload.streams import reset_state
 torch = pytest.importorskip("torch")
 
 FIRST = np.array([True, False, True])
+FLAGS = [FIRST, torch.from_numpy(FIRST), torch.tensor([1, 0, 1])]
+NUMPY_DTYPES = [np.float32, np.float16, np.float64, np.int64, np.complex64]
+TORCH_DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.complex64]
+STATES = [np.arange(6, dtype=dtype).reshape(3, 2) + 1 for dtype in NUMPY_DTYPES]
+STATES += [(torch.arange(6).reshape(3, 2) + 1).to(dtype) for dtype in TORCH_DTYPES]
 Pair = namedtuple("Pair", "h c")
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float16, np.float64, np.int64, np.complex64])
-def test_rows_that_begin_anew_get_the_initial_state(dtype):
-    state = np.arange(6, dtype=dtype).reshape(3, 2) + 1
-    kept = state.copy()
-    found = reset_state(state, FIRST)
-    assert found.tolist() == [[0, 0], [3, 4], [0, 0]]
-    assert found.dtype == dtype
-    assert np.array_equal(state, kept)
-    assert reset_state(state, FIRST, initial=7).tolist() == [[7, 7], [3, 4], [7, 7]]
-
-
-TORCH_DTYPES = [torch.float32, torch.float16, torch.bfloat16, torch.float64, torch.int64, torch.complex64]
-
-
-@pytest.mark.parametrize("dtype", TORCH_DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "flags", [FIRST, torch.from_numpy(FIRST), torch.tensor([1, 0, 1])], ids=["numpy", "bool", "int"]
-)
-def test_tensors(dtype, flags):
-    state = (torch.arange(6).reshape(3, 2) + 1).to(dtype)
-    kept = state.clone()
+@pytest.mark.parametrize("state", STATES, ids=lambda state: f"{type(state).__name__} {state.dtype}")
+@pytest.mark.parametrize("flags", FLAGS, ids=["numpy", "bool", "int"])
+def test_rows_that_begin_anew_get_the_initial_state(state, flags):
     found = reset_state(state, flags)
     assert found.tolist() == [[0, 0], [3, 4], [0, 0]]
-    assert (found.dtype, found.device) == (dtype, state.device)
-    assert torch.equal(state, kept)
+    assert (type(found), found.dtype, found.device) == (type(state), state.dtype, state.device)
+    assert state.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert reset_state(state, flags, initial=7).tolist() == [[7, 7], [3, 4], [7, 7]]
-
-
-def test_a_mask_may_be_a_tensor_where_the_state_is_an_array():
-    assert reset_state(np.ones((3, 1)), torch.from_numpy(FIRST)).tolist() == [[0], [1], [0]]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_the_mask_goes_to_the_device_of_the_state():
     state = torch.ones(3, 2, device="cuda", dtype=torch.float16)
-    for flags in (FIRST, torch.from_numpy(FIRST)):
+    for flags in FLAGS[:2]:
         found = reset_state(state, flags)
         assert found.device == state.device
         assert found.tolist() == [[0, 0], [1, 1], [0, 0]]
@@ -70,21 +53,6 @@ def test_of_a_chunk_the_first_place_counts(make):
         assert reset_state(make((3, 1)), given).tolist() == [[0], [1], [0]]
 
 
-def test_the_state_of_an_lstm():
-    lstm = torch.nn.LSTM(2, 4, num_layers=2)
-    inputs = torch.randn(5, 3, 2)
-    _, state = lstm(inputs)
-    h, c = reset_state(state, FIRST, axis=1)
-    assert h.shape == c.shape == (2, 3, 4)
-    _, found = lstm(inputs, (h, c))
-    _, anew = lstm(inputs)
-    _, on = lstm(inputs, state)
-    for one, fresh, continued in zip(found, anew, on, strict=True):
-        assert torch.allclose(one[:, [0, 2]], fresh[:, [0, 2]])
-        assert torch.allclose(one[:, 1], continued[:, 1])
-        assert not torch.allclose(fresh[:, 1], continued[:, 1])
-
-
 def test_states_inside_of_others_keep_their_kind():
     ones = np.ones((3, 1))
     state = {"layers": [Pair(ones, None), (ones, torch.ones(3, 2))], "deep": {"x": (ones,)}, "none": None}
@@ -92,9 +60,7 @@ def test_states_inside_of_others_keep_their_kind():
     assert list(found) == ["layers", "deep", "none"]
     assert found["none"] is None
     (pair, couple) = found["layers"]
-    assert type(pair) is Pair
-    assert pair.c is None
-    assert type(couple) is tuple
+    assert (type(pair), pair.c, type(couple)) == (Pair, None, tuple)
     for reset in (pair.h, couple[0], couple[1][:, :1], found["deep"]["x"][0]):
         assert reset.tolist() == [[0], [1], [0]]
     assert reset_state(OrderedDict(a=ones), FIRST)["a"].tolist() == [[0], [1], [0]]
@@ -110,6 +76,10 @@ def test_an_initial_state_may_be_learned():
     found.sum().backward()
     assert state.grad.tolist() == [[0, 0], [1, 1], [0, 0]]
     assert initial.grad.tolist() == [[2, 2]]
+    kept = reset_state(state, np.zeros(3, bool))
+    assert torch.equal(kept, state)
+    kept.sum().backward()
+    assert state.grad.tolist() == [[1, 1], [2, 2], [1, 1]]
 
 
 def test_an_initial_state_has_no_say_in_the_dtype():
@@ -119,11 +89,3 @@ def test_an_initial_state_has_no_say_in_the_dtype():
         found = reset_state(torch.ones(3, 2, dtype=torch.float16), FIRST, initial=initial)
         assert found.dtype == torch.float16
         assert found.tolist() == [[5, 6], [1, 1], [5, 6]]
-
-
-def test_nothing_begins_anew():
-    state = torch.randn(3, 2, requires_grad=True)
-    found = reset_state(state, np.zeros(3, bool))
-    assert torch.equal(found, state)
-    found.sum().backward()
-    assert state.grad.tolist() == [[1, 1]] * 3

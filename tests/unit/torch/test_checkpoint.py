@@ -2,8 +2,7 @@
 
 import pytest
 
-import dataload
-from dataload import StateMismatchError
+from dataload import Loader, RangeSource, StateMismatchError
 
 pytest.importorskip("torch")
 
@@ -11,7 +10,7 @@ from dataload.torch import JsonState
 
 
 def test_the_state_is_one_text():
-    loader, resumed = (dataload.Loader(dataload.RangeSource(9), batch_size=2) for _ in range(2))
+    loader, resumed = (Loader(RangeSource(9), batch_size=2) for _ in range(2))
     next(iter(loader))
     (text,) = JsonState(loader).state_dict().values()
     assert isinstance(text, str)
@@ -24,8 +23,6 @@ def test_the_state_is_one_text():
     "state", [{}, {"json": 3}, {"json": "{"}, {"json": "null"}, {"epoch": 1, "position": 2}, {1: 2, "a": 3}]
 )
 def test_a_state_of_something_else_is_refused(state):
-    with pytest.raises(
-        StateMismatchError,
-        match=r"this is not a state of a JsonState: expected a dict as JSON text under 'json', found ",
-    ):
-        JsonState(dataload.Loader(dataload.RangeSource(9), batch_size=2)).load_state_dict(state)
+    message = "this is not a state of a JsonState: expected a dict as JSON text under 'json', found "
+    with pytest.raises(StateMismatchError, match=message):
+        JsonState(Loader(RangeSource(9), batch_size=2)).load_state_dict(state)

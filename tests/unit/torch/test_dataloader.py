@@ -44,15 +44,13 @@ def identity(value):
 def same(ours, theirs):
     """Check that batches are equal, with their types."""
     assert type(ours) is type(theirs)
+    if isinstance(ours, dict):
+        assert list(ours) == list(theirs)
+        ours, theirs = [*ours.values()], [*theirs.values()]
     if isinstance(ours, torch.Tensor):
         assert ours.dtype == theirs.dtype
         assert torch.equal(ours, theirs)
-    elif isinstance(ours, dict):
-        assert list(ours) == list(theirs)
-        for name, value in ours.items():
-            same(value, theirs[name])
     elif isinstance(ours, (list, tuple)):
-        assert len(ours) == len(theirs)
         for one, other in zip(ours, theirs, strict=True):
             same(one, other)
     else:
@@ -187,19 +185,20 @@ ORDERS = {
     "no batches": lambda: {"batch_size": None, "sampler": data.RandomSampler(NUMBERS)},
     "shared generator": lambda: {"generator": (g := seeded()), "sampler": data.RandomSampler(NUMBERS, generator=g)},
 }
-for rank in range(2):
-    for length, drops in ((10, False), (11, True), (11, False)):
-        for shuffle in (False, True):
-            ORDERS[f"rank {rank} of {length} {drops=} {shuffle=}"] = functools.partial(
-                lambda length, shuffle, **settings: {
-                    "batch_size": 2,
-                    "sampler": data.DistributedSampler(range(length), 2, shuffle=shuffle, **settings),
-                },
-                length,
-                shuffle,
-                rank=rank,
-                drop_last=drops,
-            )
+
+
+def share(length, rank, **settings):
+    return {"batch_size": 2, "sampler": data.DistributedSampler(range(length), 2, rank, **settings)}
+
+
+ORDERS |= {
+    f"rank {rank} of {length} {drops=} {shuffle=}": functools.partial(
+        share, length, rank, drop_last=drops, shuffle=shuffle
+    )
+    for rank in range(2)
+    for length, drops in ((10, False), (11, True), (11, False))
+    for shuffle in (False, True)
+}
 
 
 @pytest.mark.parametrize("kind", ORDERS)
@@ -296,22 +295,45 @@ class Unseeded(Evens):
         return iter(random.sample(range(self.length), self.length // 2))
 
 
+def test_a_refused_state_leaves_the_sampler_alone():
+    sampler = data.DistributedSampler(NUMBERS, 2, 1)
+    sampler.set_epoch(2)
+    loader = DataLoader(NUMBERS, 2, sampler=sampler)
+    other = DataLoader(range(9), 2, sampler=data.DistributedSampler(range(9), 2, 1))
+    next(iter(other))
+    with pytest.raises(StateMismatchError):
+        loader.load_state_dict(other.state_dict())
+    assert sampler.epoch == 2
+    assert torch.cat(list(loader)).tolist() == list(sampler)
+    generator = seeded()
+    loader = DataLoader(NUMBERS, 2, sampler=data.RandomSampler(NUMBERS, generator=generator))
+    expected, state = generator.get_state(), DataLoader(range(9), 2, sampler=data.RandomSampler(range(9))).state_dict()
+    with pytest.raises(StateMismatchError):
+        loader.load_state_dict({**state, "sampler": loader.state_dict()["sampler"] | {"digest": "another"}})
+    assert torch.equal(generator.get_state(), expected)
+
+
 def test_an_order_that_cannot_be_had_again_is_refused():
     loader = DataLoader(range(10), 2, sampler=Unseeded(10))
-    iterator = iter(loader)
-    next(iterator)
+    next(iter(loader))
     random.seed(0)
-    with pytest.raises(
-        StateMismatchError, match=r"Unseeded gives another order than when the state was saved, so the "
+    state = loader.state_dict()
+    for changed, message in (
+        (state, r"Unseeded gives another order than when the state was saved, so the "),
+        (
+            dataload.Loader(range(10), batch_size=2).state_dict(),
+            r"no state of a dataload.torch.DataLoader: it has no seed",
+        ),
+        ({**state, "sampler": {"seed": loader.seed, "epoch": "x"}}, "no epoch of a sampler: expected an .*, found 'x'"),
+        (
+            {**state, "sampler": {"seed": loader.seed, "generator": "AAAA"}},
+            "no state of a torch.Generator: .*(size|gen)",
+        ),
+        (DataLoader(range(9), 4, True).state_dict(), "saved with other data"),
     ):
-        loader.load_state_dict(loader.state_dict())
-    with pytest.raises(StateMismatchError, match=r"no state of a dataload.torch.DataLoader: it has no seed in 's"):
-        loader.load_state_dict(dataload.Loader(range(10), batch_size=2).state_dict())
-    with pytest.raises(StateMismatchError, match="the state has no epoch of a sampler: expected an integer, found 'x'"):
-        loader.load_state_dict({**loader.state_dict(), "sampler": {"seed": loader.seed, "epoch": "x"}})
-    damaged = {"seed": loader.seed, "generator": "AAAA"}
-    with pytest.raises(StateMismatchError, match=r"the state has no state of a torch.Generator: .*(size|generator)"):
-        loader.load_state_dict({**loader.state_dict(), "sampler": damaged})
+        with pytest.raises(StateMismatchError, match=message):
+            loader.load_state_dict(changed)
+        assert loader.state_dict() == state, "a refused state changes nothing"
 
 
 @pytest.mark.parametrize(
@@ -330,25 +352,38 @@ def test_wrong_arguments_are_refused_when_it_is_built(settings, message):
         DataLoader(NUMBERS, **settings)
 
 
-def test_data_that_are_no_data_set_are_refused():
-    with pytest.raises(TypeError, match=r"a path is no source: pass dataload.open\('train.tar'\)"):
-        DataLoader("train.tar", 4)
-    with pytest.raises(TypeError, match="no __len__"):
-        DataLoader(data.Dataset(), 4)
-    assert DataLoader({"x": np.arange(3)}, 2).dataset[2] == {"x": 2}
+def growing():
+    rows = list(range(4))
+    loader = DataLoader(rows, 2)
+    rows.append(4)
+    return loader
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("make", "message"),
     [
-        ({"sampler": [0, 11]}, r"list must give integers in \[0, 11\): index 11 is out of range for 11 records"),
-        ({"sampler": [(0, 1)]}, r"list must give integers in \[0, 11\): 'tuple' object cannot be interpreted"),
-        ({"batch_sampler": [0]}, r"list must give lists of integers in \[0, 11\)"),
+        (lambda: DataLoader("train.tar", 4), r"a path is no source: pass dataload.open\('train.tar'\)"),
+        (lambda: DataLoader(data.Dataset(), 4), "no __len__"),
+        (
+            lambda: DataLoader(NUMBERS, sampler=[0, 11]),
+            r"list must give integers in \[0, 11\): index 11 is out of range",
+        ),
+        (lambda: DataLoader(NUMBERS, sampler=[(0, 1)]), r"integers in \[0, 11\): 'tuple' object cannot be interpreted"),
+        (lambda: DataLoader(NUMBERS, batch_sampler=[0]), r"list must give lists of integers in \[0, 11\)"),
+        (growing, "the data set had 4 records when the loader was built, and has 5 now: build another loader"),
     ],
 )
-def test_what_a_sampler_gives_is_checked(settings, message):
-    with pytest.raises(ConfigError, match=message):
-        next(iter(DataLoader(NUMBERS, **settings)))
+def test_what_cannot_be_read_is_refused(make, message):
+    with pytest.raises((ConfigError, TypeError), match=message):
+        next(iter(make()))
+
+
+def test_a_dict_of_columns_is_a_data_set_and_a_sampler_may_choose_from_one_that_has_grown():
+    assert DataLoader({"x": np.arange(3)}, 2).dataset[2] == {"x": 2}
+    rows = list(range(4))
+    loader = DataLoader(rows, 2, sampler=[3, 1])
+    rows.append(4)
+    assert [batch.tolist() for batch in loader] == [[3, 1]]
 
 
 class Told(data.Dataset):
@@ -397,25 +432,6 @@ def test_an_iteration_that_another_one_replaced_does_not_stop_its_workers():
     assert torch.cat(found).tolist() == list(range(11))
 
 
-def test_a_data_set_that_has_grown_is_refused():
-    rows = list(range(4))
-    loader, sampled = DataLoader(rows, 2), DataLoader(rows, 2, sampler=[3, 1])
-    rows.append(4)
-    with pytest.raises(
-        ConfigError, match=r"the data set had 4 records when the loader was built, and has 5 now: build another loader"
-    ):
-        next(iter(loader))
-    assert [batch.tolist() for batch in sampled] == [[3, 1]]
-
-
-def test_a_refused_state_changes_nothing():
-    loader = DataLoader(NUMBERS, 4, True)
-    before = loader.state_dict()
-    with pytest.raises(StateMismatchError, match="saved with other data"):
-        loader.load_state_dict(DataLoader(range(9), 4, True).state_dict())
-    assert loader.state_dict() == before
-
-
 def test_errors_name_the_record():
     def fail(index):
         return 1 // (5 - index)
@@ -433,10 +449,10 @@ class Stream(data.IterableDataset):
 
 def test_an_iterable_data_set_gets_the_loader_of_torch():
     with pytest.warns(
-        UserWarning, match=r"torch's own DataLoader serves it: without state_dict\(\) to resume, the "
-    ) as w:
+        UserWarning, match=r"torch's own DataLoader serves it: without state_dict\(\) to resume"
+    ) as warned:
         loader = DataLoader(Stream(), 2)
-    assert len(w) == 1
+    assert len(warned) == 1
     assert type(loader) is data.DataLoader
     assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
 

@@ -52,17 +52,29 @@ def opened(entry, folder):
     return dataload.open(path, format=entry.name, **OPTIONS.get(entry.name, {}))
 
 
+class Sources(list):
+    """The first records of each source, as text, or the text of the error."""
+
+    def __getitem__(self, index):
+        source = super().__getitem__(index)
+        try:
+            return repr(source.__getitems__([*range(len(source))][:8]))
+        except Exception as error:
+            return str(error)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_every_format_is_read_in_forked_workers(tmp_path):
+    names, sources = [entry.name for entry in built_in_formats()], Sources()
     for entry in built_in_formats():
         (tmp_path / entry.name).mkdir()
-        source = opened(entry, tmp_path / entry.name)
-        expected = repr(source.__getitems__([*range(len(source))][:8]))
-        settings = {"num_workers": 1, "collate_fn": repr, "multiprocessing_context": "fork", "timeout": 30}
-        for loader in (data.DataLoader, DataLoader):
-            batches = iter(loader(source, 8, **settings))
-            if entry.name in USE_A_PACKAGE:
-                with pytest.raises(Exception, match='start workers with multiprocessing_context="forkserver"'):
-                    next(batches)
+        sources.append(opened(entry, tmp_path / entry.name))
+    expected = [sources[index] for index in range(len(sources))]
+    settings = {"num_workers": 1, "collate_fn": list, "multiprocessing_context": "fork", "timeout": 30}
+    for loader in (data.DataLoader, DataLoader):
+        (found,) = loader(sources, len(sources), **settings)
+        for name, text, same in zip(names, found, expected, strict=True):
+            if name in USE_A_PACKAGE:
+                assert 'start workers with multiprocessing_context="forkserver"' in text
             else:
-                assert next(batches) == expected, entry.name
+                assert text == same, name

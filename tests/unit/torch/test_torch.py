@@ -1,6 +1,6 @@
 """Batches as tensors that share memory; sources in torch's own DataLoader."""
 
-import subprocess
+import importlib
 import sys
 
 import numpy as np
@@ -12,7 +12,8 @@ from dataload.samplers import GlobalShuffle
 
 torch = pytest.importorskip("torch")
 
-from dataload.torch import SourceDataset, distributed_place, place, to_tensors  # noqa: E402 - skipped where torch is missing
+from dataload.torch import DeviceLoader, SourceDataset, check_ranks, distributed_place, to_tensors  # noqa: E402 - skipped where torch is missing
+from dataload.torch.place import find_differences  # noqa: E402
 
 
 @pytest.fixture
@@ -66,30 +67,22 @@ def is_in_a_slot(tensor):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks into Linux's /proc/self/maps")
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_tensors_of_worker_processes_are_views_of_shared_memory_and_may_be_kept():
     values = np.arange(96 * 1024, dtype=np.float64).reshape(96, 1024)
-    expected = [
-        values[GlobalShuffle(96, 4).indices(np.arange(96), epoch=epoch)].reshape(24, 4, 1024) for epoch in range(3)
-    ]
-    with Loader(
-        MemorySource({"x": values}),
-        batch_size=4,
-        shuffle=True,
-        seed=4,
-        num_workers=1,
-        executor="processes",
-        batch_transform=to_tensors,
-    ) as loader:
+    order = [GlobalShuffle(96, 4).indices(np.arange(96), epoch=epoch) for epoch in range(3)]
+    expected = values[np.concatenate(order)].reshape(72, 4, 1024)
+    settings = {"num_workers": 1, "executor": "processes", "start_method": "fork", "batch_transform": to_tensors}
+    with Loader(MemorySource({"x": values}), batch_size=4, shuffle=True, seed=4, **settings) as loader:
         shared = 0
         for step, batch in enumerate(loader):
-            assert np.array_equal(batch["x"].numpy(), expected[0][step])
+            assert np.array_equal(batch["x"].numpy(), expected[step])
             shared += is_in_a_slot(batch["x"])
         assert shared > 24 / 2  # all of them, but for results that come while no slot is free
         del batch
         kept = [batch["x"] for _ in range(2) for batch in loader]
         assert any(map(is_in_a_slot, kept))
-    assert np.array_equal(np.stack(kept[:24]), expected[1])
-    assert np.array_equal(np.stack(kept[24:]), expected[2])
+    assert np.array_equal(np.stack(kept), expected[24:])
 
 
 def test_the_place_by_the_environment(monkeypatch):
@@ -118,10 +111,14 @@ def test_the_place_by_torch_comes_first(monkeypatch):
         distributed_place("mine", data_dims=["dp"])
 
 
-def test_without_torch_it_says_what_to_install():
-    code = "import sys; sys.modules['torch'] = None; import dataload.torch"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "dataload.torch needs torch: pip install 'dataload[torch]' (or only torch)" in done.stderr
+def test_without_torch_it_says_what_to_install(monkeypatch):
+    for name in [name for name in sys.modules if name.startswith("dataload.torch")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(
+        ImportError, match=r"dataload.torch needs torch: pip install 'dataload\[torch\]' \(or only torch\)"
+    ):
+        importlib.import_module("dataload.torch")
 
 
 class Watched(SourceDataset):
@@ -163,15 +160,88 @@ def test_a_dataset_with_a_transform(source):
     assert plain[0] == 5
 
 
-def test_streams_of_ranks_that_differ_and_many_processes():
-    def streams(rank, seed):
-        return MultiStreamLoader(iter, [[1, 2], [3]], batch_size=2, max_workers=0, seed=seed, rank=rank, world_size=20)
+def test_what_differs_among_many_processes_is_told():
+    facts = {process: {"rank": process, "world_size": 20, "seed": 3} for process in range(20)}
+    assert find_differences(facts) == []
+    others = {**facts, 19: {**facts[0], "seed": 4}}
+    assert find_differences(others) == ["seed: 3 in 19 processes: 0, 1, 2, 3, 4, 5, 6, 7, ...; 4 in process 19"]
+    (line,) = find_differences({**facts, 3: facts[2]})
+    assert line.startswith("rank: no process has 3 of 20; 0 in process 0; 1 in process 1; 2 in 2 processes: 2, 3; 4 in")
 
-    facts = {}
-    for rank in range(20):
-        with streams(rank, seed=3) as loader:
-            facts[rank] = place._facts(loader)
-    assert place.find_differences(facts) == []
-    with streams(19, seed=4) as loader:
-        facts[19] = place._facts(loader)
-    assert place.find_differences(facts) == ["seed: 3 in 19 processes: 0, 1, 2, 3, 4, 5, 6, 7, ...; 4 in process 19"]
+
+class Mesh:
+    """As much of a DeviceMesh as tells a place."""
+
+    def __init__(self, names, shape, at):
+        self.mesh_dim_names, self.shape, self.at = names, shape, at
+
+    def get_coordinate(self):
+        return self.at
+
+
+@pytest.mark.parametrize(
+    ("mesh", "settings", "expected"),
+    [
+        (Mesh(("dp", "tp"), (2, 4), (1, 3)), {}, (1, 2)),
+        (Mesh(("dp_replicate", "dp_shard", "cp"), (2, 3, 2), (1, 2, 0)), {}, (5, 6)),
+        (Mesh(("tp",), (4,), (2,)), {}, (0, 1)),
+        (Mesh(("mine", "tp"), (1, 4), (0, 2)), {}, (0, 1)),
+        (Mesh(("mine", "tp"), (3, 4), (2, 2)), {"data_dims": ["mine"]}, (2, 3)),
+        (Mesh(("mine", "tp"), (3, 4), (2, 2)), {}, "'mine' does not say whether processes along it read different"),
+        (
+            Mesh(("dp",), (2,), (0,)),
+            {"data_dims": ["pd"]},
+            "data_dims has 'pd', .* no such dimension: Known: dp",
+        ),
+        (Mesh(None, (2,), (0,)), {}, "the dimensions of the mesh have no names: give mesh_dim_names"),
+        (Mesh(("dp",), (2,), None), {}, "this process is not in the process group"),
+    ],
+)
+def test_the_place_in_a_mesh(mesh, settings, expected):
+    if isinstance(expected, tuple):
+        rank, world_size = expected
+        assert distributed_place(mesh, **settings) == {"rank": rank, "world_size": world_size}
+        return
+    with pytest.raises(ConfigError, match=expected):
+        distributed_place(mesh, **settings)
+
+
+@pytest.fixture
+def compared(monkeypatch):
+    """Pretends that this is one of so many processes; notes what they compare, and says how the others differ."""
+
+    def pretend(processes, **changes):
+        found = []
+
+        def gather(parts, values, group=None):
+            ((_, facts),) = values
+            found.append(facts)
+            parts[:] = [values, *([(rank, {**facts, "rank": rank, **changes})] for rank in range(1, len(parts)))]
+
+        monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda group=None: 0)
+        monkeypatch.setattr(torch.distributed, "get_world_size", lambda group=None: processes)
+        monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+        return found
+
+    return pretend
+
+
+def test_loaders_of_several_processes_are_compared_before_the_first_batch(compared):
+    def loader(world_size):
+        return Loader(range(8), batch_size=2, shuffle=True, seed=1, rank=0, world_size=world_size)
+
+    for processes, world_size, times in ((2, 2, 1), (1, 1, 0), (2, 1, 0)):
+        found = compared(processes)
+        batches = DeviceLoader(loader(world_size), "cpu")
+        for _ in range(2):
+            next(iter(batches))
+        assert len(found) == times
+    compared(2, seed=3)
+    with pytest.raises(
+        ConfigError, match="the loaders of 2 processes do not fit together:\n  seed: 1 in process 0; 3 in"
+    ):
+        next(iter(DeviceLoader(loader(2), "cpu")))
+    compared(3)
+    with pytest.raises(ConfigError, match="the loaders of 3 processes do not fit"):
+        check_ranks(MultiStreamLoader(iter, [[1]], batch_size=1, rank=0, world_size=5))

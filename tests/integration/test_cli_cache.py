@@ -178,27 +178,27 @@ def test_hashes_of_manifests_and_etags(object_server, tmp_path):
     ok("index", "--manifest", tmp_path / "data")
     bucket, storage = object_server.bucket(), object_server.storage_options()
     object_server.put_directory(bucket, tmp_path / "data", "d/")
-    url, cache = f"s3://{bucket}/d", tmp_path / "cache"
+    url, kept = f"s3://{bucket}/d", tmp_path / "cache"
     options = [f"--option=storage_options.{name}={json.dumps(value)}" for name, value in storage.items()]
-    with dataload.open(url, storage_options=storage, remote={"cache": cache}) as source:
+    with dataload.open(url, storage_options=storage, remote={"cache": kept}) as source:
         expected = source.read(range(300))
-        answer = cache("verify", "--cache", cache)
+        answer = cache("verify", "--cache", kept)
         assert (answer.exit_code, "(0 by SHA-256, 3 by MD5, 0 by length)" in answer.stdout) == (0, True)
-        answer = cache("verify", url, "--cache", cache, *options)
+        answer = cache("verify", url, "--cache", kept, *options)
         assert (answer.exit_code, "(3 by SHA-256, 0 by MD5, 0 by length)" in answer.stdout) == (0, True)
-    damaged = next(path for path in (cache / "shards").iterdir() if path.name.startswith("part-1"))
+    damaged = next(path for path in (kept / "shards").iterdir() if path.name.startswith("part-1"))
     damaged.chmod(0o600)
     with open(damaged, "r+b") as file:
         file.seek(-1, os.SEEK_END)
         last = file.read(1)[0]
         file.seek(-1, os.SEEK_END)
         file.write(bytes([last ^ 1]))
-    answer = cache("verify", url, "--cache", cache, "--delete", *options)
+    answer = cache("verify", url, "--cache", kept, "--delete", *options)
     assert (answer.exit_code, answer.stdout.startswith(f"{damaged}: its SHA256 is")) == (1, True)
-    assert shards(cache) == ["part-0.syr", "part-2.syr"]
-    with dataload.open(url, storage_options=storage, remote={"cache": cache}) as source:
+    assert shards(kept) == ["part-0.syr", "part-2.syr"]
+    with dataload.open(url, storage_options=storage, remote={"cache": kept}) as source:
         assert source.read(range(300)) == expected
-    assert shards(cache) == ["part-0.syr", "part-1.syr", "part-2.syr"]
+    assert shards(kept) == ["part-0.syr", "part-1.syr", "part-2.syr"]
 
 
 @pytest.mark.slow

@@ -206,11 +206,9 @@ def test_quality_tells_the_pool_and_what_the_present_order_reaches(shards):
 def test_the_picture_is_a_png(config, tmp_path):
     path = tmp_path / "order.png"
     assert text_of(config, "--picture", path).endswith(f"\nwrote {path}\n")
-    content = path.read_bytes()
-    assert content[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", content[16:24])
+    width, height = struct.unpack(">II", path.read_bytes()[16:24])
     assert (width, height > 500) == (1680, True)
-    assert len(content) > 20_000
+    assert path.stat().st_size > 20_000
     assert facts("order", config, "--picture", path)["picture"] == str(path)
 
 

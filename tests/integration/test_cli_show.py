@@ -63,16 +63,23 @@ def config():
             image = np.stack([x, y, np.full_like(x, index)], -1)
             record = {"image": image, "audio": sound, "sample_rate": 8000, "text": HOSTILE, "x": np.arange(3.0) + index}
             writer.write(record)
-    with open("train.toml", "w") as file:
-        file.write('[source]\npath = "data.syr"\n[loader]\nbatch_size = 4\nshuffle = true\nseed = 3\n')
+    write("train.toml", "data.syr", loader={"batch_size": 4, "shuffle": True, "seed": 3})
     return "train.toml"
+
+
+def write(name, source, **sections):
+    """Write a config."""
+    lines = ["[source]", f"path = {json.dumps(source)}"]
+    for section, values in sections.items():
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+    with open(name, "w") as file:
+        file.write("\n".join(lines))
 
 
 def test_the_order_is_shown_as_it_is_written_in_python(config):
     assert "order: GlobalShuffle(" in show(config, "--step", 0, "--rows", 1)
-    with open("buckets.toml", "w") as file:
-        sampler = 'kind = "length_buckets"\nlength_of = "audio"\nmax_tokens = 1600'
-        file.write(f'[source]\npath = "data.syr"\n[sampler]\n{sampler}\n[loader]\n')
+    sampler = {"kind": "length_buckets", "length_of": "audio", "max_tokens": 1600}
+    write("buckets.toml", "data.syr", sampler=sampler, loader={})
     assert "order: BucketBatchSampler(" in show("buckets.toml", "--step", 0, "--rows", 1)
 
 
@@ -106,8 +113,7 @@ def test_arrays_are_those_of_the_step(config):
 
 
 def test_steps_beyond_a_thousand_have_names_of_their_own():
-    with open("long.toml", "w") as file:
-        file.write('[source]\npath = "range:3000"\n[loader]\nbatch_size = 2\n')
+    write("long.toml", "range:3000", loader={"batch_size": 2})
     show("long.toml", "--step", "1233:1236", "--npz", "batches.npz")
     with np.load("batches.npz") as saved:
         found = {name: column.tolist() for name, column in saved.items()}
@@ -154,18 +160,13 @@ def test_packed_rows_show_their_segments_and_records():
     with dataload.create("tokens.jsonl") as writer:
         for each in tokens:
             writer.write({"tokens": each})
-    with open("pack.toml", "w") as file:
-        file.write(
-            '[source]\npath = "tokens.jsonl"\n[sampler]\nkind = "packing"\nlength_of = "tokens"\nrow_length = 16\n'
-            "[loader]\nbatch_size = 2\n"
-        )
+    sampler = {"kind": "packing", "length_of": "tokens", "row_length": 16}
+    write("pack.toml", "tokens.jsonl", sampler=sampler, loader={"batch_size": 2})
     show("pack.toml", "--step", 1, "--html", "page.html")
     page = Parsed("page.html")
     assert_safe(page)
-    records = [
-        tuple(map(int, found))
-        for found in re.findall(r"index (\d+): record \d+ of [^:]+, at (\d+) to (\d+)", page.text)
-    ]
+    places = re.findall(r"index (\d+): record \d+ of [^:]+, at (\d+) to (\d+)", page.text)
+    records = [tuple(map(int, found)) for found in places]
     assert records
     for index, start, stop in records:
         assert stop - start == len(tokens[index])
@@ -178,11 +179,8 @@ def test_packed_rows_show_their_segments_and_records():
 
 def test_rows_of_streams_say_what_they_continue():
     np.save("lengths.npy", [6, 6, 8])
-    with open("streams.toml", "w") as file:
-        file.write(
-            '[source]\npath = "range:20"\n[sampler]\nkind = "streams"\nlengths = "lengths.npy"\nchunk = 2\n'
-            'mode = "pack"\nends = "pad"\n[loader]\nbatch_size = 2\n'
-        )
+    sampler = {"kind": "streams", "lengths": "lengths.npy", "chunk": 2, "mode": "pack", "ends": "pad"}
+    write("streams.toml", "range:20", sampler=sampler, loader={"batch_size": 2})
     show("streams.toml", "--step", "0:2", "--html", "page.html")
     page = Parsed("page.html")
     first, second = page.text.split("epoch 0, step 1")[-2:]

@@ -122,27 +122,6 @@ def test_what_cannot_be_pickled_is_named_when_the_loader_is_made(key, value, mat
         assert len(list(loader)) == 2
 
 
-SMALL_FILES = """
-    import resource, sys
-    import works
-    from dataload import Loader
-    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
-    if __name__ == "__main__":
-        with Loader(works.Records(200), batch_size=10, num_workers=2, executor="processes") as loader:
-            for _ in range(3):
-                for batch in loader:
-                    assert (batch["x"] == batch["index"][:, None]).all()
-        print("all there")
-"""
-
-
-def test_where_memory_cannot_be_had_batches_are_sent():
-    status, out, err = run("-c", textwrap.dedent(SMALL_FILES))
-    assert (status, out) == (0, "all there\n"), err
-    assert err.count("sending batches through a pipe from now on: cannot allocate shared memory for a batch: ") == 1
-    assert "File too large" in err
-
-
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow_suite)])
 def test_a_main_module_without_a_guard_is_told_what_to_do(tmp_path, method):
     script = f"""

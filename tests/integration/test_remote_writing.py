@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import pickle
 import signal
@@ -26,7 +27,10 @@ from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNo
 from dataload.sources.find import HEAD_BYTES
 from dataload.storage.remote.storage import RemoteStorage
 
-pytestmark = pytest.mark.slow
+sys.path.append(str(Path(__file__).parents[1] / "children"))
+import conversions
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
 
 FORMATS = {
     "tar": ".tar",
@@ -45,8 +49,12 @@ class Place:
     def __init__(self, server, proxy, tmp_path):
         self.bucket, self.server, self.proxy, self.tmp_path = server.bucket(), server, proxy, tmp_path
         self.url = f"s3://{self.bucket}/dir"
-        self.store = server.store(self.bucket)
         self.cache = tmp_path / "cache"
+
+    @property
+    def store(self):
+        """A client, whose connections are closed when nobody has it any more."""
+        return self.server.store(self.bucket)
 
     def options(self, *, node=None, proxied=False):
         """Return how to reach it, from this node or another one."""
@@ -150,33 +158,21 @@ def test_what_is_converted_opens_by_its_url(place, local, name):
                 same(batch, expected)
 
 
-KILLED = """
-import os, signal, sys
-from number_records import Records
-from dataload.convert import convert
-
-def progress(done, total):
-    if done >= int(sys.argv[3]):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-convert(Records(), sys.argv[1], shards=3, progress=progress, remote={"cache": sys.argv[2]})
-"""
-
-
-def run_killed(place, code, file, *arguments):
-    """Run a program that kills itself, with the credentials in its environment."""
-    support = Path(__file__).parents[1] / "support"
-    path = os.pathsep.join([str(support), os.environ.get("PYTHONPATH", "")])
-    environment = {**os.environ, **place.server.environment(), "PYTHONPATH": path}
-    command = [sys.executable, "-c", code, f"{place.url}/{file}", str(place.cache), *map(str, arguments)]
-    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
+def convert_and_kill(place, file, at):
+    """Convert in a process that is killed after so many records."""
+    arguments = {"args": (Records(), f"{place.url}/{file}", at), "kwargs": {"shards": 3, **place.options()}}
+    process = multiprocessing.get_context("forkserver").Process(target=conversions.run, **arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    process.close()
 
 
 @pytest.mark.parametrize("name", sampled(FORMATS, ["tar", "lmdb"]))
 def test_a_killed_conversion_resumes(place, name):
     file, suffix = f"train{FORMATS[name]}", FORMATS[name]
     # In the third of the shards, which have 7, 8 and 8 records, while a thread completes the second.
-    run_killed(place, KILLED, file, 16)
+    convert_and_kill(place, file, 16)
     first, second = (f"train-0000{shard}-of-00003{suffix}" for shard in range(2))
     found = {key.split("/")[0] for key in place.names()}
     assert {key for key in found if not key.endswith(".idx")} - {second} == {first, f".{file}.convert.json"}
@@ -197,7 +193,7 @@ def test_a_killed_conversion_resumes(place, name):
 
 @pytest.mark.parametrize("kill_at", sampled([0, 1, 7, 15, 22, 23], [0, 23]))
 def test_wherever_it_is_killed(place, kill_at):
-    run_killed(place, KILLED, "part-{shard}.syr", kill_at)
+    convert_and_kill(place, "part-{shard}.syr", kill_at)
     if kill_at > 15:  # then the first shard is there; the names do not tell how many there are to be
         with pytest.raises(SourceNotFoundError, match=r"unfinished conversion \(\.part-N\.syr\.convert\.json\): fin"):
             place.open()
@@ -225,39 +221,40 @@ def test_nothing_is_overwritten_unasked(place):
     with pytest.raises(ConfigError, match=rf"{SHARDS[1]} exists: choose another name, or pass overwrite=True"):
         place.convert(shards=3)
     assert place.names() == [SHARDS[1]]
+    place.store.delete(f"dir/{SHARDS[1]}")
 
     def progress(done, total):
-        if 12 < done < total:
-            place.put("b-00001-of-00002.syr", b"precious")
+        if 7 < done < 15:
+            place.put(SHARDS[1], b"precious")
 
-    with pytest.raises(ConfigError, match=r"b-00001-of-00002.syr exists"):
-        place.convert("b.syr", shards=2, progress=progress)
-    assert place.content("b-00001-of-00002.syr") == b"precious"
-    place.convert("b.syr", shards=2, overwrite=True)
-    with dataload.open(f"{place.url}/b-*.syr", **place.options()) as source:
-        assert [int(record["n"]) for record in source] == [*range(COUNT)]
+    with pytest.raises(ConfigError, match=f"{SHARDS[1]} exists"):
+        place.convert(shards=3, progress=progress)
+    assert place.content(SHARDS[1]) == b"precious"
+    place.convert(shards=3, overwrite=True)
+    assert place.numbers() == [*range(COUNT)]
 
 
-@pytest.mark.parametrize("part", [None, (2, 3)])
-def test_two_conversions_to_one_url(place, part):
+@pytest.mark.parametrize(("part", "journal"), [(None, ".a.syr.convert.json"), ((2, 3), ".a.syr.convert.2-of-3.json")])
+def test_two_conversions_to_one_url(place, part, journal):
     """The second on this node is refused; one on another node ends before the first, which then finds its files."""
     options, inner = {"shards": 5, "part": part}, []
 
-    def again(**more):
-        return place.convert(**options, **more)
-
     def progress(done, total):
-        if done >= 5 and not inner:
-            inner.append(None)
-            with pytest.raises(SourceError, match=r"another process is writing to .*\.json \(process \d+ on "):
-                again(resume=part is None)
-            if part is None:
-                with pytest.raises(ConfigError, match=r"unfinished conversion: pass resume=True to continue it, or "):
-                    again(node=2)
-            inner[:] = [again(node=2, resume=part is None)]
+        if done <= 5 or inner:
+            return
+        inner.append(None)
+        while not json.loads(place.content(journal))["finished"]:
+            pass  # a thread completes the first shard
+        with pytest.raises(SourceError, match=r"another process is writing to .*\.json \(process \d+ on "):
+            place.convert(resume=part is None, **options)
+        if part is None:
+            with pytest.raises(ConfigError, match="exists: choose another name, or pass resume=True to continue"):
+                place.convert(node=2, **options)
+        inner[:] = [place.convert(node=2, resume=part is None, **options)]
 
     with pytest.raises((SourceError, ConfigError), match=r"a-0000\d-of-00005.syr exists|has taken over .*\.json"):
-        again(progress=progress)
+        place.convert(progress=progress, **options)
+    assert inner[0].resumed == (4 if part is None else 5)
     if part is None:
         assert place.convert(shards=5, resume=True).resumed == COUNT
     else:
@@ -413,7 +410,9 @@ convert(records, sys.argv[1], remote={"cache": sys.argv[2], "part_bytes": 5 << 2
 
 
 def test_a_conversion_killed_during_a_large_upload(place, large):
-    run_killed(place, KILLED_IN_AN_UPLOAD, "a.syr")
+    command = [sys.executable, "-c", KILLED_IN_AN_UPLOAD, f"{place.url}/a.syr", str(place.cache)]
+    environment = {**os.environ, **place.server.environment()}
+    assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
     assert place.names() == [".a.syr.convert.json"]
     with pytest.raises(SourceNotFoundError):
         place.open()
@@ -554,21 +553,3 @@ def test_a_manifest_in_parts(place):
     place.index(merge=True)
     assert place.content("dataload.json") == expected
     assert not [name for name in place.names() if name.startswith(".")]
-
-
-def odd_twice(sample):
-    if sample["n"] in {3, 4}:
-        raise LookupError("no label")
-    return [sample, sample] if sample["n"] % 2 else dataload.DROP
-
-
-@pytest.mark.parametrize("name", ["tar", "lmdb"])
-def test_a_function_and_parts(place, local, name):
-    file, options = f"a{FORMATS[name]}", {"shards": 5, "map": odd_twice, "on_error": "skip"}
-    here = convert(Records(), local / file, **options)
-    for number in (2, 1):
-        place.convert(file, part=(number, 2), **options)
-    there = place.convert(file, merge=True, **options)
-    assert (there.records, there.skipped, there.bytes) == (here.records, 2, here.bytes) == (20, 2, here.bytes)
-    assert place.manifest()[0] == without_etags((local / "dataload.json").read_text())[0]
-    assert place.numbers(**decoding(name)) == [n for n in range(1, COUNT, 2) if n != 3 for _ in range(2)]

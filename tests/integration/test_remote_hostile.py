@@ -174,20 +174,24 @@ def test_marks_of_directories_are_no_objects():
     assert list_names(answer) == ["sub", "x"]
 
 
-@pytest.mark.parametrize("raised", [OSError(errno.ENOSPC, "full"), OSError(errno.EDQUOT, "full"), MemoryError()])
+@pytest.mark.parametrize(
+    ("kind", "arguments"), [(OSError, (errno.ENOSPC, "full")), (OSError, (errno.EDQUOT, "full")), (MemoryError, ())]
+)
 @pytest.mark.parametrize("count", [1, 3])
-def test_errors_of_the_receiver_are_not_those_of_the_store(raised, count):
+def test_errors_of_the_receiver_are_not_those_of_the_store(kind, arguments, count):
+    raised = kind(*arguments)
+
     def receive(*_):
         raise raised
 
     with HostileServer(answering(whole=True)) as server:
         url = f"{server.endpoint}/x"
         client, key = client_of(url, Remote.of(None, {"timeout": 60}))
-        with pytest.raises(type(raised)) as caught:
+        with pytest.raises(kind) as caught:
             client.fetch(url, key, VERSION, [Piece(10 * i, 10 * i + 10, 10 * i) for i in range(count)], receive)
         assert caught.value is raised
         assert len(server.seen) <= count
-        with pytest.raises(type(raised)):
+        with pytest.raises(kind):
             client.stream(url, key, VERSION, Piece(0, 10, 0), receive, lambda: None)
 
 

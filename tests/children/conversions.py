@@ -19,7 +19,8 @@ def run(source, destination, kill_at=None, errors=None, **options):
             os.kill(os.getpid(), signal.SIGKILL)
 
     try:
-        convert(dataload.open(source), destination, progress=progress, **options)
+        source = dataload.open(source) if isinstance(source, os.PathLike) else source
+        convert(source, destination, progress=progress, **options)
     except dataload.SourceError as error:
         errors.write_text(str(error))
         sys.exit(1)

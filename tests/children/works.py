@@ -86,10 +86,6 @@ def value_batch(samples):
     return list(values().values())[samples[0]["index"]]
 
 
-def lambda_at_4(samples):
-    return (lambda: None) if samples[0]["index"] == 4 else []
-
-
 def lambda_at_14480(samples):
     """Cannot be pickled, long after steps began to be made several at a time."""
     return {"index": [sample["index"] for sample in samples], "x": LATE_LAMBDA if samples[0]["index"] == 14480 else 0}

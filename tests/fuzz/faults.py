@@ -4,7 +4,7 @@
     make faults FORMATS='tar jsonl'   some formats
 
 Whatever fails, the batches are those without a failure, or the job ends with an error that says whose fault it is: the
-store's or the machine's. No record is ever called bad. tests/integration/test_faults.py runs a small sample.
+store's or the machine's. No record is ever called bad. tests/integration/test_searches.py runs a small sample.
 """
 
 # ruff: noqa: T201 - a script that tells how far it is

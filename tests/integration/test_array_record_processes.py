@@ -2,14 +2,8 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-import subprocess
-import sys
-import textwrap
-from concurrent.futures import ProcessPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,10 +11,7 @@ from array_record.python.array_record_module import ArrayRecordWriter
 
 import dataload
 from dataload.errors import ConfigError
-from dataload.sources.array_record import reader
 from dataload.sources.array_record.reader import ArrayRecordSource
-
-GOLDEN = Path(__file__).parents[1] / "golden" / "arrayrecord"
 
 pytestmark = pytest.mark.slow
 
@@ -93,20 +84,6 @@ def test_a_forked_child_reads_uncompressed_files_and_is_refused_the_package(path
         check(source)
 
 
-def test_a_forked_child_keeps_the_readers_of_its_parent(path):
-    def check():
-        pool = source._opened._value[1].readers[0]._readers
-        assert pool._idle == []
-        source.close()
-        assert any(kept is idle for kept in reader._inherited)
-        assert len(idle) == 1
-
-    with ArrayRecordSource(path) as source:
-        source.read([1, 2])
-        idle = source._data_set().readers[0]._readers._idle
-        assert in_fork(check) == 0
-
-
 @pytest.mark.parametrize(
     ("method", "with_package"),
     [
@@ -133,55 +110,3 @@ def test_workers_of_torch(path, plain, records, method, with_package):
             read(ArrayRecordSource(path))
     else:
         assert read(ArrayRecordSource(path)) == sorted(records)
-
-
-def test_new_processes_read(path, records):
-    context = multiprocessing.get_context("spawn")
-    with ArrayRecordSource(path) as source, ProcessPoolExecutor(2, mp_context=context) as pool:
-        source.read([0])
-        requests = [[1, 399], [399, 1, 1], list(range(300))]
-        assert list(pool.map(source.read, requests)) == [[records[i] for i in request] for request in requests]
-
-
-def test_a_killed_writer_leaves_nothing_that_opens(tmp_path):
-    script = """
-        import os, signal, sys
-        from dataload.sources.array_record.writer import ArrayRecordWriter
-        writer = ArrayRecordWriter(sys.argv[1])
-        for _ in range(2000):
-            writer.write(os.urandom(1000))
-        os.kill(os.getpid(), signal.SIGKILL)
-    """
-    name = tmp_path / "x.array_record"
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(script), name], check=False)
-    assert done.returncode == -signal.SIGKILL
-    assert not name.exists()
-    assert all(left.startswith(".") for left in os.listdir(tmp_path))
-
-
-def test_damaged_bytes_give_the_records_or_an_error(tmp_path):
-    """Any byte of the records, the headers and the footer; in a process of its own, for the library is C++."""
-    script = """
-        import sys
-        import numpy as np
-        from dataload.errors import CorruptFileError, UnsupportedFormatError
-        from dataload.sources.array_record.reader import ArrayRecordSource
-        original, name = sys.argv[1:]
-        good = list(ArrayRecordSource(original))
-        data = np.fromfile(original, np.uint8)
-        places = np.flatnonzero(data)[:: len(np.flatnonzero(data)) // 100]
-        errors = 0
-        for place in places.tolist():
-            damaged = data.copy()
-            damaged[place] ^= 1 << place % 8
-            damaged.tofile(name)
-            with ArrayRecordSource(name, reader_options="") as source:  # a map does not show flipped data
-                try:
-                    assert list(source) == good, place
-                except (CorruptFileError, UnsupportedFormatError):
-                    errors += 1
-        assert errors > 65, errors
-    """
-    for original in ("default", "uncompressed"):
-        arguments = [sys.executable, "-c", textwrap.dedent(script), GOLDEN / f"{original}.array_record", tmp_path / "x"]
-        assert subprocess.run(arguments, check=False).returncode == 0

@@ -49,125 +49,79 @@ ORDERS = {
 
 
 @pytest.mark.parametrize("action", ["skip", "replace"])
-def test_batches_and_reports_are_the_same_whoever_makes_them(tmp_path, action):
-    for order, settings in ORDERS.items():
-        found = {}
-        # Processes take a while to start: one order shows that they do the same work.
-        chosen = EXECUTORS if order == "pad" else [name for name in EXECUTORS if name != "processes"]
-        for name in chosen:
-            path = tmp_path / f"{order} {name}.jsonl"
-            with Loader(
-                RangeSource(LENGTH),
-                transform=fail_on_bad,
-                on_error=action,
-                error_report=path,
-                epochs=2,
-                **settings,
-                **EXECUTORS[name],
-            ) as loader:
-                batches = [plain(loader) for _ in range(2)]
-                assert [len(epoch) for epoch in batches] == [len(loader)] * 2
-            found[name] = batches, lines(path)
-        expected, report = found["none"]
-        for name, (batches, reported) in found.items():
-            assert batches == expected, f"{order}, {name}"
-            assert reported == report, f"{order}, {name}"
-        assert {line["index"] for line in report} <= BAD
-        served = {index for epoch in expected for batch in epoch for index in batch["index"]}
-        assert not served & BAD
-        assert report, order
+@pytest.mark.parametrize("order", ORDERS)
+def test_batches_and_reports_are_the_same_whoever_makes_them(tmp_path, action, order):
+    settings = {"transform": fail_on_bad, "on_error": action, "epochs": 2, **ORDERS[order]}
+    found = {}
+    for name, executor in EXECUTORS.items():
+        if name == "processes" and order != "pad":
+            continue  # they take a while to start: one order shows that they do the same work
+        path = tmp_path / f"{name}.jsonl"
+        with Loader(RangeSource(LENGTH), error_report=path, **settings, **executor) as loader:
+            batches = [plain(loader) for _ in range(2)]
+            assert [len(epoch) for epoch in batches] == [len(loader)] * 2
+        found[name] = batches, lines(path)
+    expected, report = found["none"]
+    for name in found:
+        assert found[name] == (expected, report), name
+    assert {line["index"] for line in report} <= BAD
+    assert report
+    assert not {index for epoch in expected for batch in epoch for index in batch["index"]} & BAD
 
 
-@pytest.mark.parametrize("tail", ["pad", "partial", "drop"])
-@pytest.mark.parametrize("world_size", [1, 2, 5])
+@pytest.mark.parametrize(("tail", "world_size"), [("pad", 5), ("partial", 1), ("partial", 2), ("drop", 5)])
 def test_ranks_stay_equal_whichever_records_are_bad(tail, world_size):
     def bad_half(sample):
         if sample["index"] < LENGTH // 2:
             raise ValueError("of the first half")
         return sample
 
-    ranks = [
-        list(
-            Loader(
-                RangeSource(LENGTH),
-                batch_size=2,
-                tail=tail,
-                transform=bad_half,
-                on_error="skip",
-                rank=rank,
-                world_size=world_size,
-            )
-        )
-        for rank in range(world_size)
-    ]
+    settings = {"batch_size": 2, "tail": tail, "transform": bad_half, "on_error": "skip", "world_size": world_size}
+    ranks = [list(Loader(RangeSource(LENGTH), rank=rank, **settings)) for rank in range(world_size)]
     assert len({len(batches) for batches in ranks}) == 1
-    names = {tuple(batch) for batches in ranks for batch in batches}
-    assert len(names) == 1
-    served = [
-        index
-        for batches in ranks
-        for batch in batches
-        for index in batch["index"][batch.get("valid", slice(None))].tolist()
-    ]
-    steps = LENGTH // (2 * world_size)
-    end = steps * 2 * world_size if tail == "drop" else LENGTH
-    assert sorted(served) == list(range(LENGTH // 2, end))
-    assert any(not len(batch["index"]) for batches in ranks for batch in batches)
+    every = [batch for batches in ranks for batch in batches]
+    assert len({tuple(batch) for batch in every}) == 1
+    served = [index for batch in every for index in batch["index"][batch.get("valid", slice(None))].tolist()]
+    rows = 2 * world_size
+    assert sorted(served) == list(range(LENGTH // 2, LENGTH // rows * rows if tail == "drop" else LENGTH))
+    assert any(not len(batch["index"]) for batch in every)
 
 
 @pytest.mark.parametrize("executor", ["none", "threads"])
 def test_the_budget_is_counted_over_epochs_and_raised_at_its_step(executor, tmp_path):
-    def load(max_bad):
-        path = tmp_path / f"{max_bad}.jsonl"
-        loader = Loader(
-            RangeSource(LENGTH),
-            batch_size=2,
-            transform=fail_on_bad,
-            on_error="skip",
-            max_bad=max_bad,
-            error_report=path,
-            **EXECUTORS[executor],
-        )
-        received = []
+    """Of 21 steps; after the error the state is that before its step."""
+    all_bad = [(epoch, index // 2, index) for epoch in range(4) for index in sorted(BAD)]
+    for max_bad in (0, 1, 4, 5, 11):
+        path, received = tmp_path / f"{max_bad}.jsonl", []
+        settings = {"batch_size": 2, "transform": fail_on_bad, "on_error": "skip", "max_bad": max_bad}
+        with Loader(RangeSource(LENGTH), error_report=path, **settings, **EXECUTORS[executor]) as loader:
 
-        def receive():
-            for epoch in itertools.count():
-                for step, batch in enumerate(loader):
-                    assert not set(batch["index"].tolist()) & BAD
-                    received.append((epoch, step))
+            def receive(loader=loader, received=received):
+                for epoch in itertools.count():
+                    for step, batch in enumerate(loader):
+                        assert not set(batch["index"].tolist()) & BAD
+                        received.append((epoch, step))
 
-        with loader, pytest.raises(WorkerError, match=f"max_bad allows {max_bad}; the last is index") as caught:
-            receive()
-        state = loader.state_dict()
-        assert (state["epoch"], state["position"]) == (caught.value.epoch, 2 * caught.value.step)
-        return received, caught.value, [line["index"] for line in lines(path)]
-
-    for max_bad in (0, 1, 2, 4, 5, 11):
-        bad = [(epoch, index // 2, index) for epoch in range(4) for index in sorted(BAD)]
-        epoch, step, _ = bad[max_bad]  # the first that is too much
-        received, error, reported = load(max_bad)
-        steps = [(e, s) for e in range(4) for s in range(-(-LENGTH // 2))]
-        assert received == steps[: steps.index((epoch, step))]
-        assert (error.epoch, error.step) == (epoch, step)
-        assert reported == [index for e, s, index in bad if (e, s) <= (epoch, step)]
+            with pytest.raises(WorkerError) as caught:
+                receive()
+            epoch, step, _ = all_bad[max_bad]  # the first that is too much
+            steps = [(e, s) for e in range(4) for s in range(21)]
+            assert received == steps[: steps.index((epoch, step))]
+            assert (caught.value.epoch, caught.value.step) == (epoch, step)
+            state = loader.state_dict()
+            assert (state["epoch"], state["position"]) == (epoch, 2 * step)
+        assert [line["index"] for line in lines(path)] == [bad for e, s, bad in all_bad if (e, s) <= (epoch, step)]
 
 
 @pytest.mark.parametrize("executor", ["none", "threads"])
 def test_a_budget_that_is_spent_at_the_first_step_loses_no_step(executor):
-    with Loader(
-        RangeSource(6), batch_size=2, transform=fail_at_0, on_error="skip", max_bad=0, **EXECUTORS[executor]
-    ) as loader:
+    settings = {"batch_size": 50, "transform": fail_on_bad, "on_error": "skip", "max_bad": 0}
+    with Loader(RangeSource(LENGTH), **settings, **EXECUTORS[executor]) as loader:
         for _ in range(2):
             with pytest.raises(WorkerError, match="step 0 of epoch 0 failed: bad records so far"):
                 next(iter(loader))
             state = loader.state_dict()
             assert (state["epoch"], state["position"]) == (0, 0)
-
-
-def fail_at_0(sample):
-    if sample["index"] == 0:
-        raise ValueError("zero")
-    return sample
 
 
 def test_the_report_is_written_when_a_batch_is_received_not_when_it_is_made(tmp_path):
@@ -198,58 +152,6 @@ def test_the_report_is_written_when_a_batch_is_received_not_when_it_is_made(tmp_
         assert lines(path) == []
         next(batches)  # the fifth, with record 9
         assert [line["index"] for line in lines(path)] == [9]
-
-
-class Counting:
-    """Somebody's own source that keeps what was read."""
-
-    def __init__(self):
-        self.seen = []
-
-    def __len__(self):
-        return LENGTH
-
-    def __getitem__(self, index):
-        self.seen.append(index)
-        return {"index": index}
-
-
-@pytest.mark.parametrize("action", ["raise", "skip", "replace"])
-@pytest.mark.parametrize("tail", ["pad", "partial"])
-@pytest.mark.parametrize("executor", ["none", "threads"])
-def test_excluded_records_are_never_read(action, tail, executor):
-    source, excluded = Counting(), {0, 40, 4, 5, *range(20, 24), 31}
-    loaders = [
-        Loader(
-            source,
-            batch_size=2,
-            tail=tail,
-            on_error=action,
-            exclude=sorted(excluded),
-            max_bad=0,
-            rank=rank,
-            world_size=2,
-            **EXECUTORS[executor],
-        )
-        for rank in range(2)
-    ]
-    served = []
-    for rank, loader in enumerate(loaders):
-        with loader:
-            if action == "replace":  # the sixth step of each rank has no other record
-                with pytest.raises(WorkerError, match=r"all 2 records of the step are bad, .* all of them by exclude="):
-                    served += [i for batch in loader for i in batch["index"].tolist()]
-                assert (loader.state_dict()["epoch"], loader.state_dict()["position"]) == (0, 20)
-                continue
-            batches = list(loader)
-            assert len(batches) == 11
-            order = range(rank, LENGTH, 2)
-            rows = [i for batch in batches for i in batch["index"][batch.get("valid", slice(None))].tolist()]
-            assert rows == [i for i in order if i not in excluded]
-            served += rows
-    assert not set(source.seen) & excluded
-    if action != "replace":
-        assert sorted(served) == sorted(set(range(LENGTH)) - excluded)
 
 
 def test_a_state_saved_before_a_record_was_excluded_goes_on_without_it(tmp_path):
@@ -306,23 +208,9 @@ def _damaged_array_record(path):
     return dataload.open(path, codec="msgpack", fields=["x"], reader_options=""), None
 
 
-def _damaged_torchrecord(path):
-    """One value is no TensorProtos."""
-    lmdb = pytest.importorskip("lmdb")
-    with dataload.create(path, format="torchrecord") as writer:
-        for number in range(12):
-            writer.write({"x": np.full(3, number, np.float32)})
-    with lmdb.open(str(path), max_dbs=4) as environment, environment.begin(write=True) as txn:
-        database = environment.open_db(b"db0", txn=txn, create=False)
-        key = [key for key, _ in txn.cursor(database)][5]
-        txn.put(key, b"\xff" * 40, db=database)
-    return dataload.open(path, format="torchrecord"), f"db0/{key.decode()}"
-
-
 DAMAGED = {
     "data.tar": _damaged_tar,
     "data.array_record": _damaged_array_record,
-    "data.torchrecord": _damaged_torchrecord,
 }
 
 
@@ -338,28 +226,18 @@ def test_damaged_files(name, tmp_path):
         with loader:
             return [batch["x"][:, 0].tolist() for batch in loader]
 
-    with pytest.raises(WorkerError, match=r"failed in read on index 5: CorruptFileError: ") as caught:
+    with pytest.raises(WorkerError, match="failed in read on index 5: CorruptFileError: ") as caught:
         numbers(Loader(source, num_workers=2, **settings))
-    assert str(path) in str(caught.value)
-    assert caught.value.step == order.index(5) // 4
-    assert isinstance(caught.value.__cause__, dataload.CorruptFileError)
+    assert (str(path) in str(caught.value), caught.value.step) == (True, order.index(5) // 4)
+    assert type(caught.value.__cause__) is dataload.CorruptFileError
 
     kept = [[i for i in order[start : start + 4] if i != 5] for start in (0, 4, 8)]
     for workers in (0, 2):
         assert numbers(Loader(source, on_error="skip", num_workers=workers, error_report=report, **settings)) == kept
     first, second = lines(report)
     assert first == second
-    assert {name: first[name] for name in ("index", "shard", "record", "key", "stage", "error", "step", "epoch")} == {
-        "index": 5,
-        "shard": str(path),
-        "record": 5,
-        "key": key,
-        "stage": "read",
-        "error": "CorruptFileError",
-        "step": order.index(5) // 4,
-        "epoch": 0,
-    }
-    assert first["source"] == repr(source)
+    place = {"index": 5, "shard": str(path), "record": 5, "key": key, "step": order.index(5) // 4, "epoch": 0}
+    assert first.items() >= {**place, "stage": "read", "error": "CorruptFileError", "source": repr(source)}.items()
     assert first["cause"]
 
     replaced = numbers(Loader(source, on_error="replace", **settings))
@@ -477,22 +355,21 @@ def test_one_percent_of_the_records_read_may_be_bad_by_default(executor):
     with Loader(RangeSource(3000), **settings) as loader:
         with pytest.raises(WorkerError, match=message):
             list(loader)
-        state = loader.state_dict()
-        loader.load_state_dict(state)  # which starts the count anew, so that another 1,000 records are read
-        with pytest.raises(WorkerError, match=r"step 18 of epoch 0 failed: bad records so far: 20 of 1000"):
+        loader.load_state_dict(loader.state_dict())  # which starts the count anew, of another 1,000 records
+        with pytest.raises(WorkerError) as caught:
             list(loader)
+        assert (caught.value.epoch, caught.value.step) == (0, 18)
     with Loader(RangeSource(3000), **settings, max_bad=0.02) as loader:
         assert sum(len(batch["index"]) for batch in loader) == 2940
     with Loader(RangeSource(900), **settings) as loader:  # the share is first looked at in the second epoch
         assert sum(len(batch["index"]) for batch in loader) == 882
-        with pytest.raises(WorkerError, match=r"step 0 of epoch 1 failed: bad records so far: 20 of 1000"):
+        with pytest.raises(WorkerError) as caught:
             list(loader)
+        assert (caught.value.epoch, caught.value.step) == (1, 0)
 
 
-def test_excluded_records_and_filler_are_not_read():
-    with Loader(
-        RangeSource(1050), batch_size=100, tail="pad", transform=fail_on_every_fiftieth, on_error="skip",
-        exclude=range(0, 1050, 2), max_bad=0.01,
-    ) as loader:  # fmt: skip
+def test_excluded_records_and_filler_do_not_count_as_read():
+    """21 of 525 records are bad, which are too few to look at a share of them; 1,050 would be enough."""
+    settings = {"batch_size": 100, "tail": "pad", "transform": fail_on_every_fiftieth, "on_error": "skip"}
+    with Loader(RangeSource(1050), exclude=range(0, 1050, 2), max_bad=0.01, **settings) as loader:
         assert sum(batch["valid"].sum() for batch in loader) == 504
-        assert (loader._bad.read, loader._bad.spent) == (525, 21)

@@ -1,58 +1,42 @@
-"""The command line as a user runs it."""
+"""The command line as a user runs it: inspect, convert, verify and index."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import pty
+import shutil
 import subprocess
 import sys
+import tarfile
 import warnings
 from pathlib import Path
 
 import numpy as np
 import pytest
 import typer
-from typer.testing import CliRunner
+from command_line import assert_plain, facts, fail, ok, run
 
 import dataload
+from dataload.__main__ import main
 from dataload.cli.app import app
+from dataload.cli.output import ProgressBar
 from dataload.config import json_schema
 from dataload.storage.core import core_name
 
-
-def run(*arguments):
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def ok(*arguments):
-    result = run(*arguments)
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
-    assert_plain(result.stdout)
-    return result.stdout
-
-
-def fail(code, *arguments):
-    result = run(*arguments)
-    assert result.exit_code == code, result.output
-    assert "Traceback" not in result.output
-    assert_plain(result.output)
-    return result
-
-
-def assert_plain(text):
-    """No control characters, which is what a pipe and a log file want."""
-    assert not [c for c in text if not c.isprintable() and c != "\n"], text
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 def process(*arguments, **options):
-    """The console script, in a process of its own, its output in pipes."""
+    """Run the console script in a process of its own, by default with its output in pipes."""
     command = [sys.executable, "-m", "dataload", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    return subprocess.run(command, **{"capture_output": True, "text": True, "check": False, **options})
 
 
 @pytest.fixture
 def data(tmp_path):
-    """A data set of two shards, and a broken one."""
+    """A data set of two shards."""
     for shard in range(2):
         with dataload.create(tmp_path / f"a-{shard}.syr") as writer:
             writer.extend(
@@ -87,96 +71,50 @@ def test_help_is_there_for_every_command():
 
 
 def test_the_console_script_and_the_module_are_the_same():
-    assert process("--version").stdout == f"dataload {dataload.__version__} ({core_name()} core)\n"
+    version = f"dataload {dataload.__version__} ({core_name()} core)\n"
+    assert process("--version").stdout == ok("--version") == version
     script = Path(sys.executable).with_name("dataload")
     if script.exists():
-        assert subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout.startswith(
-            "dataload"
-        )
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["frob"], "error: No such command 'frob'"),
-        (["inspect"], "error: Missing argument 'PATH'"),
-        (["inspect", "--frob", "x"], "error: No such option: --frob"),
-        (["inspect", "x", "--format", "syra"], "did you mean 'syrah'?"),
-        (["inspect", "none.syr"], "none.syr"),
-        (["inspect", "*.none"], "*.none"),
-        (["inspect", "range:10", "-o", "stp=2"], "did you mean 'step'?"),
-        (["inspect", "range:10", "-o", "step"], "'step'"),
-        (["inspect", "range:10", "-o", "a=1", "-o", "a.b=1"], "error: 'a.b=1': 'a' already has a value"),
-        (["verify", "range:3", "--limit", "0"], "error: Invalid value for '--limit'"),
-        (["inspect", "x.lmdb", "--codec", "math:nothing"], "math has no 'nothing'"),
-        (["inspect", "x.lmdb", "--decode", "a=b", "--decode", "c"], "error: --decode 'c': pass one decoder for all"),
-        (["convert", "range:3", "out.none"], "'out.none'"),
-        (["convert", "range:3", "file/out.syr"], "error: cannot write to the directory file: file is no directory"),
-        (["convert", "range:3", "x.lmdb"], "exists: choose another name, or pass --overwrite to replace it"),
-        (["convert", "range:3", "c.tar", "--to-option", "indx=false"], "did you mean 'index'?"),
-        (["index", "-d", "none", "a.tar"], "error: there is no directory none"),
-    ],
-)
-def test_wrong_usage_is_one_line_and_exit_code_2(tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.lmdb").mkdir()
-    (tmp_path / "file").touch()
-    result = fail(2, *arguments)
-    assert result.stdout == ""
-    assert result.stderr.startswith("error: ")
-    assert message in result.stderr
-    assert result.stderr.count("\n") == 1
-    assert {*os.listdir(tmp_path)} == {"file", "x.lmdb"}
+        assert subprocess.run([script, "--version"], capture_output=True, text=True, check=True).stdout == version
 
 
 def test_bad_data_are_exit_code_1_and_cannot_print_control_characters(tmp_path):
     path = tmp_path / "a\x1b[31m\x07.syr"
     path.write_bytes(b"GS")
-    result = fail(1, "inspect", path)
-    assert result.stderr.startswith(f"error: {tmp_path}/a\\x1b[31m\\x07.syr, byte 0: ")
+    assert fail(1, "inspect", path).stderr.startswith(f"error: {tmp_path}/a\\x1b[31m\\x07.syr, byte 0: ")
 
 
-def test_what_the_system_refuses_is_said(data):
-    target = data / "a-0.syr"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dataload.convert.journal._size", lambda _: os.open(data / "none", os.O_RDONLY))
-        result = fail(1, "convert", target, data / "b.syr")
-    assert result.stderr == f"error: {data}/none: No such file or directory\n"
-
-
-@pytest.mark.parametrize("place", ["first", "last"])
-def test_debug_shows_the_traceback(place):
-    arguments = ["inspect", "none.syr"]
-    result = run("--debug", *arguments) if place == "first" else run(*arguments, "--debug")
+@pytest.mark.parametrize("arguments", [["--debug", "inspect", "none.syr"], ["inspect", "none.syr", "--debug"]])
+def test_debug_shows_the_traceback(arguments):
+    result = run(*arguments)
     assert result.exit_code == 2
     assert "Traceback (most recent call last)" in result.stderr
     assert result.stderr.splitlines()[-1].startswith("error: ")
 
 
-def test_an_unexpected_error_says_how_to_see_more(monkeypatch, data):
-    def explode(*_):
-        raise ZeroDivisionError("by nothing")
-
-    monkeypatch.setattr("dataload.cli.inspect._facts", explode)
-    result = fail(1, "inspect", data / "a-0.syr")
-    assert result.stderr == "error: unexpected ZeroDivisionError: by nothing; use --debug for the traceback\n"
-
-
-def test_warnings_are_a_line_and_ctrl_c_is_130(monkeypatch, data):
-    def warn(*_):
+@pytest.mark.parametrize(
+    ("error", "code", "text"),
+    [
+        (FileNotFoundError(2, "No such file or directory", "x"), 1, "error: x: No such file or directory\n"),
+        (ZeroDivisionError("by 0"), 1, "error: unexpected ZeroDivisionError: by 0; use --debug for the traceback\n"),
+        (KeyboardInterrupt(), 130, ""),
+    ],
+)
+def test_errors_of_others_and_warnings_are_a_line(monkeypatch, error, code, text):
+    def end(*_):
         warnings.simplefilter("default")
         warnings.warn("slow to read", UserWarning, stacklevel=1)
-        raise KeyboardInterrupt
+        raise error
 
-    monkeypatch.setattr("dataload.cli.inspect._facts", warn)
-    assert fail(130, "inspect", data / "a-0.syr").stderr == "warning: slow to read\n"
+    monkeypatch.setattr(typer.core.TyperCommand, "invoke", end)
+    assert fail(code, "inspect", "range:3").stderr == f"warning: slow to read\n{text}"
 
 
-def test_without_typer_it_says_what_to_install():
-    code = "import sys; sys.modules['typer'] = None; from dataload.__main__ import main; sys.exit(main())"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
-    assert result.returncode == 2
-    assert result.stderr == "error: the command line needs typer: pip install 'dataload[cli]' (or only typer)\n"
+def test_without_typer_it_says_what_to_install(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "typer", None)
+    assert main() == 2
+    message = "error: the command line needs typer: pip install 'dataload[cli]' (or only typer)\n"
+    assert capsys.readouterr() == ("", message)
 
 
 def test_a_closed_pipe_is_no_error(data):
@@ -186,22 +124,42 @@ def test_a_closed_pipe_is_no_error(data):
     assert result.stderr == ""
 
 
-@pytest.mark.slow
-def test_ctrl_c_during_a_conversion_leaves_no_half_file(data):
-    code = (
-        "import os, signal, sys\n"
-        "from dataload.cli.output import ProgressBar\n"
-        "def stop(self, done, total):\n"
-        "    if done >= 5: os.kill(os.getpid(), signal.SIGINT)\n"
-        "ProgressBar.__call__ = stop\n"
-        "from dataload.__main__ import main\n"
-        "sys.exit(main())\n"
-    )
-    arguments = ["convert", str(data / "a-*.syr"), str(data / "b.syr"), "--shards", "2"]
-    result = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True, check=False)
-    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+def test_ctrl_c_during_a_conversion_leaves_no_half_file(data, monkeypatch):
+    def stop(self, done, total):
+        if done >= 5:
+            raise KeyboardInterrupt
+
+    command = ["convert", data / "a-*.syr", data / "b.syr", "--shards", 2]
+    with monkeypatch.context() as patch:
+        patch.setattr(ProgressBar, "__call__", stop)
+        result = run(*command)
+    assert (result.exit_code, result.output) == (130, "")
     assert sorted(os.listdir(data)) == [".b.syr.convert.json", "a-0.syr", "a-1.syr", "b-00000-of-00002.syr"]
-    assert "4 records from an earlier run" in ok("convert", data / "a-*.syr", data / "b.syr", "--shards", 2, "--resume")
+    assert "4 records from an earlier run" in ok(*command, "--resume")
+
+
+@pytest.mark.slow
+def test_progress_and_colour_on_a_terminal_only(data):
+    """On a pseudo-terminal stderr has a bar and colours; stdout, a pipe, has none."""
+    master, slave = pty.openpty()
+    options = {"capture_output": False, "stderr": slave, "env": {**os.environ, "TERM": "xterm-256color"}}
+    arguments = "convert", data / "a-*.syr", data / "b.syr"
+    try:
+        assert_plain(process(*arguments, **options, stdout=subprocess.PIPE).stdout)
+        assert process(*arguments, **options).returncode == 2
+    finally:
+        os.close(slave)
+    shown = b""
+    while True:
+        try:
+            shown += (block := os.read(master, 65536))
+        except OSError:  # what Linux says when the other end is closed
+            break
+        if not block:
+            break
+    os.close(master)
+    assert b"converting to syrah" in shown
+    assert b"\x1b[31merror: " in shown
 
 
 # inspect
@@ -222,53 +180,47 @@ def test_inspect(data):
     assert lines[7].endswith("... (100 bytes)")
     assert lines[9].split() == ["shard", "records", "size"]
     assert lines[10].split()[:2] == [f"{data}/a-0.syr", "4"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dataload.cli.inspect._SHOWN_SHARDS", 1)
-        assert ok("inspect", data).splitlines()[-1] == "... and 1 more (--json lists all)"
+    assert len(lines) == 12
+    for shard in range(2, 11):
+        shutil.copy(data / "a-0.syr", data / f"a-{shard}.syr")
+    assert ok("inspect", data).splitlines()[-1] == "... and 1 more (--json lists all)"
 
 
 def test_inspect_as_json(data):
-    facts = json.loads(ok("inspect", data, "--json", "--field", "x", "--field", "y"))
-    assert (facts["format"], facts["records"]) == ("syrah", 8)
-    assert facts["fields"] == {"x": {"dtype": "float64", "shape": [2, 3]}, "y": {"dtype": "int64", "shape": []}}
-    assert facts["shards"][1] == {
-        "path": f"{data}/a-1.syr",
-        "records": 4,
-        "bytes": (data / "a-1.syr").stat().st_size,
-    }
-    assert facts["bytes"] == sum(shard["bytes"] for shard in facts["shards"])
-    assert facts["protocols"] == ["BatchReader", "ColumnReader", "Sharded"]
-    assert facts["sample"] == {"x": "[0.5, 0.5, 0.5, 0.5, 0.5, 0.5] (2, 3)", "y": "0"}
-    assert facts["fingerprint"] == dataload.open(data, fields=["x", "y"]).fingerprint()
-    facts = json.loads(ok("inspect", f"syrah:{data}/a-0.syr", "-o", "shapes.x=[3, 2]", "--json"))
-    assert facts["fields"]["x"] == {"dtype": "float64", "shape": [3, 2]}
-    lines = ok("inspect", "range:10", "-o", "start=3").splitlines()
-    assert lines[0] == "range: 7 records in 1 shard, 0 bytes"
-    assert lines[-1].split() == ["index", "int64", "()", "3"]
+    found = facts("inspect", data, "--field", "x", "--field", "y")
+    assert (found["format"], found["records"], found["manifest"]) == ("syrah", 8, [])
+    assert found["fields"] == {"x": {"dtype": "float64", "shape": [2, 3]}, "y": {"dtype": "int64", "shape": []}}
+    paths = [data / f"a-{shard}.syr" for shard in range(2)]
+    assert found["shards"] == [{"path": str(path), "records": 4, "bytes": path.stat().st_size} for path in paths]
+    assert found["bytes"] == sum(path.stat().st_size for path in paths)
+    assert found["protocols"] == ["BatchReader", "ColumnReader", "Sharded"]
+    assert found["sample"] == {"x": "[0.5, 0.5, 0.5, 0.5, 0.5, 0.5] (2, 3)", "y": "0"}
+    assert found["fingerprint"] == dataload.open(data, fields=["x", "y"]).fingerprint()
+    found = facts("inspect", f"syrah:{data}/a-0.syr", "-o", "shapes.x=[3, 2]")
+    assert found["fields"]["x"] == {"dtype": "float64", "shape": [3, 2]}
 
 
 def test_inspect_shows_the_rest_when_there_is_no_good_record_0(tmp_path):
     with dataload.create(tmp_path / "empty.lmdb"):
         pass
     assert ok("inspect", tmp_path / "empty.lmdb").startswith("lmdb: 0 records in 1 shard")
-    assert json.loads(ok("inspect", tmp_path / "empty.lmdb", "--json"))["sample"] is None
-    with dataload.create(tmp_path / "a.syr") as writer:
-        writer.write({"text": "abc"})
+    assert facts("inspect", tmp_path / "empty.lmdb")["sample"] is None
     path = tmp_path / "a.syr"
+    with dataload.create(path) as writer:
+        writer.write({"text": "abc"})
     path.write_bytes(path.read_bytes().replace(b"abc", b"\xff\xfe\xfd"))
     text = ok("inspect", path)
     assert "text   str    ()" in text
     assert "record 0: cannot be read: " in text
 
 
-def test_inspect_of_an_index_shows_its_shards_and_nested_values():
-    lines = ok("inspect", str(Path(__file__).parents[1] / "golden/mds/all")).splitlines()
+def test_inspect_of_other_kinds_of_data(tmp_path):
+    lines = ok("inspect", "range:10", "-o", "start=3").splitlines()
+    assert (lines[0], lines[-1].split()) == ("range: 7 records in 1 shard, 0 bytes", ["index", "int64", "()", "3"])
+    lines = ok("inspect", GOLDEN / "mds/all").splitlines()
     assert lines[0] == "mds: 9 records in 3 shards, 6.5 kB"
     assert "json unknown ? {'a': '[0, None]', 'b': \"'x'\"}" in [" ".join(line.split()) for line in lines]
     assert any(line.endswith("985 bytes") and "shard.00002.mds" in line for line in lines)
-
-
-def test_inspect_of_plain_bytes_and_the_order_of_keys(tmp_path):
     with dataload.create(tmp_path / "a.lmdb") as writer:
         writer.extend([b"one", b"\x00" * 200])
     text = ok("inspect", tmp_path / "a.lmdb")
@@ -279,17 +231,15 @@ def test_inspect_of_plain_bytes_and_the_order_of_keys(tmp_path):
 
 
 def test_inspect_shows_the_manifest(tmp_path, data):
-    assert json.loads(ok("inspect", data, "--json"))["manifest"] == []
     (tmp_path / "b").mkdir()
     ok("convert", data / "a-*.syr", tmp_path / "b" / "b.lmdb", "--shards", 2, "--codec", "msgpack")
     text = ok("inspect", tmp_path / "b")
     assert text.startswith("lmdb: 8 records in 2 shards, ")
     assert "\ndataload.json: b-{00000..00001}-of-00002.lmdb, codec='msgpack'\n" in text
-    facts = json.loads(ok("inspect", tmp_path / "b", "--json"))
-    assert facts["manifest"] == [
-        {"pattern": "b-{00000..00001}-of-00002.lmdb", "options": {"codec": "msgpack"}, "hashed": True}
-    ]
-    assert facts["fields"]["x"] == {"dtype": "float64", "shape": [2, 3]}
+    found = facts("inspect", tmp_path / "b")
+    pattern = "b-{00000..00001}-of-00002.lmdb"
+    assert found["manifest"] == [{"pattern": pattern, "options": {"codec": "msgpack"}, "hashed": True}]
+    assert found["fields"]["x"] == {"dtype": "float64", "shape": [2, 3]}
     assert ok("verify", tmp_path / "b") == "8 records in 2 files: all can be read\n"
 
 
@@ -302,13 +252,16 @@ def test_convert(data):
     found = dataload.open(data / "b-*.tar", decode="auto")
     assert found.shard_lengths == (4, 4)
     np.testing.assert_array_equal(found[5]["x"], np.full((2, 3), 5.5))
-    text = ok("convert", data / "b-*.tar", data / "c.syr", "--decode", "auto", "--field", "y", "--field", "name")
+    ok("convert", data / "b-*.tar", data / "c.syr", "--decode", "auto", "--field", "y", "--field", "name")
     assert list(dataload.open(data / "c.syr")) == [{"y": i, "name": f"n{i}"} for i in range(8)]
+    ok("convert", data / "a-0.syr", data / "f.tar", "--to-option", "index=false")
+    assert not (data / "f.idx").exists()
+    ok("convert", data / "a-*.syr", data / "p{shard:02d}.syr", "--records-per-shard", 3)
+    assert dataload.open(data / "p{00..02}.syr").shard_lengths == (2, 3, 3)
 
 
 def test_convert_with_codecs(data):
-    text = ok("convert", data / "a-*.syr", data / "b.lmdb", "--codec", "msgpack")
-    assert "note" not in text
+    assert "note" not in ok("convert", data / "a-*.syr", data / "b.lmdb", "--codec", "msgpack")
     assert dataload.open(data / "b.lmdb", codec="msgpack")[2]["name"] == "n2"
     ok("convert", data / "b.lmdb", data / "c.lmdb", "--codec", "msgpack", "--to-codec", "npz")
     assert dataload.open(data / "c.lmdb", codec="npz")[2]["name"] == "n2"
@@ -317,8 +270,6 @@ def test_convert_with_codecs(data):
     assert dataload.open(data / "d.syr")[2]["name"] == "n2"
     text = ok("convert", data / "d.syr", data / "e.lmdb")
     assert text.startswith("note: records are encoded with the codec 'tensorprotos'")
-    ok("convert", data / "a-0.syr", data / "f.tar", "--to-option", "index=false")
-    assert not (data / "f.idx").exists()
 
 
 def test_convert_again(data):
@@ -329,8 +280,6 @@ def test_convert_again(data):
     ok(*arguments, "--overwrite")
     result = fail(2, "convert", data / "a-0.syr", data / "b.syr", "--resume")
     assert "records: 8 when it began, 4 now" in result.stderr
-    ok("convert", data / "a-*.syr", data / "p{shard:02d}.syr", "--records-per-shard", 3)
-    assert dataload.open(data / "p{00..02}.syr").shard_lengths == (2, 3, 3)
 
 
 def test_convert_keeps_the_key_if_asked(tmp_path):
@@ -345,9 +294,15 @@ def test_convert_keeps_the_key_if_asked(tmp_path):
 # verify
 
 
+def bad(*arguments):
+    """Return the places of the bad records that a verification finds, and its whole report."""
+    report = json.loads(fail(1, "verify", *arguments, "--json").stdout)
+    return [(Path(each["path"]).name, each["index"], each["record"]) for each in report["bad"]], report
+
+
 def test_verify_names_every_bad_record(damaged, data):
     assert ok("verify", data / "a-*.syr") == "8 records in 2 files: all can be read\n"
-    report = json.loads(ok("verify", data / "a-*.syr", "--json"))
+    report = facts("verify", data / "a-*.syr")
     assert report == {"path": f"{data}/a-*.syr", "files": 2, "records": 8, "ok": True, "bad": []}
     result = fail(1, "verify", damaged)
     first, second = result.stdout.splitlines()
@@ -358,36 +313,33 @@ def test_verify_names_every_bad_record(damaged, data):
     result = fail(1, "verify", damaged, "--limit", 1)
     assert len(result.stdout.splitlines()) == 1
     assert result.stderr.endswith("; stopped at --limit\n")
-    report = json.loads(fail(1, "verify", damaged, "--json").stdout)
-    assert (report["ok"], report["records"], report["files"]) == (False, 10, 1)
+    places, report = bad(damaged)
+    assert (places, report["ok"], report["records"], report["files"]) == (
+        [("damaged.syr", 3, 3), ("damaged.syr", 7, 7)], False, 10, 1
+    )  # fmt: skip
     content = damaged.read_bytes()
-    for finding, index in zip(report["bad"], (3, 7), strict=True):
-        assert (finding["path"], finding["index"], finding["record"]) == (str(damaged), index, index)
-        assert finding["offset"] == content.index(b"rec\xff\xff\xff %d" % index) + 3
+    for finding in report["bad"]:
+        assert finding["offset"] == content.index(b"rec\xff\xff\xff %d" % finding["index"]) + 3
         assert finding["error"] == "CorruptFileError"
         assert finding["cause"].startswith(f"{damaged}, byte ")
 
 
-def test_verify_counts_records_over_all_files(damaged):
-    with dataload.create(damaged.with_name("a.syr")) as writer:
-        writer.extend({"text": "good"} for _ in range(4))
-    report = json.loads(fail(1, "verify", damaged.parent, "--json").stdout)
-    assert [(f["index"], f["record"], f["path"]) for f in report["bad"]] == [
-        (7, 3, str(damaged)),
-        (11, 7, str(damaged)),
-    ]
+def test_verify_counts_records_over_all_files_and_parts(damaged, data):
+    places, report = bad(data)
+    assert (places, report["records"]) == ([("damaged.syr", 11, 3), ("damaged.syr", 15, 7)], 18)
+    assert ok("verify", data, "--part", "1/2") == "4 records in 1 file: all can be read\n"
+    places, report = bad(data, "--part", "2/2")
+    assert (report["files"], report["records"]) == (2, 14)
+    # The records of the first part were not counted.
+    assert places == [("damaged.syr", None, 3), ("damaged.syr", None, 7)]
+    assert bad(damaged, "--part", "1/1")[0] == [("damaged.syr", 3, 3), ("damaged.syr", 7, 7)]
 
 
 def test_verify_goes_on_when_a_whole_file_is_bad(damaged, data):
     (data / "b.syr").write_bytes(b"GS")
-    report = json.loads(fail(1, "verify", data, "--json").stdout)
-    places = [(os.path.basename(f["path"]), f["index"], f["record"], f["offset"]) for f in report["bad"]]
+    places, report = bad(data)
     # Behind a file that does not open nobody knows the number of a record in the data set.
-    assert [place[:3] for place in places] == [
-        ("b.syr", None, None),
-        ("damaged.syr", None, 3),
-        ("damaged.syr", None, 7),
-    ]
+    assert places == [("b.syr", None, None), ("damaged.syr", None, 3), ("damaged.syr", None, 7)]
     assert report["records"] == 18
     only = fail(1, "verify", data / "b.syr")
     assert f"{data}/b.syr, byte 0: " in only.stdout
@@ -400,37 +352,22 @@ def refuse_seven(data):
     return {"n": int(data)}
 
 
-def test_verify_reads_a_part_of_the_files(damaged, data):
-    assert ok("verify", data, "--part", "1/2") == "4 records in 1 file: all can be read\n"
-    report = json.loads(fail(1, "verify", data, "--part", "2/2", "--json").stdout)
-    assert (report["files"], report["records"]) == (2, 14)
-    # The records of the first part were not counted.
-    assert [(f["index"], f["record"], f["path"]) for f in report["bad"]] == [
-        (None, 3, str(damaged)),
-        (None, 7, str(damaged)),
-    ]
-    assert [f["index"] for f in json.loads(fail(1, "verify", damaged, "--part", "1/1", "--json").stdout)["bad"]] == [
-        3,
-        7,
-    ]
-    assert "cannot split 3 shards into 4 parts: ask for fewer parts" in fail(2, "verify", data, "--part", "1/4").stderr
-
-
 def test_verify_reports_what_a_users_codec_raises(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "users_codec", sys.modules[__name__])
     with dataload.create(tmp_path / "a.lmdb") as writer:
         writer.extend(b"%d" % i for i in range(10))
-    report = json.loads(fail(1, "verify", tmp_path / "a.lmdb", "--json", "--codec", "users_codec:refuse_seven").stdout)
-    assert [(f["index"], f["path"]) for f in report["bad"]] == [(7, str(tmp_path / "a.lmdb/data.mdb"))]
+    places, report = bad(tmp_path / "a.lmdb", "--codec", "users_codec:refuse_seven")
+    assert places == [("data.mdb", 7, 7)]
     assert "KeyError: 'seven'" in report["bad"][0]["cause"]
 
 
-def test_verify_calls_neither_a_missing_package_nor_an_unknown_field_bad_data(data, tmp_path, monkeypatch):
-    assert "'z'" in fail(2, "verify", data, "--field", "z").stderr
+def test_a_missing_package_is_not_bad_data(tmp_path, monkeypatch):
     with dataload.create(tmp_path / "a.arrow") as writer:
         writer.write({"x": 1})
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     assert "needs pyarrow: pip install" in fail(2, "verify", tmp_path / "a.arrow").stderr
+    monkeypatch.setitem(sys.modules, "ray", None)
+    assert "needs ray: pip install 'dataload[ray]'" in fail(2, "verify", tmp_path, "--engine", "ray").stderr
 
 
 # index
@@ -466,6 +403,18 @@ def test_index_goes_on_after_a_bad_archive(tmp_path, monkeypatch):
     assert sorted(os.listdir()) == ["a.idx", "a.tar", "b.tar", "c.idx", "c.tar"]
 
 
+def test_index_of_samples_that_are_torn_apart(tmp_path):
+    path = tmp_path / "a.tar"
+    with tarfile.open(path, "w") as archive:
+        for name in ("a.txt", "b.txt", "a.cls"):
+            member = tarfile.TarInfo(name)
+            member.size = 1
+            archive.addfile(member, io.BytesIO(b"1"))
+    assert "byte 2048: sample 'a'" in fail(1, "index", path).stderr
+    assert not (tmp_path / "a.idx").exists()
+    assert ok("index", path, "--no-strict") == f"{path}: 3 samples\n"
+
+
 def test_index_writes_manifests(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("t-0", "t-1", "v"):
@@ -478,60 +427,3 @@ def test_index_writes_manifests(tmp_path, monkeypatch):
     Path("v.array_record").unlink()
     assert len(ok("index", "--manifest", ".").splitlines()) == 1
     assert dataload.open(".")[5] == {"x": 2}, "the manifest no longer lists the other, and has the codec"
-
-
-def test_index_with_options_of_the_other_kind():
-    result = fail(2, "index", "a.tar", "--codec", "npz")
-    assert result.stderr == "error: --format, --codec, --decode, --part, --merge and --engine are for --manifest\n"
-    result = fail(2, "index", "--manifest", "a.tar", "--directory", "x")
-    assert result.stderr == "error: a manifest is written beside its shards: leave --directory out\n"
-
-
-def test_index_of_samples_that_are_torn_apart(tmp_path):
-    import io
-    import tarfile
-
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as archive:
-        for name in ("a.txt", "b.txt", "a.cls"):
-            member = tarfile.TarInfo(name)
-            member.size = 1
-            archive.addfile(member, io.BytesIO(b"1"))
-    result = fail(1, "index", path)
-    assert "byte 2048: sample 'a'" in result.stderr
-    assert not (tmp_path / "a.idx").exists()
-    assert ok("index", path, "--no-strict") == f"{path}: 3 samples\n"
-
-
-# Terminals
-
-
-@pytest.mark.slow
-def test_progress_and_colour_on_a_terminal_only(data):
-    """On a pseudo-terminal stderr has a bar and colours; stdout, a pipe, has none."""
-    import pty
-
-    master, slave = pty.openpty()
-    environment = {**os.environ, "TERM": "xterm-256color"}
-    command = [sys.executable, "-m", "dataload"]
-    arguments = ["convert", str(data / "a-*.syr"), str(data / "b.syr")]
-    try:
-        child = subprocess.run(
-            [*command, *arguments], stdout=subprocess.PIPE, stderr=slave, env=environment, check=True, text=True
-        )
-        assert_plain(child.stdout)
-        failed = subprocess.run([*command, *arguments], stderr=slave, env=environment, check=False)
-        assert failed.returncode == 2
-    finally:
-        os.close(slave)
-    shown = b""
-    while True:
-        try:
-            shown += (block := os.read(master, 65536))
-        except OSError:  # what Linux says when the other end is closed
-            break
-        if not block:
-            break
-    os.close(master)
-    assert b"converting to syrah" in shown
-    assert b"\x1b[31merror: " in shown

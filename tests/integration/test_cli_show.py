@@ -14,22 +14,15 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import ok
 
 import dataload
-from dataload.cli.app import app
 
 HOSTILE = "<script>alert(1)</script><img src=http://evil.test/x onerror=alert(2)>&\x07\u202e</pre>"
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["show", *map(str, arguments)])
-
-
-def ok(*arguments):
-    result = run(*arguments)
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
-    return result.stdout
+def show(*arguments):
+    return ok("show", *arguments)
 
 
 class Parsed(HTMLParser):
@@ -70,17 +63,24 @@ def config():
             image = np.stack([x, y, np.full_like(x, index)], -1)
             record = {"image": image, "audio": sound, "sample_rate": 8000, "text": HOSTILE, "x": np.arange(3.0) + index}
             writer.write(record)
-    with open("train.toml", "w") as file:
-        file.write('[source]\npath = "data.syr"\n[loader]\nbatch_size = 4\nshuffle = true\nseed = 3\n')
+    write("train.toml", "data.syr", loader={"batch_size": 4, "shuffle": True, "seed": 3})
     return "train.toml"
 
 
+def write(name, source, **sections):
+    """Write a config."""
+    lines = ["[source]", f"path = {json.dumps(source)}"]
+    for section, values in sections.items():
+        lines += [f"[{section}]", *(f"{key} = {json.dumps(value)}" for key, value in values.items())]
+    with open(name, "w") as file:
+        file.write("\n".join(lines))
+
+
 def test_the_order_is_shown_as_it_is_written_in_python(config):
-    assert "order: GlobalShuffle(" in ok(config, "--step", 0, "--rows", 1)
-    with open("buckets.toml", "w") as file:
-        sampler = 'kind = "length_buckets"\nlength_of = "audio"\nmax_tokens = 1600'
-        file.write(f'[source]\npath = "data.syr"\n[sampler]\n{sampler}\n[loader]\n')
-    assert "order: BucketBatchSampler(" in ok("buckets.toml", "--step", 0, "--rows", 1)
+    assert "order: GlobalShuffle(" in show(config, "--step", 0, "--rows", 1)
+    sampler = {"kind": "length_buckets", "length_of": "audio", "max_tokens": 1600}
+    write("buckets.toml", "data.syr", sampler=sampler, loader={})
+    assert "order: BucketBatchSampler(" in show("buckets.toml", "--step", 0, "--rows", 1)
 
 
 def loader(**settings):
@@ -101,21 +101,20 @@ def assert_safe(page):
 
 
 def test_arrays_are_those_of_the_step(config):
-    ok(config, "--epoch", 3, "--step", 1, "--rank", 1, "--world-size", 2, "--npz", "batch.npz")
+    show(config, "--epoch", 3, "--step", 1, "--rank", 1, "--world-size", 2, "--npz", "batch.npz")
     batch = loader(rank=1, world_size=2).batch(3, 1)
     with np.load("batch.npz") as saved:
         assert set(saved) == {*batch}
         for name, column in batch.items():
             assert np.array_equal(saved[name], np.asarray(column)), name
-    ok(config, "--step", "1:3", "--npz", "batches.npz")
+    show(config, "--step", "1:3", "--npz", "batches.npz")
     with np.load("batches.npz") as saved:
         assert np.array_equal(saved["2/x"], loader().batch(0, 2)["x"])
 
 
 def test_steps_beyond_a_thousand_have_names_of_their_own():
-    with open("long.toml", "w") as file:
-        file.write('[source]\npath = "range:3000"\n[loader]\nbatch_size = 2\n')
-    ok("long.toml", "--step", "1233:1236", "--npz", "batches.npz")
+    write("long.toml", "range:3000", loader={"batch_size": 2})
+    show("long.toml", "--step", "1233:1236", "--npz", "batches.npz")
     with np.load("batches.npz") as saved:
         found = {name: column.tolist() for name, column in saved.items()}
     assert found == {"1233/index": [2466, 2467], "1234/index": [2468, 2469], "1235/index": [2470, 2471]}
@@ -123,7 +122,7 @@ def test_steps_beyond_a_thousand_have_names_of_their_own():
 
 def test_the_terminal_names_records_and_values(config):
     batch = loader().batch(0, 2)
-    printed = ok(config, "--step", 2, "--rows", 2)
+    printed = show(config, "--step", 2, "--rows", 2)
     assert "epoch 0, step 2 of 5" in printed
     assert re.search(r"image +uint8 +\(4, 50, 400, 3\) +0 to 255", printed)
     for row in range(2):
@@ -136,7 +135,7 @@ def test_the_terminal_names_records_and_values(config):
 
 def test_the_page_has_pictures_sound_and_text_and_runs_nothing(config):
     batch = loader().batch(0, 1)
-    assert "wrote page.html" in ok(config, "--step", 1, "--html", "page.html")
+    assert "wrote page.html" in show(config, "--step", 1, "--html", "page.html")
     page = Parsed("page.html")
     assert_safe(page)
     assert len(page.all("article")) == 4
@@ -161,22 +160,17 @@ def test_packed_rows_show_their_segments_and_records():
     with dataload.create("tokens.jsonl") as writer:
         for each in tokens:
             writer.write({"tokens": each})
-    with open("pack.toml", "w") as file:
-        file.write(
-            '[source]\npath = "tokens.jsonl"\n[sampler]\nkind = "packing"\nlength_of = "tokens"\nrow_length = 16\n'
-            "[loader]\nbatch_size = 2\n"
-        )
-    ok("pack.toml", "--step", 1, "--html", "page.html")
+    sampler = {"kind": "packing", "length_of": "tokens", "row_length": 16}
+    write("pack.toml", "tokens.jsonl", sampler=sampler, loader={"batch_size": 2})
+    show("pack.toml", "--step", 1, "--html", "page.html")
     page = Parsed("page.html")
     assert_safe(page)
-    records = [
-        tuple(map(int, found))
-        for found in re.findall(r"index (\d+): record \d+ of [^:]+, at (\d+) to (\d+)", page.text)
-    ]
+    places = re.findall(r"index (\d+): record \d+ of [^:]+, at (\d+) to (\d+)", page.text)
+    records = [tuple(map(int, found)) for found in places]
     assert records
     for index, start, stop in records:
         assert stop - start == len(tokens[index])
-    ok("pack.toml", "--step", 1, "--npz", "batch.npz")
+    show("pack.toml", "--step", 1, "--npz", "batch.npz")
     with np.load("batch.npz") as batch:
         assert len(page.all("i")) == sum(len(np.unique(row)) for row in batch["segment_ids"])
     shown = [attributes.get("class") for attributes in page.all("span") if (attributes.get("class") or "")[:1] in "tp"]
@@ -185,12 +179,9 @@ def test_packed_rows_show_their_segments_and_records():
 
 def test_rows_of_streams_say_what_they_continue():
     np.save("lengths.npy", [6, 6, 8])
-    with open("streams.toml", "w") as file:
-        file.write(
-            '[source]\npath = "range:20"\n[sampler]\nkind = "streams"\nlengths = "lengths.npy"\nchunk = 2\n'
-            'mode = "pack"\nends = "pad"\n[loader]\nbatch_size = 2\n'
-        )
-    ok("streams.toml", "--step", "0:2", "--html", "page.html")
+    sampler = {"kind": "streams", "lengths": "lengths.npy", "chunk": 2, "mode": "pack", "ends": "pad"}
+    write("streams.toml", "range:20", sampler=sampler, loader={"batch_size": 2})
+    show("streams.toml", "--step", "0:2", "--html", "page.html")
     page = Parsed("page.html")
     first, second = page.text.split("epoch 0, step 1")[-2:]
     assert "begins here" in first
@@ -204,11 +195,11 @@ def test_the_steps_around_a_state(config):
         last = next(iterator)
     with open("state.json", "w") as file:
         json.dump(run_before.state_dict(), file)
-    ok(config, "--state", "state.json", "--npz", "around.npz")
+    show(config, "--state", "state.json", "--npz", "around.npz")
     with np.load("around.npz") as saved:
         assert np.array_equal(saved["2/x"], last["x"])
         assert np.array_equal(saved["3/x"], next(iterator)["x"])
-    ok(config, "--state", "state.json", "--set", "loader.batch_size=2", "--step", 6, "--npz", "resumed.npz")
+    show(config, "--state", "state.json", "--set", "loader.batch_size=2", "--step", 6, "--npz", "resumed.npz")
     with np.load("resumed.npz") as saved:
         assert np.array_equal(saved["x"], loader().batch(0, 3)["x"][:2])
 
@@ -236,7 +227,7 @@ def test_records_of_a_data_set_with_hostile_files():
                 entry = tarfile.TarInfo(f"{key}.{name.replace('.', '_')}.{name[2:]}")
                 entry.size = len(content)
                 archive.addfile(entry, io.BytesIO(content))
-    ok("a.tar", "--records", "0:2", "--html", "page.html")
+    show("a.tar", "--records", "0:2", "--html", "page.html")
     page = Parsed("page.html")
     assert_safe(page)
     assert page.all("img") == page.all("audio") == []
@@ -248,30 +239,11 @@ def test_histograms_come_from_the_statistics():
     with dataload.create("labels.jsonl") as writer:
         for index in range(30):
             writer.write({"label": index % 3, "text": "a" * (index % 5)})
-    assert CliRunner().invoke(app, ["stats", "labels.jsonl"]).exit_code == 0
-    ok("labels.jsonl", "--records", "0:2", "--html", "page.html")
+    ok("stats", "labels.jsonl")
+    show("labels.jsonl", "--records", "0:2", "--html", "page.html")
     page = Parsed("page.html")
     assert "label: records per value" in page.text
     assert len(page.all("rect")) >= 3
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["train.toml"], "give --step, such as 12345 or 0:3; or --state"),
-        (["train.toml", "--step", 5], "--step 5 is out of range: epoch 0 has 5 steps"),
-        (["train.toml", "--step", 0, "--codec", "npz"], "a config says how its data is read"),
-        (["train.toml", "--step", 0, "--rank", 1], "--rank needs --world-size"),
-        (["train.toml", "--step", 0, "--html", "none/page.html"], "there is no directory none to write to"),
-        (["train.toml", "--step", 0, "--tokenizer", "train.toml"], "train.toml is no tokenizer.json"),
-        (["data.syr", "--records", "0:21"], "--records 0:21 is out of range: the data set has 20 records"),
-        (["data.syr", "--records", "0", "--epoch", 1], "--records shows a data set: leave out what is for a config"),
-    ],
-)
-def test_wrong_use(config, arguments, message):
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout) == (2, ""), result.output
-    assert message in result.stderr
 
 
 @pytest.mark.train
@@ -281,21 +253,11 @@ def test_wrong_use(config, arguments, message):
 def test_a_browser_draws_the_page(config, width, dark, tmp_path):
     from PIL import Image
 
-    ok(config, "--step", 1, "--html", "page.html")
-    command = [
-        "chromium",
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        "--hide-scrollbars",
-        f"--user-data-dir={tmp_path}/p",
-    ]
-    command += [
-        f"--window-size={width},900",
-        "--screenshot=page.png",
-        f"--blink-settings=preferredColorScheme={int(not dark)}",
-    ]
-    subprocess.run([*command, f"file://{tmp_path}/page.html"], check=True, capture_output=True, timeout=50)
+    show(config, "--step", 1, "--html", "page.html")
+    options = "--headless --no-sandbox --disable-gpu --hide-scrollbars --screenshot=page.png"
+    options += f" --user-data-dir={tmp_path}/p --window-size={width},900"
+    options += f" --blink-settings=preferredColorScheme={int(not dark)} file://{tmp_path}/page.html"
+    subprocess.run(["chromium", *options.split()], check=True, capture_output=True, timeout=50)
     pixels = np.asarray(Image.open("page.png").convert("RGB")).astype(int)
     assert pixels.shape == (900, width, 3)
     page = [20, 23, 28] if dark else [255, 255, 255]

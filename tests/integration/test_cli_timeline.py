@@ -4,13 +4,12 @@ import io
 import json
 
 import pytest
+from command_line import facts, ok
 from figures import assert_no_overlap
-from typer.testing import CliRunner
 
 from dataload.analysis.design import DARK, LIGHT
 from dataload.analysis.timeline import CONSUMER, Timeline, TimelineStep
 from dataload.analysis.timeline_picture import timeline_figure
-from dataload.cli.app import app
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -19,14 +18,8 @@ def _fonts():
     timeline_figure(Timeline(), "").savefig(io.BytesIO())
 
 
-def run(*arguments):
-    return CliRunner().invoke(app, ["timeline", *map(str, arguments)])
-
-
-def ok(*arguments):
-    result = run(*arguments)
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
-    return result.stdout
+def timeline(*arguments):
+    return ok("timeline", *arguments)
 
 
 @pytest.fixture
@@ -40,7 +33,7 @@ def config(tmp_path):
 
 
 def test_a_table_and_a_verdict(config):
-    *lines, verdict = ok(config, "--steps", 10, "--model-ms", 20).splitlines()
+    *lines, verdict = timeline(config, "--steps", 10, "--model-ms", 20).splitlines()
     assert lines[0].startswith("10 batches, 80 rows, ")
     for stage in ("read", "transform", "collate"):
         assert [line for line in lines if line.startswith(f"  {stage} ")]
@@ -51,71 +44,41 @@ def test_a_table_and_a_verdict(config):
 
 
 def test_json_has_every_step_and_goes_on_in_the_next_epoch(config):
-    facts = json.loads(ok(config, "--steps", 20, "--epoch", 3, "--model-ms", 2, "--json"))
-    assert [(s["epoch"], s["step"]) for s in facts["timeline"]["steps"]] == [
+    found = facts("timeline", config, "--steps", 20, "--epoch", 3, "--model-ms", 2)
+    assert [(s["epoch"], s["step"]) for s in found["timeline"]["steps"]] == [
         *((3, step) for step in range(13)),
         *((4, step) for step in range(7)),
     ]
-    assert facts["statistics"]["steps"] == 20
-    assert facts["statistics"]["rows"] == 100 + 7 * 8
-    assert facts["statistics"]["verdict"].startswith("limit: ")
-    assert facts["statistics"]["stages"]["transform"]["runs"] == 20
-    assert (facts["picture"], facts["trace"]) == (None, None)
-    work = facts["timeline"]["work"]
+    assert found["statistics"]["steps"] == 20
+    assert found["statistics"]["rows"] == 100 + 7 * 8
+    assert found["statistics"]["verdict"].startswith("limit: ")
+    assert found["statistics"]["stages"]["transform"]["runs"] == 20
+    assert (found["picture"], found["trace"]) == (None, None)
+    work = found["timeline"]["work"]
     assert len(work) == 19  # the last one has no end: nothing was asked for behind it
     assert all(ended - begun >= 0.002 for begun, ended in work)
 
 
-def test_settings_are_replaced(config):
-    facts = json.loads(ok(config, "--steps", 3, "--set", "loader.num_workers=0", "--json"))
-    assert facts["statistics"]["executor"] == "serial"
-    assert {step["worker"] for step in facts["timeline"]["steps"]} == {CONSUMER}
+def test_settings_are_replaced_and_the_data_end(config):
+    found = facts("timeline", config, "--steps", 3, "--set", "loader.num_workers=0")
+    assert found["statistics"]["executor"] == "serial"
+    assert {step["worker"] for step in found["timeline"]["steps"]} == {CONSUMER}
     processes = ("--set", "loader.num_workers=1", "--set", "loader.executor=processes")
-    facts = json.loads(ok(config, "--steps", 3, *processes, "--json"))
-    assert (facts["statistics"]["executor"], facts["timeline"]["workers"]) == ("processes", ["dataload-0"])
-
-
-def test_a_data_set_that_ends_before(config):
-    facts = json.loads(ok(config, "--steps", 100, "--set", "loader.epochs=2", "--json"))
-    assert facts["statistics"]["steps"] == 26
-    result = run(config, "--epoch", 2, "--set", "loader.epochs=2")
-    assert result.exit_code == 2
-    assert "has no steps in epoch 2" in result.stderr
+    found = facts("timeline", config, "--steps", 3, *processes)
+    assert (found["statistics"]["executor"], found["timeline"]["workers"]) == ("processes", ["dataload-0"])
+    assert facts("timeline", config, "--steps", 100, "--set", "loader.epochs=2")["statistics"]["steps"] == 26
 
 
 def test_a_picture_and_a_trace_are_written(config, tmp_path):
     picture, trace = tmp_path / "t.png", tmp_path / "t.json"
-    lines = ok(config, "--steps", 5, "--picture", picture, "--trace", trace).splitlines()
+    lines = timeline(config, "--steps", 5, "--picture", picture, "--trace", trace).splitlines()
     assert lines[-2:] == [f"wrote {picture}", f"wrote {trace}"]
     assert lines[-3].startswith("limit: ")
     assert picture.read_bytes().startswith(b"\x89PNG")
     events = json.loads(trace.read_text())["traceEvents"]
     assert sum(event["name"] == "wait" for event in events) == 5
-    facts = json.loads(ok(config, "--steps", 5, "--picture", picture, "--trace", trace, "--json"))
-    assert (facts["picture"], facts["trace"]) == (str(picture), str(trace))
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--picture", "t.txt"], "t.txt: "),
-        (["--picture", "none/t.png"], "there is no directory none to write to"),
-        (["--trace", "none/t.json"], "there is no directory none to write to"),
-        (["--steps", "0"], "Invalid value for '--steps'"),
-        (["--model-ms", "-1"], "Invalid value for '--model-ms'"),
-        (["--set", "loader.batch_sise=4"], "batch_size"),
-    ],
-)
-def test_what_is_wrong_is_said_before_anything_runs(config, options, message, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("dataload.cli.timeline._consume", lambda *_: pytest.fail("it ran"))
-    result = run(config, *options)
-    assert result.exit_code == 2
-    assert message in result.stderr
-
-
-def test_an_error_of_the_data_is_an_error_of_the_command(config):
-    assert run(config, "--set", "loader.transform=[operator:neg]").exit_code == 1
+    found = facts("timeline", config, "--steps", 5, "--picture", picture, "--trace", trace)
+    assert (found["picture"], found["trace"]) == (str(picture), str(trace))
 
 
 # The picture
@@ -125,9 +88,9 @@ def step(number, worker, asked, received, *spans, epoch=0, rows=4):
     return TimelineStep(epoch, number, worker, spans, asked, received, rows, nbytes=8, bad=0, failed=False)
 
 
-def drawn(timeline, **options):
+def drawn(made, **options):
     """Of each bar of a picture: what it is, its begin, its length, and the lane it is on."""
-    axes, *_ = timeline_figure(timeline, "train.toml", **options).axes
+    axes, *_ = timeline_figure(made, "train.toml", **options).axes
     lanes = {tick: label.get_text() for tick, label in zip(axes.get_yticks(), axes.get_yticklabels(), strict=True)}
     bars = set()
     for collection in axes.collections:
@@ -143,14 +106,14 @@ def texts_of(figure):
 
 @pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
 def test_the_picture_has_a_lane_for_each_worker_and_one_for_the_consumer(theme):
-    timeline = Timeline()
-    timeline.steps = [
+    made = Timeline()
+    made.steps = [
         step(0, "dataload-0", 100.0, 102.0, ("read", 100.0, 101.0), ("collate", 101.0, 102.0)),
         step(1, "dataload-1", 103.0, 103.0, ("read", 100.5, 102.5)),
         step(0, CONSUMER, 104.0, 106.0, ("read", 104.0, 105.5), epoch=1),
     ]
-    timeline.work = [(102.0, 103.0), (103.0, 104.0)]
-    axes, bars = drawn(timeline, records=lambda step: [7, 12, 5, 100 + step.step], theme=theme)
+    made.work = [(102.0, 103.0), (103.0, 104.0)]
+    axes, bars = drawn(made, records=lambda step: [7, 12, 5, 100 + step.step], theme=theme)
     lanes = ["worker 0", "worker 1", "consumer makes", CONSUMER]
     assert bars == {
         ("read", 0.0, 1.0, lanes[0]),
@@ -189,22 +152,22 @@ def test_the_picture_has_a_lane_for_each_worker_and_one_for_the_consumer(theme):
 
 @pytest.mark.parametrize("size", [40, 2])
 def test_short_steps_and_epochs_have_numbers_only_where_they_fit(size):
-    timeline, stages = Timeline(), ("read", "decode", "transform", "collate")
+    made, stages = Timeline(), ("read", "decode", "transform", "collate")
     for n in range(60):
         at = n // 3 * 3 + 0.1
         spans = [(stage, at + 0.7 * i, at + 0.7 * i + 0.7) for i, stage in enumerate(stages)]
-        timeline.steps.append(step(n % size, f"dataload-{n % 3}", n, n + 0.5, *spans, epoch=n // size))
-        timeline.work.append((n + 0.5, n + 1))
-    axes, _ = drawn(timeline, records=lambda step: range(1000, 1032))
+        made.steps.append(step(n % size, f"dataload-{n % 3}", n, n + 0.5, *spans, epoch=n // size))
+        made.work.append((n + 0.5, n + 1))
+    axes, _ = drawn(made, records=lambda step: range(1000, 1032))
     assert {"0", "epoch 1"} <= {text.get_text() for text in axes.texts}
     assert_no_overlap(axes.figure)
 
 
 def test_boxes_that_would_be_too_small_give_way_to_parts_of_the_time():
-    timeline = Timeline()
-    timeline.steps = [step(n, "dataload-0", n, n, ("read", n, n + 0.5)) for n in range(600)]
-    timeline.work = [(n, n + 1) for n in range(600)]
-    axes, bars = drawn(timeline)
+    made = Timeline()
+    made.steps = [step(n, "dataload-0", n, n, ("read", n, n + 0.5)) for n in range(600)]
+    made.work = [(n, n + 1) for n in range(600)]
+    axes, bars = drawn(made)
     assert {text.get_text() for text in axes.texts} == {"busy 50%", "waits 0%"}
     assert not bars
     read = next(patch for patch in axes.patches if patch.get_label() == "read")
@@ -216,22 +179,22 @@ def test_boxes_that_would_be_too_small_give_way_to_parts_of_the_time():
 
 
 def test_the_start_of_processes_is_left_out_and_said():
-    timeline = Timeline()
-    timeline.steps = [step(0, "dataload-0", 0.0, 5.0, ("read", 4.0, 5.0)), step(1, "dataload-0", 6, 6, ("read", 5, 6))]
-    timeline.work = [(5.0, 6.0)]
-    axes, _ = drawn(timeline)
+    made = Timeline()
+    made.steps = [step(0, "dataload-0", 0.0, 5.0, ("read", 4.0, 5.0)), step(1, "dataload-0", 6, 6, ("read", 5, 6))]
+    made.work = [(5.0, 6.0)]
+    axes, _ = drawn(made)
     assert axes.get_xlim() == (0, 2)
     assert texts_of(axes.figure)[1].endswith("; the 4.0 s in which workers start are left out")
 
 
 def test_parts_of_a_batch_have_its_colour_and_workers_their_rows():
-    timeline = Timeline()
+    made = Timeline()
     for n in range(3):
-        timeline.steps += [
+        made.steps += [
             step(n, f"dataload-{worker}", n, n + 1, ("read", n, n + 0.8 + worker / 10), rows=2) for worker in range(2)
         ]
-        timeline.steps.append(step(n, CONSUMER, n, n + 1, ("collate", n + 0.9, n + 1.0), rows=0))
-    axes, bars = drawn(timeline)
+        made.steps.append(step(n, CONSUMER, n, n + 1, ("collate", n + 0.9, n + 1.0), rows=0))
+    axes, bars = drawn(made)
     lanes = ["worker 0\nrows 0-1", "worker 1\nrows 2-3", CONSUMER]
     assert [label.get_text() for label in axes.get_yticklabels()] == lanes
     assert ("collate", 0.9, 0.1, CONSUMER) in bars, "what it joins itself is on the consumer's lane"
@@ -254,7 +217,7 @@ def test_a_timeline_of_iterators(tmp_path, monkeypatch):
         '[sampler]\nkind = "iterators"\nmake_stream = "letters:letters"\nsequences = ["abc", "defg", "hij", "klmn"]\n'
         "[loader]\nbatch_size = 4\nnum_workers = 2\n"
     )
-    found = json.loads(ok(config, "--steps", 6, "--json"))
+    found = facts("timeline", config, "--steps", 6)
     assert found["statistics"]["steps"] == 6
     assert len(found["statistics"]["row_seconds"]) == 4
     assert found["timeline"]["workers"] == ["dataload-0", "dataload-1"]

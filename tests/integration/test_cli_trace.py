@@ -8,28 +8,10 @@ import tarfile
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import facts, fail, ok
 
 import dataload
 from dataload.analysis.trace import StepLosses, rank_by_loss
-from dataload.cli.app import app
-
-
-def run(*arguments):
-    return CliRunner().invoke(app, [*map(str, arguments)])
-
-
-def ok(*arguments):
-    result = run(*arguments)
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
-    return result.stdout
-
-
-def failure(*arguments, code=2):
-    result = run(*arguments)
-    assert (result.exit_code, result.stdout) == (code, ""), result.output
-    assert result.stderr.startswith("error: ")
-    return result.stderr
 
 
 @pytest.fixture
@@ -40,15 +22,9 @@ def config(tmp_path, monkeypatch):
         with dataload.create(f"part-{shard}.syr") as writer:
             for index in range(shard * 50, shard * 50 + 50):
                 writer.write({"x": np.full(3, index, np.float32), "label": index % 7})
-    return write_config()
-
-
-def write_config(name="train.toml", **settings):
-    lines = [f"{key} = {json.dumps(value)}" for key, value in settings.items()]
-    text = '[source]\npath = "part-*.syr"\n[loader]\nbatch_size = 8\nshuffle = true\nseed = 3\n' + "\n".join(lines)
-    with open(name, "w") as file:
-        file.write(text)
-    return name
+    with open("train.toml", "w") as file:
+        file.write('[source]\npath = "part-*.syr"\n[loader]\nbatch_size = 8\nshuffle = true\nseed = 3\n')
+    return "train.toml"
 
 
 def loader(**settings):
@@ -56,17 +32,17 @@ def loader(**settings):
 
 
 def test_a_record_is_found_in_the_batches_that_trained_on_it(config):
-    found = json.loads(ok("trace", config, "--index", 42, "--world-size", 4, "--json"))
+    found = facts("trace", config, "--index", 42, "--world-size", 4)
     assert found["location"]["record"] == 42
     assert [serving["epoch"] for serving in found["servings"]] == [0, 1, 2]
     for serving in found["servings"]:
         batch = loader(rank=serving["rank"], world_size=4).batch(serving["epoch"], serving["step"])
         assert batch["x"][serving["row"]].tolist() == [42.0] * 3
-    assert json.loads(ok("trace", config, "--index", 42, "--epochs", 1, "--steps", "900", "--json"))["servings"] == []
+    assert facts("trace", config, "--index", 42, "--epochs", 1, "--steps", "900")["servings"] == []
 
 
 def test_the_table(config):
-    (serving,) = json.loads(ok("trace", config, "--index", 70, "--epochs", 2, "--json"))["servings"]
+    (serving,) = facts("trace", config, "--index", 70, "--epochs", 2)["servings"]
     heading, columns, values = ok("trace", config, "--index", 70, "--epochs", 2).splitlines()
     assert heading.startswith("record 70 (")
     assert "part-1.syr, record 20)" in heading
@@ -89,7 +65,7 @@ def test_a_state_that_changed_the_batch_size_counts(config):
         served.update({int(x): (step, row) for row, x in enumerate(batch["x"][:, 0])})
     for index, (step, row) in list(served.items())[:5]:
         resumed = ["--set", "loader.batch_size=6", "--state", "state.json", "--epochs", 0]
-        (serving,) = json.loads(ok("trace", config, "--index", index, *resumed, "--json"))["servings"]
+        (serving,) = facts("trace", config, "--index", index, *resumed)["servings"]
         assert (serving["step"], serving["row"]) == (step, row)
 
 
@@ -101,7 +77,7 @@ def test_a_key(tmp_path, monkeypatch):
     with open("tar.toml", "w") as file:
         file.write('[source]\npath = "a.tar"\n[loader]\nbatch_size = 2\n')
     assert "a.tar, record 1, key 'two'): served 1 time" in ok("trace", "tar.toml", "--key", "two", "--epochs", 0)
-    assert "no record of" in (message := failure("trace", "tar.toml", "--key", "tow"))
+    assert "no record of" in (message := fail(2, "trace", "tar.toml", "--key", "tow").stderr)
     assert "did you mean 'two'" in message
 
 
@@ -115,62 +91,18 @@ def test_the_records_of_a_spike_are_found_and_excluded(config):
             losses.append((epoch, step, 1.0 + 5 * len(bad & set(x.tolist()))))
     with open("losses.csv", "w") as file:
         file.write("epoch,step,loss\n" + "".join(f"{epoch},{step},{loss}\n" for epoch, step, loss in losses))
-    found = json.loads(ok("trace", config, "--spike", "losses.csv", "--top", 2, "--exclude", "bad.jsonl", "--json"))
+    found = facts("trace", config, "--spike", "losses.csv", "--top", 2, "--exclude", "bad.jsonl")
     assert {each["index"] for each in found["records"]} == bad
     assert [each["steps"] for each in found["records"]] == [4, 4]
     assert {os.path.basename(each["name"]) for each in found["shards"]} == {"part-0.syr", "part-1.syr"}
     kept = {int(x) for batch in loader(exclude="bad.jsonl") for x in batch["x"][:, 0]}
     assert kept == set(range(100)) - bad
-    assert "--exclude: bad.jsonl exists: choose another name" in failure(
-        "trace", config, "--spike", "losses.csv", "--exclude", "bad.jsonl"
-    )
     # Steps without epochs count from the start of the run.
     flat = "step,loss\n" + "".join(f"{13 * epoch + step},{loss}\n" for epoch, step, loss in losses)
     assert [each.index for each in rank_by_loss(steps, StepLosses.parse(flat, steps), top=2).records] == [
         each["index"] for each in found["records"]
     ]
     assert re.search(r"mean loss .*±", ok("trace", config, "--spike", "losses.csv", "--top", 1))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("step,value\n1,2\n", "the losses need the columns 'step' and 'loss', found ['step', 'value']"),
-        (
-            "step,loss\n1,high\n",
-            "line 2: expected integers as step and epoch, and a number as loss, found {'step': '1', 'loss': 'high'}",
-        ),
-        (
-            "\ufeffstep,loss\n1,2\n2,nan\n",
-            "line 3: expected integers as step and epoch, and a number as loss, found nan",
-        ),
-        ("step,loss\n99999999999,2\n", "line 2: step 99999999999 is out of range: epoch 100000 begins at step 1300000"),
-        ("epoch,step,loss\n0,13,1\n", "losses, line 2: epoch 0 has 13 steps, found step 13"),
-        ("step,loss\n-1,1\n", "losses, line 2: epoch 0 has 13 steps, found step -1"),
-        ("step,loss\n", "the losses have no lines"),
-    ],
-)
-def test_losses_that_cannot_be_used(config, text, message):
-    with open("losses.csv", "w") as file:
-        file.write(text)
-    assert message in failure("trace", config, "--spike", "losses.csv")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "give one of --index, --key and --spike"),
-        (["--index", 1, "--spike", "x"], "give one of --index, --key and --spike"),
-        (["--index", 1, "--exclude", "x"], "--exclude goes with --spike"),
-        (["--index", 100], "index 100 is out of range: the source has 100 records"),
-        (["--index", 1, "--epochs", "3:3"], "--epochs 3:3 is empty"),
-        (["--key", "a"], "has no keys: give the index of the record"),
-        (["--spike", "none.csv"], "--spike: none.csv cannot be read: No such file"),
-        (["--index", 1, "--state", "train.toml"], "--state: train.toml is not JSON"),
-    ],
-)
-def test_wrong_use_of_trace(config, arguments, message):
-    assert message in failure("trace", config, *arguments)
 
 
 def test_another_world_size_serves_what_was_certified(config):
@@ -182,8 +114,9 @@ def test_another_world_size_serves_what_was_certified(config):
         assert "the same batches, bit for bit: steps 0:13 of epoch 1" in ok(
             "certify", config, "--check", "run.json", *size
         )
-    assert "choose world_size and loader.batch_size" in failure(
-        "certify", config, "--check", "run.json", "--world-size", 2
+    assert (
+        "choose world_size and loader.batch_size"
+        in fail(2, "certify", config, "--check", "run.json", "--world-size", 2).stderr
     )
     with open("run.json") as file:
         assert len(file.read()) < 13 * 200 + 500
@@ -191,31 +124,18 @@ def test_another_world_size_serves_what_was_certified(config):
 
 def test_another_order_or_other_data_are_named(config):
     ok("certify", config, "--steps", "0:13", "--output", "run.json")
-    message = failure("certify", config, "--check", "run.json", "--set", "loader.seed=4", code=1)
+    message = fail(1, "certify", config, "--check", "run.json", "--set", "loader.seed=4").stderr
     assert "step 0 of epoch 0: another sampler or seed: its records are not those of the certificate" in message
     with dataload.create("part-1.syr", overwrite=True) as writer:
         for index in range(50, 100):
             writer.write({"x": np.full(3, index + (index == 77), np.float32), "label": index % 7})
-    (serving,) = json.loads(ok("trace", config, "--index", 77, "--epochs", 0, "--json"))["servings"]
-    message = failure("certify", config, "--check", "run.json", code=1)
+    (serving,) = facts("trace", config, "--index", 77, "--epochs", 0)["servings"]
+    message = fail(1, "certify", config, "--check", "run.json").stderr
     assert f"step {serving['step']} of epoch 0: row {serving['row']}, record 77 (" in message
     assert "has other values than in the certificate" in message
     with dataload.create("part-1.syr", overwrite=True) as writer:
         writer.write({"x": np.zeros(3, np.float32), "label": 1})
-    assert "which has 7 steps here" in failure("certify", config, "--check", "run.json", code=1)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ([], "give --steps and --output to write a certificate, or --check"),
-        (["--steps", "0:14", "--output", "new.json"], "--steps 0:14 is out of range: epoch 0 has 13 steps"),
-        (["--check", "train.toml"], "this is not a certificate, as `dataload certify` writes"),
-        (["--check", "train.toml", "--steps", "1"], "--check takes epoch and steps from the certificate"),
-    ],
-)
-def test_wrong_use_of_certify(config, arguments, message):
-    assert message in failure("certify", config, *arguments)
+    assert "which has 7 steps here" in fail(1, "certify", config, "--check", "run.json").stderr
 
 
 @pytest.mark.parametrize("change", [{"first": -3}, {"epoch": 1e30}, {"versions": 5}, {"steps": [{"rows": "A"}]}])
@@ -227,6 +147,7 @@ def test_a_damaged_certificate(config, change):
     values |= {key: [{**step, **value[0]}] if key == "steps" else value for key, value in change.items()}
     with open("run.json", "w") as file:
         json.dump(values, file)
-    assert "this is not a certificate, as `dataload certify` writes" in failure(
-        "certify", config, "--check", "run.json"
+    assert (
+        "this is not a certificate, as `dataload certify` writes"
+        in fail(2, "certify", config, "--check", "run.json").stderr
     )

@@ -48,12 +48,6 @@ STORAGE = {
 }
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads_of_obstore():
-    """They live as long as the process, so they start before a test counts what it leaves behind."""
-    obstore.store.MemoryStore().put("a", b"")
-
-
 @pytest.fixture
 def refusing():
     """The host of a server that refuses everything, and repeats the request in its answer."""

@@ -10,11 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import facts
 from fault_proxy import FaultProxy
 from remote_sets import proxied, write_shards
-from typer.testing import CliRunner
 
-from dataload.cli.app import app
 from dataload.convert.indexing import index_shards
 
 pytestmark = [pytest.mark.slow, pytest.mark.remote]
@@ -92,10 +91,7 @@ def test_the_plan_is_about_what_is_measured(object_server, tmp_path, monkeypatch
     }
     path = tmp_path / "job.json"
     path.write_text(json.dumps({**config, "remote": {**config["remote"], "cache": str(tmp_path / "none")}}))
-    job = ("--nodes", str(nodes), "--gpus", str(RANKS // nodes), "--json")
-    result = CliRunner().invoke(app, ["plan", str(path), *job])
-    assert result.exit_code == 0, result.output
-    plan = json.loads(result.stdout)
+    plan = facts("plan", path, "--nodes", nodes, "--gpus", RANKS // nodes)
     first, total = measured(config, object_server, nodes, tmp_path, plan["steps"])
     assert plan["node_bytes"][0] == pytest.approx(sum(total) / nodes, rel=0.01)
     assert plan["first_bytes"] <= max(first)

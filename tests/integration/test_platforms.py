@@ -48,23 +48,17 @@ def _without_kernel_files(call):
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("executor", ["threads", "processes"])
+@pytest.mark.parametrize("executor", [{}, {"executor": "processes", "start_method": "fork"}])
 def test_without_linux(tmp_path, executor):
     with dataload.create(tmp_path / "a.syr") as writer:
         for number in range(40):
             writer.write({"x": np.full(10_000, number, np.float32)})  # too large for a pipe
     with dataload.open(tmp_path / "a.syr") as source:
         convert(source, tmp_path / "b.tar")
-    how = {"start_method": "fork"} if executor == "processes" else {}
-    for path in ("a.syr", "b.tar"):
-        options = {} if path == "a.syr" else {"decode": "auto"}
-        with (
-            dataload.open(tmp_path / path, **options) as source,
-            dataload.Loader(
-                source, batch_size=8, shuffle=True, seed=0, num_workers=2, executor=executor, **how
-            ) as loader,
-        ):
-            found = np.concatenate([next(v for v in batch.values() if np.ndim(v) == 2)[:, 0] for batch in loader])
+    settings = {"batch_size": 8, "shuffle": True, "seed": 0, "num_workers": 2, **executor}
+    for path, options in (("a.syr", {}), ("b.tar", {"decode": "auto"})):
+        with dataload.open(tmp_path / path, **options) as source, dataload.Loader(source, **settings) as loader:
+            found = np.concatenate([batch["x"][:, 0] for batch in loader])
         assert sorted(found) == list(range(40))
 
 

@@ -11,11 +11,10 @@ import time
 
 import part_sources
 import pytest
+from command_line import ok
 from part_sources import COUNT, Eventful, Waiting
-from typer.testing import CliRunner
 
 import dataload
-from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 
@@ -98,13 +97,9 @@ def test_a_worker_that_is_killed_changes_nothing(cluster, expected, tmp_path):
 
 def test_index_and_verify(cluster, expected, tmp_path):
     (tmp_path / "one/dataload.json").unlink()
-    for command, printed in (
-        ("index --manifest", "40 records in 5 shards"),
-        ("verify", "40 records in 5 files: all can"),
-    ):
-        result = CliRunner().invoke(app, [*command.split(), str(tmp_path / "one"), "--engine", "ray", "--parts", "3"])
-        assert result.exit_code == 0, result.output
-        assert printed in result.stdout
+    engine = tmp_path / "one", "--engine", "ray", "--parts", 3
+    assert "40 records in 5 shards" in ok("index", "--manifest", *engine)
+    assert "40 records in 5 files: all can" in ok("verify", *engine)
     assert {*hashes(tmp_path / "one")} == {*expected}
 
 
@@ -113,10 +108,8 @@ def test_errors_keep_their_class_and_are_not_tried_again(cluster, expected, tmp_
     with pytest.raises(CorruptFileError, match=r"^part 3/5 on node .*: a\.tar, byte 512, record 3: the checksum is wr"):
         run(source, tmp_path)
     assert len(source.events()) == 1
-    with pytest.raises(
-        SourceNotFoundError,
-        match=r"^part 3/5 on node .*: there is no /data/a\.tar \(all machines of the cluster need the same paths: use",
-    ):
+    match = r"^part 3/5 on node .*: there is no /data/a\.tar \(all machines of the cluster need the same paths: use"
+    with pytest.raises(SourceNotFoundError, match=match):
         run(Eventful(tmp_path / "missing", "miss"), tmp_path, resume=True)
 
 
@@ -145,9 +138,7 @@ def test_ctrl_c_deletes_what_is_half_written_and_can_be_resumed(cluster, expecte
 
 def test_settings(cluster, expected, tmp_path, monkeypatch):
     source = Eventful(tmp_path / "log", "die", times=0)
-    with pytest.raises(
-        ConfigError, match=r"Ray is initialised already: leave address='auto' out, or call ray\.shutdow"
-    ):
+    with pytest.raises(ConfigError, match="Ray is initialised already: leave address='auto' out, or call"):
         run(source, tmp_path, address="auto")
     source.lock = threading.Lock()
     with pytest.raises(ConfigError, match=r"engine 'ray' sends the source and all options to other processes, and the"):

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import multiprocessing
 import operator
 import os
 import pickle
 import shutil
-import subprocess
-import sys
 import time
 import zipfile
 from multiprocessing import forkserver
@@ -20,24 +17,22 @@ import credentials
 import numpy as np
 import pytest
 import remote_sets
-from fault_proxy import FaultProxy, Faults
+from fault_proxy import FaultProxy
 from object_server import FileServer
-from typer.testing import CliRunner
 
 import dataload
 from dataload._util.per_process import pickling_for_worker
-from dataload.cli.app import app
 from dataload.convert.indexing import index_shards
 from dataload.errors import (
     ConfigError,
-    CorruptFileError,
     SourceError,
     SourceNotFoundError,
     UnsupportedFormatError,
     WorkerError,
 )
 from dataload.sources.folder.reader import FolderReader
-from dataload.types import BytesColumn
+from dataload.storage import Remote, storage_of
+from dataload.testing.compare import difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
@@ -95,37 +90,24 @@ def paths(shards, bucket, name):
     return str(shards[name] / pattern), f"{bucket}/{[*FORMATS].index(name)}/{pattern}"
 
 
-def same(one, other):
-    return plain(one) == plain(other)
-
-
-def plain(value):
-    if isinstance(value, dict):
-        return {name: plain(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, value.tobytes()
-    return [plain(item) for item in value] if isinstance(value, (list, tuple, BytesColumn)) else value
-
-
-def options_of(mode, tmp_path):
+def remote_of(mode, tmp_path):
     return {"mode": mode} if mode == "ranges" else {"cache": str(tmp_path / "cache"), "part_bytes": 10_000}
+
+
+def same(one, other):
+    return difference(one, other, "values") is None
 
 
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
 @pytest.mark.parametrize("name", FORMATS)
 def test_records_and_fingerprint(server, shards, bucket, tmp_path, name, mode):
     local_path, url = paths(shards, bucket, name)
+    reading = {"storage_options": server.storage_options(), "remote": remote_of(mode, tmp_path), **FORMATS[name][2]}
     if name in WHOLE and mode == "ranges":
         with pytest.raises(ConfigError, match=r"can only be read as a whole: set remote.mode to 'shards' or 'auto'"):
-            dataload.open(url, storage_options=server.storage_options(), remote={"mode": mode})
+            dataload.open(url, **reading)
         return
-    options = FORMATS[name][2]
-    with (
-        dataload.open(local_path, **options) as local,
-        dataload.open(
-            url, storage_options=server.storage_options(), remote=options_of(mode, tmp_path), **options
-        ) as remote,
-    ):
+    with dataload.open(local_path, **FORMATS[name][2]) as local, dataload.open(url, **reading) as remote:
         assert len(remote) == len(local) > 0
         assert remote.shard_lengths == local.shard_lengths
         assert remote.fields == local.fields
@@ -137,99 +119,55 @@ def test_records_and_fingerprint(server, shards, bucket, tmp_path, name, mode):
 
 
 @pytest.mark.parametrize(
-    ("data", "options"),
+    ("folder", "name", "options"),
     [
-        ("mds/all", {"fields": ["str", "fixed", "int"]}),
-        ("mds/gz/index.json", {}),
-        ("wids/shards.json", {}),
-        ("tfrecord/examples.tfrecord-{00000..00001}-of-00002", {"codec": "example"}),
+        ("mds/all", "", {"fields": ["str", "fixed", "int"]}),
+        ("mds/gz", "index.json", {}),
+        ("wids", "shards.json", {}),
+        ("tfrecord", "examples.tfrecord-{00000..00001}-of-00002", {"codec": "example"}),
     ],
 )
-def test_data_sets_of_others(server, tmp_path, data, options):
-    golden = Path(__file__).parents[1] / "golden"
-    folder, _, name = data.rpartition("/") if data != "mds/all" else (data, "", "")
-    bucket = server.bucket()
-    server.put_directory(bucket, golden / folder, "data/")
-    remote = {"cache": str(tmp_path / "cache"), "budget": "1MB"}
+def test_data_sets_of_others(server, tmp_path, folder, name, options):
+    golden, bucket = Path(__file__).parents[1] / "golden" / folder, server.bucket()
+    server.put_directory(bucket, golden, "data/")
+    options["remote"] = {"cache": str(tmp_path / "cache"), "budget": "1MB"}
     url = f"{server.url(bucket)}/data/{name}".rstrip("/")
     with (
-        dataload.open(str(golden / data), remote=remote, **options) as local,
-        dataload.open(url, storage_options=server.storage_options(), remote=remote, **options) as source,
+        dataload.open(str(golden / name), **options) as local,
+        dataload.open(url, storage_options=server.storage_options(), **options) as source,
     ):
         assert source.fingerprint() == local.fingerprint()
         order = np.random.default_rng(1).permutation(len(local))
         assert same(source.read(order), local.read(order))
-        if "codec" in options:  # Examples of different lengths
-            return
-        settings = {"batch_size": 2, "shuffle": True, "seed": 1, "epochs": 1, "num_workers": 1}
-        loaders = [dataload.Loader(each, **settings) for each in (source, local)]
-        with loaders[0], loaders[1]:
-            assert same(*map(list, loaders))
+        if folder != "tfrecord":  # whose Examples have different lengths
+            settings = {"batch_size": 2, "shuffle": True, "seed": 1, "epochs": 1, "num_workers": 1}
+            with dataload.Loader(source, **settings) as one, dataload.Loader(local, **settings) as other:
+                assert same(list(one), list(other))
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_manifest_knows_the_fingerprint(object_server, shards, tmp_path, name):
-    directory, options = tmp_path / "data", FORMATS[name][2]
+def test_a_manifest_knows_the_fingerprint(object_server, proxy, shards, tmp_path, name):
+    directory, bucket = tmp_path / "data", object_server.bucket()
+    suffix, _, options = FORMATS[name]
     shutil.copytree(shards[name], directory)
-    bucket = object_server.bucket()
-    object_server.put_directory(bucket, directory, "without/")
     stored = {key: value for key, value in options.items() if key != "format"}
-    index_shards(str(directory / f"part-*.{FORMATS[name][0]}"), format=options.get("format"), options=stored)
+    index_shards(str(directory / f"part-*.{suffix}"), format=options.get("format"), options=stored)
     object_server.put_directory(bucket, directory, "with/")
-    cache = {"cache": str(tmp_path / "cache")}
-    with FaultProxy(object_server.endpoint) as proxy:
-        storage = object_server.storage_options(proxy.endpoint)
-        pattern = f"part-*.{FORMATS[name][0]}"
+    remote = {"storage_options": remote_sets.proxied(proxy), "remote": {"cache": str(tmp_path / "cache")}}
+    with (
+        dataload.open(str(directory / f"part-*.{suffix}"), **options) as local,
+        dataload.open(f"s3://{bucket}/with", **remote) as source,
+    ):
+        expected = local.fingerprint()
+        assert source.fingerprint() == expected
+        assert [*proxy.counts.requests.elements()] == [("GET", f"{bucket}/with/dataload.json")]
+    if "decode" in options or "window" in options:
+        other = {"decode": {}} if "decode" in options else {"window": 17}
         with (
-            dataload.open(str(directory / pattern), **options) as local,
-            dataload.open(f"s3://{bucket}/without/{pattern}", storage_options=storage, remote=cache, **options) as url,
+            dataload.open(str(directory), **other) as local,
+            dataload.open(f"s3://{bucket}/with", **remote, **other) as source,
         ):
-            expected = local.fingerprint()
-            assert url.fingerprint() == expected
-        proxy.reset()
-        with dataload.open(f"s3://{bucket}/with", storage_options=storage, remote=cache) as source:
-            assert source.fingerprint() == expected
-            assert [*proxy.counts.requests.elements()] == [("GET", f"{bucket}/with/dataload.json")]
-        if "decode" in options or "window" in options:
-            other = {"decode": {}} if "decode" in options else {"window": 17}
-            with (
-                dataload.open(str(directory), **other) as local,
-                dataload.open(f"s3://{bucket}/with", storage_options=storage, remote=cache, **other) as source,
-            ):
-                assert source.fingerprint() == local.fingerprint() != expected
-
-
-WORKERS = {
-    "serial": {},
-    "threads": {"num_workers": 2},
-    "processes": {"num_workers": 2, "executor": "processes"},
-}
-
-
-@pytest.mark.parametrize(
-    ("workers", "mode"),
-    remote_sets.sampled(
-        itertools.product(WORKERS, ["ranges", "shards"]),
-        [("serial", "ranges"), ("threads", "shards"), ("processes", "ranges")],
-    ),
-)
-def test_batches_and_states(shards, bucket, environment, tmp_path, workers, mode):
-    local_path, url = paths(shards, bucket, "syr")
-    settings = {"batch_size": 7, "shuffle": True, "seed": 3, "epochs": 2}
-    with dataload.open(local_path) as local, dataload.Loader(local, **settings) as loader:
-        expected = list(loader)
-        state = loader.state_dict()
-        iterator = iter(loader)
-        for _ in range(3):
-            next(iterator)
-        middle = loader.state_dict()
-    with dataload.open(url, remote=options_of(mode, tmp_path)) as remote:
-        with dataload.Loader(remote, **settings, **WORKERS[workers]) as loader:
-            assert same(list(loader), expected)
-            assert loader.state_dict() == state
-        with dataload.Loader(remote, **settings, **WORKERS[workers]) as loader:
-            loader.load_state_dict(middle)
-            assert len(list(loader)) == len(expected) - 3
+            assert source.fingerprint() == local.fingerprint() != expected
 
 
 def test_patterns_lists_and_directories(server, shards, bucket):
@@ -251,28 +189,31 @@ def test_patterns_lists_and_directories(server, shards, bucket):
             dataload.open(missing, storage_options=storage)
 
 
-def test_selections_of_records(server, shards, bucket):
+def test_one_shard_is_not_listed_and_records_of_it_are_selected(server, shards, bucket):
     url = paths(shards, bucket, "uncompressed")[1].replace("{0,1}", "0")
-    with dataload.open(f"{url}[2:5]", codec="msgpack", storage_options=server.storage_options()) as source:
-        assert [record["n"] for record in source] == [4, 6, 8]
+    with FaultProxy(server.endpoint) as proxy:
+        storage = server.storage_options(proxy.endpoint)
+        with dataload.open(f"{url}[2:5]", codec="msgpack", storage_options=storage) as source:
+            assert [record["n"] for record in source] == [4, 6, 8]
+        assert not proxy.counts.lists
+        assert sum(count for (method, _), count in proxy.counts.requests.items() if method == "HEAD") == 1
 
 
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
 def test_archives_of_files(server, environment, tmp_path, mode, monkeypatch):
     """Their classes are those of all, also in a worker, where archives are opened one by one; a folder is refused."""
-    shards = tmp_path / "shards"
-    shards.mkdir()
+    (tmp_path / "shards").mkdir()
     for shard, names in enumerate((["b/0.x", "d/1.x"], ["a/2.x", "d/3.x"])):
-        with zipfile.ZipFile(shards / f"part-{shard}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        with zipfile.ZipFile(tmp_path / "shards" / f"part-{shard}.zip", "w", zipfile.ZIP_DEFLATED) as archive:
             for name in names:
                 archive.writestr(name, name * 100)
     bucket = server.bucket()
-    server.put_directory(bucket, shards, "data/")
+    server.put_directory(bucket, tmp_path / "shards", "data/")
     url = f"{server.url(bucket)}/data"
     options = {"storage_options": {"client_options": {"allow_http": True}}, "pattern": "{label}/{key}.x"}
     with (
-        dataload.open(str(shards / "part-{0,1}.zip"), pattern="{label}/{key}.x") as local,
-        dataload.open(f"{url}/part-{{0,1}}.zip", remote=options_of(mode, tmp_path), **options) as remote,
+        dataload.open(str(tmp_path / "shards" / "part-{0,1}.zip"), pattern="{label}/{key}.x") as local,
+        dataload.open(f"{url}/part-{{0,1}}.zip", remote=remote_of(mode, tmp_path), **options) as remote,
     ):
         assert remote.fields == local.fields
         assert remote.fingerprint() == local.fingerprint()
@@ -285,21 +226,19 @@ def test_archives_of_files(server, environment, tmp_path, mode, monkeypatch):
         with pickling_for_worker():
             sent = pickle.dumps(remote)
         with pickle.loads(sent) as copy:
-            assert same(copy.read_batch([2, 1]), local.read_batch([2, 1]))
             assert copy.read_batch([2, 1])["label"].tolist() == [0, 2]
-    with pytest.raises(
-        UnsupportedFormatError, match="is a folder of single files at a URL, each of which would be a re"
-    ):
+    with pytest.raises(UnsupportedFormatError, match="is a folder of single files at a URL, each of which would be"):
         dataload.open(f"folder:{url}/", **options)
 
 
-def test_one_object_is_not_listed(server, shards, bucket):
-    with FaultProxy(server.endpoint) as proxy:
-        url = paths(shards, bucket, "uncompressed")[1].replace("{0,1}", "0")
-        with dataload.open(url, storage_options=server.storage_options(proxy.endpoint)) as source:
-            source.read([0])
-        assert not proxy.counts.lists
-        assert sum(count for (method, _), count in proxy.counts.requests.items() if method == "HEAD") == 1
+def test_reads_end_with_the_object(server, shards, bucket):
+    url = paths(shards, bucket, "syr")[1].replace("{0,1}", "0")
+    whole = (shards["syr"] / "part-0.syr").read_bytes()
+    buffer = bytearray(b"....")
+    with storage_of(url, Remote.of(server.storage_options(), {"mode": "ranges"})).open(url) as stream:
+        assert [stream.read_into(stream.size + by, buffer) for by in (1, 0, -2)] == [0, 0, 2]
+        assert buffer == whole[-2:] + b".."
+        assert (stream.read(stream.size - 3, 9), stream.read(stream.size + 1, 9)) == (whole[-3:], b"")
 
 
 def test_web_servers(shards):
@@ -314,23 +253,28 @@ def test_web_servers(shards):
 
 
 def test_writing(server, tmp_path):
-    root, storage = server.url(server.bucket()), server.storage_options()
-    remote = {"cache": str(tmp_path)}
-    for name, (suffix, options, reading) in FORMATS.items():
+    """What is written is there when the writer is closed, and is replaced only if asked, also by a late writer."""
+    root, options = server.url(server.bucket()), {"storage_options": server.storage_options()}
+    options["remote"] = {"cache": str(tmp_path)}
+    for name, (suffix, writing, reading) in FORMATS.items():
         if suffix == "npy":
             continue
         url = f"{root}/{[*FORMATS].index(name)}/x.{suffix}"
-        with dataload.create(url, storage_options=storage, remote=remote, **options) as writer:
+        with dataload.create(url, **options, **writing) as late, dataload.create(url, **options, **writing) as writer:
+            late.extend(records(2))
             writer.extend(records(5))
             with pytest.raises(SourceNotFoundError):
-                dataload.open(url, storage_options=storage)
-        with dataload.open(url, storage_options=storage, remote=remote, **reading) as source:
+                dataload.open(url, **options)
+            writer.close()
+            with pytest.raises(ConfigError, match="exists: choose another name, or pass overwrite=True"):
+                late.close()
+        with dataload.open(url, **options, **reading) as source:
             assert [int(record["n"]) for record in source] == [*range(5)]
         with pytest.raises(ConfigError, match=f"{url} exists: choose another name, or pass overwrite=True"):
-            dataload.create(url, storage_options=storage, remote=remote, **options)
-        with dataload.create(url, storage_options=storage, remote=remote, overwrite=True, **options) as writer:
+            dataload.create(url, **options, **writing)
+        with dataload.create(url, overwrite=True, **options, **writing) as writer:
             writer.extend(records(3))
-        with dataload.open(url, storage_options=storage, remote=remote, **reading) as source:
+        with dataload.open(url, **options, **reading) as source:
             assert len(source) == 3
     assert not list((tmp_path / "uploads").iterdir())
 
@@ -351,101 +295,19 @@ def test_writing_shards(server, tmp_path, rule):
     assert not list((tmp_path / "uploads").iterdir())
 
 
-def test_a_race_of_two_writers(server, tmp_path):
-    url, storage = f"{server.url(server.bucket())}/x.syr", server.storage_options()
-    with dataload.create(url, storage_options=storage, remote={"cache": tmp_path}) as late:
-        late.extend(records(2))
-        with dataload.create(url, storage_options=storage, remote={"cache": tmp_path / "other"}) as writer:
-            writer.extend(records(4))
-        with pytest.raises(ConfigError, match=r"x.syr exists"):
-            late.close()
-    with dataload.open(url, storage_options=storage) as source:
-        assert len(source) == 4
-
-
-@pytest.mark.parametrize("mode", ["ranges", "shards"])
-def test_a_changed_object(server, tmp_path, mode):
-    bucket, storage = server.bucket(), server.storage_options()
-    for number in (40, 41):
-        with dataload.create(tmp_path / f"{number}.syr") as writer:
-            writer.extend(records(number))
-    server.put(bucket, "x.syr", tmp_path / "40.syr")
-    url, remote = f"{server.url(bucket)}/x.syr", options_of(mode, tmp_path)
-    with dataload.open(url, storage_options=storage, remote=remote) as source:
-        server.put(bucket, "x.syr", tmp_path / "41.syr")
-        with pytest.raises(CorruptFileError, match=f"{url}: the file has been rewritten since it was opened"):
-            source.read([1, 2])
-    with dataload.open(url, storage_options=storage, remote=remote) as source:
-        assert len(source.read(range(41))) == 41
-
-
-FAULTS = {
-    "busy": Faults(busy=0.3),
-    "cut": Faults(cut=0.3),
-    "short": Faults(short=0.3),
-    "stall": Faults(stall=0.1, stall_seconds=3600, attempts=1),
-}
-
-
-@pytest.mark.parametrize(
-    ("faults", "mode"),
-    remote_sets.sampled(
-        itertools.product(FAULTS, ["ranges", "shards"]),
-        [("busy", "ranges"), ("cut", "shards"), ("short", "ranges"), ("stall", "shards")],
-    ),
-)
-def test_faults_are_repaired(server, shards, bucket, tmp_path, faults, mode):
-    local_path, url = paths(shards, bucket, "syr")
-    with FaultProxy(server.endpoint, FAULTS[faults]) as proxy:
-        remote = {**options_of(mode, tmp_path), "timeout": 6, "part_bytes": 20_000}
-        storage = server.storage_options(proxy.endpoint)
-        with dataload.open(url, storage_options=storage, remote=remote) as source, dataload.open(local_path) as local:
-            assert same(source.read_batch(range(RECORDS)), local.read_batch(range(RECORDS)))
-        assert proxy.counts.faults.total() > 0
-
-
-def test_what_cannot_be_repaired(server, shards, bucket):
-    url = paths(shards, bucket, "syr")[1].replace("{0,1}", "0")
-    with FaultProxy(server.endpoint) as proxy:
-        storage = server.storage_options(proxy.endpoint)
-        begun = time.monotonic()
-        with dataload.open(url, storage_options=storage, remote={"timeout": 2, "retries": 2}) as source:
-            proxy.outage()
-            match = rf"cannot read bytes \d+ to \d+ of {url}: .*\(\d attempts in .* s; the options timeout and retries"
-            with pytest.raises(SourceError, match=match) as caught:
-                source.read([3])
-            assert time.monotonic() - begun < 10
-            assert server.secret_key not in repr(caught.value) + str(caught.getrepr(showlocals=False))
-
-
 def test_wrong_credentials(server, bucket):
-    secret = "a5secret5that5is5wrong=="
+    secret, good = "a5secret5that5is5wrong==", server.storage_options()
     name = "account_key" if server.scheme == "az" else "secret_access_key"
-    storage = {**server.storage_options(), name: secret}
-    begun = time.monotonic()
-    with pytest.raises(SourceError, match=r"cannot look up .*403") as caught:
-        dataload.open(f"{bucket}/0/part-0.syr", storage_options=storage)
-    assert time.monotonic() - begun < 10  # not repeated
-    assert secret not in str(caught.value) + repr(vars(caught.value)) + repr(caught.value.__cause__)
+    without = {key: value for key, value in good.items() if "key" not in key}
+    for storage in ({**good, name: secret}, {**without, "skip_signature": True}):
+        begun = time.monotonic()
+        with pytest.raises(SourceError, match=r"cannot look up .*403") as caught:
+            dataload.open(f"{bucket}/0/part-0.syr", storage_options=storage)
+        assert time.monotonic() - begun < 10  # not repeated
+        assert secret not in str(caught.value) + repr(vars(caught.value)) + repr(caught.value.__cause__)
     with pytest.raises(ConfigError, match=r"storage_options do not fit s3://b: .*'wrong'") as caught:
         dataload.open("s3://b/x.syr", storage_options={"wrong": secret})
     assert secret not in str(caught.value) + repr(vars(caught.value))
-
-
-def test_without_credentials(server, bucket):
-    storage = {name: value for name, value in server.storage_options().items() if "key" not in name}
-    with pytest.raises(SourceError, match=r"cannot look up .*403"):
-        dataload.open(f"{bucket}/0/part-0.syr", storage_options={**storage, "skip_signature": True})
-
-
-def test_worker_processes_get_no_secrets(server, shards, bucket):
-    url = paths(shards, bucket, "syr")[1]
-    names = ", ".join(sorted(name for name in server.storage_options() if "key" in name))
-    match = rf"storage_options has {names}, which may be secret.*environment"
-    with dataload.open(url, storage_options=server.storage_options()) as source:
-        with pytest.raises(ConfigError, match=match) as caught:
-            list(dataload.Loader(source, batch_size=5, num_workers=2, executor="processes"))
-        assert server.secret_key not in repr(caught.value) + repr(vars(caught.value))
 
 
 @pytest.mark.parametrize("provider", ["text", "function"])
@@ -475,23 +337,20 @@ def test_a_forked_child_is_refused(shards, bucket, environment):
         answers = context.SimpleQueue()
 
         def child():
-            begun = time.monotonic()
             for use in (lambda: source.read([0]), lambda: dataload.open(url)):
                 try:
                     use()
                 except SourceError as error:
-                    answers.put((str(error), time.monotonic() - begun))
+                    answers.put(str(error))
 
         process = context.Process(target=child)
         process.start()
-        found = [answers.get() for _ in range(2)]
+        for text in (answers.get(), answers.get()):  # it does not hang
+            assert "this process was forked by one that had read from a URL" in text
+            assert "'forkserver' or 'spawn'" in text
         process.join()
         process.close()
         answers.close()
-        for text, seconds in found:
-            assert "this process was forked by one that had read from a URL" in text
-            assert "'forkserver' or 'spawn'" in text
-            assert seconds < 10  # it does not hang
         with (
             dataload.Loader(source, batch_size=5, num_workers=2, executor="processes", start_method="fork") as loader,
             pytest.raises(WorkerError, match="this process was forked"),
@@ -499,66 +358,19 @@ def test_a_forked_child_is_refused(shards, bucket, environment):
             next(iter(loader))
 
 
-READER = """
-import json, sys, dataload
-url, cache = sys.argv[1:]
-with dataload.open(url, remote={"cache": cache, "part_bytes": "64KiB"}) as source:
-    sys.stdin.read(1)
-    found = source.read_batch(range(len(source)))["n"]
-    print(json.dumps(found.ravel().tolist()))
-"""
-
-
-@pytest.mark.parametrize("number", remote_sets.sampled([3, 8], [3]))
-def test_several_processes_download_each_byte_once(server, tmp_path, monkeypatch, environment, number):
-    bucket = server.bucket()
-    with dataload.create(tmp_path / "x.syr") as writer:
-        writer.extend({"x": np.full(20_000, row, np.uint8), "n": row} for row in range(80))
-    server.put(bucket, "x.syr", tmp_path / "x.syr")
-    size = os.path.getsize(tmp_path / "x.syr")
-    with FaultProxy(server.endpoint) as proxy:
-        for name, value in server.environment(proxy.endpoint).items():
-            monkeypatch.setenv(name, value)
-        command = [sys.executable, "-c", READER, f"{server.url(bucket)}/x.syr", str(tmp_path / "cache")]
-        readers = [
-            subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(number)
-        ]
-        answers = [reader.communicate("x")[0] for reader in readers]
-        assert [json.loads(answer) for answer in answers] == [[*range(80)]] * number
-        assert size <= proxy.counts.bytes.total() <= size + 4096 * number  # each reads where the records are
-    assert [path.stat().st_size for path in (tmp_path / "cache" / "shards").iterdir()] == [size]
-
-
 @pytest.mark.parametrize("name", ["syr", "lmdb"])
 def test_a_budget_of_one_shard(server, shards, bucket, tmp_path, name):
     local_path, url = paths(shards, bucket, name)
-    storage, options = server.storage_options(), FORMATS[name][2]
     size = max(path.stat().st_size for path in Path(shards[name]).rglob("*") if path.is_file())
+    reading = {"storage_options": server.storage_options(), **FORMATS[name][2]}
     remote = {"cache": str(tmp_path), "budget": int(1.5 * size)}
-    with (
-        dataload.open(url, storage_options=storage, remote=remote, **options) as source,
-        dataload.open(local_path, **options) as local,
-    ):
-        for order in (range(RECORDS), range(0, RECORDS, 7), range(RECORDS - 1, -1, -1)):
+    with dataload.open(url, remote=remote, **reading) as source, dataload.open(local_path, **FORMATS[name][2]) as local:
+        for order in (range(RECORDS), range(RECORDS - 1, -1, -7)):
             for start in range(0, len(order), 5):
                 assert same(source.read(order[start : start + 5]), local.read(order[start : start + 5]))
             assert sum(path.stat().st_size for path in (tmp_path / "shards").iterdir()) <= remote["budget"]
     with pytest.raises(ConfigError, match="and the budget of the cache"):
-        dataload.open(url, storage_options=storage, remote={**remote, "budget": 1000, "mode": "shards"}, **options)
-
-
-def test_tables_are_kept_in_the_cache(server, tmp_path):
-    bucket, storage = server.bucket(), server.storage_options()
-    remote = {"cache": str(tmp_path / "cache")}
-    with dataload.create(tmp_path / "x.tar", index=False) as writer:
-        writer.extend({"__key__": f"{row:06d}", "cls": row} for row in range(3000))
-    server.put(bucket, "x.tar", tmp_path / "x.tar")
-    for _ in range(2):
-        with dataload.open(
-            f"{server.url(bucket)}/x.tar", storage_options=storage, remote=remote, decode="auto"
-        ) as source:
-            assert source[1234] == {"__key__": "001234", "cls": 1234}
-        assert len(list((tmp_path / "cache" / "tables").iterdir())) == 1
+        dataload.open(url, remote={**remote, "budget": 1000, "mode": "shards"}, **reading)
 
 
 def test_configs(server, shards, bucket, tmp_path):
@@ -575,36 +387,23 @@ def test_configs(server, shards, bucket, tmp_path):
             dataload.from_config(tmp_path / "c.toml", overrides=[change])
 
 
-def test_commands(server, shards, bucket, environment):
-    url = paths(shards, bucket, "syr")[1]
-    facts = json.loads(CliRunner().invoke(app, ["inspect", url, "--json"]).stdout)
-    assert (facts["records"], facts["format"]) == (RECORDS, "syrah")
-    assert facts["bytes"] == sum(path.stat().st_size for path in Path(shards["syr"]).iterdir())
-
-
-@pytest.mark.parametrize("mode", ["ranges", "auto"])
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [(name, mode) for name in FORMATS for mode in ("ranges", "auto") if mode == "auto" or name not in WHOLE],
+)
 def test_what_is_downloaded_to_learn_lengths_is_limited(server, shards, bucket, tmp_path, name, mode):
-    url = paths(shards, bucket, name)[1]
     remote = {"mode": mode, **({} if mode == "ranges" else {"cache": str(tmp_path / "cache")})}
-    scanned = name in (*WHOLE, "tar without an index", "jsonl")
-    if mode == "ranges" and name in WHOLE:
-        return
     with FaultProxy(server.endpoint) as proxy:
-        storage = server.storage_options(proxy.endpoint)
+        reading = {"storage_options": server.storage_options(proxy.endpoint), **FORMATS[name][2]}
 
         def open_source(scan):
-            return dataload.open(url, storage_options=storage, remote={**remote, "scan": scan}, **FORMATS[name][2])
+            dataload.open(paths(shards, bucket, name)[1], remote={**remote, "scan": scan}, **reading).close()
 
-        if not scanned:
-            open_source(1).close()
+        if name not in (*WHOLE, "tar without an index", "jsonl"):
+            open_source(1)
             return
-        match = (
-            r"part-0.* is read as a whole only to learn what it contains, and of all 2 shards up to [\d,]+ bytes "
-            r"are downloaded, more than the 1,000 that remote\.scan allows: run `dataload index --manifest` for "
-        )
-        with pytest.raises(ConfigError, match=match):
+        with pytest.raises(ConfigError, match=r"part-0.* is read as a whole only to learn what it contains, and .* 1,"):
             open_source(1000)
         # Of 180,000: heads, and what tells that a file has to be read as a whole.
         assert proxy.counts.bytes.total() < 100_000
-        open_source("2MB").close()
+        open_source("2MB")

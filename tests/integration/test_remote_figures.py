@@ -6,13 +6,12 @@ import itertools
 import json
 
 import pytest
+from command_line import ok
 from fault_proxy import Faults
 from remote_sets import FORMATS, proxied, sampled, write_shards
-from typer.testing import CliRunner
 
 import dataload
 from dataload.analysis.timeline import record_timeline
-from dataload.cli.app import app
 from dataload.convert.indexing import index_shards
 from dataload.samplers import ShardSequential
 
@@ -55,12 +54,10 @@ def url_of(bucket, name="syr"):
 
 def arguments_of(name):
     """Return the reader's options for the command line."""
-    given = ("--codec", "--decode", "--format")
-    options = [(f"--{option}", value) for option, value in FORMATS[name][2].items()]
     return [
         text
-        for option, value in options
-        for text in ((option, value) if option in given else ("-o", f"{option[2:]}={value}"))
+        for option, value in FORMATS[name][2].items()
+        for text in (("-o", f"window={value}") if option == "window" else (f"--{option}", value))
     ]
 
 
@@ -113,15 +110,6 @@ def test_shards_that_are_in_the_cache(bucket, proxy, tmp_path, workers, name):
     assert (found[0].shards_found, found[0].shards_downloaded) == (first, SHARDS - first)
     assert [(each.shards_found, each.shards_downloaded) for each in found[1:]] == [(SHARDS, 0)] * 3
     assert [(each.requests, each.nbytes) for each in found[1:]] == [(0, 0)] * 3
-
-
-def test_slices_and_concatenations_are_counted_once(bucket, proxy):
-    with opened(proxy, url_of(bucket), mode="ranges") as source:
-        both = dataload.ConcatSource([source[:20], source[20:]])
-        proxy.reset()
-        with dataload.Loader(both, batch_size=8, epochs=1) as loader:  # or later epochs are under way
-            list(loader)
-            check_counts(loader.statistics().downloads, proxy)
 
 
 @pytest.mark.parametrize("kind", ["busy", "cut", "short"])
@@ -197,11 +185,8 @@ def test_the_timeline_has_the_requests(bucket, proxy, tmp_path, workers, mode):
 
 def inspect(proxy, monkeypatch, cache, url, *arguments):
     monkeypatch.setenv("AWS_ENDPOINT", proxy.endpoint)
-    options = ["-o", f"remote.cache={cache}", "-o", "remote.budget=1GB"]
     proxy.reset()
-    result = CliRunner().invoke(app, ["inspect", url, *options, *arguments])
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
-    return result.stdout
+    return ok("inspect", url, "-o", f"remote.cache={cache}", "-o", "remote.budget=1GB", *arguments)
 
 
 @pytest.mark.parametrize("name", FORMATS)

@@ -10,18 +10,17 @@ import shutil
 
 import numpy as np
 import pytest
+from command_line import facts, ok
 from fault_proxy import FaultProxy
-from typer.testing import CliRunner
 
 import dataload
-from dataload.cli.app import app
+from dataload.codecs import msgpack
 from dataload.codecs.npy import build_npy
 from dataload.convert import convert
 from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.field_statistics import DataSetStatistics, LengthsFile
-from dataload.sources.files import FileSource
 
 LENGTHS = [(i * 37) % 19 + (300 if i > 50 else 0) for i in range(60)]
 RECORDS = [
@@ -64,7 +63,13 @@ def lengths_file(directory):
 def test_lengths_are_not_computed_again(shards, monkeypatch):
     report = measured(shards)
     assert (report.unsaved, report.path) == ("", str(shards / "dataload.json"))
-    monkeypatch.setattr(FileSource, "_read_records", None)
+    real, decoded = msgpack.decode, []
+
+    def decode(*arguments):
+        decoded.append(arguments)
+        return real(*arguments)
+
+    monkeypatch.setattr(msgpack, "decode", decode)
     with dataload.open(shards) as source:
         assert dataload.record_lengths(source, "tokens").tolist() == LENGTHS
         assert dataload.record_lengths(source[50:3:-2], "tokens").tolist() == LENGTHS[50:3:-2]
@@ -86,6 +91,7 @@ def test_lengths_are_not_computed_again(shards, monkeypatch):
     with dataload.from_config(config) as loader:
         one, other = loader.batch_sampler.sampler.weights
     assert one * np.mean(LENGTHS) == pytest.approx(other * np.mean(LENGTHS[:12]))
+    assert 0 < len(decoded) < 12, "those that show the fields, and not all of a shard"
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -127,12 +133,8 @@ def test_parts_without_statistics(shards):
         index_shards(str(shards), merge=True)
     measured(shards, part=(2, 2))
     lengths_file(shards).unlink()
-    with (
-        pytest.raises(
-            ConfigError, match=r"the lengths of 'tokens' that parts of .* have kept are missing: run the parts"
-        ),
-        pytest.warns(UserWarning, match="is missing"),
-    ):
+    missing = r"the lengths of 'tokens' that parts of .* have kept are missing: run the parts"
+    with pytest.raises(ConfigError, match=missing), pytest.warns(UserWarning, match="is missing"):
         measured(shards, merge=True)
     receipt = shards / ".dataload.json.1-of-2"
     receipt.write_text(receipt.read_text().replace('"nan":0', '"nan":-1'))
@@ -205,9 +207,7 @@ def test_damaged_lengths(shards, lengths, message):
 def test_what_is_not_kept(shards, monkeypatch):
     before = content(shards)
     report = measured(shards / "a-00001-of-00005.array_record", options={"codec": "msgpack"})
-    assert re.search(
-        r"a-00001-of-00005.array_record is not a whole data set of .*d: name the directory", report.unsaved
-    )
+    assert "a-00001-of-00005.array_record is not a whole data set of " in report.unsaved
     assert DataSetStatistics.parse(report.data_sets[0].statistics).fields["tokens"].length.total == sum(LENGTHS[12:24])
     codec = {"codec": lambda data: {"size": len(data)}}
     report = measured(shards, options=codec)
@@ -228,9 +228,7 @@ def test_what_is_not_kept(shards, monkeypatch):
     assert {name for name in content(shards) if "index" not in name} == before.keys()
     monkeypatch.undo()
     monkeypatch.setattr("dataload.convert.manifest.MOST_BYTES", 100)
-    with pytest.raises(
-        ConfigError, match=r"dataload.json would have .* bytes, and may have 100: keep statistics of fewer"
-    ):
+    with pytest.raises(ConfigError, match=r"dataload.json would have .* bytes, and may have 100: keep statistics of"):
         measured(shards)
 
 
@@ -245,45 +243,17 @@ def test_options_that_are_not_in_the_manifest(tmp_path):
         assert dataload.record_lengths(source, "tokens").tolist() == [10] * 11
 
 
-def run(*arguments):
-    result = CliRunner().invoke(app, [*map(str, arguments)])
-    return result.exit_code, result.output
-
-
 def test_the_command(shards, tmp_path):
-    code, output = run("stats", shards)
-    assert code == 0
+    output = ok("stats", shards)
     assert re.search(r"tokens +int32 +\(0 to 318\), \d+ different +0 to 318 +0 to 317 ", output)
     assert re.search(r"label .* 3 \(0: 20, 1: 20, 2: 20\)", output)
     assert output.endswith(f"kept in {shards}/dataload.json\n")
-    code, output = run("inspect", shards)
-    assert re.search(r"text +str +\(\) +2 .* 1 \('ab': 60\)", output)
-    facts = json.loads(run("inspect", "--json", shards)[1])
-    assert facts["statistics"][0]["fields"]["label"]["numbers"]["mean"] == 1
+    assert re.search(r"text +str +\(\) +2 .* 1 \('ab': 60\)", ok("inspect", shards))
+    assert facts("inspect", shards)["statistics"][0]["fields"]["label"]["numbers"]["mean"] == 1
     config = tmp_path / "train.toml"
     config.write_text('[source]\npath = "d"\nfields = ["label"]\n[loader]\nbatch_size = 2\n')
-    code, output = run("stats", config, "--json", "--no-save")
-    assert code == 0
-    assert [[*each["statistics"]["fields"]] for each in json.loads(output)[0]["data_sets"]] == [["label"]]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["c.toml", "--codec", "msgpack"], "a config says how its data is read: use --set to change it"),
-        (["d", "--set", "loader.batch_size=1"], "--set is for configs: use --option"),
-        (["d", "--no-save", "--part", "1/2"], "parts are kept until they are merged: leave --no-save out"),
-        (["streams.toml"], "has no section 'source': its streams read the data"),
-    ],
-)
-def test_arguments_that_make_no_sense(tmp_path, monkeypatch, arguments, message):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "streams.toml").write_text(
-        '[sampler]\nkind = "iterators"\nmake_stream = "itertools:count"\nsequences = ["a"]\n[loader]\nbatch_size = 1\n'
-    )
-    result = CliRunner().invoke(app, ["stats", *arguments])
-    assert result.exit_code == 2
-    assert message in result.stderr
+    (found,) = facts("stats", config, "--no-save")
+    assert [[*each["statistics"]["fields"]] for each in found["data_sets"]] == [["label"]]
 
 
 def test_at_urls(shards, tmp_path, object_server):

@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
-from typer.testing import CliRunner
+from command_line import facts, ok
 
 import dataload
-from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.testing.compare import difference
 
 RECORDS = [{"x": np.arange(6, dtype=np.float32) + i, "n": i, "text": f"é{i}"} for i in range(40)]
-
-
-def run(*arguments):
-    done = CliRunner().invoke(app, [*map(str, arguments)])
-    assert done.exit_code == 0, done.output
-    return done.output
 
 
 def test_a_table_goes_through_every_format(tmp_path):
@@ -36,14 +27,14 @@ def test_a_table_goes_through_every_format(tmp_path):
         with dataload.open(tmp_path / after) as source:
             found = [(np.asarray(r["x"], np.float32), int(r["n"]), r["text"]) for r in source]
             assert difference(found, [(r["x"], r["n"], r["text"]) for r in RECORDS], after) is None
-    assert run("verify", tmp_path / "f-*.parquet").startswith("40 records in 2 files: all can be read")
+    assert ok("verify", tmp_path / "f-*.parquet").startswith("40 records in 2 files: all can be read")
 
 
 def test_commands_and_configs(tmp_path):
     (tmp_path / "a.csv").write_text("x;label\n1;a\n2;b\n3;a\n")
-    shown = json.loads(run("inspect", tmp_path / "a.csv", "-o", "delimiter=;", "--json"))
+    shown = facts("inspect", tmp_path / "a.csv", "-o", "delimiter=;")
     assert (shown["format"], shown["records"], sorted(shown["fields"])) == ("csv", 3, ["label", "x"])
-    run("convert", tmp_path / "a.csv", tmp_path / "b.parquet", "-o", "delimiter=;")
+    ok("convert", tmp_path / "a.csv", tmp_path / "b.parquet", "-o", "delimiter=;")
     table = {"source": {"path": str(tmp_path / "a.csv"), "delimiter": ";", "dtypes": {"x": "float32"}}}
     with dataload.from_config({**table, "loader": {"batch_size": 3}}) as loader:
         [batch] = loader

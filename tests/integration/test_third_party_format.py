@@ -8,10 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import facts, ok
 
 import dataload
-from dataload.cli.app import app
 from dataload.errors import ConfigError
 
 PLUGIN = Path(__file__).parents[1] / "plugin_package"
@@ -34,12 +33,6 @@ def path(tmp_path):
 
 def numbers(source):
     return source.read_batch(range(len(source)))["number"].tolist()
-
-
-def cli(*arguments):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert (result.exit_code, result.stderr) == (0, ""), result.output
-    return result.stdout
 
 
 def test_open_by_suffix_name_directory_and_content(path, tmp_path):
@@ -73,27 +66,24 @@ def test_create(tmp_path):
 
 
 def test_a_config(path, tmp_path):
-    (tmp_path / "own-key.toml").write_text(
-        '[source]\npath = "a.countdown2"\nformat = "countdown2"\nstep = 2\nskip = [5]\n[loader]\nbatch_size = 2\n'
-    )
-    (tmp_path / "options.toml").write_text(
-        '[source]\npath = "a.countdown2"\n[source.options]\nstep = 2\nskip = [5]\n[loader]\nbatch_size = 2\n'
-    )
-    for name in ("own-key.toml", "options.toml"):
-        with dataload.from_config(tmp_path / name) as loader:
+    options = {"step": 2, "skip": [5]}
+    for source in ({"format": "countdown2", **options}, {"options": options}):
+        config = {"source": {"path": str(path), **source}, "loader": {"batch_size": 2}}
+        (tmp_path / "train.json").write_text(json.dumps(config))
+        with dataload.from_config(tmp_path / "train.json") as loader:
             assert [batch["number"].tolist() for batch in loader] == [[9, 7], [3, 1]]
     with pytest.raises(ConfigError, match="stepp"):
         dataload.from_config({"source": {"path": f"countdown2:{path}", "stepp": 2}, "loader": {"batch_size": 2}})
 
 
 def test_the_command_line(path, tmp_path):
-    facts = json.loads(cli("inspect", path, "-o", "step=2", "--json"))
-    assert (facts["format"], facts["records"]) == ("countdown2", 5)
-    assert facts["fields"] == {"number": {"dtype": "int64", "shape": []}}
-    assert "9 records in 1 file: all can be read" in cli("verify", path)
-    cli("convert", path, tmp_path / "b.syr")
+    found = facts("inspect", path, "-o", "step=2")
+    assert (found["format"], found["records"]) == ("countdown2", 5)
+    assert found["fields"] == {"number": {"dtype": "int64", "shape": []}}
+    assert "9 records in 1 file: all can be read" in ok("verify", path)
+    ok("convert", path, tmp_path / "b.syr")
     assert numbers(dataload.open(tmp_path / "b.syr")) == list(range(9, 0, -1))
-    cli("convert", tmp_path / "b.syr", tmp_path / "c.countdown2", "--shards", 2, "--to-option", "width=2")
+    ok("convert", tmp_path / "b.syr", tmp_path / "c.countdown2", "--shards", 2, "--to-option", "width=2")
     shards = sorted(tmp_path.glob("c-*.countdown2"))
     assert [shard.read_bytes()[:6] for shard in shards] == [b"C2\n09\n", b"C2\n05\n"]
     np.testing.assert_equal(numbers(dataload.open(shards)), list(range(9, 0, -1)))
@@ -101,7 +91,7 @@ def test_the_command_line(path, tmp_path):
 
 def test_a_manifest(path, tmp_path):
     (tmp_path / "d").mkdir()
-    cli("convert", path, tmp_path / "d" / "c.countdown2", "--shards", 2)
+    ok("convert", path, tmp_path / "d" / "c.countdown2", "--shards", 2)
     assert numbers(dataload.open(tmp_path / "d")) == list(range(9, 0, -1))
-    cli("index", "--manifest", tmp_path / "d")
+    ok("index", "--manifest", tmp_path / "d")
     assert numbers(dataload.open(tmp_path / "d", format="countdown2")) == list(range(9, 0, -1))

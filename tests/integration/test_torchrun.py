@@ -92,16 +92,8 @@ class Agents:
         rendezvous = ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--rdzv-id", "elastic"]
         is_first = not self._agents
         settings = f"is_host={int(is_first)},last_call_timeout=2,keep_alive_interval=1,keep_alive_max_attempt=4"
-        command = [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--nnodes",
-            "1:3",
-            *rendezvous,
-            "--rdzv-conf",
-            settings,
-        ]
+        command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:3", *rendezvous]
+        command += ["--rdzv-conf", settings]
         command += ["--nproc-per-node", str(processes), "--max-restarts", "9", "--monitor-interval", "0.2"]
         script = [ROOT / "tests" / "integration" / "elastic_ranks.py", self._folder / "notes"]
         options = ["--checkpoint", self._folder / "run.pt", "--checkpoint-every", "3"]

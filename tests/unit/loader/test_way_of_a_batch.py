@@ -36,7 +36,7 @@ def test_few_files_lie_between_the_consumer_and_the_copy(tmp_path):
         finally:
             sys.setprofile(None)
     assert stacks
-    page = (PACKAGE.parent / "docs" / "architecture.md").read_text().partition("## The way of a batch")[2]
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text().partition("## The way of one batch")[2]
     documented = re.findall(r"^\d\. .*?`([\w/]+\.py)`", page.partition("\n## ")[0], re.MULTILINE)
     assert len(documented) == 8
     # Below the first call into the storage, files are its own business.

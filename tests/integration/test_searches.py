@@ -1,0 +1,73 @@
+"""Small samples of the searches in tests/fuzz; ``make torn``, ``make names``, ``make kills`` and others try more."""
+
+from __future__ import annotations
+
+import errno
+import io
+import subprocess
+import sys
+from pathlib import Path
+
+import faults
+import pyarrow.csv
+import pytest
+
+FUZZ = Path(__file__).parents[1] / "fuzz"
+NAMES = ("wids", "manifest of wids", "hugging face, splits", "wids at a URL")
+FORMATS = ("syrah", "torchrecord", "lmdb", "tar", "array_record")
+KILLS = ("0 lost, 0 half-written, 0 left over, 0 failed", *(f"'{name}': " for name in FORMATS))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        pytest.param(("torn.py", "--rounds", "6"), [": 0 wrong; from the last piece to the error "], id="torn"),
+        pytest.param(("names.py", "--every", "9", *NAMES), [" 0 failures"], id="names"),
+        pytest.param(("kills.py", "--kills", "8", "--seed", "1"), KILLS, id="8 kills"),
+        pytest.param(("kills.py", "--kills", "52", "--seed", "1"), KILLS, marks=pytest.mark.slow_suite, id="52 kills"),
+        pytest.param(("cache_jobs.py", "--rounds", "6", "--first", "11"), ["6 rounds"], marks=pytest.mark.remote),
+    ],
+)
+@pytest.mark.slow
+def test_a_search_finds_nothing(arguments, said):
+    command = [sys.executable, FUZZ / arguments[0], *arguments[1:]]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=140)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for text in said:
+        assert text in done.stdout
+
+
+@pytest.fixture(scope="module", autouse=True)
+def arrows_pipe():
+    """Arrow makes a pipe for signals when it first reads CSV, which lives as long as the process."""
+    pyarrow.csv.read_csv(io.BytesIO(b"n\n1\n"))
+
+
+@pytest.mark.parametrize("name", faults.WRITTEN)
+def test_failures_of_the_system_are_no_bad_records(name, tmp_path):
+    wrong = []
+    numbers = {number: faults.NUMBERS[number] for number in (errno.EIO, errno.EMFILE)}
+    opened = faults.write(tmp_path, name)
+    found = faults.try_calls(name, opened, policies=("skip",), numbers=numbers, most=8, report=wrong.append)
+    assert not wrong
+    assert found["refused"] > 1
+
+
+def test_failures_of_a_store_are_no_bad_records(tmp_path):
+    wrong = []
+    faults.write(tmp_path, "syrah")
+    options = {"policies": ("skip",), "kinds": ("404", "403"), "most": 4}
+    found = faults.try_requests("syrah", tmp_path, **options, report=wrong.append)
+    assert not wrong
+    assert found["refused"]
+
+
+@pytest.mark.usefixtures("object_server")
+def test_failures_of_the_cache_are_no_bad_records(tmp_path):
+    wrong = []
+    faults.write(tmp_path, "syrah")
+    numbers = {number: faults.NUMBERS[number] for number in (errno.EIO, errno.ENOSPC)}
+    found = faults.try_cache("syrah", tmp_path, policies=("skip",), numbers=numbers, most=12, report=wrong.append)
+    assert not wrong
+    assert found["refused"]
+    assert found["right"]

@@ -1,7 +1,5 @@
 """What a loader is given in place of a source."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
@@ -124,10 +122,7 @@ def test_what_has_records_by_index_is_left_alone(data):
         (iter(ROWS), "list_iterator gives its records one after another, and a loader reads them by index"),
         ((row for row in ROWS), "generator gives its records one after another"),
         (IterableDataset(), "IterableDataset gives its records one after another"),
-        (
-            type("IterableDataset", (), {"__module__": "datasets.iterable"})(),
-            "by index: load the data set without stre",
-        ),
+        (type("IterableDataset", (), {"__module__": "datasets.iterable"})(), "by index: load the data set without str"),
         (OneByOne, "OneByOne is a class: pass an object of it, OneByOne(...)"),
         (None, "NoneType has no __len__ and no __getitem__; a source needs __len__ and __getitem__"),
     ],

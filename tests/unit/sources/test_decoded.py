@@ -1,7 +1,5 @@
 """Decoded parts of files: which stay, and who decodes them."""
 
-from __future__ import annotations
-
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier

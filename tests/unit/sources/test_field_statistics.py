@@ -1,7 +1,5 @@
 """Statistics in a manifest, which comes with the data and is not trusted."""
 
-from __future__ import annotations
-
 import copy
 import re
 from dataclasses import replace
@@ -51,30 +49,18 @@ def test_what_is_written_is_what_is_read():
         (("fields", "x", "records"), -1, "fields.x.records: expected an integer from 0 to"),
         (("fields", "x", "dtypes"), {"float32": 2}, "fields.x.dtypes: expected numbers with the sum 3"),
         (("fields", "x", "shapes"), {"shape": [[1]], "records": []}, "at most 1000 values with a number each"),
-        (
-            ("fields", "x", "shapes"),
-            {"shape": [[1]], "records": [2]},
-            "shapes.records: expected numbers with the sum 3",
-        ),
+        (("fields", "x", "shapes"), {"shape": [[1]], "records": [2]}, "shapes.records: expected numbers with the sum"),
         (("fields", "x", "shapes"), {"shape": [[1], [1]], "records": [1, 2]}, "different shapes of up to 64 axes"),
         (("fields", "x", "axes"), [[3, 1]], "fields.x.axes: expected the ends of up to 64 axes but found [[3, 1]]"),
         (("fields", "x", "length"), [1, 3, 10], "expected the shortest length, the longest, and the sum of 3"),
-        (
-            ("fields", "label", "labels"),
-            {"value": [1, "1" * 65], "records": [1, 2]},
-            "different integers or short text",
-        ),
+        (("fields", "label", "labels"), {"value": [1, "1" * 65], "records": [1, 2]}, "different integers or short tex"),
         (("fields", "label", "labels"), {"value": [1, True], "records": [1, 2]}, "different integers or short texts"),
         (("fields", "label", "labels"), {"value": [1 << 64], "records": [3]}, "different integers or short texts"),
         (("fields", "x", "numbers", "nan"), 1.5, "fields.x.numbers.nan: expected an integer from 0"),
         (("fields", "x", "numbers", "minimum"), 5, "expected two ascending numbers, minimum and maximum, but found"),
         (("fields", "x", "numbers", "maximum"), float("nan"), "expected two ascending numbers, minimum and maximum,"),
         (("fields", "x", "numbers", "total"), None, "numbers.total: expected an integer, or a fraction of one and"),
-        (
-            ("fields", "x", "numbers", "total"),
-            "1e999999999",
-            "expected an integer, or a fraction of one and a power of",
-        ),
+        (("fields", "x", "numbers", "total"), "1e999999999", "expected an integer, or a fraction of one and a power o"),
         (("fields", "x", "numbers", "squares"), "1/3", "expected an integer, or a fraction of one and a power of two"),
         (("fields", "x", "numbers", "squares"), "1/0", "expected an integer, or a fraction of one and a power of two"),
     ],

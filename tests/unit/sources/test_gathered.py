@@ -1,7 +1,5 @@
 """Records that are gathered span by span decode as those in one array."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """`max_record_bytes` in every format that reads files: larger records are refused, and the others are read."""
 
-from __future__ import annotations
-
 import io
 import tarfile
 
@@ -97,9 +95,7 @@ def test_a_sparse_archive_that_claims_much(tmp_path):
     with open(path, "wb") as file:
         file.write(info.tobuf(tarfile.GNU_FORMAT))
         file.truncate(512 + info.size + 1024)
-    with pytest.raises(
-        CorruptFileError, match=r"the record takes 1,099,511,627,776 bytes of memory, and max_record_bytes "
-    ):
+    with pytest.raises(CorruptFileError, match=r"the record takes 1,099,511,627,776 bytes of memory, and max_record_b"):
         dataload.open(path)[0]
 
 
@@ -110,9 +106,7 @@ def test_a_codec_of_a_format_has_the_limit(tmp_path):
     path = write(tmp_path / "a.torchrecord", map(zeros, [10, 900]))  # one byte each
     source = dataload.open(path, max_record_bytes=LIMIT)
     for read in (source.read, source.read_batch):
-        with pytest.raises(
-            CorruptFileError, match=r"key 1 of sub-database db0: .* a list of 900 integers takes 7,200 bytes"
-        ):
+        with pytest.raises(CorruptFileError, match=r"key 1 of sub-database db0: .* a list of 900 integers takes 7,200"):
             read([1])
     path = write(tmp_path / "a.lmdb", map(zeros, [10, 900]), codec="example")
     source = dataload.open(path, codec="example", max_record_bytes=LIMIT)
@@ -171,9 +165,7 @@ class Greedy(FileSource):
 
 def test_memory_that_there_is_not_when_a_file_is_opened(monkeypatch):
     monkeypatch.setattr(Greedy, "_open_shard", lambda *_: np.empty(1 << 60, np.uint8))
-    with pytest.raises(
-        SourceError, match="cannot read a: this needs more memory than this process may have; the file may"
-    ):
+    with pytest.raises(SourceError, match="cannot read a: this needs more memory than this process may have; the file"):
         len(Greedy("a"))
 
 

@@ -1,7 +1,5 @@
 """Manifests as values and as JSON: what is refused, what is merged, and what is stale."""
 
-from __future__ import annotations
-
 import json
 import re
 import time
@@ -133,11 +131,7 @@ HOSTILE = [
     ((*DATA_SET, "fields", "x", "classes"), [3], "fields.x.classes: expected texts but found 3"),
     ((*DATA_SET, "options"), 3, "options: expected an object but found 3"),
     ((*DATA_SET, "options", "index"), "/etc/passwd", "options: expected one of case_sensitive, codec, "),
-    (
-        (*DATA_SET, "options", "codec"),
-        "os:system",
-        "options.codec: expected a value of this option but found os:system",
-    ),
+    ((*DATA_SET, "options", "codec"), "os:system", "options.codec: expected a value of this option but found os:syste"),
     ((*DATA_SET, "options", "shapes"), {"x": 5}, "options.shapes: expected a value of this option but found {'x': 5}"),
     ((*DATA_SET, "options", "decode"), {"x": 5}, "options.decode: expected a value of this option but found {'x': 5}"),
     ((*DATA_SET, "options", "window"), 1 << 63, "options.window: expected a value of this option but found 92233"),

@@ -1,7 +1,5 @@
 """Data sets of more shards than may be open: tables stay, files come and go, and replaced files are noticed."""
 
-from __future__ import annotations
-
 import os
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Several sources as one."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

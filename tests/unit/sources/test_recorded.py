@@ -1,7 +1,5 @@
 """What our writers record in their files about how to read them."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 

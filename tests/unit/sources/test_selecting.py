@@ -1,7 +1,5 @@
 """Filters and splits, compared with list comprehensions."""
 
-from __future__ import annotations
-
 import functools
 import math
 import os

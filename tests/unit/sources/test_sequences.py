@@ -1,7 +1,5 @@
 """sequence_lengths: runs of records, beside itertools.groupby."""
 
-from __future__ import annotations
-
 import io
 import itertools
 import re

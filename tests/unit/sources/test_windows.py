@@ -1,7 +1,5 @@
 """Windows over sequences, compared with a loop over records."""
 
-from __future__ import annotations
-
 import pickle
 import re
 from itertools import pairwise

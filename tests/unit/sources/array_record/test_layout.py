@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pickle
 
 import numpy as np
@@ -46,9 +44,7 @@ def test_heads():
     with pytest.raises(UnsupportedFormatError, match=r"x is not an ArrayRecord file, .*: byte 0 has b'PK"):
         check_head(b"PK\3\4" * 16, 1 << 17, "x")
     for size in (1, 10, 64, 65536):
-        with pytest.raises(
-            CorruptFileError, match=f"x, byte {size}: the file has {size} bytes, the smallest"
-        ) as caught:
+        with pytest.raises(CorruptFileError, match=f"x, byte {size}: the file has {size} bytes, the smalles") as caught:
             check_head(SIGNATURE[:size], size, "x")
         assert pickle.loads(pickle.dumps(caught.value)).offset == size
 

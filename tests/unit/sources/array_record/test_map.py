@@ -1,7 +1,5 @@
 """Uncompressed files read through the map, each record compared with what the package reads."""
 
-from __future__ import annotations
-
 import sys
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The chunk layout, against the package's writer and a walk over a file chunk by chunk."""
 
-from __future__ import annotations
-
 import struct
 
 import numpy as np

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import contextlib
 import io
 import json
@@ -95,9 +93,7 @@ def test_features_that_are_not_read_may_be_of_any_sort(write):
     sequence = {"pythonClassName": CLASSES + "sequence_feature.Sequence", "sequence": {"feature": TEXT, "length": "-1"}}
     directory = write({"words": sequence, "id": tensor("int64")}, [{"words": [b"a", b"b"], "id": 7}])
     assert read(directory, fields=["id"]) == [{"id": 7}]
-    with pytest.raises(
-        UnsupportedFormatError, match=r"features\.json: feature 'words' is Sequence \{'sequence'.*fields="
-    ):
+    with pytest.raises(UnsupportedFormatError, match=r"features\.json: feature 'words' is Sequence \{'sequence'.*fiel"):
         TfdsSource(directory, split="train")
 
 

@@ -1,7 +1,5 @@
 """CSV: types, damage, and limits."""
 
-from __future__ import annotations
-
 import gzip
 import tarfile
 

@@ -1,7 +1,5 @@
 """What the pages of Parquet files claim: all files of pyarrow are understood, and what lies is refused."""
 
-from __future__ import annotations
-
 import io
 import itertools
 

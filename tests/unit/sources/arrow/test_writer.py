@@ -1,7 +1,5 @@
 """What pyarrow reads of our Parquet and Arrow files, and which records are refused."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -70,22 +68,10 @@ def test_no_records_and_reused_arrays(tmp_path, name):
     [
         ([{"x": 1}, {"x": "a"}], {}, r"field 'x' of record 1 is str, and int in the first record: a table has columns"),
         ([{"x": 1}, {"y": 1}], {}, r"field 'y' of record 1 is int, and missing in the first record"),
-        (
-            [{"x": np.zeros((2, 2))}, {"x": np.zeros((2, 3))}],
-            {},
-            r"record 1 has the shape \(2, 3\), and \(2, 2\) in the",
-        ),
-        (
-            [{"x": np.zeros(2)}, {"x": np.zeros(3)}],
-            {"group_bytes": 1},
-            r"shape \(3,\), and \(2,\) .*: pass ragged=\['x'\]",
-        ),
+        ([{"x": np.zeros((2, 2))}, {"x": np.zeros((2, 3))}], {}, r"record 1 has the shape \(2, 3\), and \(2, 2\) in t"),
+        ([{"x": np.zeros(2)}, {"x": np.zeros(3)}], {"group_bytes": 1}, r"shape \(3,\), and \(2,\) .*: pass ragged=\['"),
         ([{"x": np.zeros(1, np.complex64)}], {}, "field 'x' is an array of complex64, which a table cannot store"),
-        (
-            [{"x": np.zeros((0, 3))}],
-            {},
-            r"field 'x' cannot be stored in a table: an array of shape \(0, 3\) has no items",
-        ),
+        ([{"x": np.zeros((0, 3))}], {}, r"field 'x' cannot be stored in a table: an array of shape \(0, 3\) has no it"),
         ([{"x": 1 << 70}], {}, "field 'x' cannot be stored in a table"),
         ([{"x": [1, "a"]}], {}, "field 'x' cannot be stored in a table"),
         ([{"x": 1}], {"ragged": ["y"]}, "ragged names the field 'y': Known: x"),

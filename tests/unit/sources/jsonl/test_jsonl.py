@@ -1,7 +1,5 @@
 """JSON Lines: lines in any text, damage, limits, the table of offsets, and the writer."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import os
@@ -95,33 +93,13 @@ def test_a_bad_line_names_its_record_and_offset(tmp_path, name, line, message):
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        (
-            "a.jsonl",
-            b"",
-            r"byte 0: the file is empty: it was not written to its end \(one without records has an empty",
-        ),
+        ("a.jsonl", b"", r"byte 0: the file is empty: it was not written to its end \(one without records has an empt"),
         ("a.jsonl.gz", gzip.compress(b"", mtime=0), "byte 0: the file is empty"),
-        (
-            "a.jsonl.gz",
-            gzip.compress(b'{"a": 1}\n', mtime=0)[:-3],
-            "the file cannot be decompressed: Compressed file ended",
-        ),
+        ("a.jsonl.gz", gzip.compress(b'{"a": 1}\n', mtime=0)[:-3], "the file cannot be decompressed: Compressed file"),
         ("a.jsonl.gz", b"{}", "the file cannot be decompressed: Not a gzipped file"),
-        (
-            "a.jsonl.zst",
-            pa.compress(b'{"a": 1}\n' * 99, "zstd", asbytes=True)[:-3],
-            "the file cannot be decompressed: ",
-        ),
-        (
-            "a.jsonl.gz",
-            gzip.compress(bytes(1 << 20), mtime=0),
-            "the text of the file takes 1,048,576 bytes of memory, and max_",
-        ),
-        (
-            "a.jsonl.zst",
-            pa.compress(bytes(1 << 20), "zstd", asbytes=True),
-            "the text of the file takes 1,048,576 bytes",
-        ),
+        ("a.jsonl.zst", pa.compress(b'{"a": 1}\n' * 99, "zstd", asbytes=True)[:-3], "the file cannot be decompressed:"),
+        ("a.jsonl.gz", gzip.compress(bytes(1 << 20), mtime=0), "the text of the file takes 1,048,576 bytes of memory,"),
+        ("a.jsonl.zst", pa.compress(bytes(1 << 20), "zstd", asbytes=True), "the text of the file takes 1,048,576 byte"),
     ],
 )
 def test_a_bad_file(tmp_path, name, data, message):
@@ -132,9 +110,7 @@ def test_a_bad_file(tmp_path, name, data, message):
 def test_a_line_beyond_the_limit(tmp_path):
     source = JsonlSource(write(tmp_path / "a.jsonl", b'{}\n{"a": "' + b"x" * 100 + b'"}\n'), max_record_bytes=1000)
     assert source[0] == {}
-    with pytest.raises(
-        CorruptFileError, match="record 1: the record takes 3,520 bytes of memory, and max_record_bytes"
-    ):
+    with pytest.raises(CorruptFileError, match="record 1: the record takes 3,520 bytes of memory, and max_record_byte"):
         source[1]
 
 

@@ -1,7 +1,5 @@
 """The pages of LMDB's file, with files that lmdb itself wrote as the model."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import random
@@ -122,10 +120,7 @@ def test_every_length_is_noticed(damaged, whole):
     ("change", "message"),
     [
         (lambda d: d[:0], "byte 0: the file is empty, but an LMDB file has at least two pages"),
-        (
-            lambda d: b"no LMDB file at all, but long enough" * 20,
-            "expected the magic 0xbeefc0de at byte 16, found",
-        ),
+        (lambda d: b"no LMDB file at all, but long enough" * 20, "expected the magic 0xbeefc0de at byte 16, found"),
         (lambda d: d[:30], "not an LMDB file: expected the magic 0xbeefc0de at byte 16, found de c0 ef be"),
         (lambda d: d[:10], "not an LMDB file: .* found the end"),
         (lambda d: d[:5000], "byte 5000: the file has 5000 bytes, but its two meta pages need 8192: it is truncated"),
@@ -137,10 +132,7 @@ def test_every_length_is_noticed(damaged, whole):
         (lambda d: d[:-4096], r"page \d+ of 4096 bytes is the last one in use; the file has .* bytes instead of"),
         (lambda d: patch(d, newest(d) + 16 + 120, "=Q", 2**52), r"page 4503599627370496 of 4096 bytes is the last one"),
         (lambda d: patch(d, newest(d) + 16 + 112, "=Q", 2**40), r"in a tree of depth 2 at page 1099511627776"),
-        (
-            lambda d: patch(d, newest(d) + 16 + 112, "=Q", 1),
-            r"the main database claims .* of depth 2 at page 1;",
-        ),
+        (lambda d: patch(d, newest(d) + 16 + 112, "=Q", 1), r"the main database claims .* of depth 2 at page 1;"),
         (lambda d: patch(d, newest(d) + 16 + 78, "=H", 99), r"the main database claims .* of depth 99"),
         (lambda d: patch(d, newest(d) + 16 + 104, "=Q", 2**60), r"claims 1152921504606846976 records"),
         (lambda d: patch(d, newest(d) + 16 + 112, "=Q", 2**64 - 1), "the main database has 100 records but no pages"),
@@ -176,14 +168,8 @@ def leaf_of(data):
         (lambda d: patch(d, first_node(d) + 6, "=H", 60000), r"page \d+ has an entry that exceeds it"),
         (lambda d: patch(d, first_branch(d), "=HHH", 0, 0, 0), "points outside the file"),
         (lambda d: patch(d, first_branch(d), "=HHH", 1, 2, 3), "points outside the file"),
-        (
-            lambda d: patch(d, first_branch(d), "=HHH", root_of(d) // 4096, 0, 0),
-            "a page occurs twice in the tree of the main database",
-        ),
-        (
-            lambda d: patch(d, first_node(d) + 8 + 3 + 40, "=Q", 2**50),
-            "the sub-database b'db0' claims 20 records",
-        ),
+        (lambda d: patch(d, first_branch(d), "=HHH", root_of(d) // 4096, 0, 0), "a page occurs twice in the tree of t"),
+        (lambda d: patch(d, first_node(d) + 8 + 3 + 40, "=Q", 2**50), "the sub-database b'db0' claims 20 records"),
     ],
 )
 def test_damaged_pages(damaged, whole, change, message):
@@ -205,9 +191,7 @@ def test_files_of_other_machines(damaged, whole):
     big = patch(whole, 16, ">II", 0xBEEFC0DE, 1)
     narrow = whole[4:]  # page numbers of 4 bytes
     for data in (big, narrow):
-        with pytest.raises(
-            UnsupportedFormatError, match="another word size or byte order: export it there with mdb_dump"
-        ):
+        with pytest.raises(UnsupportedFormatError, match="another word size or byte order: export it there with mdb_d"):
             check_whole(damaged(data))
     with pytest.raises(UnsupportedFormatError, match=r"data\.mdb is an LMDB file of data version 2, expected 1"):
         check_whole(damaged(patch(whole, 20, "=I", 2)))
@@ -228,7 +212,5 @@ def test_any_damage_ends_in_an_error_or_an_answer(damaged, whole):
 def test_nothing_there(tmp_path):
     with pytest.raises(FileNotFoundError):
         check_whole(str(tmp_path / "missing"))
-    with pytest.raises(
-        SourceNotFoundError, match=r"the directory .* has no data\.mdb, so it is not an LMDB environment"
-    ):
+    with pytest.raises(SourceNotFoundError, match=r"the directory .* has no data\.mdb, so it is not an LMDB environme"):
         check_whole(str(tmp_path))

@@ -1,7 +1,5 @@
 """Damaged and hostile files: an error of dataload or an answer, never a crash."""
 
-from __future__ import annotations
-
 import random
 import struct
 from collections import Counter

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import struct
 import sys
@@ -203,9 +201,7 @@ def test_a_page_that_somebody_overwrote_without_lmdb(tmp_path):
 def test_sub_databases(tmp_path):
     path = make(tmp_path / "e", numbers(5), subdatabase=b"train")
     make(path, numbers(3), subdatabase=b"test")
-    with pytest.raises(
-        ConfigError, match=r"contains the sub-databases test, train: choose one with subdatabase='test'$"
-    ):
+    with pytest.raises(ConfigError, match=r"contains the sub-databases test, train: choose one with subdatabase='test"):
         LMDBSource(path)[0]
     with pytest.raises(ConfigError, match="has no sub-database 'trian': did you mean 'train'"):
         LMDBSource(path, subdatabase="trian")[0]

@@ -1,7 +1,5 @@
 """Files that lmdb writes to while they are read: old records or an error, never a mixture."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

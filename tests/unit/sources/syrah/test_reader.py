@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import sys
 
@@ -98,9 +96,7 @@ def test_shapes_of_records_of_different_lengths(path):
 @pytest.mark.parametrize("given", [(4,), (2, 2), (-1, -1), (-2, 3), (4, -1), (0, -1), ()])
 def test_shapes_that_do_not_fit(path, given):
     write(path, [{"x": np.arange(6)}, {"x": np.arange(6)}])
-    with pytest.raises(
-        ConfigError, match=r"shapes: \[.*\] does not fit field 'x' of .*data\.syr, whose records have 6 values"
-    ) as e:
+    with pytest.raises(ConfigError, match=r"shapes: \[.*\] does not fit field 'x' of .*data\.syr, whose records") as e:
         len(SyrahSource(path, shapes={"x": given}))
     assert e.value.key == "shapes.x"
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import re
 
@@ -106,14 +104,8 @@ def test_values_that_are_no_arrays(path):
         ({"x": np.zeros(2), "t": "a", "more": 1}, "record 1 has the fields 'x', 't', 'more'; the first one has"),
         ({"x": np.zeros(2, np.int8), "t": "a"}, "field 'x' of record 1 is int8; in the first record it was float64"),
         ({"x": np.zeros(2), "t": b"a"}, r"field 't' of record 1 is bytes \(uint8\); in the first record it was str"),
-        (
-            {"x": np.zeros(2), "t": np.array(["a"])},
-            "field 't': an array of text, whose elements the format would join: pass one str",
-        ),
-        (
-            {"x": np.zeros(2, complex), "t": "a"},
-            "field 'x' has dtype complex128; supported are bool, int8, .*, text and bytes",
-        ),
+        ({"x": np.zeros(2), "t": np.array(["a"])}, "field 't': an array of text, whose elements the format would join"),
+        ({"x": np.zeros(2, complex), "t": "a"}, "field 'x' has dtype complex128; supported are bool, int8, .*, text a"),
         ({"x": None, "t": "a"}, "field 'x' has dtype object"),
         ({"x": 2**70, "t": "a"}, "field 'x' has dtype object"),
         ({"x": np.zeros(2), "t": "\ud800"}, "field 't': text cannot be encoded as UTF-8: surrogates not allowed"),

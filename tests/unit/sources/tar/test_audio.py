@@ -1,7 +1,5 @@
 """Audio in archives: decoded samples, and their rate in a field of its own."""
 
-from __future__ import annotations
-
 import io
 
 import numpy as np

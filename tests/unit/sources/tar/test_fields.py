@@ -1,57 +1,35 @@
-from __future__ import annotations
-
 import io
 import json
 
 import numpy as np
 import pytest
+from made_files import npy
 
 from dataload.codecs.decoders import known_extension
 from dataload.errors import ConfigError
 from dataload.sources.tar.fields import encode_field, name_fields
 
 
-def names(*extensions: str, shorten: bool = True, case_sensitive: bool = True, meet: bool = True):
-    return name_fields(
-        extensions,
-        known=known_extension if shorten else lambda name: None,
-        case_sensitive=case_sensitive,
-        meet=lambda codes: meet,
-    )
-
-
-def test_names_are_extensions():
-    assert names("jpg", "seg.png", "JPG", shorten=False) == {"jpg": (0,), "seg.png": (1,), "JPG": (2,)}
-
-
-def test_case_may_be_folded():
-    assert names("jpg", "seg.png", "JPG", shorten=False, case_sensitive=False) == {"jpg": (0, 2), "seg.png": (1,)}
-
-
-def test_known_ends_of_compound_extensions_are_taken_off():
-    assert list(names("image.npy", "label.cls", "cls", "npy", "a.b.txt", "x.raw", "seg.JPG")) == [
-        "image", "label", "cls", "npy", "a.b", "x.raw", "seg",
-    ]  # fmt: skip
-
-
-@pytest.mark.parametrize("extensions", [("x.npy", "x"), ("x.npy", "x.txt"), (".npy",)])
-def test_unless_names_would_meet(extensions):
-    assert list(names(*extensions)) == list(extensions)
-
-
-def test_names_that_stay_may_meet_others():
-    assert names("a.cls.npy", "a.cls", "a") == {"a.cls.npy": (0,), "a.cls": (1,), "a": (2,)}
-    assert names("a.cls.npy", "a") == {"a.cls": (0,), "a": (1,)}
-
-
-def test_what_never_meets_is_one_field():
-    assert names("x.jpg", "y", "x.png", "x", meet=False) == {"x": (0, 2, 3), "y": (1,)}
-
-
-def npy(array) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
+@pytest.mark.parametrize(
+    ("extensions", "options", "names"),
+    [
+        ("jpg seg.png JPG", {"shorten": False}, {"jpg": (0,), "seg.png": (1,), "JPG": (2,)}),
+        ("jpg seg.png JPG", {"shorten": False, "case_sensitive": False}, {"jpg": (0, 2), "seg.png": (1,)}),
+        ("image.npy label.cls cls npy a.b.txt x.raw seg.JPG", {}, "image label cls npy a.b x.raw seg"),
+        ("x.npy x", {}, "x.npy x"),
+        ("x.npy x.txt", {}, "x.npy x.txt"),
+        (".npy", {}, ".npy"),
+        ("a.cls.npy a.cls a", {}, {"a.cls.npy": (0,), "a.cls": (1,), "a": (2,)}),
+        ("a.cls.npy a", {}, {"a.cls": (0,), "a": (1,)}),
+        ("x.jpg y x.png x", {"meet": False}, {"x": (0, 2, 3), "y": (1,)}),
+    ],
+)
+def test_names_of_extensions(extensions, options, names):
+    settings = {"shorten": True, "case_sensitive": True, "meet": True, **options}
+    known = known_extension if settings.pop("shorten") else lambda name: None
+    meet = settings.pop("meet")
+    found = name_fields(extensions.split(), known=known, meet=lambda codes: meet, **settings)
+    assert found == (names if isinstance(names, dict) else {name: (n,) for n, name in enumerate(names.split())})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 
 import numpy as np
@@ -28,6 +26,16 @@ def contents(table):
 
 
 EXPECTED = (["train/000", "train/001"], ["jpg", "cls"] * 2, [512, 1536, 2560, 7168], [480, 4, 4097, 10])
+
+
+def test_words():
+    for version in ("v1.1", "v1.2"):
+        without_names = parse("jpg 512 480 cls 1536 4", "jpg 2560 4097 cls 7168 10", head=f"{version} 2")
+        assert contents(without_names) == (None, *EXPECTED[1:])
+    assert contents(parse("a\x01 512 7 b\x02.a\x01"))[:2] == (["b\x02"], ["a\x01"])
+    names = "a.b.c", "d.v1/a.b", "d.v1/long.b", "README", "żółć.b", ".b"
+    keys = contents(parse(*(f"b 512 1 {name}" for name in names)))[0]
+    assert keys == ["a", "d.v1/a", "d.v1/long", "README", "żółć", ""]
 
 
 @pytest.mark.parametrize("stretch", [8, 60, 64, 130])
@@ -70,12 +78,6 @@ def test_what_else_dali_reads(change):
     assert contents(parse_index(change(text).encode(), "x")) == EXPECTED
 
 
-@pytest.mark.parametrize("version", ["v1.1", "v1.2"])
-def test_without_names(version):
-    found = parse("jpg 512 480 cls 1536 4", "jpg 2560 4097 cls 7168 10", head=f"{version} 2")
-    assert contents(found) == (None, *EXPECTED[1:])
-
-
 def test_samples_that_differ_and_many_extensions():
     long = "x" * 31, "x" * 32, "x" * 33, "x" * 40, "x" * 8, "x" * 9, "x" * 7
     names = [f"e{i}" for i in range(100)] + [*long, *long]
@@ -91,24 +93,6 @@ def test_numbers_of_any_length(digits):
     number = int("9" * digits)
     offset = 10 ** (digits - 1) // 512 * 512
     assert contents(parse(f"a {offset} {number} b.a", "a 512 7 c.a"))[2:] == ([offset, 512], [number, 7])
-
-
-def test_control_characters_belong_to_words():
-    assert contents(parse("a\x01 512 7 b\x02.a\x01"))[:2] == (["b\x02"], ["a\x01"])
-
-
-@pytest.mark.parametrize(
-    ("names", "keys"),
-    [
-        (("a.b.c", "x.y"), ["a", "x"]),
-        (("d.v1/a.b", "d.v1/long.b"), ["d.v1/a", "d.v1/long"]),
-        (("README", "x.y"), ["README", "x"]),
-        (("żółć.b", "x.y"), ["żółć", "x"]),
-        ((".b", "x.y"), ["", "x"]),
-    ],
-)
-def test_keys_are_the_names_up_to_the_first_dot(names, keys):
-    assert contents(parse(*(f"b 512 1 {name}" for name in names)))[0] == keys
 
 
 @pytest.mark.parametrize(

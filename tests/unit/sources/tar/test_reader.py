@@ -1,14 +1,12 @@
-from __future__ import annotations
-
 import ast
-import io
-import os
 import tarfile
 from pathlib import Path
 
+import made_files
 import numpy as np
 import pytest
 import simplejpeg
+from made_files import image, npy
 
 from dataload.errors import (
     ConfigError,
@@ -22,20 +20,10 @@ from dataload.types import FieldSpec
 
 
 def pack(path: Path, files: dict[str, bytes] | list[tuple[str, bytes]], index: bool = False) -> Path:
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in files.items() if isinstance(files, dict) else files:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
+    made_files.pack(path, files)
     if index:
         write_index(path, strict=False)
     return path
-
-
-def npy(array) -> bytes:
-    stream = io.BytesIO()
-    np.save(stream, array)
-    return stream.getvalue()
 
 
 @pytest.fixture
@@ -56,18 +44,16 @@ def ragged(path, request) -> Path:
 
 def test_records(plain):
     source = TarSource(plain)
-    assert len(source) == 5
     assert source[3] == {"__key__": "d/3", "jpg": b"jpg3", "cls": b"cls3"}
-    assert source[-1]["__key__"] == "d/4"
     assert [record["jpg"] for record in source.read([4, 0, 4])] == [b"jpg4", b"jpg0", b"jpg4"]
-    assert source.read_batch([1, 0]) == {
-        "__key__": ["d/1", "d/0"], "jpg": [b"jpg1", b"jpg0"], "cls": [b"cls1", b"cls0"],
+    batch = {"__key__": ["d/1", "d/0"], "jpg": [b"jpg1", b"jpg0"], "cls": [b"cls1", b"cls0"]}
+    assert source.read_batch([1, 0]) == batch
+    assert {name: str(spec) for name, spec in source.fields.items()} == {
+        "__key__": "str ()", "jpg": "bytes ()", "cls": "bytes ()",
     }  # fmt: skip
-    assert source.fields == {
-        "__key__": FieldSpec("str", ()), "jpg": FieldSpec("bytes", ()), "cls": FieldSpec("bytes", ()),
-    }  # fmt: skip
-    assert source.shard_lengths == (5,)
-    assert source.read_batch([]) == {}
+    assert (source.shard_lengths, source.read_batch([])) == ((5,), {})
+    assert source.fingerprint() == TarSource(plain, index=False).fingerprint()
+    assert source.fingerprint() != TarSource(plain, decode="auto").fingerprint()
 
 
 def test_fields_in_the_order_of_the_request(plain):
@@ -79,16 +65,6 @@ def test_fields_in_the_order_of_the_request(plain):
     assert list(TarSource(plain).read_batch([0], ["cls"])) == ["cls"]
 
 
-def test_unknown_fields(plain):
-    with pytest.raises(ConfigError, match=r"x.tar has no field 'jgp': did you mean 'jpg'\? Known: __key__, cls, jpg"):
-        len(TarSource(plain, fields=["jgp"]))
-    for missing in ("skip", "empty"):
-        with pytest.raises(ConfigError, match=r"has no field 'jgp': did you mean 'jpg'"):
-            len(TarSource(plain, fields=["jgp"], missing=missing))
-    with pytest.raises(ConfigError, match="has no field 'jgp': did you mean 'jpg'"):
-        TarSource(plain).read_batch([0], ["jgp"])
-
-
 def test_samples_that_differ(ragged):
     source = TarSource(ragged)
     assert list(source) == [
@@ -98,45 +74,56 @@ def test_samples_that_differ(ragged):
     ]
     assert [list(record) for record in source.read([2, 2])] == [["__key__", "jpg", "txt"]] * 2
     assert list(source.fields) == ["__key__", "jpg", "cls", "txt"]
-    with pytest.raises(ConfigError, match="different fields"):
-        source.read_batch([0, 1])
     assert source.read_batch([2, 0], ["jpg"]) == {"jpg": [b"4", b"1"]}
-    with pytest.raises(
-        ConfigError,
-        match=r"x.tar: sample 1 \('b'\) has no field 'jpg': choose missing='skip' to leave such samples out",
-    ):
-        source.read_batch([0, 1], ["jpg"])
 
 
-def test_missing_is_an_error_at_open(ragged):
-    with pytest.raises(ConfigError, match=r"sample 1 \('b'\) has no field 'jpg': .*missing='skip'.*missing='empty'"):
-        len(TarSource(ragged, fields=["jpg"]))
-
-
-def test_missing_may_be_skipped(ragged):
+def test_missing_may_be_skipped_or_empty(ragged):
     source = TarSource(ragged, fields=["__key__", "jpg"], missing="skip")
     assert source.read(range(len(source))) == [{"__key__": "a", "jpg": b"1"}, {"__key__": "c", "jpg": b"4"}]
-    assert source[-1]["__key__"] == "c"
-    assert len(TarSource(ragged, fields=["jpg", "cls"], missing="skip")) == 1
-    assert len(TarSource(ragged, fields=["txt", "cls"], missing="skip")) == 0
-    assert len(TarSource(ragged, missing="skip")) == 3
-
-
-def test_missing_may_be_empty(ragged):
-    source = TarSource(ragged, fields=["cls", "txt"], missing="empty")
-    assert source.read_batch(range(3)) == {"cls": [b"2", b"3", b""], "txt": [b"", b"", b"5"]}
+    for fields, count in ((["jpg", "cls"], 1), (["txt", "cls"], 0), (None, 3)):
+        assert len(TarSource(ragged, fields=fields, missing="skip")) == count
+    empty = TarSource(ragged, fields=["cls", "txt"], missing="empty")
+    assert empty.read_batch(range(3)) == {"cls": [b"2", b"3", b""], "txt": [b"", b"", b"5"]}
     text = TarSource(ragged, fields=["txt"], missing="empty", decode="auto")
     assert text.read_batch(range(3)) == {"txt": ["", "", "5"]}
 
 
-def test_what_is_decoded_may_have_no_empty_value(path):
-    pack(path, {"a.jpg": simplejpeg.encode_jpeg(np.zeros((8, 8, 3), np.uint8)), "a.cls": b"1", "b.txt": b""})
+NO_CLS = "sample 2 \\('c'\\) has no field 'cls'"
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "message"),
+    [
+        ({"fields": ["jgp"]}, None, r"x.tar has no field 'jgp': did you mean 'jpg'\? Known: __key__, cls, jpg, txt"),
+        ({"fields": ["jgp"], "missing": "skip"}, None, "has no field 'jgp': did you mean 'jpg'"),
+        ({"fields": ["jgp"], "missing": "empty"}, None, "has no field 'jgp': did you mean 'jpg'"),
+        ({}, ["jgp"], "has no field 'jgp': did you mean 'jpg'"),
+        ({"fields": ["cls"]}, None, f"{NO_CLS}: .*missing='skip'.*missing='empty'"),
+        ({"fields": ["cls"], "missing": "empty", "decode": "auto"}, None, f"{NO_CLS}, and values decoded as cls have"),
+        ({}, ["cls"], f"x.tar: {NO_CLS}: choose missing='skip' to leave such samples out"),
+        ({}, None, "different fields"),
+        ({"decode": "auto", "fields": ["x.npy"]}, None, "no field 'x.npy': Known: __key__, cls, jpg, txt"),
+        ({"decode": {"jpg": "imag"}}, None, r"decode\['jpg'\] is 'imag': did you mean 'image'"),
+        ({"decode": "pil"}, None, "decode is 'pil': give None"),
+        ({"index": True}, None, "index must be text, a path, a list, False or None; got True"),
+        ({"index": ["a.idx", "b.idx"]}, None, "index names 2 files for 1 archives: pass one for each"),
+    ],
+)
+def test_settings_that_do_not_fit(ragged, options, fields, message):
+    with pytest.raises(ConfigError, match=message):
+        TarSource(ragged, **options).read_batch([0, 2], fields)
+
+
+def test_one_archive_with_two_indexes(path):
+    with pytest.raises(ConfigError, match=r"x.tar is in paths twice, with two indexes: a.idx, b.idx"):
+        TarSource([path, path], index=["a.idx", "b.idx"])
+
+
+def test_an_image_that_is_missing_may_be_empty(path):
+    pack(path, {"a.jpg": simplejpeg.encode_jpeg(np.zeros((8, 8, 3), np.uint8)), "b.txt": b""})
     image = TarSource(path, fields=["jpg"], missing="empty", decode="auto")
     assert [record["jpg"].shape for record in image] == [(8, 8, 3), (0, 0, 3)]
-    with pytest.raises(
-        ConfigError, match=r"sample 1 \('b'\) has no field 'cls', and values decoded as cls have no empty"
-    ):
-        len(TarSource(path, fields=["cls"], missing="empty", decode="auto"))
+    assert image.read_batch([1])["jpg"].shape == (1, 0, 0, 3)
 
 
 def test_shards_that_differ(tmp_path):
@@ -188,21 +175,6 @@ class TestIndex:
         assert len(TarSource(path)) == 2
         assert len(TarSource(path, index=other)) == len(TarSource([path], index=[str(other)])) == 1
 
-    def test_one_for_each_archive(self, path):
-        pack(path, {"a.x": b"1"})
-        with pytest.raises(ConfigError, match="index names 1 files for 2 archives: pass one for each"):
-            TarSource([path, path], index=["a.idx"])
-        with pytest.raises(ConfigError, match=r"x.tar is in paths twice, with two indexes: a.idx, b.idx"):
-            TarSource([path, path], index=["a.idx", "b.idx"])
-        with pytest.raises(ConfigError, match="index must be text, a path, a list, False or None; got True"):
-            TarSource(path, index=True)
-        with pytest.raises(SourceNotFoundError, match=r"there is no a.idx"):
-            len(TarSource(path, index="a.idx"))
-
-    def lines(self, path: Path, *lines: str) -> TarSource:
-        path.with_suffix(".idx").write_text("\n".join((f"v1.2 {len(lines)}", *lines, "")))
-        return TarSource(path)
-
     @pytest.mark.parametrize(
         ("line", "message"),
         [
@@ -217,18 +189,14 @@ class TestIndex:
         ],
     )
     def test_one_that_disagrees(self, path, line, message):
-        with tarfile.open(path, "w") as tar:
-            info = tarfile.TarInfo("a.x")
-            info.size = 1
-            tar.addfile(info, io.BytesIO(b"1"))
+        with tarfile.open(pack(path, {"a.x": b"1"}), "a") as tar:
             info = tarfile.TarInfo("d.x")
             info.type = tarfile.DIRTYPE
             tar.addfile(info)
-        with pytest.raises(
-            CorruptFileError,
-            match=rf"x.tar, byte \d+, record 0: the index .*x.idx \(line 2\) {message}: .*dataload index",
-        ) as caught:
-            len(self.lines(path, line))
+        path.with_suffix(".idx").write_text(f"v1.2 1\n{line}\n")
+        where = rf"x.tar, byte \d+, record 0: the index .*x.idx \(line 2\) {message}: .*dataload index"
+        with pytest.raises(CorruptFileError, match=where) as caught:
+            len(TarSource(path))
         assert caught.value.offset == int(line.split()[1])
 
     def test_one_that_is_believed(self, path):
@@ -239,6 +207,11 @@ class TestIndex:
         index.write_text("v1.2 1\ny 1536 20000 c.y\n")
         with pytest.raises(CorruptFileError, match="puts 20000 bytes at 1536"):
             len(TarSource(path, verify_index=False))
+        index.write_text("v1.1 1\njpg 0 10\n")  # its name would stand before the archive
+        with pytest.raises(CorruptFileError, match="puts a file at 0, where the first header is, so it has no name"):
+            TarSource(path, verify_index=False)[0]
+        with pytest.raises(SourceNotFoundError):
+            len(TarSource(path, index="a.idx"))
 
     def test_an_archive_that_was_rewritten(self, path):
         pack(path, {f"{i}.x": bytes(i) for i in range(100)}, index=True)
@@ -291,54 +264,31 @@ class TestDecode:
         assert [list(record) for record in TarSource(path, decode="auto")] == [["__key__", "x"]] * 4
         assert TarSource(path, decode="auto").read([3, 0]) == [{"__key__": "d", "x": b"raw"}, {"__key__": "a", "x": 1}]
 
-    def test_a_decoder_that_differs_within_a_field_says_what_failed(self, path):
-        pack(path, {"a.x.cls": b"1", "b.x.json": b"{", "c.y": b""})
-        with pytest.raises(CorruptFileError, match=r"byte 1536, record 1: field 'x' of 'b': invalid JSON"):
-            TarSource(path, decode="auto").read([0, 1])
-
     def test_by_extension(self, path):
+        def cls(data):
+            return data.decode()
+
         pack(path, {"a.cls": b"7", "a.left.raw": b"ab", "a.right.raw": b"cd", "a.txt": b"x"})
         source = TarSource(path, decode={"cls": "cls", "raw": lambda data: data.hex(), "left.raw": len})
         assert source[0] == {"__key__": "a", "cls": 7, "left.raw": 2, "right.raw": "6364", "txt": b"x"}
         assert source.fields["left.raw"] == FieldSpec("unknown")
+        own = TarSource(path, decode={"cls": cls})  # a function with the name of a decoder
+        assert (own.fields["cls"], own.read_batch([0])["cls"]) == (FieldSpec("unknown"), ["7"])
 
-    def test_a_function_may_have_the_name_of_a_decoder(self, path):
-        def cls(data):
-            return data.decode()
-
-        source = TarSource(pack(path, {"a.cls": b"7"}), decode={"cls": cls})
-        assert source.fields["cls"] == FieldSpec("unknown")
-        assert source.read_batch([0])["cls"] == ["7"]
-
-    def test_wrong_settings(self, path):
-        with pytest.raises(ConfigError, match=r"decode\['jpg'\] is 'imag': did you mean 'image'"):
-            TarSource(path, decode={"jpg": "imag"})
-        with pytest.raises(ConfigError, match="decode is 'pil': give None"):
-            TarSource(path, decode="pil")
-
-    @pytest.mark.parametrize(
-        "read", [lambda s: s.read([0, 1]), lambda s: s.read_batch([0, 1]), lambda s: s.read_batch([0, 1], ["x"])]
-    )
     @pytest.mark.parametrize("other", [{}, {"c.y": b"2"}], ids=["alike", "ragged"])
-    def test_a_payload_that_does_not_decode(self, path, read, other):
+    def test_a_payload_that_does_not_decode(self, path, other):
         pack(path, {"a.x.cls": b"1", "b.x.cls": b"one", **other})
         source = TarSource(path, decode="auto")
-        with pytest.raises(
-            CorruptFileError, match=r"x.tar, byte 1536, record 1: field 'x' of 'b': expected a number .* b'one'"
-        ) as caught:
-            read(source)
-        assert (caught.value.path, caught.value.offset, caught.value.index) == (str(path), 1536, 1)
-
-    def test_a_format_that_is_not_read(self, path):
-        import PIL.Image
-
-        stream = io.BytesIO()
-        PIL.Image.new("F", (2, 2)).save(stream, "tiff")
-        source = TarSource(pack(path, {"a.tiff": stream.getvalue()}), decode="auto")
-        with pytest.raises(
-            UnsupportedFormatError, match=r"x.tar, byte 512: field 'tiff' of 'a': a TIFF image of mode 'F'"
-        ):
-            source.read([0])
+        message = r"x.tar, byte 1536, record 1: field 'x' of 'b': expected a number .* b'one'"
+        for read in (source.read, source.read_batch, lambda rows: source.read_batch(rows, ["x"])):
+            with pytest.raises(CorruptFileError, match=message) as caught:
+                read([0, 1])
+            assert (caught.value.path, caught.value.offset, caught.value.index) == (str(path), 1536, 1)
+        pack(path, {"a.x.cls": b"1", "b.x.json": b"{", "c.tiff": image(np.zeros((2, 2), np.float32), "tiff")})
+        with pytest.raises(CorruptFileError, match=r"byte 1536, record 1: field 'x' of 'b': invalid JSON"):
+            TarSource(path, decode="auto").read([0, 1])
+        with pytest.raises(UnsupportedFormatError, match="field 'tiff' of 'c': a TIFF image of mode 'F'"):
+            TarSource(path, decode="auto").read([2])
 
     def test_an_error_of_a_function_stays_what_it_is(self, path):
         source = TarSource(pack(path, {"a.x": b"1"}), decode={"x": lambda data: {}[data]})
@@ -366,10 +316,8 @@ class TestDecode:
         assert source.fields["npy"] == FieldSpec("int64", (None,))
         with pytest.raises(ConfigError, match="cannot stack field 'npy'"):
             source.read_batch([1, 2])
-
-    def test_equal_sizes_and_other_headers(self, path):
-        pack(path, {"a.npy": npy(np.arange(6).reshape(2, 3)), "b.npy": npy(np.arange(6).reshape(3, 2))})
-        assert [record["npy"].shape for record in TarSource(path, decode="auto").read([0, 1])] == [(2, 3), (3, 2)]
+        pack(path, {f"{n}.npy": npy(np.arange(6).reshape(n, -1)) for n in (2, 3)})  # of equal size
+        assert [record["npy"].shape for record in TarSource(path, decode="auto")] == [(2, 3), (3, 2)]
         with pytest.raises(ConfigError, match=r"row 0 is int64 \(2, 3\), row 1 is int64 \(3, 2\)"):
             TarSource(path, decode="auto").read_batch([0, 1])
 
@@ -393,39 +341,11 @@ def test_damage_may_end_an_archive(path):
         assert len(TarSource(path, on_damage="stop")) == 1
 
 
-def test_an_archive_that_shrinks_while_it_is_read(plain):
-    source = TarSource(plain)
-    len(source)
-    os.truncate(plain, 1000)
-    for read in (source.read, source.read_batch):
-        with pytest.raises(CorruptFileError, match=r"had .* bytes when it was opened and has 1000 now"):
-            read([4])
-
-
 def test_the_repr_of_several_decoders_is_whole(plain):
     two = {"jpg": "image", "cls": "cls"}
     assert f"decode={ {name: repr(kind) for name, kind in two.items()} }" in repr(TarSource(plain, decode=two))
+    short = TarSource(plain, decode="auto", fields=["jpg"], missing="skip")
+    assert repr(short).endswith("x.tar', 1 fields, decode='auto', missing='skip')")
     many = TarSource(plain, decode={f"extension{i}": "bytes" for i in range(40)}, missing="skip", on_damage="stop")
     ast.parse(repr(many))  # long options become an ellipsis, never half of one
     assert len(repr(many)) < 200
-
-
-def test_fingerprints_and_repr(plain):
-    source = TarSource(plain, decode="auto", fields=["jpg"], missing="skip")
-    with pytest.raises(CorruptFileError):  # the content is none
-        source.read([0])
-    raw = TarSource(plain)
-    assert raw.fingerprint() == TarSource(plain, index=False).fingerprint()
-    assert raw.fingerprint() != source.fingerprint()
-    assert repr(source) == f"TarSource({str(plain)!r}, 1 fields, decode='auto', missing='skip')"[:199]
-
-
-def test_index_without_names_that_puts_a_file_where_the_first_header_stands(path):
-    """Without verification it is believed; but a name would stand before the archive."""
-    pack(path, {"a.jpg": b"1"})
-    path.with_suffix(".idx").write_text("v1.1 1\njpg 0 10\n")
-    source = TarSource(path, verify_index=False)
-    with pytest.raises(
-        CorruptFileError, match=r"puts a file at 0, where the first header is, so it has no name; .* dataload index"
-    ):
-        source[0]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import numpy as np
 import pytest
 
@@ -62,13 +60,9 @@ def test_samples_that_differ():
     assert [found.start(sample) for sample in range(3)] == [0, 2, 3]
 
 
-def test_nothing():
+def test_no_samples_and_keys_beyond_ascii():
     found = table()
-    assert (len(found), found.extensions, held(found)) == (0, (), 0)
-    assert found.first([]) == -1
-
-
-def test_keys_beyond_ascii():
+    assert (len(found), found.extensions, held(found), found.first([])) == (0, (), 0, -1)
     found = group_members([Member("żółć.jpg".encode(), 512, 1), Member(b"\xff.jpg", 1536, 1)])
     assert names(found, 1, 0) == ["\udcff", "żółć"]
 

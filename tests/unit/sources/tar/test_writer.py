@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import io
 import os
 import tarfile
@@ -7,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from made_files import pack
 
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources.tar.reader import TarSource
@@ -40,42 +39,28 @@ def test_members_and_index(path):
     assert path.read_bytes()[-1024:] == bytes(1024)
 
 
-def test_the_index_written_is_that_of_the_archive(path, tmp_path):
-    long = "d" * 101
-    write(path, *({"__key__": f"{long}/{i}", "x": np.arange(i), "ż": b"a"} for i in range(20)))
-    assert write_index(path, tmp_path / "again.idx") == 20
-    assert (tmp_path / "again.idx").read_bytes() == path.with_suffix(".idx").read_bytes()
-
-
 def test_webdataset_reads_it(path):
     import webdataset as wds
 
-    write(
-        path,
-        {"__key__": "d/a", "jpg": b"abc", "cls": 3, "npy": np.arange(3)},
-        {"__key__": "d/b", "jpg": b"x", "cls": 4, "npy": np.arange(3)},
-    )
+    write(path, *({"__key__": f"d/{key}", "cls": 3, "npy": np.arange(3)} for key in "ab"))
     with path.open("rb") as stream:
-        samples = list(
-            wds.tariterators.group_by_keys(wds.tariterators.tar_file_expander([{"url": "x", "stream": stream}]))
-        )
-    assert [sample["__key__"] for sample in samples] == ["d/a", "d/b"]
-    assert samples[0]["cls"] == b"3"
+        files = wds.tariterators.tar_file_expander([{"url": "x", "stream": stream}])
+        samples = list(wds.tariterators.group_by_keys(files))
+    assert [(sample["__key__"], sample["cls"]) for sample in samples] == [("d/a", b"3"), ("d/b", b"3")]
     assert np.load(io.BytesIO(samples[1]["npy"])).tolist() == [0, 1, 2]
 
 
-def test_we_read_what_webdataset_writes(tmp_path):
+def test_we_read_what_webdataset_writes(path):
     import webdataset as wds
 
-    with wds.TarWriter(str(tmp_path / "a.tar")) as sink:
+    with wds.TarWriter(str(path)) as sink:
         for i in range(5):
-            sink.write({"__key__": f"s{i}", "cls": i, "txt": f"t{i}", "x.npy": np.arange(i), "json": {"i": i}})
-    assert write_index(tmp_path / "a.tar") == 5
+            sink.write({"__key__": f"s{i}", "cls": i, "x.npy": np.arange(i), "json": {"i": i}})
+    assert write_index(path) == 5
     for index in (None, False):
-        record = TarSource(tmp_path / "a.tar", decode="auto", index=index)[3]
-        assert {**record, "x": record["x"].tolist()} == {
-            "__key__": "s3", "cls": 3, "txt": "t3", "x": [0, 1, 2], "json": {"i": 3},
-        }  # fmt: skip
+        record = TarSource(path, decode="auto", index=index)[3]
+        assert record.pop("x").tolist() == [0, 1, 2]
+        assert record == {"__key__": "s3", "cls": 3, "json": {"i": 3}}
 
 
 def test_keys_by_function(path):
@@ -83,41 +68,19 @@ def test_keys_by_function(path):
     assert [name for name, _ in listing(path)] == ["b0.name.txt", "b0.x", "a1.name.txt", "a1.x"]
 
 
-@pytest.mark.parametrize("key", ["a.b", "d/a.b", "", "d/", ".a", "a\0", "d/.hidden"])
-def test_keys_that_would_be_others(path, key):
-    with TarWriter(path) as writer, pytest.raises(ConfigError, match="cannot be the key of a sample: its last part"):
-        writer.write({"__key__": key, "x": b""})
-
-
-def test_more_bad_keys(path):
-    with TarWriter(path) as writer:
-        with pytest.raises(ConfigError, match=r"the key of a sample must be text, got 7 \(int\)"):
-            writer.write({"__key__": 7, "x": b""})
-        with pytest.raises(
-            ConfigError, match=r"the key 'a b' contains white space, which DALI's index does not allow.*index=False"
-        ):
-            writer.write({"__key__": "a b", "x": b""})
-        with pytest.raises(ConfigError, match=r"the key '.*' is not valid text: surrogates not allowed"):
-            writer.write({"__key__": "\ud800", "x": b""})
-        writer.write({"__key__": "a", "x": b""})
-        with pytest.raises(ConfigError, match="record 1 has the same key as the one before, 'a': both are one sample"):
-            writer.write({"__key__": "a", "x": b""})
-        writer.write({"__key__": "b", "x": b""})
-        assert len(writer) == 2
-    assert len(TarSource(path)) == 2
-
-
-def test_white_space_without_an_index(path):
-    write(path, {"__key__": "a b", "my field": b"x"}, index=False)
-    assert not path.with_suffix(".idx").exists()
-    assert TarSource(path)[0] == {"__key__": "a b", "my field": b"x"}
+LAST_PART = "cannot be the key of a sample: its last part"
 
 
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        ({}, "record 0 has no fields: a sample without files cannot be stored"),
-        ({"__key__": "a"}, "record 0 has no fields"),
+        *(({"__key__": key, "x": b""}, LAST_PART) for key in ("a.b", "d/a.b", "", "d/", ".a", "a\0", "d/.hidden")),
+        ({"__key__": 7, "x": b""}, r"the key of a sample must be text, got 7 \(int\)"),
+        ({"__key__": "a b", "x": b""}, "the key 'a b' contains white space, which DALI's index .*index=False"),
+        ({"__key__": "\ud800", "x": b""}, r"the key '.*' is not valid text: surrogates not allowed"),
+        ({"__key__": "0", "x": b""}, "record 1 has the same key as the one before, '0': both are one sample"),
+        ({}, "record 1 has no fields: a sample without files cannot be stored"),
+        ({"__key__": "a"}, "record 1 has no fields"),
         (b"abc", "format 'tar' stores fields, got a record of type bytes"),
         ({7: b""}, "field names must be text, got 7"),
         ({"": b""}, "field '' cannot be part of a file name"),
@@ -129,30 +92,18 @@ def test_white_space_without_an_index(path):
 )
 def test_records_that_cannot_be_stored_leave_the_file_as_it_was(path, record, message):
     with TarWriter(path) as writer:
-        writer.write({"x": b"1"})
-        with pytest.raises(ConfigError, match=message.replace("record 0", "record 1")):
+        writer.write({"__key__": "0", "x": b"1"})
+        with pytest.raises(ConfigError, match=message):
             writer.write(record)
         writer.write({"x": b"2"})
-    assert [record["x"] for record in TarSource(path)] == [b"1", b"2"]
+        assert len(writer) == 2
+    assert listing(path) == [("0.x", b"1"), ("00000001.x", b"2")]
 
 
-def test_nothing_shows_before_close_and_nothing_stays_after_abort(path, tmp_path):
-    with TarWriter(path) as writer:
-        writer.write({"x": b"1"})
-        assert not path.exists()
-        assert not path.with_suffix(".idx").exists()
-        writer.abort()
-        with pytest.raises(ConfigError, match=r"the writer of .*x.tar is aborted"):
-            writer.write({"x": b"1"})
-    assert os.listdir(tmp_path) == []
-
-
-def test_close_twice(path):
-    writer = TarWriter(path)
-    writer.write({"x": b"1"})
-    for end in (writer.close, writer.close, writer.abort):
-        end()
-    assert len(TarSource(path)) == 1
+def test_white_space_without_an_index(path):
+    write(path, {"__key__": "a b", "my field": b"x"}, index=False)
+    assert not path.with_suffix(".idx").exists()
+    assert TarSource(path)[0] == {"__key__": "a b", "my field": b"x"}
 
 
 @pytest.mark.parametrize("name", ["x.tar", "x.idx"])
@@ -179,7 +130,7 @@ def test_an_index_that_appears_meanwhile(path):
     writer = TarWriter(path)
     writer.write({"x": b"1"})
     path.with_suffix(".idx").write_bytes(b"another's")
-    with pytest.raises(ConfigError, match=r"x.idx exists"):
+    with pytest.raises(ConfigError):
         writer.close()
     assert path.with_suffix(".idx").read_bytes() == b"another's"
 
@@ -211,12 +162,6 @@ class TestWriteIndex:
             write_index(tmp_path, tmp_path / "x.idx")
         assert os.listdir(tmp_path) == []
 
-    def pack(self, path: Path, *names: str) -> Path:
-        with tarfile.open(path, "w") as tar:
-            for name in names:
-                tar.addfile(tarfile.TarInfo(name))
-        return path
-
     @pytest.mark.parametrize(
         ("names", "error", "message"),
         [
@@ -227,7 +172,7 @@ class TestWriteIndex:
         ],
     )
     def test_archives_that_lose_something(self, path, names, error, message):
-        self.pack(path, *names)
+        pack(path, [(name, b"") for name in names])
         path.with_suffix(".idx").write_text("old")
         with pytest.raises(error, match=message):
             write_index(path)
@@ -235,7 +180,8 @@ class TestWriteIndex:
         assert len(os.listdir(path.parent)) == 2
 
     def test_what_is_adjacent(self, path):
-        assert write_index(self.pack(path, "a.x", "b.x", "a.y", "a.y"), strict=False) == 3
+        names = "a.x", "b.x", "a.y", "a.y"
+        assert write_index(pack(path, [(name, b"") for name in names]), strict=False) == 3
 
 
 def test_an_index_that_cannot_be_written_leaves_the_old_archive(tmp_path, monkeypatch):

@@ -1,7 +1,5 @@
 """Documents: Megatron's index, segments and positions of windows, and what our writer writes."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path
@@ -110,10 +108,7 @@ def test_documents_are_written_and_read_back(tmp_path, suffix, dtype):
 def test_what_is_no_document(tmp_path):
     with dataload.create(tmp_path / "x.bin", format="tokens") as writer:
         for record, match in (
-            (
-                {"text": "a"},
-                "record 0 has no tokens: expected integers in one dimension in 'tokens', got the fields text",
-            ),
+            ({"text": "a"}, "record 0 has no tokens: expected integers in one dimension in 'tokens', got the fields t"),
             ([1.5], r"in 'tokens', got \[1.5\]"),
             ([[1]], r"got \[\[1\]\]"),
             ([3, 65_536], "the token 65536, which uint16 does not hold: pass dtype='int32'"),

@@ -1,7 +1,5 @@
 """TokenSource: options, documents, damage, and how it is found; tests/properties has the windows themselves."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import re
@@ -264,9 +262,7 @@ def test_the_format_is_named_or_found_by_content(tmp_path):
     with pytest.raises(ConfigError, match=r"format 'tokens' needs the option 'window': pass window="):
         dataload.open(array)
     np.save(tmp_path / "x.npy", np.zeros(3))
-    with pytest.raises(
-        UnsupportedFormatError, match=r"it is a \.npy file, but not a one-dimensional array of integers"
-    ):
+    with pytest.raises(UnsupportedFormatError, match=r"it is a \.npy file, but not a one-dimensional array of integer"):
         dataload.open(tmp_path / "x.npy", window=2)
     with pytest.raises(UnsupportedFormatError, match=r"for raw tokens format='tokens'"):
         dataload.open(raw, window=11)

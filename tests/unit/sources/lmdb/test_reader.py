@@ -5,10 +5,10 @@ import sys
 import lmdb
 import numpy as np
 import pytest
+from made_files import change
 
 from dataload.codecs.tensorprotos import encode
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError
-from dataload.sources.lmdb import tree as lmdb_tree
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.writer import LMDBWriter
 
@@ -67,15 +67,12 @@ KEYS = {
 
 
 @pytest.mark.parametrize("name", KEYS)
-def test_order_of_keys(tmp_path, name, monkeypatch):
-    monkeypatch.setattr(lmdb_tree, "_BLOCK_BYTES", 8192)
+def test_order_of_keys(tmp_path, name):
     items = KEYS[name]
     expected = model(items)
     with LMDBSource(make(tmp_path / "e", items)) as source:
-        assert len(source) == len(items)
         assert list(source) == expected
-        rng = np.random.default_rng(0)
-        indices = rng.integers(0, len(items), 500) if items else []
+        indices = np.random.default_rng(0).integers(0, len(items), 500) if items else []
         assert source.read(indices) == [expected[index] for index in indices]
         assert all(source[index] == expected[index] for index in indices[:20])
         decimal = all(key.isdigit() and len(key) <= 18 for key, _ in items)
@@ -85,39 +82,19 @@ def test_order_of_keys(tmp_path, name, monkeypatch):
 def test_keys_that_are_integers_of_the_machine(tmp_path):
     items = [(struct.pack("=Q", n), b"%d" % n) for n in range(0, 1000, 3)]
     path = make(tmp_path / "e", items, subdatabase=b"numbers", integerkey=True)
-    with LMDBSource(path, subdatabase="numbers") as source:
-        assert source.read(range(len(items))) == [value for _, value in items]
+    assert list(LMDBSource(path, subdatabase="numbers")) == [value for _, value in items]
 
 
-@pytest.mark.parametrize("name", ["padded", "unpadded", "hashes", "of any length"])
-def test_memory_of_the_table(tmp_path, name):
-    """At most 16 bytes a record, and 8 a leaf page."""
-    items = KEYS[name]
-    with LMDBSource(make(tmp_path / "e", items)) as source:
-        shard = source._data_set().reader(0)
-        fields = [getattr(part, field) for part in (shard._values, shard.keys) for field in part.__slots__]
-        held = sum(field.nbytes for field in fields if isinstance(field, np.ndarray))
-        assert held <= 16 * len(items) + 8 * len(shard.keys.leaves)
-
-
-def test_a_single_file(tmp_path):
+def test_paths(tmp_path):
     path = tmp_path / "single.mdb"
     with lmdb.open(str(path), subdir=False, lock=False) as environment, environment.begin(write=True) as txn:
         txn.put(b"0", b"a")
-    with LMDBSource(path) as source:
-        assert source[0] == b"a"
-        assert source.fingerprint()
-
-
-def test_several_environments(tmp_path):
+    assert list(LMDBSource(path)) == [b"a"]
     paths = [make(tmp_path / f"{n}.lmdb", numbers(n + 3, start=100 * n)) for n in range(3)]
     with LMDBSource(paths) as source:
         assert source.shard_lengths == (3, 4, 5)
         assert source.read([11, 0, 5]) == [b"value 204", b"value 0", b"value 102"]
         assert source.read_batch([0, 3]) == [b"value 0", b"value 100"]
-
-
-# Codecs.
 
 
 @pytest.fixture
@@ -130,13 +107,15 @@ def test_a_codec_by_name(tensors):
     with LMDBSource(tensors, codec="tensorprotos") as source:
         assert {name: str(spec) for name, spec in source.fields.items()} == {"x": "float32 (3)", "y": "int64 ()"}
         assert source[7]["x"].tolist() == [7, 7, 7]
-        assert source.read([7, 8])[1]["y"] == 8
         batch = source.read_batch([5, 2, 9, 9])
         assert batch["y"].tolist() == [5, 2, 9, 9]
         assert batch["x"].flags.writeable
-        assert list(source.read_batch([5, 2], fields=["y"])) == ["y"]
     with LMDBSource(tensors, codec="tensorprotos", fields=["y"]) as source:
         assert list(source[3]) == list(source.fields) == list(source.read_batch([1, 2, 3, 4, 5])) == ["y"]
+    with LMDBSource(tensors, codec="raw") as source:
+        assert (type(source[0]), source.fields) == (bytes, {})
+        with pytest.raises(ConfigError, match="records are bytes, not fields: choose a codec to read fields x"):
+            source.read_batch([0], fields=["x"])
 
 
 def test_a_codec_that_is_a_function(tmp_path):
@@ -152,14 +131,6 @@ def test_a_codec_that_is_a_function(tmp_path):
         assert set(given) == {bytes}  # its own: it may keep a reference
 
 
-def test_raw_is_no_codec(tensors):
-    with LMDBSource(tensors, codec="raw") as source:
-        assert type(source[0]) is bytes
-        assert source.fields == {}
-        with pytest.raises(ConfigError, match="records are bytes, not fields: choose a codec to read fields x"):
-            source.read_batch([0], fields=["x"])
-
-
 def test_a_record_that_cannot_be_decoded(tmp_path):
     good = encode({"x": 1})
     path = make(tmp_path / "e", [(b"%d" % n, b"\x0f" if n in (0, 6) else good) for n in range(8)])
@@ -172,9 +143,6 @@ def test_a_record_that_cannot_be_decoded(tmp_path):
             assert (caught.value.path, caught.value.index) == (str(path / "data.mdb"), 6)
 
 
-# Refusals.
-
-
 def test_numbers_with_other_keys_among_them(tmp_path):
     """First, last, count and most of the keys look like all numbers from 0."""
     items = [(key, value) for key, value in numbers(50, 3) if key not in (b"005", b"033")]
@@ -183,61 +151,57 @@ def test_numbers_with_other_keys_among_them(tmp_path):
         assert source.key_order == "bytes"
         assert list(source) == [value for _, value in sorted(items)]
         assert [source.locate(index).key for index in (4, 5, 33)] == ["004", "005x", "033x"]
-
-
-def test_a_page_that_somebody_overwrote_without_lmdb(tmp_path):
-    path = make(tmp_path / "e", numbers(50, 3))
-    with LMDBSource(path) as source:
-        shard = source._data_set().reader(0)
-        page = int(shard.keys.leaves[0])
-        with open(path / "data.mdb", "r+b") as stream:
-            stream.seek(page * 4096 + 16)
-            stream.write(b"\xff" * 200)
-        with pytest.raises(CorruptFileError, match=rf"data\.mdb, byte {page * 4096}: page {page} has changed"):
-            shard.key(3)
+        change(tmp_path / "e" / "data.mdb", 2 * 4096 + 16, b"\xff" * 200)  # a page, without LMDB
         assert source.locate(3).key is None
+
+
+def duplicates(path):
+    for page in (0, 4096):
+        change(path / "data.mdb", page + 16 + 76, struct.pack("=H", 4))
+
+
+def broken(path):
+    for page in range(2, (path / "data.mdb").stat().st_size // 4096):
+        change(path / "data.mdb", page * 4096 + 10, b"\xff" * 6)  # flags and bounds of each page
+
+
+NO_INDEX = r"may have several values \(DUPSORT\), so values have no index"
+
+
+@pytest.mark.parametrize(
+    ("made", "damage", "options", "error", "message"),
+    [
+        (
+            {"subdatabase": b"train"},
+            None,
+            {},
+            ConfigError,
+            "the sub-databases test, train: choose .* subdatabase='test'$",
+        ),
+        ({}, None, {"subdatabase": "tset"}, ConfigError, "has no sub-database 'tset': did you mean 'test'"),
+        ({"subdatabase": b"db0"}, None, {}, ConfigError, "this is a TorchRecord, which format='torchrecord' reads as"),
+        ({"subdatabase": b"d", "dupsort": True}, None, {"subdatabase": "d"}, UnsupportedFormatError, NO_INDEX),
+        (None, duplicates, {}, UnsupportedFormatError, "so values have no index"),
+        (None, broken, {}, CorruptFileError, r"data\.mdb, byte \d+: page \d+ is not a page of a tree"),
+    ],
+)
+def test_what_is_refused(tmp_path, made, damage, options, error, message):
+    path = make(tmp_path / "e", numbers(500))
+    if made is not None:
+        path = make(make(tmp_path / "f", numbers(3), subdatabase=b"test"), numbers(5), **made)
+    if damage is not None:
+        damage(path)
+    with pytest.raises(error, match=message):
+        LMDBSource(path, **options)[0]
 
 
 def test_sub_databases(tmp_path):
     path = make(tmp_path / "e", numbers(5), subdatabase=b"train")
     make(path, numbers(3), subdatabase=b"test")
-    with pytest.raises(ConfigError, match=r"contains the sub-databases test, train: choose one with subdatabase='test"):
-        LMDBSource(path)[0]
-    with pytest.raises(ConfigError, match="has no sub-database 'trian': did you mean 'train'"):
-        LMDBSource(path, subdatabase="trian")[0]
     with LMDBSource(path, subdatabase="train") as source, LMDBSource(path, subdatabase="test") as other:
         assert (len(source), len(other)) == (5, 3)
         assert source.fingerprint() != other.fingerprint()
         assert repr(source).endswith("e', subdatabase='train')")
-
-
-def test_a_torchrecord_is_named_as_one(tmp_path):
-    path = make(tmp_path / "e", numbers(5), subdatabase=b"db0")
-    with pytest.raises(ConfigError, match="this is a TorchRecord, which format='torchrecord' reads as a whole"):
-        len(LMDBSource(path))
-
-
-def test_several_values_of_a_key(tmp_path):
-    path = make(tmp_path / "e", numbers(5), subdatabase=b"d", dupsort=True)
-    with pytest.raises(UnsupportedFormatError, match="may have several values \\(DUPSORT\\), so values have no index"):
-        len(LMDBSource(path, subdatabase="d"))
-    data = bytearray((make(tmp_path / "f", numbers(5)) / "data.mdb").read_bytes())
-    for page in (0, 4096):
-        struct.pack_into("=H", data, page + 16 + 76, 4)
-    (tmp_path / "f" / "data.mdb").write_bytes(data)
-    with pytest.raises(UnsupportedFormatError, match="so values have no index"):
-        len(LMDBSource(tmp_path / "f"))
-
-
-def test_damaged_pages(tmp_path):
-    items = [(b"%08d" % n, bytes(300)) for n in range(500)]
-    path = make(tmp_path / "e", items)
-    data = bytearray((path / "data.mdb").read_bytes())
-    for page in range(2, len(data) // 4096):
-        data[page * 4096 + 10 : page * 4096 + 16] = b"\xff" * 6  # flags and bounds of each page
-    (path / "data.mdb").write_bytes(data)
-    with pytest.raises(CorruptFileError, match=r"data\.mdb, byte \d+: page \d+ is not a page of a tree"):
-        LMDBSource(path).read(range(500))
 
 
 def test_reading_needs_no_lmdb(tmp_path, monkeypatch):

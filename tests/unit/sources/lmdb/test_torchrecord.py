@@ -90,75 +90,70 @@ def test_a_number_of_sub_databases_that_is_expected(tmp_path):
     assert caught.value.key == "db_num"
 
 
-def test_no_torchrecord(tmp_path):
+SHORT = "the first key of sub-database db0 is b'{}'; its {} records should have decimal keys, padded"
+
+
+@pytest.mark.parametrize(
+    ("parts", "made", "error", "message"),
+    [
+        (
+            [[b"no database"]],
+            {"names": [b"db00"]},
+            UnsupportedFormatError,
+            "without a sub-database db0, .* format='lmdb'",
+        ),
+        (
+            [records(3)] * 3,
+            {"names": [b"db0", b"db1", b"db4"]},
+            CorruptFileError,
+            "db2 is missing; the last one is db4",
+        ),
+        ([records(3)], {"dupsort": True}, CorruptFileError, "keys of the sub-database db0 may have several values"),
+        ([records(12)], {"width": 1}, CorruptFileError, SHORT.format("0", 12)),
+        ([records(101)], {"width": 2}, CorruptFileError, SHORT.format("00", 101)),
+        ([], {}, CorruptFileError, SHORT.format("first", 1)),
+    ],
+)
+def test_what_is_no_torchrecord(tmp_path, parts, made, error, message):
+    path = make(tmp_path / "t", parts or [[]], **made)
+    if not parts:
+        change(path, b"db0", lambda txn: txn.put(b"first", encode({"a": 1})))
+    with pytest.raises(error, match=message) as caught:
+        len(TorchRecordSource(path))
+    assert caught.value.path in (str(path), str(path / "data.mdb"))
+
+
+def test_other_keys_and_databases(tmp_path):
     with lmdb.open(str(tmp_path / "plain"), lock=False) as environment, environment.begin(write=True) as txn:
         txn.put(b"db0", b"no database")
-    for path in (tmp_path / "plain", make(tmp_path / "t", [records(2)], names=[b"db00"])):
-        with pytest.raises(UnsupportedFormatError, match="without a sub-database db0, so it is not a TorchRecord; for"):
-            len(TorchRecordSource(path))
-
-
-def test_other_sub_databases_do_not_matter(tmp_path):
+    with pytest.raises(UnsupportedFormatError):
+        len(TorchRecordSource(tmp_path / "plain"))
     path = make(tmp_path / "t", [records(3), [b"?"], [b"?"]], names=[b"db0", b"db", b"meta"])
     assert len(TorchRecordSource(path)) == 3
 
 
-def test_a_missing_sub_database(tmp_path):
-    path = make(tmp_path / "t", [records(3)] * 3, names=[b"db0", b"db1", b"db4"])
-    with pytest.raises(CorruptFileError, match="the sub-database db2 is missing; the last one is db4") as caught:
-        len(TorchRecordSource(path))
-    assert caught.value.path == str(path / "data.mdb")
-
-
-def test_several_values_of_a_key(tmp_path):
-    path = make(tmp_path / "t", [records(3)], dupsort=True)
-    with pytest.raises(CorruptFileError, match="keys of the sub-database db0 may have several values"):
-        len(TorchRecordSource(path))
-
-
-@pytest.mark.parametrize(("width", "count"), [(1, 12), (2, 101)])
-def test_keys_that_are_too_short(tmp_path, width, count):
-    path = make(tmp_path / "t", [records(count)], width=width)
-    message = (
-        f"the first key of sub-database db0 is b'{'0' * width}'; its {count} records should have decimal keys, padded"
-    )
-    with pytest.raises(CorruptFileError, match=message):
-        len(TorchRecordSource(path))
-
-
-def test_keys_that_are_no_numbers(tmp_path):
-    path = tmp_path / "t"
-    make(path, [[]])
-    change(path, b"db0", lambda txn: txn.put(b"first", encode({"a": 1})))
-    with pytest.raises(CorruptFileError, match="the first key of sub-database db0 is b'first'; its 1 records should"):
-        len(TorchRecordSource(path))
-
-
-def test_a_missing_record(tmp_path):
-    path = make(tmp_path / "t", [records(5), records(30)])
-    change(path, b"db1", lambda txn: txn.delete(b"07"))
+@pytest.mark.parametrize(
+    ("parts", "missing", "message"),
+    [
+        ([records(5), records(30)], b"07", "key '07' of sub-database db1 is missing, which has 29 records"),
+        (
+            [records(5), [*records(7), b"\x0f", *records(9)]],
+            None,
+            "key 07 of sub-database db1: invalid TensorProtos: wi",
+        ),
+        ([[], [b"\x0f"] * 13], None, "key 12 of sub-database db1: invalid TensorProtos: wire type 7 at byte 0"),
+    ],
+)
+def test_a_bad_record(tmp_path, parts, missing, message):
+    path = make(tmp_path / "t", parts)
+    if missing:
+        change(path, b"db1", lambda txn: txn.delete(missing))
     with TorchRecordSource(path) as source:
-        assert len(source) == 34
+        if parts[0]:
+            assert source[11]["y"] == 6
+        else:
+            assert source.fields == {}  # the first is bad, too
         for read in (source.read, source.read_batch):
-            message = r"data\.mdb, record 12: key '07' of sub-database db1 is missing, which has 29 records"
-            with pytest.raises(CorruptFileError, match=message) as caught:
-                read([0, 11, 12, 13])
-            assert caught.value.index == 12
-
-
-def test_a_corrupt_record(tmp_path):
-    parts = [records(5), [*records(20), b"\x0f", *records(9)]]
-    with TorchRecordSource(make(tmp_path / "t", parts)) as source:
-        assert source[24]["y"] == 19
-        for read in (source.read, source.read_batch):
-            message = r"record 25: key 20 of sub-database db1: invalid TensorProtos: wire type 7 at byte 0"
-            with pytest.raises(CorruptFileError, match=message) as caught:
-                read(range(35))
-            assert caught.value.index == 25
-            assert caught.value.path == str(tmp_path / "t" / "data.mdb")
-
-
-def test_a_first_record_that_is_corrupt_does_not_hide_the_others(tmp_path):
-    with TorchRecordSource(make(tmp_path / "t", [[b"\x0f", *records(3)]])) as source:
-        assert source.fields == {}
-        assert source[1]["y"] == 0
+            with pytest.raises(CorruptFileError, match=rf"data\.mdb, record 12: {message}") as caught:
+                read([12, 12] if not parts[0] else [0, 11, 12, 13])
+            assert (caught.value.index, caught.value.path) == (12, str(path / "data.mdb"))

@@ -3,10 +3,10 @@ import multiprocessing
 import os
 import pickle
 import re
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from line_source import LineBackend, LineFile, LineSource
 
@@ -15,7 +15,6 @@ from dataload._util.per_process import pickling_for_worker
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources import files
 from dataload.sources.files import FileSource
-from dataload.sources.shards import ShardReader
 from dataload.storage.errors import file_errors
 from dataload.testing.child import Reading, read_in_fork
 from dataload.types import FieldSpec
@@ -120,62 +119,62 @@ def test_a_pickle_compares_nothing_if_the_source_was_never_opened_or_it_goes_els
     assert tags(restored.read([0])) == [6]
 
 
-def test_a_source_that_could_not_be_opened_may_be_opened_after_repair(make):
-    paths = make(3)
-    data = paths[0].read_bytes()
-    paths[0].write_bytes(data[:-1])
-    source = LineSource(paths)
-    with pytest.raises(CorruptFileError):
-        len(source)
-    paths[0].write_bytes(data)
-    assert len(source) == 3
-
-
 def test_one_path_or_several(make):
     [path] = make(3)
     for paths in (path, str(path), [path], (str(path),)):
         source = LineSource(paths)
-        assert source.paths == (str(path),)
-        assert len(source) == 3
+        assert (source.paths, len(source)) == ((str(path),), 3)
+    shards = LineSource(make(2, 0, 3, 1))
+    assert shards.shard_lengths == (2, 0, 3, 1)
+    assert tags(shards) == list(range(6))
+    assert tags(shards.read([5, 0, 2, 2, -1])) == [5, 0, 2, 2, 5]
+    batch = shards.read_batch([4, 1])
+    assert (batch["x"][:, 0, 0].tolist(), batch["data"]) == ([4, 1], [b"tail", b"tail"])
 
 
-def test_no_paths():
-    with pytest.raises(ConfigError, match="a source needs at least one path, got an empty list") as caught:
-        LineSource([])
-    assert caught.value.key == "paths"
+@pytest.mark.parametrize(
+    ("paths", "fields", "error", "message"),
+    [
+        ([], None, ConfigError, "a source needs at least one path, got an empty list"),
+        ("x", "data", ConfigError, "fields must be a list of names, got the text 'data'"),
+        (
+            "no/x.lines",
+            None,
+            SourceNotFoundError,
+            r"there is no .*: the directory .*/data exists, nothing of that name",
+        ),
+        (["0.lines", "gone.lines"], None, SourceNotFoundError, r"there is no .*gone\.lines"),
+        (".", None, SourceError, "cannot read .*: Is a directory"),
+        (["0.lines", "bad.lines"], None, CorruptFileError, r"bad\.lines, record 0: a line is not a hexadecimal number"),
+        ("0.lines", ["dat"], ConfigError, r"0\.lines has no field 'dat': did you mean 'data'\? Known: data, x"),
+    ],
+)
+def test_what_cannot_be_opened(make, tmp_path, monkeypatch, paths, fields, error, message):
+    make(2)
+    monkeypatch.chdir(tmp_path / "data")
+    bad = tmp_path / "data" / "bad.lines"
+    bad.write_bytes(b"zz\nend")
+    names = [paths] if isinstance(paths, str) else paths
+    with pytest.raises(error, match=message) as caught:
+        len(LineSource([str(tmp_path / "data" / name) for name in names], fields=fields))
+    if error is ConfigError:
+        assert caught.value.key in ("paths", "fields")
+    else:
+        assert caught.value.path == str(tmp_path / "data" / names[-1])
 
 
-def test_fields_in_one_text():
-    with pytest.raises(ConfigError, match="fields must be a list of names, got the text 'data'"):
-        LineSource("x", fields="data")
-
-
-def test_nothing_is_opened_before_the_first_use(make):
-    source = Counting(make(2, 3))
-    assert repr(source)
-    assert source.opened == []
-    assert len(source) == 5
-    assert source.opened == ["0.lines", "1.lines"]
-    source.read(range(5))
-    assert len(source.opened) == 2
-
-
-def test_missing_file_names_what_exists(make, tmp_path):
-    source = LineSource(tmp_path / "no" / "such" / "x.lines")
-    with pytest.raises(SourceNotFoundError) as caught:
+def test_a_source_that_could_not_be_opened_may_be_opened_after_repair(make):
+    [path] = make(3)
+    data = path.read_bytes()
+    path.write_bytes(data[:-1])
+    source = LineSource(path)
+    with pytest.raises(CorruptFileError):
         len(source)
-    assert str(caught.value) == (
-        f"there is no {tmp_path}/no/such/x.lines: the directory {tmp_path} exists, nothing of that name is in it"
-    )
-    assert caught.value.path == f"{tmp_path}/no/such/x.lines"
-    source = LineSource([*make(2), tmp_path / "missing.lines"])
-    with pytest.raises(SourceNotFoundError, match=r"missing\.lines"):
-        len(source)
-
-
-def test_what_the_system_refuses_is_a_source_error(tmp_path):
-    with pytest.raises(SourceError, match=f"cannot read {tmp_path}: Is a directory"):
-        len(LineSource(tmp_path))
+    path.write_bytes(data)
+    assert len(source) == 3
+    source.close()
+    with pytest.raises(ClosedSourceError, match=r"LineSource\('.*0\.lines'\) is closed: open it again to read"):
+        pickle.loads(pickle.dumps(source))[0]
 
 
 def test_errors_with_a_name_pass_unchanged():
@@ -185,15 +184,6 @@ def test_errors_with_a_name_pass_unchanged():
         assert caught.value is error
     with pytest.raises(SourceError, match="cannot read y: odd"), file_errors("y"):
         raise OSError("odd")
-
-
-def test_shards_are_one_data_set(make):
-    source = LineSource(make(2, 0, 3, 1))
-    assert source.shard_lengths == (2, 0, 3, 1)
-    assert tags(source) == list(range(6))
-    assert tags(source.read([5, 0, 2, 2, -1])) == [5, 0, 2, 2, 5]
-    assert source.read_batch([4, 1])["x"][:, 0, 0].tolist() == [4, 1]
-    assert source.read_batch([4, 1])["data"] == [b"tail", b"tail"]
 
 
 def test_fields_are_those_of_the_first_shard_with_records(make):
@@ -209,8 +199,6 @@ def test_fields_are_those_of_the_first_shard_with_records(make):
     paths = make(0, 2, 0, 1)
     assert list(Source(paths).fields) == ["x", "data"]
     assert list(Source(paths, fields=["data"]).fields) == ["data"]
-    assert tags(Source(paths)) == [0, 1, 2]
-    assert Source(paths, fields=["data"]).read_batch([2, 0]) == {"data": [b"tail" * 2, b""]}
     assert list(Source(paths[:1]).fields) == ["nothing"]
 
 
@@ -225,100 +213,44 @@ def test_chosen_fields(make):
     assert caught.value.value == "x"
 
 
-def test_unknown_field_names_the_file(make):
-    source = LineSource(make(2), fields=["dat"])
-    with pytest.raises(ConfigError, match=r"0\.lines has no field 'dat': did you mean 'data'\? Known: data, x"):
-        len(source)
-    with pytest.raises(ConfigError, match=r"has no field 'dat': did you mean 'data'"):
-        LineSource(make(2)).read_batch([0], fields=["dat"])
-
-
-def test_closed(make):
-    source = LineSource(make(2))
-    source.close()
-    source.close()
-    for read in (lambda: len(source), lambda: source[0], lambda: source.read([0]), lambda: source.read_batch([0])):
-        with pytest.raises(ClosedSourceError, match=r"LineSource\('.*0\.lines'\) is closed: open it again to read"):
-            read()
-    assert "0.lines" in repr(source)
-    with pytest.raises(ClosedSourceError):
-        pickle.loads(pickle.dumps(source))[0]
-
-
-def test_a_source_that_did_not_open_can_be_tried_again(make, tmp_path):
-    [path] = make(2)
-    moved = tmp_path / "away"
-    path.rename(moved)
-    source = LineSource(path)
-    with pytest.raises(SourceNotFoundError):
-        len(source)
-    moved.rename(path)
-    assert len(source) == 2
-
-
-def test_corrupt_file_is_named(make):
-    good, bad = make(2, 2)
-    bad.write_bytes(b"zz\nend")
-    with pytest.raises(CorruptFileError, match=r"1\.lines, record 0: a line is not a hexadecimal number"):
-        len(LineSource([good, bad]))
-
-
 def test_more_shards_than_may_be_open(make, monkeypatch):
     """The ones used last stay open; those that another thread still reads from live on."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert files.most_open_shards() == max(8, soft // 4)
     monkeypatch.setattr(files, "most_open_shards", lambda: 3)
     source = Counting(make(*[2] * 10))
+    assert source.opened == []
     assert tags(source) == list(range(20))
     assert tags(source.read([18, 19, 18])) == [18, 19, 18]
     assert tags(source.read([0, 18, 1])) == [0, 18, 1]
     assert sorted(source.opened) == [f"{shard}.lines" for shard in range(10)], "each is opened once"
-    batch = source.read_batch(range(19, -1, -1))
-    assert batch["x"][:, 0, 0].tolist() == list(range(19, -1, -1))
-
-
-def test_eight_threads_and_two_open_shards(make, monkeypatch):
-    monkeypatch.setattr(files, "most_open_shards", lambda: 2)
-    source = LineSource(make(*[3] * 8))
-    wrong = []
-
-    def work(seed):
-        requests = np.random.default_rng(seed).integers(0, 24, (30, 5))
-        wrong.extend(indices for indices in requests if tags(source.read(indices)) != indices.tolist())
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
-def test_limit_is_half_of_the_descriptors():
-    import resource
-
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert files.most_open_shards() == max(8, soft // 4)
-
-
-def test_pickle_holds_settings_only(make):
-    source = LineSource(make(200), fields=["data"])
-    fresh = len(pickle.dumps(source))
-    source.read(range(200))
-    assert len(pickle.dumps(source)) == fresh < 1000
-    twin = pickle.loads(pickle.dumps(source))
-    assert twin.read([7, 3]) == source.read([7, 3])
-    assert twin.fingerprint() == source.fingerprint()
+    assert source.read_batch(range(19, -1, -1))["x"][:, 0, 0].tolist() == list(range(19, -1, -1))
 
 
 @pytest.mark.parametrize("read_before", [False, True])
 def test_a_forked_process_does_not_wait_for_a_lock_of_its_parent(make, read_before):
-    """As if another thread had been opening the files at the moment of the fork."""
-    source = LineSource(make(3))
+    """Another thread is opening the files at the moment of the fork."""
+    forked, opening = threading.Event(), threading.Event()
+
+    class Slow(LineSource):
+        def _open_shard(self, path):
+            if threading.current_thread().name == "slow":
+                opening.set()
+                forked.wait(30)
+            return super()._open_shard(path)
+
+    source = Slow(make(3))
     if read_before:
         assert len(source) == 3
-    with source._opened._locks.setdefault(os.getpid(), threading.Lock()):
+    thread = threading.Thread(target=lambda: len(source), name="slow")
+    thread.start()
+    try:
+        assert read_before or opening.wait(30)
         [reading] = read_in_fork([source])
-    assert not reading.error
-    assert len(reading.digests) == 3
+    finally:
+        forked.set()
+        thread.join()
+    assert (reading.error, len(reading.digests)) == ("", 3)
 
 
 def test_threads_of_a_forked_process_open_once(make):
@@ -341,10 +273,6 @@ def test_fingerprint_names_content_and_options(make, tmp_path):
     assert LineSource(paths).fingerprint() == one
     assert LineSource(make(3, 2, directory="elsewhere")).fingerprint() == one
 
-    class Optional(LineSource):
-        def __init__(self, paths, **options):
-            FileSource.__init__(self, paths, **options)
-
     different = [
         LineSource(paths[::-1]),
         LineSource(paths[:1]),
@@ -364,47 +292,22 @@ def test_fingerprint_names_content_and_options(make, tmp_path):
     assert LineSource([renamed, paths[1]]).fingerprint() != one
 
 
-def test_fingerprint_sees_a_change_at_either_end_of_a_large_file(make):
-    [path] = make(200)
-    seen = {LineSource(path).fingerprint()}
-    content = path.read_bytes()
-    assert len(content) > 4096
-    for place in (0, len(content) - 5):
-        path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        seen.add(LineSource(path).fingerprint())
-    assert len(seen) == 3
+class Optional(LineSource):
+    def __init__(self, paths, **options):
+        FileSource.__init__(self, paths, **options)
 
 
-def test_repr_stays_short(make):
-    assert repr(LineSource("a.lines")) == "LineSource('a.lines')"
-    assert repr(LineSource(["a.lines", "b.lines"], fields=["x"])) == "LineSource('a.lines', 2 shards, 1 fields)"
+def test_repr_stays_short():
     long = repr(LineSource(["/d" * 200 + "/end.lines"] * 1000))
     assert long.endswith("/end.lines', 1000 shards)")
     assert len(long) < 200
-
-    class Optional(LineSource):
-        def __init__(self, paths, **options):
-            FileSource.__init__(self, paths, **options)
-
-    assert (
-        repr(Optional("a", codec=len, other={"x": max}))
-        == "Optional('a', codec=builtins.len, other={'x': 'builtins.max'})"
-    )
+    for source, text in (
+        (LineSource("a.lines"), "LineSource('a.lines')"),
+        (LineSource(["a.lines", "b.lines"], fields=["x"]), "LineSource('a.lines', 2 shards, 1 fields)"),
+        (Optional("a", codec=len, other={"x": max}), "Optional('a', codec=builtins.len, other={'x': 'builtins.max'})"),
+    ):
+        assert repr(source) == text
     assert len(repr(Optional("/x" * 50, codec="c" * 500, shapes={str(i): i for i in range(100)}, more="m" * 99))) < 200
-
-
-def test_a_reader_without_columns_of_its_own_collates():
-    class Reader(ShardReader):
-        def __len__(self):
-            return 3
-
-        def read(self, indices, fields):
-            return [{"n": int(index)} for index in indices]
-
-    reader = Reader()
-    assert reader.read_batch(np.array([2, 0]), None)["n"].tolist() == [2, 0]
-    assert reader.fields == {}
-    reader.close()
 
 
 @pytest.mark.parametrize(("terminal", "seconds"), [(True, 0), (True, 60), (False, 0)])

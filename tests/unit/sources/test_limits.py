@@ -37,21 +37,22 @@ def arrays_of(size):
     return {"x": np.zeros(size, np.uint8)}
 
 
+ARRAYS = {"options": "group_size:1,uncompressed"}
 CASES = {
     "lmdb": ("a.lmdb", bytes_of, {}, {}),
+    "lmdb, records of one length": ("a.lmdb", bytes_of, {}, {}),
     "lmdb with a codec": ("b.lmdb", arrays_of, {"codec": "npz"}, {"codec": "npz"}),
     "torchrecord": ("a.torchrecord", arrays_of, {}, {}),
     "syrah": ("a.syr", arrays_of, {}, {}),
+    "syrah, records of one length": ("a.syr", arrays_of, {}, {}),
     "syrah with text": ("a.syr", lambda size: {"x": "a" * size}, {}, {}),
     "tar": ("a.tar", lambda size: {"x": bytes(size)}, {}, {}),
     "tar with arrays": ("a.tar", arrays_of, {}, {"decode": "auto"}),
     "tar with text": ("a.tar", lambda size: {"x": "a" * size}, {}, {"decode": "auto"}),
-    "array_record": ("a.array_record", bytes_of, {"options": "group_size:1,uncompressed"}, {}),
+    "array_record": ("a.array_record", bytes_of, ARRAYS, {}),
     "array_record, compressed": ("a.array_record", bytes_of, {}, {}),
-    "array_record with a codec": (
-        "a.array_record", arrays_of, {"options": "group_size:1,uncompressed", "codec": "npz"}, {"codec": "npz"},
-    ),
-}  # fmt: skip
+    "array_record with a codec": ("a.array_record", arrays_of, {**ARRAYS, "codec": "npz"}, {"codec": "npz"}),
+}
 
 
 @pytest.mark.parametrize("mapped", [True, False])
@@ -60,32 +61,21 @@ def test_a_record_that_is_stored_in_more(tmp_path, case, mapped):
     name, record, writing, reading = CASES[case]
     # archives of numpy have some bytes more than their arrays
     sizes = [size // 4 if "codec" in writing and size < LIMIT else size for size in SIZES]
+    good = [0, 1, 3]
+    if "one length" in case:
+        sizes, good = [1_100] * 4, []
     path = write(tmp_path / name, map(record, sizes), **writing)
-    with dataload.open(path, **reading, map=mapped, max_record_bytes=LIMIT) as source:
-        good = [0, 1, 3]
-        assert len(source.read(good)) == 3
-        for read in (source.read, source.read_batch):
-            with pytest.raises(CorruptFileError, match=TOO_LARGE) as caught:
-                read([0, BAD, 1])
-            assert caught.value.index == BAD
-            assert str(path) in caught.value.path
-        with pytest.raises(CorruptFileError, match=TOO_LARGE):
-            source[BAD]
     with dataload.open(path, **reading, map=mapped) as source:
         assert len(source.read([BAD])) == 1
         default = source.fingerprint()
     with dataload.open(path, **reading, map=mapped, max_record_bytes=LIMIT) as source:
-        assert source.fingerprint() == default
-
-
-def test_records_of_one_length_of_syrah_and_lmdb(tmp_path):
-    for path in (
-        write(tmp_path / "a.syr", map(arrays_of, [1_100] * 5)),
-        write(tmp_path / "a.lmdb", [bytes(1_100)] * 5),
-    ):
-        source = dataload.open(path, max_record_bytes=LIMIT)
-        with pytest.raises(CorruptFileError, match=TOO_LARGE):
-            source.read_batch([1, 2])
+        assert not good or source.fingerprint() == default
+        assert len(source.read(good)) == len(good)
+        for read in (source.read, source.read_batch):
+            with pytest.raises(CorruptFileError, match=TOO_LARGE) as caught:
+                read([*good[:1], BAD, *good[1:2]])
+            assert caught.value.index == BAD
+            assert str(path) in caught.value.path
 
 
 def test_a_sparse_archive_that_claims_much(tmp_path):
@@ -163,21 +153,18 @@ class Greedy(FileSource):
         return Reader()
 
 
-def test_memory_that_there_is_not_when_a_file_is_opened(monkeypatch):
-    monkeypatch.setattr(Greedy, "_open_shard", lambda *_: np.empty(1 << 60, np.uint8))
-    with pytest.raises(SourceError, match="cannot read a: this needs more memory than this process may have; the file"):
-        len(Greedy("a"))
-
-
 @pytest.mark.parametrize("paths", [["a"], ["a", "b"]])
-def test_memory_that_there_is_not(paths):
+def test_memory_that_there_is_not(paths, monkeypatch):
     source = Greedy(paths)
+    message = (
+        r"Greedy\(.*\): reading 2 records at once needs more memory than this process may have: read fewer "
+        r"at once \(batch_size\), or lower max_record_bytes, so that larger ones are refused"
+    )
     for read in (source.read, source.read_batch):
-        with pytest.raises(
-            SourceError,
-            match=r"Greedy\(.*\): reading 2 records at once needs more memory than this process may have: read fewer "
-            r"at once \(batch_size\), or lower max_record_bytes, so that larger ones are refused",
-        ) as caught:
+        with pytest.raises(SourceError, match=message) as caught:
             read([0, 1])
         assert isinstance(caught.value.__cause__, MemoryError)
         assert caught.value.path == "a"
+    monkeypatch.setattr(Greedy, "_open_shard", lambda *_: np.empty(1 << 60, np.uint8))
+    with pytest.raises(SourceError, match="cannot read a: this needs more memory than this process may have; the file"):
+        len(Greedy(paths))

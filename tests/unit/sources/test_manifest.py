@@ -7,6 +7,7 @@ import time
 import pytest
 
 from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.find import harmless_options
 from dataload.sources.manifest import (
     MOST_BYTES,
     DataSetEntry,
@@ -15,6 +16,7 @@ from dataload.sources.manifest import (
     merge_manifests,
 )
 from dataload.sources.manifest_checks import STORED_OPTIONS
+from dataload.sources.registry import built_in_formats
 from dataload.types import FieldSpec
 
 HASH = "12ab" * 16
@@ -51,45 +53,16 @@ def test_a_manifest_of_version_1():
     assert manifest.find("t-2.syr") is None
 
 
-def test_unknown_etags_and_hashes_take_no_room():
+def test_json_and_back():
     plain = Manifest((entry([ShardEntry("a.syr", 1, 2)], pattern="a.syr"),))
-    assert json.loads(plain.to_bytes())["data_sets"][0]["shards"] == {
-        "name": ["a.syr"],
-        "records": [1],
-        "bytes": [2],
-        "etag": None,
-        "sha256": None,
-    }
-    assert Manifest.parse(plain.to_bytes(), "m") == plain
-
-
-def test_what_the_fingerprint_needs_of_each_shard():
+    shards = {"name": ["a.syr"], "records": [1], "bytes": [2], "etag": None, "sha256": None}
+    assert json.loads(plain.to_bytes())["data_sets"][0]["shards"] == shards  # what is unknown takes no room
     known = [shard._replace(identity=(5, "ab", identity)) for shard, identity in zip(SHARDS, ["x", ["y"]], strict=True)]
-    for shards in (known, [known[0], SHARDS[1]]):
-        manifest = Manifest((entry(shards),))
-        assert Manifest.parse(manifest.to_bytes(), "m") == manifest
-        assert [shard.identity for shard in manifest.data_sets[0].shards] == [shard.identity for shard in shards]
-
-
-@pytest.mark.parametrize(
-    ("value", "match"),
-    [
-        ([[1, "a", None]], "shards.identity: expected 2 values, one for each name, but found 1 values"),
-        (5, "shards.identity: expected a list but found 5"),
-        *(
-            ([wrong, None], "shards.identity: expected a size, a text, and a text, a list of texts or null but found ")
-            for wrong in (5, [], [-1, "a", "b"], [1, 2, "b"], [1, "a", 5], [1, "a", ["b"] * 17], [1, "a", [["b"]]])
-        ),
-    ],
-)
-def test_a_wrong_identity_is_refused(value, match):
-    with pytest.raises(CorruptFileError, match=match):
-        Manifest.parse(changed((*COLUMNS, "identity"), value), "m")
-
-
-def test_names_that_are_no_utf_8():
-    manifest = Manifest((entry([ShardEntry("a\udcff.syr", 1, 2)], pattern="a"),))
-    assert Manifest.parse(manifest.to_bytes(), "m") == manifest
+    for shards, pattern in ((known, "a"), ([known[0], SHARDS[1]], "a"), ([ShardEntry("a\udcff.syr", 1, 2)], "a")):
+        manifest = Manifest((entry(shards, pattern=pattern),))
+        found = Manifest.parse(manifest.to_bytes(), "m")
+        assert found == manifest
+        assert [shard.identity for shard in found.data_sets[0].shards] == [shard.identity for shard in shards]
 
 
 def changed(path, value):
@@ -107,6 +80,8 @@ def changed(path, value):
 
 DATA_SET = ("data_sets", 0)
 COLUMNS = (*DATA_SET, "shards")
+NO_SHARDS = {"name": [], "records": [], "bytes": [], "etag": None, "sha256": None}
+IDENTITY = (*COLUMNS, "identity")
 HOSTILE = [
     (("version",), 2, "version: expected 1, which this release reads, but found 2"),
     (("version",), True, "version: expected 1, which this release reads, but found True"),
@@ -160,6 +135,13 @@ HOSTILE = [
     ((*COLUMNS, "sha256", 0), "AB" * 32, "shards.sha256: expected 64 hexadecimal digits but found ABAB"),
     ((*COLUMNS, "sha256", 0), "ab", "shards.sha256: expected 64 hexadecimal digits but found ab"),
     ((*COLUMNS, "sha256"), [], "shards.sha256: expected 2 values, one for each name, but found 0 values"),
+    (COLUMNS, NO_SHARDS, "shards: expected at least one shard but found none"),
+    (IDENTITY, [[1, "a", None]], "shards.identity: expected 2 values, one for each name, but found 1 values"),
+    (IDENTITY, 5, "shards.identity: expected a list but found 5"),
+    *(
+        (IDENTITY, [wrong, None], "shards.identity: expected a size, a text, and a text, a list of texts or null but")
+        for wrong in (5, [], [-1, "a", "b"], [1, 2, "b"], [1, "a", 5], [1, "a", ["b"] * 17], [1, "a", [["b"]]])
+    ),
     ((*COLUMNS, "x\x1b" * 99), 0, "shards: unknown key x\\x1bx\\x1b"),
 ]
 
@@ -175,34 +157,20 @@ def test_what_is_refused(path, value, message):
     assert len(text) < 700
 
 
-def test_no_shards():
-    empty = {"name": [], "records": [], "bytes": [], "etag": None, "sha256": None}
-    with pytest.raises(CorruptFileError, match="shards: expected at least one shard but found none"):
-        Manifest.parse(changed(COLUMNS, empty), "m")
-
-
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 100_000, b'{"version": ' + b"9" * 5000 + b"}", b"{}x"])
 def test_what_is_not_json(data):
     with pytest.raises(CorruptFileError, match=r"^m: a manifest is JSON, but this is not \(.*\); if the shards are"):
         Manifest.parse(data, "m")
 
 
-def test_a_manifest_that_is_too_large():
-    with pytest.raises(CorruptFileError, match="m: a manifest has at most 33,554,432 bytes"):
-        Manifest.parse(bytes(MOST_BYTES + 1), "m")
-
-
-def test_data_sets_that_contradict_each_other():
-    with pytest.raises(ConfigError, match=re.escape("two data sets have the pattern t-{0..1}.syr")):
-        Manifest((entry(), entry()))
-    with pytest.raises(ConfigError, match=r"the shard t-1\.syr is listed twice"):
-        Manifest((entry(), entry(SHARDS[1:], pattern="t-1.syr")))
-
-
-def test_every_stored_option_is_one_of_a_format():
-    from dataload.sources.find import harmless_options
-    from dataload.sources.registry import built_in_formats
-
+def test_what_is_too_large_or_contradicts_itself():
+    for make, error, message in (
+        (lambda: Manifest.parse(bytes(MOST_BYTES + 1), "m"), CorruptFileError, "m: a manifest has at most 33,554,432"),
+        (lambda: Manifest((entry(), entry())), ConfigError, "two data sets have the pattern t-{0..1}.syr"),
+        (lambda: Manifest((entry(), entry(SHARDS[1:], pattern="x"))), ConfigError, "the shard t-1.syr is listed twice"),
+    ):
+        with pytest.raises(error, match=re.escape(message)):
+            make()
     known = {name for each in built_in_formats() for name in each.reader_options.names()}
     harmless = {name for each in built_in_formats() for name in harmless_options(each)}
     assert {*STORED_OPTIONS} <= known

@@ -46,22 +46,19 @@ def test_keys_are_left_out_unless_all_have_them(keyed_and_not, order):
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda a, b: dataload.mix({a: 0.7, b: 0.3}),
-        lambda a, b: dataload.mix([(a, 7), (b, np.float32(3))]),
-        lambda a, b: dataload.mix({"a": a, "b": b}, {"b": 3, "a": 7}),
-    ],
-)
-def test_a_mix_has_its_proportions(build, shuffle):
-    mixed = build(RangeSource(1000), RangeSource(2000, start=1000))
+@pytest.mark.parametrize("how", ["mapping", "pairs", "names"])
+def test_a_mix_has_its_proportions(how, shuffle):
+    a, b = RangeSource(1000), RangeSource(2000, start=1000)
+    mixed = {
+        "mapping": lambda: dataload.mix({a: 0.7, b: 0.3}),
+        "pairs": lambda: dataload.mix([(a, 7), (b, np.float32(3))]),
+        "names": lambda: dataload.mix({"a": a, "b": b}, {"b": 3, "a": 7}),
+    }[how]()
     with Loader(mixed, batch_size=100, shuffle=shuffle, seed=4, epochs=1) as loader:
         first = np.concatenate([batch["index"] for batch in loader])
-        steps = len(loader)
+        assert len(loader) == 15  # until the first source would repeat
     assert (first[:1000] < 1000).sum() == 700
     assert sorted(first[first < 1000]) == [*range(1000)]
-    assert steps == 15  # until the first source would repeat
     assert (np.diff(first[first < 1000]) == 1).all() == (not shuffle)
 
 
@@ -96,38 +93,36 @@ def test_a_loader_of_a_mix_resumes(workers):
 A, B = RangeSource(3), RangeSource(4)
 
 
+TAKES = "mix takes sources with weights, {a: 0.7, b: 0.3} or [(a, 0.7), (b, 0.3)], got "
+NESTED = "a mix inside of another source has no proportions"
+PART = "a part of a mix has no proportions: slice, filter or split the sources"
+MIXED = dataload.mix({A: 1, B: 1})
+
+
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("call", "error", "message"),
     [
-        (([A, B],), ConfigError, "mix takes sources with weights, {a: 0.7, b: 0.3} or [(a, 0.7), (b, 0.3)], got list"),
-        (({},), ConfigError, "mix takes sources with weights, {a: 0.7, b: 0.3} or [(a, 0.7), (b, 0.3)], got dict of 0"),
-        ((A,), ConfigError, "got RangeSource(3, start=0, step=1)"),
-        (({A: -1, B: 1},), ConfigError, "weights must be numbers from 0, got -1"),
-        (({A: "1", B: 1},), ConfigError, "weights must be numbers from 0, got '1'"),
-        (({A: float("inf")},), ConfigError, "weights must be numbers from 0, got inf"),
-        (({A: 0, B: 0},), ConfigError, "weights must hold a number above 0, got [0, 0]"),
-        (({"a": A}, {"b": 1}), ConfigError, "weights by name go with sources of the same names"),
-        (([A], {"b": 1}), ConfigError, "weights by name go with sources of the same names"),
-        (({"a.tar": 1},), TypeError, "a path is no source: pass dataload.open('a.tar')"),
-        (([(dataload.mix({A: 1}), 1)],), TypeError, "a mix inside of another source has no proportions"),
+        (lambda: dataload.mix([A, B]), ConfigError, f"{TAKES}list"),
+        (lambda: dataload.mix({}), ConfigError, f"{TAKES}dict of 0"),
+        (lambda: dataload.mix(A), ConfigError, "got RangeSource(3, start=0, step=1)"),
+        (lambda: dataload.mix({A: -1, B: 1}), ConfigError, "weights must be numbers from 0, got -1"),
+        (lambda: dataload.mix({A: "1", B: 1}), ConfigError, "weights must be numbers from 0, got '1'"),
+        (lambda: dataload.mix({A: float("inf")}), ConfigError, "weights must be numbers from 0, got inf"),
+        (lambda: dataload.mix({A: 0, B: 0}), ConfigError, "weights must hold a number above 0, got [0, 0]"),
+        (lambda: dataload.mix({"a": A}, {"b": 1}), ConfigError, "weights by name go with sources of the same names"),
+        (lambda: dataload.mix([A], {"b": 1}), ConfigError, "weights by name go with sources of the same names"),
+        (lambda: dataload.mix({"a.tar": 1}), TypeError, "a path is no source: pass dataload.open('a.tar')"),
+        (lambda: dataload.mix([(MIXED, 1)]), TypeError, NESTED),
+        (lambda: dataload.mix({A: 1}, stop="last"), ConfigError, "stop is 'last': Known: first, longest, never"),
+        (lambda: MIXED[:2], TypeError, PART),
+        (lambda: MIXED.filter(bool), TypeError, PART),
+        (lambda: MIXED.split(0.5), TypeError, PART),
+        (lambda: dataload.windows(MIXED, [7], 2), TypeError, NESTED),
+        (lambda: dataload.concat(A), TypeError, "concat takes a list of sources, got RangeSource(3"),
+        (lambda: dataload.concat([]), ConfigError, "a ConcatSource needs at least one source, got none"),
     ],
 )
-def test_mixes_that_do_not_work(arguments, error, message):
+def test_what_mixes_and_concatenations_refuse(call, error, message):
     with pytest.raises(error, match=re.escape(message)):
-        dataload.mix(*arguments)
-
-
-def test_what_a_mix_and_a_concatenation_refuse():
-    with pytest.raises(ConfigError, match="stop is 'last': Known: first, longest, never"):
-        dataload.mix({A: 1}, stop="last")
-    mixed = dataload.mix({A: 1, B: 1})
-    assert mixed[3] == {"index": 0}
-    for part in (lambda: mixed[:2], lambda: mixed.filter(bool), lambda: mixed.split(0.5)):
-        with pytest.raises(TypeError, match="a part of a mix has no proportions: slice, filter or split the sources"):
-            part()
-    with pytest.raises(TypeError, match="a mix inside of another source has no proportions"):
-        dataload.windows(mixed, [7], 2)
-    with pytest.raises(TypeError, match=r"concat takes a list of sources, got RangeSource\(3"):
-        dataload.concat(A)
-    with pytest.raises(ConfigError, match="a ConcatSource needs at least one source"):
-        dataload.concat([])
+        call()
+    assert MIXED[3] == {"index": 0}

@@ -12,10 +12,12 @@ from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 import numpy.typing as npt
 import pytest
+from made_files import pack
 
 import dataload
 from dataload import ConfigError
 from dataload._util.checks import check_type
+from dataload.convert import convert
 from dataload.sources.options import Options
 from dataload.sources.registry import built_in_formats
 
@@ -72,74 +74,56 @@ def test_every_option_of_every_format():
                 assert caught.value.key == option
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"map": "false"}, "format 'tar': map must be True or False, got 'false'"),
-        ({"map": 1}, "format 'tar': map must be True or False, got 1"),
-        ({"max_record_bytes": "1000"}, "max_record_bytes must be an integer >= 1, got '1000'"),
-        ({"max_record_bytes": True}, "max_record_bytes must be an integer >= 1, got True"),
-        ({"decode": 3}, "format 'tar': decode must be 'auto', 'written', a mapping or None; got 3"),
-        ({"decode": {"jpg": 3}}, "format 'tar': decode must be text or a function, got 3"),
-        ({"decode": "atuo"}, 'decode is \'atuo\': give None, "auto", "written" or a mapping'),
-        ({"missing": "skp"}, "format 'tar': missing is 'skp': did you mean 'skip'?"),
-        ({"on_damage": None}, "format 'tar': on_damage must be 'error' or 'stop', got None"),
-        ({"index": [3]}, "format 'tar': index must be text or a path, got 3"),
-        ({"storage_options": "x"}, "storage_options must be a table of options, got str"),
-        ({"fields": "x"}, "fields must be a list of names, got the text 'x'"),
-        ({"fields": 3}, "fields must be a list, got 3"),
-        ({"fields": [3]}, "fields must be text, got 3"),
-        ({"format": ["tar"]}, "format must be text, got ['tar']"),
-    ],
-)
-def test_messages_of_open(tmp_path, options, message):
-    with dataload.create(tmp_path / "a.tar") as writer:
-        writer.write({"x": 1})
-    with pytest.raises(ConfigError, match=f"^{re.escape(message)}"):
-        dataload.open(tmp_path / "a.tar", **options)
-
-
-def test_a_function_of_samples_is_no_option(tmp_path):
-    def double(record):
-        return record
-
-    with dataload.create(tmp_path / "a.tar") as writer:
-        writer.write({"x": 1})
-    advice = (
-        "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
-    )
-    for name, begin in (
-        ("map", "format 'tar': map must be True or False, got <function"),
-        ("transform", "format 'tar'"),
-    ):
-        with pytest.raises(ConfigError) as caught:
-            dataload.open(tmp_path / "a.tar", **{name: double})
-        assert str(caught.value).startswith(begin)
-        assert str(caught.value).endswith(advice)
+ADVICE = "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
+TAR = "format 'tar': "
+OPEN = [
+    ({"map": "false"}, f"{TAR}map must be True or False, got 'false'"),
+    ({"map": 1}, f"{TAR}map must be True or False, got 1"),
+    ({"map": len}, f"{TAR}map must be True or False, got <built-in function len>{ADVICE}"),
+    ({"transform": len}, "format 'tar' has no option 'transform'"),
+    ({"max_record_bytes": "1000"}, "max_record_bytes must be an integer >= 1, got '1000'"),
+    ({"max_record_bytes": True}, "max_record_bytes must be an integer >= 1, got True"),
+    ({"decode": 3}, f"{TAR}decode must be 'auto', 'written', a mapping or None; got 3"),
+    ({"decode": {"jpg": 3}}, f"{TAR}decode must be text or a function, got 3"),
+    ({"decode": "atuo"}, 'decode is \'atuo\': give None, "auto", "written" or a mapping'),
+    ({"missing": "skp"}, f"{TAR}missing is 'skp': did you mean 'skip'?"),
+    ({"on_damage": None}, f"{TAR}on_damage must be 'error' or 'stop', got None"),
+    ({"index": [3]}, f"{TAR}index must be text or a path, got 3"),
+    ({"storage_options": "x"}, "storage_options must be a table of options, got str"),
+    ({"fields": "x"}, "fields must be a list of names, got the text 'x'"),
+    ({"fields": 3}, "fields must be a list, got 3"),
+    ({"fields": [3]}, "fields must be text, got 3"),
+    ({"format": ["tar"]}, "format must be text, got ['tar']"),
+]
+CREATE = [
+    ({"overwrite": "false"}, "overwrite must be True or False, got 'false'"),
+    ({"index": "no"}, f"the writer of {TAR}index must be True or False, got 'no'"),
+    ({"key": "name"}, f"the writer of {TAR}key must be a function or None, got 'name'"),
+    ({"shards": "2"}, "shards must be an integer >= 1, got '2'"),
+    ({"format": 3}, "format must be text, got 3"),
+]
+CONVERT = [
+    ({flag: "false"}, f"{flag} must be True or False, got 'false'")
+    for flag in ("keep_key", "resume", "overwrite", "merge")
+]
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("does", "options", "message"),
     [
-        ({"overwrite": "false"}, "overwrite must be True or False, got 'false'"),
-        ({"index": "no"}, "the writer of format 'tar': index must be True or False, got 'no'"),
-        ({"key": "name"}, "the writer of format 'tar': key must be a function or None, got 'name'"),
-        ({"shards": "2"}, "shards must be an integer >= 1, got '2'"),
-        ({"format": 3}, "format must be text, got 3"),
+        *((dataload.open, *row) for row in OPEN),
+        *((dataload.create, *row) for row in CREATE),
+        *((lambda path, **flag: convert(dataload.RangeSource(3), path, **flag), *row) for row in CONVERT),
     ],
 )
-def test_messages_of_create(tmp_path, options, message):
-    with pytest.raises(ConfigError, match=f"^{re.escape(message)}$"):
-        dataload.create(tmp_path / "a.tar", **options)
-    assert [*tmp_path.iterdir()] == []
-
-
-@pytest.mark.parametrize("flag", ["keep_key", "resume", "overwrite", "merge"])
-def test_flags_of_convert(tmp_path, flag):
-    from dataload.convert import convert
-
-    with pytest.raises(ConfigError, match=rf"^{flag} must be True or False, got 'false'$"):
-        convert(dataload.RangeSource(3), tmp_path / "a.tar", **{flag: "false"})
+def test_messages(tmp_path, does, options, message):
+    path = tmp_path / "a.tar"
+    if does is dataload.open:
+        pack(path, {"0.x": b"1"})
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}") as caught:
+        does(path, **options)
+    assert "transform" not in options or str(caught.value).endswith(ADVICE)
+    assert does is dataload.open or [*tmp_path.iterdir()] == []
 
 
 def test_every_setting_of_a_loader():

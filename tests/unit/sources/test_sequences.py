@@ -1,23 +1,22 @@
 """sequence_lengths: runs of records, beside itertools.groupby."""
 
-import io
 import itertools
+import os
 import re
-import tarfile
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_files import pack
 
 from dataload.errors import ConfigError
 from dataload.sources import sequences
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
-from dataload.sources.sequences import sequence_lengths
+from dataload.sources.sequences import record_lengths, sequence_lengths
 from dataload.sources.tar.reader import TarSource
-from dataload.storage import storage_of
 
 
 def runs(values):
@@ -25,13 +24,7 @@ def runs(values):
 
 
 def archive(path, keys):
-    with tarfile.open(path, "w") as tar:
-        for key in keys:
-            for extension in ("cls", "jpg"):
-                info = tarfile.TarInfo(f"{key}.{extension}")
-                info.size = 1
-                tar.addfile(info, io.BytesIO(b"0"))
-    return path
+    return pack(path, [(f"{key}.{extension}", b"0") for key in keys for extension in ("cls", "jpg")])
 
 
 VALUES = {
@@ -115,20 +108,16 @@ def test_keys(keyed, key, lengths):
 
 @pytest.mark.parametrize(
     ("keys", "lengths"),
-    [(["a.1", "a.2", "a-3"], [3]), (["a/1", "b/1"], [1, 1]), (["a_b_01", "a_c_01"], [1, 1]), (["/1", "_2"], [2])],
+    [("a.1 a.2 a-3", [3]), ("a/1 b/1", [1, 1]), ("a_b_01 a_c_01", [1, 1]), ("/1 _2", [2])],
 )
 def test_numbered_keys(keys, lengths):
-    assert sequence_lengths([{"__key__": key} for key in keys], key=True).tolist() == lengths
+    assert sequence_lengths([{"__key__": key} for key in keys.split()], key=True).tolist() == lengths
 
 
-def test_keys_cost_no_data(tmp_path, monkeypatch):
-    keys = [f"{i // 7}/{i}" for i in range(3000)]
-    source = TarSource(archive(tmp_path / "a.tar", keys))
+def test_keys_cost_no_data(tmp_path):
+    source = TarSource(archive(tmp_path / "a.tar", [f"{i // 7}/{i}" for i in range(3000)]))
     assert len(source) == 3000
-    for name in ("copies", "_gather", "_gather_ranges"):
-        monkeypatch.setattr(
-            type(storage_of("").map(str(tmp_path / "a.tar"))), name, lambda *_: pytest.fail("data were read")
-        )
+    os.truncate(tmp_path / "a.tar", 600)
     assert sequence_lengths(source, key=True).tolist() == [7] * 428 + [4]
 
 
@@ -152,6 +141,7 @@ def test_shards(tmp_path):
         ([{"__key__": "a"}], {"key": "b+"}, r"key 'a' of record 0 does not match 'b\+'"),
         ([{"__key__": "a"}], {"key": "("}, r"key '\(' is not a regular expression: missing \)"),
         ([{"__key__": "a"}], {"key": False}, r"key must be a regular expression or True, got False"),
+        (RangeSource(3), {"key": True}, r"record 0 has no key: pass field= instead"),
         ([{"x": 1}], {"shards": True}, r"list has no shards: shard_lengths is missing"),
     ],
 )
@@ -160,6 +150,35 @@ def test_what_is_refused(records, options, match):
         sequence_lengths(records, **options)
 
 
-def test_built_in_sources_without_keys_are_refused():
-    with pytest.raises(ConfigError, match=r"record 0 has no key: pass field= instead"):
-        sequence_lengths(RangeSource(3), key=True)
+TEXT = ["", "a", "äöü"] * 200  # several blocks
+
+
+def test_arrays_count_their_first_axis_and_text_its_characters():
+    records = [
+        {"x": np.zeros((i % 7, 2)), "text": text, "data": text.encode(), "label": i} for i, text in enumerate(TEXT)
+    ]
+    source = MemorySource(records)
+    assert record_lengths(source, "x").tolist() == [i % 7 for i in range(600)]
+    assert record_lengths(source, "text").tolist() == [0, 1, 3] * 200
+    assert record_lengths(source, "data").tolist() == [0, 1, 6] * 200
+    assert record_lengths(source, "x").dtype == np.int64
+
+
+def test_the_parts_of_a_source_follow_one_another():
+    parts = [MemorySource([{"x": np.zeros(n)} for n in lengths]) for lengths in ([3, 1], [], [4])]
+    assert record_lengths(ConcatSource(parts), "x").tolist() == [3, 1, 4]
+    assert record_lengths(parts[1], "x").shape == (0,)
+
+
+@pytest.mark.parametrize(
+    ("records", "match"),
+    [
+        ([{"y": b"1"}], "a record has no field 'x': Known: y"),
+        ([b"abc"], "records are bytes, not fields: choose a codec"),
+        ([{"x": b""}, {"x": 3}], "field 'x' of record 1 has no length: expected an array, bytes or text, got 3"),
+        ([{"x": np.array(3.5)}], r"field 'x' of record 0 has no length: .*, got array\(3\.5\)"),
+    ],
+)
+def test_records_without_a_length(records, match):
+    with pytest.raises(ConfigError, match=match):
+        record_lengths(MemorySource(records), "x")

@@ -101,19 +101,13 @@ def episodes(count=40):
 
 
 def test_follows_the_rules_of_sources():
-    source = windows(episodes(), [15, 0, 25], 2, 3, ends="pad", offsets={"action": [-1, 0, 3]})
+    offsets = {"action": [-1, 0, 3]}
+    source = windows(episodes(), [15, 0, 25], 2, 3, ends="pad", offsets=offsets)
     assert [each for each in check_source(source) if each.status == "failed"] == []
-    assert pickle.loads(pickle.dumps(source)).fingerprint() == source.fingerprint()
-    numpys = windows(
-        episodes(),
-        np.array([15, 0, 25]),
-        np.int32(2),
-        np.int64(3),
-        ends="pad",
-        offsets={"action": np.array([-1, 0, 3])},
-    )
-    assert numpys.fingerprint() == source.fingerprint()
-    other = windows(episodes(), [15, 0, 25], 2, 3, ends="pad", offsets={"action": [-1, 0, 2]})
+    lengths, of_numpy = np.array([15, 0, 25]), {"action": np.array([-1, 0, 3])}
+    numpys = windows(episodes(), lengths, np.int32(2), np.int64(3), ends="pad", offsets=of_numpy)
+    assert pickle.loads(pickle.dumps(source)).fingerprint() == numpys.fingerprint() == source.fingerprint()
+    other = windows(episodes(), lengths, 2, 3, ends="pad", offsets={"action": [-1, 0, 2]})
     assert len({source.fingerprint(), other.fingerprint(), windows(episodes(), [40], 2).fingerprint()}) == 3
     assert repr(source) == "WindowSource(MemorySource(40 records), 14 windows in 3 sequences)"
 
@@ -136,32 +130,21 @@ def test_reads_each_record_once_and_only_the_fields_that_need_it():
     source.read_batch([3, 4, 6])
     assert inner.reads == [([3, 4, 6], ("image",)), ([*range(3, 10)], ("action",))]
 
+    class Dicts(list):
+        """A data set of torch's kind: whole records, one by one."""
 
-class Dicts:
-    """A data set of torch's kind: whole records, one by one."""
+        def __getitem__(self, index):
+            asked.append(index)
+            return {"x": index, "y": -index}
 
-    def __init__(self):
-        self.reads = []
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        self.reads.append(index)
-        return {"x": index, "y": -index}
-
-
-def test_records_that_come_whole_are_read_once():
-    inner = Dicts()
-    source = windows(inner, [20], offsets={"x": [0, 1]})
-    inner.reads.clear()
+    asked = []
+    source = windows(Dicts(range(20)), [20], offsets={"x": [0, 1]})
+    asked.clear()
     batch = source.read_batch([3, 4])
-    assert inner.reads == [3, 4, 5]
-    assert (batch["x"].tolist(), batch["y"].tolist()) == ([[3, 4], [4, 5]], [-3, -4])
+    assert (asked, batch["x"].tolist(), batch["y"].tolist()) == ([3, 4, 5], [[3, 4], [4, 5]], [-3, -4])
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("step", [0, 3, 7])
+@pytest.mark.parametrize(("workers", "step"), [(0, 0), (2, 3), (0, 7)])
 def test_a_loader_resumes_within_windows(step, workers):
     def loader():
         source = windows(episodes(), [15, 25], 4, 2, ends="pad", offsets={"image": [-1, 0]})
@@ -174,8 +157,7 @@ def test_a_loader_resumes_within_windows(step, workers):
         state = first.state_dict()
     with loader() as second:
         second.load_state_dict(state)
-        rest = [batch["action"].tolist() for epoch in range(2) for batch in second]
-    assert seen + rest == expected
+        assert seen + [batch["action"].tolist() for _ in range(2) for batch in second] == expected
     assert len(expected) == 14
 
 
@@ -204,49 +186,37 @@ def test_reads_ahead_what_windows_need():
     assert windows(episodes(), [40]).read_ahead(steps, None, here=True) is None
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ([20, 21], "sequence_lengths have a sum of 41, and the source has 40 records: compute them with"),
-        ([20, 30, -10], "sequence_lengths[2] is -10, and the source has 40 records"),
-        ([2**62, 2**62, 2**62, 2**62, 40], "sequence_lengths[0] is 4611686018427387904, and the source has 40"),
-        ([20.0, 20.0], "sequence_lengths must be integers in one dimension, got [20.0, 20.0]"),
-        ([[40]], "sequence_lengths must be integers in one dimension, got [[40]]"),
-        ([2**70], "sequence_lengths must be integers in one dimension"),
-        ([[1], [2, 3]], "sequence_lengths must be integers in one dimension"),
-        ([], "sequence_lengths have a sum of 0, and the source has 40 records"),
-        ("x" * 99, "got 'xxx"),
-    ],
-)
-def test_lengths_that_do_not_fit(lengths, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        windows(episodes(), lengths, 2)
+INTEGERS = "sequence_lengths must be integers in one dimension"
+OFFSETS_OF = "offsets of 'action' must be integers, such as [-1, 0], got "
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("lengths", "settings", "message"),
     [
-        ({"length": 0}, "length must be an integer >= 1, got 0"),
-        ({"stride": 0}, "stride must be an integer >= 1, got 0"),
-        ({"ends": "next"}, "ends is 'next': Known: drop, pad"),
-        ({"offsets": {"actoin": [0]}}, "there is no field 'actoin': did you mean 'action'?"),
-        ({"offsets": {"action": []}}, "offsets of 'action' must be integers, such as [-1, 0], got []"),
-        ({"offsets": {"action": [0.5]}}, "offsets of 'action' must be integers"),
-        ({"offsets": {"action": [2**40]}}, "offsets of 'action' must be integers"),
-        ({"offsets": {"action": "01"}}, "offsets of 'action' must be integers"),
-        ({"length": 41}, "it takes 41 records, and the longest sequence has 40: pass ends='pad', or shorter windows"),
+        ([20, 21], {}, "sequence_lengths have a sum of 41, and the source has 40 records: compute them with"),
+        ([20, 30, -10], {}, "sequence_lengths[2] is -10, and the source has 40 records"),
+        ([*[2**62] * 4, 40], {}, "sequence_lengths[0] is 4611686018427387904, and the source has 40"),
+        ([20.0, 20.0], {}, f"{INTEGERS}, got [20.0, 20.0]"),
+        *((lengths, {}, INTEGERS) for lengths in ([[40]], [2**70], [[1], [2, 3]])),
+        ([], {}, "sequence_lengths have a sum of 0, and the source has 40 records"),
+        ("x" * 99, {}, "got 'xxx"),
+        ([40], {"length": 0}, "length must be an integer >= 1, got 0"),
+        ([40], {"stride": 0}, "stride must be an integer >= 1, got 0"),
+        ([40], {"ends": "next"}, "ends is 'next': Known: drop, pad"),
+        ([40], {"offsets": {"actoin": [0]}}, "there is no field 'actoin': did you mean 'action'?"),
+        *(([40], {"offsets": {"action": wrong}}, OFFSETS_OF) for wrong in ([], [0.5], [2**40], "01")),
+        ([40], {"length": 41}, "it takes 41 records, and the longest sequence has 40: pass ends='pad', or shorter"),
+        ([40], {"read": ["imag"]}, "there is no field 'imag': did you mean 'image'"),
+        ([2], {"source": [b"a", b"b"]}, "windows need records with fields, and MemorySource(2 records) has none"),
+        (
+            [2], {"source": {"x": [1, 2], "x_is_pad": [0, 0]}, "ends": "pad", "offsets": {"x": [0, 1]}},
+            "ends='pad' adds the mask 'x_is_pad', and the records have a field",
+        ),
     ],
-)
-def test_settings_that_do_not_fit(settings, message):
+)  # fmt: skip
+def test_settings_that_do_not_fit(lengths, settings, message):
+    settings = {"length": 2, **settings}
+    read = settings.pop("read", None)
+    source = MemorySource(settings.pop("source")) if "source" in settings else episodes()
     with pytest.raises(ConfigError, match=re.escape(message)):
-        windows(episodes(), [40], **settings)
-
-
-def test_names_that_do_not_fit():
-    taken = MemorySource({"x": [1, 2], "x_is_pad": [0, 0]})
-    with pytest.raises(ConfigError, match="ends='pad' adds the mask 'x_is_pad', and the records have a field"):
-        windows(taken, [2], ends="pad", offsets={"x": [0, 1]})
-    with pytest.raises(ConfigError, match="there is no field 'imag': did you mean 'image'"):
-        windows(episodes(), [40], 2).read_batch([0], ["imag"])
-    with pytest.raises(ConfigError, match=r"windows need records with fields, and MemorySource\(2 records\) has none"):
-        windows(MemorySource([b"a", b"b"]), [2], 2)
+        windows(source, lengths, **settings).read_batch([0], read)

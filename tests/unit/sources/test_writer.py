@@ -58,72 +58,66 @@ def path(tmp_path):
     return tmp_path / "out"
 
 
-def test_nothing_shows_before_close(writer_of, path):
+def test_nothing_shows_before_close(writer_of, tmp_path):
+    path = tmp_path / "a" / "b" / "out"
     writer = writer_of(path)
     writer.extend(["a", "b"])
-    assert not path.exists()
+    assert repr(writer) == f"{writer_of.__name__}({str(path)!r}, 2 records, open)"
     [temporary] = path.parent.iterdir()
     assert temporary.name.startswith(".out.")
     assert temporary.name.endswith(".tmp")
     writer.close()
-    assert [entry.name for entry in path.parent.iterdir()] == ["out"]
+    writer.close()
+    assert ([entry.name for entry in path.parent.iterdir()], read(path), len(writer)) == (["out"], "a\nb\n", 2)
+    with pytest.raises(ConfigError, match=r"the writer of .*out is closed: nothing more can be written"):
+        writer.write("a")
+
+
+def test_a_record_that_is_refused_is_not_counted(path):
+    with Lines(path) as writer:
+        writer.write("a")
+        with pytest.raises(ConfigError):
+            writer.write(None)
+        writer.write("b")
+        assert len(writer) == 2
     assert read(path) == "a\nb\n"
-    assert len(writer) == 2
-    writer.close()
-
-
-def test_leaving_by_an_exception_writes_nothing(writer_of, path):
-    writer = writer_of(path)
-
-    def fail():
-        with writer:
-            writer.write("a")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert list(path.parent.iterdir()) == []
-    writer.abort()
-    writer.close()
-    assert list(path.parent.iterdir()) == []
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_forgotten_writer_leaves_nothing(writer_of, path):
+def test_leaving_by_an_exception_writes_nothing(writer_of, path):
     writer = writer_of(path)
-    writer.write("a")
-    del writer
+    with pytest.raises(ZeroDivisionError), writer:
+        writer.write(f"{1 // 0}")
+    assert list(path.parent.iterdir()) == []
+    writer.abort()
+    writer.close()
+    forgotten = writer_of(path)
+    forgotten.write("a")
+    del forgotten
     gc.collect()
     assert list(path.parent.iterdir()) == []
 
 
-def test_what_exists_is_not_overwritten(writer_of, path):
-    with writer_of(path) as writer:
-        writer.write("old")
-    with pytest.raises(ConfigError, match=r"out exists: choose another name, or pass overwrite=True to repl") as caught:
+def test_what_exists_is_not_overwritten_unless_asked(writer_of, path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    with writer_of("out/") as writer:
+        writer.extend(["old", "older"])
+    message = r"out exists: choose another name, or pass overwrite=True to replace it"
+    with pytest.raises(ConfigError, match=message) as caught:
         writer_of(path)
     assert caught.value.key == "path"
-    assert read(path) == "old\n"
-
-
-def test_overwrite_replaces_the_whole(writer_of, path):
-    with writer_of(path) as writer:
-        writer.extend(["old", "older"])
     with writer_of(path, overwrite=True) as writer:
         writer.write("new")
         assert read(path) == "old\nolder\n"
     assert read(path) == "new\n"
-    assert len(list(path.parent.iterdir())) == 1
-
-
-def test_what_appears_meanwhile_is_not_overwritten(writer_of, path):
-    writer = writer_of(path)
+    assert os.listdir(path.parent) == ["out"]
+    writer = writer_of(path.parent / "b")
     writer.write("mine")
-    path.write_text("yours")
-    with pytest.raises(ConfigError, match="exists"):
+    (path.parent / "b").write_text("yours")
+    with pytest.raises(ConfigError, match=r"b exists"):
         writer.close()
-    assert path.read_text() == "yours"
-    assert len(list(path.parent.iterdir())) == 1
+    assert (path.parent / "b").read_text() == "yours"
+    assert sorted(os.listdir(path.parent)) == ["b", "out"]
 
 
 @pytest.mark.parametrize("failing", ["_finish", "_replace"])
@@ -193,35 +187,29 @@ def test_a_directory_comes_back_when_the_new_one_cannot_take_its_place(path, mon
     assert len(list(path.parent.iterdir())) == 1
 
 
-def test_writing_after_the_end(writer_of, path):
-    writer = writer_of(path)
-    writer.close()
-    with pytest.raises(ConfigError, match=r"the writer of .*out is closed: nothing more can be written"):
-        writer.write("a")
-
-
-def test_a_record_that_is_refused_is_not_counted(path):
-    with Lines(path) as writer:
-        writer.write("a")
-        with pytest.raises(ConfigError, match="no None"):
-            writer.write(None)
-        writer.write("b")
-        assert len(writer) == 2
-    assert read(path) == "a\nb\n"
-
-
-def test_directories_are_created(writer_of, tmp_path):
-    with writer_of(tmp_path / "a" / "b" / "out"):
-        pass
-    assert (tmp_path / "a" / "b" / "out").exists()
-
-
 @pytest.mark.parametrize("directory", ["file", "file/a/b"])
 def test_a_file_where_the_directory_would_be(writer_of, tmp_path, directory):
     (tmp_path / "file").touch()
     message = f"cannot write to the directory {tmp_path}/{directory}: {tmp_path}/file is no directory; choose another"
+    writer = writer_of.__new__(writer_of)
     with pytest.raises(ConfigError, match=message):
-        writer_of(tmp_path / directory / "out")
+        writer.__init__(tmp_path / directory / "out")
+    assert "0 records, refused" in repr(writer)
+    replacing = Folder(tmp_path / "file", overwrite=True)
+    with pytest.raises(SourceError, match=r"cannot write .*file: Not a directory"):
+        replacing.close()
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(path):
+    class Full(Lines):
+        def _write(self, record):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(SourceError, match=r"cannot write .*out: No space left on device"), Full(path) as writer:
+        writer.write("a")
+    assert list(path.parent.iterdir()) == []
+    assert repr(writer).endswith("0 records, aborted)")
 
 
 def test_a_directory_that_cannot_be_written(writer_of, path, monkeypatch):
@@ -230,50 +218,12 @@ def test_a_directory_that_cannot_be_written(writer_of, path, monkeypatch):
         writer_of(path)
 
 
-def test_relative_paths(writer_of, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with writer_of("out/") as writer:
-        writer.write("a")
-    assert read(tmp_path / "out") == "a\n"
-
-
-def test_repr(path):
-    writer = Lines(path)
-    writer.write("a")
-    assert repr(writer) == f"Lines({str(path)!r}, 1 records, open)"
-    writer.abort()
-    assert repr(writer).endswith("1 records, aborted)")
-
-
 def test_require_fields():
     assert require_fields({"x": 1}, "syrah") == {"x": 1}
     with pytest.raises(ConfigError, match="format 'syrah' stores fields, got a record of type bytes"):
         require_fields(b"abc", "syrah")
     with pytest.raises(ConfigError, match=r"field names must be text, got 3 \(int\)"):
         require_fields({3: 1}, "syrah")
-
-
-def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
-    class Full(Lines):
-        def _write(self, record):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with (
-        pytest.raises(SourceError, match=r"cannot write .*x\.txt: No space left on device"),
-        Full(tmp_path / "x.txt") as w,
-    ):
-        w.write("a")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_directory_does_not_replace_a_file(tmp_path):
-    (tmp_path / "x").write_text("old")
-    with (
-        pytest.raises(SourceError, match=r"cannot write .*x: Not a directory"),
-        Folder(tmp_path / "x", overwrite=True) as w,
-    ):
-        w.write("a")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
 
 
 def test_a_fork_that_drops_the_writer_leaves_its_file_alone(tmp_path):
@@ -286,14 +236,6 @@ def test_a_fork_that_drops_the_writer_leaves_its_file_alone(tmp_path):
     os.waitpid(child, 0)
     writer.close()
     assert (tmp_path / "a.txt").read_text() == "x\n"
-
-
-def test_a_writer_that_was_refused_has_a_repr(tmp_path):
-    writer = Lines.__new__(Lines)
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is no directory"):
-        writer.__init__(tmp_path / "file" / "a.txt")
-    assert "0 records, refused" in repr(writer)
 
 
 @pytest.mark.parametrize("entry", [entry for entry in built_in_formats() if entry.writer], ids=lambda entry: entry.name)

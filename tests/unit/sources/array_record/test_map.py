@@ -1,6 +1,7 @@
 """Uncompressed files read through the map, each record compared with what the package reads."""
 
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dataload.collate import default_collate
 from dataload.errors import CorruptFileError, MissingDependencyError
 from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.array_record.reader import ArrayRecordSource
+from dataload.sources.array_record.riegeli import parse_chunks
 from dataload.storage.core import can_map
 from dataload.storage.local import mapped
 
@@ -81,18 +83,7 @@ def test_every_record_is_the_packages(tmp_path, data):
             assert through_map.read(np.array([index])) == [record]
 
 
-@pytest.mark.parametrize("size", [60, 4096])
-def test_thousands_of_records_of_one_size(tmp_path, size):
-    """Every way in which a chunk can lie across a block header."""
-    rng = np.random.default_rng(size)
-    wanted = [rng.bytes(size) for _ in range(5000 if size == 60 else 1000)]
-    with ArrayRecordSource(write(tmp_path / "x", wanted)) as source:
-        request = rng.permutation(np.tile(np.arange(len(wanted)), 2))
-        assert source.read(request) == [wanted[index] for index in request]
-        assert list(source) == wanted
-
-
-@pytest.mark.parametrize("off", [*range(-52, 3)])
+@pytest.mark.parametrize("off", [*range(-52, 3, 2)])
 def test_chunks_around_the_start_of_a_block(tmp_path, off):
     """Each byte of a header at the boundary, and a chunk of several blocks that starts with one."""
     sizes = (BLOCK - 64 - 45 + off, 140_000, 3, 0)
@@ -102,21 +93,18 @@ def test_chunks_around_the_start_of_a_block(tmp_path, off):
         assert read(np.array([0, 1, 2, 3, 1])) == [*wanted, wanted[1]]
 
 
-def test_the_package_is_not_needed(no_package, path, records):
+def test_the_package_is_not_needed(no_package, path, records, tmp_path):
     with ArrayRecordSource([path, f"{path}[3:9]"]) as source:
         assert source.read([400, 0, 399]) == [records[3], records[0], records[399]]
         assert source.read_batch([5, 402]) == [records[5], records[5]]
         assert not source.reads_in_order
-
-
-def test_a_file_without_records(tmp_path, no_package):
-    with ArrayRecordSource(write(tmp_path / "x", [])) as source:
-        assert len(source) == 0
-        assert list(source) == []
-
-
-def test_options_of_the_reader_choose_the_package(no_package, path):
-    with pytest.raises(MissingDependencyError, match="format 'array_record' needs array_record"):
+    assert list(ArrayRecordSource(write(tmp_path / "x", []))) == []
+    with ArrayRecordSource(path, codec=lambda data: data) as source:  # a function gets bytes of its own
+        assert source.read([5, 6]) == records[5:7]
+        assert {type(record) for record in source.read([5, 6])} == {bytes}
+    few = write(tmp_path / "few", [b"", b"a", b"", b"b" * 200_000])
+    assert list(ArrayRecordSource([path, few], verify_hashes=True)) == [*records, b"", b"a", b"", b"b" * 200_000]
+    with pytest.raises(MissingDependencyError):
         len(ArrayRecordSource(path, reader_options=""))
 
 
@@ -174,13 +162,6 @@ def test_codecs_give_what_they_give_through_the_package(tmp_path, codec):
     assert (tmp_path / "x").read_bytes() == before
 
 
-def test_functions_get_bytes_of_their_own(path, records):
-    with ArrayRecordSource(path, codec=lambda data: data) as source:
-        found = source.read([5, 6])
-    assert list(map(type, found)) == [bytes, bytes]
-    assert found == [records[5], records[6]]
-
-
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory):
     """Records of 4096 bytes, number 15 lies across the first boundary of blocks."""
@@ -189,10 +170,9 @@ def alike(tmp_path_factory):
     return write(tmp_path_factory.mktemp("alike") / "x", wanted), wanted
 
 
-def damaged(tmp_path, path, byte, bit=0):
-    with open(path, "rb") as stream:
-        data = bytearray(stream.read())
-    data[byte] ^= 1 << bit
+def damaged(tmp_path, path, byte):
+    data = bytearray(Path(path).read_bytes())
+    data[byte] ^= 1
     (tmp_path / "damaged").write_bytes(data)
     return str(tmp_path / "damaged")
 
@@ -228,39 +208,28 @@ def test_what_is_not_as_the_footer_says_is_for_the_package(tmp_path, alike, byte
     ("byte", "part", "of_package"),
     [(44, "data", "chunk data hash mismatch"), (17, "header", "chunk header hash mismatch")],
 )
-def test_hashes_are_compared_if_asked(tmp_path, alike, byte, part, of_package):
+def test_hashes_are_compared_if_asked(tmp_path, alike, byte, part, of_package, request):
     path, wanted = alike
     path = damaged(tmp_path, path, start := 64 + 2 * CHUNK_OF_4096 + byte)
     with ArrayRecordSource(path) as source:
         assert source[2] == (bytes([wanted[2][0] ^ 1]) + wanted[2][1:] if part == "data" else wanted[2])
     with ArrayRecordSource(path, verify_hashes=True) as source:
         message = rf"record 2: the hash of the chunk's {part} is 0x[0-9a-f]+, but the chunk says 0x[0-9a-f]+"
-        for request in ([2], [1, 2, 3], range(40)):
+        for indices in ([2], [1, 2, 3], range(40)):
             with pytest.raises(CorruptFileError, match=message) as caught:
-                source.read(request)
+                source.read(indices)
             assert (caught.value.index, caught.value.offset) == (2, start - byte)
         assert source.read([0, 15, 39]) == [wanted[0], wanted[15], wanted[39]]
-    with (
-        ArrayRecordSource(path, reader_options=PACKAGE) as source,
-        pytest.raises(CorruptFileError, match=rf"record 2: .*{of_package}"),
+    package = ArrayRecordSource(path, reader_options=PACKAGE)
+    with package, pytest.raises(CorruptFileError, match=rf"record 2: .*{of_package}"):
+        package.read(range(40))
+    request.getfixturevalue("no_package")
+    for verified, code, shown in (
+        (alike[0], 0, "40 records in 1 file: all can be read\n"),
+        (path, 1, "record 2: the hash of"),
     ):
-        source.read(range(40))
-
-
-def test_hashes_of_good_files(tmp_path, path, records):
-    empty = write(tmp_path / "x", [b"", b"a", b"", b"b" * 200_000])
-    with ArrayRecordSource([path, empty], verify_hashes=True) as source:
-        assert list(source) == [*records, b"", b"a", b"", b"b" * 200_000]
-
-
-def test_verify_compares_hashes_without_the_package(tmp_path, alike, no_package):
-    path, _ = alike
-    good = CliRunner().invoke(app, ["verify", f"array_record:{path}"])
-    assert (good.exit_code, good.stdout) == (0, "40 records in 1 file: all can be read\n")
-    path = damaged(tmp_path, path, 64 + 2 * CHUNK_OF_4096 + 44)
-    bad = CliRunner().invoke(app, ["verify", f"array_record:{path}"])
-    assert bad.exit_code == 1
-    assert "record 2: the hash of the chunk's data is" in bad.stdout
+        done = CliRunner().invoke(app, ["verify", f"array_record:{verified}"])
+        assert (done.exit_code, shown in done.stdout) == (code, True)
 
 
 @pytest.fixture(scope="module")
@@ -269,7 +238,8 @@ def structure(tmp_path_factory):
     rng = np.random.default_rng(2)
     wanted = [rng.bytes(size) for size in (0, 3, 200, 65_300, 70_000, 5, 131_000, 0, 90)]
     path = write(tmp_path_factory.mktemp("structure") / "x", wanted)
-    edges = MappedRecords.open(path)._chunks.edges.tolist()
+    data = Path(path).read_bytes()
+    edges = parse_chunks(lambda at, size: data[at : at + size], len(data)).edges.tolist()
     return path, wanted, sorted({at for edge in edges for at in range(edge, edge + 260)}), edges[-1]
 
 

@@ -1,9 +1,7 @@
-import gc
 import os
 import pickle
 import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -33,24 +31,25 @@ def write(path, records, options="group_size:1"):
     return str(path)
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def records():
     rng = np.random.default_rng(0)
     return [b"%d:" % index + rng.bytes(int(rng.integers(0, 300))) for index in range(3000)]
 
 
-@pytest.fixture
-def path(tmp_path, records):
-    return write(tmp_path / "x.array_record", records)
+@pytest.fixture(scope="module")
+def path(tmp_path_factory, records):
+    return write(tmp_path_factory.mktemp("array_record") / "x.array_record", records)
 
 
 def fields(index):
     return {"x": np.arange(index, index + 3, dtype=np.float32), "label": np.array([index % 300])}
 
 
-@pytest.fixture
-def examples(tmp_path):
-    return write(tmp_path / "e.array_record", (example.encode(fields(index)) for index in range(700)))
+@pytest.fixture(scope="module")
+def examples(tmp_path_factory):
+    path = tmp_path_factory.mktemp("examples") / "e.array_record"
+    return write(path, (example.encode(fields(index)) for index in range(700)))
 
 
 @pytest.mark.parametrize("size", [1, 2, 50, 1500])
@@ -68,9 +67,9 @@ def test_any_request_is_that_of_the_original(path, records, size):
 @pytest.mark.parametrize("options", ["group_size:1,uncompressed", "group_size:1,zstd:3", "group_size:1,snappy"])
 @pytest.mark.parametrize("record_bytes", [0, 5000, 40_000])
 def test_records_of_all_sizes(tmp_path, options, record_bytes):
-    large = [os.urandom(record_bytes) for _ in range(60)]
+    large = [os.urandom(record_bytes) for _ in range(30)]
     with ArrayRecordSource(write(tmp_path / "x", large, options)) as source:
-        request = [5, 59, 0, 5, 6, 7, 8]
+        request = [5, 29, 0, 5, 6, 7, 8]
         assert source.read(request) == [large[index] for index in request]
         assert list(source) == large
 
@@ -100,50 +99,108 @@ def test_slices_and_instructions_select_without_opening(tmp_path, path, records)
         ArrayRecordSource(instruction)
 
 
-@pytest.mark.parametrize(
-    ("selection", "message"),
-    [
-        ("[5:2]", r"x.array_record\[5:2\]: the slice ends at record 2, before its start"),
-        ("[2000:3001]", r"x.array_record\[2000:3001\] selects records 2000 to 3001; the file has 3000"),
-        ("[99999999999999999999:99999999999999999999]", "the file has 3000"),
-    ],
-)
-def test_slices_that_cannot_be(path, selection, message):
-    with pytest.raises(ConfigError, match=message) as caught:
-        len(ArrayRecordSource(path + selection))
-    assert caught.value.key == "paths"
-
-
 def test_every_truncation_is_noticed_when_the_file_is_opened(tmp_path, path):
-    data = (tmp_path / "x.array_record").read_bytes()
+    data = Path(path).read_bytes()
     assert len(data) >= 4 * 65536
     cut = tmp_path / "cut.array_record"
-    for size in {*range(0, len(data), 65536), *range(7, len(data), 20011), 64, 65535, len(data) - 1}:
+    for size in {*range(0, len(data), 65536), *range(7, len(data), 60013), 64, 65535, len(data) - 1}:
         cut.write_bytes(data[:size])
         with pytest.raises(CorruptFileError, match=r"cut.array_record.*(truncated|never closed|Corrupted|Failed)"):
             len(ArrayRecordSource(cut))
-
-
-def test_a_file_that_does_not_end_as_it_should(tmp_path, path):
-    damaged = tmp_path / "damaged.array_record"
-    data = bytearray((tmp_path / "x.array_record").read_bytes())
-    damaged.write_bytes(data + bytes(65536))
+    cut.write_bytes(data + bytes(65536))
     with pytest.raises(CorruptFileError, match=r"no valid end: Corrupted Riegeli/records"):
-        len(ArrayRecordSource(damaged))
-    damaged.write_bytes(data[:-65536])
-    with pytest.raises(CorruptFileError, match=r"no valid end: "):
-        len(ArrayRecordSource(damaged))
+        len(ArrayRecordSource(cut))
 
 
-def test_files_that_are_something_else(tmp_path):
-    other = tmp_path / "x.array_record"
-    other.write_bytes(b"GS\0\0" + bytes(200_000))
-    with pytest.raises(UnsupportedFormatError, match=r"is not an ArrayRecord file, .*: byte 0 has b'GS"):
-        len(ArrayRecordSource(other))
-    with pytest.raises(SourceNotFoundError, match=r"there is no .*y.array_record: the directory .* exists"):
-        len(ArrayRecordSource(tmp_path / "y.array_record"))
-    with pytest.raises(SourceError, match=r"cannot read .*: Is a directory"):
-        len(ArrayRecordSource(tmp_path))
+@pytest.mark.parametrize(
+    ("name", "options", "error", "message"),
+    [
+        (
+            "x.array_record[5:2]",
+            {},
+            ConfigError,
+            r"x.array_record\[5:2\]: the slice ends at record 2, before its start",
+        ),
+        (
+            "x.array_record[2000:3001]",
+            {},
+            ConfigError,
+            r"x.array_record\[2000:3001\] .* 2000 to 3001; the file has 3000",
+        ),
+        ("x.array_record[99999999999999999999:99999999999999999999]", {}, ConfigError, "the file has 3000"),
+        ("other", {}, UnsupportedFormatError, r"is not an ArrayRecord file, .*: byte 0 has b'GS"),
+        ("y.array_record", {}, SourceNotFoundError, r"there is no .*y.array_record: the directory .* exists"),
+        (".", {}, SourceError, r"cannot read .*: Is a directory"),
+        (
+            "x.array_record",
+            {"reader_options": "fast"},
+            ConfigError,
+            "'fast': Unknown option fast, valid opt.*: .*readah",
+        ),
+        ("x.array_record", {"codec": "example", "fields": ["lable"]}, ConfigError, "has no field 'lable'"),
+        (
+            "x.array_record",
+            {"fields": ["label"]},
+            ConfigError,
+            "fields were given, but the records are plain bytes: gi",
+        ),
+    ],
+)
+def test_what_does_not_fit(path, examples, name, options, error, message):
+    directory = Path(path).parent
+    (directory / "other").write_bytes(b"GS\0\0" + bytes(200_000))
+    with pytest.raises(error, match=message) as caught:
+        len(ArrayRecordSource(examples if "lable" in message else directory / name, **options))
+    assert "[" not in name or caught.value.key == "paths"
+
+
+def test_options_of_the_reader(path, records):
+    with ArrayRecordSource(path, reader_options="readahead_buffer_size:0,max_parallelism:1") as source:
+        assert source[7] == records[7]
+        assert "reader_options='readahead_buffer" in repr(source)
+
+
+def test_fields_are_chosen(examples, path, records):
+    with ArrayRecordSource(examples, codec="example", fields=["label"]) as source:
+        assert list(source.fields) == ["label"]
+        np.testing.assert_equal(source.read([5, 2]), [{"label": [5]}, {"label": [2]}])
+        np.testing.assert_equal(source.read_batch(range(9)), {"label": np.arange(9)[:, None]})
+    with ArrayRecordSource(examples) as source, pytest.raises(ConfigError, match="records are bytes, not fields"):
+        source.read_batch([0], fields=["label"])
+    with ArrayRecordSource(path, codec=len) as source:
+        assert source.fields == {}
+        assert source.read([3, 1]) == [len(records[3]), len(records[1])]
+        np.testing.assert_array_equal(source.read_batch([3, 1]), [len(records[3]), len(records[1])])
+
+
+def test_without_the_package(path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+    message = r"format 'array_record' needs array_record: pip install 'dataload\[arrayrecord\]'"
+    with pytest.raises(MissingDependencyError, match=message):
+        len(ArrayRecordSource(path))
+
+
+@pytest.mark.parametrize(
+    ("raised", "kind", "message"),
+    [
+        (RuntimeError("odd"), CorruptFileError, r"x.array_record: odd$"),
+        (MemoryError("std::bad_alloc"), MachineError, "reading 2 records at once needs more memory"),
+    ],
+)
+def test_errors_of_the_package_that_no_single_record_repeats(path, monkeypatch, raised, kind, message):
+    class Flaky(ArrayRecordReader):
+        def read(self, *request):
+            if len(request) == 1 or request[1] - request[0] > 1:
+                raise type(raised)(*raised.args)
+            return super().read(*request)
+
+    monkeypatch.setattr("array_record.python.array_record_module.ArrayRecordReader", Flaky)
+    with ArrayRecordSource(path) as source:
+        len(source)
+        with pytest.raises(kind, match=message):
+            source.read([1, 2])
+        monkeypatch.undo()
+        assert source.read([1, 2])[0].startswith(b"1:")  # by another reader
 
 
 def test_a_file_cut_while_it_is_open(tmp_path, records):
@@ -162,22 +219,6 @@ def test_a_file_cut_while_it_is_open(tmp_path, records):
                     cut.read(request)
 
 
-def test_empty_records_stay_readable_when_the_file_is_deleted(tmp_path):
-    path = write(tmp_path / "x", [b"", b"a", b""])
-    with ArrayRecordSource(path) as source:
-        assert source.read([0, 1]) == [b"", b"a"]
-        os.unlink(path)
-        assert source.read([2, 1, 0]) == [b"", b"a", b""]
-
-
-def test_options_of_the_reader(path, records):
-    with ArrayRecordSource(path, reader_options="readahead_buffer_size:0,max_parallelism:1") as source:
-        assert source[7] == records[7]
-        assert "reader_options='readahead_buffer" in repr(source)
-    with pytest.raises(ConfigError, match=r"reader_options 'fast': Unknown option fast, valid options: .*readahead"):
-        len(ArrayRecordSource(path, reader_options="fast"))
-
-
 def test_codecs_give_fields_and_columns(examples):
     with ArrayRecordSource(examples, codec="example") as source:
         assert {name: str(spec) for name, spec in source.fields.items()} == {"x": "float32 (3)", "label": "int64 (1)"}
@@ -192,62 +233,18 @@ def test_codecs_give_fields_and_columns(examples):
         assert list(source.read_batch([3], fields=["label"])) == ["label"]
 
 
-def test_fields_are_chosen(examples):
-    with ArrayRecordSource(examples, codec="example", fields=["label"]) as source:
-        assert list(source.fields) == ["label"]
-        np.testing.assert_equal(source.read([5, 2]), [{"label": [5]}, {"label": [2]}])
-        np.testing.assert_equal(source.read_batch(range(9)), {"label": np.arange(9)[:, None]})
-    with pytest.raises(ConfigError, match="has no field 'lable': did you mean 'label'"):
-        len(ArrayRecordSource(examples, codec="example", fields=["lable"]))
-    with pytest.raises(ConfigError, match="fields were given, but the records are plain bytes: give a codec too"):
-        ArrayRecordSource(examples, fields=["label"])
-    with ArrayRecordSource(examples) as source, pytest.raises(ConfigError, match="records are bytes, not fields"):
-        source.read_batch([0], fields=["label"])
-
-
 def test_records_that_do_not_decode(tmp_path):
     good = [msgpack.encode({"a": index}) for index in range(20)]
     path = write(tmp_path / "x", [*good[:9], b"\xc1", *good[10:]])
     with ArrayRecordSource(f"{path}[4:20]", codec="msgpack") as source:
         assert source[0] == {"a": 4}
-        with pytest.raises(CorruptFileError, match=r"x, record 9: invalid msgpack \(1 bytes\)") as caught:
-            source.read([0, 1, 5, 6])
-        assert (caught.value.path, caught.value.index) == (path, 9)
-        with pytest.raises(CorruptFileError, match=r"x, record 9: invalid msgpack \(1 bytes\)"):
-            source.read_batch([0, 1, 5, 6])
+        for read in (source.read, source.read_batch):
+            with pytest.raises(CorruptFileError, match=r"x, record 9: invalid msgpack \(1 bytes\)") as caught:
+                read([0, 1, 5, 6])
+            assert (caught.value.path, caught.value.index) == (path, 9)
     # A first record that is damaged does not keep the others from being read.
     with ArrayRecordSource(f"{path}[9:20]", codec="msgpack") as source:
-        assert source.fields == {}
-        assert source[1] == {"a": 10}
-
-
-def test_codecs_without_fields(path, records):
-    with ArrayRecordSource(path, codec=len) as source:
-        assert source.fields == {}
-        assert source.read([3, 1]) == [len(records[3]), len(records[1])]
-        np.testing.assert_array_equal(source.read_batch([3, 1]), [len(records[3]), len(records[1])])
-
-
-def test_threads_need_no_more_than_a_few_descriptors(path):
-    def open_here():
-        return sum(os.readlink(f"/proc/self/fd/{fd}") == path for fd in os.listdir("/proc/self/fd") if _is_link(fd))
-
-    barrier = threading.Barrier(16)
-
-    def work(_):
-        barrier.wait()
-        return [source.read(range(50)) for _ in range(20)]
-
-    with ArrayRecordSource(path) as source:
-        with ThreadPoolExecutor(16) as pool:
-            list(pool.map(work, range(16)))
-        assert 1 <= open_here() <= 4
-    gc.collect()
-    assert open_here() == 0
-
-
-def _is_link(fd):
-    return os.path.islink(f"/proc/self/fd/{fd}")
+        assert (source.fields, source[1]) == ({}, {"a": 10})
 
 
 def test_fingerprints_tell_a_changed_last_record(tmp_path):
@@ -261,33 +258,3 @@ def test_fingerprints_tell_a_changed_last_record(tmp_path):
     assert os.path.getsize(names[0]) == os.path.getsize(names[1])
     assert one.fingerprint() != two.fingerprint()
     assert one.fingerprint() != ArrayRecordSource(names[0], codec="msgpack").fingerprint()
-
-
-def test_without_the_package(path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
-    with pytest.raises(MissingDependencyError, match=r"format 'array_record' needs array_record: pip install 'dataloa"):
-        len(ArrayRecordSource(path))
-
-
-@pytest.mark.parametrize(
-    ("raised", "kind", "message"),
-    [
-        (RuntimeError("odd"), CorruptFileError, r"x.array_record: odd$"),
-        (MemoryError("std::bad_alloc"), MachineError, "reading 2 records at once needs more memory"),
-    ],
-)
-def test_errors_of_the_package_that_no_single_record_repeats(path, raised, kind, message):
-    class Flaky:
-        def read(self, *request):
-            if len(request) == 1 or request[1] - request[0] > 1:
-                raise raised
-            return [b""]
-
-    with ArrayRecordSource(path) as source:
-        len(source)
-        readers = source._data_set().reader(0)._readers
-        readers._idle[:] = [Flaky()]
-        with pytest.raises(kind, match=message):
-            source.read([1, 2])
-        assert readers._idle == []  # not used again
-        assert source[1].startswith(b"1:")

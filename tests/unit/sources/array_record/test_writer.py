@@ -3,14 +3,12 @@ import resource
 import subprocess
 import sys
 
-import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.array_record.writer import ArrayRecordWriter
-from dataload.storage.local import parts
 
 RECORDS = [b"", b"a", bytes(range(256)) * 300, b"last"]
 
@@ -31,22 +29,6 @@ def test_the_original_reads_what_is_written(path, options):
     reader.close()
 
 
-def test_the_same_records_give_the_same_bytes(tmp_path):
-    for name in "ab":
-        with ArrayRecordWriter(tmp_path / name) as writer:
-            writer.extend(RECORDS)
-    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
-
-
-@pytest.mark.parametrize("codec", ["example", "msgpack", "npz", "tensorprotos"])
-def test_codecs_take_records_with_fields(path, codec):
-    records = [{"x": np.arange(index, dtype=np.float32), "image": b"%d" % index} for index in range(1, 9)]
-    with ArrayRecordWriter(path, codec=codec) as writer:
-        writer.extend(records)
-    with ArrayRecordSource(path, codec=codec) as source:
-        np.testing.assert_equal(list(source), records)
-
-
 def test_records_that_are_not_bytes(path):
     class Text:
         name = "text"
@@ -62,12 +44,11 @@ def test_records_that_are_not_bytes(path):
         writer.write({"x": 1})
     writer.abort()
     with ArrayRecordWriter(path) as writer:
-        for record, name in (("text", "str"), (5, "int")):
+        writer.write(b"good")
+        for record in ("text", 5, {"x": 1}):
+            name = type(record).__name__
             with pytest.raises(ConfigError, match=f"stores bytes, got a record of type {name}: choose a codec"):
                 writer.write(record)
-        writer.write(b"good")
-        with pytest.raises(ConfigError, match="stores bytes, got a record of type dict: choose a codec"):
-            writer.write({"x": 1})
     assert list(ArrayRecordSource(path)) == [b"good"]
 
 
@@ -77,26 +58,16 @@ def test_options_that_the_package_does_not_know(path, tmp_path):
     assert os.listdir(tmp_path) == []
 
 
-def test_a_directory_that_cannot_be_written(path, tmp_path, monkeypatch):
-    monkeypatch.setattr(parts, "_make_folder", lambda _: (str(tmp_path / "no"), None))
-    with pytest.raises(SourceError, match=r"cannot write .*x.array_record: open\(\) failed: No such file or directory"):
-        ArrayRecordWriter(path)
+def test_a_package_that_fails_to_write(path, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("write() failed: No space left on device")
 
-
-def test_a_package_that_fails_to_write(path, tmp_path):
-    class Full:
-        def write(self, data):
-            raise RuntimeError("write() failed: No space left on device")
-
-        def close(self):
-            raise RuntimeError("write() failed: No space left on device")
-
+    full = type("Full", (), {"write": fail, "close": fail, "ok": lambda self: True, "__init__": lambda *_: None})
+    monkeypatch.setattr("array_record.python.array_record_module.ArrayRecordWriter", full)
     writer = ArrayRecordWriter(path)
-    writer._stream = Full()
-    with pytest.raises(SourceError, match=r"cannot write .*x.array_record: .*No space left on device"):
-        writer.write(b"a")
-    with pytest.raises(SourceError, match=r"cannot write .*x.array_record: .*No space left on device"):
-        writer.close()
+    for act in (lambda: writer.write(b"a"), writer.close):
+        with pytest.raises(SourceError, match=r"cannot write .*x.array_record: .*No space left on device"):
+            act()
     assert os.listdir(tmp_path) == []
 
 

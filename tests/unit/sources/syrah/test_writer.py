@@ -4,6 +4,7 @@ import re
 import bson
 import numpy as np
 import pytest
+from made_files import same
 
 from dataload.errors import ConfigError
 from dataload.sources.syrah import writer as syrah
@@ -11,12 +12,6 @@ from dataload.sources.syrah.layout import DTYPES
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
 from dataload.storage.local import parts
-from dataload.testing.compare import difference
-
-
-def same(got, want):
-    found = difference(got, want, "records")
-    assert found is None, found
 
 
 @pytest.fixture
@@ -42,33 +37,23 @@ def int64s(data):
 def test_layout_byte_by_byte(path):
     data = write(path, [{"x": np.array([1, 2], np.int16), "t": "é"}, {"t": "", "x": np.array([3], np.int16)}])
     arrays, metadata, end = parts_of(data)
-    assert data[:6] == b"GS\0\0\2\0"
-    assert arrays == b"\1\0\2\0\xc3\xa9\3\0"
-    assert end == len(data)
+    assert (data[:6], arrays, end) == (b"GS\0\0\2\0", b"\1\0\2\0\xc3\xa9\3\0", len(data))
     assert list(metadata) == ["x", "t"]
     assert {k: (int64s(e["offset"]), int64s(e["size"]), e["dtype"]) for k, e in metadata.items()} == {
-        "x": ([22, 28], [4, 2], "int16"),
-        "t": ([26, 30], [2, 0], "str"),
-    }
+        "x": ([22, 28], [4, 2], "int16"), "t": ([26, 30], [2, 0], "str"),
+    }  # fmt: skip
     assert set(metadata["x"]) == {"offset", "size", "dtype"}  # one dimension is what the original reads anyway
-
-
-def test_shapes_are_an_entry_that_the_original_does_not_look_at(path):
-    _, metadata, _ = parts_of(
-        write(path, [{"a": np.zeros((2, 3)), "s": np.zeros(()), "v": np.zeros((i, 2))} for i in range(3)])
-    )
+    records = [{"a": np.zeros((2, 3)), "s": np.zeros(()), "v": np.zeros((i, 2))} for i in range(3)]
+    _, metadata, _ = parts_of(write(path, records, overwrite=True))  # entries that the original does not look at
     assert {k: (int64s(e["shape"]["ndim"]), int64s(e["shape"]["dims"])) for k, e in metadata.items()} == {
-        "a": ([2], [2, 3]),
-        "s": ([0], []),
-        "v": ([2, 2, 2], [0, 2, 1, 2, 2, 2]),
-    }
-
-
-def test_bytes_are_marked(path):
-    _, metadata, _ = parts_of(write(path, [{"b": b"abc", "u": np.zeros(3, np.uint8)}]))
-    assert metadata["b"]["kind"] == "bytes"
-    assert metadata["b"]["dtype"] == metadata["u"]["dtype"] == "uint8"
+        "a": ([2], [2, 3]), "s": ([0], []), "v": ([2, 2, 2], [0, 2, 1, 2, 2, 2]),
+    }  # fmt: skip
+    _, metadata, _ = parts_of(write(path, [{"b": b"abc", "u": np.zeros(3, np.uint8)}], overwrite=True))
+    assert (metadata["b"]["kind"], metadata["b"]["dtype"], metadata["u"]["dtype"]) == ("bytes", "uint8", "uint8")
     assert "kind" not in metadata["u"]
+    names = ["a.b", "", " ", "é", "$x", "a/b", "0", "x" * 200]  # all that the original allows
+    write(path, [dict.fromkeys(names, np.zeros(1))], overwrite=True)
+    assert list(SyrahSource(path)[0]) == names
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -81,19 +66,17 @@ def test_every_dtype_in_either_byte_order(path, dtype, order):
 
 
 def test_values_that_are_no_arrays(path):
-    write(
-        path,
-        [{"i": 3, "f": 2.5, "b": True, "l": [1, 2], "n": np.float32(1), "m": memoryview(b"ab"), "y": bytearray(b"c")}],
-    )
-    expected = {
-        "i": np.array(3),
-        "f": np.array(2.5),
-        "b": np.array(True),
-        "l": np.array([1, 2]),
-        "n": np.array(1, np.float32),
-        "m": b"ab",
-        "y": b"c",
+    values = {
+        "i": 3,
+        "f": 2.5,
+        "b": True,
+        "l": [1, 2],
+        "n": np.float32(1),
+        "m": memoryview(b"ab"),
+        "y": bytearray(b"c"),
     }
+    write(path, [values])
+    expected = {name: np.array(value) for name, value in values.items()} | {"m": b"ab", "y": b"c"}
     same(SyrahSource(path)[0], expected)
 
 
@@ -144,17 +127,10 @@ def test_a_first_record_that_does_not_fit(path, record, message):
 def test_metadata_end_at_two_gibibytes(path, monkeypatch):
     monkeypatch.setattr(syrah, "BSON_LIMIT", 4096 + 16 * 2 * 3)
     with SyrahWriter(path) as writer:
-        for _ in range(3):
-            writer.write({"x": 1, "y": 2})
+        writer.extend([{"x": 1, "y": 2}] * 3)
         with pytest.raises(ConfigError, match=r"a Syrah file can have 3 records of 2 fields .*: write several shards"):
             writer.write({"x": 1, "y": 2})
     assert len(SyrahSource(path)) == 3
-
-
-def test_every_name_that_the_original_allows(path):
-    names = ["a.b", "", " ", "é", "$x", "a/b", "0", "x" * 200]
-    write(path, [dict.fromkeys(names, np.zeros(1))])
-    assert list(SyrahSource(path)[0]) == names
 
 
 def test_the_file_is_flushed_before_it_is_renamed(path, monkeypatch):

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from dataload import ConfigError, Loader, MemorySource, RangeSource
-from dataload.sources import adapt
 from dataload.sources.adapt import as_source, loadable
 from dataload.testing import check_source
 from dataload.types import StepsAhead
@@ -60,7 +59,7 @@ class IterableDataset:
 
 @pytest.mark.parametrize("kind", [OneByOne, Many])
 def test_any_source_becomes_one_of_dataload(kind):
-    source = as_source(kind())
+    source = as_source(data := kind())
     failed = [each for each in check_source(source, ROWS) if each.status == "failed"]
     assert failed == []
     assert list(source.fields) == ["x", "name"]
@@ -71,33 +70,22 @@ def test_any_source_becomes_one_of_dataload(kind):
     steps = [StepsAhead(0, np.arange(3), np.array([3]), 1)]
     assert source.read_ahead(steps, None, here=True) == ((steps, None, True, 1.0) if kind is Many else None)
     source.close()
-    assert getattr(source._data, "closed", True)
+    assert getattr(data, "closed", True)
 
 
-def test_columns_are_taken():
+def test_columns_and_tables_are_taken():
     with Loader({"x": np.arange(6), "y": list("abcdef")}, batch_size=4) as loader:
         assert [batch["y"] for batch in loader] == [list("abcd"), list("ef")]
-    torch = pytest.importorskip("torch")
-    assert loadable({"x": torch.arange(3)}).read_batch([2])["x"].tolist() == [2]
+    for name, make in (
+        ("torch", lambda torch: {"x": torch.arange(3)}),
+        ("pandas", lambda pandas: pandas.DataFrame({"x": range(3)})),
+        ("polars", lambda polars: polars.DataFrame({"x": range(3)})),
+        ("pyarrow", lambda pa: pa.table({"x": range(3)})),
+        ("pyarrow", lambda pa: pa.record_batch({"x": range(3)})),
+    ):
+        assert loadable(make(pytest.importorskip(name))).read_batch([2])["x"].tolist() == [2]
     with pytest.raises(ConfigError, match="columns differ in length"):
         Loader({"x": [1], "y": [1, 2]}, batch_size=1)
-
-
-def test_tables_are_taken(monkeypatch):
-    taken = []
-    monkeypatch.setattr(adapt, "MemorySource", taken.append)
-    tables = [
-        type(name, (), {"__module__": f"{package}.inner"})()
-        for package, name in [
-            ("pandas", "DataFrame"),
-            ("polars", "DataFrame"),
-            ("pyarrow", "Table"),
-            ("pyarrow", "RecordBatch"),
-        ]
-    ]
-    for table in tables:
-        loadable(table)
-    assert taken == tables
 
 
 @pytest.mark.parametrize("data", [ROWS, ["a text", "another"], np.arange(3), {0: "a", 1: "b"}, RangeSource(3), ()])

@@ -62,61 +62,35 @@ def test_a_slice_of_a_slice_is_the_slice_of_a_list(data):
     assert list(part) == expected
 
 
-def test_a_slice_reads_columns():
+def test_a_slice():
     batch = SOURCE[2:9:2].read_batch([3, 0, -1], fields=["n"])
     assert {name: column.tolist() for name, column in batch.items()} == {"n": [8, 2, 8]}
-
-
-def test_a_slice_is_asked_for_its_own_records_only():
-    with pytest.raises(IndexError, match="index 3 is out of range for 3 records"):
-        SOURCE[2:5][3]
-    with pytest.raises(IndexError, match="index -4 is out of range for 3 records"):
-        SOURCE[2:5].read([0, -4])
-
-
-@given(
-    lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6),
-    start=st.integers(0, 12),
-    stop=st.integers(0, 12),
-)
-def test_shards_of_a_slice_equal_counting(lengths, start, stop):
-    source = ConcatSource([RangeSource(length) for length in lengths])
-    shard_of = [shard for shard, length in enumerate(lengths) for _ in range(length)][start:stop]
-    expected = tuple(shard_of.count(shard) for shard in sorted(set(shard_of))) or (0,)
-    assert source[start:stop].shard_lengths == expected
-
-
-def test_a_slice_that_does_not_run_forwards_is_one_shard():
-    source = ConcatSource([RangeSource(4), RangeSource(4)])
-    assert source[::2].shard_lengths == (4,)
-    assert source[::-1].shard_lengths == (8,)
-
-
-def test_a_slice_passes_on_what_its_source_knows():
-    part = MemorySource({"x": np.zeros((4, 2))})[1:3]
-    assert part.fields == {"x": FieldSpec("float64", (2,))}
-
-
-@pytest.mark.parametrize(
-    ("part", "text"),
-    [(SOURCE[2:5], "Letters()[2:5]"), (SOURCE[::-2], "Letters()[9:-1:-2]"), (SOURCE[1:][:3], "Letters()[1:10][0:3]")],
-)
-def test_a_slice_shows_what_it_is_of(part, text):
-    assert repr(part) == text
-
-
-def test_slices_have_their_own_fingerprints():
+    for index, read in ((3, SOURCE[2:5].__getitem__), (-4, lambda index: SOURCE[2:5].read([0, index]))):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for 3 records"):
+            read(index)
+    for part, text in (
+        (SOURCE[2:5], "Letters()[2:5]"), (SOURCE[::-2], "Letters()[9:-1:-2]"), (SOURCE[1:][:3], "Letters()[1:10][0:3]"),
+    ):  # fmt: skip
+        assert repr(part) == text
     parts = [SOURCE[:], SOURCE[1:], SOURCE[:-1], SOURCE[::2], SOURCE[1:][1:]]
     assert len({part.fingerprint() for part in [*parts, SOURCE]}) == len(parts) + 1
     assert SOURCE[1:5].fingerprint() == Letters()[1:5].fingerprint()
-
-
-def test_closing_a_slice_closes_its_source():
+    assert MemorySource({"x": np.zeros((4, 2))})[1:3].fields == {"x": FieldSpec("float64", (2,))}
     source = Letters()
     with source[2:4]:
         pass
     with pytest.raises(ClosedSourceError):
         source[0]
+
+
+@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6), start=st.integers(0, 12), stop=st.integers(0, 12))
+def test_shards_of_a_slice_equal_counting(lengths, start, stop):
+    source = ConcatSource([RangeSource(length) for length in lengths])
+    shard_of = [shard for shard, length in enumerate(lengths) for _ in range(length)][start:stop]
+    expected = tuple(shard_of.count(shard) for shard in sorted(set(shard_of))) or (0,)
+    assert source[start:stop].shard_lengths == expected
+    for step in (2, -1):  # is one shard
+        assert source[::step].shard_lengths == (len(range(0, len(source), abs(step))),)
 
 
 def test_iteration_reads_in_blocks():
@@ -132,24 +106,14 @@ def test_iteration_reads_in_blocks():
     assert len(asked) < 10
 
 
-def test_read_batch_of_some_fields_in_their_order():
+def test_defaults():
+    assert (SOURCE.fields, SOURCE.shard_lengths) == ({}, (10,))
+    assert SOURCE.__getitems__([-1, 0]) == [RECORDS[9], RECORDS[0]]
     assert list(SOURCE.read_batch([0], fields=["n", "letter"])) == ["n", "letter"]
-
-
-def test_records_without_such_a_field():
     with pytest.raises(ConfigError, match=r"a record has no field 'leter': did you mean 'letter'\? Known: letter, n"):
         SOURCE.read_batch([0], fields=["leter"])
-
-
-def test_records_without_fields():
     with pytest.raises(ConfigError, match="records are bytes, not fields: choose a codec to read fields x, y"):
         select_fields(b"abc", ["x", "y"])
-
-
-def test_defaults():
-    assert SOURCE.fields == {}
-    assert SOURCE.shard_lengths == (10,)
-    assert SOURCE.__getitems__([-1, 0]) == [RECORDS[9], RECORDS[0]]
 
 
 @pytest.mark.parametrize(
@@ -163,10 +127,5 @@ def test_defaults():
     ],
 )
 def test_spec_of_a_value(value, spec, text):
-    assert spec_of(value) == spec
-    assert str(spec) == text
-
-
-def test_spec_with_unknown_extents():
-    assert str(FieldSpec("int64", (None, 3))) == "int64 (?, 3)"
-    assert str(FieldSpec("int64")) == "int64"
+    assert (spec_of(value), str(spec)) == (spec, text)
+    assert (str(FieldSpec("int64", (None, 3))), str(FieldSpec("int64"))) == ("int64 (?, 3)", "int64")

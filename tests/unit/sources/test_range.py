@@ -12,20 +12,13 @@ def test_records_are_the_numbers_of_a_range(numbers):
         assert source.read_batch([-1, 0])["index"].tolist() == [numbers[-1], numbers[0]]
 
 
-def test_no_step():
+def test_a_range_that_no_memory_holds():
+    source = RangeSource(2**62)
+    assert (len(source), source[-1]) == (2**62, {"index": 2**62 - 1})
+    assert repr(source) == "RangeSource(4611686018427387904, start=0, step=1)"
+    assert source.read_batch([0], fields=[]) == {}
+    with pytest.raises(ConfigError, match=r"there is no field 'indx': did you mean 'index'\? Known: index"):
+        source.read_batch([0], fields=["indx"])
     with pytest.raises(ConfigError, match="step must not be 0") as caught:
         RangeSource(5, step=0)
     assert caught.value.key == "step"
-
-
-def test_no_such_field():
-    with pytest.raises(ConfigError, match=r"there is no field 'indx': did you mean 'index'\? Known: index"):
-        RangeSource(5).read_batch([0], fields=["indx"])
-    assert RangeSource(5).read_batch([0], fields=[]) == {}
-
-
-def test_a_range_that_no_memory_holds():
-    source = RangeSource(2**62)
-    assert len(source) == 2**62
-    assert source[-1] == {"index": 2**62 - 1}
-    assert repr(source) == "RangeSource(4611686018427387904, start=0, step=1)"

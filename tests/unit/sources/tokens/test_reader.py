@@ -1,7 +1,6 @@
 """TokenSource: options, documents, damage, and how it is found; tests/properties has the windows themselves."""
 
 import os
-import pickle
 import re
 
 import numpy as np
@@ -21,6 +20,7 @@ from dataload.storage.local import mapped
 from dataload.types import FieldSpec
 
 PAD = 9
+NO_TOKENS = np.zeros(4), np.zeros((2, 2), int), np.zeros(4, ">u2"), np.array(3)
 
 
 def write(path, tokens, dtype="<u2"):
@@ -33,7 +33,7 @@ def write(path, tokens, dtype="<u2"):
     return path
 
 
-@pytest.mark.parametrize("rows", [1, 3, 64, 600])
+@pytest.mark.parametrize("rows", [3, 600])
 @pytest.mark.parametrize("window", [1024, 1025])
 def test_large_batches_of_any_window(tmp_path, rows, window):
     """Windows that are cut in pieces to let other threads run, and those that cannot be."""
@@ -46,7 +46,7 @@ def test_large_batches_of_any_window(tmp_path, rows, window):
             assert (got == [tokens[i * stride : i * stride + window] for i in indices.tolist()]).all()
 
 
-def test_opening_does_not_depend_on_the_size(tmp_path):
+def test_files_of_any_size(tmp_path):
     path = tmp_path / "huge.bin"
     with open(path, "wb") as stream:
         stream.truncate(1 << 36)  # sparse
@@ -55,7 +55,22 @@ def test_opening_does_not_depend_on_the_size(tmp_path):
     source = TokenSource(path, window=8, stride=8)
     assert len(source) == 2**32
     assert source[-1]["tokens"].tolist() == [0, 0, 0, 0, 0, 1, 2, 3]
-    assert len(pickle.dumps(source)) < 1000
+    path = write(tmp_path / "a.bin", range(4))
+    assert (len(TokenSource(path, window=5)), TokenSource(path, window=5).read_batch([])) == (0, {})
+    assert TokenSource([path, path], window=5).sequence_lengths.tolist() == [0, 0]
+    short = TokenSource(path, window=5, ends="pad", pad_token=PAD)[0]
+    assert (short["tokens"].tolist(), short["token_count"]) == ([0, 1, 2, 3, PAD], 4)
+    empty = write(tmp_path / "none.npy", [], "<i8")
+    assert len(TokenSource(empty, window=5, ends="pad")) == 0
+    assert len(TokenSource([write(tmp_path / "a.npy", range(9), "<i4"), empty], window=3)) == 4  # of any dtype
+
+
+def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_documents, "_SCANNED_BYTES", 16)  # 8 tokens
+    tokens = [1] * 7 + [0] + [0] + [2] * 14 + [0, 3]
+    for path in (tmp_path / "a.bin", tmp_path / "a.npy"):
+        found = TokenSource(write(path, tokens), window=1, stride=1, end_token=0, ends="drop").sequence_lengths
+        assert found.tolist() == [8, 1, 15, 1]
 
 
 @pytest.mark.skipif(not can_map(), reason="files are not mapped")
@@ -90,41 +105,13 @@ def test_records_fields_and_places(tmp_path):
         TokenSource(paths[0], window=5).read_batch([0], fields=["token"])
 
 
-def test_a_file_shorter_than_a_window_has_no_records(tmp_path):
-    path = write(tmp_path / "a.bin", range(4))
-    assert len(TokenSource(path, window=5)) == 0
-    assert TokenSource(path, window=5).read_batch([]) == {}
-    assert TokenSource([path, path], window=5).sequence_lengths.tolist() == [0, 0]
-    short = TokenSource(path, window=5, ends="pad", pad_token=PAD)
-    assert short[0]["tokens"].tolist() == [0, 1, 2, 3, PAD]
-    assert short[0]["token_count"] == 4
-    assert len(TokenSource(write(tmp_path / "none.npy", []), window=5, ends="pad")) == 0
-
-
-def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_documents, "_SCANNED_BYTES", 16)  # 8 tokens
-    tokens = [1] * 7 + [0] + [0] + [2] * 14 + [0, 3]
-    for path in (tmp_path / "a.bin", tmp_path / "a.npy"):
-        found = TokenSource(write(path, tokens), window=1, stride=1, end_token=0, ends="drop").sequence_lengths
-        assert found.tolist() == [8, 1, 15, 1]
-
-
 def test_documents_in_a_file_as_one_path_or_a_list(tmp_path):
     path, starts = write(tmp_path / "a.bin", range(9)), tmp_path / "starts.npy"
     np.save(starts, np.array([0, 4, 4]))
-    for documents in (
-        starts,
-        str(starts),
-        [starts],
-        [0, 4, 4],
-        (0, 4, 4, 9),
-        np.array([0, 4, 4], np.uint32),
-        [[0, 4, 4]],
-    ):
+    lists = [0, 4, 4], (0, 4, 4, 9), np.array([0, 4, 4], np.uint32), [[0, 4, 4]]
+    for documents, lengths in (*((each, [2, 0, 2]) for each in (starts, str(starts), [starts], *lists)), ([0], [4])):
         source = TokenSource(path, window=2, stride=2, documents=documents, ends="drop")
-        assert source.sequence_lengths.tolist() == [2, 0, 2], documents
-    one = TokenSource(path, window=2, stride=2, documents=[0], ends="drop")
-    assert one.sequence_lengths.tolist() == [4]
+        assert source.sequence_lengths.tolist() == lengths, documents
     assert len(TokenSource(write(tmp_path / "none.npy", []), window=2, documents=[], ends="drop")) == 0
 
 
@@ -137,19 +124,11 @@ def test_the_fingerprint_is_of_tokens_and_windows_and_not_of_places(tmp_path):
     same = fingerprint(ends="drop", documents=[0, 10])
     assert fingerprint(stride=4) == fingerprint()
     assert fingerprint(ends="drop", documents=starts) == same
-    others = [
-        fingerprint(),
-        fingerprint(window=6),
-        fingerprint(stride=5),
-        fingerprint(tokens=range(1, 51)),
-        fingerprint(dtype="int16"),
-        fingerprint(field="ids"),
-        fingerprint(ends="pad"),
-        fingerprint(ends="pad", pad_token=1),
-        fingerprint(ends="drop", documents=[0, 11]),
-        same,
+    different = [
+        *({}, {"window": 6}, {"stride": 5}, {"tokens": range(1, 51)}, {"dtype": "int16"}, {"field": "ids"}),
+        *({"ends": "pad"}, {"ends": "pad", "pad_token": 1}, {"ends": "drop", "documents": [0, 11]}),
     ]
-    assert len(set(others)) == len(others)
+    assert len({fingerprint(**each) for each in different} | {same}) == len(different) + 1
 
 
 @pytest.mark.parametrize(
@@ -183,68 +162,68 @@ def test_wrong_options(tmp_path, options, match):
         len(TokenSource(path, **{"window": 3, **options}))
 
 
-def test_documents_of_several_files_are_a_list_of_as_many(tmp_path):
-    paths = [write(tmp_path / f"{n}.bin", range(9)) for n in range(2)]
-    for documents in ("starts.npy", [[0]], [[0], [0], [0]]):
-        with pytest.raises(ConfigError, match=r"documents has [13] entries for 2 files: give one for each"):
-            TokenSource(paths, window=3, documents=documents, ends="drop")
-    with pytest.raises(ConfigError, match=r"paths must not name a file twice"):
-        TokenSource([paths[0], paths[0]], window=3, documents=[[0], [0]], ends="drop")
-
-
-def test_files_of_one_source_have_one_dtype(tmp_path):
-    wide, narrow = write(tmp_path / "a.npy", range(9), "<i4"), write(tmp_path / "b.bin", range(9))
-    with pytest.raises(ConfigError, match=r"a\.npy contains int32 tokens, .*b\.bin contains uint16 .* one dtype"):
-        len(TokenSource([wide, narrow], window=3))
-    assert len(TokenSource([wide, write(tmp_path / "none.npy", [], "<i8")], window=3)) == 4
-
-
-def test_damaged_files(tmp_path):
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"")
-    with pytest.raises(CorruptFileError, match=r"a\.bin: the file is empty"):
-        len(TokenSource(path, window=2))
-    path.write_bytes(b"12345")
-    with pytest.raises(CorruptFileError, match=r"byte 4: 5 bytes are not a whole number of uint16 tokens"):
-        len(TokenSource(path, window=2))
-    path = write(tmp_path / "a.npy", range(9))
-    data = path.read_bytes()
-    path.write_bytes(data[:-2])
-    with pytest.raises(CorruptFileError, match=r"9 tokens of uint16 have 18 bytes, found 16"):
-        len(TokenSource(path, window=2))
-    path.write_bytes(bytes(len(data)))
-    with pytest.raises(CorruptFileError, match=r"a\.npy, byte 0: a \.npy file must start with"):
-        len(TokenSource(path, window=2))
-    with pytest.raises(SourceNotFoundError, match=r"there is no .*gone\.bin"):
-        len(TokenSource(tmp_path / "gone.bin", window=2))
-
-
-@pytest.mark.parametrize("array", [np.zeros(4), np.zeros((2, 2), int), np.zeros(4, ">u2"), np.array(3)])
-def test_arrays_that_are_no_tokens(tmp_path, array):
-    np.save(tmp_path / "a.npy", array)
-    found = re.escape(f"holds {array.dtype.str} {array.shape}, not little-endian integers in one dimension")
-    with pytest.raises(UnsupportedFormatError, match=found):
-        len(TokenSource(tmp_path / "a.npy", window=2))
-
-
-def test_damaged_files_of_starts(tmp_path):
-    path, starts = write(tmp_path / "a.bin", range(9)), tmp_path / "starts.npy"
-    source = TokenSource(path, window=2, documents=starts, ends="drop")
-    with pytest.raises(SourceNotFoundError, match=r"there is no .*starts\.npy"):
-        len(source)
-    starts.write_bytes(b"no array")
-    with pytest.raises(CorruptFileError, match=r"starts\.npy: a \.npy file must start with"):
-        len(source)
-    np.save(starts, [0, 5, 4])
-    with pytest.raises(CorruptFileError, match=r"starts\.npy: documents of a\.bin: expected rising starts"):
-        len(source)
+@pytest.mark.parametrize(
+    ("files", "options", "error", "match"),
+    [
+        (["a.bin", "b.bin"], {"documents": "starts.npy"}, ConfigError, "documents has 1 entries for 2 files: give one"),
+        (
+            ["a.bin", "b.bin"],
+            {"documents": [[0]]},
+            ConfigError,
+            "documents has 1 entries for 2 files: give one for each",
+        ),
+        (
+            ["a.bin", "b.bin"],
+            {"documents": [[0]] * 3},
+            ConfigError,
+            "documents has 3 entries for 2 files: give one for",
+        ),
+        (["a.bin", "a.bin"], {"documents": [[0], [0]]}, ConfigError, "paths must not name a file twice"),
+        (["w.npy", "b.bin"], {}, ConfigError, r"w\.npy contains int32 tokens, .*b\.bin contains uint16 .* one dtype"),
+        (["empty.bin"], {}, CorruptFileError, r"empty\.bin: the file is empty"),
+        (["odd.bin"], {}, CorruptFileError, "byte 4: 5 bytes are not a whole number of uint16 tokens"),
+        (["cut.npy"], {}, CorruptFileError, "9 tokens of uint16 have 18 bytes, found 16"),
+        (["zeros.npy"], {}, CorruptFileError, r"zeros\.npy, byte 0: a \.npy file must start with"),
+        (["gone.bin"], {}, SourceNotFoundError, r"there is no .*gone\.bin"),
+        (["a.bin"], {"documents": "gone.npy"}, SourceNotFoundError, r"there is no .*gone\.npy"),
+        (["a.bin"], {"documents": "odd.bin"}, CorruptFileError, r"odd\.bin: a \.npy file must start with"),
+        (
+            ["a.bin"],
+            {"documents": "falling.npy"},
+            CorruptFileError,
+            r"falling\.npy: documents of a\.bin: expected rising",
+        ),
+        *(
+            (
+                [f"{n}.npy"],
+                {},
+                UnsupportedFormatError,
+                re.escape(f"holds {each.dtype.str} {each.shape}, not little-end"),
+            )
+            for n, each in enumerate(NO_TOKENS)
+        ),
+    ],
+)
+def test_files_that_do_not_fit(tmp_path, monkeypatch, files, options, error, match):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.bin", "b.bin", "a.npy"):
+        write(tmp_path / name, range(9))
+    write(tmp_path / "w.npy", range(9), "<i4")
+    data = (tmp_path / "a.npy").read_bytes()
+    damaged = {"empty.bin": b"", "odd.bin": b"12345", "cut.npy": data[:-2], "zeros.npy": bytes(len(data))}
+    for name, content in damaged.items():
+        (tmp_path / name).write_bytes(content)
+    np.save("falling.npy", [0, 5, 4])
+    for n, each in enumerate(NO_TOKENS):
+        np.save(f"{n}.npy", each)
+    with pytest.raises(error, match=match):
+        len(TokenSource([tmp_path / name for name in files], window=3, ends="drop", **options))
 
 
 def test_a_file_that_shrinks_is_an_error_and_no_crash(tmp_path):
-    path = write(tmp_path / "a.bin", range(9000))
-    source = TokenSource(path, window=5)
+    source = TokenSource(write(tmp_path / "a.bin", range(9000)), window=5)
     assert len(source) == 2249
-    os.truncate(path, 100)
+    os.truncate(tmp_path / "a.bin", 100)
     with pytest.raises(CorruptFileError, match=r"had 18000 bytes when it was opened and has 100 now"):
         source.read_batch([2000])
 

@@ -2,7 +2,6 @@
 
 import json
 import re
-import time
 
 import pytest
 
@@ -228,19 +227,8 @@ def test_parts_that_disagree(other, message):
         merge_manifests([Manifest((entry(SHARDS[:1]),)), Manifest((other,))])
 
 
-def test_10_000_shards_are_fast():
-    shards = [
-        ShardEntry(f"train-{i:05d}.array_record", i, 10**8 + i, f'"{i:032x}"', f"{i:064x}") for i in range(10_000)
-    ]
+def test_10_000_shards_take_few_bytes():
+    shards = [ShardEntry(f"train-{i:05d}.tar", i, 10**8 + i, f'"{i:032x}"', f"{i:064x}") for i in range(10_000)]
     data = Manifest((entry(shards),)).to_bytes()
-    assert len(data) < 1_600_000
-
-    def seconds(run):
-        begun = time.process_time()
-        run()
-        return time.process_time() - begun
-
-    # Of the limit of 20 ms, json takes a quarter; a ratio holds on a busy machine as well.
-    parse = min(seconds(lambda: Manifest.parse(data, "m")) for _ in range(7))
-    plain = min(seconds(lambda: json.loads(data)) for _ in range(7))
-    assert parse < 6 * plain
+    assert len(data) < 1_500_000
+    assert Manifest.parse(data, "m").data_sets[0].shards == tuple(shards)

@@ -10,14 +10,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-import dataload
 from dataload.cli.app import app
 from dataload.codecs.codec import resolve_codec
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError, MissingDependencyError
 from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.array_record.reader import ArrayRecordSource
-from dataload.sources.array_record.riegeli import parse_chunks
 from dataload.storage.core import can_map
 from dataload.storage.local import mapped
 
@@ -230,48 +228,3 @@ def test_hashes_are_compared_if_asked(tmp_path, alike, byte, part, of_package, r
     ):
         done = CliRunner().invoke(app, ["verify", f"array_record:{verified}"])
         assert (done.exit_code, shown in done.stdout) == (code, True)
-
-
-@pytest.fixture(scope="module")
-def structure(tmp_path_factory):
-    """A file, its records, the bytes around the heads of its chunks, and where its footer starts."""
-    rng = np.random.default_rng(2)
-    wanted = [rng.bytes(size) for size in (0, 3, 200, 65_300, 70_000, 5, 131_000, 0, 90)]
-    path = write(tmp_path_factory.mktemp("structure") / "x", wanted)
-    data = Path(path).read_bytes()
-    edges = parse_chunks(lambda at, size: data[at : at + size], len(data)).edges.tolist()
-    return path, wanted, sorted({at for edge in edges for at in range(edge, edge + 260)}), edges[-1]
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_mutated_file_gives_an_error_or_what_it_holds(tmp_path, structure, data):
-    """Never another record's bytes: a record equals the original but for the bytes that were changed in it."""
-    path, wanted, interesting, footer = structure
-    with open(path, "rb") as stream:
-        content = bytearray(stream.read())
-    postscript = range(len(content) - BLOCK, len(content) - BLOCK + 110)
-    blocks = [block + at for block in range(0, len(content), BLOCK) for at in range(24)]
-    places = st.one_of(
-        st.sampled_from(interesting), st.sampled_from(postscript), st.sampled_from(blocks), st.integers(0, footer)
-    )
-    changes = data.draw(st.lists(st.tuples(places, st.integers(1, 255)), min_size=1, max_size=3))
-    for at, mask in changes:
-        content[at] ^= mask
-    mutated = tmp_path / "mutated"
-    mutated.write_bytes(content[: data.draw(st.sampled_from([None, None, None, len(content) - BLOCK, BLOCK, 70_001]))])
-    try:
-        source = ArrayRecordSource(mutated)
-        count = len(source)
-    except (CorruptFileError, dataload.UnsupportedFormatError):
-        return
-    with source:
-        assert count == len(wanted)
-        for index, record in enumerate(wanted):
-            try:
-                found = source[index]
-            except CorruptFileError:
-                continue
-            assert len(found) == len(record)
-            differing = np.frombuffer(found, np.uint8) != np.frombuffer(record, np.uint8)
-            assert differing.sum() <= len(changes)

@@ -182,17 +182,3 @@ def test_footers_that_no_writer_writes(made, options):
         last = simple_chunk([message(options["footer"], MAGIC)] * 3)
         data[LAST + 24 : LAST + 24 + len(last)] = last
     assert parsed(data) is None
-
-
-@given(
-    noise=st.lists(st.tuples(st.integers(0, 2 * BLOCK_SIZE - 1), st.integers(0, 255)), max_size=30), near=st.booleans()
-)
-def test_noise_makes_a_table_within_the_file_or_none(noise, near):
-    data = bytearray(file_of([message(64, 100, 1), message(207, 749, 1)]))
-    for at, value in noise:
-        data[(1000 + at % 120) if near else (LAST + at % 150)] = value
-    chunks = parsed(data)
-    if chunks is not None:
-        assert chunks.edges.min() >= 0
-        assert chunks.edges.max() <= LAST
-        assert (np.diff(chunks.edges) > 42).all()

@@ -1,8 +1,6 @@
-"""Damaged and hostile files: an error of dataload or an answer, never a crash."""
+"""Files that no LMDB wrote, and all pages of those that it did; tests/fuzz has random changes."""
 
-import random
 import struct
-from collections import Counter
 
 import lmdb
 import numpy as np
@@ -12,14 +10,13 @@ from typer.testing import CliRunner
 
 from dataload.cli.app import app
 from dataload.codecs.tensorprotos import encode
-from dataload.errors import CorruptFileError, DataloadError
+from dataload.errors import CorruptFileError
 from dataload.sources.lmdb.file import open_file, read_info
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.tree import read_tree, subdatabases
 
 PAGE = 4096
-MUTANTS = 50  # of each file
 
 
 def small(n):
@@ -50,67 +47,6 @@ def make(path, name, key, value, version, count=300):
                 for n in range(start, start + count // 2):
                     txn.put(key % n, value(n))
     return (path / "data.mdb").read_bytes()
-
-
-def places(data, header):
-    """Where a change is likely to matter: headers, positions of nodes, and nodes."""
-    found = []
-    for start in range(0, len(data), PAGE):
-        if start < 2 * PAGE:
-            found += range(start + header, start + header + 140)
-            continue
-        found += range(start + header - 6, start + header + 8)
-        base = header if header == 24 else 0
-        for node in struct.unpack_from("=4H", data, start + header):
-            found += range(start + min(node + base, PAGE - 8), start + min(node + base + 8, PAGE))
-    return found
-
-
-def mutate(rng, data, where):
-    changed = bytearray(data)
-    for _ in range(rng.randrange(1, 4)):
-        place = rng.choice(where) if rng.random() < 0.9 else rng.randrange(len(data) - 8)
-        kind = rng.randrange(4)
-        if kind == 0:
-            changed[place] = rng.randrange(256)
-        elif kind == 1:
-            changed[place] ^= 1 << rng.randrange(8)
-        elif kind == 2:
-            struct.pack_into("=H", changed, place, rng.choice([0, 1, 2, 8, 15, 16, 24, 4095, 4096, 65535]))
-        else:
-            struct.pack_into("=Q", changed, place, rng.choice([0, 1, 2, len(data) // PAGE, 2**32, 2**63, 2**64 - 1]))
-    return changed
-
-
-def read_all(kind, path, **options):
-    with kind(path, **options) as source:
-        indices = range(min(len(source), 400))
-        together = source.read(indices)
-        assert [str(source[index]) for index in indices[::40]] == [str(record) for record in together[::40]]
-        keys = [source.locate(index).key for index in indices[::40]]
-        assert None not in keys
-        source.read_batch(indices[:20])
-
-
-@pytest.mark.parametrize("version", list(lib_versions()))
-@pytest.mark.parametrize("name", FILES)
-def test_mutants(tmp_path, name, version):
-    kind, subdatabase, key, value = FILES[name]
-    data = make(tmp_path / "e", subdatabase, key, value, version)
-    options = {"subdatabase": "named"} if subdatabase == b"named" else {}
-    where = places(data, 24 if version else 16)
-    rng, outcomes = random.Random(f"{name} {version}"), Counter()
-    path = tmp_path / "data.mdb"
-    for _ in range(MUTANTS):
-        path.write_bytes(mutate(rng, data, where))
-        try:
-            read_all(kind, path, **options)
-        except DataloadError as error:
-            outcomes[type(error).__name__] += 1
-        else:
-            outcomes["read"] += 1
-    assert sum(outcomes.values()) == MUTANTS
-    assert min(outcomes["read"], outcomes["CorruptFileError"]) > MUTANTS / 20, outcomes
 
 
 def deep(levels, entries, wide=1):

@@ -1,8 +1,5 @@
 """Files that lmdb writes to while they are read: old records or an error, never a mixture."""
 
-import subprocess
-import sys
-
 import lmdb
 import numpy as np
 import pytest
@@ -160,44 +157,3 @@ def test_a_file_that_grows_while_it_is_opened(kind, writer, monkeypatch):
     with kind(writer.path) as source:
         assert stored(source, [3]) == writer.expected([3], 5)
     assert len(sizes) == 2
-
-
-_WRITE = """
-import sys, lmdb
-with lmdb.open(sys.argv[1], map_size=1 << 26, max_dbs=1, sync=False) as environment:
-    print(flush=True)
-    commit = 0
-    while True:
-        commit += 1
-        with environment.begin(write=True) as txn:
-            for number in range(60):
-                txn.put(b"%d" % number, b"%d " % commit * (number * 40))
-            if commit % 3 == 0:
-                txn.delete(b"%d" % (commit % 60))
-"""
-
-
-def test_a_writer_that_never_rests(tmp_path):
-    """Every record that is returned belongs to one transaction."""
-    process = subprocess.Popen([sys.executable, "-c", _WRITE, tmp_path / "e"], stdout=subprocess.PIPE)
-    try:
-        process.stdout.readline()
-        reads, refusals = 0, []
-        for _ in range(50):
-            try:
-                with LMDBSource(tmp_path / "e", cache=False) as source:
-                    records = source.read(range(len(source)))
-            except SourceError as error:
-                refusals.append(str(error))
-                continue
-            reads += 1
-            commits = {record.split()[0] for record in records if record}
-            if len(records):
-                assert len(commits) == 1
-            assert len(records) in (0, 59, 60)
-        assert reads + len(refusals) == 50
-        assert all("written to" in refusal for refusal in refusals)
-    finally:
-        process.kill()
-        process.wait()
-        process.stdout.close()

@@ -11,19 +11,11 @@ import simplejpeg
 from made_files import image, pack
 
 from dataload import CorruptFileError, Loader
-from dataload._util import decoding as decoding_module
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
-from dataload.executors import WorkerStatus
-from dataload.loader import fetch as fetch_module
-from dataload.loader.fetch import Fetcher
-from dataload.loader.recorder import Recorder
-from dataload.loader.step import StepRange, StepWork
-from dataload.samplers import BatchSampler, Sequential
 from dataload.sources.tar import shard
 from dataload.sources.tar.reader import TarSource
 from dataload.testing.compare import difference
-from dataload.transforms import compose
 from dataload.types import FieldSpec
 
 COUNT = 6
@@ -66,35 +58,6 @@ def test_sizes_that_differ_and_damage(tmp_path, options):
         source.read_batch([0, 1])
     with pytest.raises(CorruptFileError, match=r"record 2: field 'jpg' of 'c': a JPEG image cannot be decoded"):
         source.read_batch([0, 2])
-
-
-@pytest.mark.parametrize(
-    "options", [{"decode": "auto"}, {"decode": {"jpg": lambda data: simplejpeg.decode_jpeg(data)}}]
-)
-@pytest.mark.parametrize("transform", [None, dict])
-def test_images_in_memory_are_limited_by_decoding(path, options, transform, monkeypatch):
-    now = [0.0]
-    for module in (fetch_module, decoding_module):
-        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
-
-    def slow(data, *arguments, **settings):
-        now[0] += 1
-        return decode(data, *arguments, **settings)
-
-    decode = simplejpeg.decode_jpeg
-    monkeypatch.setattr(simplejpeg, "decode_jpeg", slow)
-    source = TarSource(path, fields=["jpg"], **options)
-    settings = {"fields": None, "collate": default_collate, "batch_transform": None, "seed": 0}
-    fetch = Fetcher(source=source, transform=compose(transform), **settings)
-    work = StepWork(fetch, BatchSampler(sampler=Sequential(COUNT), batch_size=2))
-    made = Recorder(clock=lambda: now[0], cpu_clock=lambda: now[0])
-    made.resume()
-    for step in range(3):
-        made.begin_wait()
-        (loaded,) = work(StepRange(0, 0, step, step + 1), WorkerStatus()).loaded
-        assert loaded.spans[:2] == [("read", 2 * step, 2 * step), ("decode", 2 * step, 2 * step + 2)]
-        made.end_wait(loaded)
-    assert made.snapshot(0).verdict.startswith("limit: decode (100% of the work); the consumer waits 100% of the time")
 
 
 @pytest.mark.parametrize("executor", ["threads", "processes"])

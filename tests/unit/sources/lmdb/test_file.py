@@ -134,10 +134,7 @@ PAGES = [
     (lambda d: patch(d, first_node(d) + 6, "=H", 60000), r"page \d+ has an entry that exceeds it"),
     (lambda d: patch(d, first_branch(d), "=HHH", 0, 0, 0), "points outside the file"),
     (lambda d: patch(d, first_branch(d), "=HHH", 1, 2, 3), "points outside the file"),
-    (
-        lambda d: patch(d, first_branch(d), "=HHH", root_of(d) // 4096, 0, 0),
-        "a page occurs twice in the tree of the ma",
-    ),
+    (lambda d: patch(d, first_branch(d), "=HHH", root_of(d) // 4096, 0, 0), "a page occurs twice in the tree of the m"),
     (lambda d: patch(d, first_node(d) + 8 + 3 + 40, "=Q", 2**50), "the sub-database b'db0' claims 20 records"),
 ]
 MACHINES = [

@@ -53,22 +53,20 @@ def test_sub_databases_in_the_order_of_their_numbers(tmp_path):
 
 
 def test_fields(tmp_path):
-    path = make(tmp_path / "t", [records(20)])
+    path = make(tmp_path / "t", [records(2), records(2)])
     with TorchRecordSource(path) as source:
-        assert {name: str(spec) for name, spec in source.fields.items()} == {
-            "x": "float32 (2, 3)",
-            "y": "int64 ()",
-            "s": "str ()",
-        }
-        assert list(source.read_batch(range(10), fields=["s", "x"])) == ["s", "x"]
-        with pytest.raises(ConfigError, match="has no field 'z'"):
-            source.read_batch(range(10), fields=["z"])
-    with TorchRecordSource(path, fields=["y"]) as source:
-        assert list(source.fields) == ["y"]
-        assert source.read([1, 2, 3, 4, 5])[0] == source[1] == {"y": 1}
-        assert repr(source).endswith("t', 1 fields)")
-    with pytest.raises(ConfigError, match="has no field 'label': "):
-        len(TorchRecordSource(path, fields=["label"]))
+        specs = {name: str(spec) for name, spec in source.fields.items()}
+        assert specs == {"x": "float32 (2, 3)", "y": "int64 ()", "s": "str ()"}
+    with TorchRecordSource(path, fields=["y"], db_num=2) as source:
+        assert source.read([1, 2, 3])[0] == source[1] == {"y": 1}
+        assert repr(source).endswith("t', 1 fields, db_num=2)")
+    for options, key, message in (
+        ({"fields": ["label"]}, "fields", "has no field 'label': "),
+        ({"db_num": 3}, "db_num", "has 2 sub-databases, but db_num is 3"),
+    ):
+        with pytest.raises(ConfigError, match=message) as caught:
+            len(TorchRecordSource(path, **options))
+        assert caught.value.key == key
 
 
 def test_records_of_different_fields(tmp_path):
@@ -82,32 +80,14 @@ def test_records_of_different_fields(tmp_path):
             source.read_batch(range(12), fields=["a"])
 
 
-def test_a_number_of_sub_databases_that_is_expected(tmp_path):
-    path = make(tmp_path / "t", [records(2), records(2)])
-    assert len(TorchRecordSource(path, db_num=2)) == 4
-    with pytest.raises(ConfigError, match="has 2 sub-databases, but db_num is 3") as caught:
-        len(TorchRecordSource(path, db_num=3))
-    assert caught.value.key == "db_num"
-
-
 SHORT = "the first key of sub-database db0 is b'{}'; its {} records should have decimal keys, padded"
 
 
 @pytest.mark.parametrize(
     ("parts", "made", "error", "message"),
     [
-        (
-            [[b"no database"]],
-            {"names": [b"db00"]},
-            UnsupportedFormatError,
-            "without a sub-database db0, .* format='lmdb'",
-        ),
-        (
-            [records(3)] * 3,
-            {"names": [b"db0", b"db1", b"db4"]},
-            CorruptFileError,
-            "db2 is missing; the last one is db4",
-        ),
+        ([[b"no database"]], {"names": [b"db00"]}, UnsupportedFormatError, "without a sub-database db0, .* format='lm"),
+        ([records(3)] * 3, {"names": [b"db0", b"db1", b"db4"]}, CorruptFileError, "db2 is missing; the last one is db"),
         ([records(3)], {"dupsort": True}, CorruptFileError, "keys of the sub-database db0 may have several values"),
         ([records(12)], {"width": 1}, CorruptFileError, SHORT.format("0", 12)),
         ([records(101)], {"width": 2}, CorruptFileError, SHORT.format("00", 101)),
@@ -136,11 +116,7 @@ def test_other_keys_and_databases(tmp_path):
     ("parts", "missing", "message"),
     [
         ([records(5), records(30)], b"07", "key '07' of sub-database db1 is missing, which has 29 records"),
-        (
-            [records(5), [*records(7), b"\x0f", *records(9)]],
-            None,
-            "key 07 of sub-database db1: invalid TensorProtos: wi",
-        ),
+        ([records(5), [*records(7), b"\x0f", *records(9)]], None, "key 07 of sub-database db1: invalid TensorProtos:"),
         ([[], [b"\x0f"] * 13], None, "key 12 of sub-database db1: invalid TensorProtos: wire type 7 at byte 0"),
     ],
 )

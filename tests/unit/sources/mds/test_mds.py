@@ -72,11 +72,7 @@ def test_a_damaged_index(data, match):
         ("list[png]", struct.pack("<2I", 0, 1 << 30), "a list of 1073741824 elements has 8 bytes"),
         ("jpeg_array", struct.pack("<2I", 1, 9) + b"ab", "elements of a list end at byte 17, and the list at byte 10"),
         ("jpeg_array", struct.pack("<3I", 2, 0, 0), "a list of 2 elements takes 1,024 bytes of memory"),
-        (
-            "pil",
-            struct.pack("<3I", 1, 1, 4) + b"CMYK1234",
-            "a PIL image of mode 'CMYK'; supported are L, RGB, RGBA, RGBX",
-        ),
+        ("pil", struct.pack("<3I", 1, 1, 4) + b"CMYK1234", "a PIL image of mode 'CMYK'; supported are L, RGB, RGBA, R"),
         ("pkl", b"", "a pickle cannot be loaded: EOFError"),
     ],
 )

@@ -50,19 +50,6 @@ def test_webdataset_reads_it(path):
     assert np.load(io.BytesIO(samples[1]["npy"])).tolist() == [0, 1, 2]
 
 
-def test_we_read_what_webdataset_writes(path):
-    import webdataset as wds
-
-    with wds.TarWriter(str(path)) as sink:
-        for i in range(5):
-            sink.write({"__key__": f"s{i}", "cls": i, "x.npy": np.arange(i), "json": {"i": i}})
-    assert write_index(path) == 5
-    for index in (None, False):
-        record = TarSource(path, decode="auto", index=index)[3]
-        assert record.pop("x").tolist() == [0, 1, 2]
-        assert record == {"__key__": "s3", "cls": 3, "json": {"i": 3}}
-
-
 def test_keys_by_function(path):
     write(path, {"name": "b", "x": b"1"}, {"name": "a", "x": b"2"}, key=lambda i, record: f"{record['name']}{i}")
     assert [name for name, _ in listing(path)] == ["b0.name.txt", "b0.x", "a1.name.txt", "a1.x"]

@@ -1,3 +1,5 @@
+"""The base of sources, slices, concatenations and ranges."""
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -129,3 +131,48 @@ def test_defaults():
 def test_spec_of_a_value(value, spec, text):
     assert (spec_of(value), str(spec)) == (spec, text)
     assert (str(FieldSpec("int64", (None, 3))), str(FieldSpec("int64"))) == ("int64 (?, 3)", "int64")
+
+
+def test_parts_in_turn_of_any_format():
+    source = ConcatSource([RangeSource(2), RangeSource(0), RangeSource(13, start=10)[::-1]])
+    assert [record["index"] for record in source] == [0, 1, 12, 11, 10]
+    assert (len(source.sources), repr(source)) == (3, "ConcatSource(3 sources)")
+    source = ConcatSource([RangeSource(2), MemorySource({"index": np.array([7, 8])}), MemorySource([{"index": 9}])])
+    assert [int(record["index"]) for record in source] == [0, 1, 7, 8, 9]
+    assert source.read_batch([4, 0, 2])["index"].tolist() == [9, 0, 7]
+    assert source.shard_lengths == (2, 2, 1)
+    assert source.fields == RangeSource(1).fields
+
+
+def test_parts_with_other_fields_are_refused_when_one_batch_needs_both():
+    source = ConcatSource([MemorySource([{"x": 1}]), MemorySource([{"y": 1}])])
+    assert source.read_batch([1])["y"].tolist() == [1]
+    with pytest.raises(ConfigError, match=r"rows 1 and 0 have different fields \(x, y only in one\)"):
+        source.read_batch([1, 0])
+
+
+def test_fingerprint_is_of_the_parts_in_order():
+    one, two = RangeSource(3), RangeSource(4)
+    assert ConcatSource([one, two]).fingerprint() == ConcatSource([RangeSource(3), RangeSource(4)]).fingerprint()
+    assert ConcatSource([one, two]).fingerprint() != ConcatSource([two, one]).fingerprint()
+    assert ConcatSource([one]).fingerprint() != one.fingerprint()
+
+
+@pytest.mark.parametrize("numbers", [range(5), range(3, 9), range(3, 20, 4), range(9, 0, -2), range(0)])
+def test_records_are_the_numbers_of_a_range(numbers):
+    source = RangeSource(numbers.stop, start=numbers.start, step=numbers.step)
+    assert list(source) == [{"index": number} for number in numbers]
+    if numbers:
+        assert source.read_batch([-1, 0])["index"].tolist() == [numbers[-1], numbers[0]]
+
+
+def test_a_range_that_no_memory_holds():
+    source = RangeSource(2**62)
+    assert (len(source), source[-1]) == (2**62, {"index": 2**62 - 1})
+    assert repr(source) == "RangeSource(4611686018427387904, start=0, step=1)"
+    assert source.read_batch([0], fields=[]) == {}
+    with pytest.raises(ConfigError, match=r"there is no field 'indx': did you mean 'index'\? Known: index"):
+        source.read_batch([0], fields=["indx"])
+    with pytest.raises(ConfigError, match="step must not be 0") as caught:
+        RangeSource(5, step=0)
+    assert caught.value.key == "step"

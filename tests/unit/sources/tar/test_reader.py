@@ -290,11 +290,17 @@ class TestDecode:
         with pytest.raises(UnsupportedFormatError, match="field 'tiff' of 'c': a TIFF image of mode 'F'"):
             TarSource(path, decode="auto").read([2])
 
-    def test_an_error_of_a_function_stays_what_it_is(self, path):
-        source = TarSource(pack(path, {"a.x": b"1"}), decode={"x": lambda data: {}[data]})
-        with pytest.raises(KeyError) as caught:
-            source.read([0])
-        assert caught.value.__notes__ == [f"while decoding field 'x' of 'a' at byte 512 of {path}"]
+    @pytest.mark.parametrize("error", [KeyError, CorruptFileError])
+    def test_an_error_of_a_function_stays_what_it_is(self, path, error):
+        def fail(data):
+            raise error("mine")
+
+        source = TarSource(pack(path, {"a.x": b"1"}), decode={"x": fail})
+        for read in (source.read, source.read_batch):
+            with pytest.raises(error) as caught:
+                read([0])
+            assert type(caught.value) is error
+            assert caught.value.__notes__ == [f"while decoding field 'x' of 'a' at byte 512 of {path}"]
 
     def test_arrays_alike_come_as_one(self, path):
         arrays = [np.arange(6, dtype=np.float32).reshape(2, 3) + i for i in range(10)]

@@ -8,6 +8,7 @@ import pytest
 import simplejpeg
 from made_files import image, npy
 
+from dataload import Loader
 from dataload.errors import (
     ConfigError,
     CorruptFileError,
@@ -301,6 +302,12 @@ class TestDecode:
                 read([0])
             assert type(caught.value) is error
             assert caught.value.__notes__ == [f"while decoding field 'x' of 'a' at byte 512 of {path}"]
+
+    def test_a_record_that_a_function_of_c_refuses_is_a_bad_record(self, path):
+        source = TarSource(pack(path, {"a.x": b"1", "b.x": b"one", "c.x": b"3"}), decode={"x": float}, fields=["x"])
+        with Loader(source, batch_size=1, on_error="skip", epochs=1) as loader:
+            assert [batch["x"].tolist() for batch in loader] == [[1], [], [3]]
+            assert loader.statistics().bad == 1
 
     def test_arrays_alike_come_as_one(self, path):
         arrays = [np.arange(6, dtype=np.float32).reshape(2, 3) + i for i in range(10)]

@@ -63,10 +63,10 @@ def test_sizes_that_differ_and_damage(tmp_path, options):
         source.read_batch([0, 2])
 
 
-@pytest.mark.parametrize("executor", ["threads", "processes"])
-def test_workers_report_decoding_too(path, executor):
+@pytest.mark.parametrize("settings", [{}, {"executor": "processes", "start_method": "fork"}])
+def test_workers_report_decoding_too(path, settings):
     source = TarSource(path, fields=["jpg"], decode="auto")
-    with Loader(source, batch_size=2, num_workers=1, executor=executor) as loader:
+    with Loader(source, batch_size=2, num_workers=1, **settings) as loader:
         assert len(list(loader)) == 3
         stages = loader.statistics().stages
     assert {name: stage.runs for name, stage in stages.items()} == {"read": 3, "decode": 3}

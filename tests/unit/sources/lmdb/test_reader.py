@@ -2,25 +2,16 @@ import json
 import struct
 import sys
 
-import lmdb
 import numpy as np
 import pytest
+from lmdb_files import make
 from made_files import change
+from refusals import refuses
 
 from dataload.codecs.tensorprotos import encode
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.writer import LMDBWriter
-
-
-def make(path, items, *, subdatabase=None, **flags):
-    """An environment written by lmdb itself: key -> value, in any order."""
-    with lmdb.open(str(path), map_size=1 << 26, max_dbs=4, lock=False) as environment:
-        handle = environment.open_db(subdatabase, **flags)
-        with environment.begin(write=True, db=handle) as txn:
-            for key, value in items:
-                txn.put(key, value)
-    return path
 
 
 def model(items):
@@ -34,43 +25,29 @@ def numbers(count, width=0, start=0, step=1):
     return [(b"%0*d" % (width, n), b"value %d" % n) for n in range(start, start + count * step, step)]
 
 
-KEYS = {
-    "none": [],
-    "one": numbers(1),
-    "one padded": numbers(1, 8),
-    "ten": numbers(10),
-    "unpadded": numbers(1234),
-    "unpadded, 10": numbers(10),
-    "unpadded, 11": numbers(11),
-    "unpadded, 100": numbers(100),
-    "unpadded, 1000": numbers(1000),
-    "padded": numbers(1234, 8),
-    "padded to 4": numbers(1234, 4),
-    "from 1": numbers(1000, 6, start=1),
-    "from 1, unpadded": numbers(1000, start=1),
-    "every third": numbers(500, 9, step=3),
-    "every third, unpadded": numbers(500, step=3),
-    "a gap in the middle": numbers(10, 3)[:5] + numbers(10, 3)[6:],
-    "as many as the last says, but others": [*numbers(6, 2)[:2], *numbers(1, 3, start=7), *numbers(6, 2)[4:]],
-    "several widths": [*numbers(20, 2), *numbers(20, 3), *numbers(20, 7)],
-    "18 digits": numbers(20, start=10**18 - 20),
-    "19 digits": numbers(20, 19),
-    "names": [(b"image-%09d" % n, b"%d" % n) for n in range(700)],
-    "names of 16 bytes": [(b"%015dx" % (n * 7919), b"%d" % n) for n in range(700)],
-    "hashes": [(b"%064x" % (n * 7919**9), b"%d" % n) for n in range(700)],
-    "511 bytes": [(b"%0511x" % n, b"%d" % n) for n in range(50)],
-    "of any length": [(b"k" * (n % 90 + 1) + b"%d" % n, b"%d" % n) for n in range(700)],
-    "short, of any length": [(b"k%d" % n, b"%d" % n) for n in range(700)],
-    "ending in zero bytes": [(b"k" + bytes(n), b"%d" % n) for n in range(9)],
-    "two bytes, all": [(struct.pack(">H", n), b"%d" % n) for n in range(0, 3000, 2)],
-}
+DECIMAL = [
+    *([], numbers(1), numbers(1, 8), numbers(20, 19), numbers(500, 9, step=3), numbers(500, step=3)),
+    *(numbers(count) for count in (10, 11, 100, 1000, 1234)),
+    *(numbers(1234, width) for width in (4, 8)),
+    *(numbers(1000, width, start=1) for width in (0, 6)),
+    numbers(10, 3)[:5] + numbers(10, 3)[6:],
+    [*numbers(6, 2)[:2], *numbers(1, 3, start=7), *numbers(6, 2)[4:]],  # as many as the last says
+    [*numbers(20, 2), *numbers(20, 3), *numbers(20, 7)],
+    numbers(20, start=10**18 - 20),
+]
+NAMES = [
+    *([(key % n, b"%d" % n) for n in range(700)] for key in (b"image-%09d", b"%015dx", b"k%d", b"%0511x")),
+    [(b"%064x" % (n * 7919**9), b"%d" % n) for n in range(700)],
+    [(b"k" * (n % 90 + 1) + b"%d" % n, b"%d" % n) for n in range(700)],
+    [(b"k" + bytes(n), b"%d" % n) for n in range(9)],
+    [(struct.pack(">H", n), b"%d" % n) for n in range(0, 3000, 2)],
+]
 
 
-@pytest.mark.parametrize("name", KEYS)
-def test_order_of_keys(tmp_path, name):
-    items = KEYS[name]
+@pytest.mark.parametrize("items", [*DECIMAL, *NAMES], ids=lambda items: f"{len(items)}-{items[:1]}"[:40])
+def test_order_of_keys(tmp_path, items):
     expected = model(items)
-    with LMDBSource(make(tmp_path / "e", items)) as source:
+    with LMDBSource(make(tmp_path / "e", {None: items})) as source:
         assert list(source) == expected
         indices = np.random.default_rng(0).integers(0, len(items), 500) if items else []
         assert source.read(indices) == [expected[index] for index in indices]
@@ -81,16 +58,13 @@ def test_order_of_keys(tmp_path, name):
 
 def test_keys_that_are_integers_of_the_machine(tmp_path):
     items = [(struct.pack("=Q", n), b"%d" % n) for n in range(0, 1000, 3)]
-    path = make(tmp_path / "e", items, subdatabase=b"numbers", integerkey=True)
+    path = make(tmp_path / "e", {b"numbers": items}, flags={"integerkey": True})
     assert list(LMDBSource(path, subdatabase="numbers")) == [value for _, value in items]
 
 
 def test_paths(tmp_path):
-    path = tmp_path / "single.mdb"
-    with lmdb.open(str(path), subdir=False, lock=False) as environment, environment.begin(write=True) as txn:
-        txn.put(b"0", b"a")
-    assert list(LMDBSource(path)) == [b"a"]
-    paths = [make(tmp_path / f"{n}.lmdb", numbers(n + 3, start=100 * n)) for n in range(3)]
+    assert list(LMDBSource(make(tmp_path / "single.mdb", {None: [(b"0", b"a")]}, subdir=False))) == [b"a"]
+    paths = [make(tmp_path / f"{n}.lmdb", {None: numbers(n + 3, start=100 * n)}) for n in range(3)]
     with LMDBSource(paths) as source:
         assert source.shard_lengths == (3, 4, 5)
         assert source.read([11, 0, 5]) == [b"value 204", b"value 0", b"value 102"]
@@ -100,7 +74,7 @@ def test_paths(tmp_path):
 @pytest.fixture
 def tensors(tmp_path):
     records = [{"x": np.full(3, n, np.float32), "y": np.array(n)} for n in range(30)]
-    return make(tmp_path / "t.lmdb", [(b"%04d" % n, encode(record)) for n, record in enumerate(records)])
+    return make(tmp_path / "t.lmdb", {None: [(b"%04d" % n, encode(record)) for n, record in enumerate(records)]})
 
 
 def test_a_codec_by_name(tensors):
@@ -119,7 +93,7 @@ def test_a_codec_by_name(tensors):
 
 
 def test_a_codec_that_is_a_function(tmp_path):
-    path = make(tmp_path / "e", [(b"%d" % n, json.dumps({"n": n}).encode()) for n in range(5)])
+    path = make(tmp_path / "e", {None: [(b"%d" % n, json.dumps({"n": n}).encode()) for n in range(5)]})
     given = []
 
     def parse(data):
@@ -133,21 +107,19 @@ def test_a_codec_that_is_a_function(tmp_path):
 
 def test_a_record_that_cannot_be_decoded(tmp_path):
     good = encode({"x": 1})
-    path = make(tmp_path / "e", [(b"%d" % n, b"\x0f" if n in (0, 6) else good) for n in range(8)])
+    path = make(tmp_path / "e", {None: [(b"%d" % n, b"\x0f" if n in (0, 6) else good) for n in range(8)]})
     with LMDBSource(path, codec="tensorprotos") as source:
         assert source.fields == {}  # the first is bad, which is no reason not to open the others
         assert source[1]["x"] == 1
-        for read in (source.read, source.read_batch):
-            with pytest.raises(CorruptFileError, match=r"data\.mdb, record 6: invalid TensorProtos: wire") as caught:
-                read([1, 2, 6, 3, 4, 5])
-            assert (caught.value.path, caught.value.index) == (str(path / "data.mdb"), 6)
+        message = r"data\.mdb, record 6: invalid TensorProtos: wire"
+        refuses(source, [1, 2, 6, 3, 4, 5], message, path=str(path / "data.mdb"), index=6)
 
 
 def test_numbers_with_other_keys_among_them(tmp_path):
     """First, last, count and most of the keys look like all numbers from 0."""
     items = [(key, value) for key, value in numbers(50, 3) if key not in (b"005", b"033")]
     items += [(b"005x", b"a"), (b"033x", b"b")]
-    with LMDBSource(make(tmp_path / "e", items)) as source:
+    with LMDBSource(make(tmp_path / "e", {None: items})) as source:
         assert source.key_order == "bytes"
         assert list(source) == [value for _, value in sorted(items)]
         assert [source.locate(index).key for index in (4, 5, 33)] == ["004", "005x", "033x"]
@@ -171,18 +143,19 @@ NO_INDEX = r"may have several values \(DUPSORT\), so values have no index"
 @pytest.mark.parametrize(
     ("made", "damage", "options", "error", "message"),
     [
-        ({"subdatabase": b"train"}, None, {}, ConfigError, "the sub-databases test, train: choose .* subdatabase='tes"),
-        ({}, None, {"subdatabase": "tset"}, ConfigError, "has no sub-database 'tset': did you mean 'test'"),
-        ({"subdatabase": b"db0"}, None, {}, ConfigError, "this is a TorchRecord, which format='torchrecord' reads as"),
-        ({"subdatabase": b"d", "dupsort": True}, None, {"subdatabase": "d"}, UnsupportedFormatError, NO_INDEX),
+        (b"train", None, {}, ConfigError, "the sub-databases test, train: choose .* subdatabase='tes"),
+        (b"db1", None, {"subdatabase": "tset"}, ConfigError, "has no sub-database 'tset': did you mean 'test'"),
+        (b"db0", None, {}, ConfigError, "this is a TorchRecord, which format='torchrecord' reads as"),
+        (b"several", None, {"subdatabase": "several"}, UnsupportedFormatError, NO_INDEX),
         (None, duplicates, {}, UnsupportedFormatError, "so values have no index"),
         (None, broken, {}, CorruptFileError, r"data\.mdb, byte \d+: page \d+ is not a page of a tree"),
     ],
 )
 def test_what_is_refused(tmp_path, made, damage, options, error, message):
-    path = make(tmp_path / "e", numbers(500))
+    path = make(tmp_path / "e", {None: numbers(500)})
     if made is not None:
-        path = make(make(tmp_path / "f", numbers(3), subdatabase=b"test"), numbers(5), **made)
+        path = make(tmp_path / "f", {b"test": numbers(3)})
+        make(path, {made: numbers(5)}, flags={"dupsort": made == b"several"})
     if damage is not None:
         damage(path)
     with pytest.raises(error, match=message):
@@ -190,8 +163,7 @@ def test_what_is_refused(tmp_path, made, damage, options, error, message):
 
 
 def test_sub_databases(tmp_path):
-    path = make(tmp_path / "e", numbers(5), subdatabase=b"train")
-    make(path, numbers(3), subdatabase=b"test")
+    path = make(tmp_path / "e", {b"train": numbers(5), b"test": numbers(3)})
     with LMDBSource(path, subdatabase="train") as source, LMDBSource(path, subdatabase="test") as other:
         assert (len(source), len(other)) == (5, 3)
         assert source.fingerprint() != other.fingerprint()
@@ -199,7 +171,7 @@ def test_sub_databases(tmp_path):
 
 
 def test_reading_needs_no_lmdb(tmp_path, monkeypatch):
-    path = make(tmp_path / "e", numbers(2))
+    path = make(tmp_path / "e", {None: numbers(2)})
     monkeypatch.setitem(sys.modules, "lmdb", None)
     assert list(LMDBSource(path)) == [b"value 0", b"value 1"]
     with pytest.raises(MissingDependencyError, match=r"format 'lmdb' needs lmdb.*: pip install 'dataload\[lmdb\]'"):

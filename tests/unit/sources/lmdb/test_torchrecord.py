@@ -3,6 +3,8 @@ import os
 import lmdb
 import numpy as np
 import pytest
+from lmdb_files import make
+from refusals import refuses
 
 from dataload.codecs.tensorprotos import decode, encode
 from dataload.collate import default_collate
@@ -12,24 +14,15 @@ from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.torchrecord_writer import TorchRecordWriter
 
 
-def make(path, parts, *, names=None, width=None, **flags):
-    """An environment written by lmdb itself: one list of records for each sub-database."""
-    with lmdb.open(str(path), map_size=1 << 26, max_dbs=20, lock=False) as environment:
-        for number, records in enumerate(parts):
-            name = names[number] if names else b"db%d" % number
-            handle = environment.open_db(name, **flags)
-            digits = len(str(len(records))) if width is None else width
-            with environment.begin(write=True, db=handle) as txn:
-                for place, record in enumerate(records):
-                    txn.put(b"%0*d" % (digits, place), record if isinstance(record, bytes) else encode(record))
-    return path
-
-
-def change(path, name, edit):
-    with lmdb.open(str(path), max_dbs=2, lock=False) as environment:
-        handle = environment.open_db(name)
-        with environment.begin(write=True, db=handle) as txn:
-            edit(txn)
+def make_parts(path, parts, *, names=None, width=None, **flags):
+    """An environment by lmdb itself: one list of records for each sub-database."""
+    databases = {}
+    for number, records in enumerate(parts):
+        encoded = (record if isinstance(record, bytes) else encode(record) for record in records)
+        digits = len(str(len(records))) if width is None else width
+        name = names[number] if names else b"db%d" % number
+        databases[name] = [(b"%0*d" % (digits, place), value) for place, value in enumerate(encoded)]
+    return make(path, databases, flags=flags)
 
 
 def records(count, start=0):
@@ -43,7 +36,7 @@ def test_sub_databases_in_the_order_of_their_numbers(tmp_path):
     counts = [3, 10, 0, 9, 100, 11, 1, 1, 1, 1, 2]
     parts = [records(count, start=1000 * number) for number, count in enumerate(counts)]
     expected = [record for part in parts for record in part]
-    with TorchRecordSource(make(tmp_path / "t", parts)) as source:
+    with TorchRecordSource(make_parts(tmp_path / "t", parts)) as source:
         assert len(source) == sum(counts)
         assert [int(record["y"]) for record in source] == [int(record["y"]) for record in expected]
         rng = np.random.default_rng(0)
@@ -57,7 +50,7 @@ def test_sub_databases_in_the_order_of_their_numbers(tmp_path):
 
 
 def test_fields(tmp_path):
-    path = make(tmp_path / "t", [records(2), records(2)])
+    path = make_parts(tmp_path / "t", [records(2), records(2)])
     with TorchRecordSource(path) as source:
         specs = {name: str(spec) for name, spec in source.fields.items()}
         assert specs == {"x": "float32 (2, 3)", "y": "int64 ()", "s": "str ()"}
@@ -75,7 +68,7 @@ def test_fields(tmp_path):
 
 def test_records_of_different_fields(tmp_path):
     mixed = [{"a": 1}, {"a": 2, "b": b"x"}, {"b": b"y"}] * 4
-    with TorchRecordSource(make(tmp_path / "t", [mixed])) as source:
+    with TorchRecordSource(make_parts(tmp_path / "t", [mixed])) as source:
         assert [sorted(record) for record in source] == [sorted(record) for record in mixed]
         assert source.read_batch([0, 3])["a"].tolist() == [1, 1]
         with pytest.raises(ConfigError, match="samples in rows 0 and 1 have different fields"):
@@ -99,20 +92,18 @@ SHORT = "the first key of sub-database db0 is b'{}'; its {} records should have 
     ],
 )
 def test_what_is_no_torchrecord(tmp_path, parts, made, error, message):
-    path = make(tmp_path / "t", parts or [[]], **made)
+    path = make_parts(tmp_path / "t", parts or [[]], **made)
     if not parts:
-        change(path, b"db0", lambda txn: txn.put(b"first", encode({"a": 1})))
+        make(path, {b"db0": [(b"first", encode({"a": 1}))]})
     with pytest.raises(error, match=message) as caught:
         len(TorchRecordSource(path))
     assert caught.value.path in (str(path), str(path / "data.mdb"))
 
 
 def test_other_keys_and_databases(tmp_path):
-    with lmdb.open(str(tmp_path / "plain"), lock=False) as environment, environment.begin(write=True) as txn:
-        txn.put(b"db0", b"no database")
     with pytest.raises(UnsupportedFormatError):
-        len(TorchRecordSource(tmp_path / "plain"))
-    path = make(tmp_path / "t", [records(3), [b"?"], [b"?"]], names=[b"db0", b"db", b"meta"])
+        len(TorchRecordSource(make(tmp_path / "plain", {None: [(b"db0", b"no database")]})))
+    path = make_parts(tmp_path / "t", [records(3), [b"?"], [b"?"]], names=[b"db0", b"db", b"meta"])
     assert len(TorchRecordSource(path)) == 3
 
 
@@ -125,18 +116,19 @@ def test_other_keys_and_databases(tmp_path):
     ],
 )
 def test_a_bad_record(tmp_path, parts, missing, message):
-    path = make(tmp_path / "t", parts)
+    path = make_parts(tmp_path / "t", parts)
     if missing:
-        change(path, b"db1", lambda txn: txn.delete(missing))
+        with lmdb.open(str(path), max_dbs=2, lock=False) as environment:
+            handle = environment.open_db(b"db1")
+            with environment.begin(write=True, db=handle) as txn:
+                txn.delete(missing)
     with TorchRecordSource(path) as source:
         if parts[0]:
             assert source[11]["y"] == 6
         else:
             assert source.fields == {}  # the first is bad, too
-        for read in (source.read, source.read_batch):
-            with pytest.raises(CorruptFileError, match=rf"data\.mdb, record 12: {message}") as caught:
-                read([12, 12] if not parts[0] else [0, 11, 12, 13])
-            assert (caught.value.index, caught.value.path) == (12, str(path / "data.mdb"))
+        rows = [0, 11, 12, 13] if parts[0] else [12, 12]
+        refuses(source, rows, rf"data\.mdb, record 12: {message}", index=12, path=str(path / "data.mdb"))
 
 
 def record(n):

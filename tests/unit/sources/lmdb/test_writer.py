@@ -1,19 +1,15 @@
 import os
+from types import SimpleNamespace
 
 import lmdb
 import numpy as np
 import pytest
+from lmdb_files import stored
 
 from dataload.errors import ConfigError, MachineError
 from dataload.sources.lmdb import write_environment as lmdb_environment
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.writer import LMDBWriter
-
-
-def stored(path):
-    """What lmdb itself reads, with its locks and default settings."""
-    with lmdb.open(str(path), readonly=True, lock=False) as environment, environment.begin() as txn:
-        return list(txn.cursor())
 
 
 def test_what_lmdb_reads(tmp_path):
@@ -42,31 +38,25 @@ def test_the_map_grows(tmp_path, monkeypatch):
     assert (path / "data.mdb").stat().st_size < 1.2 * 4096 * pages  # no larger than the data need
 
 
-@pytest.mark.parametrize("call", ["begin", "sync", "open"])
-def test_a_full_disk_is_said_with_the_space_that_is_needed(tmp_path, monkeypatch, call):
+@pytest.mark.parametrize(("call", "needed"), [("begin", "1,010"), ("sync", "0"), ("open", "0")])
+def test_a_full_disk_is_said_with_the_space_that_is_needed(tmp_path, monkeypatch, call, needed):
     """LMDB calls it an input/output error, because less was written than it asked for."""
-    message = (
-        r"cannot write .*: mdb_txn_commit: Input/output error; the records of the next transaction take "
-        rf"{'0' if call == 'open' else '1,010'} bytes, and [\d,]+ bytes are free in /"
-    )
 
     def fail(*_, **__):
         raise lmdb.Error("mdb_txn_commit: Input/output error")
 
-    def write():
-        with LMDBWriter(tmp_path / "o") as writer:
-            environment = writer._environment
-            if call == "sync":
-                monkeypatch.setattr(type(environment), "flush", lambda self: None)
-            if call != "open":
-                failing = type("Failing", (), {call: fail, "close": lambda self: None})
-                monkeypatch.setattr(environment, "_environment", failing())
-            writer.write(bytes(1000))
+    def full(*given, real=lmdb.open, **options):
+        environment = real(*given, **options)
+        methods = {name: getattr(environment, name) for name in ("open_db", "begin", "sync", "close")}
+        return SimpleNamespace(**{**methods, call: fail})
 
-    if call == "open":
-        monkeypatch.setattr(lmdb, "open", fail)
-    with pytest.raises(MachineError, match=message):
-        write()
+    monkeypatch.setattr(lmdb, "open", fail if call == "open" else full)
+    message = (
+        r"cannot write .*: mdb_txn_commit: Input/output error; the records of the next transaction take "
+        rf"{needed} bytes, and [\d,]+ bytes are free in /"
+    )
+    with pytest.raises(MachineError, match=message), LMDBWriter(tmp_path / "o") as writer:
+        writer.write(bytes(1000))
     assert list(tmp_path.iterdir()) == []
 
 

@@ -5,7 +5,8 @@ import struct
 
 import numpy as np
 import pytest
-from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from array_record.python.array_record_module import ArrayRecordReader
+from array_records import PLAIN, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -34,13 +35,9 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("riegeli")
 
 
-def written(folder, records, options="group_size:1,uncompressed"):
-    path = folder / "x.array_record"
-    writer = ArrayRecordWriter(str(path), options)
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return path.read_bytes()
+def written(folder, records, options=PLAIN):
+    write_records(folder / "x.array_record", records, options)
+    return (folder / "x.array_record").read_bytes()
 
 
 def parsed(data):

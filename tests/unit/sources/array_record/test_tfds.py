@@ -65,27 +65,13 @@ SEQUENCE = {"pythonClassName": CLASSES + "sequence_feature.Sequence", "sequence"
 
 def test_records_of_the_documented_layout(write):
     pixels = np.arange(12, dtype=np.uint8).reshape(2, 2, 3)
-    directory = write(
-        {
-            "image": image((2, 2, 3)),
-            "label": LABEL,
-            "caption": TEXT,
-            "box": tensor("float32", (2, 2)),
-            "words": SEQUENCE,
-        },
-        [
-            {
-                "image": png(pixels),
-                "label": 2,
-                "caption": "a cat",
-                "box": np.arange(4, dtype=np.float32),
-                "words": [b"a"],
-            }
-        ],
-    )
+    box = np.arange(4, dtype=np.float32)
+    features = {"image": image((2, 2, 3)), "label": LABEL, "caption": TEXT, "box": tensor("float32", (2, 2))}
+    stored = {"image": png(pixels), "label": 2, "caption": "a cat", "box": box, "words": [b"a"]}
+    directory = write({**features, "words": SEQUENCE}, [stored])
     # Features that are not read may be of any sort.
-    (record,) = read(directory, fields=["image", "label", "caption", "box"])
-    assert list(record) == ["image", "label", "caption", "box"]
+    (record,) = read(directory, fields=list(features))
+    assert list(record) == list(features)
     np.testing.assert_array_equal(record["image"], pixels)
     assert (record["label"], record["caption"], record["box"].tolist()) == (2, b"a cat", [[0, 1], [2, 3]])
     nothing = bytes.fromhex("0a090a070a017812020a00")  # a bytes_list without values, as of an empty tensor

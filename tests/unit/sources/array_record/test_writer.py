@@ -27,25 +27,15 @@ def test_the_original_reads_what_is_written(path, options):
 
 
 def test_records_that_are_not_bytes(path):
-    class Text:
-        name = "text"
-
-        def decode(self, data):
-            return data.decode()
-
-        def encode(self, record):
-            return str(record)
-
-    writer = ArrayRecordWriter(path, codec=Text())
+    text = type("Text", (), {"name": "text", "decode": len, "encode": lambda self, record: str(record)})
+    writer = ArrayRecordWriter(path, codec=text())
     with pytest.raises(ConfigError, match="codec text encoded a record as str, not bytes"):
         writer.write({"x": 1})
     writer.abort()
     with ArrayRecordWriter(path) as writer:
         writer.write(b"good")
-        for record in ("text", 5, {"x": 1}):
-            name = type(record).__name__
-            with pytest.raises(ConfigError, match=f"stores bytes, got a record of type {name}: choose a codec"):
-                writer.write(record)
+        with pytest.raises(ConfigError, match="stores bytes, got a record of type dict: choose a codec"):
+            writer.write({"x": 1})
     assert list(ArrayRecordSource(path)) == [b"good"]
 
 

@@ -1,11 +1,15 @@
-import io
+"""Sources in files: what is opened when, by whom, and what becomes of files that are replaced."""
+
+import itertools
 import os
 import pickle
 import re
 import resource
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import pytest
 from line_source import LineBackend, LineFile, LineSource
 
@@ -17,6 +21,18 @@ from dataload.sources.files import FileSource
 from dataload.storage.errors import file_errors
 from dataload.testing.child import Reading, read_in_fork
 from dataload.types import FieldSpec
+
+RECORDS = 3  # of a shard
+# format -> options of the writer, and of the reader
+FORMATS = {
+    "syrah": ({}, {}),
+    "tar": ({}, {"decode": "auto"}),
+    "lmdb": ({"codec": "tensorprotos"}, {"codec": "tensorprotos"}),
+    "torchrecord": ({}, {}),
+    "array_record": ({"codec": "tensorprotos"}, {"codec": "tensorprotos"}),
+    "tokens": (None, {"window": 4, "stride": 4}),
+}
+CONTENTS = {"lmdb": "data.mdb", "torchrecord": "data.mdb"}  # the file in a shard that is a directory
 
 
 def record(i):
@@ -53,6 +69,11 @@ class Counting(LineSource):
         return super()._open_shard(path)
 
 
+class Optional(LineSource):
+    def __init__(self, paths, **options):
+        FileSource.__init__(self, paths, **options)
+
+
 def replace(path, first):
     """Replace a file by one of equal length with other records."""
     size = path.stat().st_size
@@ -66,36 +87,25 @@ def replace(path, first):
 def test_worker_processes_refuse_a_file_that_was_replaced_after_it_was_opened(make):
     paths = make(3, 3)
     source = LineSource(paths)
-    assert tags(source.read(range(6))) == [0, 1, 2, 3, 4, 5]
-    replace(paths[1], 6)
+    with pickling_for_worker():
+        unread = pickle.dumps(source)
+    assert tags(source) == [0, 1, 2, 3, 4, 5]
+    elsewhere = pickle.dumps(source)
     with pickling_for_worker():
         data = pickle.dumps(source)
-    assert len(data) < len(pickle.dumps(source)) + 100
+    assert len(data) < len(elsewhere) + 100
+    worker = pickle.loads(data)
+    from_worker = pickle.dumps(worker)
+    assert tags(worker.read([0])) == [0]
+    replace(paths[1], 6)
     message = r"/1\.lines: the file has been rewritten since it was opened: open the data set again"
     with pytest.raises(CorruptFileError, match=message):
         pickle.loads(data).read([0])
     [reading] = read_in_fork([source])
     assert re.search(message, reading.error)
-    assert tags(source.read(range(6))) == [0, 1, 2, 3, 4, 5]
-
-
-def test_a_pickle_compares_nothing_if_the_source_was_never_opened_or_it_goes_elsewhere(make):
-    paths = make(3)
-    source = LineSource(paths)
-    with pickling_for_worker():
-        unread = pickle.dumps(source)
-    assert tags(source.read([0])) == [0]
-    elsewhere = pickle.dumps(source)
-    with pickling_for_worker():
-        worker = pickle.loads(pickle.dumps(source))
-    from_worker = pickle.dumps(worker)
-    assert tags(worker.read([0])) == [0]
-    replace(paths[0], 6)
-    for data in (unread, elsewhere, from_worker):
-        assert tags(pickle.loads(data).read([0])) == [6]
-    restored = LineSource.__new__(LineSource)  # from a pickle of a release that did not know this
-    restored.__setstate__({name: value for name, value in source.__getstate__().items() if name != "_versions"})
-    assert tags(restored.read([0])) == [6]
+    assert tags(source) == tags(worker) == [0, 1, 2, 3, 4, 5]
+    for pickled in (unread, elsewhere, from_worker):  # nothing to compare, or another machine
+        assert tags(pickle.loads(pickled).read([3])) == [6]
 
 
 def test_one_path_or_several(make):
@@ -105,7 +115,6 @@ def test_one_path_or_several(make):
         assert (source.paths, len(source)) == ((str(path),), 3)
     shards = LineSource(make(2, 0, 3, 1))
     assert shards.shard_lengths == (2, 0, 3, 1)
-    assert tags(shards) == list(range(6))
     assert tags(shards.read([5, 0, 2, 2, -1])) == [5, 0, 2, 2, 5]
     batch = shards.read_batch([4, 1])
     assert (batch["x"][:, 0, 0].tolist(), batch["data"]) == ([4, 1], [b"tail", b"tail"])
@@ -123,18 +132,16 @@ def test_one_path_or_several(make):
         ("0.lines", ["dat"], ConfigError, r"0\.lines has no field 'dat': did you mean 'data'\? Known: data, x"),
     ],
 )
-def test_what_cannot_be_opened(make, tmp_path, monkeypatch, paths, fields, error, message):
-    make(2)
-    monkeypatch.chdir(tmp_path / "data")
-    bad = tmp_path / "data" / "bad.lines"
-    bad.write_bytes(b"zz\nend")
-    names = [paths] if isinstance(paths, str) else paths
+def test_what_cannot_be_opened(make, paths, fields, error, message):
+    directory = make(2)[0].parent
+    (directory / "bad.lines").write_bytes(b"zz\nend")
+    names = [str(directory / name) for name in ([paths] if isinstance(paths, str) else paths)]
     with pytest.raises(error, match=message) as caught:
-        len(LineSource([str(tmp_path / "data" / name) for name in names], fields=fields))
+        len(LineSource(names, fields=fields))
     if error is ConfigError:
         assert caught.value.key in ("paths", "fields")
     else:
-        assert caught.value.path == str(tmp_path / "data" / names[-1])
+        assert caught.value.path == names[-1]
 
 
 def test_a_source_that_could_not_be_opened_may_be_opened_after_repair(make):
@@ -171,23 +178,12 @@ def test_fields_are_those_of_the_first_shard_with_records(make):
             return Knowing(path)
 
     paths = make(0, 2, 0, 1)
-    assert list(Source(paths).fields) == ["x", "data"]
-    assert list(Source(paths, fields=["data"]).fields) == ["data"]
-    assert list(Source(paths[:1]).fields) == ["nothing"]
-
-
-def test_more_shards_than_may_be_open(make, monkeypatch):
-    """The ones used last stay open; those that another thread still reads from live on."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert files.most_open_shards() == max(8, soft // 4)
-    monkeypatch.setattr(files, "most_open_shards", lambda: 3)
-    source = Counting(make(*[2] * 10))
-    assert source.opened == []
-    assert tags(source) == list(range(20))
-    assert tags(source.read([18, 19, 18])) == [18, 19, 18]
-    assert tags(source.read([0, 18, 1])) == [0, 18, 1]
-    assert sorted(source.opened) == [f"{shard}.lines" for shard in range(10)], "each is opened once"
-    assert source.read_batch(range(19, -1, -1))["x"][:, 0, 0].tolist() == list(range(19, -1, -1))
+    for source, names in (
+        (Source(paths), ["x", "data"]),
+        (Source(paths, fields=["data"]), ["data"]),
+        (Source(paths[:1]), ["nothing"]),
+    ):
+        assert list(source.fields) == names
 
 
 @pytest.mark.parametrize("read_before", [False, True])
@@ -233,63 +229,163 @@ def test_threads_of_a_forked_process_open_once(make):
 def test_fingerprint_names_content_and_options(make, tmp_path):
     paths = make(3, 2)
     one = LineSource(paths).fingerprint()
-    assert LineSource(paths).fingerprint() == one
-    assert LineSource(make(3, 2, directory="elsewhere")).fingerprint() == one
-
-    different = [
-        LineSource(paths[::-1]),
-        LineSource(paths[:1]),
-        LineSource(paths, fields=["x"]),
-        LineSource(paths, fields=["data"]),
-        Optional(paths, codec=len),
-        Optional(paths, codec=max),
-        Optional(paths, codec="npz"),
-        Optional(paths, shapes={"x": (1, 2)}),
-        Optional(paths, decode={"x": len}),
-        Optional(paths, decode={"x": max}),
+    for same in (LineSource(paths), LineSource(make(3, 2, directory="elsewhere")), Optional(paths, codec=None)):
+        assert same.fingerprint() == one
+    options = [
+        *({"codec": codec} for codec in (len, max, "npz")),
+        *({"decode": {"x": function}} for function in (len, max)),
+        {"shapes": {"x": (1, 2)}},
     ]
-    assert len({source.fingerprint() for source in different} | {one}) == len(different) + 1
-    assert Optional(paths, codec=None).fingerprint() == one
-    renamed = tmp_path / "renamed.lines"
-    paths[0].rename(renamed)
+    different = [
+        *(LineSource(some) for some in (paths[::-1], paths[:1])),
+        *(LineSource(paths, fields=fields) for fields in (["x"], ["data"])),
+        *(Optional(paths, **each) for each in options),
+    ]
+    assert len({source.fingerprint() for source in different} | {one}) == 11
+    renamed = paths[0].rename(tmp_path / "renamed.lines")
     assert LineSource([renamed, paths[1]]).fingerprint() != one
-
-
-class Optional(LineSource):
-    def __init__(self, paths, **options):
-        FileSource.__init__(self, paths, **options)
 
 
 def test_repr_stays_short():
     long = repr(LineSource(["/d" * 200 + "/end.lines"] * 1000))
     assert long.endswith("/end.lines', 1000 shards)")
-    assert len(long) < 200
+    many = Optional("/x" * 50, codec="c" * 500, shapes={str(i): i for i in range(100)}, more="m" * 99)
+    assert max(len(long), len(repr(many))) < 200
     for source, text in (
         (LineSource("a.lines"), "LineSource('a.lines')"),
         (LineSource(["a.lines", "b.lines"], fields=["x"]), "LineSource('a.lines', 2 shards, 1 fields)"),
         (Optional("a", codec=len, other={"x": max}), "Optional('a', codec=builtins.len, other={'x': 'builtins.max'})"),
     ):
         assert repr(source) == text
-    assert len(repr(Optional("/x" * 50, codec="c" * 500, shapes={str(i): i for i in range(100)}, more="m" * 99))) < 200
 
 
-@pytest.mark.parametrize(("terminal", "seconds"), [(True, 0), (True, 60), (False, 0)])
-@pytest.mark.parametrize("shards", [3, 12])
-def test_a_terminal_shows_how_many_shards_are_open(tmp_path, monkeypatch, shards, terminal, seconds):
-    class Stream(io.StringIO):
-        def isatty(self):
-            return terminal
+@pytest.fixture
+def clock(monkeypatch):
+    """Opening each shard takes so many seconds."""
 
-    for shard in range(shards):
-        with dataload.create(tmp_path / f"part-{shard:02}.syr") as writer:
-            writer.write({"n": shard})
-    monkeypatch.setattr(files, "_SECONDS_UNSHOWN", seconds)
-    monkeypatch.setattr(files, "_SLOW_SECONDS", 0)  # in threads, if there are enough
-    monkeypatch.setattr("sys.stderr", stream := Stream())
-    with dataload.open(str(tmp_path)) as source:
-        assert len(source) == shards
-    shown = stream.getvalue()
-    if terminal and not seconds:
+    def clock(seconds):
+        monkeypatch.setattr(files, "perf_counter", itertools.count(0, seconds).__next__)
+
+    return clock
+
+
+@pytest.mark.parametrize(("terminal", "seconds"), [(True, 3), (True, 0.1), (False, 3)])
+@pytest.mark.parametrize("shards", [3, 12])  # these in threads
+def test_a_terminal_shows_how_many_shards_are_open(make, clock, monkeypatch, capsys, shards, terminal, seconds):
+    clock(seconds)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: terminal)
+    assert len(LineSource(make(*[1] * shards))) == shards
+    shown = capsys.readouterr().err
+    if terminal and seconds > 2:
         assert shown.endswith(f"\r{shards - 1} of {shards} shards are open\r{shards} of {shards} shards are open\n")
     else:
         assert not shown
+
+
+def test_slow_shards_are_opened_side_by_side_and_the_error_is_that_of_the_first(make, clock):
+    clock(0.02)
+    late = threading.Event()
+
+    class Slow(LineSource):
+        """Finds the damage of shard 2 after that of shard 5."""
+
+        def _open_shard(self, path):
+            shard = os.path.basename(path)[0]
+            try:
+                assert shard != "2" or late.wait(30)
+                return super()._open_shard(path)
+            finally:
+                if shard == "5":
+                    late.set()
+
+    paths = make(*[1] * 8)
+    assert len(Slow(paths)) == 8
+    late.clear()
+    for shard in (2, 5):
+        paths[shard].write_bytes(b"zz\nend")
+    with pytest.raises(CorruptFileError, match=rf"{paths[2]}, record 0"):
+        len(Slow(paths))
+
+
+@pytest.fixture
+def few(monkeypatch):
+    """Three shards may be open."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    assert files.most_open_shards() == max(8, soft // 4)
+    monkeypatch.setattr(files, "most_open_shards", lambda: 3)
+
+
+def test_more_shards_than_may_be_open(make, few):
+    """The ones used last stay open; those that another thread still reads from live on."""
+    source = Counting(make(*[2] * 10))
+    assert source.opened == []
+    for indices in (range(20), [18, 19, 18], [0, 18, 1]):
+        assert tags(source.read(indices)) == [*indices]
+    assert sorted(source.opened) == [f"{shard}.lines" for shard in range(10)], "each is opened once"
+    assert source.read_batch(range(19, -1, -1))["x"][:, 0, 0].tolist() == list(range(19, -1, -1))
+
+
+def write_shard(path, name, first):
+    numbers = range(first, first + RECORDS)
+    if name == "tokens":
+        np.repeat(np.array(numbers, "<u2"), 4).tofile(path)
+        return
+    with dataload.create(path, format=name, **FORMATS[name][0]) as writer:
+        writer.extend({"x": np.full(5, number, np.int32)} for number in numbers)
+
+
+def open_shards(directory, name, count):
+    paths = [directory / f"{shard:03d}.{name}" for shard in range(count)]
+    for shard, path in enumerate(paths):
+        write_shard(path, name, RECORDS * shard)
+    return dataload.open(paths, format=name, **FORMATS[name][1])
+
+
+def values(source, indices):
+    [field] = [name for name in source.fields if not name.startswith("__")]
+    columns = source.read_batch(indices, fields=[field])[field][:, 0]
+    assert columns.tolist() == [record[field][0] for record in source.read(indices)]
+    return columns.tolist()
+
+
+def open_files(directory):
+    """Files in a directory of which this process has a descriptor."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+        except OSError:
+            continue  # closed meanwhile
+    return {target for target in found if target.startswith(f"{directory}{os.sep}")}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_files_are_closed_and_those_that_were_replaced_meanwhile_are_refused(name, tmp_path, few):
+    (tmp_path / "other").mkdir()
+    write_shard(tmp_path / "other" / "x", name, 77)  # as long, and different
+    with open_shards(tmp_path, name, 10) as source:
+        for seed in range(3):
+            indices = np.random.default_rng(seed).permutation(len(source))
+            assert values(source, indices) == indices.tolist()
+            assert len(open_files(tmp_path)) <= 3
+        values(source, range(len(source)))  # ends with the last shard
+        where = CONTENTS.get(name, "")
+        os.replace(tmp_path / "other" / "x" / where, tmp_path / f"000.{name}" / where)
+        with pytest.raises(CorruptFileError, match="has been rewritten since it was opened: open the data set again"):
+            source.read([0])
+        assert values(source, [len(source) - 1]) == [len(source) - 1]
+
+
+def test_eight_threads_keep_few_files_open(tmp_path, few):
+    source = open_shards(tmp_path, "tar", 20)
+
+    def work(seed):
+        for indices in np.random.default_rng(seed).integers(0, len(source), (30, 9)):
+            assert source.read_batch(indices)["x"][:, 0].tolist() == indices.tolist()
+            assert len(open_files(tmp_path)) <= 3 + 8  # each thread holds on to the one that it reads
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(work, range(8))] == [None] * 8
+    assert len(open_files(tmp_path)) <= 3, "none stays open that is not counted"
+    source.close()
+    assert open_files(tmp_path) == set()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import PIL.Image
+import soundfile
 
 from dataload.testing.compare import difference
 
@@ -22,6 +23,13 @@ def image(pixels, kind="PNG") -> bytes:
         pixels = np.random.default_rng(pixels).integers(0, 256, (4, 5, 3), dtype=np.uint8)
     stream = io.BytesIO()
     PIL.Image.fromarray(pixels).save(stream, kind)
+    return stream.getvalue()
+
+
+def clip(frames=20, rate=8_000, kind="WAV") -> bytes:
+    """Encode sound of one channel."""
+    stream = io.BytesIO()
+    soundfile.write(stream, np.linspace(-0.5, 0.5, frames, dtype=np.float32), rate, format=kind)
     return stream.getvalue()
 
 

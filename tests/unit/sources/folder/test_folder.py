@@ -1,6 +1,6 @@
 """Folders of images and audio: classes as torchvision's, rows of a CSV file, patterns, and what is wrong with them."""
 
-import io
+import json
 import os
 import pickle
 import shutil
@@ -9,7 +9,8 @@ import numpy as np
 import PIL.Image
 import pytest
 import soundfile
-from made_files import image
+from made_files import clip, image
+from refusals import refuses
 from typer.testing import CliRunner
 
 import dataload
@@ -23,12 +24,6 @@ from dataload.types import FieldSpec
 
 def pixels(path):
     return np.array(PIL.Image.open(path).convert("RGB"))
-
-
-def clip(frames=20, rate=8_000, kind="WAV"):
-    stream = io.BytesIO()
-    soundfile.write(stream, np.linspace(-0.5, 0.5, frames, dtype=np.float32), rate, format=kind)
-    return stream.getvalue()
 
 
 def fill(root, names):
@@ -57,9 +52,8 @@ def torchvision_samples(root):
 
 
 def test_classes_and_order_are_those_of_torchvision(tmp_path):
-    root = fill(
-        tmp_path / "img", [*NAMES, "cat/notes.txt", "cat/.hidden.png", ".git/cat/a.png", "README.md", "top.png"]
-    )
+    others = ["cat/notes.txt", "cat/.hidden.png", ".git/cat/a.png", "README.md", "top.png"]
+    root = fill(tmp_path / "img", [*NAMES, *others])
     os.symlink(root / "Ant", root / "cat" / "linked")
     classes, samples = torchvision_samples(root)
     with dataload.open(root) as source:
@@ -99,16 +93,17 @@ def test_audio(tmp_path):
 
 def test_other_decoders(tmp_path):
     root = fill(tmp_path / "img", ["cat/a.png", "dog/b.jpg"])
+    jpeg = image(1, "JPEG")
     with dataload.open(root, decode={"PNG": len}) as source:
-        assert source[0]["image"] == len(image(0))
-        assert source[1]["image"] == image(1, "JPEG")
+        assert [record["image"] for record in source] == [len(image(0)), jpeg]
         assert source.fields["image"] == FieldSpec("unknown")
     with dataload.open(root, decode=None) as source:
         assert source[0] == {"__key__": "cat/a", "image.png": image(0), "label": 0}
-        assert source[1] == {"__key__": "dog/b", "image.jpg": image(1, "JPEG"), "label": 1}
-        assert source.read([1]) == [source[1]]
+        assert source.read([1]) == [source[1]] == [{"__key__": "dog/b", "image.jpg": jpeg, "label": 1}]
         with pytest.raises(ConfigError, match=r"a record has no field 'image\.png'"):
             source.read_batch([0, 1], ["image.png"])
+    with dataload.open(root, decode={"png": lambda data: 1 / 0}) as source:
+        refuses(source, [0], "zero", ZeroDivisionError, __notes__=[f"while decoding {root}/cat/a.png"])
 
 
 def test_rows_of_a_csv_file(tmp_path):
@@ -250,20 +245,6 @@ IMAGES = ["cat/a.png", "cat/b.png", "dog/c.png", "dog/d.png"]
 SPLIT = [f"{split}/{name}" for split in ("train", "Val") for name in (*NAMES[2:], "dog/9.png")]
 
 
-def test_the_ways_to_choose_are_understood(tmp_path):
-    root = fill(tmp_path / "img", IMAGES)
-    (root / "labels.csv").write_text("file,age\n" + "".join(f"{name},{n}\n" for n, name in enumerate(IMAGES)))
-    with dataload.open(root, labels=root / "labels.csv") as source:
-        assert [record["age"] for record in source] == [0, 1, 2, 3]
-    with dataload.open(root, pattern="{label}/{key}.png") as source:
-        assert len(source) == 4
-    (root / "x.jsonl").write_text('{"x": 1}\n')
-    with dataload.open(f"{root}/*.jsonl") as source:
-        assert source[0] == {"x": 1}
-    with dataload.open(root, split=None) as source:
-        assert source.fields["label"].classes == ("cat", "dog")
-
-
 def test_text_and_descriptions_are_no_second_kind(tmp_path):
     root = fill(tmp_path / "img", [*IMAGES, "README.md", "LICENSE", "cat/a.txt", "cat/a.json", "info.json", ".x.csv"])
     with dataload.open(root) as source:
@@ -286,16 +267,12 @@ def test_metadata_beside_images_is_joined(tmp_path):
         np.testing.assert_array_equal(source[0]["image"], pixels(root / "a.png"))
         before = source.fingerprint()
     (root / "metadata.csv").unlink()
-    rows = ['{"file_name": "a.png", "n": 1, "f": 1, "b": true, "o": {"bbox": [[1, 2]]}}', ""]
-    (root / "metadata.jsonl").write_text("\n".join(rows))
-    (root / "in" / "metadata.jsonl").write_text(
-        '{"file_name": "b.png", "f": 0.5, "n": 2, "b": false, "o": {"bbox": []}}'
-    )
+    rows = {"n": 1, "f": 1.0, "b": True, "o": {"bbox": [[1, 2]]}}, {"f": 0.5, "n": 2, "b": False, "o": {"bbox": []}}
+    for name, row in zip(("a.png", "in/b.png"), rows, strict=True):
+        line = json.dumps({"file_name": (root / name).name, **row}).replace("1.0", "1")
+        (root / name).with_name("metadata.jsonl").write_text(f"{line}\n\n")
     with dataload.open(root) as source:
-        assert [(r["n"], r["f"], r["b"], r["o"]) for r in source] == [
-            (1, 1.0, True, {"bbox": [[1, 2]]}),
-            (2, 0.5, False, {"bbox": []}),
-        ]
+        assert [{name: record[name] for name in "nfbo"} for record in source] == list(rows)
         assert [str(source.fields[name]) for name in "nfbo"] == ["int64 ()", "float64 ()", "bool ()", "unknown"]
         source[0]["o"]["bbox"].append(3)
         assert source[0]["o"] == {"bbox": [[1, 2]]}, "a record belongs to the caller"
@@ -303,15 +280,16 @@ def test_metadata_beside_images_is_joined(tmp_path):
         assert source.fingerprint() != before
 
 
-def zipped(root):
-    return shutil.make_archive(str(root), "zip", root.parent, root.name)
+@pytest.fixture(params=[False, True], ids=["folder", "zip"])
+def packed(request):
+    """Packs a folder, or leaves it as it is."""
+    return lambda root: shutil.make_archive(str(root), "zip", root.parent, root.name) if request.param else root
 
 
-@pytest.mark.parametrize("packed", [False, True])
 def test_splits_are_no_classes(tmp_path, packed):
     root = fill(tmp_path / "data", SPLIT)
-    path = zipped(root) if packed else root
-    opens = "" if packed else r"open one of them, dataload\.open\('.*/data/train'\), or "
+    path = packed(root)
+    opens = "" if path != root else r"open one of them, dataload\.open\('.*/data/train'\), or "
     message = rf"has the folders Val, train, which are names of splits, not of classes: {opens}pass split='train'; if "
     with pytest.raises(ConfigError, match=message + "they are classes, pass split=None$") as refused:
         dataload.open(path)
@@ -332,11 +310,10 @@ def test_splits_are_no_classes(tmp_path, packed):
         dataload.open(path, split="val")
 
 
-@pytest.mark.parametrize("packed", [False, True])
 def test_splits_with_metadata(tmp_path, packed):
     root = fill(tmp_path / "data", ["train/a.png", "test/b.png"])
     (root / "metadata.csv").write_text("file_name,x\ntrain/a.png,1\ntest/b.png,2\n")
-    path = zipped(root) if packed else root
+    path = packed(root)
     with pytest.raises(ConfigError) as refused:
         dataload.open(path)
     assert refused.value.key == "split"
@@ -344,9 +321,9 @@ def test_splits_with_metadata(tmp_path, packed):
         with dataload.open(path, split=split) as source:
             assert [record["x"] for record in source] == expected
     (root / "metadata.csv").unlink()
-    for split, name in (("train", "a.png"), ("test", "b.png")):
-        (root / split / "metadata.jsonl").write_text(f'{{"file_name": "{name}", "x": "{split}"}}')
-    with dataload.open(zipped(root) if packed else root, split="test") as source:
+    for file in root.glob("*/*.png"):
+        file.with_name("metadata.jsonl").write_text(json.dumps({"file_name": file.name, "x": file.parent.name}))
+    with dataload.open(packed(root), split="test") as source:
         assert [record["x"] for record in source] == ["test"]
 
 
@@ -372,28 +349,21 @@ def test_several_folders_have_the_classes_of_all(tmp_path):
 
 
 def test_files_that_changed_or_vanished(tmp_path):
-    root = fill(tmp_path / "img", ["cat/a.png", "cat/b.png", "cat/c.png", "cat/d.png"])
+    root = fill(tmp_path / "img", [f"cat/{name}.png" for name in "abcde"])
+    (root / "cat" / "e.png").write_bytes(image(np.zeros((2, 2), np.uint16)))
     with dataload.open(root) as source:
-        (root / "cat" / "a.png").write_bytes(image(0) + b"x")
-        (root / "cat" / "b.png").unlink()
-        (root / "cat" / "c.png").write_bytes(b"x" * len(image(2)))
-        os.utime(root / "cat" / "c.png", (0, 0))  # as if nobody had overwritten it
-        (root / "cat" / "d.png").unlink()
-        os.mkfifo(root / "cat" / "d.png")
-        for index, error, message in (
-            (0, CorruptFileError, "the file had .* bytes when it was opened and has"),
-            (1, SourceNotFoundError, r"there is no .*cat/b\.png"),
-            (2, CorruptFileError, "named as PNG cannot be decoded as such"),
-            (3, dataload.SourceError, "it is a FIFO, and only regular files are opened"),
-        ):
-            for read in (source.read, source.read_batch):
-                with pytest.raises(error, match=message) as caught:
-                    read([index])
-                if error is CorruptFileError:
-                    assert (caught.value.path, caught.value.index) == (str(root / NAMED[index]), index)
-
-
-NAMED = ["cat/a.png", "cat/b.png", "cat/c.png"]
+        a, b, c, d, _ = sorted(root.glob("*/*"))
+        a.write_bytes(image(0) + b"x")
+        c.write_bytes(b"x" * len(image(2)))
+        os.utime(c, (0, 0))  # as if nobody had overwritten it
+        b.unlink()
+        d.unlink()
+        os.mkfifo(d)
+        refuses(source, [0], "the file had .* bytes when it was opened and has", path=str(a), index=0)
+        refuses(source, [1], r"there is no .*cat/b\.png", SourceNotFoundError)
+        refuses(source, [2], "named as PNG cannot be decoded as such", path=str(c), index=2)
+        refuses(source, [3], "it is a FIFO, and only regular files are opened", dataload.SourceError)
+        refuses(source, [4], r"cat/e.png, record 4: .*does not fit", UnsupportedFormatError)
 
 
 @pytest.mark.parametrize(
@@ -402,39 +372,18 @@ NAMED = ["cat/a.png", "cat/b.png", "cat/c.png"]
 )
 def test_limit(tmp_path, limit, message):
     root = fill(tmp_path / "img", ["cat/a.png", "cat/b.txt"])
-    with (
-        dataload.open(root, max_record_bytes=limit) as source,
-        pytest.raises(CorruptFileError, match=message) as caught,
-    ):
-        source.read_batch([0])
-    assert (caught.value.path, caught.value.index) == (str(root / "cat" / "a.png"), 0)
+    with dataload.open(root, max_record_bytes=limit) as source:
+        refuses(source, [0], message, path=str(root / "cat" / "a.png"), index=0)
 
 
-def test_errors_of_own_decoders_have_a_note(tmp_path):
-    root = fill(tmp_path / "img", ["cat/a.png"])
-    with dataload.open(root, decode={"png": lambda data: 1 / 0}) as source, pytest.raises(ZeroDivisionError) as caught:
-        source[0]
-    assert caught.value.__notes__ == [f"while decoding {root}/cat/a.png"]
-    (root / "cat" / "a.png").write_bytes(image(np.zeros((2, 2), np.uint16)))
-    match = r"cat/a.png, record 0: .*does not fit"
-    with dataload.open(root) as source, pytest.raises(UnsupportedFormatError, match=match):
-        source[0]
-
-
-def test_identity(tmp_path):
-    root = fill(tmp_path / "one" / "img", NAMES)
-    with dataload.open(root) as source:
-        state = dataload.Loader(source, batch_size=2, shuffle=True).state_dict()
-        fingerprint = source.fingerprint()
-    copy = shutil.copytree(root, tmp_path / "two" / "img")
-    (copy / "notes.txt").write_text("does not count")
-    os.utime(copy / NAMES[0], (1, 1))
-    with dataload.open(f"{copy}/") as source:
-        assert source.fingerprint() == fingerprint
-        dataload.Loader(source, batch_size=2, shuffle=True).load_state_dict(state)
-    (copy / NAMES[3]).rename(copy / "cat" / "x" / "2.png")
-    with dataload.open(copy) as source:
-        assert source.fingerprint() != fingerprint
+def test_a_fingerprint_is_of_names_and_sizes(tmp_path):
+    root = fill(tmp_path / "img", NAMES)
+    found = dataload.open(root).fingerprint()
+    (root / "notes.txt").write_text("does not count")
+    os.utime(root / NAMES[0], (1, 1))
+    assert dataload.open(f"{root}/").fingerprint() == found
+    (root / NAMES[3]).rename(root / "cat" / "x" / "2.png")
+    assert dataload.open(root).fingerprint() != found
 
 
 def test_workers_notice_another_listing(tmp_path):
@@ -513,7 +462,6 @@ def test_configs_and_the_command_line(tmp_path):
     assert f"folder: 2 records in 1 shard, {len(image(0)) + len(image(1))} bytes" in text
     assert "label: 2 classes, cat, dog" in text
     assert '"classes": [' in ok("inspect", root, "--json")
-    assert "2 records in 1 file: all can be read" in ok("verify", root)
     split = fill(tmp_path / "data", SPLIT)
     assert '"records": 6' in ok("inspect", split, "-o", "split=train", "--json")
     for source, labels in (
@@ -524,6 +472,7 @@ def test_configs_and_the_command_line(tmp_path):
             assert [batch["label"].tolist() for batch in loader] == labels
     done = CliRunner().invoke(app, ["stats", str(root)])
     assert "img is a folder of single files, which a manifest does not describe" in done.output.replace("\n", " ")
+    assert "2 records in 1 file: all can be read" in ok("verify", root)
     (root / "dog" / "b.png").write_bytes(b"x")
     done = CliRunner().invoke(app, ["verify", str(root)])
     assert (done.exit_code, "dog/b.png" in done.output.replace("\n", "")) == (1, True)

@@ -9,7 +9,7 @@ import PIL.Image
 import pytest
 import simplejpeg
 import soundfile
-from made_files import image, pack
+from made_files import clip, image, pack
 from refusals import refuses
 
 import dataload
@@ -134,12 +134,6 @@ def test_batches_are_decoded_at_once_after_pickling(path, monkeypatch):
     monkeypatch.setattr(shard, "decode_images", lambda *given: called.append(given[1:]) or decode_images(*given))
     source.read_batch([0, 1])
     assert called == [("JPEG", 1 << 30)]
-
-
-def clip(frames, rate=8_000, kind="WAV"):
-    stream = io.BytesIO()
-    soundfile.write(stream, np.linspace(-0.5, 0.5, frames, dtype=np.float32), rate, format=kind)
-    return stream.getvalue()
 
 
 def archive(path, records):

@@ -24,45 +24,46 @@ FORMATS = [entry for entry in built_in_formats() if entry.takes_paths]
 
 def write(path, records, **options):
     with dataload.create(path, **options) as writer:
-        for record in records:
-            writer.write(record)
+        writer.extend(records)
     return path
-
-
-def bytes_of(size):
-    return bytes(size)
 
 
 def arrays_of(size):
     return {"x": np.zeros(size, np.uint8)}
 
 
+def text_of(size):
+    return {"x": "a" * size}
+
+
 ARRAYS = {"options": "group_size:1,uncompressed"}
-CASES = {
-    "lmdb": ("a.lmdb", bytes_of, {}, {}),
-    "lmdb, records of one length": ("a.lmdb", bytes_of, {}, {}),
-    "lmdb with a codec": ("b.lmdb", arrays_of, {"codec": "npz"}, {"codec": "npz"}),
-    "torchrecord": ("a.torchrecord", arrays_of, {}, {}),
-    "syrah": ("a.syr", arrays_of, {}, {}),
-    "syrah, records of one length": ("a.syr", arrays_of, {}, {}),
-    "syrah with text": ("a.syr", lambda size: {"x": "a" * size}, {}, {}),
-    "tar": ("a.tar", lambda size: {"x": bytes(size)}, {}, {}),
-    "tar with arrays": ("a.tar", arrays_of, {}, {"decode": "auto"}),
-    "tar with text": ("a.tar", lambda size: {"x": "a" * size}, {}, {"decode": "auto"}),
-    "array_record": ("a.array_record", bytes_of, ARRAYS, {}),
-    "array_record, compressed": ("a.array_record", bytes_of, {}, {}),
-    "array_record with a codec": ("a.array_record", arrays_of, {**ARRAYS, "codec": "npz"}, {"codec": "npz"}),
-}
+NPZ = {"codec": "npz"}
+DECODED = {"decode": "auto"}
+CASES = [
+    ("a.lmdb", bytes, {}, {}),
+    ("a.lmdb", arrays_of, NPZ, NPZ),
+    ("a.torchrecord", arrays_of, {}, {}),
+    ("a.syr", arrays_of, {}, {}),
+    ("a.syr", text_of, {}, {}),
+    ("a.tar", lambda size: {"x": bytes(size)}, {}, {}),
+    ("a.tar", arrays_of, {}, DECODED),
+    ("a.tar", text_of, {}, DECODED),
+    ("a.array_record", bytes, ARRAYS, {}),
+    ("a.array_record", bytes, {}, {}),
+    ("a.array_record", arrays_of, {**ARRAYS, **NPZ}, NPZ),
+]
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-@pytest.mark.parametrize("case", CASES)
-def test_a_record_that_is_stored_in_more(tmp_path, case, mapped):
-    name, record, writing, reading = CASES[case]
+@pytest.mark.parametrize(
+    ("name", "record", "writing", "reading", "one_length"),
+    [*((*case, False) for case in CASES), (*CASES[0], True), (*CASES[3], True)],
+)
+def test_a_record_that_is_stored_in_more(tmp_path, name, record, writing, reading, one_length, mapped):
     # archives of numpy have some bytes more than their arrays
     sizes = [size // 4 if "codec" in writing and size < LIMIT else size for size in SIZES]
     good = [0, 1, 3]
-    if "one length" in case:
+    if one_length:
         sizes, good = [1_100] * 4, []
     path = write(tmp_path / name, map(record, sizes), **writing)
     with dataload.open(path, **reading, map=mapped) as source:
@@ -89,24 +90,28 @@ def test_a_sparse_archive_that_claims_much(tmp_path):
         dataload.open(path)[0]
 
 
-def test_a_codec_of_a_format_has_the_limit(tmp_path):
-    def zeros(size):
-        return {"x": np.zeros(size, np.int64)}
+def zipped():
+    np.savez_compressed(stream := io.BytesIO(), x=np.zeros(10_000))
+    return {"x.npz": stream.getvalue()}
 
-    path = write(tmp_path / "a.torchrecord", map(zeros, [10, 900]))  # one byte each
-    source = dataload.open(path, max_record_bytes=LIMIT)
+
+NUMBERS = [{"x": np.zeros(count, np.int64)} for count in (10, 900)]  # of one byte each
+EXAMPLE = {"codec": "example"}
+
+
+@pytest.mark.parametrize(
+    ("name", "records", "writing", "reading", "message"),
+    [
+        ("a.torchrecord", NUMBERS, {}, {}, "key 1 of sub-database db0: .* a list of 900 integers takes 7,200"),
+        ("a.lmdb", NUMBERS, EXAMPLE, EXAMPLE, "record 1: a list of 900 integers takes 7,200 bytes"),
+        ("a.tar", [zipped()] * 2, {}, DECODED, "field 'x' of '0+1': an archive of 1 members takes 80,128 bytes"),
+    ],
+)
+def test_a_codec_of_a_format_has_the_limit(tmp_path, name, records, writing, reading, message):
+    source = dataload.open(write(tmp_path / name, records, **writing), **reading, max_record_bytes=LIMIT)
     for read in (source.read, source.read_batch):
-        with pytest.raises(CorruptFileError, match=r"key 1 of sub-database db0: .* a list of 900 integers takes 7,200"):
+        with pytest.raises(CorruptFileError, match=message):
             read([1])
-    path = write(tmp_path / "a.lmdb", map(zeros, [10, 900]), codec="example")
-    source = dataload.open(path, codec="example", max_record_bytes=LIMIT)
-    with pytest.raises(CorruptFileError, match="record 1: a list of 900 integers takes 7,200 bytes"):
-        source.read([0, 1])
-    stream = io.BytesIO()
-    np.savez_compressed(stream, x=np.zeros(10_000))
-    path = write(tmp_path / "a.tar", [{"x.npz": stream.getvalue()}])
-    with pytest.raises(CorruptFileError, match=r"field 'x' of '0+': an archive of 1 members takes 80,128 bytes"):
-        dataload.open(path, decode="auto", max_record_bytes=LIMIT).read([0])
 
 
 @pytest.mark.parametrize("entry", FORMATS, ids=lambda entry: entry.name)

@@ -1,4 +1,4 @@
-"""sequence_lengths: runs of records, beside itertools.groupby."""
+"""Runs of records, beside itertools.groupby, and lengths of records."""
 
 import itertools
 import os
@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from made_files import pack
 
-from dataload.errors import ConfigError
-from dataload.sources import sequences
-from dataload.sources.concat import ConcatSource
-from dataload.sources.memory import MemorySource
-from dataload.sources.range import RangeSource
+from dataload import ConcatSource, ConfigError, MemorySource, RangeSource
 from dataload.sources.sequences import record_lengths, sequence_lengths
 from dataload.sources.tar.reader import TarSource
 
@@ -41,15 +37,14 @@ VALUES = {
 
 
 @pytest.mark.parametrize("kind", VALUES)
-@given(numbers=st.lists(st.integers(0, 3), max_size=30), block=st.integers(1, 9))
-def test_runs_of_a_field(kind, numbers, block):
+@given(numbers=st.lists(st.integers(0, 3), max_size=30), before=st.sampled_from([0, 0, 0, 1023, 1024]))
+def test_runs_of_a_field(kind, numbers, before):
+    numbers = [*[0] * before, *numbers]  # several blocks
     records = [{"episode": VALUES[kind](number), "x": index} for index, number in enumerate(numbers)]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sequences, "_BLOCK", block)
-        for source in (MemorySource(records), records, Batched(records)):
-            got = sequence_lengths(source, field="episode")
-            assert got.tolist() == runs(numbers)
-            assert got.dtype == np.int64
+    for source in (MemorySource(records), records, Batched(records)):
+        got = sequence_lengths(source, field="episode")
+        assert got.tolist() == runs(numbers)
+        assert got.dtype == np.int64
 
 
 class Batched:
@@ -92,18 +87,14 @@ def keyed(request, tmp_path):
     ("key", "lengths"),
     [
         (True, [2, 1, 2, 1]),
-        (r"[^/]+", [3, 2, 1]),
-        (r"ep_(\d)", [3, 2, 1]),
+        *((key, [3, 2, 1]) for key in (r"[^/]+", r"ep_(\d)")),
         (re.compile(r"/(.)-"), [2, 4]),
-        (r"ep_(1)?\d*", None),
     ],
 )
 def test_keys(keyed, key, lengths):
-    if lengths is None:
-        with pytest.raises(ConfigError, match=r"key 'ep_2/g-0001' of record 3 does not match 'ep_\(1\)\?"):
-            sequence_lengths(keyed, key=key)
-    else:
-        assert sequence_lengths(keyed, key=key).tolist() == lengths
+    assert sequence_lengths(keyed, key=key).tolist() == lengths
+    with pytest.raises(ConfigError, match=r"key 'ep_2/g-0001' of record 3 does not match 'ep_\(1\)\?"):
+        sequence_lengths(keyed, key=r"ep_(1)?\d*")
 
 
 @pytest.mark.parametrize(
@@ -128,57 +119,58 @@ def test_shards(tmp_path):
     assert sequence_lengths(RangeSource(5), shards=True).dtype == np.int64
 
 
-@pytest.mark.parametrize(
-    ("records", "options", "match"),
-    [
-        ([], {}, r"pass exactly one of field=, key= and shards=True, got none"),
-        ([], {"field": "x", "key": True}, r"got field and key"),
-        ([], {"key": "x", "shards": True}, r"got key and shards"),
-        ([{"x": 1}], {"field": "y"}, r"a record has no field 'y': Known: x"),
-        ([b"x"], {"field": "y"}, r"records are bytes, not fields"),
-        ([{"x": 1}], {"key": True}, r"a record has no field '__key__': Known: x"),
-        ([{"__key__": "0001"}], {"key": True}, r"key '0001' of record 0 does not end in / _ - or \. and digits"),
-        ([{"__key__": "a"}], {"key": "b+"}, r"key 'a' of record 0 does not match 'b\+'"),
-        ([{"__key__": "a"}], {"key": "("}, r"key '\(' is not a regular expression: missing \)"),
-        ([{"__key__": "a"}], {"key": False}, r"key must be a regular expression or True, got False"),
-        (RangeSource(3), {"key": True}, r"record 0 has no key: pass field= instead"),
-        ([{"x": 1}], {"shards": True}, r"list has no shards: shard_lengths is missing"),
-    ],
-)
-def test_what_is_refused(records, options, match):
-    with pytest.raises(ConfigError, match=match):
-        sequence_lengths(records, **options)
-
-
-TEXT = ["", "a", "äöü"] * 200  # several blocks
-
-
-def test_arrays_count_their_first_axis_and_text_its_characters():
-    records = [
-        {"x": np.zeros((i % 7, 2)), "text": text, "data": text.encode(), "label": i} for i, text in enumerate(TEXT)
-    ]
-    source = MemorySource(records)
-    assert record_lengths(source, "x").tolist() == [i % 7 for i in range(600)]
-    assert record_lengths(source, "text").tolist() == [0, 1, 3] * 200
-    assert record_lengths(source, "data").tolist() == [0, 1, 6] * 200
-    assert record_lengths(source, "x").dtype == np.int64
-
-
-def test_the_parts_of_a_source_follow_one_another():
+def test_lengths_of_arrays_bytes_and_text():
+    texts = ["", "a", "äöü"] * 200  # several blocks
+    source = MemorySource(
+        [{"x": np.zeros((i % 7, 2)), "text": text, "data": text.encode()} for i, text in enumerate(texts)]
+    )
+    for name, lengths in (("x", [i % 7 for i in range(600)]), ("text", [0, 1, 3] * 200), ("data", [0, 1, 6] * 200)):
+        assert record_lengths(source, name).tolist() == lengths
+        assert record_lengths(source, name).dtype == np.int64
     parts = [MemorySource([{"x": np.zeros(n)} for n in lengths]) for lengths in ([3, 1], [], [4])]
     assert record_lengths(ConcatSource(parts), "x").tolist() == [3, 1, 4]
     assert record_lengths(parts[1], "x").shape == (0,)
 
 
+def lengths_of_x(records):
+    return record_lengths(MemorySource(records), "x")
+
+
 @pytest.mark.parametrize(
-    ("records", "match"),
+    ("lengths", "records", "options", "match"),
     [
-        ([{"y": b"1"}], "a record has no field 'x': Known: y"),
-        ([b"abc"], "records are bytes, not fields: choose a codec"),
-        ([{"x": b""}, {"x": 3}], "field 'x' of record 1 has no length: expected an array, bytes or text, got 3"),
-        ([{"x": np.array(3.5)}], r"field 'x' of record 0 has no length: .*, got array\(3\.5\)"),
+        *(
+            (sequence_lengths, *row)
+            for row in [
+                ([], {}, r"pass exactly one of field=, key= and shards=True, got none"),
+                ([], {"field": "x", "key": True}, r"got field and key"),
+                ([], {"key": "x", "shards": True}, r"got key and shards"),
+                ([{"x": 1}], {"field": "y"}, r"a record has no field 'y': Known: x"),
+                ([b"x"], {"field": "y"}, r"records are bytes, not fields"),
+                ([{"x": 1}], {"key": True}, r"a record has no field '__key__': Known: x"),
+                (
+                    [{"__key__": "0001"}],
+                    {"key": True},
+                    r"key '0001' of record 0 does not end in / _ - or \. and digits",
+                ),
+                ([{"__key__": "a"}], {"key": "b+"}, r"key 'a' of record 0 does not match 'b\+'"),
+                ([{"__key__": "a"}], {"key": "("}, r"key '\(' is not a regular expression: missing \)"),
+                ([{"__key__": "a"}], {"key": False}, r"key must be a regular expression or True, got False"),
+                (RangeSource(3), {"key": True}, r"record 0 has no key: pass field= instead"),
+                ([{"x": 1}], {"shards": True}, r"list has no shards: shard_lengths is missing"),
+            ]
+        ),
+        (lengths_of_x, [{"y": b"1"}], {}, "a record has no field 'x': Known: y"),
+        (lengths_of_x, [b"abc"], {}, "records are bytes, not fields: choose a codec"),
+        (
+            lengths_of_x,
+            [{"x": b""}, {"x": 3}],
+            {},
+            "'x' of record 1 has no length: expected an array, bytes or text, got",
+        ),
+        (lengths_of_x, [{"x": np.array(3.5)}], {}, r"field 'x' of record 0 has no length: .*, got array\(3\.5\)"),
     ],
 )
-def test_records_without_a_length(records, match):
+def test_what_is_refused(lengths, records, options, match):
     with pytest.raises(ConfigError, match=match):
-        record_lengths(MemorySource(records), "x")
+        lengths(records, **options)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_files import same
 from resumed import check_resume
 
 import dataload
@@ -16,7 +17,6 @@ from dataload.collate import default_collate
 from dataload.sources.adapt import as_source
 from dataload.streams import StreamSampler
 from dataload.testing import check_source
-from dataload.testing.compare import difference
 from dataload.types import StepsAhead
 
 
@@ -27,15 +27,15 @@ def records_of(count):
 def model(records, lengths, length, stride, ends, offsets):
     """Yield each anchor and its window, built record by record."""
     groups = {name: offsets.get(name, range(length or 1)) for name in records[0]} if records else {}
+    masks = {f"{name}_is_pad": offsets[name] for name in offsets} if ends == "pad" else {}
+    if ends == "pad" and length and set(groups) - set(offsets):
+        masks["is_pad"] = range(length)
     reach = [0, *(offset for group in groups.values() for offset in group)]
     first = 0
-    for count in lengths:
-        stop = first + count
+    for stop in np.cumsum(lengths).tolist():
         # The first anchor is the first record whose window is inside; the others follow at the stride.
-        anchors = [
-            a for a in range(first, stop) if ends == "pad" or (a + min(reach) >= first and a + max(reach) < stop)
-        ]
-        for anchor in anchors[::stride]:
+        inside = range(first - min(reach), stop - max(reach)) if ends == "drop" else range(first, stop)
+        for anchor in inside[::stride]:
             window = {}
             for name, group in groups.items():
                 values = [records[min(max(anchor + offset, first), stop - 1)][name] for offset in group]
@@ -43,9 +43,7 @@ def model(records, lengths, length, stride, ends, offsets):
                     window[name] = values[0]
                 else:
                     window[name] = tuple(values) if isinstance(values[0], (str, bytes)) else np.stack(values)
-            masks = {f"{name}_is_pad": offsets[name] for name in offsets}
-            masks |= {"is_pad": range(length)} if length and set(records[0]) - set(offsets) else {}
-            for name, group in masks.items() if ends == "pad" else ():
+            for name, group in masks.items():
                 window[name] = np.array([not first <= anchor + offset < stop for offset in group])
             yield anchor, window
         first = stop
@@ -80,19 +78,17 @@ def test_equals_a_loop(lengths, length, stride, ends, offsets, shards, data):
         return
     for inner in (source, list(records)):  # a list gives whole records
         found = windows(inner, lengths, length, stride, ends=ends, offsets=offsets)
-        assert len(found) == len(expected)
-        indices = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=6))
-        assert difference(found.read(indices), [expected[i] for i in indices], "read") is None
-        wanted = default_collate([expected[i] for i in indices])
-        assert difference(found.read_batch(indices), wanted, "read_batch") is None
-        names = data.draw(st.lists(st.sampled_from(sorted(found.fields)), unique=True))
-        wanted = {name: wanted[name] for name in names}
-        assert difference(found.read_batch(indices, names), wanted, "read_batch of fields") is None
-        assert found.sequence_lengths.sum() == len(found)
+        assert len(found) == found.sequence_lengths.sum() == len(expected)
         assert [found.locate(i) for i in range(len(found))] == [as_source(inner).locate(anchor) for anchor in anchors]
-    found = windows(source, lengths, length, stride, ends=ends, offsets=offsets)
-    in_shards = [sum(a <= anchor < b for anchor in anchors) for a, b in pairwise(edges)]
-    assert found.shard_lengths == tuple(n for n in in_shards if n)
+        indices = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=6))
+        names = data.draw(st.lists(st.sampled_from(sorted(found.fields)), unique=True))
+        batch = default_collate([expected[i] for i in indices])
+        same(found.read(indices), [expected[i] for i in indices])
+        same(found.read_batch(indices), batch)
+        same(found.read_batch(indices, names), {name: batch[name] for name in names})
+        if inner is source:
+            in_shards = [sum(a <= anchor < b for anchor in anchors) for a, b in pairwise(edges)]
+            assert found.shard_lengths == tuple(n for n in in_shards if n)
 
 
 def episodes(count=40):
@@ -113,23 +109,16 @@ def test_follows_the_rules_of_sources():
     assert repr(source) == "WindowSource(MemorySource(40 records), 14 windows in 3 sequences)"
 
 
-class Counted(MemorySource):
-    """Notes which records are read for which fields."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.reads = []
-
-    def _read_columns(self, indices, fields):
-        self.reads.append((sorted(indices.tolist()), fields))
-        return super()._read_columns(indices, fields)
-
-
 def test_reads_each_record_once_and_only_the_fields_that_need_it():
-    inner = Counted({"image": np.zeros((20, 2)), "action": np.arange(20)})
-    source = windows(inner, [20], offsets={"action": range(4)})
+    class Counted(MemorySource):
+        def _read_columns(self, indices, fields):
+            reads.append((sorted(indices.tolist()), fields))
+            return super()._read_columns(indices, fields)
+
+    reads, asked = [], []
+    source = windows(Counted({"image": np.zeros((20, 2)), "action": np.arange(20)}), [20], offsets={"action": range(4)})
     source.read_batch([3, 4, 6])
-    assert inner.reads == [([3, 4, 6], ("image",)), ([*range(3, 10)], ("action",))]
+    assert reads == [([3, 4, 6], ("image",)), ([*range(3, 10)], ("action",))]
 
     class Dicts(list):
         """A data set of torch's kind: whole records, one by one."""
@@ -138,7 +127,6 @@ def test_reads_each_record_once_and_only_the_fields_that_need_it():
             asked.append(index)
             return {"x": index, "y": -index}
 
-    asked = []
     source = windows(Dicts(range(20)), [20], offsets={"x": [0, 1]})
     asked.clear()
     batch = source.read_batch([3, 4])
@@ -162,12 +150,11 @@ def test_windows_feed_streams():
     assert sorted(index for row in rows for index in row) == [*range(12), *range(16, 37)]
 
 
-class Ahead(MemorySource):
-    def read_ahead(self, steps, fields, *, here, share=1.0):
-        self.asked = [*steps], fields, here, share
-
-
 def test_reads_ahead_what_windows_need():
+    class Ahead(MemorySource):
+        def read_ahead(self, steps, fields, *, here, share=1.0):
+            self.asked = [*steps], fields, here, share
+
     inner = Ahead({"x": np.arange(10), "y": np.arange(10)})
     source = windows(inner, [4, 6], ends="pad", offsets={"x": [0, 1]})
     steps = [StepsAhead(0, np.array([0, 3, 9]), np.array([2, 3]), 2)]

@@ -12,12 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dataload
-from dataload.errors import (
-    ConfigError,
-    CorruptFileError,
-    SourceNotFoundError,
-    UnsupportedFormatError,
-)
+from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.tokens import documents as token_documents
 from dataload.sources.tokens.documents import build_index, load_documents
 from dataload.sources.tokens.reader import TokenSource
@@ -141,8 +136,7 @@ def test_the_fingerprint_is_of_tokens_and_windows_and_not_of_places(tmp_path):
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"window": 0}, r"window must be an integer >= 1, got 0"),
-        ({"window": 2.5}, r"window must be an integer >= 1, got 2\.5"),
+        *(({"window": window}, f"window must be an integer >= 1, got {window}") for window in (0, 2.5)),
         ({"stride": 0}, r"stride must be an integer >= 1, got 0"),
         ({"ends": "cross"}, r"ends is 'cross': did you mean 'across'\?"),
         ({"dtype": "float32"}, r"dtype must be a little-endian integer type .* got 'float32'"),
@@ -186,12 +180,7 @@ def test_wrong_options(tmp_path, options, match):
         (["a.bin"], {"documents": "odd.bin"}, CorruptFileError, r"odd\.bin: a \.npy file must start with"),
         (["a.bin"], {"documents": "falling.npy"}, CorruptFileError, r"falling\.npy: documents of a\.bin: expected ris"),
         *(
-            (
-                [f"{n}.npy"],
-                {},
-                UnsupportedFormatError,
-                re.escape(f"holds {each.dtype.str} {each.shape}, not little-end"),
-            )
+            ([f"{n}.npy"], {}, UnsupportedFormatError, re.escape(f"{each.dtype.str} {each.shape}, not little-end"))
             for n, each in enumerate(NO_TOKENS)
         ),
     ],
@@ -267,7 +256,7 @@ def documents_of(source, field="tokens"):
 
 
 @pytest.mark.parametrize("name", ["u16", "i32"])
-def test_what_megatron_writes(name):
+def test_what_megatron_writes_is_read_and_written(name):
     expected = json.loads((GOLDEN / f"{name}.json").read_text())
     source = open_tokens(GOLDEN / f"{name}.bin", documents=True, window=1, ends="drop")
     assert documents_of(source) == expected
@@ -279,18 +268,13 @@ def test_what_megatron_writes(name):
     assert [record["tokens"].tolist() for record in packed] == [
         [token for token, _ in flat[start : start + 8]] for start in range(0, len(flat) - 7, 8)
     ]
-
-
-@pytest.mark.parametrize("name", ["u16", "i32"])
-def test_an_index_is_built_as_megatron_builds_it(name):
     data = (GOLDEN / f"{name}.idx").read_bytes()
-    documents = json.loads((GOLDEN / f"{name}.json").read_text())
-    lengths = np.array([len(document) for document in documents])
+    lengths = np.array([len(document) for document in expected])
     found = load_documents(str(GOLDEN / f"{name}.idx"))
     assert np.diff(found.starts).tolist() == lengths.tolist()
     built = b"".join(build_index(lengths, found.dtype))
     assert built[:18] == data[:18], "magic, version and dtype"
-    assert built[-8 * (len(documents) + 1) :] == np.arange(5, dtype="<i8").tobytes()
+    assert built[-8 * (len(expected) + 1) :] == np.arange(5, dtype="<i8").tobytes()
 
 
 @given(

@@ -1,5 +1,6 @@
 """Where a record lies: of every source, without reading it."""
 
+import lmdb
 import numpy as np
 import pytest
 from made_files import pack
@@ -15,12 +16,10 @@ LENGTHS = (3, 0, 2)
 class Sharded(Source):
     """Says how long its shards are, and no more."""
 
+    shard_lengths = LENGTHS
+
     def __len__(self):
         return sum(LENGTHS)
-
-    @property
-    def shard_lengths(self):
-        return LENGTHS
 
     def _read(self, indices):
         raise AssertionError("a record was read")
@@ -29,10 +28,9 @@ class Sharded(Source):
         return "0" * 32
 
 
-def write(path, count, first=0, **options):
+def write(path, count, **options):
     with dataload.create(path, **options) as writer:
-        for number in range(first, first + count):
-            writer.write({"x": np.full(3, number, np.float32)})
+        writer.extend({"x": np.full(3, number, np.float32)} for number in range(count))
     return path
 
 
@@ -42,14 +40,9 @@ def places(source):
 
 
 def test_the_default_follows_from_the_shards():
-    assert places(Sharded()) == [
-        ("shard 0", 0, None), ("shard 0", 1, None), ("shard 0", 2, None), ("shard 2", 0, None), ("shard 2", 1, None),
-    ]  # fmt: skip
-    assert places(RangeSource(2)) == places(MemorySource([b"a", b"b"])) == [(None, 0, None), (None, 1, None)]
-
-
-def test_indices_are_checked_as_everywhere():
     source = Sharded()
+    assert places(source) == [(f"shard {s}", n, None) for s, length in enumerate(LENGTHS) for n in range(length)]
+    assert places(RangeSource(2)) == places(MemorySource([b"a", b"b"])) == [(None, 0, None), (None, 1, None)]
     assert source.locate(-1) == source.locate(np.int64(4)) == Location("shard 2", 1, None)
     for index in (5, -6):
         with pytest.raises(IndexError, match=f"index {index} is out of range for 5 records"):
@@ -72,31 +65,31 @@ def test_slices_and_concatenations_ask_their_parents(tmp_path):
     ("options", "keys"), [({}, "abc"), ({"fields": ["cls"]}, "abc"), ({"fields": ["txt"], "missing": "skip"}, "ac")]
 )
 def test_tar_gives_the_samples_key(tmp_path, options, keys):
-    for shard in range(2):
+    paths = [tmp_path / f"{shard}.tar" for shard in range(2)]
+    for shard, path in enumerate(paths):
         names = [f"dir{shard}/sämple{key}.{suffix}" for key in "abc" for suffix in ("cls", "txt")]
-        pack(tmp_path / f"{shard}.tar", [(name, b"") for name in names if not name.endswith("b.txt")])
-    source = dataload.open(str(tmp_path / "{0..1}.tar"), **options)
-    expected = [(str(tmp_path / f"{s}.tar"), n, f"dir{s}/sämple{key}") for s in range(2) for n, key in enumerate(keys)]
-    assert places(source) == expected
+        pack(path, [(name, b"") for name in names if not name.endswith("b.txt")])
+    assert places(dataload.open(paths, **options)) == [
+        (str(path), n, f"dir{shard}/sämple{key}") for shard, path in enumerate(paths) for n, key in enumerate(keys)
+    ]
 
 
 def test_torchrecord_gives_sub_database_and_key(tmp_path):
-    path = write(tmp_path / "data.torchrecord", 12, format="torchrecord", db_num=2)
-    found = [key for _, _, key in places(dataload.open(path, format="torchrecord"))]
-    assert found == [f"db{number}/{key}" for number in range(2) for key in range(6)]
+    found = places(dataload.open(write(tmp_path / "a.torchrecord", 12, db_num=2)))
+    assert [key for _, _, key in found] == [f"db{number}/{key}" for number in range(2) for key in range(6)]
 
 
 @pytest.mark.parametrize("names", [["7", "10", "9"], ["b", "a", "c\udc80"], ["0001", "0000"]])
 def test_lmdb_gives_the_key(tmp_path, names):
-    lmdb = pytest.importorskip("lmdb")
-    stored = [name.encode("utf-8", "surrogateescape") for name in names]
-    with lmdb.open(str(tmp_path / "data")) as environment, environment.begin(write=True) as txn:
-        for key in stored:
+    path = str(tmp_path / "a.lmdb")
+    with lmdb.open(path) as environment, environment.begin(write=True) as txn:
+        for name in names:
+            key = name.encode("utf-8", "surrogateescape")
             txn.put(key, b"value of " + key)
-    source = dataload.open(tmp_path / "data", format="lmdb")
-    for index, (shard, record, key) in enumerate(places(source)):
-        assert (shard, record) == (str(tmp_path / "data"), index)
-        assert source[index].decode(errors="backslashreplace") == f"value of {key}"
+    source = dataload.open(path)
+    texts = [record.decode(errors="backslashreplace").removeprefix("value of ") for record in source]
+    assert len(texts) == len(names)
+    assert places(source) == [(path, index, text) for index, text in enumerate(texts)]
 
 
 def test_nothing_is_read_and_damage_does_not_matter(tmp_path, monkeypatch):
@@ -115,30 +108,29 @@ def test_nothing_is_read_and_damage_does_not_matter(tmp_path, monkeypatch):
         source.locate(0)
 
 
+def found_by(function):
+    return locate(type("Own", (), {"locate": lambda self, index: function(index)})(), 5)
+
+
 def test_places_of_any_source(tmp_path):
-    class Own:
-        def locate(self, index):
-            return Location("part", index // 2, f"k{index}")
+    def fail(index):
+        raise CorruptFileError("no place")
 
-    class Unrelated:
-        def locate(self, index):
-            return index, "elsewhere"
-
-    class Failing:
-        def locate(self, index):
-            raise CorruptFileError("no place")
-
-    assert locate(Own(), 5) == Location("part", 2, "k5")
+    assert found_by(lambda index: Location("part", index // 2, f"k{index}")) == Location("part", 2, "k5")
     assert locate(Sharded(), 3) == Location("shard 2", 0, None)
-    for source in (Unrelated(), Failing(), [1, 2, 3]):
-        assert locate(source, 5) == Location(None, 5, None)
-    assert str(Location("a.tar", 3, "x/y")) == "a.tar, record 3, key 'x/y'"
-    assert (str(Location(None, 0, None)), str(Location("a", 0, None))) == ("record 0", "a, record 0")
+    nowhere = found_by(lambda index: (index, "elsewhere")), found_by(fail), locate([1, 2, 3], 5)
+    assert nowhere == (Location(None, 5, None),) * 3
+    for place, text in (
+        (Location("a.tar", 3, "x/y"), "a.tar, record 3, key 'x/y'"),
+        (Location(None, 0, None), "record 0"),
+        (Location("a", 0, None), "a, record 0"),
+    ):
+        assert str(place) == text
     np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16))
     assert dataload.open(tmp_path / "a.npy", window=10).locate(3).offset == 128 + 3 * 9 * 2
     for name in ("a.array_record", "a.parquet"):
-        source = dataload.open(write(tmp_path / name, 5))
-        assert source.locate(3) == Location(str(tmp_path / name), 3, None, None)  # compressed
+        path = write(tmp_path / name, 5)
+        assert dataload.open(path).locate(3) == Location(str(path), 3, None, None)  # compressed
 
 
 @pytest.mark.parametrize("name", ["a.syr", "a.tar", "a.tfrecord", "a.jsonl", "a.lmdb", "a.torchrecord"])
@@ -146,11 +138,10 @@ def test_offsets_lead_to_the_bytes_of_the_record(tmp_path, name):
     """Searches the file for the bytes themselves."""
     marks = [number.to_bytes(3, "big").hex() for number in range(0x9A1, 0x9A7)]
     with dataload.create(tmp_path / name) as writer:
-        for mark in marks:
-            writer.write({"x": mark})
-    (file,) = [path for path in tmp_path.rglob("*") if path.is_file() and marks[0].encode() in path.read_bytes()]
-    places = [file.read_bytes().index(mark.encode()) for mark in marks[1:]]
+        writer.extend({"x": mark} for mark in marks)
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    [data] = [data for data in files if marks[0].encode() in data]
     source = dataload.open(tmp_path / name)[1:]
-    heads = {place - source.locate(index).offset for index, place in enumerate(places)}
+    heads = {data.index(mark.encode()) - source.locate(index).offset for index, mark in enumerate(marks[1:])}
     assert len(heads) == 1  # what some codecs have before a value
     assert 0 <= heads.pop() < 60

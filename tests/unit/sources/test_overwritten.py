@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 import zipfile
 from itertools import chain
 
@@ -14,57 +15,45 @@ from dataload._util.per_process import pickling_for_worker
 from dataload.errors import ChangedFileError, WorkerError
 
 ROWS = 40
-UNCOMPRESSED = "group_size:1,uncompressed"
+NPZ = {"codec": "npz"}
+FILES = {"pattern": "{key}.bin"}
 DECODED = (".parquet", ".jsonl.gz", ".csv")  # as a whole, and kept
-# suffix -> options of the writer, and of the reader
+# suffix -> options of the writer, if it is ours, and of the reader
 FORMATS = {
-    ".syr": ({}, {}),
-    ".tar": ({}, {}),
-    ".arrow": ({}, {}),
-    ".parquet": ({}, {}),
-    ".jsonl": ({}, {}),
-    ".jsonl.gz": ({}, {}),
-    ".tfrecord": ({"codec": "npz"}, {"codec": "npz"}),
-    ".lmdb": ({"codec": "npz"}, {"codec": "npz"}),
-    ".torchrecord": ({}, {}),
-    ".array_record": ({"codec": "npz", "options": UNCOMPRESSED}, {"codec": "npz"}),
-    ".compressed.array_record": ({"codec": "npz"}, {"codec": "npz"}),
+    **dict.fromkeys((".syr", ".tar", ".arrow", ".parquet", ".jsonl", ".jsonl.gz", ".torchrecord"), ({}, {})),
+    **dict.fromkeys((".tfrecord", ".lmdb", ".compressed.array_record"), (NPZ, NPZ)),
+    ".array_record": ({**NPZ, "options": "group_size:1,uncompressed"}, NPZ),
     ".csv": (None, {}),
-    ".zip": (None, {"pattern": "{key}.bin"}),
-    "/": (None, {"pattern": "{key}.bin", "format": "folder"}),
+    ".zip": (None, FILES),
+    ".folder": (None, {**FILES, "format": "folder"}),
 }
 MESSAGE = (
     "the file (was overwritten while it was in use|has been rewritten since|has been written to since|had .* bytes)"
 )
 
 
-def make(path, value):
+def make(path, suffix, value):
     """Write a data set; all of one format are of equal size, and LMDB's have the same meta page."""
-    suffix = path.name[1:]
-    options = FORMATS["/" if path.name == "b" else suffix][0]
+    options = FORMATS[suffix][0]
     if options is not None:
+        x = [value] * 9 if ".jsonl" in suffix else np.full(256, value, np.int32)
         with dataload.create(path, **options) as writer:
-            for index in range(ROWS):
-                x = np.full(256, value, np.int32) if suffix not in (".jsonl", ".jsonl.gz") else [value] * 9
-                writer.write({"__key__": f"{index:03}", "x": x} if suffix == ".tar" else {"x": x})
+            writer.extend({"x": x, **({"__key__": f"{i:03}"} if suffix == ".tar" else {})} for i in range(ROWS))
     elif suffix == ".csv":
         path.write_text("x\n" + f"{value}\n" * ROWS)
-    elif suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
+    else:
+        with zipfile.ZipFile(path.with_suffix(".zip"), "w") as archive:
             for index in range(ROWS):
                 archive.writestr(f"{index:03}.bin", bytes([value]) * 300)
-    else:
-        path.mkdir()
-        for index in range(ROWS):
-            (path / f"{index:03}.bin").write_bytes(bytes([value]) * 300)
+        if suffix == ".folder":
+            shutil.unpack_archive(path.with_suffix(".zip"), path)
 
 
 def overwrite(path, new):
     """Copy the bytes of a data set into the files of another, a second after their last change."""
     if path.is_dir():
-        for name in sorted(os.listdir(path)):
-            if name != "lock.mdb":
-                overwrite(path / name, new / name)
+        for name in sorted({*os.listdir(path)} - {"lock.mdb"}):
+            overwrite(path / name, new / name)
         return
     before, data = os.stat(path), new.read_bytes()
     assert len(data) == before.st_size
@@ -74,17 +63,16 @@ def overwrite(path, new):
 
 
 def opened(tmp_path, suffix, **more):
-    path, new = tmp_path / f"a{suffix}" if suffix != "/" else tmp_path / "b", tmp_path / "new"
-    new.mkdir()
-    new /= path.name
-    make(path, 1)
-    make(new, 2)
-    return path, new, dataload.open(path, **{**FORMATS[suffix][1], **more})
+    path, new = tmp_path / f"a{suffix}", tmp_path / "new" / f"a{suffix}"
+    new.parent.mkdir()
+    make(path, suffix, 1)
+    make(new, suffix, 2)
+    return path, new, dataload.open(path, **FORMATS[suffix][1], **more)
 
 
 @pytest.mark.parametrize(
     ("suffix", "mapped"),
-    [(name, how) for name in FORMATS for how in (True, False) if how or name not in (*DECODED, "/")],
+    [(name, how) for name in FORMATS for how in (True, False) if how or name not in (*DECODED, ".folder")],
 )
 def test_a_read_after_the_overwrite_is_an_error(tmp_path, suffix, mapped):
     path, new, source = opened(tmp_path, suffix, **({} if mapped else {"map": False}))
@@ -92,29 +80,26 @@ def test_a_read_after_the_overwrite_is_an_error(tmp_path, suffix, mapped):
     overwrite(path, new)
     if suffix in DECODED:  # what is kept is read on
         assert repr(source.read([0, 20])) == repr(before)
-        source = pickle.loads(for_worker(source))
-    for read in (lambda: source.read([1, 5]), lambda: source.read_batch([1, 5])):
+        with pickling_for_worker():
+            source = pickle.loads(pickle.dumps(source))
+    for read in (source.read, source.read_batch):
         with pytest.raises(ChangedFileError, match=MESSAGE):
-            read()
+            read([1, 5])
     source.close()
     with dataload.open(path, **FORMATS[suffix][1]) as again:
         assert repr(again.read([0])[0]) != repr(before[0])
 
 
-def for_worker(source):
-    with pickling_for_worker():
-        return pickle.dumps(source)
-
-
 @pytest.mark.parametrize(
-    ("workers", "settings", "on_error"),
-    [(0, {}, "raise"), (0, {}, "skip"), (2, {}, "raise"), (2, {}, "skip"), (2, {"executor": "processes"}, "raise")],
+    ("workers", "settings"),
+    [
+        *((workers, {"on_error": on_error}) for workers in (0, 2) for on_error in ("raise", "skip")),
+        (2, {"executor": "processes", "start_method": "fork"}),
+    ],
 )
-def test_the_job_ends(tmp_path, workers, settings, on_error):
+def test_the_job_ends(tmp_path, workers, settings):
     path, new, source = opened(tmp_path, ".tar")
-    settings = settings and {**settings, "start_method": "fork"}
-    loader = dataload.Loader(source, batch_size=4, num_workers=workers, prefetch=1, on_error=on_error, **settings)
-    with loader:
+    with dataload.Loader(source, batch_size=4, num_workers=workers, prefetch=1, **settings) as loader:
         batches = [next(iter(loader))]
         overwrite(path, new)
         # The steps ahead of the consumer were read before.

@@ -20,6 +20,7 @@ from dataload.errors import (
     UnsupportedFormatError,
 )
 from dataload.sources.array_record.reader import ArrayRecordSource, FileInstruction
+from dataload.sources.array_record.writer import ArrayRecordWriter
 
 
 @pytest.fixture(scope="module")
@@ -178,3 +179,54 @@ def test_records_that_do_not_decode(tmp_path):
     # A first record that is damaged does not keep the others from being read.
     with ArrayRecordSource(f"{path}[9:20]", codec="msgpack") as source:
         assert (source.fields, source[1]) == ({}, {"a": 10})
+
+
+RECORDS = [b"", b"a", bytes(range(256)) * 300, b"last"]
+
+
+@pytest.fixture
+def new(tmp_path):
+    return tmp_path / "x.array_record"
+
+
+@pytest.mark.parametrize("options", ["group_size:1", "group_size:1,uncompressed", "group_size:3,brotli:4", ""])
+def test_the_original_reads_what_is_written(new, options):
+    with ArrayRecordWriter(new, options=options) as writer:
+        writer.extend([*RECORDS[:2], bytearray(RECORDS[2]), memoryview(RECORDS[3])])
+        assert len(writer) == 4
+    reader = ArrayRecordReader(str(new))
+    assert reader.ok()
+    assert reader.read_all() == RECORDS
+    reader.close()
+
+
+def test_records_that_are_not_bytes(new):
+    text = type("Text", (), {"name": "text", "decode": len, "encode": lambda self, record: str(record)})
+    writer = ArrayRecordWriter(new, codec=text())
+    with pytest.raises(ConfigError, match="codec text encoded a record as str, not bytes"):
+        writer.write({"x": 1})
+    writer.abort()
+    with ArrayRecordWriter(new) as writer:
+        writer.write(b"good")
+        with pytest.raises(ConfigError, match="stores bytes, got a record of type dict: choose a codec"):
+            writer.write({"x": 1})
+    assert list(ArrayRecordSource(new)) == [b"good"]
+
+
+def test_options_that_the_package_does_not_know(new, tmp_path):
+    with pytest.raises(ConfigError, match=r"options 'group_size:1,fast': Unknown option fast, valid options: .*zstd"):
+        ArrayRecordWriter(new, options="group_size:1,fast")
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_package_that_fails_to_write(new, tmp_path, monkeypatch):
+    def fail(*_):
+        raise RuntimeError("write() failed: No space left on device")
+
+    full = type("Full", (), {"write": fail, "close": fail, "ok": lambda self: True, "__init__": lambda *_: None})
+    monkeypatch.setattr("array_record.python.array_record_module.ArrayRecordWriter", full)
+    writer = ArrayRecordWriter(new)
+    for act in (lambda: writer.write(b"a"), writer.close):
+        with pytest.raises(SourceError, match=r"cannot write .*x.array_record: .*No space left on device"):
+            act()
+    assert os.listdir(tmp_path) == []

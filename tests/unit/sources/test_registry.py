@@ -1,5 +1,6 @@
-"""Formats by name, suffix and first bytes, and those of installed packages."""
+"""Formats by name, suffix and first bytes, those of installed packages, and shards that are not all there."""
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -8,19 +9,22 @@ from pathlib import Path
 import pytest
 
 import dataload
-from dataload.errors import ConfigError, MissingDependencyError
+from dataload.errors import ConfigError, MissingDependencyError, SourceNotFoundError
 from dataload.sources.find import HEAD_BYTES, detect, find_destination, find_shards
 from dataload.sources.format import Format
 from dataload.sources.head import describe_head
 from dataload.sources.registry import built_in_formats, by_suffix, format_names, get_format
+from dataload.sources.shard_files import check_complete
+from dataload.storage import Remote, storage_of
 
-PLUGIN = Path(__file__).parents[2] / "plugin_package"
+TESTS = Path(__file__).parents[2]
+GOLDEN = TESTS / "golden"
 
 
 @pytest.fixture
 def plugin(monkeypatch):
     """A distribution with entry points, as pip would have installed it."""
-    monkeypatch.syspath_prepend(str(PLUGIN))
+    monkeypatch.syspath_prepend(str(TESTS / "plugin_package"))
     yield
     sys.modules.pop("countdown_plugin", None)
 
@@ -36,6 +40,10 @@ def test_the_built_in_formats():
     tables = "arrow csv hugging_face jsonl parquet"
     known = f"array_record folder lmdb mds memory range syrah tar tfds tfrecord tokens torchrecord wids {tables}"
     assert format_names() == tuple(sorted(known.split()))
+    project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]
+    extras = {entry.extra for entry in built_in_formats()} - {None}
+    assert len(extras) >= 3
+    assert extras <= project["optional-dependencies"].keys()
 
 
 @pytest.mark.parametrize(
@@ -55,13 +63,13 @@ def test_the_built_in_formats():
     ],
 )
 def test_a_suffix_means_a_format(paths, name):
-    for path in paths.split():
-        assert getattr(by_suffix(path), "name", None) == name
+    assert {getattr(by_suffix(path), "name", None) for path in paths.split()} == {name}
     assert by_suffix("") is None
 
 
 ABSENT = r"that adds format 'absent' cannot be imported \(countdown_plugin_of_another_day:Source\): No module"
 MISSPELT = r"adds format 'misspelt' cannot be imported .* no attribute 'Countdwon"
+X = Format(name="x", source="x:X")
 
 
 @pytest.mark.parametrize(
@@ -70,17 +78,15 @@ MISSPELT = r"adds format 'misspelt' cannot be imported .* no attribute 'Countdwo
         (lambda: get_format("syra"), ConfigError, r"there is no format 'syra': did you mean 'syrah'\? Known: absent,"),
         (lambda: find_destination("range:x"), ConfigError, "'range' is read-only; choose one .*: syrah, torchrecord,"),
         (lambda: get_format("range").create("x"), ConfigError, r"format 'range' is read-only"),
+        (lambda: find_shards("range:3"), ConfigError, "format 'range' has no files, which are needed here"),
         (lambda: find_destination("a/tt-*.tar"), ConfigError, r"is a pattern.*: name one file, or .*\('tt-\{00..07\}"),
         (lambda: dataload.create("a.syr"), MissingDependencyError, r"^format 'syrah' needs .*'dataload\[syrah\]' \(or"),
         (lambda: dataload.open(__file__, format="countdown", stop=2), ConfigError, r"format 'countdown' has no option"),
         (lambda: get_format("absent"), MissingDependencyError, ABSENT),
         (lambda: get_format("misspelt"), MissingDependencyError, MISSPELT),
-        (
-            lambda: Format(name="x", source="x:X").require("nowhere.module"),
-            MissingDependencyError, r"^format 'x' needs nowhere: pip install nowhere$",
-        ),
+        (lambda: X.require("no.module"), MissingDependencyError, r"^format 'x' needs no: pip install no$"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(plugin, monkeypatch, tmp_path, call, error, message):
     monkeypatch.setitem(sys.modules, "bson", None)
     monkeypatch.chdir(tmp_path)
@@ -122,39 +128,28 @@ def test_two_packages_that_add_one_name_are_both_named(plugin, monkeypatch, tmp_
     with pytest.raises(ConfigError) as error:
         get_format("countdown")
     for part in (
-        "format 'countdown' is added by two installed packages", "countdown_plugin (countdown_plugin:CountdownSource)",
-        "other_countdown (other_countdown:Source)", "uninstall one of them",
-    ):  # fmt: skip
+        "format 'countdown' is added by two installed packages",
+        "countdown_plugin (countdown_plugin:CountdownSource)",
+        "other_countdown (other_countdown:Source)",
+        "uninstall one of them",
+    ):
         assert part in str(error.value)
 
 
-def test_every_extra_of_a_format_can_be_installed():
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    extras = {entry.extra for entry in built_in_formats()} - {None}
-    assert len(extras) >= 3
-    assert extras <= project["optional-dependencies"].keys()
-
-
-GOLDEN = Path(__file__).parents[2] / "golden"
-
-
-def head(path):
-    return path.read_bytes()[:HEAD_BYTES]
-
-
 @pytest.mark.parametrize(
-    ("folder", "pattern", "name"),
+    ("pattern", "name"),
     [
-        ("syrah", "[!cn]*.syr", "syrah"),
-        ("arrayrecord", "[!c]*.array_record", "array_record"),
-        ("torchrecord", "[!c]*/data.mdb", "lmdb"),
-        ("tar/tars", "[pgu]*.tar", "tar"),
+        ("syrah/[!cn]*.syr", "syrah"),
+        ("arrayrecord/[!c]*.array_record", "array_record"),
+        ("torchrecord/[!c]*/data.mdb", "lmdb"),
+        ("tar/tars/[pgu]*.tar", "tar"),
     ],
 )
-def test_files_of_the_original_tools(folder, pattern, name):
-    paths = [path for path in sorted((GOLDEN / folder).glob(pattern)) if head(path).strip(b"\0")]
-    assert len(paths) >= 5
-    assert {path: getattr(detect(head(path)), "name", None) for path in paths} == dict.fromkeys(paths, name)
+def test_files_of_the_original_tools(pattern, name):
+    heads = {path: path.read_bytes()[:HEAD_BYTES] for path in GOLDEN.glob(pattern)}
+    found = {path: getattr(detect(head), "name", None) for path, head in heads.items() if head.strip(b"\0")}
+    assert len(found) >= 5
+    assert found == dict.fromkeys(found, name)
 
 
 @pytest.mark.parametrize(
@@ -165,14 +160,59 @@ def test_other_bytes_are_nothing(data):
     assert detect(data) is None
 
 
-def test_what_is_said_of_them():
-    assert describe_head(b"") == "the file is empty"
-    assert describe_head(b"BZh9") == (
-        "byte 0 has the magic bytes of bzip2: decompress it first, to allow random access"
-    )
-    assert describe_head(b"\x00\x01abc") == r"byte 0 has b'\x00\x01abc'"
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "the file is empty"),
+        (b"BZh9", "byte 0 has the magic bytes of bzip2: decompress it first, to allow random access"),
+        (b"\x00\x01abc", r"byte 0 has b'\x00\x01abc'"),
+    ],
+)
+def test_what_is_said_of_them(data, text):
+    assert describe_head(data) == text
 
 
-def test_formats_without_files():
-    with pytest.raises(ConfigError, match="format 'range' has no files, which are needed here"):
-        find_shards("range:3")
+def test_a_local_directory_without_some_shards(tmp_path):
+    def write(*shards):
+        for shard in shards:
+            with dataload.create(tmp_path / f"a-{shard:05d}-of-00004.syr") as writer:
+                writer.write({"n": shard})
+
+    write(0, 2)
+    match = r"has no a-00001-of-00004.syr \(and 1 more\): finish the conversion or the copy.*name them by a pattern"
+    with pytest.raises(SourceNotFoundError, match=match):
+        dataload.open(tmp_path)
+    with dataload.open(f"{tmp_path}/*.syr") as source:
+        assert len(source) == 2
+    write(1)
+    with pytest.raises(SourceNotFoundError, match=r"has no a-00003-of-00004.syr: finish"):
+        dataload.open(tmp_path)
+    write(3)
+    with dataload.open(tmp_path) as source:
+        assert [int(record["n"]) for record in source] == [0, 1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def obstore():
+    """Start the threads of obstore, which live as long as the process."""
+    pytest.importorskip("obstore").store.MemoryStore().put("a", b"")
+
+
+@pytest.mark.parametrize(
+    ("journal", "complete"),
+    [
+        ({"shards": [["a", 0, 1], ["b", 1, 2]], "finished": {"a": {}}}, False),
+        ({"shards": [["a", 0, 1]], "finished": {"a": {}}}, True),
+        ({"shards": 3, "finished": {}}, True),
+        ([], True),
+    ],
+)
+def test_the_journal_of_an_unfinished_conversion_at_a_url(obstore, tmp_path, journal, complete):
+    remote, url = Remote(), f"memory://journals/{tmp_path.name}"
+    storage_of(url, remote).replace(f"{url}/.x.convert.json", json.dumps(journal).encode(), None)
+    if complete:
+        check_complete(url, ["a"], remote)
+    else:
+        match = r" has the shards of an unfinished conversion \(.x.convert.json\): finish the conversion"
+        with pytest.raises(SourceNotFoundError, match=match):
+            check_complete(url, ["a"], remote)

@@ -120,7 +120,7 @@ def test_every_format_has_the_option(entry):
     assert entry.reader_options.parse(required, "x").max_record_bytes == 1 << 30
     assert "max_record_bytes" not in entry.reader_options.parse({**required, "max_record_bytes": 5}, "x").content()
     for wrong in (0, -1, 1.5, "1", True, None):
-        with pytest.raises(ConfigError, match="max_record_bytes must be an integer >= 1, got"):
+        with pytest.raises(ConfigError, match=f"max_record_bytes must be an integer >= 1, got {wrong!r}"):
             entry.reader_options.parse({**required, "max_record_bytes": wrong}, "x")
 
 

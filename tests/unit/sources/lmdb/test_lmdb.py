@@ -66,15 +66,6 @@ def test_keys_that_are_integers_of_the_machine(tmp_path):
     assert list(LMDBSource(path, subdatabase="numbers")) == [value for _, value in items]
 
 
-def test_paths(tmp_path):
-    assert list(LMDBSource(make(tmp_path / "single.mdb", {None: [(b"0", b"a")]}, subdir=False))) == [b"a"]
-    paths = [make(tmp_path / f"{n}.lmdb", {None: numbers(n + 3, start=100 * n)}) for n in range(3)]
-    with LMDBSource(paths) as source:
-        assert source.shard_lengths == (3, 4, 5)
-        assert source.read([11, 0, 5]) == [b"value 204", b"value 0", b"value 102"]
-        assert source.read_batch([0, 3]) == [b"value 0", b"value 100"]
-
-
 @pytest.fixture
 def tensors(tmp_path):
     records = [{"x": np.full(3, n, np.float32), "y": np.array(n)} for n in range(30)]
@@ -84,10 +75,7 @@ def tensors(tmp_path):
 def test_a_codec_by_name(tensors):
     with LMDBSource(tensors, codec="tensorprotos") as source:
         assert {name: str(spec) for name, spec in source.fields.items()} == {"x": "float32 (3)", "y": "int64 ()"}
-        assert source[7]["x"].tolist() == [7, 7, 7]
-        batch = source.read_batch([5, 2, 9, 9])
-        assert batch["y"].tolist() == [5, 2, 9, 9]
-        assert batch["x"].flags.writeable
+        assert source.read_batch([5, 2, 9, 9])["y"].tolist() == [5, 2, 9, 9]
     with LMDBSource(tensors, codec="tensorprotos", fields=["y"]) as source:
         assert list(source[3]) == list(source.fields) == list(source.read_batch([1, 2, 3, 4, 5])) == ["y"]
     with LMDBSource(tensors, codec="raw") as source:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 import dataload
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
-from dataload.sources.tokens import documents as token_documents
 from dataload.sources.tokens.documents import build_index, load_documents
 from dataload.sources.tokens.reader import TokenSource
 from dataload.sources.tokens.windows import mark_documents
@@ -67,12 +66,13 @@ def test_files_of_any_size(tmp_path):
     assert len(TokenSource([write(tmp_path / "a.npy", range(9), "<i4"), empty], window=3)) == 4  # of any dtype
 
 
-def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_documents, "_SCANNED_BYTES", 16)  # 8 tokens
-    tokens = [1] * 7 + [0] + [0] + [2] * 14 + [0, 3]
+def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path):
+    border = 1 << 21
+    tokens = np.ones(2 * border, np.uint16)
+    tokens[[border - 1, border, 2 * border - 2]] = 0
     for path in (tmp_path / "a.bin", tmp_path / "a.npy"):
         found = TokenSource(write(path, tokens), window=1, stride=1, end_token=0, ends="drop").sequence_lengths
-        assert found.tolist() == [8, 1, 15, 1]
+        assert found.tolist() == [border, 1, border - 2, 1]
 
 
 @pytest.mark.skipif(not can_map(), reason="files are not mapped")
@@ -93,7 +93,6 @@ def test_records_fields_and_places(tmp_path):
     source = TokenSource(paths, window=5, field="ids")
     assert source.fields == {"ids": FieldSpec("uint16", (5,))}
     assert source.locate(3)[:3] == (str(paths[1]), 1, None)
-    assert source[-1]["ids"].tolist() == [24, 25, 26, 27, 28]
     assert repr(source) == f"TokenSource({str(paths[0])!r}, 2 shards, window=5, stride=4, field='ids')"
     assert [record["ids"][0] for record in source[1:3]] == [14, 20]
     pad = TokenSource(paths[0], window=5, ends="pad", pad_token=PAD, fields=["token_count"])

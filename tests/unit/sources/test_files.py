@@ -9,11 +9,9 @@ import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
 from line_source import LineBackend, LineFile, LineSource
 
-import dataload
 from dataload._util.per_process import pickling_for_worker
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources import files
@@ -21,18 +19,6 @@ from dataload.sources.files import FileSource
 from dataload.storage.errors import file_errors
 from dataload.testing.child import Reading, read_in_fork
 from dataload.types import FieldSpec
-
-RECORDS = 3  # of a shard
-# format -> options of the writer, and of the reader
-FORMATS = {
-    "syrah": ({}, {}),
-    "tar": ({}, {"decode": "auto"}),
-    "lmdb": ({"codec": "tensorprotos"}, {"codec": "tensorprotos"}),
-    "torchrecord": ({}, {}),
-    "array_record": ({"codec": "tensorprotos"}, {"codec": "tensorprotos"}),
-    "tokens": (None, {"window": 4, "stride": 4}),
-}
-CONTENTS = {"lmdb": "data.mdb", "torchrecord": "data.mdb"}  # the file in a shard that is a directory
 
 
 def record(i):
@@ -307,85 +293,14 @@ def test_slow_shards_are_opened_side_by_side_and_the_error_is_that_of_the_first(
         len(Slow(paths))
 
 
-@pytest.fixture
-def few(monkeypatch):
-    """Three shards may be open."""
+def test_more_shards_than_may_be_open(make, monkeypatch):
+    """The ones used last stay open; see test_overwritten.py for each format."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     assert files.most_open_shards() == max(8, soft // 4)
     monkeypatch.setattr(files, "most_open_shards", lambda: 3)
-
-
-def test_more_shards_than_may_be_open(make, few):
-    """The ones used last stay open; those that another thread still reads from live on."""
     source = Counting(make(*[2] * 10))
     assert source.opened == []
     for indices in (range(20), [18, 19, 18], [0, 18, 1]):
         assert tags(source.read(indices)) == [*indices]
     assert sorted(source.opened) == [f"{shard}.lines" for shard in range(10)], "each is opened once"
     assert source.read_batch(range(19, -1, -1))["x"][:, 0, 0].tolist() == list(range(19, -1, -1))
-
-
-def write_shard(path, name, first):
-    numbers = range(first, first + RECORDS)
-    if name == "tokens":
-        np.repeat(np.array(numbers, "<u2"), 4).tofile(path)
-        return
-    with dataload.create(path, format=name, **FORMATS[name][0]) as writer:
-        writer.extend({"x": np.full(5, number, np.int32)} for number in numbers)
-
-
-def open_shards(directory, name, count):
-    paths = [directory / f"{shard:03d}.{name}" for shard in range(count)]
-    for shard, path in enumerate(paths):
-        write_shard(path, name, RECORDS * shard)
-    return dataload.open(paths, format=name, **FORMATS[name][1])
-
-
-def values(source, indices):
-    [field] = [name for name in source.fields if not name.startswith("__")]
-    columns = source.read_batch(indices, fields=[field])[field][:, 0]
-    assert columns.tolist() == [record[field][0] for record in source.read(indices)]
-    return columns.tolist()
-
-
-def open_files(directory):
-    """Files in a directory of which this process has a descriptor."""
-    found = set()
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            found.add(os.readlink(f"/proc/self/fd/{name}"))
-        except OSError:
-            continue  # closed meanwhile
-    return {target for target in found if target.startswith(f"{directory}{os.sep}")}
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_files_are_closed_and_those_that_were_replaced_meanwhile_are_refused(name, tmp_path, few):
-    (tmp_path / "other").mkdir()
-    write_shard(tmp_path / "other" / "x", name, 77)  # as long, and different
-    with open_shards(tmp_path, name, 10) as source:
-        for seed in range(3):
-            indices = np.random.default_rng(seed).permutation(len(source))
-            assert values(source, indices) == indices.tolist()
-            assert len(open_files(tmp_path)) <= 3
-        values(source, range(len(source)))  # ends with the last shard
-        where = CONTENTS.get(name, "")
-        os.replace(tmp_path / "other" / "x" / where, tmp_path / f"000.{name}" / where)
-        with pytest.raises(CorruptFileError, match="has been rewritten since it was opened: open the data set again"):
-            source.read([0])
-        assert values(source, [len(source) - 1]) == [len(source) - 1]
-
-
-def test_eight_threads_keep_few_files_open(tmp_path, few):
-    source = open_shards(tmp_path, "tar", 20)
-
-    def work(seed):
-        for indices in np.random.default_rng(seed).integers(0, len(source), (30, 9)):
-            assert source.read_batch(indices)["x"][:, 0].tolist() == indices.tolist()
-            assert len(open_files(tmp_path)) <= 3 + 8  # each thread holds on to the one that it reads
-
-    with ThreadPoolExecutor(8) as pool:
-        assert [*pool.map(work, range(8))] == [None] * 8
-    assert len(open_files(tmp_path)) <= 3, "none stays open that is not counted"
-    source.close()
-    assert open_files(tmp_path) == set()

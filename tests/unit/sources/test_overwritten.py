@@ -1,9 +1,11 @@
-"""Shards that are overwritten in place while they are read: no record is part old, part new, or bad."""
+"""Shards that are overwritten or replaced while they are read: no record is part old, part new, or bad."""
 
 import os
 import pickle
 import shutil
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 
 import numpy as np
@@ -23,6 +25,7 @@ FORMATS = {
     **dict.fromkeys((".syr", ".tar", ".arrow", ".parquet", ".jsonl", ".jsonl.gz", ".torchrecord"), ({}, {})),
     **dict.fromkeys((".tfrecord", ".lmdb", ".compressed.array_record"), (NPZ, NPZ)),
     ".array_record": ({**NPZ, "options": "group_size:1,uncompressed"}, NPZ),
+    ".npy": (None, {"window": 4, "stride": 4}),
     ".csv": (None, {}),
     ".zip": (None, FILES),
     ".folder": (None, {**FILES, "format": "folder"}),
@@ -39,6 +42,8 @@ def make(path, suffix, value):
         x = [value] * 9 if ".jsonl" in suffix else np.full(256, value, np.int32)
         with dataload.create(path, **options) as writer:
             writer.extend({"x": x, **({"__key__": f"{i:03}"} if suffix == ".tar" else {})} for i in range(ROWS))
+    elif suffix == ".npy":
+        np.save(path, np.full(4 * ROWS, value, np.uint16))
     elif suffix == ".csv":
         path.write_text("x\n" + f"{value}\n" * ROWS)
     else:
@@ -108,6 +113,68 @@ def test_the_job_ends(tmp_path, workers, settings):
     assert isinstance(caught.value.__cause__, ChangedFileError)
     assert all((batch["x"] == 1).all() for batch in batches)
     assert loader.statistics().bad == 0
+
+
+@pytest.fixture
+def several(tmp_path, monkeypatch):
+    """Open ten shards, of which three may be open."""
+    monkeypatch.setattr("dataload.sources.files.most_open_shards", lambda: 3)
+
+    def several(suffix):
+        paths = [tmp_path / f"{shard}{suffix}" for shard in range(10)]
+        for shard, path in enumerate(paths):
+            make(path, suffix, shard)
+        return dataload.open(paths, **FORMATS[suffix][1])
+
+    return several
+
+
+def check(source, indices):
+    """Each record has the number of its shard."""
+    [field] = [name for name in source.fields if not name.startswith("__")]
+    columns = source.read_batch(indices, [field])[field]
+    records = [record[field] for record in source.read(indices)]
+    assert [row[0] for row in columns] == [row[0] for row in records] == [index // ROWS for index in indices]
+
+
+def open_files(directory):
+    """Files in a directory of which this process has a descriptor."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {target for target in found if target.startswith(f"{directory}{os.sep}")}
+
+
+@pytest.mark.parametrize("suffix", [".syr", ".tar", ".lmdb", ".torchrecord", ".array_record", ".npy"])
+def test_files_are_closed_and_those_that_were_replaced_meanwhile_are_refused(several, tmp_path, suffix):
+    with several(suffix) as source:
+        for seed in range(3):
+            check(source, np.random.default_rng(seed).permutation(len(source))[:100])
+            assert len(open_files(tmp_path)) <= 3
+        check(source, range(0, len(source), 9))  # ends with the last shard
+        make(new := tmp_path / f"new{suffix}", suffix, 7)  # as long, and different
+        path = tmp_path / f"0{suffix}"
+        where = "data.mdb" if path.is_dir() else ""
+        os.replace(new / where, path / where)
+        with pytest.raises(ChangedFileError, match="has been rewritten since it was opened: open the data set again"):
+            source.read([0])
+        check(source, [len(source) - 1])
+
+
+def test_eight_threads_keep_few_files_open(several, tmp_path):
+    source = several(".tar")
+
+    def work(seed):
+        for indices in np.random.default_rng(seed).integers(0, len(source), (20, 9)):
+            check(source, indices)
+            assert len(open_files(tmp_path)) <= 3 + 8  # each thread holds on to the one that it reads
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(work, range(8))] == [None] * 8
+    assert len(open_files(tmp_path)) <= 3, "none stays open that is not counted"
+    source.close()
+    assert open_files(tmp_path) == set()
 
 
 def test_an_environment_of_lmdb_may_be_written_to_by_lmdb(tmp_path):

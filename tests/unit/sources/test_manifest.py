@@ -55,12 +55,8 @@ def test_a_manifest_of_version_1():
 def test_json_and_back():
     shards = {"name": ["v.syr"], "records": [1], "bytes": [1], "etag": None, "sha256": None}
     assert json.loads(Manifest((OTHER,)).to_bytes())["data_sets"][0]["shards"] == shards  # the unknown takes no room
-    known = [shard._replace(identity=(5, "ab", identity)) for shard, identity in zip(SHARDS, ["x", ["y"]], strict=True)]
-    for shards in (known, [known[0], SHARDS[1]], [ShardEntry("a\udcff.syr", 1, 2)]):
-        manifest = Manifest((entry(shards),))
-        found = Manifest.parse(manifest.to_bytes(), "m")
-        assert found == manifest
-        assert [shard.identity for shard in found.data_sets[0].shards] == [shard.identity for shard in shards]
+    manifest = Manifest((entry([ShardEntry("a\udcff.syr", 1, 2)]),))
+    assert Manifest.parse(manifest.to_bytes(), "m") == manifest
 
 
 def changed(table, path, value):

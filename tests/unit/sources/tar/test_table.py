@@ -1,8 +1,11 @@
 import io
+import itertools
 import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from made_files import npy
 
 from dataload.codecs.decoders import known_extension
@@ -95,26 +98,32 @@ def names(of, *samples: int) -> list[str]:
     return of.keys.names(np.array(samples))
 
 
-def test_samples_that_differ():
-    found = table("a.jpg", "a.cls", "b.cls", "cc.txt", "cc.jpg", "cc.jpg")
-    assert found.ends.tolist() == [2, 3, 6]
-    assert found.first([0]).tolist() == [0, -1, 4]
-    assert found.first([1]).tolist() == [1, 2, -1]
-    assert found.first([2, 0]).tolist() == [0, -1, 3]
-    assert [found.sample(c) for c in range(6)] == [0, 0, 1, 2, 2, 2]
-    assert [found.code(c) for c in range(6)] == [0, 1, 1, 2, 0, 0]
-    assert names(found, 2, 0, 1, 2) == ["cc", "a", "b", "cc"]
-    components, rows = found.all_components(np.array([2, 0, 2]))
-    assert components.tolist() == [3, 4, 5, 0, 1, 3, 4, 5]
-    assert rows.tolist() == [0, 0, 0, 1, 1, 2, 2, 2]
-    assert [found.start(sample) for sample in range(3)] == [0, 2, 3]
+@given(
+    files=st.lists(st.sampled_from(["a.x", "a.y", "bb.x", "bb.z"]), max_size=12),
+    several=st.lists(st.integers(0, 3), max_size=3),
+)
+def test_a_table_says_which_components_a_sample_has(files, several):
+    found = table(*files)
+    keys, extensions = [name[:-2] for name in files], [name[-1] for name in files]
+    samples = [list(group) for _, group in itertools.groupby(range(len(files)), keys.__getitem__)]
+    assert [found.sample(c) for c in range(len(files))] == [n for n, each in enumerate(samples) for _ in each]
+    assert [found.extensions[found.code(c)] for c in range(len(files))] == extensions
+    assert [found.start(n) for n in range(len(samples))] == [each[0] for each in samples]
+    assert found.ends is not None or len({tuple(extensions[c] for c in each) for each in samples}) <= 1
+    several = [code for code in several if code < len(found.extensions)]
+    chosen = {found.extensions[code] for code in several}
+    first = [next((c for c in each if extensions[c] in chosen), -1) for each in samples]
+    if found.ends is None:
+        place = found.first(several)
+        assert first == [-1 if place < 0 else each[place] for each in samples]
+        return
+    assert found.first(several).tolist() == first
+    components, rows = found.all_components(np.array([len(samples) - 1, 0, 0]))
+    assert components.tolist() == [*samples[-1], *samples[0], *samples[0]]
+    assert rows.tolist() == [0] * len(samples[-1]) + [1] * len(samples[0]) + [2] * len(samples[0])
 
 
-def test_samples_alike_and_no_samples():
-    found = table("00.jpg", "00.cls", "01.jpg", "01.cls")
-    assert (found.extensions, found.codes.tolist(), found.ends, found.start(1)) == (("jpg", "cls"), [0, 1], None, 2)
-    assert (found.first([1]), found.first([0]), found.first([]), found.first([1, 0])) == (1, 0, -1, 0)
-    assert ([found.sample(c) for c in range(4)], [found.code(c) for c in range(4)]) == ([0, 0, 1, 1], [0, 1, 0, 1])
+def test_no_samples():
     found = table()
     assert (len(found), found.extensions, held(found), found.first([])) == (0, (), 0, -1)
 

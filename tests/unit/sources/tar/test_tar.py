@@ -308,6 +308,9 @@ def test_damage_may_end_an_archive(path):
         len(TarSource(path))
     with pytest.warns(UserWarning, match="reading ends here, after 1 members"):
         assert len(TarSource(path, on_damage="stop")) == 1
+    path.write_bytes(data[1024:])  # nothing was read: it is no archive
+    with pytest.raises(CorruptFileError):
+        len(TarSource(path, on_damage="stop"))
 
 
 def test_the_repr_of_several_decoders_is_whole(plain):

@@ -226,13 +226,22 @@ def test_the_order_of_a_mix_is_a_mixture():
     assert chosen == Sequential(12)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_of_a_mix_resumes(workers):
-    def loader():
-        mixed = dataload.mix({RangeSource(50): 0.5, RangeSource(80, start=50): 0.5})
-        return Loader(mixed, batch_size=7, shuffle=True, seed=1, num_workers=workers, epochs=2)
+COLUMNS = {"index": np.arange(40), "image": np.arange(160).reshape(40, 2, 2)}
+RESUMED = {
+    "mix": lambda: dataload.mix({RangeSource(50): 0.5, RangeSource(80, start=50): 0.5}),
+    "held out": lambda: RangeSource(200).split(0.5, seed=1)[1].filter(lambda record: record["index"] % 2 == 0),
+    "windows": lambda: dataload.windows(COLUMNS, [15, 25], 4, 2, ends="pad", offsets={"image": [-1, 0]}),
+}
 
-    check_resume(loader, "index", 5, epochs=2)
+
+@pytest.mark.parametrize(("name", "shuffle"), [("mix", True), ("held out", "shards"), ("windows", True)])
+@pytest.mark.parametrize(("workers", "step"), [(0, 0), (2, 3), (0, 7)])
+def test_a_loader_resumes(name, shuffle, workers, step):
+    def loader():
+        return Loader(RESUMED[name](), batch_size=3, shuffle=shuffle, seed=5, num_workers=workers, epochs=2)
+
+    expected = check_resume(loader, "index", step, epochs=2)
+    assert name != "windows" or len(expected) == 14
 
 
 A, B = RangeSource(3), RangeSource(4)

@@ -148,15 +148,7 @@ class Many(OneByOne):
         self.closed = True
 
 
-class IterableDataset:
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        raise NotImplementedError
-
-    def __iter__(self):
-        return iter(RECORDS)
+IterableDataset = type("IterableDataset", (OneByOne,), {})
 
 
 @pytest.mark.parametrize("kind", [OneByOne, Many])
@@ -197,6 +189,7 @@ def test_what_has_records_by_index_is_left_alone(data):
         (iter(RECORDS), "list_iterator gives its records one after another, and a loader reads them by index"),
         ((row for row in RECORDS), "generator gives its records one after another"),
         (IterableDataset(), "IterableDataset gives its records one after another"),
+        (type("Mine", (IterableDataset,), {})(), "Mine gives its records one after another"),
         (type("IterableDataset", (), {"__module__": "datasets.iterable"})(), "by index: load the data set without str"),
         (OneByOne, "OneByOne is a class: pass an object of it, OneByOne(...)"),
         (None, "NoneType has no __len__ and no __getitem__; a source needs __len__ and __getitem__"),

@@ -14,10 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from resumed import check_resume
 
 import dataload
-from dataload import ConfigError, Loader, MemorySource, RangeSource, SourceError
+from dataload import ConfigError, MemorySource, RangeSource, SourceError
 from dataload.sources import selecting
 from dataload.testing import check_source
 from dataload.types import StepsAhead
@@ -123,7 +122,6 @@ def test_a_filter_asks_only_for_its_fields():
         (lambda record: np.array([True]), {}, "the predicate of filter returned array([ True]) for record 0, expected"),
         (3, {}, "the predicate of filter must be a function of a record, got 3"),
         (is_even, {"fields": ["indx"]}, "RangeSource(9, start=0, step=1) has no field 'indx': did you mean 'index'?"),
-        (is_even, {"fields": "index"}, "fields must be a list of names, got the text 'index'"),
         (is_even, {"executor": "process"}, "executor is 'process': did you mean 'processes'?"),
         (is_even, {"num_workers": -1}, "num_workers must be an integer >= 0, got -1"),
         *((share, {}, SHARE) for share in (0, 1, -0.5, True, "0.9", math.nan)),
@@ -256,12 +254,3 @@ def test_a_split_is_a_source():
     assert RangeSource(0).split(0.5)[0].shard_lengths == (0,)
     first, second = RangeSource(99).split(0.5)
     assert second.locate(0).record == min({*range(99)} - {*indices_of(first)})
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_loader_of_held_out_data_resumes(workers):
-    def loader():
-        source = RangeSource(200).split(0.5, seed=1)[1].filter(is_even)
-        return Loader(source, batch_size=7, shuffle="shards", seed=2, num_workers=workers, epochs=1)
-
-    check_resume(loader, "index", 3)

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_files import pack, same
-from resumed import check_resume
 
 from dataload import ConcatSource, ConfigError, Loader, MemorySource, RangeSource, windows
 from dataload.collate import default_collate
@@ -294,15 +293,6 @@ def test_reads_each_record_once_and_only_the_fields_that_need_it():
     asked.clear()
     batch = source.read_batch([3, 4])
     assert (asked, batch["x"].tolist(), batch["y"].tolist()) == ([3, 4, 5], [[3, 4], [4, 5]], [-3, -4])
-
-
-@pytest.mark.parametrize(("workers", "step"), [(0, 0), (2, 3), (0, 7)])
-def test_a_loader_resumes_within_windows(step, workers):
-    def loader():
-        source = windows(episodes(), [15, 25], 4, 2, ends="pad", offsets={"image": [-1, 0]})
-        return Loader(source, batch_size=3, shuffle=True, seed=5, num_workers=workers, epochs=2)
-
-    assert len(check_resume(loader, "action", step, epochs=2)) == 14
 
 
 def test_windows_feed_streams():

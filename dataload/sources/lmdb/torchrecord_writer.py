@@ -8,7 +8,7 @@ from dataload._util.indexing import even_split
 from dataload.codecs.tensorprotos import encode
 from dataload.errors import ConfigError
 from dataload.sources.lmdb.format import TORCHRECORD, TorchRecordWriterOptions
-from dataload.sources.lmdb.write_environment import NewEnvironment
+from dataload.sources.lmdb.write_environment import NewEnvironment, check_value
 from dataload.sources.writer import Writer, require_fields
 
 _SPOOL_BYTES = 1 << 26
@@ -106,4 +106,4 @@ class TorchRecordWriter(Writer):
 
 
 def _encode(record: Any) -> bytes:
-    return encode(require_fields(record, "torchrecord"))
+    return check_value(encode(require_fields(record, "torchrecord")))

@@ -17,6 +17,18 @@ _BATCH_BYTES = 1 << 24  # of records kept in memory until they are written in on
 _BATCH_RECORDS = 1 << 15
 
 
+def values_fit(values: Sequence[bytes]) -> bool:
+    """Return whether LMDB can hold all of these values."""
+    return max(map(len, values)) <= _MAX_VALUE_BYTES
+
+
+def check_value(value: bytes) -> bytes:
+    """Return a value, or raise ConfigError if LMDB cannot hold it."""
+    if len(value) > _MAX_VALUE_BYTES:
+        raise ConfigError(f"an LMDB value has at most {_MAX_VALUE_BYTES} bytes, got {len(value)}")
+    return value
+
+
 class NewEnvironment:
     """Writes records to a new directory; nothing is durable before `finish`.
 
@@ -50,8 +62,7 @@ class NewEnvironment:
         """Add a record; with `append`, keys must ascend. A repeated key is refused when records are written."""
         if not 0 < len(key) <= MAX_KEY_BYTES:
             raise ConfigError(f"LMDB keys have 1 to {MAX_KEY_BYTES} bytes, got {len(key)}: {key[:40]!r}", key="keys")
-        if len(value) > _MAX_VALUE_BYTES:
-            raise ConfigError(f"an LMDB value has at most {_MAX_VALUE_BYTES} bytes, got {len(value)}")
+        check_value(value)
         full = self._pending_bytes >= _BATCH_BYTES or len(self._pending) >= _BATCH_RECORDS
         if full or (database, append) != (self._target, self._append):
             self.flush()
@@ -62,7 +73,7 @@ class NewEnvironment:
     def put_all(self, keys: Sequence[bytes], values: Sequence[bytes], *, database: int = 0) -> None:
         """Do what `put` of each record with `append` does, in the same transactions, for keys of one length."""
         ends = [0, *accumulate(map(len(keys[0]).__add__, map(len, values)))]
-        checked = max(map(len, values)) <= _MAX_VALUE_BYTES
+        checked = values_fit(values)
         start = 0
         while start < len(keys):
             self.put(keys[start], values[start], database=database, append=True)  # begins a transaction if needed

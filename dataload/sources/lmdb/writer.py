@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 from dataload.sources.lmdb.file import DATA_FILE, RECORDED_OFFSET
 from dataload.sources.lmdb.format import LMDB, LMDBWriterOptions
-from dataload.sources.lmdb.write_environment import NewEnvironment
+from dataload.sources.lmdb.write_environment import NewEnvironment, check_value, values_fit
 from dataload.sources.recorded import build_recorded
 from dataload.sources.writer import Writer, choose_codec, codec_name, encode_bytes
 
@@ -52,11 +52,14 @@ class LMDBWriter(Writer):
             records = records[1:]
         if self._keys is not None:
             super()._write_all(records)
-        elif self._codec is None and set(map(type, records)) == {bytes}:
+        elif self._codec is None and set(map(type, records)) == {bytes} and values_fit(records):
             self._put_all(records)
             self._count += len(records)
         else:
-            self._write_encoded(records, lambda record: encode_bytes(record, self._codec, "lmdb"), self._put_all)
+            # A value that LMDB cannot hold is refused here, so that those before it are written and counted.
+            self._write_encoded(
+                records, lambda record: check_value(encode_bytes(record, self._codec, "lmdb")), self._put_all
+            )
 
     def _put_all(self, values: Sequence[bytes]) -> None:
         keys = [b"%010d" % number for number in range(len(self), len(self) + len(values))]

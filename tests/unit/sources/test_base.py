@@ -1,16 +1,21 @@
-from __future__ import annotations
+"""The base of sources, slices, ranges, and several sources as one."""
+
+import itertools
+import re
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from resumed import check_resume
 
-from dataload.errors import ClosedSourceError, ConfigError
+import dataload
+from dataload import ConcatSource, ConfigError, Loader, MemorySource, RangeSource
+from dataload.errors import ClosedSourceError
+from dataload.samplers import GlobalShuffle, Mixture, Sequential
 from dataload.sources.base import SliceSource, Source, select_fields, spec_of
-from dataload.sources.concat import ConcatSource
-from dataload.sources.memory import MemorySource
-from dataload.sources.range import RangeSource
-from dataload.types import FieldSpec
+from dataload.sources.parts_ahead import StepsByPart
+from dataload.types import FieldSpec, StepsAhead
 
 
 class Letters(Source):
@@ -40,85 +45,50 @@ class Letters(Source):
 SOURCE = Letters()
 RECORDS = SOURCE.read(range(10))
 
-bounds = st.one_of(st.none(), st.integers(-14, 14))
+
+def indices_of(records):
+    return [int(record["index"]) for record in records]
 
 
-@given(start=bounds, stop=bounds, step=st.one_of(st.none(), st.integers(-4, 4).filter(bool)))
-def test_a_slice_is_the_slice_of_a_list(start, stop, step):
-    part, expected = SOURCE[start:stop:step], RECORDS[start:stop:step]
-    assert isinstance(part, SliceSource)
-    assert len(part) == len(expected)
-    assert list(part) == expected
-    assert [part[index] for index in range(len(part))] == expected
-    assert part.read(range(len(part))) == expected
-    assert sum(part.shard_lengths) == len(part)
-    assert min(part.shard_lengths) >= 0
-
-
-@given(data=st.data())
-def test_a_slice_of_a_slice_is_the_slice_of_a_list(data):
+@given(st.lists(st.slices(14), min_size=1, max_size=3))
+def test_a_slice_is_the_slice_of_a_list(slices):
     part, expected = SOURCE, RECORDS
-    for _ in range(3):
-        where = data.draw(st.slices(12))
+    for where in slices:
         part, expected = part[where], expected[where]
-    assert list(part) == expected
+        assert isinstance(part, SliceSource)
+        assert len(part) == sum(part.shard_lengths) == len(expected)
+        assert list(part) == part.read(range(len(part))) == expected
+        assert [part[index] for index in range(len(part))] == expected
+        assert min(part.shard_lengths) >= 0
 
 
-def test_a_slice_reads_columns():
+def test_a_slice():
     batch = SOURCE[2:9:2].read_batch([3, 0, -1], fields=["n"])
     assert {name: column.tolist() for name, column in batch.items()} == {"n": [8, 2, 8]}
-
-
-def test_a_slice_is_asked_for_its_own_records_only():
-    with pytest.raises(IndexError, match="index 3 is out of range for 3 records"):
-        SOURCE[2:5][3]
-    with pytest.raises(IndexError, match="index -4 is out of range for 3 records"):
-        SOURCE[2:5].read([0, -4])
-
-
-@given(
-    lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6),
-    start=st.integers(0, 12),
-    stop=st.integers(0, 12),
-)
-def test_shards_of_a_slice_equal_counting(lengths, start, stop):
-    source = ConcatSource([RangeSource(length) for length in lengths])
-    shard_of = [shard for shard, length in enumerate(lengths) for _ in range(length)][start:stop]
-    expected = tuple(shard_of.count(shard) for shard in sorted(set(shard_of))) or (0,)
-    assert source[start:stop].shard_lengths == expected
-
-
-def test_a_slice_that_does_not_run_forwards_is_one_shard():
-    source = ConcatSource([RangeSource(4), RangeSource(4)])
-    assert source[::2].shard_lengths == (4,)
-    assert source[::-1].shard_lengths == (8,)
-
-
-def test_a_slice_passes_on_what_its_source_knows():
-    part = MemorySource({"x": np.zeros((4, 2))})[1:3]
-    assert part.fields == {"x": FieldSpec("float64", (2,))}
-
-
-@pytest.mark.parametrize(
-    ("part", "text"),
-    [(SOURCE[2:5], "Letters()[2:5]"), (SOURCE[::-2], "Letters()[9:-1:-2]"), (SOURCE[1:][:3], "Letters()[1:10][0:3]")],
-)
-def test_a_slice_shows_what_it_is_of(part, text):
-    assert repr(part) == text
-
-
-def test_slices_have_their_own_fingerprints():
-    parts = [SOURCE[:], SOURCE[1:], SOURCE[:-1], SOURCE[::2], SOURCE[1:][1:]]
-    assert len({part.fingerprint() for part in [*parts, SOURCE]}) == len(parts) + 1
+    for index, read in ((3, SOURCE[2:5].__getitem__), (-4, lambda index: SOURCE[2:5].read([0, index]))):
+        with pytest.raises(IndexError, match=f"index {index} is out of range for 3 records"):
+            read(index)
+    texts = {SOURCE[2:5]: "Letters()[2:5]", SOURCE[::-2]: "Letters()[9:-1:-2]", SOURCE[1:][:3]: "Letters()[1:10][0:3]"}
+    assert [*map(repr, texts)] == [*texts.values()]
+    parts = [SOURCE, SOURCE[:], SOURCE[1:], SOURCE[:-1], SOURCE[::2], SOURCE[1:][1:]]
+    assert len({part.fingerprint() for part in parts}) == len(parts)
     assert SOURCE[1:5].fingerprint() == Letters()[1:5].fingerprint()
-
-
-def test_closing_a_slice_closes_its_source():
+    assert MemorySource({"x": np.zeros((4, 2))})[1:3].fields == {"x": FieldSpec("float64", (2,))}
     source = Letters()
     with source[2:4]:
         pass
     with pytest.raises(ClosedSourceError):
         source[0]
+
+
+@given(lengths=st.lists(st.integers(0, 5), min_size=1, max_size=6), start=st.integers(0, 12), stop=st.integers(0, 12))
+def test_shards_of_a_slice_equal_counting(lengths, start, stop):
+    source = ConcatSource([RangeSource(length) for length in lengths])
+    shard_of = [shard for shard, length in enumerate(lengths) for _ in range(length)][start:stop]
+    expected = tuple(shard_of.count(shard) for shard in sorted(set(shard_of))) or (0,)
+    assert source[start:stop].shard_lengths == expected
+    for step in (2, -1):  # is one shard
+        assert source[::step].shard_lengths == (len(range(0, len(source), abs(step))),)
 
 
 def test_iteration_reads_in_blocks():
@@ -129,29 +99,15 @@ def test_iteration_reads_in_blocks():
             asked.append(len(indices))
             return super()._read(indices)
 
-    assert [record["index"] for record in Recorded(600)] == list(range(600))
+    assert indices_of(Recorded(600)) == list(range(600))
     assert max(asked) < 600
     assert len(asked) < 10
 
 
-def test_read_batch_of_some_fields_in_their_order():
-    assert list(SOURCE.read_batch([0], fields=["n", "letter"])) == ["n", "letter"]
-
-
-def test_records_without_such_a_field():
-    with pytest.raises(ConfigError, match=r"a record has no field 'leter': did you mean 'letter'\? Known: letter, n"):
-        SOURCE.read_batch([0], fields=["leter"])
-
-
-def test_records_without_fields():
-    with pytest.raises(ConfigError, match="records are bytes, not fields: choose a codec to read fields x, y"):
-        select_fields(b"abc", ["x", "y"])
-
-
 def test_defaults():
-    assert SOURCE.fields == {}
-    assert SOURCE.shard_lengths == (10,)
+    assert (SOURCE.fields, SOURCE.shard_lengths) == ({}, (10,))
     assert SOURCE.__getitems__([-1, 0]) == [RECORDS[9], RECORDS[0]]
+    assert list(SOURCE.read_batch([0], fields=["n", "letter"])) == ["n", "letter"]
 
 
 @pytest.mark.parametrize(
@@ -165,10 +121,203 @@ def test_defaults():
     ],
 )
 def test_spec_of_a_value(value, spec, text):
-    assert spec_of(value) == spec
-    assert str(spec) == text
+    assert (spec_of(value), str(spec)) == (spec, text)
+    assert (str(FieldSpec("int64", (None, 3))), str(FieldSpec("int64"))) == ("int64 (?, 3)", "int64")
 
 
-def test_spec_with_unknown_extents():
-    assert str(FieldSpec("int64", (None, 3))) == "int64 (?, 3)"
-    assert str(FieldSpec("int64")) == "int64"
+@pytest.mark.parametrize("numbers", [range(5), range(3, 9), range(3, 20, 4), range(9, 0, -2), range(0)])
+def test_records_are_the_numbers_of_a_range(numbers):
+    source = RangeSource(numbers.stop, start=numbers.start, step=numbers.step)
+    assert list(source) == [{"index": number} for number in numbers]
+    if numbers:
+        assert source.read_batch([-1, 0])["index"].tolist() == [numbers[-1], numbers[0]]
+
+
+def test_a_range_that_no_memory_holds():
+    source = RangeSource(2**62)
+    assert (len(source), source[-1]) == (2**62, {"index": 2**62 - 1})
+    assert repr(source) == "RangeSource(4611686018427387904, start=0, step=1)"
+    assert source.read_batch([0], fields=[]) == {}
+
+
+def test_parts_in_turn_of_any_format():
+    source = ConcatSource([RangeSource(2), RangeSource(0), RangeSource(13, start=10)[::-1]])
+    assert indices_of(source) == [0, 1, 12, 11, 10]
+    assert (len(source.sources), repr(source)) == (3, "ConcatSource(3 sources)")
+    parts = [RangeSource(2), {"index": np.array([7, 8])}, [{"index": 9}]]
+    source = dataload.concat(parts)  # takes what a loader takes
+    assert indices_of(source) == [0, 1, 7, 8, 9]
+    assert source.read_batch([4, 0, 2])["index"].tolist() == [9, 0, 7]
+    assert source.shard_lengths == (2, 2, 1)
+    assert source.fields == RangeSource(1).fields
+    fingerprints = {dataload.concat(some).fingerprint() for some in (parts, parts, parts[::-1], parts[:1])}
+    assert len(fingerprints | {RangeSource(2).fingerprint()}) == 4
+
+
+MIXED_FIELDS = ConcatSource([MemorySource([{"x": 1}]), MemorySource([{"y": 1}])])
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: SOURCE.read_batch([0], ["leter"]), "a record has no field 'leter': did you mean 'letter'? Known: let"),
+        (
+            lambda: select_fields(b"abc", ["x", "y"]),
+            "records are bytes, not fields: choose a codec to read fields x, y",
+        ),
+        (lambda: RangeSource(9).read_batch([0], ["indx"]), "there is no field 'indx': did you mean 'index'? Known: in"),
+        (lambda: RangeSource(5, step=0), "step must not be 0"),
+        (lambda: MIXED_FIELDS.read_batch([1, 0]), "rows 1 and 0 have different fields (x, y only in one)"),
+    ],
+)
+def test_what_is_refused(call, message):
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        call()
+    assert "step" not in message or caught.value.key == "step"
+    assert MIXED_FIELDS.read_batch([1])["y"].tolist() == [1]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_keys_are_left_out_unless_all_parts_have_them(tmp_path, order):
+    for name in ("a.tar", "b.syr"):
+        with dataload.create(tmp_path / name) as writer:
+            writer.extend({"x": np.arange(i, i + 3), "y": np.array(i)} for i in range(40))
+    tar = dataload.open(tmp_path / "a.tar", decode="auto")
+    parts = [tar, dataload.open(tmp_path / "b.syr")][::order]
+    source = dataload.concat(parts)
+    assert [*source.fields] == ["x", "y"]
+    assert {*map(tuple, source.read([0, 79, 3]))} == {("x", "y")}
+    batch = source.read_batch([0, 41, 79])
+    assert [*batch] == ["x", "y"]
+    assert batch["y"].tolist() == [0, 1, 39]
+    with pytest.raises(ConfigError, match="has no field '__key__'"):
+        source.read_batch([0, 79], ["__key__"])
+    assert dataload.concat([tar, tar]).read_batch([40])["__key__"] == [tar[0]["__key__"]]
+    with Loader(dataload.mix([(parts[0], 1), (parts[1], 3)]), batch_size=20, shuffle=True, epochs=1) as loader:
+        assert {tuple(batch) for batch in loader} == {("x", "y")}
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("how", ["mapping", "pairs", "names"])
+def test_a_mix_has_its_proportions(how, shuffle):
+    a, b = RangeSource(1000), RangeSource(2000, start=1000)
+    mixed = {
+        "mapping": lambda: dataload.mix({a: 0.7, b: 0.3}),
+        "pairs": lambda: dataload.mix([(a, 7), (b, np.float32(3))]),
+        "names": lambda: dataload.mix({"a": a, "b": b}, {"b": 3, "a": 7}),
+    }[how]()
+    with Loader(mixed, batch_size=100, shuffle=shuffle, seed=4, epochs=1) as loader:
+        first = np.concatenate([batch["index"] for batch in loader])
+        assert len(loader) == 15  # until the first source would repeat
+    assert (first[:1000] < 1000).sum() == 700
+    assert sorted(first[first < 1000]) == [*range(1000)]
+    assert (np.diff(first[first < 1000]) == 1).all() == (not shuffle)
+
+
+def test_the_order_of_a_mix_is_a_mixture():
+    mixed = dataload.mix({RangeSource(5): 1, RangeSource(7): 2}, stop="longest")
+    order = Loader(mixed, batch_size=2, seed=3).batch_sampler.order
+    assert order == Mixture((Sequential(5), Sequential(7)), (1, 2), "longest", 3, lengths=(5, 7))
+    parts = Loader(mixed, batch_size=2, shuffle="global", seed=3).batch_sampler.order.samplers
+    assert [type(part) for part in parts] == [GlobalShuffle, GlobalShuffle]
+    assert len({part.seed for part in parts} | {3}) == 3  # equal parts are not shuffled alike
+    assert repr(mixed) == "MixedSource(2 sources, weights=(1.0, 2.0))"
+    chosen = Loader(mixed, batch_size=2, sampler=Sequential(12)).batch_sampler.order
+    assert chosen == Sequential(12)
+
+
+COLUMNS = {"index": np.arange(40), "image": np.arange(160).reshape(40, 2, 2)}
+RESUMED = {
+    "mix": lambda: dataload.mix({RangeSource(50): 0.5, RangeSource(80, start=50): 0.5}),
+    "held out": lambda: RangeSource(200).split(0.5, seed=1)[1].filter(lambda record: record["index"] % 2 == 0),
+    "windows": lambda: dataload.windows(COLUMNS, [15, 25], 4, 2, ends="pad", offsets={"image": [-1, 0]}),
+}
+
+
+@pytest.mark.parametrize(("name", "shuffle"), [("mix", True), ("held out", "shards"), ("windows", True)])
+@pytest.mark.parametrize(("workers", "step"), [(0, 0), (2, 3), (0, 7)])
+def test_a_loader_resumes(name, shuffle, workers, step):
+    def loader():
+        return Loader(RESUMED[name](), batch_size=3, shuffle=shuffle, seed=5, num_workers=workers, epochs=2)
+
+    expected = check_resume(loader, "index", step, epochs=2)
+    assert name != "windows" or len(expected) == 14
+
+
+A, B = RangeSource(3), RangeSource(4)
+TAKES = "mix takes sources with weights, {a: 0.7, b: 0.3} or [(a, 0.7), (b, 0.3)], got "
+NESTED = "a mix inside of another source has no proportions"
+PART = "a part of a mix has no proportions: slice, filter or split the sources"
+BY_NAME = "weights by name go with sources of the same names"
+MIXED = dataload.mix({A: 1, B: 1})
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: dataload.mix([A, B]), ConfigError, f"{TAKES}list"),
+        (lambda: dataload.mix({}), ConfigError, f"{TAKES}dict of 0"),
+        (lambda: dataload.mix(A), ConfigError, "got RangeSource(3, start=0, step=1)"),
+        (lambda: dataload.mix({A: -1, B: 1}), ConfigError, "weights must be numbers from 0, got -1"),
+        (lambda: dataload.mix({A: "1", B: 1}), ConfigError, "weights must be numbers from 0, got '1'"),
+        (lambda: dataload.mix({A: float("inf")}), ConfigError, "weights must be numbers from 0, got inf"),
+        (lambda: dataload.mix({A: 0, B: 0}), ConfigError, "weights must hold a number above 0, got [0, 0]"),
+        (lambda: dataload.mix({"a": A}, {"b": 1}), ConfigError, BY_NAME),
+        (lambda: dataload.mix([A], {"b": 1}), ConfigError, BY_NAME),
+        (lambda: dataload.mix({"a.tar": 1}), TypeError, "a path is no source: pass dataload.open('a.tar')"),
+        (lambda: dataload.mix([(MIXED, 1)]), TypeError, NESTED),
+        (lambda: dataload.mix({A: 1}, stop="last"), ConfigError, "stop is 'last': Known: first, longest, never"),
+        (lambda: MIXED[:2], TypeError, PART),
+        (lambda: MIXED.filter(bool), TypeError, PART),
+        (lambda: MIXED.split(0.5), TypeError, PART),
+        (lambda: dataload.windows(MIXED, [7], 2), TypeError, NESTED),
+        (lambda: dataload.concat(A), TypeError, "concat takes a list of sources, got RangeSource(3"),
+        (lambda: dataload.concat([]), ConfigError, "a ConcatSource needs at least one source, got none"),
+    ],
+)
+def test_what_mixes_and_concatenations_refuse(call, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        call()
+    assert MIXED[3] == {"index": 0}
+
+
+def block(epoch, steps):
+    indices = np.array([index for step in steps for index in step], np.int64)
+    return StepsAhead(epoch, indices, np.cumsum([len(step) for step in steps]).astype(np.int64), len(steps))
+
+
+def steps_of(blocks):
+    for each in blocks:
+        for start, stop in itertools.pairwise([0, *each.ends.tolist()]):
+            yield each.epoch, each.indices[start:stop].tolist()
+
+
+@given(
+    st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    st.lists(st.lists(st.lists(st.integers(0, 1000), max_size=6), min_size=1, max_size=4), max_size=5),
+    st.randoms(),
+)
+def test_each_part_sees_its_records_of_every_step(lengths, blocks, random):
+    lengths[0] += 1
+    ends = np.cumsum(lengths)
+    blocks = [[[index % int(ends[-1]) for index in step] for step in steps] for steps in blocks]
+    parts = StepsByPart((block(epoch, steps) for epoch, steps in enumerate(blocks)), ends)
+    iterators = {part: parts.of(part) for part in range(len(lengths))}
+    found = {part: [] for part in iterators}
+    while iterators:  # in any order
+        part = random.choice([*iterators])
+        try:
+            found[part].append(next(iterators[part]))
+        except StopIteration:
+            del iterators[part]
+    for part, (start, end) in enumerate(itertools.pairwise([0, *ends.tolist()])):
+        assert [*steps_of(found[part])] == [
+            (epoch, [index - start for index in step if start <= index < end])
+            for epoch, steps in enumerate(blocks)
+            for step in steps
+        ]
+
+
+def test_a_part_that_is_never_read_ends_the_planning():
+    parts = StepsByPart((block(0, [[0]]) for _ in itertools.count()), np.array([1, 2]))
+    assert len([*parts.of(1)]) == 32

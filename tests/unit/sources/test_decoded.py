@@ -1,14 +1,18 @@
-"""Decoded parts of files: which stay, and who decodes them."""
-
-from __future__ import annotations
+"""Decoded parts of files: which stay, and who decodes them; and records that are gathered span by span."""
 
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
+import numpy as np
 import pytest
+from made_files import same
 
+from dataload.codecs.layout import RecordTable
+from dataload.codecs.tensorprotos import decode_batch, encode
 from dataload.sources.decoded import DecodedCache
+from dataload.sources.gathered import GatheredTable
+from dataload.storage import storage_of
 
 
 def test_the_parts_used_last_stay_within_the_limit():
@@ -22,16 +26,17 @@ def test_the_parts_used_last_stay_within_the_limit():
     assert get("x", 99) == get("x", 99) == "X"  # one part stays, whatever its size
     assert decoded == list("abcbx")
     assert get("a") == "A"
-    assert decoded[-1] == "a"
     cache.clear()
-    get("a")
-    assert decoded[-2:] == ["a", "a"]
+    assert get("a") == "A"
+    assert decoded == list("abcbxaa")
+    assert len(data := pickle.dumps(cache)) < 200
+    assert pickle.loads(data).get("a", lambda: ("B", 1)) == "B"  # has no parts
 
 
 def test_a_part_is_decoded_by_one_thread_and_again_after_an_error():
     cache, barrier, decoded = DecodedCache(10), Barrier(4), []
 
-    def get():
+    def get(_):
         barrier.wait()
         return cache.get("a", lambda: decoded.append("a") or ("A", 1))
 
@@ -41,13 +46,34 @@ def test_a_part_is_decoded_by_one_thread_and_again_after_an_error():
     with pytest.raises(ValueError, match="damaged"):
         cache.get("a", fail)
     with ThreadPoolExecutor(4) as pool:
-        assert [future.result() for future in [pool.submit(get) for _ in range(4)]] == ["A"] * 4
+        assert [*pool.map(get, range(4))] == ["A"] * 4
     assert decoded == ["a"]
 
 
-def test_a_pickle_has_no_parts():
-    cache = DecodedCache(10)
-    cache.get("a", lambda: (bytes(5000), 5000))
-    data = pickle.dumps(cache)
-    assert len(data) < 200
-    assert pickle.loads(data).get("a", lambda: ("B", 1)) == "B"
+LONG = np.arange(300.0)
+RECORDS = {
+    "short": lambda n: {"x": np.full(5, n, np.float32), "b": b"%04d" % n},
+    "long": lambda n: {"x": LONG + n, "b": b"%04d" % n, "y": LONG * n},
+    "two layouts": lambda n: {"x": LONG + n, "bb" if n % 2 else "b": b"7" * (8 - n % 2)},
+    "two orders": lambda n: dict([("x", LONG + n), ("y", LONG)][:: 1 if n % 4 else -1]),
+    "bytes": lambda n: {"b": bytes([n]) * 2000},
+}
+
+
+@pytest.mark.parametrize("name", RECORDS)
+def test_records_that_are_gathered_decode_as_those_in_one_array(tmp_path, name):
+    data = [encode(RECORDS[name](n)) for n in range(20)]
+    [length] = {len(record) for record in data}
+    path = tmp_path / "data"
+    path.write_bytes(b"xyz" + b"".join(data))
+    rows = np.random.default_rng(0).integers(0, 20, 60)
+    chosen = [data[row] for row in rows]
+    file = storage_of(str(path)).map(str(path))
+    gathered = GatheredTable(file, 3 + rows * length, length)
+    table = RecordTable(np.frombuffer(b"".join(chosen), np.uint8).reshape(-1, length))
+    assert (len(gathered), bytes(gathered[0]), [*map(bytes, gathered[5:9])]) == (60, chosen[0], chosen[5:9])
+    assert [*map(bytes, table[5:9])] == chosen[5:9]
+    for fields in (None, ["x"], ["b"]):
+        for records in (gathered, GatheredTable(file, 3 + rows * length, length), table):
+            same(decode_batch(records, fields), decode_batch(chosen, fields), "batch")
+    assert [*map(bytes, gathered)] == chosen

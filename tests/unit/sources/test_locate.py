@@ -1,10 +1,9 @@
 """Where a record lies: of every source, without reading it."""
 
-import tarfile
-
+import lmdb
 import numpy as np
 import pytest
-from line_source import LineSource
+from made_files import pack
 
 import dataload
 from dataload import ClosedSourceError, ConcatSource, CorruptFileError, MemorySource, RangeSource
@@ -17,12 +16,10 @@ LENGTHS = (3, 0, 2)
 class Sharded(Source):
     """Says how long its shards are, and no more."""
 
+    shard_lengths = LENGTHS
+
     def __len__(self):
         return sum(LENGTHS)
-
-    @property
-    def shard_lengths(self):
-        return LENGTHS
 
     def _read(self, indices):
         raise AssertionError("a record was read")
@@ -31,10 +28,9 @@ class Sharded(Source):
         return "0" * 32
 
 
-def write(path, count, first=0, **options):
+def write(path, count, **options):
     with dataload.create(path, **options) as writer:
-        for number in range(first, first + count):
-            writer.write({"x": np.full(3, number, np.float32)})
+        writer.extend({"x": np.full(3, number, np.float32)} for number in range(count))
     return path
 
 
@@ -44,33 +40,15 @@ def places(source):
 
 
 def test_the_default_follows_from_the_shards():
-    assert places(Sharded()) == [
-        ("shard 0", 0, None), ("shard 0", 1, None), ("shard 0", 2, None), ("shard 2", 0, None), ("shard 2", 1, None),
-    ]  # fmt: skip
-    assert places(RangeSource(2)) == places(MemorySource([b"a", b"b"])) == [(None, 0, None), (None, 1, None)]
-
-
-def test_indices_are_checked_as_everywhere():
     source = Sharded()
+    assert places(source) == [(f"shard {s}", n, None) for s, length in enumerate(LENGTHS) for n in range(length)]
+    assert places(RangeSource(2)) == places(MemorySource([b"a", b"b"])) == [(None, 0, None), (None, 1, None)]
     assert source.locate(-1) == source.locate(np.int64(4)) == Location("shard 2", 1, None)
     for index in (5, -6):
         with pytest.raises(IndexError, match=f"index {index} is out of range for 5 records"):
             source.locate(index)
     with pytest.raises(TypeError):
         source.locate(1.0)
-
-
-def test_files_give_their_paths(tmp_path):
-    paths = [tmp_path / f"{shard}.lines" for shard in range(3)]
-    for path, count in zip(paths, LENGTHS, strict=True):
-        path.write_bytes(b"\n".join([b"00" * 12] * count + [b"end"]))
-    source = LineSource(paths)
-    expected = [(str(paths[0]), 0), (str(paths[0]), 1), (str(paths[0]), 2), (str(paths[2]), 0), (str(paths[2]), 1)]
-    assert [(shard, record) for shard, record, _ in places(source)] == expected
-    assert {key for _, _, key in places(source)} == {None}
-    source.close()
-    with pytest.raises(ClosedSourceError, match="is closed"):
-        source.locate(0)
 
 
 def test_slices_and_concatenations_ask_their_parents(tmp_path):
@@ -83,100 +61,76 @@ def test_slices_and_concatenations_ask_their_parents(tmp_path):
     assert places(both[3:])[0] == (str(path), 4, None)
 
 
-@pytest.mark.parametrize("fields", [None, ["x.npy"]])
-def test_tar_gives_the_samples_key(tmp_path, fields):
-    for shard in range(2):
-        with tarfile.open(tmp_path / f"{shard}.tar", "w") as archive:
-            for number in range(3):
-                for extension in ("x.npy", "cls"):
-                    archive.addfile(tarfile.TarInfo(f"dir{shard}/sämple{number}.{extension}"))
-    source = dataload.open(str(tmp_path / "{0..1}.tar"), fields=fields)
-    expected = [(str(tmp_path / f"{s}.tar"), n, f"dir{s}/sämple{n}") for s in range(2) for n in range(3)]
-    assert places(source) == expected
+@pytest.mark.parametrize(
+    ("options", "keys"), [({}, "abc"), ({"fields": ["cls"]}, "abc"), ({"fields": ["txt"], "missing": "skip"}, "ac")]
+)
+def test_tar_gives_the_samples_key(tmp_path, options, keys):
+    paths = [tmp_path / f"{shard}.tar" for shard in range(2)]
+    for shard, path in enumerate(paths):
+        names = [f"dir{shard}/sämple{key}.{suffix}" for key in "abc" for suffix in ("cls", "txt")]
+        pack(path, [(name, b"") for name in names if not name.endswith("b.txt")])
+    assert places(dataload.open(paths, **options)) == [
+        (str(path), n, f"dir{shard}/sämple{key}") for shard, path in enumerate(paths) for n, key in enumerate(keys)
+    ]
 
 
-def test_tar_keys_are_those_of_the_samples_that_are_kept(tmp_path):
-    with tarfile.open(tmp_path / "a.tar", "w") as archive:
-        for name in ("a.txt", "b.cls", "c.txt"):
-            archive.addfile(tarfile.TarInfo(name))
-    source = dataload.open(tmp_path / "a.tar", fields=["txt"], missing="skip")
-    assert [key for _, _, key in places(source)] == ["a", "c"]
+def test_torchrecord_gives_sub_database_and_key(tmp_path):
+    found = places(dataload.open(write(tmp_path / "a.torchrecord", 12, db_num=2)))
+    assert [key for _, _, key in found] == [f"db{number}/{key}" for number in range(2) for key in range(6)]
 
 
 @pytest.mark.parametrize("names", [["7", "10", "9"], ["b", "a", "c\udc80"], ["0001", "0000"]])
 def test_lmdb_gives_the_key(tmp_path, names):
-    lmdb = pytest.importorskip("lmdb")
-    stored = [name.encode("utf-8", "surrogateescape") for name in names]
-    with lmdb.open(str(tmp_path / "data")) as environment, environment.begin(write=True) as txn:
-        for key in stored:
+    path = str(tmp_path / "a.lmdb")
+    with lmdb.open(path) as environment, environment.begin(write=True) as txn:
+        for name in names:
+            key = name.encode("utf-8", "surrogateescape")
             txn.put(key, b"value of " + key)
-    source = dataload.open(tmp_path / "data", format="lmdb")
-    for index, (shard, record, key) in enumerate(places(source)):
-        assert (shard, record) == (str(tmp_path / "data"), index)
-        assert source[index].decode(errors="backslashreplace") == f"value of {key}"
-
-
-def test_torchrecord_gives_sub_database_and_key(tmp_path):
-    lmdb = pytest.importorskip("lmdb")
-    path = write(tmp_path / "data.torchrecord", 12, format="torchrecord")
-    found = [key for _, _, key in places(dataload.open(path, format="torchrecord"))]
-    stored = []
-    with lmdb.open(str(path), max_dbs=9, readonly=True, lock=False) as environment:
-        with environment.begin() as txn:
-            names = [key for key, _ in txn.cursor()]
-        for name in sorted(names):
-            database = environment.open_db(name, create=False)
-            with environment.begin(db=database) as txn:
-                stored += [f"{name.decode()}/{key.decode()}" for key, _ in txn.cursor()]
-    assert found == stored
-    assert len(set(found)) == 12
+    source = dataload.open(path)
+    texts = [record.decode(errors="backslashreplace").removeprefix("value of ") for record in source]
+    assert len(texts) == len(names)
+    assert places(source) == [(path, index, text) for index, text in enumerate(texts)]
 
 
 def test_nothing_is_read_and_damage_does_not_matter(tmp_path, monkeypatch):
     """The table tells the location, even if the data are gone."""
-    tar, syr = tmp_path / "a.tar", write(tmp_path / "b.syr", 4)
-    with tarfile.open(tar, "w") as archive:
-        for number in range(3):
-            archive.addfile(tarfile.TarInfo(f"s{number}.txt"))
+    tar, syr = pack(tmp_path / "a.tar", [(f"s{n}.txt", b"") for n in range(3)]), write(tmp_path / "b.syr", 4)
     for source in (dataload.open(tar), dataload.open(syr)):
-        monkeypatch.setattr(type(source), "_read", lambda *_: pytest.fail("a record was read"))
-        monkeypatch.setattr(type(source), "_read_columns", lambda *_: pytest.fail("a record was read"))
+        for method in ("read", "read_batch", "__getitem__"):
+            monkeypatch.setattr(type(source), method, lambda *_: pytest.fail("a record was read"))
         assert [record for _, record, _ in places(source)] == list(range(len(source)))
     source = dataload.open(tar, index=False)
     assert source.locate(2).key == "s2"
     tar.write_bytes(tar.read_bytes()[:600])
     assert source.locate(2)[:3] == (str(tar), 2, "s2")
+    source.close()
+    with pytest.raises(ClosedSourceError):
+        source.locate(0)
 
 
-def test_places_of_any_source():
-    class Own:
-        def locate(self, index):
-            return Location("part", index // 2, f"k{index}")
+def found_by(function):
+    return locate(type("Own", (), {"locate": lambda self, index: function(index)})(), 5)
 
-    class Unrelated:
-        def locate(self, index):
-            return index, "elsewhere"
 
-    class Failing:
-        def locate(self, index):
-            raise CorruptFileError("no place")
+def test_places_of_any_source(tmp_path):
+    def fail(index):
+        raise CorruptFileError("no place")
 
-    assert locate(Own(), 5) == Location("part", 2, "k5")
+    assert found_by(lambda index: Location("part", index // 2, f"k{index}")) == Location("part", 2, "k5")
     assert locate(Sharded(), 3) == Location("shard 2", 0, None)
-    for source in (Unrelated(), Failing(), [1, 2, 3]):
-        assert locate(source, 5) == Location(None, 5, None)
-
-
-@pytest.mark.parametrize(
-    ("place", "text"),
-    [
+    nowhere = found_by(lambda index: (index, "elsewhere")), found_by(fail), locate([1, 2, 3], 5)
+    assert nowhere == (Location(None, 5, None),) * 3
+    for place, text in (
         (Location("a.tar", 3, "x/y"), "a.tar, record 3, key 'x/y'"),
         (Location(None, 0, None), "record 0"),
-        (Location("a.syr", 0, None), "a.syr, record 0"),
-    ],
-)
-def test_text_of_a_place(place, text):
-    assert str(place) == text
+        (Location("a", 0, None), "a, record 0"),
+    ):
+        assert str(place) == text
+    np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16))
+    assert dataload.open(tmp_path / "a.npy", window=10).locate(3).offset == 128 + 3 * 9 * 2
+    for name in ("a.array_record", "a.parquet"):
+        path = write(tmp_path / name, 5)
+        assert dataload.open(path).locate(3) == Location(str(path), 3, None, None)  # compressed
 
 
 @pytest.mark.parametrize("name", ["a.syr", "a.tar", "a.tfrecord", "a.jsonl", "a.lmdb", "a.torchrecord"])
@@ -184,20 +138,10 @@ def test_offsets_lead_to_the_bytes_of_the_record(tmp_path, name):
     """Searches the file for the bytes themselves."""
     marks = [number.to_bytes(3, "big").hex() for number in range(0x9A1, 0x9A7)]
     with dataload.create(tmp_path / name) as writer:
-        for mark in marks:
-            writer.write({"x": mark})
-    (file,) = [path for path in tmp_path.rglob("*") if path.is_file() and marks[0].encode() in path.read_bytes()]
-    places = [file.read_bytes().index(mark.encode()) for mark in marks[1:]]
+        writer.extend({"x": mark} for mark in marks)
+    files = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
+    [data] = [data for data in files if marks[0].encode() in data]
     source = dataload.open(tmp_path / name)[1:]
-    heads = {place - source.locate(index).offset for index, place in enumerate(places)}
+    heads = {data.index(mark.encode()) - source.locate(index).offset for index, mark in enumerate(marks[1:])}
     assert len(heads) == 1  # what some codecs have before a value
     assert 0 <= heads.pop() < 60
-
-
-def test_offsets_of_windows_and_of_formats_that_do_not_tell(tmp_path):
-    np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16))
-    assert dataload.open(tmp_path / "a.npy", window=10).locate(3).offset == 128 + 3 * 9 * 2
-    for package, name in (("array_record", "a.array_record"), ("pyarrow", "a.parquet")):
-        pytest.importorskip(package)
-        source = dataload.open(write(tmp_path / name, 5))
-        assert source.locate(3) == Location(str(tmp_path / name), 3, None, None)  # compressed

@@ -1,29 +1,27 @@
-"""Manifests as values and as JSON: what is refused, what is merged, and what is stale."""
+"""Manifests and their statistics, as values and as JSON: what is refused, what is merged, and what is stale.
 
-from __future__ import annotations
+What holds for any manifest is in tests/properties/test_manifest.py.
+"""
 
 import json
 import re
-import time
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from dataload.convert.measuring import measure
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.manifest import (
-    MOST_BYTES,
-    DataSetEntry,
-    Manifest,
-    ShardEntry,
-    merge_manifests,
-)
-from dataload.sources.manifest_checks import STORED_OPTIONS
+from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics, LengthsFile, Numbers, merge_fields
+from dataload.sources.find import harmless_options
+from dataload.sources.manifest import MOST_BYTES, DataSetEntry, Manifest, ShardEntry, merge_manifests
+from dataload.sources.manifest_checks import STORED_OPTIONS, MapEntry
+from dataload.sources.memory import MemorySource
+from dataload.sources.registry import built_in_formats
 from dataload.types import FieldSpec
 
 HASH = "12ab" * 16
-SHARDS = (
-    ShardEntry("t-0.syr", 10, 1000, '"e0"', HASH),
-    ShardEntry("t-1.syr", 9, 900, None, None),
-)
+SHARDS = (ShardEntry("t-0.syr", 10, 1000, '"e0"', HASH), ShardEntry("t-1.syr", 9, 900, None, None))
 FIELDS = {"x": FieldSpec("float32", (3, None)), "s": FieldSpec("str", ()), "v": FieldSpec("int64", None)}
 
 
@@ -32,6 +30,8 @@ def entry(shards=SHARDS, **changes):
     given |= changes
     return DataSetEntry.of(given.pop("pattern"), given.pop("format"), shards, **given)
 
+
+OTHER = entry([ShardEntry("v.syr", 1, 1)], pattern="v.syr")
 
 # A file of this version, as it must always be readable.
 TEXT = """{"version":1,"data_sets":[
@@ -46,145 +46,112 @@ TEXT = """{"version":1,"data_sets":[
 def test_a_manifest_of_version_1():
     manifest = Manifest((entry(),))
     assert Manifest.parse(TEXT.encode(), "m") == manifest
-    assert Manifest.parse(manifest.to_bytes(), "m") == manifest
     assert json.loads(manifest.to_bytes()) == json.loads(TEXT)
     assert manifest.data_sets[0].shards == SHARDS
     assert manifest.find("t-{0..1}.syr") is manifest.find("t-1.syr") is manifest.data_sets[0]
     assert manifest.find("t-2.syr") is None
 
 
-def test_unknown_etags_and_hashes_take_no_room():
-    plain = Manifest((entry([ShardEntry("a.syr", 1, 2)], pattern="a.syr"),))
-    assert json.loads(plain.to_bytes())["data_sets"][0]["shards"] == {
-        "name": ["a.syr"],
-        "records": [1],
-        "bytes": [2],
-        "etag": None,
-        "sha256": None,
-    }
-    assert Manifest.parse(plain.to_bytes(), "m") == plain
-
-
-def test_what_the_fingerprint_needs_of_each_shard():
-    known = [shard._replace(identity=(5, "ab", identity)) for shard, identity in zip(SHARDS, ["x", ["y"]], strict=True)]
-    for shards in (known, [known[0], SHARDS[1]]):
-        manifest = Manifest((entry(shards),))
-        assert Manifest.parse(manifest.to_bytes(), "m") == manifest
-        assert [shard.identity for shard in manifest.data_sets[0].shards] == [shard.identity for shard in shards]
-
-
-@pytest.mark.parametrize(
-    ("value", "match"),
-    [
-        ([[1, "a", None]], "shards.identity: expected 2 values, one for each name, but found 1 values"),
-        (5, "shards.identity: expected a list but found 5"),
-        *(
-            ([wrong, None], "shards.identity: expected a size, a text, and a text, a list of texts or null but found ")
-            for wrong in (5, [], [-1, "a", "b"], [1, 2, "b"], [1, "a", 5], [1, "a", ["b"] * 17], [1, "a", [["b"]]])
-        ),
-    ],
-)
-def test_a_wrong_identity_is_refused(value, match):
-    with pytest.raises(CorruptFileError, match=match):
-        Manifest.parse(changed((*COLUMNS, "identity"), value), "m")
-
-
-def test_names_that_are_no_utf_8():
-    manifest = Manifest((entry([ShardEntry("a\udcff.syr", 1, 2)], pattern="a"),))
+def test_json_and_back():
+    shards = {"name": ["v.syr"], "records": [1], "bytes": [1], "etag": None, "sha256": None}
+    assert json.loads(Manifest((OTHER,)).to_bytes())["data_sets"][0]["shards"] == shards  # the unknown takes no room
+    manifest = Manifest((entry([ShardEntry("a\udcff.syr", 1, 2)]),))
     assert Manifest.parse(manifest.to_bytes(), "m") == manifest
 
 
-def changed(path, value):
-    """The manifest with one value replaced; `...` deletes it."""
-    table = json.loads(TEXT)
-    inside = table
-    for key in path[:-1]:
+def changed(table, path, value):
+    """The table with one value replaced; `...` deletes it."""
+    *path, last = (int(key) if key.isdigit() else key for key in path.split("."))
+    inside = table = json.loads(json.dumps(table))
+    for key in path:
         inside = inside[key]
     if value is ...:
-        del inside[path[-1]]
+        del inside[last]
     else:
-        inside[path[-1]] = value
-    return json.dumps(table).encode()
+        inside[last] = value
+    return table
 
 
-DATA_SET = ("data_sets", 0)
-COLUMNS = (*DATA_SET, "shards")
-HOSTILE = [
-    (("version",), 2, "version: expected 1, which this release reads, but found 2"),
-    (("version",), True, "version: expected 1, which this release reads, but found True"),
-    (("version",), ..., "version: expected 1, which this release reads, but found None"),
-    (("data_sets",), {}, "data_sets: expected a list but found {}"),
-    (("data_sets",), ..., "manifest: expected the key 'data_sets' but found only version"),
-    (("extra",), 1, "manifest: unknown key extra: Known: data_sets, version"),
-    (DATA_SET, [], "data set: expected an object but found []"),
-    ((*DATA_SET, "pattern"), "a/b", "pattern: expected a name in the directory of the manifest, not hidden and"),
-    ((*DATA_SET, "pattern"), "", "pattern: expected 1 to 4096 characters but found "),
-    ((*DATA_SET, "format"), 5, "format: expected 1 to 4096 characters but found 5"),
-    ((*DATA_SET, "recods"), 5, "data set: unknown key recods: did you mean 'records'?"),
-    ((*DATA_SET, "records"), 18, "records: expected 19, the sum of the shards, but found 18"),
-    ((*DATA_SET, "records"), 19.0, "records: expected 19, the sum of the shards, but found 19.0"),
-    ((*DATA_SET, "bytes"), 0, "bytes: expected 1900, the sum of the shards, but found 0"),
-    ((*DATA_SET, "fields"), [], "fields: expected an object but found []"),
-    ((*DATA_SET, "fields", "x", "dtype"), "f8,(9,9)i", "fields.x.dtype: expected the name of a dtype but found f8,(9"),
-    ((*DATA_SET, "fields", "x", "shape"), 3, "fields.x.shape: expected a list but found 3"),
-    ((*DATA_SET, "fields", "x", "shape"), [-1], "fields.x.shape: expected up to 64 extents, each null or at least 0"),
-    ((*DATA_SET, "fields", "x", "shape"), [1] * 65, "fields.x.shape: expected up to 64 extents"),
-    ((*DATA_SET, "fields", "x", "classes"), "ab", "fields.x.classes: expected a list but found ab"),
-    ((*DATA_SET, "fields", "x", "classes"), [3], "fields.x.classes: expected texts but found 3"),
-    ((*DATA_SET, "options"), 3, "options: expected an object but found 3"),
-    ((*DATA_SET, "options", "index"), "/etc/passwd", "options: expected one of case_sensitive, codec, "),
+FIRST = "data_sets.0"
+COLUMNS = f"{FIRST}.shards"
+PLAIN = "expected a name in the directory of the manifest, not hidden and without '/',"
+COUNTS = "expected integers from 0 to 9223372036854775807"
+OPTION = "expected a value of this option"
+EXTENTS = "expected up to 64 extents, each null or at least 0"
+TAG = "expected printable ASCII without spaces"
+IDENTITY = "expected a size, a text, and a text, a list of texts or null"
+NO_IDENTITIES = (5, [], [-1, "a", "b"], [1, 2, "b"], [1, "a", 5], [1, "a", ["b"] * 17], [1, "a", [["b"]]])
+
+# place, what is said before "but found" and the value, values
+UNFIT = [
+    ("version", "version: expected 1, which this release reads,", [2, True]),
+    ("data_sets", "data_sets: expected a list", [{}]),
+    (FIRST, "data set: expected an object", [[]]),
+    (f"{FIRST}.pattern", f"pattern: {PLAIN}", ["a/b"]),
+    (f"{FIRST}.pattern", "pattern: expected 1 to 4096 characters", [""]),
+    (f"{FIRST}.format", "format: expected 1 to 4096 characters", [5]),
+    (f"{FIRST}.records", "records: expected 19, the sum of the shards,", [18, 19.0]),
+    (f"{FIRST}.bytes", "bytes: expected 1900, the sum of the shards,", [0]),
+    (f"{FIRST}.fields", "fields: expected an object", [[]]),
+    (f"{FIRST}.fields.x.dtype", "fields.x.dtype: expected the name of a dtype", ["f8,(9,9)i"]),
+    (f"{FIRST}.fields.x.shape", "fields.x.shape: expected a list", [3]),
+    (f"{FIRST}.fields.x.shape", f"fields.x.shape: {EXTENTS}", [[-1], [1] * 65]),
+    (f"{FIRST}.fields.x.classes", "fields.x.classes: expected a list", ["ab"]),
+    (f"{FIRST}.options", "options: expected an object", [3]),
+    (f"{FIRST}.options.codec", f"options.codec: {OPTION}", ["os:system"]),
+    (f"{FIRST}.options.shapes", f"options.shapes: {OPTION}", [{"x": 5}]),
+    (f"{FIRST}.options.decode", f"options.decode: {OPTION}", [{"x": 5}]),
+    (f"{FIRST}.options.window", f"options.window: {OPTION}", [1 << 63]),
+    (COLUMNS, "shards: expected an object", [[]]),
+    (f"{COLUMNS}.name", "shards.name: expected a list", ["ab"]),
+    (f"{COLUMNS}.name.1", "shards.name: expected 1 to 4096 characters", [5, "", "a" * 4097]),
+    (f"{COLUMNS}.name.1", PLAIN, ["../../etc/passwd", "/etc/passwd", "..", ".hidden", "a\0b", "a\ud800"]),
+    (f"{COLUMNS}.records.0", f"shards.records: {COUNTS}", [-1, 1.5, True]),
+    (f"{COLUMNS}.bytes.0", f"shards.bytes: {COUNTS}", [1 << 63]),
+    (f"{COLUMNS}.etag.0", f"shards.etag: {TAG}", ["a\r\nX: y", "", 7]),
+    (f"{COLUMNS}.sha256.0", "shards.sha256: expected 64 hexadecimal digits", ["AB" * 32, "ab"]),
+    (f"{COLUMNS}.identity", "shards.identity: expected a list", [5]),
+]
+ODD = [
+    ("version", ..., "version: expected 1, which this release reads, but found None"),
+    ("data_sets", ..., "manifest: expected the key 'data_sets' but found only version"),
+    ("extra", 1, "manifest: unknown key extra: Known: data_sets, version"),
+    (f"{FIRST}.recods", 5, "data set: unknown key recods: did you mean 'records'?"),
+    (f"{FIRST}.fields.x.classes", [3], "fields.x.classes: expected texts but found 3"),
+    (f"{FIRST}.options.index", "/etc/passwd", "options: expected one of case_sensitive, codec, "),
+    (f"{COLUMNS}.name", ..., "shards: expected the key 'name' but found only records, bytes, etag, sha256"),
+    (f"{COLUMNS}.name.1", "t-0.syr", "the shard t-0.syr is listed twice"),
+    (f"{COLUMNS}.bytes.0", (1 << 63) - 1, "shards.bytes: expected a sum of at most 9223372036854775807 but found"),
+    (f"{COLUMNS}." + "x\x1b" * 99, 0, "shards: unknown key x\\x1bx\\x1b"),
     (
-        (*DATA_SET, "options", "codec"),
-        "os:system",
-        "options.codec: expected a value of this option but found os:system",
+        COLUMNS,
+        {"name": [], "records": [], "bytes": [], "etag": None, "sha256": None},
+        "shards: expected at least one shard but found none",
     ),
-    ((*DATA_SET, "options", "shapes"), {"x": 5}, "options.shapes: expected a value of this option but found {'x': 5}"),
-    ((*DATA_SET, "options", "decode"), {"x": 5}, "options.decode: expected a value of this option but found {'x': 5}"),
-    ((*DATA_SET, "options", "window"), 1 << 63, "options.window: expected a value of this option but found 92233"),
-    (COLUMNS, [], "shards: expected an object but found []"),
-    ((*COLUMNS, "name"), ..., "shards: expected the key 'name' but found only records, bytes, etag, sha256"),
-    ((*COLUMNS, "name"), "ab", "shards.name: expected a list but found ab"),
-    ((*COLUMNS, "name", 1), 5, "shards.name: expected 1 to 4096 characters but found 5"),
-    ((*COLUMNS, "name", 1), "", "shards.name: expected 1 to 4096 characters but found "),
-    ((*COLUMNS, "name", 1), "a" * 4097, "shards.name: expected 1 to 4096 characters but found aaa"),
-    ((*COLUMNS, "name", 1), "../../etc/passwd", "not hidden and without '/', but found ../../etc/passwd"),
-    ((*COLUMNS, "name", 1), "/etc/passwd", "not hidden and without '/', but found /etc/passwd"),
-    ((*COLUMNS, "name", 1), "..", "not hidden and without '/', but found .."),
-    ((*COLUMNS, "name", 1), ".hidden", "not hidden and without '/', but found .hidden"),
-    ((*COLUMNS, "name", 1), "a\0b", "not hidden and without '/', but found a\\x00b"),
-    ((*COLUMNS, "name", 1), "a\ud800", "not hidden and without '/', but found a\\ud800"),
-    ((*COLUMNS, "name", 1), "t-0.syr", "the shard t-0.syr is listed twice"),
-    ((*COLUMNS, "records"), [10], "shards.records: expected 2 values, one for each name, but found 1 values"),
-    ((*COLUMNS, "records", 0), -1, "shards.records: expected integers from 0 to 9223372036854775807 but found -1"),
-    ((*COLUMNS, "records", 0), 1.5, "shards.records: expected integers from 0 to 9223372036854775807 but found 1.5"),
-    ((*COLUMNS, "records", 0), True, "shards.records: expected integers from 0 to 9223372036854775807 but found True"),
-    ((*COLUMNS, "bytes", 0), 1 << 63, "shards.bytes: expected integers from 0 to 9223372036854775807 but found 92"),
-    ((*COLUMNS, "bytes", 0), (1 << 63) - 1, "shards.bytes: expected a sum of at most 9223372036854775807 but found"),
-    ((*COLUMNS, "etag", 0), "a\r\nX: y", "shards.etag: expected printable ASCII without spaces but found a\\r\\nX: y"),
-    ((*COLUMNS, "etag", 0), "", "shards.etag: expected printable ASCII without spaces but found "),
-    ((*COLUMNS, "etag", 0), 7, "shards.etag: expected printable ASCII without spaces but found 7"),
-    ((*COLUMNS, "sha256", 0), "AB" * 32, "shards.sha256: expected 64 hexadecimal digits but found ABAB"),
-    ((*COLUMNS, "sha256", 0), "ab", "shards.sha256: expected 64 hexadecimal digits but found ab"),
-    ((*COLUMNS, "sha256"), [], "shards.sha256: expected 2 values, one for each name, but found 0 values"),
-    ((*COLUMNS, "x\x1b" * 99), 0, "shards: unknown key x\\x1bx\\x1b"),
+    *((f"{COLUMNS}.identity", [wrong, None], f"shards.identity: {IDENTITY} but found ") for wrong in NO_IDENTITIES),
+    *(
+        (f"{COLUMNS}.{name}", column, f"shards.{name}: expected 2 values, one for each name, but found {count} values")
+        for name, column, count in (("records", [10], 1), ("sha256", [], 0), ("identity", [[1, "a", None]], 1))
+    ),
 ]
 
 
-@pytest.mark.parametrize(("path", "value", "message"), HOSTILE)
+def shown(value):
+    return (value if isinstance(value, str) else repr(value)).encode("unicode_escape").decode()[:40]
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [*((path, value, f"{said} but found {shown(value)}") for path, said, values in UNFIT for value in values), *ODD],
+)
 def test_what_is_refused(path, value, message):
     with pytest.raises(CorruptFileError) as caught:
-        Manifest.parse(changed(path, value), "d/dataload.json")
+        Manifest.parse(json.dumps(changed(json.loads(TEXT), path, value)).encode(), "d/dataload.json")
     text = str(caught.value)
     assert text.startswith("d/dataload.json: not a valid manifest: ")
     assert message in text
     assert text.endswith("; if the shards are right, delete dataload.json and run `dataload index --manifest` again")
     assert len(text) < 700
-
-
-def test_no_shards():
-    empty = {"name": [], "records": [], "bytes": [], "etag": None, "sha256": None}
-    with pytest.raises(CorruptFileError, match="shards: expected at least one shard but found none"):
-        Manifest.parse(changed(COLUMNS, empty), "m")
 
 
 @pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 100_000, b'{"version": ' + b"9" * 5000 + b"}", b"{}x"])
@@ -193,92 +160,162 @@ def test_what_is_not_json(data):
         Manifest.parse(data, "m")
 
 
-def test_a_manifest_that_is_too_large():
-    with pytest.raises(CorruptFileError, match="m: a manifest has at most 33,554,432 bytes"):
-        Manifest.parse(bytes(MOST_BYTES + 1), "m")
+KEPT = DataSetStatistics(options={}, selected=None, fields={})
+SEVERAL = [ShardEntry(f"{n}.syr", 1, 10) for n in range(3)]
+OVERLAPPING = [
+    Manifest((replace(DataSetEntry.of("*.syr", "syrah", part), statistics=KEPT.to_json()),))
+    for part in (SEVERAL[:2], SEVERAL[1:])
+]
+ONE, TWICE = ({"a" * n: FieldStatistics(records=1)} for n in (1, 2))
+MANY = merge_fields({str(n): FieldStatistics(records=1) for n in range(999)}, ONE)
 
 
-def test_data_sets_that_contradict_each_other():
-    with pytest.raises(ConfigError, match=re.escape("two data sets have the pattern t-{0..1}.syr")):
-        Manifest((entry(), entry()))
-    with pytest.raises(ConfigError, match=r"the shard t-1\.syr is listed twice"):
-        Manifest((entry(), entry(SHARDS[1:], pattern="t-1.syr")))
+def merged(*shards, **changes):
+    return merge_manifests([Manifest((entry(SHARDS[:1]),)), Manifest((entry(shards or SHARDS[1:], **changes),))])
 
 
-def test_every_stored_option_is_one_of_a_format():
-    from dataload.sources.find import harmless_options
-    from dataload.sources.registry import built_in_formats
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Manifest.parse(bytes(MOST_BYTES + 1), "m"), "m: a manifest has at most 33,554,432"),
+        (lambda: Manifest((entry(), entry())), "two data sets have the pattern t-{0..1}.syr"),
+        (lambda: Manifest((entry(), entry(SHARDS[1:], pattern="x"))), "the shard t-1.syr is listed twice"),
+        (lambda: merged(format="tar"), "parts of the data set t-{0..1}.syr disagree about format: syrah, tar"),
+        (lambda: merged(options={}), "disagree about options: {'shapes': {'x': [3, -1]}}, {}"),
+        (lambda: merged(fields={"y": FieldSpec("int8", ())}), "disagree about fields: "),
+        (lambda: merged(SHARDS[0]._replace(records=11)), "parts disagree about the shard t-0.syr: ShardEntry(name='t-"),
+        (lambda: merge_manifests(OVERLAPPING), "two parts have statistics of the shard 1.syr"),
+        (
+            lambda: KEPT.merge(replace(KEPT, selected=("x",))),
+            "parts disagree about the fields of their statistics: None, ('x',): run",
+        ),
+        (lambda: merge_fields(MANY, TWICE), "the records have more than 1,000 different fields: name those"),
+    ],
+)
+def test_what_contradicts_itself_or_is_too_large(make, message):
+    with pytest.raises((ConfigError, CorruptFileError), match=re.escape(message)):
+        make()
 
+
+def test_paths_and_caches_are_no_business_of_a_manifest():
     known = {name for each in built_in_formats() for name in each.reader_options.names()}
     harmless = {name for each in built_in_formats() for name in harmless_options(each)}
     assert {*STORED_OPTIONS} <= known
-    assert not {*STORED_OPTIONS} & harmless, "paths and caches are no business of a manifest"
+    assert not {*STORED_OPTIONS} & harmless
 
 
 def test_stale_shards():
-    found = {"t-0.syr": (1000, '"e0"'), "t-1.syr": (900, '"x"')}
-    assert list(entry().stale(found)) == [], "an ETag that the manifest does not know is not compared"
-    assert list(entry().stale({**found, "t-0.syr": (1000, None)})) == []
-    assert list(entry().stale({"t-0.syr": (1001, '"e0"')})) == [
-        "t-0.syr has 1,001 bytes, and 1,000 in the manifest",
-        "t-1.syr is missing",
-    ]
-    assert list(entry().stale({**found, "t-0.syr": (1000, '"e1"')})) == [
-        't-0.syr has the ETag "e1", and "e0" in the manifest'
-    ]
+    found = {"t-0.syr": (1000, '"e0"'), "t-1.syr": (900, '"x"')}  # the manifest does not know the second ETag
+    for changes, lines in (
+        ({}, []),
+        ({"t-0.syr": (1000, None)}, []),
+        ({"t-0.syr": (1001, '"e0"')}, ["t-0.syr has 1,001 bytes, and 1,000 in the manifest"]),
+        ({"t-0.syr": (1000, '"e1"')}, ['t-0.syr has the ETag "e1", and "e0" in the manifest']),
+    ):
+        assert list(entry().stale({**found, **changes})) == lines
 
 
 def test_a_data_set_takes_the_place_of_those_that_share_a_shard():
-    other = entry([ShardEntry("v.syr", 1, 1)], pattern="v.syr")
-    manifest = Manifest((entry(), other))
+    manifest = Manifest((entry(), OTHER))
     wider = entry([*SHARDS, ShardEntry("t-2.syr", 1, 1)], pattern="t-{0..2}.syr")
-    assert manifest.with_data_set(wider).data_sets == (wider, other)
     same_name = entry([ShardEntry("u.syr", 1, 1)])
-    assert manifest.with_data_set(same_name).data_sets == (same_name, other)
-    assert Manifest().with_data_set(other).with_data_set(entry()) == manifest
+    for new in (wider, same_name):
+        assert manifest.with_data_set(new).data_sets == (new, OTHER)
+    assert Manifest().with_data_set(OTHER).with_data_set(entry()) == manifest
+    plain = DataSetEntry.of("a.syr", "syrah", [ShardEntry("a.syr", 1, 10, sha256="a" * 64)])
+    known = replace(plain, statistics={}, map=MapEntry("module:function", "", "a" * 64, ""))
+    assert Manifest((known,)).with_data_set(plain).data_sets == (known,), "what is known of the same shards stays"
+    other = replace(plain, sha256=("b" * 64,))
+    assert Manifest((known,)).with_data_set(other).data_sets == (other,)
 
 
 def test_parts_are_merged():
     first, second = (Manifest((entry([shard]),)) for shard in SHARDS)
-    other = Manifest((entry([ShardEntry("v.syr", 1, 1)], pattern="v.syr"),))
-    assert merge_manifests([first, other, second]).data_sets == (entry(), *other.data_sets)
+    assert merge_manifests([first, Manifest((OTHER,)), second]).data_sets == (entry(), OTHER)
     assert merge_manifests([second, first]).data_sets[0].names == ("t-1.syr", "t-0.syr"), "in the order given"
-    assert merge_manifests([first, second, first]) == Manifest((entry(),)), "a part that was done twice"
     assert merge_manifests([]) == Manifest()
+    assert merge_manifests([OVERLAPPING[0]] * 2) == OVERLAPPING[0]
     without = Manifest((entry(SHARDS[:1], fields={}),))
     assert merge_manifests([without, second]) == Manifest((entry(),)), "a part without records knows no fields"
 
 
+def test_10_000_shards_take_few_bytes():
+    shards = [ShardEntry(f"train-{i:05d}.tar", i, 10**8 + i, f'"{i:032x}"', f"{i:064x}") for i in range(10_000)]
+    data = Manifest((entry(shards),)).to_bytes()
+    assert len(data) < 1_500_000
+    assert Manifest.parse(data, "m").data_sets[0].shards == tuple(shards)
+
+
+FILE = LengthsFile.of(138, "ab" * 32)
+
+
+def statistics():
+    fields = measure(MemorySource([{"x": np.arange(n, dtype=np.float32), "label": n % 2} for n in (1, 2, 3)])).fields
+    return DataSetStatistics(options={"codec": "msgpack"}, selected=("x", "label"), fields=fields, lengths={"x": FILE})
+
+
+def test_statistics_are_read_as_they_were_written():
+    assert DataSetStatistics.parse(statistics().to_json()) == statistics()
+    with pytest.raises(ConfigError, match="statistics: expected the key 'options' but found only fields"):
+        DataSetStatistics.parse({"fields": {}})
+
+
+MAY_SET = "expected an option that a manifest may set"
+LENGTHS = "the name, the size and the SHA-256 of a file of lengths"
+SHAPES = "fields.x.shapes"
+INTEGERS = "different integers or short texts"
+ASCENDING = "expected two ascending numbers, minimum and maximum, but found"
+FRACTION = "expected an integer, or a fraction of one and a power of two"
+
+
 @pytest.mark.parametrize(
-    ("other", "message"),
+    ("path", "message", "values"),
     [
-        (entry(SHARDS[1:], format="tar"), "parts of the data set t-{0..1}.syr disagree about format: syrah, tar"),
-        (entry(SHARDS[1:], options={}), "disagree about options: {'shapes': {'x': [3, -1]}}, {}"),
-        (entry(SHARDS[1:], fields={"y": FieldSpec("int8", ())}), "disagree about fields: "),
+        ("more", "statistics: unknown key more", [1]),
+        ("options", f"statistics.options.codec: {MAY_SET}", [{"codec": "os:system"}]),
+        ("options", f"statistics.options.index: {MAY_SET}", [{"index": "/etc"}]),
+        ("selected", "statistics.selected: expected names of fields, or null but found [1]", [[1]]),
+        ("fields", "statistics.fields: expected at most 1000 fields", [{str(n): {} for n in range(1001)}]),
+        ("lengths.y", "statistics.lengths: expected only names of fields but found y", [list(FILE)]),
         (
-            entry([SHARDS[0]._replace(records=11)]),
-            "parts disagree about the shard t-0.syr: ShardEntry(name='t-0.syr', re",
+            "lengths.x",
+            LENGTHS,
+            [["../x.npy", 138, "ab" * 32], [FILE.name, -1, "ab" * 32], [FILE.name, 138, "a"]],
         ),
+        ("fields.x.records", "fields.x.records: expected an integer from 0 to", [-1]),
+        ("fields.x.dtypes", "fields.x.dtypes: expected numbers with the sum 3", [{"float32": 2}]),
+        (SHAPES, "at most 1000 values with a number each", [{"shape": [[1]], "records": []}]),
+        (SHAPES, "shapes.records: expected numbers with the sum", [{"shape": [[1]], "records": [2]}]),
+        (SHAPES, "different shapes of up to 64 axes", [{"shape": [[1], [1]], "records": [1, 2]}]),
+        ("fields.x.axes", "fields.x.axes: expected the ends of up to 64 axes but found [[3, 1]]", [[[3, 1]]]),
+        ("fields.x.length", "expected the shortest length, the longest, and the sum of 3", [[1, 3, 10]]),
+        ("fields.label.labels", INTEGERS, [{"value": [1, each], "records": [1, 2]} for each in ("1" * 65, True)]),
+        ("fields.label.labels", INTEGERS, [{"value": [1 << 64], "records": [3]}]),
+        ("fields.x.numbers.nan", "fields.x.numbers.nan: expected an integer from 0", [1.5]),
+        ("fields.x.numbers.minimum", ASCENDING, [5]),
+        ("fields.x.numbers.maximum", ASCENDING, [float("nan")]),
+        ("fields.x.numbers.total", f"fields.x.numbers.total: {FRACTION}", [None, "1e999999999"]),
+        ("fields.x.numbers.squares", FRACTION, ["1/3", "1/0"]),
     ],
 )
-def test_parts_that_disagree(other, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        merge_manifests([Manifest((entry(SHARDS[:1]),)), Manifest((other,))])
+def test_statistics_that_are_impossible(path, message, values):
+    for value in values:
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            DataSetStatistics.parse(changed(statistics().to_json(), path, value))
 
 
-def test_10_000_shards_are_fast():
-    shards = [
-        ShardEntry(f"train-{i:05d}.array_record", i, 10**8 + i, f'"{i:032x}"', f"{i:064x}") for i in range(10_000)
-    ]
-    data = Manifest((entry(shards),)).to_bytes()
-    assert len(data) < 1_600_000
+def test_what_is_too_much_is_left_out(monkeypatch):
+    monkeypatch.setattr("dataload.sources.field_statistics.MOST_LABELS", 1000)
+    ids = measure(MemorySource([{"id": np.array(i), "x": np.zeros(i)} for i in range(1500)])).fields
+    assert ids["id"].labels is None
+    assert ids["x"].shapes is None
+    assert ids["x"].axes == ((0, 1499),)
+    assert len(MANY) == 1000
 
-    def seconds(run):
-        begun = time.process_time()
-        run()
-        return time.process_time() - begun
 
-    # Of the limit of 20 ms, json takes a quarter; a ratio holds on a busy machine as well.
-    parse = min(seconds(lambda: Manifest.parse(data, "m")) for _ in range(7))
-    plain = min(seconds(lambda: json.loads(data)) for _ in range(7))
-    assert parse < 6 * plain
+def test_mean_and_deviation():
+    numbers = measure(MemorySource([{"x": np.array([1.0, 3.0, np.nan, np.inf])}])).fields["x"].numbers
+    assert (numbers.mean, numbers.std, numbers.nan, numbers.infinite) == (2, 1, 1, 1)
+    assert Numbers().mean is None
+    huge = measure(MemorySource([{"x": np.array([1e300, -1e300])}])).fields["x"].numbers
+    assert (huge.mean, huge.std, huge.maximum) == (0, None, 1e300)

@@ -1,30 +1,26 @@
-from __future__ import annotations
+"""Data in memory, and what a loader takes in place of a source."""
+
+import re
+from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from made_files import same
 
-from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.memory import MemorySource
-from dataload.testing.compare import difference
-from dataload.types import FieldSpec
+from dataload import ConfigError, CorruptFileError, Loader, MemorySource, RangeSource
+from dataload.sources.adapt import as_source, loadable
+from dataload.testing import check_source
+from dataload.types import FieldSpec, StepsAhead
 
 RECORDS = [{"x": np.arange(3) + i, "t": f"text {i}", "b": bytes(i), "n": i, "f": i / 2} for i in range(5)]
-COLUMNS = {
-    "x": np.arange(3) + np.arange(5)[:, None],
-    "t": [f"text {i}" for i in range(5)],
-    "b": [bytes(i) for i in range(5)],
-    "n": list(range(5)),
-    "f": [i / 2 for i in range(5)],
-}
-
-
-def same(got, want):
-    found = difference(got, want, "value")
-    assert found is None, found
+COLUMNS = {name: [record[name] for record in RECORDS] for name in RECORDS[0]}
+COLUMNS["x"] = np.stack(COLUMNS["x"])
+BOTH = MemorySource(RECORDS), MemorySource(COLUMNS)
 
 
 def test_columns_and_records_are_the_same_data():
-    by_rows, by_columns = MemorySource(RECORDS), MemorySource(COLUMNS)
+    by_rows, by_columns = BOTH
     same(list(by_rows), RECORDS)
     same(list(by_columns), RECORDS)
     same(by_columns.read_batch([4, 0, 4]), by_rows.read_batch([4, 0, 4]))
@@ -33,91 +29,68 @@ def test_columns_and_records_are_the_same_data():
     assert by_rows.fingerprint() == by_columns.fingerprint()
 
 
-def test_numbers_of_a_column_are_arrays_as_from_a_file():
-    same(MemorySource({"y": np.arange(3)})[1], {"y": np.array(1)})
-
-
 @pytest.mark.parametrize("column", [np.array(["a", "b"]), np.array([b"a", b"b"]), np.array(["a", None], object)])
 def test_text_in_an_array_is_text(column):
     source = MemorySource({"y": column})
     same(source[0], {"y": column.tolist()[0]})
     same(source.read_batch([1, 0]), {"y": column.tolist()[::-1]})
+    same(MemorySource({"y": np.arange(3)})[1], {"y": np.array(1)})  # an array as from a file
 
 
 def test_fields_are_chosen_in_order():
-    for source in (MemorySource(RECORDS, fields=["n", "t"]), MemorySource(COLUMNS, fields=["n", "t"])):
-        assert list(source[0]) == ["n", "t"]
-        assert list(source.fields) == ["n", "t"]
-        assert list(source.read_batch([0, 1])) == ["n", "t"]
+    for source in (MemorySource(data, fields=["n", "t"]) for data in (RECORDS, COLUMNS)):
+        assert list(source[0]) == list(source.fields) == list(source.read_batch([0, 1])) == ["n", "t"]
         assert list(source.read_batch([0, 1], fields=["t"])) == ["t"]
         assert source.read_batch([0, 1], fields=[]) == {}
-        with pytest.raises(ConfigError, match="no field 'x'"):
+        with pytest.raises(ConfigError):
             source.read_batch([0], fields=["x"])
-
-
-@pytest.mark.parametrize("data", [RECORDS, COLUMNS])
-def test_unknown_fields(data):
-    with pytest.raises(ConfigError, match=r"there is no field 'tt': did you mean 't'\? Known: b, f, n, t, x") as caught:
-        MemorySource(data, fields=["tt"])
-    assert caught.value.key == "fields"
-    with pytest.raises(ConfigError, match="there is no field 'tt'"):
-        MemorySource(data).read_batch([0], fields=["tt"])
-
-
-def test_columns_of_different_lengths():
-    with pytest.raises(ConfigError, match=r"columns differ in length: \{'x': 3, 'y': 2\}"):
-        MemorySource({"x": np.zeros(3), "y": [1, 2]})
-
-
-@pytest.mark.parametrize("data", [[], {}, {"x": np.empty((0, 2))}])
-def test_no_records(data):
-    source = MemorySource(data)
-    assert len(source) == 0
-    assert list(source) == []
-    assert source.fields == {}
-    assert len(source.fingerprint()) == 32
-
-
-def test_the_list_may_change_afterwards():
-    records = [{"x": 1}]
-    source = MemorySource(records)
+    assert MemorySource([b"a", b"b"]).read_batch([1, 0]) == [b"b", b"a"]
+    source = MemorySource(records := [{"x": 1}])
     records.append({"x": 2})
-    assert len(source) == 1
+    assert (len(source), repr(source)) == (1, "MemorySource(1 records)")
+
+
+UNKNOWN = r"there is no field 'tt': did you mean 't'\? Known: b, f, n, t, x"
+
+
+@pytest.mark.parametrize(
+    ("data", "fields", "chosen", "message"),
+    [
+        (RECORDS, ["tt"], None, UNKNOWN),
+        (COLUMNS, ["tt"], None, UNKNOWN),
+        (RECORDS, None, ["tt"], "there is no field 'tt'"),
+        (COLUMNS, None, ["tt"], "there is no field 'tt'"),
+        ([b"a"], None, ["x"], "there is no field 'x'"),
+        ({"x": np.zeros(3), "y": [1, 2]}, None, None, r"columns differ in length: \{'x': 3, 'y': 2\}"),
+        (pa.table([[1], [2]], names=["x", "x"]), None, None, "the table has several columns 'x'"),
+    ],
+)
+def test_what_is_refused(data, fields, chosen, message):
+    with pytest.raises(ConfigError, match=message) as caught:
+        MemorySource(data, fields=fields).read_batch([0], fields=chosen)
+    assert not fields or caught.value.key == "fields"
 
 
 def test_fingerprints_tell_data_apart():
+    zeros = np.zeros(2), np.zeros(2, np.float32), np.zeros((2, 1)), np.zeros((0, 2)), np.zeros((0, 3)), -np.zeros(2)
     data = [
-        [b""], [b"\0"], [b"\0\0"], [b"", b""], [""], ["a", "b"], ["ab", ""], ["", "ab"], [{"x": b"a"}], [{"y": b"a"}],
-        [{"x": 1}], [{"x": 2}], [{"x": 1.0}], [{"x": "1"}], [{"x": 2**70}], [{"x": 2**70 + 1}],
-        [{"x": np.zeros(2)}], [{"x": np.zeros(2, np.float32)}], [{"x": np.zeros((2, 1))}], [{"x": np.zeros((0, 2))}],
-        [{"x": np.zeros((0, 3))}], [{"x": -np.zeros(2)}], [{"x": np.zeros(4)[::2] + 1}], [{"x": np.array(1)}],
-    ]  # fmt: skip
+        *([b""], [b"\0"], [b"\0\0"], [b"", b""], [""], ["a", "b"], ["ab", ""], ["", "ab"], [{"y": b"a"}]),
+        *([{"x": x}] for x in (b"a", 1, 2, 1.0, "1", 2**70, 2**70 + 1, *zeros, np.zeros(4)[::2] + 1, np.array(1))),
+    ]
     fingerprints = [MemorySource(records).fingerprint() for records in data]
     assert len(set(fingerprints)) == len(data)
     assert fingerprints == [MemorySource(records).fingerprint() for records in data]
-
-
-def test_fingerprint_does_not_depend_on_how_an_array_lies_in_memory():
-    square = np.arange(9).reshape(3, 3)
-    assert MemorySource([{"x": square.T}]).fingerprint() == MemorySource([{"x": square.T.copy()}]).fingerprint()
-
-
-def test_plain_records_take_no_fields():
-    assert MemorySource([b"a", b"b"]).read_batch([1, 0]) == [b"b", b"a"]
-    with pytest.raises(ConfigError, match="there is no field 'x'"):
-        MemorySource([b"a"]).read_batch([0], fields=["x"])
-
-
-def test_repr():
-    assert repr(MemorySource(COLUMNS)) == "MemorySource(5 records)"
+    square = np.arange(9).reshape(3, 3).T
+    assert MemorySource([{"x": square}]).fingerprint() == MemorySource([{"x": square.copy()}]).fingerprint()
 
 
 @pytest.mark.parametrize("library", ["pandas", "polars", "pyarrow"])
 def test_a_table_of_another_library(library):
-    columns = {"n": [3, 4, 5], "f": [0.5, None, 2.0], "t": ["a", "é", ""], "b": [b"x", b"", b"yz"], "l": [[1], [], [2]]}
     module = pytest.importorskip(library)
-    table = module.table(columns) if library == "pyarrow" else module.DataFrame(columns)
-    source = MemorySource(table)
+    table_of = module.table if library == "pyarrow" else module.DataFrame
+    columns = {"n": [3, 4, 5], "f": [0.5, None, 2.0], "t": ["a", "é", ""], "b": [b"x", b"", b"yz"], "l": [[1], [], [2]]}
+    table = table_of(columns)
+    source = loadable(table)
     assert len(source) == 3
     assert list(source.fields) == ["n", "f", "t", "b", "l"]
     same(source[0], {"n": np.array(3), "f": np.array(0.5), "t": "a", "b": b"x", "l": np.array([1])})
@@ -129,15 +102,99 @@ def test_a_table_of_another_library(library):
     with pytest.raises(ConfigError, match=r"there is no field 'm': Known: b, f, l, n, t"):
         MemorySource(table, fields=["m"])
     with pytest.raises(CorruptFileError, match=r"record 1: field 't' is null, and only floats and times have a value"):
-        MemorySource(module.table({"t": ["a", None]}) if library == "pyarrow" else module.DataFrame({"t": ["a", None]}))
+        MemorySource(table_of({"t": ["a", None]}))
+    if library == "pandas":  # its index is no field
+        assert MemorySource(module.DataFrame({"x": [1, 2]}, index=[7, 9])).fields.keys() == {"x"}
 
 
-def test_the_index_of_pandas_is_no_field():
-    pandas = pytest.importorskip("pandas")
-    assert MemorySource(pandas.DataFrame({"x": [1, 2]}, index=[7, 9])).fields.keys() == {"x"}
+def test_columns_are_taken():
+    with Loader({"x": np.arange(6), "y": list("abcdef")}, batch_size=4) as loader:
+        assert [batch["y"] for batch in loader] == [list("abcd"), list("ef")]
+    for columns in ({"x": pytest.importorskip("pandas").Series(range(3))}, pa.record_batch({"x": range(3)})):
+        assert loadable(columns).read_batch([2])["x"].tolist() == [2]
+    with pytest.raises(ConfigError, match="columns differ in length"):
+        Loader({"x": [1], "y": [1, 2]}, batch_size=1)
 
 
-def test_columns_of_one_name_are_refused():
-    pyarrow = pytest.importorskip("pyarrow")
-    with pytest.raises(ConfigError, match="the table has several columns 'x'"):
-        MemorySource(pyarrow.table([[1], [2]], names=["x", "x"]))
+class OneByOne:
+    def __len__(self):
+        return len(RECORDS)
+
+    def __getitem__(self, index):
+        return dict(RECORDS[index])
+
+    def __repr__(self):
+        return "OneByOne()"
+
+
+class Many(OneByOne):
+    shard_lengths = 2, 3
+    reads_in_order = True
+    closed = False
+
+    def __getitems__(self, indices):
+        return [dict(RECORDS[index]) for index in indices]
+
+    def read_batch(self, indices, fields=None):
+        return BOTH[0].read_batch(indices, fields)
+
+    def read_ahead(self, steps, fields, *, here, share=1.0):
+        return [*steps], fields, here, share
+
+    def fingerprint(self):
+        return "7" * 32
+
+    def close(self):
+        self.closed = True
+
+
+IterableDataset = type("IterableDataset", (OneByOne,), {})
+
+
+@pytest.mark.parametrize("kind", [OneByOne, Many])
+def test_any_source_becomes_one_of_dataload(kind):
+    source = as_source(data := kind())
+    assert [each for each in check_source(source, RECORDS) if each.status == "failed"] == []
+    assert list(source.fields) == ["x", "t", "b", "n", "f"]
+    assert repr(source) == "WrappedSource(OneByOne())"
+    assert source.shard_lengths == getattr(kind, "shard_lengths", (5,))
+    assert source.reads_in_order == (kind is Many)
+    assert source.fingerprint() == ("7" * 32 if kind is Many else as_source(OneByOne()).fingerprint())
+    steps = [StepsAhead(0, np.arange(3), np.array([3]), 1)]
+    assert source.read_ahead(steps, None, here=True) == ((steps, None, True, 1.0) if kind is Many else None)
+    source.close()
+    assert getattr(data, "closed", True)
+
+
+@pytest.mark.parametrize("data", [RECORDS, ["a text", "another"], np.arange(3), {0: "a", 1: "b"}, RangeSource(3), ()])
+def test_what_has_records_by_index_is_left_alone(data):
+    assert loadable(data) is data
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        *((path, "a path is no source: pass dataload.open('a.syr')") for path in ("a.syr", Path("a.syr"))),
+        (["a.tar", "b.tar"], "a list of paths is no source: pass dataload.open(['a.tar', ...])"),
+        ([Path("a")], "a list of paths is no source: pass dataload.open(['a', ...])"),
+        *(
+            (sources, "a list of sources is no source: pass dataload.concat([...])")
+            for sources in ([RangeSource(1), RangeSource(2)], (OneByOne(), OneByOne()))
+        ),
+        ({RangeSource(1): 0.5}, "sources with weights are no source: pass dataload.mix({...})"),
+        ({"train": RangeSource(2)}, "'dict' holds data sets: pass one of them, as in data['train'], or join them"),
+        ({"x": 3}, "a dict is read as columns, arrays or lists of one value per record, and 'x' is of type int"),
+        ({"x": "abc"}, "and 'x' is of type str: pass a list of records"),
+        ({"x": {}}, "and 'x' is 'dict': pass a list of records"),
+        (iter(RECORDS), "list_iterator gives its records one after another, and a loader reads them by index"),
+        ((row for row in RECORDS), "generator gives its records one after another"),
+        (IterableDataset(), "IterableDataset gives its records one after another"),
+        (type("Mine", (IterableDataset,), {})(), "Mine gives its records one after another"),
+        (type("IterableDataset", (), {"__module__": "datasets.iterable"})(), "by index: load the data set without str"),
+        (OneByOne, "OneByOne is a class: pass an object of it, OneByOne(...)"),
+        (None, "NoneType has no __len__ and no __getitem__; a source needs __len__ and __getitem__"),
+    ],
+)
+def test_what_is_no_source(data, message):
+    with pytest.raises(TypeError, match=re.escape(message)):
+        Loader(data, batch_size=1)

@@ -1,7 +1,11 @@
-"""Shards that are overwritten in place while they are read: no record is part old, part new, or bad."""
+"""Shards that are overwritten or replaced while they are read: no record is part old, part new, or bad."""
 
 import os
+import pickle
+import shutil
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import chain
 
 import numpy as np
@@ -9,60 +13,52 @@ import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
 
 import dataload
+from dataload._util.per_process import pickling_for_worker
 from dataload.errors import ChangedFileError, WorkerError
 
 ROWS = 40
-UNCOMPRESSED = "group_size:1,uncompressed"
+NPZ = {"codec": "npz"}
+FILES = {"pattern": "{key}.bin"}
 DECODED = (".parquet", ".jsonl.gz", ".csv")  # as a whole, and kept
-# suffix -> options of the writer, and of the reader
+# suffix -> options of the writer, if it is ours, and of the reader
 FORMATS = {
-    ".syr": ({}, {}),
-    ".tar": ({}, {}),
-    ".arrow": ({}, {}),
-    ".parquet": ({}, {}),
-    ".jsonl": ({}, {}),
-    ".jsonl.gz": ({}, {}),
-    ".tfrecord": ({"codec": "npz"}, {"codec": "npz"}),
-    ".lmdb": ({"codec": "npz"}, {"codec": "npz"}),
-    ".torchrecord": ({}, {}),
-    ".array_record": ({"codec": "npz", "options": UNCOMPRESSED}, {"codec": "npz"}),
-    ".compressed.array_record": ({"codec": "npz"}, {"codec": "npz"}),
+    **dict.fromkeys((".syr", ".tar", ".arrow", ".parquet", ".jsonl", ".jsonl.gz", ".torchrecord"), ({}, {})),
+    **dict.fromkeys((".tfrecord", ".lmdb", ".compressed.array_record"), (NPZ, NPZ)),
+    ".array_record": ({**NPZ, "options": "group_size:1,uncompressed"}, NPZ),
+    ".npy": (None, {"window": 4, "stride": 4}),
     ".csv": (None, {}),
-    ".zip": (None, {"pattern": "{key}.bin"}),
-    "/": (None, {"pattern": "{key}.bin", "format": "folder"}),
+    ".zip": (None, FILES),
+    ".folder": (None, {**FILES, "format": "folder"}),
 }
 MESSAGE = (
     "the file (was overwritten while it was in use|has been rewritten since|has been written to since|had .* bytes)"
 )
 
 
-def make(path, value):
+def make(path, suffix, value):
     """Write a data set; all of one format are of equal size, and LMDB's have the same meta page."""
-    suffix = path.name[1:]
-    options = FORMATS["/" if path.name == "b" else suffix][0]
+    options = FORMATS[suffix][0]
     if options is not None:
+        x = [value] * 9 if ".jsonl" in suffix else np.full(256, value, np.int32)
         with dataload.create(path, **options) as writer:
-            for index in range(ROWS):
-                x = np.full(256, value, np.int32) if suffix not in (".jsonl", ".jsonl.gz") else [value] * 9
-                writer.write({"__key__": f"{index:03}", "x": x} if suffix == ".tar" else {"x": x})
+            writer.extend({"x": x, **({"__key__": f"{i:03}"} if suffix == ".tar" else {})} for i in range(ROWS))
+    elif suffix == ".npy":
+        np.save(path, np.full(4 * ROWS, value, np.uint16))
     elif suffix == ".csv":
         path.write_text("x\n" + f"{value}\n" * ROWS)
-    elif suffix == ".zip":
-        with zipfile.ZipFile(path, "w") as archive:
+    else:
+        with zipfile.ZipFile(path.with_suffix(".zip"), "w") as archive:
             for index in range(ROWS):
                 archive.writestr(f"{index:03}.bin", bytes([value]) * 300)
-    else:
-        path.mkdir()
-        for index in range(ROWS):
-            (path / f"{index:03}.bin").write_bytes(bytes([value]) * 300)
+        if suffix == ".folder":
+            shutil.unpack_archive(path.with_suffix(".zip"), path)
 
 
 def overwrite(path, new):
     """Copy the bytes of a data set into the files of another, a second after their last change."""
     if path.is_dir():
-        for name in sorted(os.listdir(path)):
-            if name != "lock.mdb":
-                overwrite(path / name, new / name)
+        for name in sorted({*os.listdir(path)} - {"lock.mdb"}):
+            overwrite(path / name, new / name)
         return
     before, data = os.stat(path), new.read_bytes()
     assert len(data) == before.st_size
@@ -72,45 +68,43 @@ def overwrite(path, new):
 
 
 def opened(tmp_path, suffix, **more):
-    path, new = tmp_path / f"a{suffix}" if suffix != "/" else tmp_path / "b", tmp_path / "new"
-    new.mkdir()
-    new /= path.name
-    make(path, 1)
-    make(new, 2)
-    return path, new, dataload.open(path, **{**FORMATS[suffix][1], **more})
+    path, new = tmp_path / f"a{suffix}", tmp_path / "new" / f"a{suffix}"
+    new.parent.mkdir()
+    make(path, suffix, 1)
+    make(new, suffix, 2)
+    return path, new, dataload.open(path, **FORMATS[suffix][1], **more)
 
 
-@pytest.mark.parametrize("mapped", [True, False])
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    ("suffix", "mapped"),
+    [(name, how) for name in FORMATS for how in (True, False) if how or name not in (*DECODED, ".folder")],
+)
 def test_a_read_after_the_overwrite_is_an_error(tmp_path, suffix, mapped):
-    if not mapped and suffix in (*DECODED, "/"):
-        pytest.skip("these are never mapped")
     path, new, source = opened(tmp_path, suffix, **({} if mapped else {"map": False}))
     before = source.read([0, 20])
     overwrite(path, new)
-    if suffix in DECODED:
+    if suffix in DECODED:  # what is kept is read on
         assert repr(source.read([0, 20])) == repr(before)
-        source._cache.clear()
-    for read in (lambda: source.read([1, 5]), lambda: source.read_batch([1, 5])):
+        with pickling_for_worker():
+            source = pickle.loads(pickle.dumps(source))
+    for read in (source.read, source.read_batch):
         with pytest.raises(ChangedFileError, match=MESSAGE):
-            read()
+            read([1, 5])
     source.close()
     with dataload.open(path, **FORMATS[suffix][1]) as again:
         assert repr(again.read([0])[0]) != repr(before[0])
 
 
 @pytest.mark.parametrize(
-    ("workers", "executor"), [(0, "threads"), (2, "threads"), pytest.param(2, "processes", id="processes")]
+    ("workers", "settings"),
+    [
+        *((workers, {"on_error": on_error}) for workers in (0, 2) for on_error in ("raise", "skip")),
+        (2, {"executor": "processes", "start_method": "fork"}),
+    ],
 )
-@pytest.mark.parametrize("on_error", ["raise", "skip"])
-def test_the_job_ends(tmp_path, workers, executor, on_error):
-    if executor == "processes" and on_error == "skip":
-        pytest.skip("as in threads, and processes take long to start")
+def test_the_job_ends(tmp_path, workers, settings):
     path, new, source = opened(tmp_path, ".tar")
-    settings = {"start_method": "fork"} if executor == "processes" else {}
-    with dataload.Loader(
-        source, batch_size=4, num_workers=workers, executor=executor, prefetch=1, on_error=on_error, **settings
-    ) as loader:
+    with dataload.Loader(source, batch_size=4, num_workers=workers, prefetch=1, **settings) as loader:
         batches = [next(iter(loader))]
         overwrite(path, new)
         # The steps ahead of the consumer were read before.
@@ -119,6 +113,68 @@ def test_the_job_ends(tmp_path, workers, executor, on_error):
     assert isinstance(caught.value.__cause__, ChangedFileError)
     assert all((batch["x"] == 1).all() for batch in batches)
     assert loader.statistics().bad == 0
+
+
+@pytest.fixture
+def several(tmp_path, monkeypatch):
+    """Open ten shards, of which three may be open."""
+    monkeypatch.setattr("dataload.sources.files.most_open_shards", lambda: 3)
+
+    def several(suffix):
+        paths = [tmp_path / f"{shard}{suffix}" for shard in range(10)]
+        for shard, path in enumerate(paths):
+            make(path, suffix, shard)
+        return dataload.open(paths, **FORMATS[suffix][1])
+
+    return several
+
+
+def check(source, indices):
+    """Each record has the number of its shard."""
+    [field] = [name for name in source.fields if not name.startswith("__")]
+    columns = source.read_batch(indices, [field])[field]
+    records = [record[field] for record in source.read(indices)]
+    assert [row[0] for row in columns] == [row[0] for row in records] == [index // ROWS for index in indices]
+
+
+def open_files(directory):
+    """Files in a directory of which this process has a descriptor."""
+    found = set()
+    for name in os.listdir("/proc/self/fd"):
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(f"/proc/self/fd/{name}"))
+    return {target for target in found if target.startswith(f"{directory}{os.sep}")}
+
+
+@pytest.mark.parametrize("suffix", [".syr", ".tar", ".lmdb", ".torchrecord", ".array_record", ".npy"])
+def test_files_are_closed_and_those_that_were_replaced_meanwhile_are_refused(several, tmp_path, suffix):
+    with several(suffix) as source:
+        for seed in range(3):
+            check(source, np.random.default_rng(seed).permutation(len(source))[:100])
+            assert len(open_files(tmp_path)) <= 3
+        check(source, range(0, len(source), 9))  # ends with the last shard
+        make(new := tmp_path / f"new{suffix}", suffix, 7)  # as long, and different
+        path = tmp_path / f"0{suffix}"
+        where = "data.mdb" if path.is_dir() else ""
+        os.replace(new / where, path / where)
+        with pytest.raises(ChangedFileError, match="has been rewritten since it was opened: open the data set again"):
+            source.read([0])
+        check(source, [len(source) - 1])
+
+
+def test_eight_threads_keep_few_files_open(several, tmp_path):
+    source = several(".tar")
+
+    def work(seed):
+        for indices in np.random.default_rng(seed).integers(0, len(source), (20, 9)):
+            check(source, indices)
+            assert len(open_files(tmp_path)) <= 3 + 8  # each thread holds on to the one that it reads
+
+    with ThreadPoolExecutor(8) as pool:
+        assert [*pool.map(work, range(8))] == [None] * 8
+    assert len(open_files(tmp_path)) <= 3, "none stays open that is not counted"
+    source.close()
+    assert open_files(tmp_path) == set()
 
 
 def test_an_environment_of_lmdb_may_be_written_to_by_lmdb(tmp_path):

@@ -1,10 +1,9 @@
 """What our writers record in their files about how to read them."""
 
-from __future__ import annotations
-
 import json
 import tarfile
 
+import lmdb
 import numpy as np
 import pytest
 
@@ -15,8 +14,9 @@ from dataload.sources.array_record.recorded import build_padding
 from dataload.sources.find import find_destination
 from dataload.sources.recorded import build_recorded, parse_recorded
 
-BYTES_FORMATS = ("array_record", "lmdb")
 RECORDS = [{"features": np.full(3, i, np.float32), "label": i} for i in range(5)]
+IMAGE = {"image.png": b"no image", "label": 3, "caption.txt": "cat"}
+bytes_formats = pytest.mark.parametrize("suffix", ["array_record", "lmdb"])
 
 
 def write(path, records=RECORDS, **options):
@@ -30,41 +30,32 @@ def recorded(path):
     return dict(entry.find_recorded([name]))
 
 
-def labels(source):
-    assert source[0]["features"].dtype == np.float32
-    return [int(record["label"]) for record in source]
-
-
 @pytest.mark.parametrize("suffix", ["syr", "tar", "torchrecord", "array_record", "lmdb"])
 def test_what_is_written_is_read_back(tmp_path, suffix):
     source = dataload.open(write(tmp_path / f"train.{suffix}"))
-    assert labels(source) == [0, 1, 2, 3, 4]
+    assert source[0]["features"].dtype == np.float32
+    assert [int(record["label"]) for record in source] == [0, 1, 2, 3, 4]
     assert source.read_batch([3, 1])["label"].tolist() == [3, 1]
 
 
-@pytest.mark.parametrize("suffix", BYTES_FORMATS)
+@bytes_formats
 @pytest.mark.parametrize("codec", ["npz", "msgpack"])
 def test_a_codec_is_recorded_and_the_caller_comes_first(tmp_path, suffix, codec):
     path = write(tmp_path / f"train.{suffix}", [{"x": [1, 2]}], codec=codec)
     assert recorded(path) == {"codec": codec}
     assert list(dataload.open(path)[0]["x"]) == [1, 2]
-    assert isinstance(dataload.open(path, codec=None)[0], bytes)
-    assert isinstance(dataload.open(path, codec="raw")[0], bytes)
+    for chosen in (None, "raw"):
+        assert isinstance(dataload.open(path, codec=chosen)[0], bytes)
     assert dataload.open(path).fingerprint() == dataload.open(path, codec=codec).fingerprint()
+    if suffix == "lmdb":  # keeps it when others write
+        with lmdb.open(str(path), lock=False) as environment, environment.begin(write=True) as txn:
+            assert [key for key, _ in txn.cursor()] == [b"0000000000"]
+            txn.put(b"0000000001", dataload.open(path, codec="raw")[0])
+        assert recorded(path) == {"codec": codec}
+        assert len(dataload.open(path)) == 2
 
 
-@pytest.mark.parametrize("suffix", BYTES_FORMATS)
-def test_one_by_one_and_together(tmp_path, suffix):
-    paths = [write(tmp_path / f"a.{suffix}"), tmp_path / f"b.{suffix}"]
-    with dataload.create(paths[1]) as writer:
-        for record in RECORDS:
-            writer.write(record)
-    data = [(path / "data.mdb" if path.is_dir() else path).read_bytes() for path in paths]
-    assert data[0] == data[1]
-    assert labels(dataload.open(paths[1])) == [0, 1, 2, 3, 4]
-
-
-@pytest.mark.parametrize("suffix", BYTES_FORMATS)
+@bytes_formats
 def test_bytes_and_codecs_of_users_are_not_recorded(tmp_path, suffix):
     class Own:
         name = "npz"  # not the built-in one
@@ -75,9 +66,8 @@ def test_bytes_and_codecs_of_users_are_not_recorded(tmp_path, suffix):
         def encode(self, record):
             return bytes(3)
 
-    assert recorded(write(tmp_path / f"a.{suffix}", [b"abc"])) == {}
-    assert recorded(write(tmp_path / f"b.{suffix}", [{"x": 1}], codec=Own())) == {}
-    assert recorded(write(tmp_path / f"c.{suffix}", [])) == {}
+    for number, (records, options) in enumerate([([b"abc"], {}), ([{"x": 1}], {"codec": Own()}), ([], {})]):
+        assert recorded(write(tmp_path / f"{number}.{suffix}", records, **options)) == {}
 
 
 def test_the_package_reads_the_same_array_record(tmp_path):
@@ -101,28 +91,17 @@ def test_padding_is_built_as_the_package_does(tmp_path, options):
     assert build_padding(block, bytes(BLOCK_SIZE)) is None
 
 
-def test_lmdb_reads_the_same_environment_and_keeps_the_record(tmp_path):
-    import lmdb
-
-    path = write(tmp_path / "a.lmdb", codec="npz")
-    with lmdb.open(str(path), lock=False) as environment, environment.begin(write=True) as txn:
-        assert [key for key, _ in txn.cursor()] == [b"%010d" % i for i in range(5)]
-        txn.put(b"%010d" % 5, dataload.open(path, codec="raw")[0])
-    assert recorded(path) == {"codec": "npz"}
-    assert labels(dataload.open(path)) == [0, 1, 2, 3, 4, 0]
-
-
 def test_others_see_no_more_members_in_an_archive(tmp_path):
     path = write(tmp_path / "a.tar")
     with tarfile.open(path) as archive:
         assert archive.getnames()[:2] == ["00000000.features.npy", "00000000.label.cls"]
         assert archive.pax_headers == {"comment": 'dataload: {"decode": "written"}'}
     (tmp_path / "a.idx").unlink()
-    assert labels(dataload.open(path)) == [0, 1, 2, 3, 4]
+    assert [record["label"] for record in dataload.open(path)] == [0, 1, 2, 3, 4]
 
 
 def test_images_and_raw_samples_stay_bytes(tmp_path):
-    path = write(tmp_path / "a.tar", [{"image.png": b"no image", "label": 3, "caption.txt": "cat"}])
+    path = write(tmp_path / "a.tar", [IMAGE])
     record = dataload.open(path)[0]
     assert (record["image.png"], record["label"], record["caption"]) == (b"no image", 3, "cat")
     assert dataload.open(path, decode=None)[0]["label.cls"] == b"3"
@@ -132,35 +111,31 @@ def test_images_and_raw_samples_stay_bytes(tmp_path):
 
 
 def test_conversions_keep_what_is_recorded(tmp_path):
-    image = {"image.png": b"no image", "label": 3}
-    write(tmp_path / "a.tar", [image])
-    (tmp_path / "out").mkdir()
-    convert(dataload.open(tmp_path / "a.tar"), tmp_path / "out" / "b.tar")
-    assert (tmp_path / "out" / "b.tar").read_bytes() == (tmp_path / "a.tar").read_bytes()
-    for opened in (tmp_path / "out", tmp_path / "out" / "b.tar"):
-        record = dataload.open(opened)[0]
-        assert (record["image.png"], record["label"]) == (b"no image", 3)
-    write(tmp_path / "a.array_record", codec="npz")
-    convert(dataload.open(tmp_path / "a.array_record"), tmp_path / "b.lmdb")
+    path, copy = write(tmp_path / "a.tar", [IMAGE]), tmp_path / "out" / "b.tar"
+    copy.parent.mkdir()
+    convert(dataload.open(path), copy)
+    assert copy.read_bytes() == path.read_bytes()
+    assert dataload.open(copy)[0] == dataload.open(copy.parent)[0] == dataload.open(path)[0]
+    convert(dataload.open(write(tmp_path / "a.array_record", codec="npz")), tmp_path / "b.lmdb")
     assert recorded(tmp_path / "b.lmdb") == {"codec": "npz"}
 
 
 def test_hostile_records_are_ignored():
     assert parse_recorded(build_recorded({"codec": "npz"}) + b"\0\0x", ("codec",)) == {"codec": "npz"}
     assert build_recorded({}) == b""
-    for text in (
-        '{"codec": "pickle"}', '{"codec": 1}', '{"index": "/etc/passwd"}', '{"codec": "npz"', "[]", "null", "",
-        "[" * 200, '{"codec": "' + "x" * 300 + '"}',
-    ):  # fmt: skip
-        assert parse_recorded(b"dataload: " + text.encode(), ("codec",)) == {}
+    texts = [
+        *('{"codec": "pickle"}', '{"codec": 1}', '{"index": "/etc/passwd"}', '{"codec": "npz"', "[]", "null", ""),
+        *("[" * 200, '{"codec": "' + "x" * 300 + '"}'),
+    ]
+    for data in (*(b"dataload: " + text.encode() for text in texts), b"dataload: \xff"):
+        assert parse_recorded(data, ("codec",)) == {}
     assert parse_recorded(json.dumps({"codec": "npz"}).encode(), ("codec",)) == {}
-    assert parse_recorded(b"dataload: \xff", ("codec",)) == {}
 
 
 @pytest.mark.parametrize("head", [b"", bytes(1024), b"garbage" * 200])
-def test_files_of_others_record_nothing(tmp_path, head):
-    for suffix in ("tar", "array_record", "mdb"):
-        path = tmp_path / f"x.{suffix}"
-        path.write_bytes(head)
-        assert recorded(path) == {}
-    assert recorded(tmp_path / "missing.tar") == {}
+@pytest.mark.parametrize("suffix", ["tar", "array_record", "mdb"])
+def test_files_of_others_record_nothing(tmp_path, suffix, head):
+    path = tmp_path / f"x.{suffix}"
+    assert recorded(path) == {}
+    path.write_bytes(head)
+    assert recorded(path) == {}

@@ -1,5 +1,6 @@
-from __future__ import annotations
+"""Formats by name, suffix and first bytes, those of installed packages, and shards that are not all there."""
 
+import json
 import subprocess
 import sys
 import tomllib
@@ -8,18 +9,22 @@ from pathlib import Path
 import pytest
 
 import dataload
-from dataload.errors import ConfigError, MissingDependencyError
-from dataload.sources.find import find_destination
+from dataload.errors import ConfigError, MissingDependencyError, SourceNotFoundError
+from dataload.sources.find import HEAD_BYTES, detect, find_destination, find_shards
 from dataload.sources.format import Format
+from dataload.sources.head import describe_head
 from dataload.sources.registry import built_in_formats, by_suffix, format_names, get_format
+from dataload.sources.shard_files import check_complete
+from dataload.storage import Remote, storage_of
 
-PLUGIN = Path(__file__).parents[2] / "plugin_package"
+TESTS = Path(__file__).parents[2]
+GOLDEN = TESTS / "golden"
 
 
 @pytest.fixture
 def plugin(monkeypatch):
     """A distribution with entry points, as pip would have installed it."""
-    monkeypatch.syspath_prepend(str(PLUGIN))
+    monkeypatch.syspath_prepend(str(TESTS / "plugin_package"))
     yield
     sys.modules.pop("countdown_plugin", None)
 
@@ -35,79 +40,75 @@ def test_the_built_in_formats():
     tables = "arrow csv hugging_face jsonl parquet"
     known = f"array_record folder lmdb mds memory range syrah tar tfds tfrecord tokens torchrecord wids {tables}"
     assert format_names() == tuple(sorted(known.split()))
+    project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]
+    extras = {entry.extra for entry in built_in_formats()} - {None}
+    assert len(extras) >= 3
+    assert extras <= project["optional-dependencies"].keys()
 
 
 @pytest.mark.parametrize(
-    ("path", "name"),
+    ("paths", "name"),
     [
-        ("a.syr", "syrah"),
-        ("x/a.SYR", "syrah"),
+        ("a.syr x/a.SYR", "syrah"),
         ("a.tar", "tar"),
-        ("a.lmdb/", "lmdb"),
-        ("data.mdb", "lmdb"),
+        ("a.lmdb/ data.mdb", "lmdb"),
         ("a.torchrecord", "torchrecord"),
-        ("a.array_record", "array_record"),
-        ("a.arrayrecord", "array_record"),
+        ("a.array_record a.arrayrecord", "array_record"),
         ("a.parquet", "parquet"),
         ("a.feather", "arrow"),
         ("a.csv.gz", "csv"),
         ("a.jsonl.zst", "jsonl"),
         ("a.tfrecord-00000-of-00010", "tfrecord"),
+        ("a a.tar.gz syr a.syrup", None),
     ],
 )
-def test_a_suffix_means_a_format(path, name):
-    entry = by_suffix(path)
-    assert entry is not None
-    assert entry.name == name
+def test_a_suffix_means_a_format(paths, name):
+    assert {getattr(by_suffix(path), "name", None) for path in paths.split()} == {name}
+    assert by_suffix("") is None
 
 
-@pytest.mark.parametrize("path", ["a", "a.tar.gz", "syr", "a.syrup", ""])
-def test_other_suffixes_mean_none(path):
-    assert by_suffix(path) is None
+ABSENT = r"that adds format 'absent' cannot be imported \(countdown_plugin_of_another_day:Source\): No module"
+MISSPELT = r"adds format 'misspelt' cannot be imported .* no attribute 'Countdwon"
+X = Format(name="x", source="x:X")
 
 
-def test_an_unknown_format_names_the_closest():
-    with pytest.raises(
-        ConfigError, match=r"there is no format 'syra': did you mean 'syrah'\? Known: array_record, "
-    ) as e:
-        get_format("syra")
-    assert (e.value.key, e.value.value) == ("format", "syra")
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda: get_format("syra"), ConfigError, r"there is no format 'syra': did you mean 'syrah'\? Known: absent,"),
+        (lambda: find_destination("range:x"), ConfigError, "'range' is read-only; choose one .*: syrah, torchrecord,"),
+        (lambda: get_format("range").create("x"), ConfigError, r"format 'range' is read-only"),
+        (lambda: find_shards("range:3"), ConfigError, "format 'range' has no files, which are needed here"),
+        (lambda: find_destination("a/tt-*.tar"), ConfigError, r"is a pattern.*: name one file, or .*\('tt-\{00..07\}"),
+        (lambda: dataload.create("a.syr"), MissingDependencyError, r"^format 'syrah' needs .*'dataload\[syrah\]' \(or"),
+        (lambda: dataload.open(__file__, format="countdown", stop=2), ConfigError, r"format 'countdown' has no option"),
+        (lambda: get_format("absent"), MissingDependencyError, ABSENT),
+        (lambda: get_format("misspelt"), MissingDependencyError, MISSPELT),
+        (lambda: X.require("no.module"), MissingDependencyError, r"^format 'x' needs no: pip install no$"),
+    ],
+)
+def test_what_is_refused(plugin, monkeypatch, tmp_path, call, error, message):
+    monkeypatch.setitem(sys.modules, "bson", None)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=message) as caught:
+        call()
+    if "syra'" in message:
+        assert (caught.value.key, caught.value.value) == ("format", "syra")
 
 
 def test_a_format_is_imported_only_when_it_is_loaded():
-    code = (
-        "import sys, dataload.sources.registry as r\n"
-        "entry = r.get_format('range')\n"
-        "assert 'dataload.sources.range' not in sys.modules\n"
-        "assert type(entry.open(3)).__name__ == 'RangeSource'\n"
-    )
     # The package itself exports the source; a bare package of the same place does not.
-    bare = (
-        "import sys, types; p = types.ModuleType('dataload'); p.__path__ = [sys.argv[1]]; sys.modules['dataload'] = p\n"
-    )
-    package = str(Path(dataload.__file__).parent)
-    subprocess.run([sys.executable, "-c", bare + code, package], check=True)
-
-
-def test_a_format_without_a_writer_names_those_that_have_one():
-    with pytest.raises(ConfigError, match=r"format 'range' is read-only; choose one .*: syrah, torchrecord, lmdb, tar"):
-        find_destination("range:x")
-    with pytest.raises(ConfigError, match=r"format 'range' is read-only"):
-        get_format("range").create("x")
-
-
-def test_a_pattern_is_no_destination():
-    with pytest.raises(ConfigError, match=r"'a/tt-\*.tar' is a pattern.*: name one file, or .*\('tt-\{00..07\}.tar'\)"):
-        find_destination("a/tt-*.tar")
-
-
-def test_a_missing_package_says_what_installs_it(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "bson", None)
-    with pytest.raises(
-        MissingDependencyError,
-        match=r"^format 'syrah' needs .*'dataload\[syrah\]' \(or only pymongo\)$",
-    ):
-        dataload.create(tmp_path / "a.syr")
+    code = """
+import sys, types
+package = types.ModuleType('dataload')
+package.__path__ = [sys.argv[1]]
+sys.modules['dataload'] = package
+import dataload.sources.registry
+entry = dataload.sources.registry.get_format('range')
+assert 'dataload.sources.range' not in sys.modules
+assert type(entry.open(3)).__name__ == 'RangeSource'
+"""
+    subprocess.run([sys.executable, "-c", code, str(Path(dataload.__file__).parent)], check=True)
 
 
 def test_an_installed_package_adds_a_format(plugin, tmp_path):
@@ -119,51 +120,99 @@ def test_an_installed_package_adds_a_format(plugin, tmp_path):
     assert dataload.open(tmp_path / "three", format="countdown", step=2, fields=["number"])[-1] == {"number": 1}
 
 
-def test_options_of_an_added_format_are_checked(plugin):
-    with pytest.raises(ConfigError, match=r"format 'countdown' has no option 'stop': did you mean 'step'\?"):
-        dataload.open(__file__, format="countdown", stop=2)
-
-
-def test_an_added_format_whose_module_is_absent(plugin, tmp_path):
-    with pytest.raises(
-        MissingDependencyError,
-        match=r"that adds format 'absent' cannot be imported \(countdown_plugin_of_another_day:Source\): No module",
-    ):
-        get_format("absent")
-
-
-def test_an_added_format_whose_class_is_absent(plugin):
-    with pytest.raises(
-        MissingDependencyError, match=r"adds format 'misspelt' cannot be imported .* no attribute 'Countdwon"
-    ):
-        get_format("misspelt")
-
-
 def test_two_packages_that_add_one_name_are_both_named(plugin, monkeypatch, tmp_path):
-    add_distribution(tmp_path, "other_countdown", "countdown = other_countdown:Source")
     monkeypatch.syspath_prepend(str(tmp_path))
+    add_distribution(tmp_path, "countdown_plugin", "countdown = countdown_plugin:CountdownSource")
+    assert get_format("countdown").source == "countdown_plugin:CountdownSource"  # the same one, found twice
+    add_distribution(tmp_path, "other_countdown", "countdown = other_countdown:Source")
     with pytest.raises(ConfigError) as error:
         get_format("countdown")
-    message = str(error.value)
-    assert "format 'countdown' is added by two installed packages" in message
-    assert "countdown-plugin (countdown_plugin:CountdownSource)" in message
-    assert "other_countdown (other_countdown:Source)" in message
-    assert "uninstall one of them" in message
+    for part in (
+        "format 'countdown' is added by two installed packages",
+        "countdown_plugin (countdown_plugin:CountdownSource)",
+        "other_countdown (other_countdown:Source)",
+        "uninstall one of them",
+    ):
+        assert part in str(error.value)
 
 
-def test_the_same_distribution_found_twice_is_no_conflict(plugin, monkeypatch, tmp_path):
-    add_distribution(tmp_path, "countdown_plugin", "countdown = countdown_plugin:CountdownSource")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert get_format("countdown").source == "countdown_plugin:CountdownSource"
+@pytest.mark.parametrize(
+    ("pattern", "name"),
+    [
+        ("syrah/[!cn]*.syr", "syrah"),
+        ("arrayrecord/[!c]*.array_record", "array_record"),
+        ("torchrecord/[!c]*/data.mdb", "lmdb"),
+        ("tar/tars/[pgu]*.tar", "tar"),
+    ],
+)
+def test_files_of_the_original_tools(pattern, name):
+    heads = {path: path.read_bytes()[:HEAD_BYTES] for path in GOLDEN.glob(pattern)}
+    found = {path: getattr(detect(head), "name", None) for path, head in heads.items() if head.strip(b"\0")}
+    assert len(found) >= 5
+    assert found == dict.fromkeys(found, name)
 
 
-def test_every_extra_of_a_format_can_be_installed():
-    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"]
-    extras = {entry.extra for entry in built_in_formats()} - {None}
-    assert len(extras) >= 3
-    assert extras <= project["optional-dependencies"].keys()
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"GS", b"hello", bytes(512), bytes(20), b"x" * 512, b"\x1f\x8b", b"0" * 148 + b"zzzzzzzz" + b"0" * 356],
+)
+def test_other_bytes_are_nothing(data):
+    assert detect(data) is None
 
 
-def test_a_package_without_an_extra_is_installed_by_its_own_name():
-    with pytest.raises(MissingDependencyError, match=r"^format 'x' needs nowhere: pip install nowhere$"):
-        Format(name="x", source="x:X").require("nowhere.module")
+@pytest.mark.parametrize(
+    ("data", "text"),
+    [
+        (b"", "the file is empty"),
+        (b"BZh9", "byte 0 has the magic bytes of bzip2: decompress it first, to allow random access"),
+        (b"\x00\x01abc", r"byte 0 has b'\x00\x01abc'"),
+    ],
+)
+def test_what_is_said_of_them(data, text):
+    assert describe_head(data) == text
+
+
+def test_a_local_directory_without_some_shards(tmp_path):
+    def write(*shards):
+        for shard in shards:
+            with dataload.create(tmp_path / f"a-{shard:05d}-of-00004.syr") as writer:
+                writer.write({"n": shard})
+
+    write(0, 2)
+    match = r"has no a-00001-of-00004.syr \(and 1 more\): finish the conversion or the copy.*name them by a pattern"
+    with pytest.raises(SourceNotFoundError, match=match):
+        dataload.open(tmp_path)
+    with dataload.open(f"{tmp_path}/*.syr") as source:
+        assert len(source) == 2
+    write(1)
+    with pytest.raises(SourceNotFoundError, match=r"has no a-00003-of-00004.syr: finish"):
+        dataload.open(tmp_path)
+    write(3)
+    with dataload.open(tmp_path) as source:
+        assert [int(record["n"]) for record in source] == [0, 1, 2, 3]
+
+
+@pytest.fixture(scope="module")
+def obstore():
+    """Start the threads of obstore, which live as long as the process."""
+    pytest.importorskip("obstore").store.MemoryStore().put("a", b"")
+
+
+@pytest.mark.parametrize(
+    ("journal", "complete"),
+    [
+        ({"shards": [["a", 0, 1], ["b", 1, 2]], "finished": {"a": {}}}, False),
+        ({"shards": [["a", 0, 1]], "finished": {"a": {}}}, True),
+        ({"shards": 3, "finished": {}}, True),
+        ([], True),
+    ],
+)
+def test_the_journal_of_an_unfinished_conversion_at_a_url(obstore, tmp_path, journal, complete):
+    remote, url = Remote(), f"memory://journals/{tmp_path.name}"
+    storage_of(url, remote).replace(f"{url}/.x.convert.json", json.dumps(journal).encode(), None)
+    if complete:
+        check_complete(url, ["a"], remote)
+    else:
+        match = r" has the shards of an unfinished conversion \(.x.convert.json\): finish the conversion"
+        with pytest.raises(SourceNotFoundError, match=match):
+            check_complete(url, ["a"], remote)

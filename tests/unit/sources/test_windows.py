@@ -1,24 +1,185 @@
-"""Windows over sequences, compared with a loop over records."""
+"""Sequences: their lengths, beside itertools.groupby, and windows over them, compared with a loop over records."""
 
-from __future__ import annotations
-
+import itertools
+import os
 import pickle
 import re
-from itertools import pairwise
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_files import pack, same
 
-import dataload
-from dataload import ConfigError, Loader, MemorySource, windows
+from dataload import ConcatSource, ConfigError, Loader, MemorySource, RangeSource, windows
 from dataload.collate import default_collate
 from dataload.sources.adapt import as_source
+from dataload.sources.sequences import record_lengths, sequence_lengths
+from dataload.sources.tar.reader import TarSource
 from dataload.streams import StreamSampler
 from dataload.testing import check_source
-from dataload.testing.compare import difference
 from dataload.types import StepsAhead
+
+
+def runs(values):
+    return [len(list(group)) for _, group in itertools.groupby(values)]
+
+
+def archive(path, keys):
+    return pack(path, [(f"{key}.{extension}", b"0") for key in keys for extension in ("cls", "jpg")])
+
+
+VALUES = {
+    "int": lambda n: n,
+    "text": lambda n: f"episode {n}",
+    "bytes": lambda n: bytes([n]),
+    "numbers": lambda n: np.array(n),
+    "arrays": lambda n: np.array([[1.5, n], [0, 2]]),
+    "arrays of different lengths": lambda n: np.zeros(n, np.int8),
+    "one shape and different dtypes": lambda n: np.zeros(2, ("i4", "f4", "u4", "i8")[n]),
+    "not a number": lambda n: np.array([n, np.nan]),
+    "nothing": lambda n: np.zeros((n, 0)),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@given(numbers=st.lists(st.integers(0, 3), max_size=30), before=st.sampled_from([0, 0, 0, 1023, 1024]))
+def test_runs_of_a_field(kind, numbers, before):
+    numbers = [*[0] * before, *numbers]  # several blocks
+    records = [{"episode": VALUES[kind](number), "x": index} for index, number in enumerate(numbers)]
+    for source in (MemorySource(records), records, Batched(records)):
+        got = sequence_lengths(source, field="episode")
+        assert got.tolist() == runs(numbers)
+        assert got.dtype == np.int64
+
+
+class Batched:
+    """A source of someone's own, as torch's fetcher reads it."""
+
+    def __init__(self, records):
+        self.records = records
+
+    def __len__(self):
+        return len(self.records)
+
+    def __getitems__(self, indices):
+        assert all(type(index) is int for index in indices)
+        return [self.records[index] for index in indices]
+
+
+def test_columns_are_read_where_there_are_some():
+    class Columns(MemorySource):
+        def _read(self, indices):
+            raise AssertionError("records are read one by one")
+
+    numbers = np.random.default_rng(0).integers(0, 3, 5000)
+    source = Columns({"episode": numbers, "words": [str(n) for n in numbers], "rows": numbers[:, None] + [0, 1]})
+    for field in ("episode", "words", "rows"):
+        assert sequence_lengths(source, field=field).tolist() == runs(numbers.tolist())
+    assert sequence_lengths(ConcatSource([source[:10], source[10:]]), field="rows").tolist() == runs(numbers.tolist())
+
+
+KEYS = ["ep_1/f-0001", "ep_1/f-0002", "ep_1/g-0003", "ep_2/g-0001", "ep_2/g-0007", "ep_10/g-0008"]
+
+
+@pytest.fixture(params=[True, False], ids=["keys as a field", "keys of places"])
+def keyed(request, tmp_path):
+    """With ``fields=`` that leaves the key out, only `locate` tells it."""
+    with TarSource(archive(tmp_path / "a.tar", KEYS), fields=None if request.param else ["jpg"]) as source:
+        yield source
+
+
+@pytest.mark.parametrize(
+    ("key", "lengths"),
+    [
+        (True, [2, 1, 2, 1]),
+        *((key, [3, 2, 1]) for key in (r"[^/]+", r"ep_(\d)")),
+        (re.compile(r"/(.)-"), [2, 4]),
+    ],
+)
+def test_keys(keyed, key, lengths):
+    assert sequence_lengths(keyed, key=key).tolist() == lengths
+    with pytest.raises(ConfigError, match=r"key 'ep_2/g-0001' of record 3 does not match 'ep_\(1\)\?"):
+        sequence_lengths(keyed, key=r"ep_(1)?\d*")
+
+
+@pytest.mark.parametrize(
+    ("keys", "lengths"),
+    [("a.1 a.2 a-3", [3]), ("a/1 b/1", [1, 1]), ("a_b_01 a_c_01", [1, 1]), ("/1 _2", [2])],
+)
+def test_numbered_keys(keys, lengths):
+    assert sequence_lengths([{"__key__": key} for key in keys.split()], key=True).tolist() == lengths
+
+
+def test_keys_cost_no_data(tmp_path):
+    source = TarSource(archive(tmp_path / "a.tar", [f"{i // 7}/{i}" for i in range(3000)]))
+    assert len(source) == 3000
+    os.truncate(tmp_path / "a.tar", 600)
+    assert sequence_lengths(source, key=True).tolist() == [7] * 428 + [4]
+
+
+def test_shards(tmp_path):
+    paths = [archive(tmp_path / f"{n}.tar", [f"k{i}" for i in range(n)]) for n in (3, 1)]
+    assert sequence_lengths(TarSource(paths), shards=True).tolist() == [3, 1]
+    assert sequence_lengths(RangeSource(5)[1:3], shards=True).tolist() == [2]
+    assert sequence_lengths(RangeSource(5), shards=True).dtype == np.int64
+
+
+def test_lengths_of_arrays_bytes_and_text():
+    texts = ["", "a", "äöü"] * 200  # several blocks
+    source = MemorySource(
+        [{"x": np.zeros((i % 7, 2)), "text": text, "data": text.encode()} for i, text in enumerate(texts)]
+    )
+    for name, lengths in (("x", [i % 7 for i in range(600)]), ("text", [0, 1, 3] * 200), ("data", [0, 1, 6] * 200)):
+        assert record_lengths(source, name).tolist() == lengths
+        assert record_lengths(source, name).dtype == np.int64
+    parts = [MemorySource([{"x": np.zeros(n)} for n in lengths]) for lengths in ([3, 1], [], [4])]
+    assert record_lengths(ConcatSource(parts), "x").tolist() == [3, 1, 4]
+    assert record_lengths(parts[1], "x").shape == (0,)
+
+
+def lengths_of_x(records):
+    return record_lengths(MemorySource(records), "x")
+
+
+@pytest.mark.parametrize(
+    ("lengths", "records", "options", "match"),
+    [
+        *(
+            (sequence_lengths, *row)
+            for row in [
+                ([], {}, r"pass exactly one of field=, key= and shards=True, got none"),
+                ([], {"field": "x", "key": True}, r"got field and key"),
+                ([], {"key": "x", "shards": True}, r"got key and shards"),
+                ([{"x": 1}], {"field": "y"}, r"a record has no field 'y': Known: x"),
+                ([b"x"], {"field": "y"}, r"records are bytes, not fields"),
+                ([{"x": 1}], {"key": True}, r"a record has no field '__key__': Known: x"),
+                (
+                    [{"__key__": "0001"}],
+                    {"key": True},
+                    r"key '0001' of record 0 does not end in / _ - or \. and digits",
+                ),
+                ([{"__key__": "a"}], {"key": "b+"}, r"key 'a' of record 0 does not match 'b\+'"),
+                ([{"__key__": "a"}], {"key": "("}, r"key '\(' is not a regular expression: missing \)"),
+                ([{"__key__": "a"}], {"key": False}, r"key must be a regular expression or True, got False"),
+                (RangeSource(3), {"key": True}, r"record 0 has no key: pass field= instead"),
+                ([{"x": 1}], {"shards": True}, r"list has no shards: shard_lengths is missing"),
+            ]
+        ),
+        (lengths_of_x, [{"y": b"1"}], {}, "a record has no field 'x': Known: y"),
+        (lengths_of_x, [b"abc"], {}, "records are bytes, not fields: choose a codec"),
+        (
+            lengths_of_x,
+            [{"x": b""}, {"x": 3}],
+            {},
+            "'x' of record 1 has no length: expected an array, bytes or text, got",
+        ),
+        (lengths_of_x, [{"x": np.array(3.5)}], {}, r"field 'x' of record 0 has no length: .*, got array\(3\.5\)"),
+    ],
+)
+def test_what_is_refused(lengths, records, options, match):
+    with pytest.raises(ConfigError, match=match):
+        lengths(records, **options)
 
 
 def records_of(count):
@@ -28,15 +189,15 @@ def records_of(count):
 def model(records, lengths, length, stride, ends, offsets):
     """Yield each anchor and its window, built record by record."""
     groups = {name: offsets.get(name, range(length or 1)) for name in records[0]} if records else {}
+    masks = {f"{name}_is_pad": offsets[name] for name in offsets} if ends == "pad" else {}
+    if ends == "pad" and length and set(groups) - set(offsets):
+        masks["is_pad"] = range(length)
     reach = [0, *(offset for group in groups.values() for offset in group)]
     first = 0
-    for count in lengths:
-        stop = first + count
+    for stop in np.cumsum(lengths).tolist():
         # The first anchor is the first record whose window is inside; the others follow at the stride.
-        anchors = [
-            a for a in range(first, stop) if ends == "pad" or (a + min(reach) >= first and a + max(reach) < stop)
-        ]
-        for anchor in anchors[::stride]:
+        inside = range(first - min(reach), stop - max(reach)) if ends == "drop" else range(first, stop)
+        for anchor in inside[::stride]:
             window = {}
             for name, group in groups.items():
                 values = [records[min(max(anchor + offset, first), stop - 1)][name] for offset in group]
@@ -44,9 +205,7 @@ def model(records, lengths, length, stride, ends, offsets):
                     window[name] = values[0]
                 else:
                     window[name] = tuple(values) if isinstance(values[0], (str, bytes)) else np.stack(values)
-            masks = {f"{name}_is_pad": offsets[name] for name in offsets}
-            masks |= {"is_pad": range(length)} if length and set(records[0]) - set(offsets) else {}
-            for name, group in masks.items() if ends == "pad" else ():
+            for name, group in masks.items():
                 window[name] = np.array([not first <= anchor + offset < stop for offset in group])
             yield anchor, window
         first = stop
@@ -73,27 +232,25 @@ def test_equals_a_loop(lengths, length, stride, ends, offsets, shards, data):
     anchors, expected = [anchor for anchor, _ in both], [window for _, window in both]
     cuts = sorted(data.draw(st.lists(st.integers(0, len(records)), min_size=shards - 1, max_size=shards - 1)))
     edges = [0, *cuts, len(records)]
-    parts = [MemorySource(records[a:b]) for a, b in pairwise(edges) if a < b]
-    source = dataload.ConcatSource(parts)
+    parts = [MemorySource(records[a:b]) for a, b in itertools.pairwise(edges) if a < b]
+    source = ConcatSource(parts)
     if not expected:
         with pytest.raises(ConfigError, match="no sequence is long enough for a window: it takes"):
             windows(source, lengths, length, stride, ends=ends, offsets=offsets)
         return
     for inner in (source, list(records)):  # a list gives whole records
         found = windows(inner, lengths, length, stride, ends=ends, offsets=offsets)
-        assert len(found) == len(expected)
-        indices = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=6))
-        assert difference(found.read(indices), [expected[i] for i in indices], "read") is None
-        wanted = default_collate([expected[i] for i in indices])
-        assert difference(found.read_batch(indices), wanted, "read_batch") is None
-        names = data.draw(st.lists(st.sampled_from(sorted(found.fields)), unique=True))
-        wanted = {name: wanted[name] for name in names}
-        assert difference(found.read_batch(indices, names), wanted, "read_batch of fields") is None
-        assert found.sequence_lengths.sum() == len(found)
+        assert len(found) == found.sequence_lengths.sum() == len(expected)
         assert [found.locate(i) for i in range(len(found))] == [as_source(inner).locate(anchor) for anchor in anchors]
-    found = windows(source, lengths, length, stride, ends=ends, offsets=offsets)
-    in_shards = [sum(a <= anchor < b for anchor in anchors) for a, b in pairwise(edges)]
-    assert found.shard_lengths == tuple(n for n in in_shards if n)
+        indices = data.draw(st.lists(st.integers(0, len(expected) - 1), min_size=1, max_size=6))
+        names = data.draw(st.lists(st.sampled_from(sorted(found.fields)), unique=True))
+        batch = default_collate([expected[i] for i in indices])
+        same(found.read(indices), [expected[i] for i in indices])
+        same(found.read_batch(indices), batch)
+        same(found.read_batch(indices, names), {name: batch[name] for name in names})
+        if inner is source:
+            in_shards = [sum(a <= anchor < b for anchor in anchors) for a, b in itertools.pairwise(edges)]
+            assert found.shard_lengths == tuple(n for n in in_shards if n)
 
 
 def episodes(count=40):
@@ -103,82 +260,39 @@ def episodes(count=40):
 
 
 def test_follows_the_rules_of_sources():
-    source = windows(episodes(), [15, 0, 25], 2, 3, ends="pad", offsets={"action": [-1, 0, 3]})
+    offsets = {"action": [-1, 0, 3]}
+    source = windows(episodes(), [15, 0, 25], 2, 3, ends="pad", offsets=offsets)
     assert [each for each in check_source(source) if each.status == "failed"] == []
-    assert pickle.loads(pickle.dumps(source)).fingerprint() == source.fingerprint()
-    numpys = windows(
-        episodes(),
-        np.array([15, 0, 25]),
-        np.int32(2),
-        np.int64(3),
-        ends="pad",
-        offsets={"action": np.array([-1, 0, 3])},
-    )
-    assert numpys.fingerprint() == source.fingerprint()
-    other = windows(episodes(), [15, 0, 25], 2, 3, ends="pad", offsets={"action": [-1, 0, 2]})
+    lengths, of_numpy = np.array([15, 0, 25]), {"action": np.array([-1, 0, 3])}
+    numpys = windows(episodes(), lengths, np.int32(2), np.int64(3), ends="pad", offsets=of_numpy)
+    assert pickle.loads(pickle.dumps(source)).fingerprint() == numpys.fingerprint() == source.fingerprint()
+    other = windows(episodes(), lengths, 2, 3, ends="pad", offsets={"action": [-1, 0, 2]})
     assert len({source.fingerprint(), other.fingerprint(), windows(episodes(), [40], 2).fingerprint()}) == 3
     assert repr(source) == "WindowSource(MemorySource(40 records), 14 windows in 3 sequences)"
 
 
-class Counted(MemorySource):
-    """Notes which records are read for which fields."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.reads = []
-
-    def _read_columns(self, indices, fields):
-        self.reads.append((sorted(indices.tolist()), fields))
-        return super()._read_columns(indices, fields)
-
-
 def test_reads_each_record_once_and_only_the_fields_that_need_it():
-    inner = Counted({"image": np.zeros((20, 2)), "action": np.arange(20)})
-    source = windows(inner, [20], offsets={"action": range(4)})
+    class Counted(MemorySource):
+        def _read_columns(self, indices, fields):
+            reads.append((sorted(indices.tolist()), fields))
+            return super()._read_columns(indices, fields)
+
+    reads, asked = [], []
+    source = windows(Counted({"image": np.zeros((20, 2)), "action": np.arange(20)}), [20], offsets={"action": range(4)})
     source.read_batch([3, 4, 6])
-    assert inner.reads == [([3, 4, 6], ("image",)), ([*range(3, 10)], ("action",))]
+    assert reads == [([3, 4, 6], ("image",)), ([*range(3, 10)], ("action",))]
 
+    class Dicts(list):
+        """A data set of torch's kind: whole records, one by one."""
 
-class Dicts:
-    """A data set of torch's kind: whole records, one by one."""
+        def __getitem__(self, index):
+            asked.append(index)
+            return {"x": index, "y": -index}
 
-    def __init__(self):
-        self.reads = []
-
-    def __len__(self):
-        return 20
-
-    def __getitem__(self, index):
-        self.reads.append(index)
-        return {"x": index, "y": -index}
-
-
-def test_records_that_come_whole_are_read_once():
-    inner = Dicts()
-    source = windows(inner, [20], offsets={"x": [0, 1]})
-    inner.reads.clear()
+    source = windows(Dicts(range(20)), [20], offsets={"x": [0, 1]})
+    asked.clear()
     batch = source.read_batch([3, 4])
-    assert inner.reads == [3, 4, 5]
-    assert (batch["x"].tolist(), batch["y"].tolist()) == ([[3, 4], [4, 5]], [-3, -4])
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("step", [0, 3, 7])
-def test_a_loader_resumes_within_windows(step, workers):
-    def loader():
-        source = windows(episodes(), [15, 25], 4, 2, ends="pad", offsets={"image": [-1, 0]})
-        return Loader(source, batch_size=3, shuffle=True, seed=5, num_workers=workers, epochs=2)
-
-    with loader() as whole:
-        expected = [batch["action"].tolist() for _ in range(2) for batch in whole]
-    with loader() as first:
-        seen = [batch["action"].tolist() for _, batch in zip(range(step), first, strict=False)]
-        state = first.state_dict()
-    with loader() as second:
-        second.load_state_dict(state)
-        rest = [batch["action"].tolist() for epoch in range(2) for batch in second]
-    assert seen + rest == expected
-    assert len(expected) == 14
+    assert (asked, batch["x"].tolist(), batch["y"].tolist()) == ([3, 4, 5], [[3, 4], [4, 5]], [-3, -4])
 
 
 def test_windows_feed_streams():
@@ -189,12 +303,11 @@ def test_windows_feed_streams():
     assert sorted(index for row in rows for index in row) == [*range(12), *range(16, 37)]
 
 
-class Ahead(MemorySource):
-    def read_ahead(self, steps, fields, *, here, share=1.0):
-        self.asked = [*steps], fields, here, share
-
-
 def test_reads_ahead_what_windows_need():
+    class Ahead(MemorySource):
+        def read_ahead(self, steps, fields, *, here, share=1.0):
+            self.asked = [*steps], fields, here, share
+
     inner = Ahead({"x": np.arange(10), "y": np.arange(10)})
     source = windows(inner, [4, 6], ends="pad", offsets={"x": [0, 1]})
     steps = [StepsAhead(0, np.array([0, 3, 9]), np.array([2, 3]), 2)]
@@ -206,49 +319,37 @@ def test_reads_ahead_what_windows_need():
     assert windows(episodes(), [40]).read_ahead(steps, None, here=True) is None
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ([20, 21], "sequence_lengths have a sum of 41, and the source has 40 records: compute them with"),
-        ([20, 30, -10], "sequence_lengths[2] is -10, and the source has 40 records"),
-        ([2**62, 2**62, 2**62, 2**62, 40], "sequence_lengths[0] is 4611686018427387904, and the source has 40"),
-        ([20.0, 20.0], "sequence_lengths must be integers in one dimension, got [20.0, 20.0]"),
-        ([[40]], "sequence_lengths must be integers in one dimension, got [[40]]"),
-        ([2**70], "sequence_lengths must be integers in one dimension"),
-        ([[1], [2, 3]], "sequence_lengths must be integers in one dimension"),
-        ([], "sequence_lengths have a sum of 0, and the source has 40 records"),
-        ("x" * 99, "got 'xxx"),
-    ],
-)
-def test_lengths_that_do_not_fit(lengths, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        windows(episodes(), lengths, 2)
+INTEGERS = "sequence_lengths must be integers in one dimension"
+OFFSETS_OF = "offsets of 'action' must be integers, such as [-1, 0], got "
 
 
 @pytest.mark.parametrize(
-    ("settings", "message"),
+    ("lengths", "settings", "message"),
     [
-        ({"length": 0}, "length must be an integer >= 1, got 0"),
-        ({"stride": 0}, "stride must be an integer >= 1, got 0"),
-        ({"ends": "next"}, "ends is 'next': Known: drop, pad"),
-        ({"offsets": {"actoin": [0]}}, "there is no field 'actoin': did you mean 'action'?"),
-        ({"offsets": {"action": []}}, "offsets of 'action' must be integers, such as [-1, 0], got []"),
-        ({"offsets": {"action": [0.5]}}, "offsets of 'action' must be integers"),
-        ({"offsets": {"action": [2**40]}}, "offsets of 'action' must be integers"),
-        ({"offsets": {"action": "01"}}, "offsets of 'action' must be integers"),
-        ({"length": 41}, "it takes 41 records, and the longest sequence has 40: pass ends='pad', or shorter windows"),
+        ([20, 21], {}, "sequence_lengths have a sum of 41, and the source has 40 records: compute them with"),
+        ([20, 30, -10], {}, "sequence_lengths[2] is -10, and the source has 40 records"),
+        ([*[2**62] * 4, 40], {}, "sequence_lengths[0] is 4611686018427387904, and the source has 40"),
+        ([20.0, 20.0], {}, f"{INTEGERS}, got [20.0, 20.0]"),
+        *((lengths, {}, INTEGERS) for lengths in ([[40]], [2**70], [[1], [2, 3]])),
+        ([], {}, "sequence_lengths have a sum of 0, and the source has 40 records"),
+        ("x" * 99, {}, "got 'xxx"),
+        ([40], {"length": 0}, "length must be an integer >= 1, got 0"),
+        ([40], {"stride": 0}, "stride must be an integer >= 1, got 0"),
+        ([40], {"ends": "next"}, "ends is 'next': Known: drop, pad"),
+        ([40], {"offsets": {"actoin": [0]}}, "there is no field 'actoin': did you mean 'action'?"),
+        *(([40], {"offsets": {"action": wrong}}, OFFSETS_OF) for wrong in ([], [0.5], [2**40], "01")),
+        ([40], {"length": 41}, "it takes 41 records, and the longest sequence has 40: pass ends='pad', or shorter"),
+        ([40], {"read": ["imag"]}, "there is no field 'imag': did you mean 'image'"),
+        ([2], {"source": [b"a", b"b"]}, "windows need records with fields, and MemorySource(2 records) has none"),
+        (
+            [2], {"source": {"x": [1, 2], "x_is_pad": [0, 0]}, "ends": "pad", "offsets": {"x": [0, 1]}},
+            "ends='pad' adds the mask 'x_is_pad', and the records have a field",
+        ),
     ],
-)
-def test_settings_that_do_not_fit(settings, message):
+)  # fmt: skip
+def test_settings_that_do_not_fit(lengths, settings, message):
+    settings = {"length": 2, **settings}
+    read = settings.pop("read", None)
+    source = MemorySource(settings.pop("source")) if "source" in settings else episodes()
     with pytest.raises(ConfigError, match=re.escape(message)):
-        windows(episodes(), [40], **settings)
-
-
-def test_names_that_do_not_fit():
-    taken = MemorySource({"x": [1, 2], "x_is_pad": [0, 0]})
-    with pytest.raises(ConfigError, match="ends='pad' adds the mask 'x_is_pad', and the records have a field"):
-        windows(taken, [2], ends="pad", offsets={"x": [0, 1]})
-    with pytest.raises(ConfigError, match="there is no field 'imag': did you mean 'image'"):
-        windows(episodes(), [40], 2).read_batch([0], ["imag"])
-    with pytest.raises(ConfigError, match=r"windows need records with fields, and MemorySource\(2 records\) has none"):
-        windows(MemorySource([b"a", b"b"]), [2], 2)
+        windows(source, lengths, **settings).read_batch([0], read)

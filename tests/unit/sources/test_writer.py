@@ -1,7 +1,11 @@
-from __future__ import annotations
+"""Writers: what they publish, and what they leave behind.
+
+Those that are killed, and those of one destination, are in tests/unit/storage/local/test_parts.py.
+"""
 
 import errno
 import gc
+import io
 import os
 
 import numpy as np
@@ -11,43 +15,48 @@ import dataload
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.registry import built_in_formats
 from dataload.sources.writer import Writer, require_fields
-from dataload.storage.local import parts
+
+FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 class Lines(Writer):
     """A text file, one line per record."""
 
+    finishing = discarding = None  # errors
+
     def _begin(self, options):
         self.stream = self._part.create()
 
     def _write(self, record):
-        if record is None:
-            raise ConfigError("no None")
+        if isinstance(record, Exception):
+            raise record
         self.stream.write(f"{record}\n".encode())
 
     def _finish(self):
-        self.stream.close()
+        if self.finishing:
+            raise self.finishing
+        self._discard()
 
     def _discard(self):
         self.stream.close()
+        if self.discarding:
+            raise self.discarding
 
 
-class Folder(Writer):
+class Folder(Lines):
     """A directory, one file per record."""
 
     def _begin(self, options):
-        os.mkdir(self._part.temporary)
+        os.mkdir(self.temporary)
+        self.stream = io.BytesIO()
 
     def _write(self, record):
-        with open(os.path.join(self._part.temporary, str(len(self))), "w") as stream:
-            stream.write(str(record))
-
-    def _finish(self):
-        pass
+        with open(os.path.join(self.temporary, str(len(self))), "w") as stream:
+            stream.write(f"{record}\n")
 
 
 def read(path):
-    return path.read_text() if path.is_file() else "".join(f"{file.read_text()}\n" for file in sorted(path.iterdir()))
+    return path.read_text() if path.is_file() else "".join(file.read_text() for file in sorted(path.iterdir()))
 
 
 @pytest.fixture(params=[Lines, Folder])
@@ -60,146 +69,23 @@ def path(tmp_path):
     return tmp_path / "out"
 
 
-def test_nothing_shows_before_close(writer_of, path):
+def written(writer, *records):
+    with writer:
+        writer.extend(records)
+    return writer
+
+
+def test_nothing_shows_before_close(writer_of, tmp_path):
+    path = tmp_path / "a" / "b" / "out"
     writer = writer_of(path)
     writer.extend(["a", "b"])
-    assert not path.exists()
+    assert repr(writer) == f"{writer_of.__name__}({str(path)!r}, 2 records, open)"
     [temporary] = path.parent.iterdir()
     assert temporary.name.startswith(".out.")
     assert temporary.name.endswith(".tmp")
     writer.close()
-    assert [entry.name for entry in path.parent.iterdir()] == ["out"]
-    assert read(path) == "a\nb\n"
-    assert len(writer) == 2
     writer.close()
-
-
-def test_leaving_by_an_exception_writes_nothing(writer_of, path):
-    writer = writer_of(path)
-
-    def fail():
-        with writer:
-            writer.write("a")
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        fail()
-    assert list(path.parent.iterdir()) == []
-    writer.abort()
-    writer.close()
-    assert list(path.parent.iterdir()) == []
-
-
-@pytest.mark.filterwarnings("error")
-def test_a_forgotten_writer_leaves_nothing(writer_of, path):
-    writer = writer_of(path)
-    writer.write("a")
-    del writer
-    gc.collect()
-    assert list(path.parent.iterdir()) == []
-
-
-def test_what_exists_is_not_overwritten(writer_of, path):
-    with writer_of(path) as writer:
-        writer.write("old")
-    with pytest.raises(
-        ConfigError, match=r"out exists: choose another name, or pass overwrite=True to replace it"
-    ) as caught:
-        writer_of(path)
-    assert caught.value.key == "path"
-    assert read(path) == "old\n"
-
-
-def test_overwrite_replaces_the_whole(writer_of, path):
-    with writer_of(path) as writer:
-        writer.extend(["old", "older"])
-    with writer_of(path, overwrite=True) as writer:
-        writer.write("new")
-        assert read(path) == "old\nolder\n"
-    assert read(path) == "new\n"
-    assert len(list(path.parent.iterdir())) == 1
-
-
-def test_what_appears_meanwhile_is_not_overwritten(writer_of, path):
-    writer = writer_of(path)
-    writer.write("mine")
-    path.write_text("yours")
-    with pytest.raises(ConfigError, match="exists"):
-        writer.close()
-    assert path.read_text() == "yours"
-    assert len(list(path.parent.iterdir())) == 1
-
-
-@pytest.mark.parametrize("failing", ["_finish", "_replace"])
-def test_a_close_that_fails_harms_nothing(writer_of, path, monkeypatch, failing):
-    with writer_of(path) as writer:
-        writer.write("old")
-
-    def fail(*_):
-        raise OSError(28, "No space left on device")
-
-    writer = writer_of(path, overwrite=True)
-    writer.write("new")
-    if failing == "_finish":
-        monkeypatch.setattr(writer, failing, fail)
-    else:
-        monkeypatch.setattr(parts, failing, fail)
-    with pytest.raises(SourceError, match=r"cannot write .*out: No space left"):
-        writer.close()
-    assert read(path) == "old\n"
-    assert len(list(path.parent.iterdir())) == 1
-    with pytest.raises(ConfigError, match=r"the writer of .*out is aborted: nothing more can be written"):
-        writer.write("more")
-
-
-@pytest.mark.parametrize("ending", ["with", "close"])
-def test_a_failing_abort_hides_no_error(writer_of, path, monkeypatch, ending):
-    """As that of a stream whose last block does not fit on the disk."""
-    writer = writer_of(path)
-    discard = writer._discard
-
-    def fail(*_):
-        discard()
-        raise OSError(28, "No space left on device")
-
-    def refuse():
-        raise KeyError("mine")
-
-    monkeypatch.setattr(writer, "_discard", fail)
-    with pytest.raises(KeyError, match="mine") as caught:  # noqa: PT012 - the end of the block is tested
-        if ending == "with":
-            with writer:
-                refuse()
-        else:
-            monkeypatch.setattr(writer, "_finish", refuse)
-            writer.close()
-    assert caught.value.__notes__ == [f"closing {writer!r} failed, too: OSError: [Errno 28] No space left on device"]
-    assert list(path.parent.iterdir()) == []
-
-
-def test_a_directory_comes_back_when_the_new_one_cannot_take_its_place(path, monkeypatch):
-    monkeypatch.setattr(parts, "_libc_rename", lambda: None)
-    with Folder(path) as writer:
-        writer.extend(["old", "older"])
-    writer = Folder(path, overwrite=True)
-    writer.extend(["new", "newer"])
-    rename = os.rename
-
-    def fail_for_the_new_one(source, destination):
-        if ".old" not in str(source) and str(destination) == str(path):
-            raise OSError("odd")
-        rename(source, destination)
-
-    monkeypatch.setattr(os, "rename", fail_for_the_new_one)
-    with pytest.raises(SourceError, match=r"cannot write .*out: odd"):
-        writer.close()
-    assert read(path) == "old\nolder\n"
-    assert len(list(path.parent.iterdir())) == 1
-
-
-def test_writing_after_the_end(writer_of, path):
-    writer = writer_of(path)
-    writer.close()
+    assert ([entry.name for entry in path.parent.iterdir()], read(path), len(writer)) == (["out"], "a\nb\n", 2)
     with pytest.raises(ConfigError, match=r"the writer of .*out is closed: nothing more can be written"):
         writer.write("a")
 
@@ -207,25 +93,115 @@ def test_writing_after_the_end(writer_of, path):
 def test_a_record_that_is_refused_is_not_counted(path):
     with Lines(path) as writer:
         writer.write("a")
-        with pytest.raises(ConfigError, match="no None"):
-            writer.write(None)
+        with pytest.raises(ConfigError):
+            writer.write(ConfigError("no"))
         writer.write("b")
         assert len(writer) == 2
     assert read(path) == "a\nb\n"
 
 
-def test_directories_are_created(writer_of, tmp_path):
-    with writer_of(tmp_path / "a" / "b" / "out"):
-        pass
-    assert (tmp_path / "a" / "b" / "out").exists()
+@pytest.mark.filterwarnings("error")
+def test_leaving_by_an_exception_writes_nothing(writer_of, path):
+    writer = writer_of(path)
+    with pytest.raises(ZeroDivisionError), writer:
+        writer.write(f"{1 // 0}")
+    assert list(path.parent.iterdir()) == []
+    writer.abort()
+    writer.close()
+    forgotten = writer_of(path)
+    forgotten.write("a")
+    del forgotten
+    gc.collect()
+    assert list(path.parent.iterdir()) == []
+
+
+def test_what_exists_is_not_overwritten_unless_asked(writer_of, path, monkeypatch):
+    monkeypatch.chdir(path.parent)
+    written(writer_of("out/"), "old", "older")
+    message = r"out exists: choose another name, or pass overwrite=True to replace it"
+    with pytest.raises(ConfigError, match=message) as caught:
+        writer_of(path)
+    assert caught.value.key == "path"
+    with writer_of(path, overwrite=True) as writer:
+        writer.write("new")
+        assert read(path) == "old\nolder\n"
+    assert read(path) == "new\n"
+    writer = writer_of(path.parent / "b")
+    (path.parent / "b").write_text("yours")
+    with pytest.raises(ConfigError, match=r"b exists"):
+        writer.close()
+    assert (path.parent / "b").read_text() == "yours"
+    assert sorted(os.listdir(path.parent)) == ["b", "out"]
+
+
+def test_a_close_that_fails_harms_nothing(writer_of, path):
+    written(writer_of(path), "old")
+    writer = writer_of(path, overwrite=True)
+    writer.write("new")
+    writer.finishing = FULL
+    with pytest.raises(SourceError, match=r"cannot write .*out: No space left"):
+        writer.close()
+    assert read(path) == "old\n"
+    assert os.listdir(path.parent) == ["out"]
+    assert repr(writer).endswith("1 records, aborted)")
+    with pytest.raises(ConfigError, match=r"the writer of .*out is aborted: nothing more can be written"):
+        writer.write("more")
+
+
+@pytest.mark.parametrize("ending", ["with", "close"])
+def test_a_failing_abort_hides_no_error(writer_of, path, ending):
+    """As that of a stream whose last block does not fit on the disk."""
+    writer = writer_of(path)
+    writer.discarding, mine = FULL, KeyError("mine")
+    with pytest.raises(KeyError) as caught:  # noqa: PT012 - the end of the block is tested
+        if ending == "with":
+            with writer:
+                raise mine
+        writer.finishing = mine
+        writer.close()
+    assert caught.value is mine
+    assert mine.__notes__ == [f"closing {writer!r} failed, too: OSError: [Errno 28] No space left on device"]
+    assert list(path.parent.iterdir()) == []
+
+
+def test_what_was_there_comes_back_when_the_new_one_cannot_take_its_place(writer_of, path, monkeypatch):
+    monkeypatch.setattr("dataload.storage.local.parts._libc_rename", lambda: None)
+    written(writer_of(path), "old", "older")
+    writer = writer_of(path, overwrite=True)
+    writer.extend(["new", "newer"])
+    call = "replace" if writer_of is Lines else "rename"
+    rename = getattr(os, call)
+
+    def fail_for_the_new_one(source, destination):
+        if ".old" not in str(source) and str(destination) == str(path):
+            raise OSError("odd")
+        rename(source, destination)
+
+    monkeypatch.setattr(os, call, fail_for_the_new_one)
+    with pytest.raises(SourceError, match=r"cannot write .*out: odd"):
+        writer.close()
+    assert read(path) == "old\nolder\n"
+    assert os.listdir(path.parent) == ["out"]
 
 
 @pytest.mark.parametrize("directory", ["file", "file/a/b"])
 def test_a_file_where_the_directory_would_be(writer_of, tmp_path, directory):
     (tmp_path / "file").touch()
     message = f"cannot write to the directory {tmp_path}/{directory}: {tmp_path}/file is no directory; choose another"
+    writer = writer_of.__new__(writer_of)
     with pytest.raises(ConfigError, match=message):
-        writer_of(tmp_path / directory / "out")
+        writer.__init__(tmp_path / directory / "out")
+    assert "0 records, refused" in repr(writer)
+    replacing = Folder(tmp_path / "file", overwrite=True)
+    with pytest.raises(SourceError, match=r"cannot write .*file: Not a directory"):
+        replacing.close()
+    assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_full_disk_is_named_and_leaves_nothing(path):
+    with pytest.raises(SourceError, match=r"cannot write .*out: No space left on device"):
+        written(Lines(path), FULL)
+    assert list(path.parent.iterdir()) == []
 
 
 def test_a_directory_that_cannot_be_written(writer_of, path, monkeypatch):
@@ -234,82 +210,32 @@ def test_a_directory_that_cannot_be_written(writer_of, path, monkeypatch):
         writer_of(path)
 
 
-def test_relative_paths(writer_of, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with writer_of("out/") as writer:
-        writer.write("a")
-    assert read(tmp_path / "out") == "a\n"
-
-
-def test_repr(path):
-    writer = Lines(path)
-    writer.write("a")
-    assert repr(writer) == f"Lines({str(path)!r}, 1 records, open)"
-    writer.abort()
-    assert repr(writer).endswith("1 records, aborted)")
-
-
 def test_require_fields():
     assert require_fields({"x": 1}, "syrah") == {"x": 1}
-    with pytest.raises(ConfigError, match="format 'syrah' stores fields, got a record of type bytes"):
-        require_fields(b"abc", "syrah")
-    with pytest.raises(ConfigError, match=r"field names must be text, got 3 \(int\)"):
-        require_fields({3: 1}, "syrah")
-
-
-def test_a_full_disk_is_named_and_leaves_nothing(tmp_path):
-    class Full(Lines):
-        def _write(self, record):
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with (
-        pytest.raises(SourceError, match=r"cannot write .*x\.txt: No space left on device"),
-        Full(tmp_path / "x.txt") as w,
+    for record, message in (
+        (b"abc", "format 'syrah' stores fields, got a record of type bytes"),
+        ({3: 1}, r"field names must be text, got 3 \(int\)"),
     ):
-        w.write("a")
-    assert list(tmp_path.iterdir()) == []
+        with pytest.raises(ConfigError, match=message):
+            require_fields(record, "syrah")
 
 
-def test_a_directory_does_not_replace_a_file(tmp_path):
-    (tmp_path / "x").write_text("old")
-    with (
-        pytest.raises(SourceError, match=r"cannot write .*x: Not a directory"),
-        Folder(tmp_path / "x", overwrite=True) as w,
-    ):
-        w.write("a")
-    assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("x", "old")]
-
-
-def test_a_fork_that_drops_the_writer_leaves_its_file_alone(tmp_path):
-    writer = Lines(tmp_path / "a.txt")
-    writer.write("x")
-    child = os.fork()
-    if not child:
-        writer.__del__()
-        os._exit(0)
-    os.waitpid(child, 0)
-    writer.close()
-    assert (tmp_path / "a.txt").read_text() == "x\n"
-
-
-def test_a_writer_that_was_refused_has_a_repr(tmp_path):
-    writer = Lines.__new__(Lines)
-    (tmp_path / "file").touch()
-    with pytest.raises(ConfigError, match="is no directory"):
-        writer.__init__(tmp_path / "file" / "a.txt")
-    assert "0 records, refused" in repr(writer)
+def test_a_fork_that_drops_the_writer_leaves_its_file_alone(path):
+    with Lines(path) as writer:
+        writer.write("x")
+        child = os.fork()
+        if not child:
+            writer.__del__()
+            os._exit(0)
+        os.waitpid(child, 0)
+    assert read(path) == "x\n"
 
 
 @pytest.mark.parametrize("entry", [entry for entry in built_in_formats() if entry.writer], ids=lambda entry: entry.name)
 def test_stored_bytes_are_counted_one_by_one_and_together(tmp_path, entry):
     records = [{"tokens": np.arange(5)} for _ in range(9)]
-    counted = []
-    for name, together in (("a", False), ("b", True)):
-        with dataload.create(tmp_path / f"{name}.x", format=entry.name) as writer:
-            if together:
-                writer.extend(records)
-            else:
-                for record in records:
-                    writer.write(record)
-            counted.append(writer.stored_bytes)
-    assert counted[0] == counted[1] > 9 * 5
+    with dataload.create(tmp_path / "a.x", format=entry.name) as one_by_one:
+        for record in records:
+            one_by_one.write(record)
+    together = written(dataload.create(tmp_path / "b.x", format=entry.name), *records)
+    assert one_by_one.stored_bytes == together.stored_bytes > 9 * 5

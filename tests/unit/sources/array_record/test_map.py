@@ -1,21 +1,22 @@
 """Uncompressed files read through the map, each record compared with what the package reads."""
 
-from __future__ import annotations
-
+import functools
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from array_record.python.array_record_module import ArrayRecordReader
+from array_records import PLAIN, write_records
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from refusals import refuses
 from typer.testing import CliRunner
 
-import dataload
 from dataload.cli.app import app
 from dataload.codecs.codec import resolve_codec
 from dataload.collate import default_collate
-from dataload.errors import CorruptFileError, MissingDependencyError
+from dataload.errors import MissingDependencyError
 from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.storage.core import can_map
@@ -24,14 +25,7 @@ from dataload.storage.local import mapped
 BLOCK = 65536
 PACKAGE = "readahead_buffer_size:0"
 CHUNK_OF_4096 = 40 + 1 + 1 + 2 + 4096
-
-
-def write(path, records, options="group_size:1,uncompressed"):
-    writer = ArrayRecordWriter(str(path), options)
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return str(path)
+write_plain = functools.partial(write_records, options=PLAIN)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +36,7 @@ def records():
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory, records):
-    return write(tmp_path_factory.mktemp("mapped") / "x.array_record", records)
+    return write_plain(tmp_path_factory.mktemp("mapped") / "x.array_record", records)
 
 
 @pytest.fixture
@@ -65,7 +59,7 @@ def test_every_record_is_the_packages(tmp_path, data):
     )
     padded = data.draw(st.sampled_from(["", ",pad_to_block_boundary", ",max_parallelism:1"]))
     seed = np.random.default_rng(len(sizes))
-    path = write(tmp_path / "x", [seed.bytes(size) for size in sizes], f"group_size:1,uncompressed{padded}")
+    path = write_plain(tmp_path / "x", [seed.bytes(size) for size in sizes], options=f"{PLAIN}{padded}")
     reader = ArrayRecordReader(path)
     wanted = reader.read_all() if sizes else []
     through_map = MappedRecords.open(path)
@@ -83,42 +77,29 @@ def test_every_record_is_the_packages(tmp_path, data):
             assert through_map.read(np.array([index])) == [record]
 
 
-@pytest.mark.parametrize("size", [60, 4096])
-def test_thousands_of_records_of_one_size(tmp_path, size):
-    """Every way in which a chunk can lie across a block header."""
-    rng = np.random.default_rng(size)
-    wanted = [rng.bytes(size) for _ in range(5000 if size == 60 else 1000)]
-    with ArrayRecordSource(write(tmp_path / "x", wanted)) as source:
-        request = rng.permutation(np.tile(np.arange(len(wanted)), 2))
-        assert source.read(request) == [wanted[index] for index in request]
-        assert list(source) == wanted
-
-
-@pytest.mark.parametrize("off", [*range(-52, 3)])
+@pytest.mark.parametrize("off", [*range(-52, 3, 2)])
 def test_chunks_around_the_start_of_a_block(tmp_path, off):
     """Each byte of a header at the boundary, and a chunk of several blocks that starts with one."""
     sizes = (BLOCK - 64 - 45 + off, 140_000, 3, 0)
-    path = write(tmp_path / "x", [bytes([number]) * size for number, size in enumerate(sizes)])
+    path = write_plain(tmp_path / "x", [bytes([number]) * size for number, size in enumerate(sizes)])
     wanted = ArrayRecordReader(path).read_all()
     for read in (MappedRecords.open(path).read, MappedRecords.open(path).read_together):
         assert read(np.array([0, 1, 2, 3, 1])) == [*wanted, wanted[1]]
 
 
-def test_the_package_is_not_needed(no_package, path, records):
+def test_the_package_is_not_needed(no_package, path, records, tmp_path):
     with ArrayRecordSource([path, f"{path}[3:9]"]) as source:
         assert source.read([400, 0, 399]) == [records[3], records[0], records[399]]
         assert source.read_batch([5, 402]) == [records[5], records[5]]
         assert not source.reads_in_order
-
-
-def test_a_file_without_records(tmp_path, no_package):
-    with ArrayRecordSource(write(tmp_path / "x", [])) as source:
-        assert len(source) == 0
-        assert list(source) == []
-
-
-def test_options_of_the_reader_choose_the_package(no_package, path):
-    with pytest.raises(MissingDependencyError, match="format 'array_record' needs array_record"):
+    assert list(ArrayRecordSource(write_plain(tmp_path / "x", []))) == []
+    with ArrayRecordSource(path, codec=lambda data: data) as source:  # a function gets bytes of its own
+        assert source.read([5, 6]) == records[5:7]
+        assert {type(record) for record in source.read([5, 6])} == {bytes}
+    few = write_plain(tmp_path / "few", [b"", b"a", b"", b"b" * 200_000])
+    assert list(ArrayRecordSource([path, few], verify_hashes=True)) == [*records, b"", b"a", b"", b"b" * 200_000]
+    message = r"format 'array_record' needs array_record: pip install 'dataload\[arrayrecord\]'"
+    with pytest.raises(MissingDependencyError, match=message):
         len(ArrayRecordSource(path, reader_options=""))
 
 
@@ -156,7 +137,7 @@ VALUES = {
 def test_codecs_give_what_they_give_through_the_package(tmp_path, codec):
     """And what they give is the caller's own, though they are shown the map."""
     encode = resolve_codec(codec).encode
-    path = write(tmp_path / "x", [encode(VALUES[codec](index)) for index in range(100)])
+    path = write_plain(tmp_path / "x", [encode(VALUES[codec](index)) for index in range(100)])
     before = (tmp_path / "x").read_bytes()
     request = np.random.default_rng(0).integers(0, 100, 300)
     with (
@@ -176,134 +157,59 @@ def test_codecs_give_what_they_give_through_the_package(tmp_path, codec):
     assert (tmp_path / "x").read_bytes() == before
 
 
-def test_functions_get_bytes_of_their_own(path, records):
-    with ArrayRecordSource(path, codec=lambda data: data) as source:
-        found = source.read([5, 6])
-    assert list(map(type, found)) == [bytes, bytes]
-    assert found == [records[5], records[6]]
-
-
 @pytest.fixture(scope="module")
 def alike(tmp_path_factory):
     """Records of 4096 bytes, number 15 lies across the first boundary of blocks."""
     rng = np.random.default_rng(1)
     wanted = [rng.bytes(4096) for _ in range(40)]
-    return write(tmp_path_factory.mktemp("alike") / "x", wanted), wanted
+    return write_plain(tmp_path_factory.mktemp("alike") / "x", wanted), wanted
 
 
-def damaged(tmp_path, path, byte, bit=0):
-    with open(path, "rb") as stream:
-        data = bytearray(stream.read())
-    data[byte] ^= 1 << bit
+def damaged(tmp_path, path, byte):
+    data = bytearray(Path(path).read_bytes())
+    data[byte] ^= 1
     (tmp_path / "damaged").write_bytes(data)
     return str(tmp_path / "damaged")
 
 
 @pytest.mark.parametrize(
-    ("byte", "index", "message"),
+    ("byte", "index", "part"),
     [
-        (64 + 3 * CHUNK_OF_4096 + 8, 3, "chunk header hash mismatch"),  # bytes of data
-        (64 + 3 * CHUNK_OF_4096 + 24, 3, "chunk header hash mismatch"),  # type
-        (64 + 3 * CHUNK_OF_4096 + 25, 3, "chunk header hash mismatch"),  # records
-        (64 + 3 * CHUNK_OF_4096 + 32, 3, "chunk header hash mismatch"),  # bytes of the record
-        (64 + 3 * CHUNK_OF_4096 + 40, 3, "chunk data hash mismatch"),  # compression
-        (64 + 3 * CHUNK_OF_4096 + 41, 3, "chunk data hash mismatch"),  # bytes of the size
-        (BLOCK + 8, 15, "block header hash mismatch"),
-        (BLOCK + 16, 15, "block header hash mismatch"),
+        # bytes of data, type, records, bytes of the record; compression, bytes of the size
+        *((64 + 3 * CHUNK_OF_4096 + byte, 3, "chunk header") for byte in (8, 24, 25, 32)),
+        *((64 + 3 * CHUNK_OF_4096 + byte, 3, "chunk data") for byte in (40, 41)),
+        *((BLOCK + byte, 15, "block header") for byte in (8, 16)),
     ],
 )
-def test_what_is_not_as_the_footer_says_is_for_the_package(tmp_path, alike, byte, index, message, monkeypatch):
+def test_what_is_not_as_the_footer_says_is_for_the_package(tmp_path, alike, byte, index, part, request):
     path, wanted = alike
     path = damaged(tmp_path, path, byte)
     with ArrayRecordSource(path) as source:
-        for request in ([index], [0, index, 1], range(40)):
-            with pytest.raises(CorruptFileError, match=f"record {index}: .*{message}") as caught:
-                source.read(request)
-            assert (caught.value.path, caught.value.index) == (path, index)
+        for rows in ([index], [0, index, 1], range(40)):
+            refuses(source, rows, f"record {index}: .*{part} hash mismatch", path=path, index=index)
         assert source.read([0, 1, 39]) == [wanted[0], wanted[1], wanted[39]]
-    monkeypatch.setitem(sys.modules, "array_record.python.array_record_module", None)
+    request.getfixturevalue("no_package")
     with ArrayRecordSource(path) as source, pytest.raises(MissingDependencyError, match="needs array_record"):
         source.read([index])
 
 
-@pytest.mark.parametrize(
-    ("byte", "part", "of_package"),
-    [(44, "data", "chunk data hash mismatch"), (17, "header", "chunk header hash mismatch")],
-)
-def test_hashes_are_compared_if_asked(tmp_path, alike, byte, part, of_package):
+@pytest.mark.parametrize(("byte", "part"), [(44, "data"), (17, "header")])
+def test_hashes_are_compared_if_asked(tmp_path, alike, byte, part, request):
     path, wanted = alike
     path = damaged(tmp_path, path, start := 64 + 2 * CHUNK_OF_4096 + byte)
     with ArrayRecordSource(path) as source:
         assert source[2] == (bytes([wanted[2][0] ^ 1]) + wanted[2][1:] if part == "data" else wanted[2])
     with ArrayRecordSource(path, verify_hashes=True) as source:
         message = rf"record 2: the hash of the chunk's {part} is 0x[0-9a-f]+, but the chunk says 0x[0-9a-f]+"
-        for request in ([2], [1, 2, 3], range(40)):
-            with pytest.raises(CorruptFileError, match=message) as caught:
-                source.read(request)
-            assert (caught.value.index, caught.value.offset) == (2, start - byte)
+        for indices in ([2], [1, 2, 3], range(40)):
+            refuses(source, indices, message, index=2, offset=start - byte)
         assert source.read([0, 15, 39]) == [wanted[0], wanted[15], wanted[39]]
-    with (
-        ArrayRecordSource(path, reader_options=PACKAGE) as source,
-        pytest.raises(CorruptFileError, match=rf"record 2: .*{of_package}"),
+    with ArrayRecordSource(path, reader_options=PACKAGE) as package:
+        refuses(package, range(40), rf"record 2: .*chunk {part} hash mismatch")
+    request.getfixturevalue("no_package")
+    for verified, code, shown in (
+        (alike[0], 0, "40 records in 1 file: all can be read\n"),
+        (path, 1, "record 2: the hash of"),
     ):
-        source.read(range(40))
-
-
-def test_hashes_of_good_files(tmp_path, path, records):
-    empty = write(tmp_path / "x", [b"", b"a", b"", b"b" * 200_000])
-    with ArrayRecordSource([path, empty], verify_hashes=True) as source:
-        assert list(source) == [*records, b"", b"a", b"", b"b" * 200_000]
-
-
-def test_verify_compares_hashes_without_the_package(tmp_path, alike, no_package):
-    path, _ = alike
-    good = CliRunner().invoke(app, ["verify", f"array_record:{path}"])
-    assert (good.exit_code, good.stdout) == (0, "40 records in 1 file: all can be read\n")
-    path = damaged(tmp_path, path, 64 + 2 * CHUNK_OF_4096 + 44)
-    bad = CliRunner().invoke(app, ["verify", f"array_record:{path}"])
-    assert bad.exit_code == 1
-    assert "record 2: the hash of the chunk's data is" in bad.stdout
-
-
-@pytest.fixture(scope="module")
-def structure(tmp_path_factory):
-    """A file, its records, the bytes around the heads of its chunks, and where its footer starts."""
-    rng = np.random.default_rng(2)
-    wanted = [rng.bytes(size) for size in (0, 3, 200, 65_300, 70_000, 5, 131_000, 0, 90)]
-    path = write(tmp_path_factory.mktemp("structure") / "x", wanted)
-    edges = MappedRecords.open(path)._chunks.edges.tolist()
-    return path, wanted, sorted({at for edge in edges for at in range(edge, edge + 260)}), edges[-1]
-
-
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(data=st.data())
-def test_a_mutated_file_gives_an_error_or_what_it_holds(tmp_path, structure, data):
-    """Never another record's bytes: a record equals the original but for the bytes that were changed in it."""
-    path, wanted, interesting, footer = structure
-    with open(path, "rb") as stream:
-        content = bytearray(stream.read())
-    postscript = range(len(content) - BLOCK, len(content) - BLOCK + 110)
-    blocks = [block + at for block in range(0, len(content), BLOCK) for at in range(24)]
-    places = st.one_of(
-        st.sampled_from(interesting), st.sampled_from(postscript), st.sampled_from(blocks), st.integers(0, footer)
-    )
-    changes = data.draw(st.lists(st.tuples(places, st.integers(1, 255)), min_size=1, max_size=3))
-    for at, mask in changes:
-        content[at] ^= mask
-    mutated = tmp_path / "mutated"
-    mutated.write_bytes(content[: data.draw(st.sampled_from([None, None, None, len(content) - BLOCK, BLOCK, 70_001]))])
-    try:
-        source = ArrayRecordSource(mutated)
-        count = len(source)
-    except (CorruptFileError, dataload.UnsupportedFormatError):
-        return
-    with source:
-        assert count == len(wanted)
-        for index, record in enumerate(wanted):
-            try:
-                found = source[index]
-            except CorruptFileError:
-                continue
-            assert len(found) == len(record)
-            differing = np.frombuffer(found, np.uint8) != np.frombuffer(record, np.uint8)
-            assert differing.sum() <= len(changes)
+        done = CliRunner().invoke(app, ["verify", f"array_record:{verified}"])
+        assert (done.exit_code, shown in done.stdout) == (code, True)

@@ -1,17 +1,27 @@
 """The chunk layout, against the package's writer and a walk over a file chunk by chunk."""
 
-from __future__ import annotations
-
+import pickle
 import struct
 
 import numpy as np
 import pytest
-from array_record.python.array_record_module import ArrayRecordReader, ArrayRecordWriter
+from array_record.python.array_record_module import ArrayRecordReader
+from array_records import PLAIN, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataload.codecs.wire import encode_varint
-from dataload.sources.array_record.layout import BLOCK_SIZE
+from dataload.errors import CorruptFileError
+from dataload.sources.array_record.layout import (
+    BLOCK_SIZE,
+    SIGNATURE,
+    Selection,
+    check_head,
+    footer_offset,
+    group_size,
+    parse_selection,
+    plan_reads,
+)
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD_BYTES, parse_chunks, pieces
 
 MAGIC = 0x71930E704FDAE05E
@@ -25,13 +35,9 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("riegeli")
 
 
-def written(folder, records, options="group_size:1,uncompressed"):
-    path = folder / "x.array_record"
-    writer = ArrayRecordWriter(str(path), options)
-    for record in records:
-        writer.write(record)
-    writer.close()
-    return path.read_bytes()
+def written(folder, records, options=PLAIN):
+    write_records(folder / "x.array_record", records, options)
+    return (folder / "x.array_record").read_bytes()
 
 
 def parsed(data):
@@ -97,25 +103,13 @@ def test_every_flipped_bit_of_a_head_is_seen_but_of_hashes_and_size(folder, size
         assert seen == (not in_hash and bit // 8 < 42)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        "group_size:1",
-        "group_size:1,snappy",
-        "group_size:1,brotli",
-        "group_size:2,uncompressed",
-        "group_size:1,uncompressed,transpose",
-    ],
-)
+@pytest.mark.parametrize("options", ["", ",snappy", ",brotli", ",uncompressed,transpose", "2,uncompressed"])
 def test_files_for_the_package(folder, options):
-    data = written(folder, [b"a" * 100, b"b" * 200, b"c"], options)
+    data = written(folder, [b"a" * 100, b"b" * 200, b"c"], f"group_size:{'' if options[:1] == '2' else 1}{options}")
     assert ArrayRecordReader(str(folder / "x.array_record")).num_records() == 3
     assert parsed(data) is None
-
-
-@pytest.mark.parametrize("size", [0, 1, 64, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE])
-def test_files_of_zeros(size):
-    assert parsed(bytes(size)) is None
+    for size in (0, 1, 64, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE):
+        assert parsed(bytes(size)) is None
 
 
 def test_no_flipped_bit_of_the_footer_makes_another_table(folder):
@@ -146,76 +140,109 @@ def simple_chunk(messages):
     return struct.pack("<8xQ8xQQ", len(data), kind, sum(map(len, messages))) + data
 
 
-def file_of(entries, *, footer=1000, about=None, magic=MAGIC):
-    """A file with any footer; hashes are zeros."""
+def file_of(entries, *, said=1000, about=None, magic=MAGIC):
+    """A file with any footer at byte 1000, or where it is said to be; hashes are zeros."""
     count = len(entries)
     about = message(1, count, count) if about is None else about
     body = simple_chunk([b"\x0a" + encode_varint(len(about)) + about, *entries])
-    start = footer if footer % BLOCK_SIZE else footer + BLOCK_HEADER_BYTES
     file = bytearray(4 * BLOCK_SIZE)
     at = 0
-    for part in pieces(start, len(body)):
+    for part in pieces(1000, len(body)):
         file[part] = body[at : at + part.stop - part.start]
         at += part.stop - part.start
-    last = simple_chunk([message(footer, magic)] * 3)
+    last = simple_chunk([message(said, magic)] * 3)
     file[LAST + 24 : LAST + 24 + len(last)] = last
     return bytes(file)
 
 
-def test_made_footers_can_be_good():
-    chunks = parsed(file_of([message(64, 100, 1), message(207, 749, 1)]))
-    assert chunks.edges.tolist() == [64, 207, 1000]  # 43 bytes before the first record, 44 before the second
+GOOD = [message(64, 100, 1), message(207, 749, 1)]
+MANY = message(1, 2, 2) + b"\x22\x80\x80\x04" + bytes(1 << 16)
 
 
 @pytest.mark.parametrize(
     ("made", "options"),
     [
-        ([message(64, 100, 1), message(207, 750, 1)], {}),  # one byte too long
-        ([message(64, 100, 1), message(208, 748, 1)], {}),
-        ([message(64, 100, 1), message(207, 749, 2)], {}),  # two records
-        ([message(64, 100, 1), message(207, 749)], {}),  # nothing about records
-        ([message(64, 100, 1), message(207, 749, 1) + b"\x20\x01"], {}),  # another field
-        ([message(64, 100, 1), b"\x10" + message(207, 749, 1)[1:]], {}),  # another tag
-        ([message(64, 2**63, 1), message(207, 749, 1)], {}),  # ten bytes
-        ([message(64, 2**63 - 1, 1), message(207, 749, 1)], {}),
-        ([message(2**62, 100, 1), message(207, 749, 1)], {}),
+        ([GOOD[0], message(207, 750, 1)], {}),  # one byte too long
+        ([GOOD[0], message(208, 748, 1)], {}),
+        ([GOOD[0], message(207, 749, 2)], {}),  # two records
+        ([GOOD[0], message(207, 749)], {}),  # nothing about records
+        ([GOOD[0], GOOD[1] + b"\x20\x01"], {}),  # another field
+        ([GOOD[0], b"\x10" + GOOD[1][1:]], {}),  # another tag
+        ([message(64, 2**63, 1), GOOD[1]], {}),  # ten bytes
+        ([message(64, 2**63 - 1, 1), GOOD[1]], {}),
+        ([message(2**62, 100, 1), GOOD[1]], {}),
         ([message(10, 946, 1)], {}),  # within a block header
         ([message(24, 932, 1)], {}),  # right behind it
-        ([message(207, 749, 1), message(64, 100, 1)], {}),
-        ([message(64, 100, 1), message(207, 749, 1)], {"about": message(1, 2, 3)}),
-        ([message(64, 100, 1), message(207, 749, 1)], {"about": message(1, 3, 2)}),
-        ([message(64, 100, 1), message(207, 749, 1)], {"about": message(2, 2, 2)}),
-        ([message(64, 100, 1), message(207, 749, 1)], {"about": b""}),
-        (
-            [message(64, 100, 1), message(207, 749, 1)],
-            {"about": message(1, 2, 2) + b"\x22\x80\x80\x04" + bytes(1 << 16)},
-        ),
-        ([message(64, 100, 1), message(207, 749, 1)], {"magic": MAGIC ^ 1}),
-        ([], {"footer": 20}),
-        ([], {"footer": 5 * BLOCK_SIZE}),
-        ([], {"footer": 2**63}),
+        (GOOD[::-1], {}),
+        *((GOOD, {"about": about}) for about in (message(1, 2, 3), message(1, 3, 2), message(2, 2, 2), b"", MANY)),
+        (GOOD, {"magic": MAGIC ^ 1}),
+        *(([], {"said": said}) for said in (20, 5 * BLOCK_SIZE, 2**63)),
         ([b"x" * 128], {}),  # a size of two bytes
     ],
 )
 def test_footers_that_no_writer_writes(made, options):
-    if options.get("footer", 0) >= BLOCK_SIZE:
-        data = bytearray(file_of(made))
-        last = simple_chunk([message(options["footer"], MAGIC)] * 3)
-        data[LAST + 24 : LAST + 24 + len(last)] = last
-        assert parsed(data) is None
-    else:
-        assert parsed(file_of(made, **options)) is None
+    # 43 bytes before the first record, 44 before the second
+    assert parsed(file_of(GOOD)).edges.tolist() == [64, 207, 1000]
+    assert parsed(file_of(made, **options)) is None
 
 
-@given(
-    noise=st.lists(st.tuples(st.integers(0, 2 * BLOCK_SIZE - 1), st.integers(0, 255)), max_size=30), near=st.booleans()
+@pytest.mark.parametrize(
+    ("path", "selection"),
+    [
+        *(("a[2:5]", ("a", 2, 5)), ("a[00:02]", ("a", 0, 2)), ("a\nb[1:2]", ("a\nb", 1, 2))),
+        ("a[1:2][3:3]", ("a[1:2]", 3, 3)),
+        # the last digits are none that the original takes
+        *((path, (path, 0, None)) for path in ("a", "a[1:]", "a[:3]", "a[-3:2]", "a[1:2]b", "[1:2]", "a[٣:٤]")),
+    ],
 )
-def test_noise_makes_a_table_within_the_file_or_none(noise, near):
-    data = bytearray(file_of([message(64, 100, 1), message(207, 749, 1)]))
-    for at, value in noise:
-        data[(1000 + at % 120) if near else (LAST + at % 150)] = value
-    chunks = parsed(data)
-    if chunks is not None:
-        assert chunks.edges.min() >= 0
-        assert chunks.edges.max() <= LAST
-        assert (np.diff(chunks.edges) > 42).all()
+def test_only_digits_make_a_slice(path, selection):
+    assert parse_selection(path) == Selection(*selection)
+
+
+def test_heads():
+    check_head(SIGNATURE, 1 << 17, "x")
+    with pytest.raises(CorruptFileError, match="x, byte 0: the file is empty"):
+        check_head(b"", 0, "x")
+    for size in (1, 10, 64, 65536):
+        with pytest.raises(CorruptFileError, match=f"x, byte {size}: the file has {size} bytes, the smalles") as caught:
+            check_head(SIGNATURE[:size], size, "x")
+        assert pickle.loads(pickle.dumps(caught.value)).offset == size
+
+
+def test_group_sizes():
+    written = "group_size:1,transpose:false", "transpose:false,group_size:16,zstd:3", "group_size:65536"
+    assert [group_size(options) for options in written] == [1, 16, 65536]
+    assert [group_size(options) for options in ("transpose_group_size:3", "", None)] == [1, 1, 1]
+
+
+@given(st.binary(max_size=200))
+def test_any_block_is_a_postscript_or_none(block):
+    assert footer_offset(block) is None or block[69] == 8
+
+
+LISTS = st.lists(st.integers(0, 50), min_size=1, max_size=60)
+
+
+@given(LISTS, st.integers(51, 10**6), st.integers(0, 10**9), st.sampled_from([1, 16]), st.booleans())
+def test_runs_are_the_request(indices, records, size, group, alone):
+    runs = plan_reads(np.array(indices, np.int64), records, size, group, alone=alone)
+    if runs is not None:
+        assert [index for start, stop in runs for index in range(start, stop)] == indices
+        assert all(start < stop for start, stop in runs)
+        assert group == 1 or len(runs) * 8 <= len(indices)
+
+
+def test_which_way_is_taken():
+    shuffled, consecutive = np.arange(0, 512, 2), np.arange(256)
+
+    def ways(indices, records, record_bytes, group):
+        return [plan_reads(indices, records, records * record_bytes, group, alone=alone) for alone in (True, False)]
+
+    as_list = [None, None]
+    assert ways(shuffled, 10**4, 100_000, 1) == as_list  # worth decompressing on all cores
+    assert ways(shuffled, 10**4, 4096, 1)[1] is None  # several threads would wait for the GIL
+    assert len(ways(shuffled, 10**4, 4096, 1)[0] or ()) == 256
+    assert all(len(way or ()) == 256 for way in ways(shuffled, 10**4, 64, 1))
+    assert all(len(way or ()) == 256 for way in ways(shuffled, 10**6, 100_000, 1))  # the list goes through the index
+    assert ways(shuffled, 10**6, 64, 16) == as_list  # each group once
+    assert ways(consecutive, 10**6, 64, 16) == [[(0, 256)], [(0, 256)]]

@@ -1,33 +1,31 @@
-from __future__ import annotations
+import os
 
 import lmdb
 import numpy as np
 import pytest
+from lmdb_files import make
+from made_files import same
+from refusals import refuses
 
-from dataload.codecs.tensorprotos import encode
+from dataload.codecs.tensorprotos import decode, encode
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.lmdb import torchrecord_writer as torchrecord
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
+from dataload.sources.lmdb.torchrecord_writer import TorchRecordWriter
 
 
-def make(path, parts, *, names=None, width=None, **flags):
-    """An environment written by lmdb itself: one list of records for each sub-database."""
-    with lmdb.open(str(path), map_size=1 << 26, max_dbs=20, lock=False) as environment:
-        for number, records in enumerate(parts):
-            name = names[number] if names else b"db%d" % number
-            handle = environment.open_db(name, **flags)
-            digits = len(str(len(records))) if width is None else width
-            with environment.begin(write=True, db=handle) as txn:
-                for place, record in enumerate(records):
-                    txn.put(b"%0*d" % (digits, place), record if isinstance(record, bytes) else encode(record))
-    return path
-
-
-def change(path, name, edit):
-    with lmdb.open(str(path), max_dbs=2, lock=False) as environment:
-        handle = environment.open_db(name)
-        with environment.begin(write=True, db=handle) as txn:
-            edit(txn)
+def make_parts(path, parts, *, names=None, width=None, without=None, **flags):
+    """An environment by lmdb itself: one list of records for each sub-database."""
+    databases = {}
+    for number, records in enumerate(parts):
+        encoded = (record if isinstance(record, bytes) else encode(record) for record in records)
+        digits = len(str(len(records))) if width is None else width
+        name = names[number] if names else b"db%d" % number
+        databases[name] = [
+            (b"%0*d" % (digits, place), value) for place, value in enumerate(encoded) if (number, place) != without
+        ]
+    return make(path, databases, flags=flags)
 
 
 def records(count, start=0):
@@ -41,41 +39,33 @@ def test_sub_databases_in_the_order_of_their_numbers(tmp_path):
     counts = [3, 10, 0, 9, 100, 11, 1, 1, 1, 1, 2]
     parts = [records(count, start=1000 * number) for number, count in enumerate(counts)]
     expected = [record for part in parts for record in part]
-    with TorchRecordSource(make(tmp_path / "t", parts)) as source:
+    with TorchRecordSource(make_parts(tmp_path / "t", parts)) as source:
         assert len(source) == sum(counts)
-        assert [int(record["y"]) for record in source] == [int(record["y"]) for record in expected]
-        rng = np.random.default_rng(0)
-        indices = rng.integers(0, len(source), 300)
-        batch = source.read_batch(indices)
-        slow = default_collate([expected[index] for index in indices])
-        assert batch["s"] == slow["s"]
-        assert np.array_equal(batch["x"], slow["x"])
-        assert [record["s"] for record in source.read(indices)] == slow["s"]
-        assert [str(record["s"]) for record in (source[3], source[-1])] == ["1000", "10001"]
+        same(list(source), expected)
+        indices = np.random.default_rng(0).integers(0, len(source), 300)
+        wanted = [expected[index] for index in indices]
+        same(source.read(indices), wanted)
+        same(source.read_batch(indices), default_collate(wanted))
 
 
 def test_fields(tmp_path):
-    path = make(tmp_path / "t", [records(20)])
+    path = make_parts(tmp_path / "t", [records(2), records(2)])
     with TorchRecordSource(path) as source:
-        assert {name: str(spec) for name, spec in source.fields.items()} == {
-            "x": "float32 (2, 3)",
-            "y": "int64 ()",
-            "s": "str ()",
-        }
-        assert list(source.read_batch(range(10), fields=["s", "x"])) == ["s", "x"]
-        with pytest.raises(ConfigError, match="has no field 'z'"):
-            source.read_batch(range(10), fields=["z"])
-    with TorchRecordSource(path, fields=["y"]) as source:
-        assert list(source.fields) == ["y"]
-        assert source.read([1, 2, 3, 4, 5])[0] == source[1] == {"y": 1}
-        assert repr(source).endswith("t', 1 fields)")
+        specs = {name: str(spec) for name, spec in source.fields.items()}
+        assert specs == {"x": "float32 (2, 3)", "y": "int64 ()", "s": "str ()"}
+    with TorchRecordSource(path, fields=["y"], db_num=2) as source:
+        assert source.read([1, 2, 3])[0] == source[1] == {"y": 1}
+        assert repr(source).endswith("t', 1 fields, db_num=2)")
     with pytest.raises(ConfigError, match="has no field 'label': "):
         len(TorchRecordSource(path, fields=["label"]))
+    with pytest.raises(ConfigError, match="has 2 sub-databases, but db_num is 3") as caught:
+        len(TorchRecordSource(path, db_num=3))
+    assert caught.value.key == "db_num"
 
 
 def test_records_of_different_fields(tmp_path):
     mixed = [{"a": 1}, {"a": 2, "b": b"x"}, {"b": b"y"}] * 4
-    with TorchRecordSource(make(tmp_path / "t", [mixed])) as source:
+    with TorchRecordSource(make_parts(tmp_path / "t", [mixed])) as source:
         assert [sorted(record) for record in source] == [sorted(record) for record in mixed]
         assert source.read_batch([0, 3])["a"].tolist() == [1, 1]
         with pytest.raises(ConfigError, match="samples in rows 0 and 1 have different fields"):
@@ -84,85 +74,134 @@ def test_records_of_different_fields(tmp_path):
             source.read_batch(range(12), fields=["a"])
 
 
-def test_a_number_of_sub_databases_that_is_expected(tmp_path):
-    path = make(tmp_path / "t", [records(2), records(2)])
-    assert len(TorchRecordSource(path, db_num=2)) == 4
-    with pytest.raises(ConfigError, match="has 2 sub-databases, but db_num is 3") as caught:
-        len(TorchRecordSource(path, db_num=3))
-    assert caught.value.key == "db_num"
+SHORT = "the first key of sub-database db0 is b'{}'; its {} records should have decimal keys, padded"
 
 
-def test_no_torchrecord(tmp_path):
-    with lmdb.open(str(tmp_path / "plain"), lock=False) as environment, environment.begin(write=True) as txn:
-        txn.put(b"db0", b"no database")
-    for path in (tmp_path / "plain", make(tmp_path / "t", [records(2)], names=[b"db00"])):
-        with pytest.raises(
-            UnsupportedFormatError, match="without a sub-database db0, so it is not a TorchRecord; format='lmdb'"
-        ):
-            len(TorchRecordSource(path))
+@pytest.mark.parametrize(
+    ("parts", "made", "error", "message"),
+    [
+        ([[b"no database"]], {"names": [b"db00"]}, UnsupportedFormatError, "without a sub-database db0, .* format='lm"),
+        ([records(3)] * 3, {"names": [b"db0", b"db1", b"db4"]}, CorruptFileError, "db2 is missing; the last one is db"),
+        ([records(3)], {"dupsort": True}, CorruptFileError, "keys of the sub-database db0 may have several values"),
+        ([records(12)], {"width": 1}, CorruptFileError, SHORT.format("0", 12)),
+        ([records(101)], {"width": 2}, CorruptFileError, SHORT.format("00", 101)),
+        ([], {}, CorruptFileError, SHORT.format("first", 1)),
+    ],
+)
+def test_what_is_no_torchrecord(tmp_path, parts, made, error, message):
+    path = make_parts(tmp_path / "t", parts or [[]], **made)
+    if not parts:
+        make(path, {b"db0": [(b"first", encode({"a": 1}))]})
+    with pytest.raises(error, match=message) as caught:
+        len(TorchRecordSource(path))
+    assert caught.value.path in (str(path), str(path / "data.mdb"))
 
 
-def test_other_sub_databases_do_not_matter(tmp_path):
-    path = make(tmp_path / "t", [records(3), [b"?"], [b"?"]], names=[b"db0", b"db", b"meta"])
+def test_other_keys_and_databases(tmp_path):
+    with pytest.raises(UnsupportedFormatError):
+        len(TorchRecordSource(make(tmp_path / "plain", {None: [(b"db0", b"no database")]})))
+    path = make_parts(tmp_path / "t", [records(3), [b"?"], [b"?"]], names=[b"db0", b"db", b"meta"])
     assert len(TorchRecordSource(path)) == 3
 
 
-def test_a_missing_sub_database(tmp_path):
-    path = make(tmp_path / "t", [records(3)] * 3, names=[b"db0", b"db1", b"db4"])
-    with pytest.raises(CorruptFileError, match="the sub-database db2 is missing; the last one is db4") as caught:
-        len(TorchRecordSource(path))
-    assert caught.value.path == str(path / "data.mdb")
-
-
-def test_several_values_of_a_key(tmp_path):
-    path = make(tmp_path / "t", [records(3)], dupsort=True)
-    with pytest.raises(CorruptFileError, match="keys of the sub-database db0 may have several values"):
-        len(TorchRecordSource(path))
-
-
-@pytest.mark.parametrize(("width", "count"), [(1, 12), (2, 101)])
-def test_keys_that_are_too_short(tmp_path, width, count):
-    path = make(tmp_path / "t", [records(count)], width=width)
-    message = (
-        f"the first key of sub-database db0 is b'{'0' * width}'; its {count} records should have decimal keys, padded"
-    )
-    with pytest.raises(CorruptFileError, match=message):
-        len(TorchRecordSource(path))
-
-
-def test_keys_that_are_no_numbers(tmp_path):
-    path = tmp_path / "t"
-    make(path, [[]])
-    change(path, b"db0", lambda txn: txn.put(b"first", encode({"a": 1})))
-    with pytest.raises(CorruptFileError, match="the first key of sub-database db0 is b'first'; its 1 records should"):
-        len(TorchRecordSource(path))
-
-
-def test_a_missing_record(tmp_path):
-    path = make(tmp_path / "t", [records(5), records(30)])
-    change(path, b"db1", lambda txn: txn.delete(b"07"))
+@pytest.mark.parametrize(
+    ("parts", "without", "message"),
+    [
+        ([records(5), records(30)], (1, 7), "key '07' of sub-database db1 is missing, which has 29 records"),
+        ([records(5), [*records(7), b"\x0f", *records(9)]], None, "key 07 of sub-database db1: invalid TensorProtos:"),
+        ([[], [b"\x0f"] * 13], None, "key 12 of sub-database db1: invalid TensorProtos: wire type 7 at byte 0"),
+    ],
+)
+def test_a_bad_record(tmp_path, parts, without, message):
+    path = make_parts(tmp_path / "t", parts, without=without)
     with TorchRecordSource(path) as source:
-        assert len(source) == 34
-        for read in (source.read, source.read_batch):
-            message = r"data\.mdb, record 12: key '07' of sub-database db1 is missing, which has 29 records"
-            with pytest.raises(CorruptFileError, match=message) as caught:
-                read([0, 11, 12, 13])
-            assert caught.value.index == 12
+        if parts[0]:
+            assert source[11]["y"] == 6
+        else:
+            assert source.fields == {}  # the first is bad, too
+        rows = [0, 11, 12, 13] if parts[0] else [12, 12]
+        refuses(source, rows, rf"data\.mdb, record 12: {message}", index=12, path=str(path / "data.mdb"))
 
 
-def test_a_corrupt_record(tmp_path):
-    parts = [records(5), [*records(20), b"\x0f", *records(9)]]
-    with TorchRecordSource(make(tmp_path / "t", parts)) as source:
-        assert source[24]["y"] == 19
-        for read in (source.read, source.read_batch):
-            message = r"record 25: key 20 of sub-database db1: invalid TensorProtos: wire type 7 at byte 0"
-            with pytest.raises(CorruptFileError, match=message) as caught:
-                read(range(35))
-            assert caught.value.index == 25
-            assert caught.value.path == str(tmp_path / "t" / "data.mdb")
+def record(n):
+    return {"x": np.full(5, n, np.float32), "y": n}
 
 
-def test_a_first_record_that_is_corrupt_does_not_hide_the_others(tmp_path):
-    with TorchRecordSource(make(tmp_path / "t", [[b"\x0f", *records(3)]])) as source:
-        assert source.fields == {}
-        assert source[1]["y"] == 0
+def original_reader(path, db_num):
+    """What the original's reader would return, item by item, as tests/golden/torchrecord/README.md describes it.
+
+    It pads with the digits of the largest sub-database, and takes the first key that is not smaller.
+    """
+    with lmdb.open(str(path), readonly=True, lock=False, max_dbs=db_num) as environment:
+        handles = [environment.open_db(b"db%d" % number, create=False) for number in range(db_num)]
+        with environment.begin() as txn:
+            counts = [txn.stat(handle)["entries"] for handle in handles]
+            width = len(str(max(counts)))
+            items = []
+            for handle, count in zip(handles, counts, strict=True):
+                cursor = txn.cursor(handle)
+                for place in range(count):
+                    cursor.set_range(b"%0*d" % (width, place))
+                    items.append(decode(cursor.value()))
+    return counts, items
+
+
+@pytest.mark.parametrize("db_num", [1, 3])
+@pytest.mark.parametrize(("count", "known"), [(0, True), (0, False), (1, True), (10, False), (29, True), (301, False)])
+def test_what_the_original_reads(tmp_path, db_num, count, known):
+    path = tmp_path / "out.torchrecord"
+    with TorchRecordWriter(path, db_num=db_num, num_records=count if known else None) as writer:
+        writer.extend(map(record, range(count)))
+        assert not path.exists()
+    counts, items = original_reader(path, db_num)
+    assert counts == [count * (n + 1) // db_num - count * n // db_num for n in range(db_num)]
+    assert [int(item["y"]) for item in items] == list(range(count))
+    with TorchRecordSource(path, db_num=db_num) as source:
+        assert [int(record["y"]) for record in source] == list(range(count))
+        assert list(source.fields) == (["x", "y"] if count else [])
+    assert (os.listdir(path), os.listdir(tmp_path)) == (["data.mdb"], ["out.torchrecord"])
+
+
+def test_more_records_than_the_spool_holds_in_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(torchrecord, "_SPOOL_BYTES", 1000)
+    values = [np.random.default_rng(n).bytes(n * 37 % 5000) for n in range(200)]
+    with TorchRecordWriter(tmp_path / "o") as writer:
+        writer.extend({"b": value} for value in values)
+        assert len(os.listdir(tmp_path)) == 1  # the spool has no name
+    with TorchRecordSource(tmp_path / "o") as source:
+        assert [item["b"] for item in source] == values
+
+
+def test_another_number_of_records(tmp_path):
+    with TorchRecordWriter(tmp_path / "o", num_records=3) as writer:
+        writer.extend(map(record, range(3)))
+        with pytest.raises(ConfigError, match="num_records is 3, but there are more records"):
+            writer.write(record(3))
+    writer = TorchRecordWriter(tmp_path / "p", num_records=3)
+    writer.extend(map(record, range(2)))
+    with pytest.raises(ConfigError, match="num_records is 3, but 2 records were written"):
+        writer.close()
+    assert os.listdir(tmp_path) == ["o"]
+
+
+def test_fields_may_differ_and_what_is_refused_leaves_no_trace(tmp_path):
+    with TorchRecordWriter(tmp_path / "o") as writer:
+        writer.write({"a": 1})
+        with pytest.raises(ConfigError, match="field 'x' has dtype uint64; TensorProtos hold"):
+            writer.write({"x": np.zeros(2, np.uint64)})
+        with pytest.raises(ConfigError, match="format 'torchrecord' stores fields, got a record of type bytes"):
+            writer.write(b"bytes")
+        writer.extend([{}, {"b": "text", "a": b""}])
+    with TorchRecordSource(tmp_path / "o") as source:
+        assert list(source) == [{"a": 1}, {}, {"b": "text", "a": b""}]
+
+
+@pytest.mark.parametrize("known", [3, None])
+def test_records_before_one_that_is_too_large_are_counted(tmp_path, monkeypatch, known):
+    monkeypatch.setattr("dataload.sources.lmdb.write_environment._MAX_VALUE_BYTES", 600)
+    with TorchRecordWriter(tmp_path / "o", num_records=known) as writer:
+        with pytest.raises(ConfigError):
+            writer.extend([{"b": b"1"}, {"b": b"2"}, {"b": bytes(601)}])
+        assert len(writer) == 2
+        writer.extend([{"b": b"3"}])
+    assert [record["b"] for record in TorchRecordSource(tmp_path / "o")] == [b"1", b"2", b"3"]

@@ -1,29 +1,25 @@
-"""Batches of images, decoded into one array, equal those of single records, and count as decoding."""
+"""Images and audio in archives: batches equal single records, and count as decoding."""
 
 import io
 import pickle
-import tarfile
 
 import numpy as np
 import PIL.EpsImagePlugin
 import PIL.Image
 import pytest
 import simplejpeg
+import soundfile
+from made_files import clip, image, pack
+from refusals import refuses
 
-from dataload import CorruptFileError, Loader
-from dataload._util import decoding as decoding_module
+import dataload
+from dataload import Loader
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
-from dataload.executors import WorkerStatus
-from dataload.loader import fetch as fetch_module
-from dataload.loader.fetch import Fetcher
-from dataload.loader.recorder import Recorder
-from dataload.loader.step import StepRange, StepWork
-from dataload.samplers import BatchSampler, Sequential
+from dataload.errors import CorruptFileError
 from dataload.sources.tar import shard
 from dataload.sources.tar.reader import TarSource
 from dataload.testing.compare import difference
-from dataload.transforms import compose
 from dataload.types import FieldSpec
 
 COUNT = 6
@@ -34,20 +30,10 @@ def jpeg(index, width=160):
     return simplejpeg.encode_jpeg(np.ascontiguousarray(PIXELS[index, :, :width]))
 
 
-def pack(path, files):
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as tar:
-        for name, data in files.items():
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-    return path
-
-
 @pytest.fixture
 def path(tmp_path):
-    return pack(
-        tmp_path / "x.tar", {f"{i}.{e}": jpeg(i) if e == "jpg" else b"1" for i in range(6) for e in ("jpg", "cls")}
-    )
+    files = {f"{i}.{e}": jpeg(i) if e == "jpg" else b"1" for i in range(6) for e in ("jpg", "cls")}
+    return pack(tmp_path / "x.tar", files)
 
 
 def assert_same(source, indices):
@@ -56,90 +42,31 @@ def assert_same(source, indices):
     return batch
 
 
-def test_a_batch_of_one_size(path):
-    batch = assert_same(TarSource(path, decode="auto"), [4, 1, 1, 0])
-    assert batch["jpg"].shape == (4, 96, 160, 3)
-
-
-def test_several_archives(tmp_path):
+def test_a_batch_of_one_size(path, tmp_path):
+    assert assert_same(TarSource(path, decode="auto"), [4, 1, 1, 0])["jpg"].shape == (4, 96, 160, 3)
     paths = [pack(tmp_path / f"{i}.tar", {f"{i}.jpg": jpeg(i), f"{i}b.jpg": jpeg(i + 1)}) for i in range(3)]
     assert_same(TarSource(paths, decode="auto"), [5, 0, 3, 2, 0])
+    for decode in (None, {"cls": "cls"}):
+        assert TarSource(path, decode=decode).read_batch([1])["jpg"] == [jpeg(1)]
+    assert TarSource(path, decode={"jpg": len}).read_batch([1])["jpg"].tolist() == [len(jpeg(1))]
 
 
 @pytest.mark.parametrize("options", [{}, {"fields": ["jpg"], "missing": "empty"}])
-def test_sizes_that_differ_are_the_error_of_collation(tmp_path, options):
-    path = pack(tmp_path / "x.tar", {"a.jpg": jpeg(0), "b.jpg": jpeg(1, 100)})
+def test_sizes_that_differ_and_damage(tmp_path, options):
+    path = pack(tmp_path / "x.tar", {"a.jpg": jpeg(0), "b.jpg": jpeg(1, 100), "c.jpg": jpeg(1)[:-400]})
     source = TarSource(path, decode="auto", **options)
     assert_same(source, [1])
-    with pytest.raises(
-        ValueError, match=r"cannot stack field 'jpg': row 0 is uint8 \(96, 160, 3\), row 1 is uint8 \(96, 100, 3\)"
-    ):
+    message = r"cannot stack field 'jpg': row 0 is uint8 \(96, 160, 3\), row 1 is uint8 \(96, 100, 3\)"
+    with pytest.raises(ValueError, match=message):
         source.read_batch([0, 1])
+    with pytest.raises(CorruptFileError, match=r"record 2: field 'jpg' of 'c': a JPEG image cannot be decoded"):
+        source.read_batch([0, 2])
 
 
-def test_a_missing_image_is_an_empty_one(tmp_path):
-    path = pack(tmp_path / "x.tar", {"a.cls": b"1", "b.jpg": jpeg(0)})
-    source = TarSource(path, decode="auto", fields=["jpg"], missing="empty")
-    assert_same(source, [1])
-    assert assert_same(source, [0])["jpg"].shape == (1, 0, 0, 3)
-
-
-def test_a_damaged_image_is_named(tmp_path):
-    path = pack(tmp_path / "x.tar", {"a.jpg": jpeg(0), "b.jpg": jpeg(1)[:-400]})
-    with pytest.raises(
-        CorruptFileError, match=r"byte \d+, record 1: field 'jpg' of 'b': a JPEG image cannot be decoded"
-    ):
-        TarSource(path, decode="auto").read_batch([0, 1])
-
-
-def test_only_what_is_to_be_decoded_is(path):
-    assert TarSource(path).read_batch([1])["jpg"] == [jpeg(1)]
-    assert TarSource(path, decode={"cls": "cls"}).read_batch([1])["jpg"] == [jpeg(1)]
-    mine = TarSource(path, decode={"jpg": len}).read_batch([1])["jpg"]
-    assert mine.tolist() == [len(jpeg(1))]
-
-
-def test_memory_is_used_again_by_all_archives(tmp_path):
-    paths = [pack(tmp_path / f"{i}.tar", {f"{k}.jpg": jpeg(k) for k in range(COUNT)}) for i in range(2)]
-    source = TarSource(paths, decode="auto", fields=["jpg"])
-    rows = np.arange(COUNT)
-    parts = [source._data_set().reader(i).read_batch(rows, None)["jpg"].ctypes.data for i in (0, 1)]
-    assert parts[0] == parts[1]
-
-
-@pytest.mark.parametrize(
-    "options", [{"decode": "auto"}, {"decode": {"jpg": lambda data: simplejpeg.decode_jpeg(data)}}]
-)
-@pytest.mark.parametrize("transform", [None, dict])
-def test_images_in_memory_are_limited_by_decoding(path, options, transform, monkeypatch):
-    now = [0.0]
-    for module in (fetch_module, decoding_module):
-        monkeypatch.setattr(module, "perf_counter", lambda: now[0])
-
-    def slow(data, *arguments, **settings):
-        now[0] += 1
-        return decode(data, *arguments, **settings)
-
-    decode = simplejpeg.decode_jpeg
-    monkeypatch.setattr(simplejpeg, "decode_jpeg", slow)
-    source = TarSource(path, fields=["jpg"], **options)
-    settings = {"fields": None, "collate": default_collate, "batch_transform": None, "seed": 0}
-    fetch = Fetcher(source=source, transform=compose(transform), **settings)
-    work = StepWork(fetch, BatchSampler(sampler=Sequential(COUNT), batch_size=2))
-    made = Recorder(clock=lambda: now[0], cpu_clock=lambda: now[0])
-    made.resume()
-    for step in range(3):
-        made.begin_wait()
-        (loaded,) = work(StepRange(0, 0, step, step + 1), WorkerStatus()).loaded
-        assert loaded.spans[:2] == [("read", 2 * step, 2 * step), ("decode", 2 * step, 2 * step + 2)]
-        made.end_wait(loaded)
-    assert made.snapshot(0).verdict.startswith("limit: decode (100% of the work); the consumer waits 100% of the time")
-
-
-@pytest.mark.parametrize("executor", ["threads", "processes"])
-def test_workers_report_decoding_too(path, executor):
+@pytest.mark.parametrize("settings", [{}, {"executor": "processes", "start_method": "fork"}])
+def test_workers_report_decoding_too(path, settings):
     source = TarSource(path, fields=["jpg"], decode="auto")
-    with Loader(source, batch_size=2, num_workers=1, executor=executor) as loader:
+    with Loader(source, batch_size=2, num_workers=1, **settings) as loader:
         assert len(list(loader)) == 3
         stages = loader.statistics().stages
     assert {name: stage.runs for name, stage in stages.items()} == {"read": 3, "decode": 3}
@@ -164,55 +91,35 @@ def programs(tmp_path, monkeypatch):
 
 
 def test_pillow_would_start_a_program(programs):
-    with pytest.raises(OSError), PIL.Image.open(io.BytesIO(EPS)) as image:
-        image.load()
+    with pytest.raises(OSError), PIL.Image.open(io.BytesIO(EPS)) as opened:
+        opened.load()
     assert programs() == ["started-gs"]
 
 
 @pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("decode", ["auto", dict.fromkeys(SUFFIXES, "image")])
-def test_an_image_is_decoded_as_its_name_says_and_never_by_a_program(tmp_path, programs, suffix, decode):
-    stream = io.BytesIO()
-    PIL.Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(stream, SUFFIXES[suffix])
-    for content, name in ((EPS, "EPS"), (b"\xc5\xd0\xd3\xc6" + EPS, "EPS"), (b"%PDF-1.4", "PDF"), (b"text", None)):
-        path = pack(tmp_path / "a.tar", {f"0.{suffix}": stream.getvalue(), f"1.{suffix}": content})
-        source = TarSource(path, decode=decode)
+def test_an_image_is_decoded_as_its_name_says_and_never_by_a_program(tmp_path, programs, suffix):
+    kinds = {SUFFIXES[suffix]: None, **dict.fromkeys(SUFFIXES.values())}  # that of the suffix is first
+    pictures = {kind.upper(): image(np.zeros((8, 8, 3), np.uint8), kind) for kind in kinds}
+    contents = [
+        *pictures.items(),
+        *(("EPS", EPS), ("EPS", b"\xc5\xd0\xd3\xc6" + EPS), ("PDF", b"%PDF-1.4"), (None, b"text")),
+    ]
+    files = {f"{number}.{suffix}": data for number, (_, data) in enumerate(contents)}
+    for decode in ("auto", dict.fromkeys(SUFFIXES, "image")):
+        source = TarSource(pack(tmp_path / "a.tar", files), decode=decode)
         assert source[0][suffix].shape == (8, 8, 3)
-        found = "it begins with b'text'" if name is None else f"its content is {name}: name it as what it is, or decode"
-        kind = SUFFIXES[suffix].upper()
-        with pytest.raises(
-            CorruptFileError,
-            match=f"field '{suffix}' of '1': an image that is named as {kind} cannot be decoded as such: {found}",
-        ):
-            source.read_batch([0, 1])
+        message = f"an image that is named as {SUFFIXES[suffix].upper()} cannot be decoded as such: "
+        for number, (name, _) in [*enumerate(contents)][1:]:
+            found = "it begins with b'text'" if name is None else f"its content is {name}: name it as what it is, or d"
+            refuses(source, [0, number], f"field '{suffix}' of '{number}': {message}{found}")
     assert programs() == []
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_an_image_of_another_format_than_its_name_says(tmp_path, suffix):
-    files = {}
-    for i, kind in enumerate(dict.fromkeys(SUFFIXES.values())):
-        stream = io.BytesIO()
-        PIL.Image.fromarray(np.zeros((8, 8, 3), np.uint8)).save(stream, kind)
-        files[f"{i}.{suffix}"] = stream.getvalue()
-    source = TarSource(pack(tmp_path / "a.tar", files), decode="auto")
-    for i, kind in enumerate(dict.fromkeys(SUFFIXES.values())):
-        if kind == SUFFIXES[suffix]:
-            assert source[i][suffix].shape == (8, 8, 3)
-        else:
-            match = f"an image that is named as {SUFFIXES[suffix].upper()} cannot be decoded as such: its content is "
-            with pytest.raises(CorruptFileError, match=match + kind.upper()):
-                source[i]
-            with pytest.raises(CorruptFileError, match=match + kind.upper()):
-                source.read_batch([i, i])
-
-
 def test_a_field_of_several_formats(tmp_path):
-    files = {}
-    for i, kind in enumerate(["jpg", "png", "jpg", "png"]):
-        stream = io.BytesIO()
-        PIL.Image.fromarray(np.full((8, 8, 3), 50 * i, np.uint8)).save(stream, SUFFIXES[kind])
-        files[f"{i}.view.{kind}"] = stream.getvalue()
+    files = {
+        f"{i}.view.{kind}": image(np.full((8, 8, 3), 50 * i, np.uint8), SUFFIXES[kind])
+        for i, kind in enumerate(["jpg", "png", "jpg", "png"])
+    }
     source = TarSource(pack(tmp_path / "a.tar", files), decode="auto")
     assert source.fields["view"] == FieldSpec("uint8", (None, None, 3))
     assert source.read_batch([0, 1, 2, 3])["view"][:, 0, 0, 0].tolist() == [0, 50, 100, 150]
@@ -227,3 +134,38 @@ def test_batches_are_decoded_at_once_after_pickling(path, monkeypatch):
     monkeypatch.setattr(shard, "decode_images", lambda *given: called.append(given[1:]) or decode_images(*given))
     source.read_batch([0, 1])
     assert called == [("JPEG", 1 << 30)]
+
+
+def archive(path, records):
+    with dataload.create(path) as writer:
+        writer.extend(records)
+    return path
+
+
+def test_samples_and_rates(tmp_path):
+    records = [{"audio.wav": clip(40), "cls": b"1"}, {"audio.flac": clip(40, 16_000, "FLAC"), "cls": b"2"}]
+    source = dataload.open(archive(tmp_path / "a.tar", records), decode="auto")
+    assert {name: str(spec) for name, spec in source.fields.items()} == {
+        "__key__": "str ()", "audio": "float32 (?, ?)", "cls": "int64 ()", "sample_rate": "int64 ()",
+    }  # fmt: skip
+    for record, value in zip(source, records, strict=True):
+        wanted, rate = soundfile.read(io.BytesIO(next(iter(value.values()))), dtype="float32", always_2d=True)
+        np.testing.assert_array_equal(record["audio"], wanted)
+        assert record["sample_rate"] == rate
+    batch = source.read_batch([1, 0], ["sample_rate", "audio"])
+    assert batch["sample_rate"].tolist() == [16_000, 8_000]
+    assert batch["audio"].shape == (2, 40, 1)
+
+
+def test_samples_with_different_files(tmp_path):
+    path = archive(tmp_path / "a.tar", [{"wav": clip(10)}, {"wav": clip(20), "txt": "a"}, {"txt": "b"}])
+    found = dataload.open(path, decode="auto").read([0, 1, 2])
+    names = ["__key__", "wav", "wav.sample_rate"], ["__key__", "txt", "wav", "wav.sample_rate"], ["__key__", "txt"]
+    assert tuple(map(sorted, found)) == names
+    assert found[1]["wav.sample_rate"] == 8_000
+    assert list(dataload.open(path, decode={"wav": "bytes"}).fields) == ["__key__", "wav", "txt"]
+
+
+def test_a_damaged_clip_is_named(tmp_path):
+    path = archive(tmp_path / "a.tar", [{"wav": clip(10)}, {"wav": clip(10)[:-4]}])
+    refuses(dataload.open(path, decode="auto"), [0, 1], "is cut after", path=str(path), index=1)

@@ -1,28 +1,27 @@
-"""TokenSource: options, documents, damage, and how it is found; tests/properties has the windows themselves."""
+"""Tokens: options, documents, damage, and how they are found; tests/properties has the windows themselves."""
 
-from __future__ import annotations
-
+import json
 import os
-import pickle
 import re
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import dataload
-from dataload.errors import (
-    ConfigError,
-    CorruptFileError,
-    SourceNotFoundError,
-    UnsupportedFormatError,
-)
-from dataload.sources.tokens import documents as token_documents
+from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
+from dataload.sources.tokens.documents import build_index, load_documents
 from dataload.sources.tokens.reader import TokenSource
+from dataload.sources.tokens.windows import mark_documents
 from dataload.storage.core import can_map
 from dataload.storage.local import mapped
 from dataload.types import FieldSpec
 
 PAD = 9
+NO_TOKENS = np.zeros(4), np.zeros((2, 2), int), np.zeros(4, ">u2"), np.array(3)
 
 
 def write(path, tokens, dtype="<u2"):
@@ -35,7 +34,7 @@ def write(path, tokens, dtype="<u2"):
     return path
 
 
-@pytest.mark.parametrize("rows", [1, 3, 64, 600])
+@pytest.mark.parametrize("rows", [3, 600])
 @pytest.mark.parametrize("window", [1024, 1025])
 def test_large_batches_of_any_window(tmp_path, rows, window):
     """Windows that are cut in pieces to let other threads run, and those that cannot be."""
@@ -48,7 +47,7 @@ def test_large_batches_of_any_window(tmp_path, rows, window):
             assert (got == [tokens[i * stride : i * stride + window] for i in indices.tolist()]).all()
 
 
-def test_opening_does_not_depend_on_the_size(tmp_path):
+def test_files_of_any_size(tmp_path):
     path = tmp_path / "huge.bin"
     with open(path, "wb") as stream:
         stream.truncate(1 << 36)  # sparse
@@ -57,20 +56,36 @@ def test_opening_does_not_depend_on_the_size(tmp_path):
     source = TokenSource(path, window=8, stride=8)
     assert len(source) == 2**32
     assert source[-1]["tokens"].tolist() == [0, 0, 0, 0, 0, 1, 2, 3]
-    assert len(pickle.dumps(source)) < 1000
+    path = write(tmp_path / "a.bin", range(4))
+    assert (len(TokenSource(path, window=5)), TokenSource(path, window=5).read_batch([])) == (0, {})
+    assert TokenSource([path, path], window=5).sequence_lengths.tolist() == [0, 0]
+    short = TokenSource(path, window=5, ends="pad", pad_token=PAD)[0]
+    assert (short["tokens"].tolist(), short["token_count"]) == ([0, 1, 2, 3, PAD], 4)
+    empty = write(tmp_path / "none.npy", [], "<i8")
+    assert len(TokenSource(empty, window=5, ends="pad")) == 0
+    assert len(TokenSource([write(tmp_path / "a.npy", range(9), "<i4"), empty], window=3)) == 4  # of any dtype
+
+
+def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path):
+    border = 1 << 21
+    tokens = np.ones(2 * border, np.uint16)
+    tokens[[border - 1, border, 2 * border - 2]] = 0
+    for path in (tmp_path / "a.bin", tmp_path / "a.npy"):
+        found = TokenSource(write(path, tokens), window=1, stride=1, end_token=0, ends="drop").sequence_lengths
+        assert found.tolist() == [border, 1, border - 2, 1]
 
 
 @pytest.mark.skipif(not can_map(), reason="files are not mapped")
-@pytest.mark.parametrize("options", [{}, {"documents": [0, 50], "ends": "drop"}, {"ends": "pad"}])
-def test_cold_data_are_asked_for_first(tmp_path, monkeypatch, options):
+def test_cold_data_are_asked_for_first(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(mapped, "is_cold", lambda *_: True)
     monkeypatch.setattr(mapped, "will_need", lambda _, offsets, length: asked.append((offsets.tolist(), length)))
     path = write(tmp_path / "a.npy", range(100), "<i4")
     header = path.stat().st_size - 400
-    got = TokenSource(path, window=5, stride=10, **options).read_batch([2, 0, 3])["tokens"]
-    assert got[:, 0].tolist() == [20, 0, 30]
-    assert asked == [([header + 80, header, header + 120], 20)]
+    for options in ({}, {"documents": [0, 50], "ends": "drop"}, {"ends": "pad"}):
+        got = TokenSource(path, window=5, stride=10, **options).read_batch([2, 0, 3])["tokens"]
+        assert got[:, 0].tolist() == [20, 0, 30]
+    assert asked == [([header + 80, header, header + 120], 20)] * 3
 
 
 def test_records_fields_and_places(tmp_path):
@@ -78,7 +93,6 @@ def test_records_fields_and_places(tmp_path):
     source = TokenSource(paths, window=5, field="ids")
     assert source.fields == {"ids": FieldSpec("uint16", (5,))}
     assert source.locate(3)[:3] == (str(paths[1]), 1, None)
-    assert source[-1]["ids"].tolist() == [24, 25, 26, 27, 28]
     assert repr(source) == f"TokenSource({str(paths[0])!r}, 2 shards, window=5, stride=4, field='ids')"
     assert [record["ids"][0] for record in source[1:3]] == [14, 20]
     pad = TokenSource(paths[0], window=5, ends="pad", pad_token=PAD, fields=["token_count"])
@@ -92,41 +106,13 @@ def test_records_fields_and_places(tmp_path):
         TokenSource(paths[0], window=5).read_batch([0], fields=["token"])
 
 
-def test_a_file_shorter_than_a_window_has_no_records(tmp_path):
-    path = write(tmp_path / "a.bin", range(4))
-    assert len(TokenSource(path, window=5)) == 0
-    assert TokenSource(path, window=5).read_batch([]) == {}
-    assert TokenSource([path, path], window=5).sequence_lengths.tolist() == [0, 0]
-    short = TokenSource(path, window=5, ends="pad", pad_token=PAD)
-    assert short[0]["tokens"].tolist() == [0, 1, 2, 3, PAD]
-    assert short[0]["token_count"] == 4
-    assert len(TokenSource(write(tmp_path / "none.npy", []), window=5, ends="pad")) == 0
-
-
-def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(token_documents, "_SCANNED_BYTES", 16)  # 8 tokens
-    tokens = [1] * 7 + [0] + [0] + [2] * 14 + [0, 3]
-    for path in (tmp_path / "a.bin", tmp_path / "a.npy"):
-        found = TokenSource(write(path, tokens), window=1, stride=1, end_token=0, ends="drop").sequence_lengths
-        assert found.tolist() == [8, 1, 15, 1]
-
-
 def test_documents_in_a_file_as_one_path_or_a_list(tmp_path):
     path, starts = write(tmp_path / "a.bin", range(9)), tmp_path / "starts.npy"
     np.save(starts, np.array([0, 4, 4]))
-    for documents in (
-        starts,
-        str(starts),
-        [starts],
-        [0, 4, 4],
-        (0, 4, 4, 9),
-        np.array([0, 4, 4], np.uint32),
-        [[0, 4, 4]],
-    ):
+    lists = [0, 4, 4], (0, 4, 4, 9), np.array([0, 4, 4], np.uint32), [[0, 4, 4]]
+    for documents, lengths in (*((each, [2, 0, 2]) for each in (starts, str(starts), [starts], *lists)), ([0], [4])):
         source = TokenSource(path, window=2, stride=2, documents=documents, ends="drop")
-        assert source.sequence_lengths.tolist() == [2, 0, 2], documents
-    one = TokenSource(path, window=2, stride=2, documents=[0], ends="drop")
-    assert one.sequence_lengths.tolist() == [4]
+        assert source.sequence_lengths.tolist() == lengths, documents
     assert len(TokenSource(write(tmp_path / "none.npy", []), window=2, documents=[], ends="drop")) == 0
 
 
@@ -139,26 +125,17 @@ def test_the_fingerprint_is_of_tokens_and_windows_and_not_of_places(tmp_path):
     same = fingerprint(ends="drop", documents=[0, 10])
     assert fingerprint(stride=4) == fingerprint()
     assert fingerprint(ends="drop", documents=starts) == same
-    others = [
-        fingerprint(),
-        fingerprint(window=6),
-        fingerprint(stride=5),
-        fingerprint(tokens=range(1, 51)),
-        fingerprint(dtype="int16"),
-        fingerprint(field="ids"),
-        fingerprint(ends="pad"),
-        fingerprint(ends="pad", pad_token=1),
-        fingerprint(ends="drop", documents=[0, 11]),
-        same,
+    different = [
+        *({}, {"window": 6}, {"stride": 5}, {"tokens": range(1, 51)}, {"dtype": "int16"}, {"field": "ids"}),
+        *({"ends": "pad"}, {"ends": "pad", "pad_token": 1}, {"ends": "drop", "documents": [0, 11]}),
     ]
-    assert len(set(others)) == len(others)
+    assert len({fingerprint(**each) for each in different} | {same}) == len(different) + 1
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"window": 0}, r"window must be an integer >= 1, got 0"),
-        ({"window": 2.5}, r"window must be an integer >= 1, got 2\.5"),
+        *(({"window": window}, f"window must be an integer >= 1, got {window}") for window in (0, 2.5)),
         ({"stride": 0}, r"stride must be an integer >= 1, got 0"),
         ({"ends": "cross"}, r"ends is 'cross': did you mean 'across'\?"),
         ({"dtype": "float32"}, r"dtype must be a little-endian integer type .* got 'float32'"),
@@ -185,68 +162,48 @@ def test_wrong_options(tmp_path, options, match):
         len(TokenSource(path, **{"window": 3, **options}))
 
 
-def test_documents_of_several_files_are_a_list_of_as_many(tmp_path):
-    paths = [write(tmp_path / f"{n}.bin", range(9)) for n in range(2)]
-    for documents in ("starts.npy", [[0]], [[0], [0], [0]]):
-        with pytest.raises(ConfigError, match=r"documents has [13] entries for 2 files: give one for each"):
-            TokenSource(paths, window=3, documents=documents, ends="drop")
-    with pytest.raises(ConfigError, match=r"paths must not name a file twice"):
-        TokenSource([paths[0], paths[0]], window=3, documents=[[0], [0]], ends="drop")
-
-
-def test_files_of_one_source_have_one_dtype(tmp_path):
-    wide, narrow = write(tmp_path / "a.npy", range(9), "<i4"), write(tmp_path / "b.bin", range(9))
-    with pytest.raises(ConfigError, match=r"a\.npy contains int32 tokens, .*b\.bin contains uint16 .* one dtype"):
-        len(TokenSource([wide, narrow], window=3))
-    assert len(TokenSource([wide, write(tmp_path / "none.npy", [], "<i8")], window=3)) == 4
-
-
-def test_damaged_files(tmp_path):
-    path = tmp_path / "a.bin"
-    path.write_bytes(b"")
-    with pytest.raises(CorruptFileError, match=r"a\.bin: the file is empty"):
-        len(TokenSource(path, window=2))
-    path.write_bytes(b"12345")
-    with pytest.raises(CorruptFileError, match=r"byte 4: 5 bytes are not a whole number of uint16 tokens"):
-        len(TokenSource(path, window=2))
-    path = write(tmp_path / "a.npy", range(9))
-    data = path.read_bytes()
-    path.write_bytes(data[:-2])
-    with pytest.raises(CorruptFileError, match=r"9 tokens of uint16 have 18 bytes, found 16"):
-        len(TokenSource(path, window=2))
-    path.write_bytes(bytes(len(data)))
-    with pytest.raises(CorruptFileError, match=r"a\.npy, byte 0: a \.npy file must start with"):
-        len(TokenSource(path, window=2))
-    with pytest.raises(SourceNotFoundError, match=r"there is no .*gone\.bin"):
-        len(TokenSource(tmp_path / "gone.bin", window=2))
-
-
-@pytest.mark.parametrize("array", [np.zeros(4), np.zeros((2, 2), int), np.zeros(4, ">u2"), np.array(3)])
-def test_arrays_that_are_no_tokens(tmp_path, array):
-    np.save(tmp_path / "a.npy", array)
-    found = re.escape(f"holds {array.dtype.str} {array.shape}, not little-endian integers in one dimension")
-    with pytest.raises(UnsupportedFormatError, match=found):
-        len(TokenSource(tmp_path / "a.npy", window=2))
-
-
-def test_damaged_files_of_starts(tmp_path):
-    path, starts = write(tmp_path / "a.bin", range(9)), tmp_path / "starts.npy"
-    source = TokenSource(path, window=2, documents=starts, ends="drop")
-    with pytest.raises(SourceNotFoundError, match=r"there is no .*starts\.npy"):
-        len(source)
-    starts.write_bytes(b"no array")
-    with pytest.raises(CorruptFileError, match=r"starts\.npy: a \.npy file must start with"):
-        len(source)
-    np.save(starts, [0, 5, 4])
-    with pytest.raises(CorruptFileError, match=r"starts\.npy: documents of a\.bin: expected rising starts"):
-        len(source)
+@pytest.mark.parametrize(
+    ("files", "options", "error", "match"),
+    [
+        (["a.bin", "b.bin"], {"documents": "starts.npy"}, ConfigError, "documents has 1 entries for 2 files: give one"),
+        (["a.bin", "b.bin"], {"documents": [[0]]}, ConfigError, "documents has 1 entries for 2 files: give one for ea"),
+        (["a.bin", "b.bin"], {"documents": [[0]] * 3}, ConfigError, "documents has 3 entries for 2 files: give one fo"),
+        (["a.bin", "a.bin"], {"documents": [[0], [0]]}, ConfigError, "paths must not name a file twice"),
+        (["w.npy", "b.bin"], {}, ConfigError, r"w\.npy contains int32 tokens, .*b\.bin contains uint16 .* one dtype"),
+        (["empty.bin"], {}, CorruptFileError, r"empty\.bin: the file is empty"),
+        (["odd.bin"], {}, CorruptFileError, "byte 4: 5 bytes are not a whole number of uint16 tokens"),
+        (["cut.npy"], {}, CorruptFileError, "9 tokens of uint16 have 18 bytes, found 16"),
+        (["zeros.npy"], {}, CorruptFileError, r"zeros\.npy, byte 0: a \.npy file must start with"),
+        (["gone.bin"], {}, SourceNotFoundError, r"there is no .*gone\.bin"),
+        (["a.bin"], {"documents": "gone.npy"}, SourceNotFoundError, r"there is no .*gone\.npy"),
+        (["a.bin"], {"documents": "odd.bin"}, CorruptFileError, r"odd\.bin: a \.npy file must start with"),
+        (["a.bin"], {"documents": "falling.npy"}, CorruptFileError, r"falling\.npy: documents of a\.bin: expected ris"),
+        *(
+            ([f"{n}.npy"], {}, UnsupportedFormatError, re.escape(f"{each.dtype.str} {each.shape}, not little-end"))
+            for n, each in enumerate(NO_TOKENS)
+        ),
+    ],
+)
+def test_files_that_do_not_fit(tmp_path, monkeypatch, files, options, error, match):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.bin", "b.bin", "a.npy"):
+        write(tmp_path / name, range(9))
+    write(tmp_path / "w.npy", range(9), "<i4")
+    data = (tmp_path / "a.npy").read_bytes()
+    damaged = {"empty.bin": b"", "odd.bin": b"12345", "cut.npy": data[:-2], "zeros.npy": bytes(len(data))}
+    for name, content in damaged.items():
+        (tmp_path / name).write_bytes(content)
+    np.save("falling.npy", [0, 5, 4])
+    for n, each in enumerate(NO_TOKENS):
+        np.save(f"{n}.npy", each)
+    with pytest.raises(error, match=match):
+        len(TokenSource([tmp_path / name for name in files], window=3, ends="drop", **options))
 
 
 def test_a_file_that_shrinks_is_an_error_and_no_crash(tmp_path):
-    path = write(tmp_path / "a.bin", range(9000))
-    source = TokenSource(path, window=5)
+    source = TokenSource(write(tmp_path / "a.bin", range(9000)), window=5)
     assert len(source) == 2249
-    os.truncate(path, 100)
+    os.truncate(tmp_path / "a.bin", 100)
     with pytest.raises(CorruptFileError, match=r"had 18000 bytes when it was opened and has 100 now"):
         source.read_batch([2000])
 
@@ -264,9 +221,7 @@ def test_the_format_is_named_or_found_by_content(tmp_path):
     with pytest.raises(ConfigError, match=r"format 'tokens' needs the option 'window': pass window="):
         dataload.open(array)
     np.save(tmp_path / "x.npy", np.zeros(3))
-    with pytest.raises(
-        UnsupportedFormatError, match=r"it is a \.npy file, but not a one-dimensional array of integers"
-    ):
+    with pytest.raises(UnsupportedFormatError, match=r"it is a \.npy file, but not a one-dimensional array of integer"):
         dataload.open(tmp_path / "x.npy", window=2)
     with pytest.raises(UnsupportedFormatError, match=r"for raw tokens format='tokens'"):
         dataload.open(raw, window=11)
@@ -283,3 +238,132 @@ def test_a_config_opens_tokens_with_documents_beside_it(tmp_path):
     with dataload.from_config(path) as loader:
         batches = [batch["tokens"][:, 0].tolist() for batch in loader]
     assert batches == [[0, 10, 20], [40, 50, 60], [70, 80]]
+
+
+GOLDEN = Path(__file__).parents[3] / "golden" / "tokens"
+
+
+def open_tokens(path, **options):
+    return dataload.open(path, format="tokens", **options)
+
+
+def documents_of(source, field="tokens"):
+    """The documents that windows of one token, which never cross documents, put together."""
+    ends = np.cumsum(source.sequence_lengths)
+    tokens = source.read_batch(np.arange(len(source)))[field][:, 0]
+    return [part.tolist() for part in np.split(tokens, ends[:-1])]
+
+
+@pytest.mark.parametrize("name", ["u16", "i32"])
+def test_what_megatron_writes_is_read_and_written(name):
+    expected = json.loads((GOLDEN / f"{name}.json").read_text())
+    source = open_tokens(GOLDEN / f"{name}.bin", documents=True, window=1, ends="drop")
+    assert documents_of(source) == expected
+    assert source.fields["tokens"].dtype == {"u16": "uint16", "i32": "int32"}[name]
+    same = open_tokens(GOLDEN / f"{name}.bin", documents=GOLDEN / f"{name}.idx", window=1, ends="drop")
+    assert same.fingerprint() == source.fingerprint()
+    packed = open_tokens(GOLDEN / f"{name}.bin", documents=True, window=8, stride=8)
+    flat = [(token, at) for document in expected for at, token in enumerate(document)]
+    assert [record["tokens"].tolist() for record in packed] == [
+        [token for token, _ in flat[start : start + 8]] for start in range(0, len(flat) - 7, 8)
+    ]
+    data = (GOLDEN / f"{name}.idx").read_bytes()
+    lengths = np.array([len(document) for document in expected])
+    found = load_documents(str(GOLDEN / f"{name}.idx"))
+    assert np.diff(found.starts).tolist() == lengths.tolist()
+    built = b"".join(build_index(lengths, found.dtype))
+    assert built[:18] == data[:18], "magic, version and dtype"
+    assert built[-8 * (len(expected) + 1) :] == np.arange(5, dtype="<i8").tobytes()
+
+
+@given(
+    lengths=st.lists(st.integers(0, 9), min_size=1, max_size=20),
+    window=st.integers(1, 30),
+    rows=st.lists(st.integers(0, 40), max_size=8),
+)
+def test_segments_and_positions(lengths, window, rows):
+    documents = [(number, at) for number, length in enumerate(lengths) for at in range(length)]
+    starts = np.array([start for start in rows if start + window <= len(documents)], np.int64)
+    segments, positions = mark_documents(np.cumsum([0, *lengths]), starts, window)
+    assert segments.dtype == positions.dtype == np.int32
+    assert segments.shape == positions.shape == (len(starts), window)
+    for row, start in enumerate(starts.tolist()):
+        numbers = [number for number, _ in documents[start : start + window]]
+        assert segments[row].tolist() == [1 + sorted({*numbers}).index(number) for number in numbers]
+        assert positions[row].tolist() == [at - numbers.index(number) for at, number in enumerate(numbers)]
+
+
+def test_windows_across_documents_say_where_they_begin(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([1, 2, 0, 3, 0, 4, 5, 6], "<u2"))
+    source = open_tokens(tmp_path / "a.npy", window=4, stride=4, end_token=0)
+    batch = source.read_batch([1, 0])
+    assert batch["tokens"].tolist() == [[0, 4, 5, 6], [1, 2, 0, 3]]
+    assert batch["segment_ids"].tolist() == [[1, 2, 2, 2], [1, 1, 1, 2]]
+    assert batch["position_ids"].tolist() == [[0, 0, 1, 2], [0, 1, 2, 0]]
+    assert source.read_batch([0], fields=["position_ids"])["position_ids"].tolist() == [[0, 1, 2, 0]]
+    assert list(source.fields) == ["tokens", "segment_ids", "position_ids"]
+    without = open_tokens(tmp_path / "a.npy", window=4, stride=4)
+    assert list(without.fields) == ["tokens"]
+    assert without.fingerprint() != source.fingerprint()
+
+
+@pytest.mark.parametrize("suffix", ["npy", "bin"])
+@pytest.mark.parametrize("dtype", ["uint16", "int32"])
+def test_documents_are_written_and_read_back(tmp_path, suffix, dtype):
+    documents = [[5, 6, 7], [], [60_000], list(range(300))]
+    path = tmp_path / f"x.{suffix}"
+    with dataload.create(path, format="tokens", dtype=dtype, end_token=9) as writer:
+        for number, document in enumerate(documents):
+            writer.write(np.array(document, np.int64) if number % 2 else {"tokens": document, "name": "x"})
+    found = documents_of(open_tokens(path, documents=True, window=1, ends="drop", dtype=dtype))
+    assert found == [[*document, 9] for document in documents]
+    flat = np.load(path) if suffix == "npy" else np.fromfile(path, dtype)
+    assert (flat.tolist(), flat.dtype) == ([t for document in documents for t in [*document, 9]], dtype)
+    with pytest.raises(ConfigError, match=r"x\.\w+ exists"):
+        dataload.create(path, format="tokens")
+    with dataload.create(path, format="tokens", overwrite=True) as writer:
+        writer.write([1])
+    assert documents_of(open_tokens(path, documents=True, window=1, ends="drop")) == [[1]]
+
+
+def test_what_is_no_document(tmp_path):
+    with dataload.create(tmp_path / "x.bin", format="tokens") as writer:
+        for record, match in (
+            ({"text": "a"}, "record 0 has no tokens: expected integers in one dimension in 'tokens', got the fields t"),
+            ([1.5], r"in 'tokens', got \[1.5\]"),
+            ([[1]], r"got \[\[1\]\]"),
+            ([3, 65_536], "the token 65536, which uint16 does not hold: pass dtype='int32'"),
+            ([-1], "the token -1"),
+        ):
+            with pytest.raises(ConfigError, match=match):
+                writer.write(record)
+        writer.abort()
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(ConfigError, match=r"dtype is 'uint32': did you mean 'int32'\?"):
+        dataload.create(tmp_path / "x.bin", format="tokens", dtype="uint32")
+
+
+def test_damaged_indexes(tmp_path):
+    good = (GOLDEN / "u16.idx").read_bytes()
+    shutil.copy(GOLDEN / "u16.bin", tmp_path / "x.bin")
+    for data, match in (
+        (good[:20], "an index has at least 34 bytes, found 20"),
+        (good[:-1], "bytes, found"),
+        (good[:9] + b"\2" + good[10:], "expected an index of version 1, found .* version 2"),
+        (good[:17] + b"\7" + good[18:], r"dtype 7 is none of integers: expected 1 \(uint8\)"),
+        (good[:34] + b"\xff\xff\xff\xff" + good[38:], "sequence 0 has -1 tokens at byte 0"),
+        (good[:-8] + b"\xff" * 8, "a document begins at none of the"),
+        (good[:18] + b"\xff" * 8 + good[26:], "an index of 18446744073709551615 sequences"),
+    ):
+        (tmp_path / "x.idx").write_bytes(data)
+        with pytest.raises(CorruptFileError, match=match):
+            open_tokens(tmp_path / "x.bin", documents=True, window=1)
+    (tmp_path / "x.idx").write_bytes(good)
+    with pytest.raises(ConfigError, match=r"dtype is int64, but the index of .* says uint16: leave it out"):
+        open_tokens(tmp_path / "x.bin", documents=True, window=1, dtype="int64")
+    (tmp_path / "y.bin").write_bytes(bytes(4))
+    with pytest.raises(SourceNotFoundError, match=r"y\.idx"):
+        open_tokens(tmp_path / "y.bin", documents=True, window=1)
+    shutil.copy(tmp_path / "x.idx", tmp_path / "y.idx")
+    with pytest.raises(CorruptFileError, match="an index of 33 tokens, beside a file of 2: it is that of another"):
+        open_tokens(tmp_path / "y.bin", documents=True, window=1)

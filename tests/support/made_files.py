@@ -1,0 +1,56 @@
+"""Small files and archives, and their comparison, for tests of formats."""
+
+import io
+import tarfile
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import soundfile
+
+from dataload.testing.compare import difference
+
+
+def npy(array) -> bytes:
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def image(pixels, kind="PNG") -> bytes:
+    """Encode pixels, or those that a number draws."""
+    if isinstance(pixels, int):
+        pixels = np.random.default_rng(pixels).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    stream = io.BytesIO()
+    PIL.Image.fromarray(pixels).save(stream, kind)
+    return stream.getvalue()
+
+
+def clip(frames=20, rate=8_000, kind="WAV") -> bytes:
+    """Encode sound of one channel."""
+    stream = io.BytesIO()
+    soundfile.write(stream, np.linspace(-0.5, 0.5, frames, dtype=np.float32), rate, format=kind)
+    return stream.getvalue()
+
+
+def pack(path: Path, files, kind=tarfile.USTAR_FORMAT) -> Path:
+    """Write an archive of files: a mapping, or pairs of name and data."""
+    with tarfile.open(path, "w", format=kind) as tar:
+        for name, data in files.items() if isinstance(files, dict) else files:
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def change(path: Path, place: int, data: bytes) -> Path:
+    """Overwrite bytes of a file."""
+    with open(path, "r+b") as stream:
+        stream.seek(place)
+        stream.write(data)
+    return path
+
+
+def same(got, want, what="value") -> None:
+    found = difference(got, want, what)
+    assert found is None, found

@@ -1,0 +1,260 @@
+import io
+import itertools
+import json
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from made_files import npy
+
+from dataload.codecs.decoders import known_extension
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.tar import index as tar_index
+from dataload.sources.tar.fields import encode_field, name_fields
+from dataload.sources.tar.header import Member
+from dataload.sources.tar.index import build_head, build_line, parse_index
+from dataload.sources.tar.samples import group_members
+
+
+@pytest.mark.parametrize(
+    ("extensions", "options", "names"),
+    [
+        ("jpg seg.png JPG", {"shorten": False}, {"jpg": (0,), "seg.png": (1,), "JPG": (2,)}),
+        ("jpg seg.png JPG", {"shorten": False, "case_sensitive": False}, {"jpg": (0, 2), "seg.png": (1,)}),
+        ("image.npy label.cls cls npy a.b.txt x.raw seg.JPG", {}, "image label cls npy a.b x.raw seg"),
+        ("x.npy x", {}, "x.npy x"),
+        ("x.npy x.txt", {}, "x.npy x.txt"),
+        (".npy", {}, ".npy"),
+        ("a.cls.npy a.cls a", {}, {"a.cls.npy": (0,), "a.cls": (1,), "a": (2,)}),
+        ("a.cls.npy a", {}, {"a.cls": (0,), "a": (1,)}),
+        ("x.jpg y x.png x", {"meet": False}, {"x": (0, 2, 3), "y": (1,)}),
+    ],
+)
+def test_names_of_extensions(extensions, options, names):
+    settings = {"shorten": True, "case_sensitive": True, "meet": True, **options}
+    known = known_extension if settings.pop("shorten") else lambda name: None
+    meet = settings.pop("meet")
+    found = name_fields(extensions.split(), known=known, meet=lambda codes: meet, **settings)
+    assert found == (names if isinstance(names, dict) else {name: (n,) for n, name in enumerate(names.split())})
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "extension", "data"),
+    [
+        ("x", np.arange(3), "x.npy", npy(np.arange(3))),
+        ("x", np.float32(2), "x.npy", npy(np.float32(2))),
+        ("npy", np.arange(3), "npy", npy(np.arange(3))),
+        ("jpg", np.arange(3), "jpg.npy", npy(np.arange(3))),
+        ("label", 7, "label.cls", b"7"),
+        ("cls", -7, "cls", b"-7"),
+        ("x.cls2", 7, "x.cls2", b"7"),
+        ("json", 7, "json", b"7"),
+        ("txt", 7, "txt.cls", b"7"),
+        ("x", 0.1, "x.json", b"0.1"),
+        ("x", float("inf"), "x.json", b"Infinity"),
+        ("cls", 0.5, "cls.json", b"0.5"),
+        ("x", True, "x.json", b"true"),
+        ("x", {"a": [1]}, "x.json", b'{"a": [1]}'),
+        ("x.json", [1, "é"], "x.json", json.dumps([1, "é"]).encode()),
+        ("x", "é", "x.txt", "é".encode()),
+        ("caption.txt", "é", "caption.txt", "é".encode()),
+        ("cls", "7", "cls.txt", b"7"),
+        ("jpg", b"\xff\xd8", "jpg", b"\xff\xd8"),
+        ("x", bytearray(b"ab"), "x", b"ab"),
+        ("x.npy", memoryview(b"ab"), "x.npy", b"ab"),
+    ],
+)
+def test_values_and_their_files(name, value, extension, data):
+    assert encode_field(name, value) == (extension, data)
+
+
+def test_arrays_by_name_are_an_npz():
+    for name, extension in (("x", "x.npz"), ("npz", "npz")):
+        found, data = encode_field(name, {"a": np.arange(3)})
+        assert (found, np.load(io.BytesIO(data))["a"].tolist()) == (extension, [0, 1, 2])
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (None, "field 'x': a NoneType cannot be stored in a tar archive"),
+        ({1, 2}, "a set cannot be stored"),
+        ([{1}], "field 'x' cannot be stored as json: Object of type set"),
+        (np.array([None]), "field 'x' cannot be stored as npy: Object arrays cannot be saved"),
+        ("\ud800", "field 'x' cannot be stored as txt: .*surrogates"),
+    ],
+)
+def test_what_cannot_be_stored(value, message):
+    with pytest.raises(ConfigError, match=message):
+        encode_field("x", value)
+
+
+def table(*names: str):
+    return group_members(Member(name.encode(), 512 + 1024 * i, i) for i, name in enumerate(names))
+
+
+def names(of, *samples: int) -> list[str]:
+    return of.keys.names(np.array(samples))
+
+
+@given(
+    files=st.lists(st.sampled_from(["a.x", "a.y", "bb.x", "bb.z"]), max_size=12),
+    several=st.lists(st.integers(0, 3), max_size=3),
+)
+def test_a_table_says_which_components_a_sample_has(files, several):
+    found = table(*files)
+    keys, extensions = [name[:-2] for name in files], [name[-1] for name in files]
+    samples = [list(group) for _, group in itertools.groupby(range(len(files)), keys.__getitem__)]
+    assert [found.sample(c) for c in range(len(files))] == [n for n, each in enumerate(samples) for _ in each]
+    assert [found.extensions[found.code(c)] for c in range(len(files))] == extensions
+    assert [found.start(n) for n in range(len(samples))] == [each[0] for each in samples]
+    assert found.ends is not None or len({tuple(extensions[c] for c in each) for each in samples}) <= 1
+    several = [code for code in several if code < len(found.extensions)]
+    chosen = {found.extensions[code] for code in several}
+    first = [next((c for c in each if extensions[c] in chosen), -1) for each in samples]
+    if found.ends is None:
+        place = found.first(several)
+        assert first == [-1 if place < 0 else each[place] for each in samples]
+        return
+    assert found.first(several).tolist() == first
+    components, rows = found.all_components(np.array([len(samples) - 1, 0, 0]))
+    assert components.tolist() == [*samples[-1], *samples[0], *samples[0]]
+    assert rows.tolist() == [0] * len(samples[-1]) + [1] * len(samples[0]) + [2] * len(samples[0])
+
+
+def test_no_samples():
+    found = table()
+    assert (len(found), found.extensions, held(found), found.first([])) == (0, (), 0, -1)
+
+
+def test_keys_beyond_ascii():
+    found = group_members([Member("żółć.jpg".encode(), 512, 1), Member(b"\xff.jpg", 1536, 1)])
+    assert names(found, 1, 0) == ["\udcff", "żółć"]
+
+
+def held(table) -> int:
+    arrays = (table.codes, table.ends, table.blocks, table.sizes, table.keys.ends)
+    return sum(array.nbytes for array in arrays if array is not None) + len(table.keys.text)
+
+
+def test_bytes_a_component():
+    found = table(*(f"{i:06d}.{name}" for i in range(20_000) for name in ("jpg", "cls")))
+    assert held(found) / 40_000 <= 11.1
+    samples = [[Member(b"%06d.%b" % (i, name), 512 * i, 99) for name in (b"jpg", b"cls")] for i in range(5000)]
+    assert held(parse_index(build_head(5000) + b"".join(map(build_line, samples)), "x")) / 10_000 <= 11.1
+    ragged = table(*(f"{i:06d}.{name}" for i in range(20_000) for name in ("jpg", "cls", "txt")[: 1 + i % 3]))
+    assert held(ragged) / 40_000 <= 16
+
+
+def test_offsets_beyond_four_billion_blocks():
+    found = group_members([Member(b"a.x", 2**45, 2**33)])
+    assert found.offsets(slice(None)).tolist() == [2**45]
+    assert found.lengths(slice(None)).tolist() == [2**33]
+
+
+LINES = ("jpg 512 480 train/000.jpg cls 1536 4 train/000.cls", "jpg 2560 4097 train/001.jpg cls 7168 10 train/001.cls")
+
+
+def parse(*lines: str, head: str | None = None):
+    return parse_index("\n".join([head or f"v1.2 {len(lines)}", *lines, ""]).encode(), "x.idx")
+
+
+def contents(table):
+    codes = [table.code(c) for c in range(len(table.blocks))]
+    return (
+        table.keys and table.keys.names(np.arange(len(table))),
+        [table.extensions[code] for code in codes],
+        table.offsets(slice(None)).tolist(),
+        table.lengths(slice(None)).tolist(),
+    )
+
+
+EXPECTED = (["train/000", "train/001"], ["jpg", "cls"] * 2, [512, 1536, 2560, 7168], [480, 4, 4097, 10])
+
+
+def test_words():
+    for version in ("v1.1", "v1.2"):
+        without_names = parse("jpg 512 480 cls 1536 4", "jpg 2560 4097 cls 7168 10", head=f"{version} 2")
+        assert contents(without_names) == (None, *EXPECTED[1:])
+    assert contents(parse("a\x01 512 7 b\x02.a\x01"))[:2] == (["b\x02"], ["a\x01"])
+    names = "a.b.c", "d.v1/a.b", "d.v1/long.b", "README", "żółć.b", ".b"
+    keys = contents(parse(*(f"b 512 1 {name}" for name in names)))[0]
+    assert keys == ["a", "d.v1/a", "d.v1/long", "README", "żółć", ""]
+
+
+@pytest.mark.parametrize("stretch", [8, 60, 64, 130])
+def test_stretches_end_at_lines(monkeypatch, stretch):
+    monkeypatch.setattr(tar_index, "_BLOCK_BYTES", stretch)
+    assert contents(parse(*LINES)) == EXPECTED
+    lines = [f"jpg {512 * (2 * i + 1)} {i} {i}.jpg" for i in range(300)]
+    found = [str(i) for i in range(300)], ["jpg"] * 300, [512 * (2 * i + 1) for i in range(300)], list(range(300))
+    assert contents(parse(*lines)) == found
+    with pytest.raises(CorruptFileError, match=r"x.idx: line 201: 'y' is a size that is not a number"):
+        parse(*lines[:199], "jpg 512 y a.jpg", *lines[200:])
+    with pytest.raises(CorruptFileError, match="line 302: the index ends here, after 300 of 301 samples"):
+        parse(*lines, head="v1.2 301")
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        *(("\n", new) for new in ("\r\n", "  \n", "\n ")),
+        *((" ", new) for new in ("\t", "   ", "\v\f")),
+        *(("v1.2 2", new) for new in ("v1.2 2 more words", "v1.2 2.5", "v1.2 +2")),
+        *(("END", new) for new in ("", "\n\n", "\nnot looked at\n")),
+    ],
+)
+def test_what_else_dali_reads(old, new):
+    text = "\n".join(["v1.2 2", *LINES]) + "END"
+    assert contents(parse_index(text.replace(old, new).replace("END", "\n").encode(), "x")) == EXPECTED
+
+
+def test_samples_that_differ_and_many_extensions():
+    long = "x" * 31, "x" * 32, "x" * 33, "x" * 40, "x" * 8, "x" * 9, "x" * 7
+    names = [f"e{i}" for i in range(100)] + [*long, *long]
+    lines = [" ".join(f"{e} {512 * i} {i} a{i}.{e}" for e in names[: 1 + i % len(names)]) for i in range(1, 300)]
+    found = parse(*lines)
+    assert found.ends is not None
+    codes = [found.extensions[found.code(c)] for c in range(len(found.blocks))]
+    assert codes == [e for i in range(1, 300) for e in names[: 1 + i % len(names)]]
+
+
+@pytest.mark.parametrize("digits", range(1, 19))
+def test_numbers_of_any_length(digits):
+    number = int("9" * digits)
+    offset = 10 ** (digits - 1) // 512 * 512
+    assert contents(parse(f"a {offset} {number} b.a", "a 512 7 c.a"))[2:] == ([offset, 512], [number, 7])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"line 1: expected 'v1.1' or 'v1.2' and the number of samples, found b''"),
+        *((head, "line 1: expected") for head in ("\n", "V1.2 2\n", "v1.2 many\n", "\ufeffv1.2 2\n")),
+        *((f"{head}\n", f"line 1: expected .* found b'{head}'") for head in ("v2.0 2", "v1.2")),
+        ("v1.2 0\n", "line 1: the number of samples is 0, expected 1 or more"),
+        *((f"v1.2 {count}\n", f"line 1: the number of samples is {count}") for count in ("-3", "9" * 30)),
+        ("v1.2 1\n", "line 2: the index ends here, after 0 of 1 samples"),
+        ("v1.2 2\na 512 1 b.a\n", "line 3: the index ends here, after 1 of 2 samples"),
+        ("v1.2 2\na 512 1 b.a\n\na 512 1 b.a\n", "line 3: an empty line, expected a sample"),
+        ("v1.2 1\na 512 1 b.a c\n", "line 2: 5 words, expected 4 for each component"),
+        ("v1.1 1\na 512 1 b.a\n", "line 2: 4 words, expected 3 for each component"),
+        *((f"v1.2 1\na 512 {x} b.a\n", f"line 2: '{x}' is a size that is not a number") for x in ("1x", "-1")),
+        ("v1.2 1\na 0x200 1 b.a\n", "line 2: '0x200' is an offset that is not a number"),
+        ("v1.2 1\na 512 1 b.a b 1024 \u0661 b.b\n", "line 2: '\u0661' is a size that is not a number"),
+        ("v1.2 1\na 513 1 b.a\n", "line 2: '513' is not the offset of a file: offsets are multiples of 512"),
+        (f"v1.2 1\na {2**63} 1 b.a\n", f"line 2: '{2**63}' is an offset larger than any file"),
+        (f"v1.2 1\na 512 {'1' * 100} b.a\n", "line 2: '1{40}' is a size larger than any file"),
+    ],
+)
+def test_what_does_not_parse(text, message):
+    with pytest.raises(CorruptFileError, match=f"^x.idx: {message}.*; rebuild the index: dataload index TAR$"):
+        parse_index(text.encode(), "x.idx")
+
+
+def test_lines():
+    assert build_head(12) == b"v1.2 12\n"
+    assert build_line([Member(b"d/a.seg.png", 512, 7), Member(b"d/README", 1536, 0)]) == (
+        b"seg.png 512 7 d/a.seg.png d/README 1536 0 d/README\n"
+    )

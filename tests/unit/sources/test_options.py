@@ -1,0 +1,313 @@
+"""Options: those of a wrong type are refused by name, and `max_record_bytes` holds in every format of files."""
+
+from __future__ import annotations
+
+import inspect
+import io
+import re
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from types import UnionType
+from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin, get_type_hints
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from made_files import pack
+from typer.testing import CliRunner
+
+import dataload
+from dataload import ConfigError
+from dataload._util.checks import check_type
+from dataload.cli.app import app
+from dataload.convert import convert
+from dataload.errors import CorruptFileError, SourceError
+from dataload.sources.files import FileSource
+from dataload.sources.options import Options
+from dataload.sources.registry import built_in_formats
+from dataload.sources.shards import ShardReader
+from dataload.sources.tokens.format import TokenOptions
+
+if TYPE_CHECKING:
+    from fractions import Fraction
+
+VALUES = {
+    **{type(value): value for value in (True, 999, "text", 1.5, None, [object()], b"x", object())},
+    Mapping: {"a": object()},
+    Callable: lambda record: record,
+}
+NEEDED = {"window": 8, "split": "train"}
+OF_ANY = ("remote", "dtype", "codec")  # classes, or many spellings; they have checks of their own
+
+
+def allowed(hint):
+    """The kinds of values that an annotation allows."""
+    for kind in get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,):
+        origin = get_origin(kind) or kind
+        if origin is Literal:
+            yield from map(type, get_args(kind))
+        else:
+            yield {Sequence: list, npt.NDArray: np.ndarray}.get(origin, origin)
+
+
+OPTIONS = [
+    (f"{entry.name} {kind}", options, each.name)
+    for entry in built_in_formats()
+    for kind, options in (("reader", entry.reader_options), ("writer", entry.writer_options))
+    for each in fields(options)
+]
+
+
+def test_every_option_of_every_format():
+    assert len(OPTIONS) > 100
+    for name, options, option in OPTIONS:
+        needed = {each.name: NEEDED[each.name] for each in fields(options) if each.name in NEEDED}
+        kinds = {*allowed(get_type_hints(options)[option])}
+        for kind, value in VALUES.items():
+            if kind in kinds and kind not in (list, Mapping, str, bool):
+                options.parse({**needed, option: value}, name)
+            elif kind not in kinds and (option not in OF_ANY or kind not in (str, Mapping, object, Callable)):
+                with pytest.raises(ConfigError) as caught:
+                    options.parse({**needed, option: value}, name)
+                assert re.search(rf"\b{option}\b", str(caught.value)), (name, option, str(caught.value))
+                assert caught.value.key == option
+
+
+ADVICE = "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
+TAR = "format 'tar': "
+BOOL = "must be True or False, got"
+
+
+def create(path, **options):
+    dataload.create(path, **options)
+
+
+def change(path, **options):
+    convert(dataload.RangeSource(3), path, **options)
+
+
+@pytest.mark.parametrize(
+    ("does", "option", "value", "message"),
+    [
+        (dataload.open, "map", "false", f"{TAR}map {BOOL} 'false'"),
+        (dataload.open, "map", 1, f"{TAR}map {BOOL} 1"),
+        (dataload.open, "map", len, f"{TAR}map {BOOL} <built-in function len>{ADVICE}"),
+        (dataload.open, "transform", len, "format 'tar' has no option 'transform'"),
+        (dataload.open, "decode", 3, f"{TAR}decode must be 'auto', 'written', a mapping or None; got 3"),
+        (dataload.open, "decode", {"jpg": 3}, f"{TAR}decode must be text or a function, got 3"),
+        (dataload.open, "decode", "atuo", 'decode is \'atuo\': give None, "auto", "written" or a mapping'),
+        (dataload.open, "missing", "skp", f"{TAR}missing is 'skp': did you mean 'skip'?"),
+        (dataload.open, "on_damage", None, f"{TAR}on_damage must be 'error' or 'stop', got None"),
+        (dataload.open, "index", [3], f"{TAR}index must be text or a path, got 3"),
+        (dataload.open, "storage_options", "x", "storage_options must be a table of options, got str"),
+        (dataload.open, "fields", "x", "fields must be a list of names, got the text 'x'"),
+        (dataload.open, "fields", 3, "fields must be a list, got 3"),
+        (dataload.open, "fields", [3], "fields must be text, got 3"),
+        (dataload.open, "format", ["tar"], "format must be text, got ['tar']"),
+        (create, "overwrite", "false", f"overwrite {BOOL} 'false'"),
+        (create, "index", "no", f"the writer of {TAR}index {BOOL} 'no'"),
+        (create, "key", "name", f"the writer of {TAR}key must be a function or None, got 'name'"),
+        (create, "shards", "2", "shards must be an integer >= 1, got '2'"),
+        (create, "format", 3, "format must be text, got 3"),
+        *((change, flag, "false", f"{flag} {BOOL} 'false'") for flag in ("keep_key", "resume", "overwrite", "merge")),
+    ],
+)
+def test_messages(tmp_path, does, option, value, message):
+    path = tmp_path / "a.tar"
+    if does is dataload.open:
+        pack(path, {"0.x": b"1"})
+    with pytest.raises(ConfigError, match=f"^{re.escape(message)}") as caught:
+        does(path, **{option: value})
+    assert option != "transform" or str(caught.value).endswith(ADVICE)
+    assert does is dataload.open or [*tmp_path.iterdir()] == []
+
+
+def test_every_setting_of_a_loader():
+    """No setting takes a value of a type that its annotation does not name."""
+    source = dataload.MemorySource([{"a": 1}] * 3)
+    hints = get_type_hints(dataload.Loader.__init__)
+    for name in inspect.signature(dataload.Loader).parameters.keys() - {"source"}:
+        kinds = {*allowed(hints[name])}
+        given = {} if name in ("batch_size", "global_batch_size", "batch_sampler") else {"batch_size": 2}
+        kinds |= {int} if float in kinds else set()
+        for kind, value in VALUES.items():
+            if kind not in kinds and not (name in ("sampler", "batch_sampler") or (name, kind) == ("fields", Mapping)):
+                with pytest.raises((ConfigError, TypeError)) as caught:
+                    dataload.Loader(source, **{**given, name: value})
+                assert name.split("_")[0] in str(caught.value), (name, value, str(caught.value))
+
+
+def test_values_of_numpy_and_annotations_of_others():
+    check_type("x", np.int64(3), int)
+    check_type("x", np.bool_(True), bool)
+    check_type("x", (np.int64(3),), Sequence[int])
+    check_type("x", 3, "an annotation that is only text")
+    with pytest.raises(ConfigError, match=r"^x must be an integer, got 2\.5$"):
+        check_type("x", 2.5, int)
+
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Foreign(Options):
+        ratio: Fraction | None = None
+
+    assert Foreign.parse({"ratio": "1/3"}, "theirs").ratio == "1/3"
+
+
+LIMIT = 1_000
+SIZES = [10, 800, 1_100, 10]
+BAD = 2
+TOO_LARGE = r"the record takes [\d,]+ bytes of memory, and max_record_bytes is 1,000: the file is damaged or malicious"
+FORMATS = [entry for entry in built_in_formats() if entry.takes_paths]
+
+
+def write(path, records, **options):
+    with dataload.create(path, **options) as writer:
+        writer.extend(records)
+    return path
+
+
+def arrays_of(size):
+    return {"x": np.zeros(size, np.uint8)}
+
+
+def text_of(size):
+    return {"x": "a" * size}
+
+
+ARRAYS = {"options": "group_size:1,uncompressed"}
+NPZ = {"codec": "npz"}
+DECODED = {"decode": "auto"}
+CASES = [
+    ("a.lmdb", bytes, {}, {}),
+    ("a.lmdb", arrays_of, NPZ, NPZ),
+    ("a.torchrecord", arrays_of, {}, {}),
+    ("a.syr", arrays_of, {}, {}),
+    ("a.syr", text_of, {}, {}),
+    ("a.tar", lambda size: {"x": bytes(size)}, {}, {}),
+    ("a.tar", arrays_of, {}, DECODED),
+    ("a.tar", text_of, {}, DECODED),
+    ("a.array_record", bytes, ARRAYS, {}),
+    ("a.array_record", bytes, {}, {}),
+    ("a.array_record", arrays_of, {**ARRAYS, **NPZ}, NPZ),
+]
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+@pytest.mark.parametrize(
+    ("name", "record", "writing", "reading", "one_length"),
+    [*((*case, False) for case in CASES), (*CASES[0], True), (*CASES[3], True)],
+)
+def test_a_record_that_is_stored_in_more(tmp_path, name, record, writing, reading, one_length, mapped):
+    # archives of numpy have some bytes more than their arrays
+    sizes = [size // 4 if "codec" in writing and size < LIMIT else size for size in SIZES]
+    good = [0, 1, 3]
+    if one_length:
+        sizes, good = [1_100] * 4, []
+    path = write(tmp_path / name, map(record, sizes), **writing)
+    with dataload.open(path, **reading, map=mapped) as source:
+        assert len(source.read([BAD])) == 1
+        default = source.fingerprint()
+    with dataload.open(path, **reading, map=mapped, max_record_bytes=LIMIT) as source:
+        assert not good or source.fingerprint() == default
+        assert len(source.read(good)) == len(good)
+        for read in (source.read, source.read_batch):
+            with pytest.raises(CorruptFileError, match=TOO_LARGE) as caught:
+                read([*good[:1], BAD, *good[1:2]])
+            assert caught.value.index == BAD
+            assert str(path) in caught.value.path
+
+
+def test_a_sparse_archive_that_claims_much(tmp_path):
+    path = tmp_path / "a.tar"
+    info = tarfile.TarInfo("0.bin")
+    info.size = 1 << 40
+    with open(path, "wb") as file:
+        file.write(info.tobuf(tarfile.GNU_FORMAT))
+        file.truncate(512 + info.size + 1024)
+    with pytest.raises(CorruptFileError, match=r"the record takes 1,099,511,627,776 bytes of memory, and max_record_b"):
+        dataload.open(path)[0]
+
+
+def zipped():
+    np.savez_compressed(stream := io.BytesIO(), x=np.zeros(10_000))
+    return {"x.npz": stream.getvalue()}
+
+
+NUMBERS = [{"x": np.zeros(count, np.int64)} for count in (10, 900)]  # of one byte each
+EXAMPLE = {"codec": "example"}
+
+
+@pytest.mark.parametrize(
+    ("name", "records", "writing", "reading", "message"),
+    [
+        ("a.torchrecord", NUMBERS, {}, {}, "key 1 of sub-database db0: .* a list of 900 integers takes 7,200"),
+        ("a.lmdb", NUMBERS, EXAMPLE, EXAMPLE, "record 1: a list of 900 integers takes 7,200 bytes"),
+        ("a.tar", [zipped()] * 2, {}, DECODED, "field 'x' of '0+1': an archive of 1 members takes 80,128 bytes"),
+    ],
+)
+def test_a_codec_of_a_format_has_the_limit(tmp_path, name, records, writing, reading, message):
+    source = dataload.open(write(tmp_path / name, records, **writing), **reading, max_record_bytes=LIMIT)
+    for read in (source.read, source.read_batch):
+        with pytest.raises(CorruptFileError, match=message):
+            read([1])
+
+
+@pytest.mark.parametrize("entry", FORMATS, ids=lambda entry: entry.name)
+def test_every_format_has_the_option(entry):
+    required = {"tokens": {"window": 2}, "tfds": {"split": "train"}}.get(entry.name, {})
+    assert entry.reader_options.parse(required, "x").max_record_bytes == 1 << 30
+    assert "max_record_bytes" not in entry.reader_options.parse({**required, "max_record_bytes": 5}, "x").content()
+    for wrong in (0, -1, 1.5, "1", True, None):
+        with pytest.raises(ConfigError, match=f"max_record_bytes must be an integer >= 1, got {wrong!r}"):
+            entry.reader_options.parse({**required, "max_record_bytes": wrong}, "x")
+
+
+def test_windows_of_tokens():
+    assert TokenOptions(window=500, max_record_bytes=LIMIT).window == 500
+    with pytest.raises(ConfigError, match="window is 501, more tokens of uint16 than max_record_bytes allows, 1,000"):
+        TokenOptions(window=501, max_record_bytes=LIMIT)
+
+
+def test_configs_and_the_command_line_have_it(tmp_path):
+    path = write(tmp_path / "a.lmdb", map(bytes, SIZES))
+    table = {"source": {"path": str(path), "max_record_bytes": LIMIT}, "loader": {"batch_size": 4}}
+    with dataload.from_config(table) as loader, pytest.raises(dataload.WorkerError, match=TOO_LARGE):
+        list(loader)
+    with pytest.raises(ConfigError, match=r"source\.max_record_bytes is 0: expected a whole number >= 1"):
+        dataload.from_config(table, overrides=["source.max_record_bytes=0"])
+    done = CliRunner().invoke(app, ["verify", str(path), "-o", f"max_record_bytes={LIMIT}"])
+    assert done.exit_code == 1
+    assert "max_record_bytes is 1,000" in done.output.replace("\n", " ")
+    assert CliRunner().invoke(app, ["verify", str(path)]).exit_code == 0
+
+
+class Reader(ShardReader):
+    def __len__(self):
+        return 3
+
+    def read(self, indices, fields):
+        return np.empty((len(indices), 1 << 60), np.uint8)
+
+
+class Greedy(FileSource):
+    format_name = "greedy"
+
+    def _open_shard(self, path):
+        return Reader()
+
+
+@pytest.mark.parametrize("paths", [["a"], ["a", "b"]])
+def test_memory_that_there_is_not(paths, monkeypatch):
+    source = Greedy(paths)
+    message = (
+        r"Greedy\(.*\): reading 2 records at once needs more memory than this process may have: read fewer "
+        r"at once \(batch_size\), or lower max_record_bytes, so that larger ones are refused"
+    )
+    for read in (source.read, source.read_batch):
+        with pytest.raises(SourceError, match=message) as caught:
+            read([0, 1])
+        assert isinstance(caught.value.__cause__, MemoryError)
+        assert caught.value.path == "a"
+    monkeypatch.setattr(Greedy, "_open_shard", lambda *_: np.empty(1 << 60, np.uint8))
+    with pytest.raises(SourceError, match="cannot read a: this needs more memory than this process may have; the file"):
+        len(Greedy(paths))

@@ -122,6 +122,7 @@ def test_a_filter_asks_only_for_its_fields():
         (lambda record: np.array([True]), {}, "the predicate of filter returned array([ True]) for record 0, expected"),
         (3, {}, "the predicate of filter must be a function of a record, got 3"),
         (is_even, {"fields": ["indx"]}, "RangeSource(9, start=0, step=1) has no field 'indx': did you mean 'index'?"),
+        (is_even, {"fields": "index"}, "fields must be a list of names, got the text 'index'"),
         (is_even, {"executor": "process"}, "executor is 'process': did you mean 'processes'?"),
         (is_even, {"num_workers": -1}, "num_workers must be an integer >= 0, got -1"),
         *((share, {}, SHARE) for share in (0, 1, -0.5, True, "0.9", math.nan)),

@@ -1,4 +1,4 @@
-"""Parquet and Arrow: every type beside pyarrow's own values, nulls, damage, limits, and what is decoded when."""
+"""Parquet and Arrow: every type beside pyarrow's own values, nulls, damage, limits, and the writer."""
 
 import datetime
 import decimal

@@ -341,7 +341,7 @@ class RemoteStorage:
     def check_sizes(self, paths: Sequence[str]) -> None:
         """Raise a ConfigError if one of the files is larger than what the cache may take."""
         largest = max(paths, key=lambda path: self.version(path).size)
-        size, limit = self.version(largest).size, self._shards.limit()
+        size, limit = self.version(largest).size, self._shards.most()
         if size > limit:
             raise self._shards.too_small(largest, size, limit)
 

@@ -107,6 +107,8 @@ def _remedy(number: int, path: str) -> str:
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         return f"; this process may open {limit} files: raise the limit (ulimit -n), or use fewer workers"
     if number in (errno.ENOSPC, errno.EDQUOT):
+        if "://" in path:
+            return "; free space on the disk of the cache, or set remote.cache to another disk"
         return f"; {free_space(path)}: delete something, or choose another disk"
     if number == errno.ENOMEM:
         return "; use fewer workers, or smaller batches"

@@ -250,3 +250,11 @@ def test_headers_do_not_follow_redirects():
         assert "s3cret" not in str(e.value)
         assert not server.seen
         assert load(client_options=secret, headers_follow_redirects=True)[0] == b"abc"
+
+
+@pytest.mark.parametrize("etag", [False, True])
+def test_names_that_no_store_has(etag):
+    long = "x" * 2000
+    answer = page(["d/x" if etag else f"d/{long}"]).replace(b'"e"', f'"{long if etag else "e"}"'.encode())
+    with pytest.raises(StoreError, match=r"cannot list s3://b/d: the store gives a name or an ETag of more than 1024"):
+        list_names(lambda handler: handler.send(answer))

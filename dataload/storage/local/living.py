@@ -7,7 +7,9 @@ import os
 import tempfile
 import weakref
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+
+from dataload.storage.local.parts import write_errors
 
 
 class LivingFile:
@@ -28,12 +30,16 @@ class LivingFile:
     def __init__(self, directory: str, prefix: str, content: bytes) -> None:
         living(directory)
         while True:
-            descriptor, path = tempfile.mkstemp(dir=directory, prefix=prefix)
-            os.write(descriptor, content)
-            # Until it is locked, another process may take it for that of a dead one, and delete it.
-            if lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and is_at(descriptor, path):
-                break
-            os.close(descriptor)
+            with write_errors(directory):
+                descriptor, path = tempfile.mkstemp(dir=directory, prefix=prefix)
+            with ExitStack() as stack:
+                stack.callback(os.close, descriptor)
+                with write_errors(path):
+                    os.write(descriptor, content)
+                # Until it is locked, another process may take it for that of a dead one, and delete it.
+                if lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and is_at(descriptor, path):
+                    stack.pop_all()
+                    break
         self.path: str = path
         self.descriptor: int = descriptor
         weakref.finalize(self, _delete, path, os.getpid())

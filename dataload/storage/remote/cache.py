@@ -32,6 +32,7 @@ _LONGEST_NAME = 80
 _MD5 = re.compile(r"[0-9a-f]{32}")  # that of several parts ends with their number
 _WITH_MD5 = ("s3://", "gs://")
 _SPARED = 20  # without a budget, one part in so many of the disk stays free
+_SPARED_BYTES = 1 << 16  # with one, for the files of plans and jobs
 
 
 _arrivals: PerProcess[Counter[str]] = PerProcess()  # of shards that this process wanted, by cache
@@ -79,9 +80,9 @@ class CachedFile:
 class ShardCache:
     """The shards below the directory `root`, which is created if needed.
 
-    `budget` is the most bytes that shards take; None leaves a twentieth of the disk free, and limits shards to `share`
-    of the room that would be free without them. `timeout` is the seconds to wait for a process whose download makes no
-    progress.
+    `budget` is the most bytes that shards take, as far as the disk has room; None leaves a twentieth of the disk free,
+    and limits shards to `share` of the room that would be free without them. `timeout` is the seconds to wait for a
+    process whose download makes no progress.
     """
 
     def __init__(self, root: str, budget: int | None, *, share: float = 1, timeout: float = 120.0) -> None:
@@ -141,12 +142,19 @@ class ShardCache:
 
     def limit(self) -> int:
         """Return the most bytes that all shards may take."""
-        if self._budget is not None:
-            return self._budget
         disk = os.statvfs(trusted_folder(self.root, "shards"))
-        used, free = self._used(), disk.f_bavail * disk.f_frsize
+        free = disk.f_bavail * disk.f_frsize
+        if self._budget is not None and self._budget < free:
+            return self._budget
+        used = self._used()
+        if self._budget is not None:
+            return max(0, min(self._budget, used + free - _SPARED_BYTES))
         spared = disk.f_blocks // _SPARED * disk.f_frsize
         return max(0, min(used + free - spared, int(self._share * (used + free))))
+
+    def most(self) -> int:
+        """Return the budget, or the limit without one: others may give room on the disk back."""
+        return self.limit() if self._budget is None else self._budget
 
     def check_size(self, url: str, size: int) -> None:
         """Raise a ConfigError if a shard can never be in the cache."""
@@ -180,7 +188,7 @@ class ShardCache:
         wait, remade, arrivals = wait or Wait(0), False, _arrivals.get(Counter)
         while True:
             try:
-                lease = self._fetch(url, version, download, give_up, wait)
+                lease = self._fetch_or_evict(url, version, download, give_up, wait)
             except CacheFullError as error:
                 # Other threads of this process take turns; that another job goes on does not help.
                 if not wait.goes_on(arrivals[self.root]):
@@ -193,8 +201,33 @@ class ShardCache:
                     raise SourceError(f"{what}: set remote.cache to another directory", path=url) from error
                 remade = bool(trusted_folder(self.root, "shards"))
             else:
-                arrivals[self.root] += 1
-                return lease
+                if lease is not None:
+                    arrivals[self.root] += 1
+                    return lease
+
+    def _fetch_or_evict(
+        self,
+        url: str,
+        version: ObjectVersion,
+        download: Callable[[int], None],
+        give_up: Callable[[], bool],
+        wait: Wait,
+    ) -> Lease | None:
+        """Return a lease; None if the disk was full, and has more room now. Others may fill it at any time."""
+        try:
+            return self._fetch(url, version, download, give_up, wait)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            if self._evict_one() or (give_up() and self._evict_one()):
+                return None
+            disk = os.statvfs(self._directory)
+            raise CacheFullError(
+                f"the disk of the cache {self._directory} is full: {url} needs {version.size} bytes, the budget is "
+                f"{self._budget or 'all of the disk'}, and nothing is left to be evicted; free are "
+                f"{disk.f_bavail * disk.f_frsize:,} bytes",
+                path=url,
+            ) from error
 
     def _holders(self) -> str:
         """Return who uses the room, and what to do, for messages."""
@@ -256,28 +289,13 @@ class ShardCache:
     def _fill(
         self, descriptor: int, url: str, size: int, download: Callable[[int], None], give_up: Callable[[], bool]
     ) -> None:
-        while True:
-            try:
-                with self._deciding():
-                    os.ftruncate(descriptor, 0)
-                    self._make_room(url, size, give_up)
-                    _allocate(descriptor, size)
-                download(descriptor)
-                # Otherwise a crash of the machine could leave a shard of zeros under its final name.
-                os.fsync(descriptor)
-            except OSError as error:
-                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                    raise
-                if not (self._evict_one() or (give_up() and self._evict_one())):
-                    disk = os.statvfs(self._directory)
-                    raise CacheFullError(
-                        f"the disk of the cache {self._directory} is full: {url} needs {size} bytes, the budget is "
-                        f"{self._budget or 'all of the disk'}, and nothing is left to be evicted; free are "
-                        f"{disk.f_bavail * disk.f_frsize:,} bytes",
-                        path=url,
-                    ) from error
-            else:
-                return
+        with self._deciding():
+            os.ftruncate(descriptor, 0)
+            self._make_room(url, size, give_up)
+            _allocate(descriptor, size)
+        download(descriptor)
+        # Otherwise a crash of the machine could leave a shard of zeros under its final name.
+        os.fsync(descriptor)
 
     @contextmanager
     def _deciding(self) -> Generator[None]:
@@ -290,11 +308,12 @@ class ShardCache:
             os.close(descriptor)
 
     def _make_room(self, url: str, size: int, give_up: Callable[[], bool]) -> None:
-        while (excess := self._used() + size - self.limit()) > 0:
+        while (excess := self._used() + size - (limit := self.limit())) > 0:
             if not self._evict_one() and not give_up():
+                what = "the budget" if limit == self._budget else "the disk"
                 raise CacheFullError(
                     f"the cache {self._directory} has no room for {url}, which needs {size} bytes, {excess} more than "
-                    f"{'the budget' if self._budget else 'the disk'} leaves beside the shards that are being read",
+                    f"{what} leaves beside the shards that are being read",
                     path=url,
                 )
 

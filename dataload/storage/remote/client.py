@@ -35,7 +35,7 @@ from dataload.storage.remote.traffic import Traffic
 T = TypeVar("T")
 
 _STALLS_IN_TIMEOUT = 12
-_CHUNK_BYTES = 1 << 18  # larger buffers are returned to the system, and faulted in again
+_CHUNK_BYTES = (1 << 18) + 1  # larger buffers are returned to the system, and faulted in again
 
 
 class _Ended(DataloadError):

@@ -13,6 +13,7 @@ T = TypeVar("T")
 
 _PAGE = 1000  # names that stores send at once
 _MOST_NAMES = 1_000_000
+_LONGEST = 1024  # characters of a key or an ETag, in any store
 _REMEDY = "write a manifest (`dataload index --manifest`), or name the shards: {000..127}"
 
 
@@ -30,6 +31,12 @@ async def list_directory(
     pages: AsyncIterator[Any] = aiter(obstore.list(store, key or None, chunk_size=_PAGE))
     while page := await _in_time(anext(pages, None), url, page_seconds):
         for meta in page:
+            if max(len(meta["path"]), len(meta["e_tag"] or "")) > _LONGEST:
+                raise StoreError(
+                    f"cannot list {url}: the store gives a name or an ETag of more than {_LONGEST} characters, which "
+                    "no object has",
+                    path=url,
+                )
             name, *inner = meta["path"].split("/")[depth:] or [""]
             if inner or not meta["size"]:  # a directory, or the mark of one
                 # Only a list that groups names skips what is inside. It shows no pages, so time alone bounds it.

@@ -338,20 +338,18 @@ class RemoteStorage:
     def budget(self) -> int:
         """Return the bytes that shards may take in the cache; 0 if there can be no cache where none was named."""
         try:
-            return self._limit()
+            with cache_errors(self._shards.root):
+                return self._shards.limit()
         except (ConfigError, SourceError):
             if self._remote.options.cache is not None:
                 raise
             return 0
 
-    def _limit(self) -> int:
-        with cache_errors(self._shards.root):
-            return self._shards.limit()
-
     def check_sizes(self, paths: Sequence[str]) -> None:
         """Raise a ConfigError if one of the files is larger than what the cache may take."""
         largest = max(paths, key=lambda path: self.version(path).size)
-        size, limit = self.version(largest).size, self._limit()
+        with cache_errors(self._shards.root):
+            size, limit = self.version(largest).size, self._shards.most()
         if size > limit:
             raise self._shards.too_small(largest, size, limit)
 

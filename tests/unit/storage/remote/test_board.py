@@ -1,9 +1,13 @@
 """The board of a plan: what readers in other processes see of it, also if somebody shortens or overwrites its file."""
 
+import errno
 import os
 import pickle
 import tempfile
 
+import pytest
+
+from dataload.errors import MachineError
 from dataload.storage.local.living import living
 from dataload.storage.remote.board import Board, Coming
 
@@ -74,3 +78,14 @@ def test_boards_that_are_made_at_once_do_not_delete_each_other(tmp_path, monkeyp
     assert len(living(str(tmp_path))) == len([*tmp_path.iterdir()]) == 2
     del board, other
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_full_disk_is_said_to_be_one(tmp_path, monkeypatch):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "write", full)
+    before = len(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else 0
+    with pytest.raises(MachineError, match=r"cannot write .*plan-\w+: No space left on device; [\d,]+ bytes are free"):
+        Board(str(tmp_path), URLS)
+    assert before == (len(os.listdir("/proc/self/fd")) if before else 0)

@@ -445,3 +445,31 @@ def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(SourceError, match=r"cannot create the cache .*file: File exists"):
         ShardCache(str(tmp_path / "file"), None)
+
+
+def test_a_disk_smaller_than_the_budget_limits_the_shards(tmp_path, monkeypatch):
+    cache, real = ShardCache(str(tmp_path), 300_000), os.statvfs(tmp_path)
+    (tmp_path / "shards" / "a~1").write_bytes(bytes(50_000))
+    free = [400_000]
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((1, 1, 500_000, free[0], free[0], *real[5:])))
+    assert cache.limit() == 300_000
+    free[0] = 100_000
+    assert cache.limit() == 100_000 + 50_000 - (1 << 16)  # some is for the files of jobs
+    free[0] = 0
+    assert cache.limit() == 0
+    assert cache.most() == 300_000
+
+
+def test_a_disk_without_room_for_another_file_evicts(tmp_path, monkeypatch):
+    node, real, fails = Node(tmp_path, 500), os.open, []
+    node.fetch("a")
+
+    def full(path, flags, *mode, **more):
+        if flags & os.O_CREAT and not fails:
+            fails.append(path)
+            raise OSError(errno.ENOSPC, "No space left on device", path)
+        return real(path, flags, *mode, **more)
+
+    monkeypatch.setattr(os, "open", full)
+    assert node.content("b") == b"\2" * 100
+    assert (len(fails), node.files) == (1, ["b"])

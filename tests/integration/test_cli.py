@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import dataload
-from dataload.cli.app import app
+from dataload.cli.app import _HELPS, app
 from dataload.config import json_schema
 from dataload.storage.core import core_name
 
@@ -83,6 +83,8 @@ def test_help_is_there_for_every_command():
     for command in typer.main.get_command(app).commands:
         assert command in text
         assert "Usage:" in ok(command, "--help")
+    commands = typer.main.get_command(app).commands
+    assert {name: command.help.splitlines()[0] for name, command in commands.items()} == _HELPS
     assert json.loads(ok("schema")) == json_schema()
 
 

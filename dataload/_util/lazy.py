@@ -8,7 +8,7 @@ from typing import Any
 
 
 def lazy_names(
-    package: str, homes: Mapping[str, str], moved: Mapping[str, str] | None = None, submodules: Collection[str] = ()
+    package: str, homes: Mapping[str, str], *, moved: Mapping[str, str] | None = None, submodules: Collection[str] = ()
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package or module.
 
@@ -22,7 +22,7 @@ def lazy_names(
             value = getattr(import_module(module), there or name)
             setattr(sys.modules[package], name, value)  # the next use costs nothing
             return value
-        if moved and name in moved:
+        if moved is not None and name in moved:
             message = f"{package}.{name} is deprecated: use {moved[name]}.{name}"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
             return getattr(import_module(moved[name]), name)

@@ -29,7 +29,7 @@ from torch import nn
 from torch.nn import functional
 
 import dataload
-from dataload.sources.tokens.reader import TokenSource
+from dataload.sources import TokenSource
 from dataload.streams import StreamSampler, reset_state
 from dataload.torch import to_tensors
 

@@ -25,6 +25,9 @@ PUBLIC = {
         PackedBatchSampler PoolShuffle Repeat Sequential Serving ShardSequential Subset Weighted order_report
         pool_size_for servings_of
     """,
+    "dataload.sources": """
+        ConcatSource FileSource Format Options ShardReader Source TokenSource Writer require_fields storage_of
+    """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
     "dataload.torch": """
         DataLoader DeviceLoader DistributedPlace JsonState SourceDataset check_ranks distributed_place to_pinned
@@ -58,7 +61,9 @@ ALSO_DOCUMENTED = ["dataload.testing", "dataload.types", *COMPAT]
 def test_the_reference_has_every_name(module):
     pages = "\n".join(page.read_text() for page in Path(__file__).parents[1].glob("docs/reference/*.md"))
     documented = set(re.findall(r"^(?:::: |`)(dataload[\w.]+)", pages, re.MULTILINE))
-    homes = {"dataload": [module, "dataload.streams"], "dataload.types": [module, "dataload"]}.get(module, [module])
+    homes = {"dataload": [module, "dataload.sources", "dataload.streams"], "dataload.types": [module, "dataload"]}.get(
+        module, [module]
+    )
     names = PUBLIC[module].split() if module in PUBLIC else importlib.import_module(module).__all__
     assert [name for name in names if not documented & {f"{home}.{name}" for home in homes}] == []
 

@@ -1,32 +1,20 @@
 """The application: all commands, and how errors become messages and exit codes."""
 
 import os
+import re
 import sys
 import traceback
 import warnings
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from dataload.cli.bench import bench_command
-from dataload.cli.cache import cache_app
-from dataload.cli.certify import certify_command
-from dataload.cli.convert import convert_command
-from dataload.cli.index import index_command
-from dataload.cli.inspect import inspect_command
-from dataload.cli.order import order_command
-from dataload.cli.output import as_typed, options_typed, print_error, print_json, print_warning
-from dataload.cli.plan import plan_command
-from dataload.cli.show import show_command
-from dataload.cli.stats import stats_command
-from dataload.cli.timeline import timeline_command
-from dataload.cli.trace import trace_command
-from dataload.cli.verify import verify_command
-from dataload.cli.version import version_line
-from dataload.config import json_schema
+from dataload.cli.output import as_typed, options_typed, print_error, print_warning
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceNotFoundError
 
 BAD_DATA = 1
@@ -35,9 +23,64 @@ INTERRUPTED = 130
 BROKEN_PIPE = 141
 _USAGE_ERRORS = (ConfigError, MissingDependencyError, SourceNotFoundError, TypeError)
 
+_HELPS = {
+    "inspect": "Show the fields, dtypes, shapes, size, shards and first record of a data set.",
+    "index": "Write index files for tar archives, or the manifest of a directory.",
+    "convert": "Convert a data set to another format, in shards, keeping the order of its records.",
+    "verify": "Read and decode every record, and report those that cannot be read.",
+    "stats": "Measure the fields of a data set: counts, shapes, lengths, ranges and labels.",
+    "order": "Show the order in which a config serves its records, and how well it mixes them.",
+    "show": "Show any batch of a run, or records of a data set, and where each record lies.",
+    "trace": "Show when a record was or will be served, or which records were served when the loss was high.",
+    "certify": "Write hashes of batches, or check that this machine, world size and release serve the same batches.",
+    "timeline": "Run a loader for some steps and show who worked, who waited, and what limits it.",
+    "plan": "Plan a job on many machines: downloads, cache and load, computed from the order without reading data.",
+    "bench": "Compare formats and loaders on your data or on made data, side by side in one run.",
+    "schema": "Print the JSON schema of a config, for editors that check and complete TOML or YAML.",
+    "cache": "Show, shrink and check the cache of data at URLs.",
+}
+"""The first line of each command's help, by the command's name, which is also that of its module."""
+
+
+class _Commands(Mapping[str, Any]):
+    """The commands by name. Looking one up imports its module; the names and `_HELPS` do without."""
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in _HELPS:
+            raise KeyError(name)
+        return _import_command(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_HELPS)
+
+    def __len__(self) -> int:
+        return len(_HELPS)
+
+
+@cache
+def _import_command(name: str) -> Any:
+    found = getattr(import_module(f"dataload.cli.{name}"), f"{name}_command")
+    if not isinstance(found, typer.Typer):
+        function, found = found, typer.Typer(rich_markup_mode=None, add_completion=False)
+        found.command(name)(function)
+    command = typer.main.get_command(found)
+    command.name = name
+    command.help = re.sub(r"(?m)^(?=Examples?:)", "\b\n", command.help or "")  # "\b" keeps the lines that follow
+    return command
+
 
 class _Group(TyperGroup):
     """A group whose commands all end with an exit code and, on failure, a one-line message."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.commands: Any = _Commands()
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the names and first lines of all commands, without importing them."""
+        del ctx
+        with formatter.section("Commands"):
+            formatter.write_dl(list(_HELPS.items()))
 
     def main(self, args: Sequence[str] | None = None, *rest: Any, **extra: Any) -> Any:
         arguments = list(sys.argv[1:] if args is None else args)
@@ -45,17 +88,20 @@ class _Group(TyperGroup):
             arguments.remove("--debug")
             arguments.insert(0, "--debug")
         extra["standalone_mode"] = False
+        options: frozenset[str] = frozenset()
         try:
-            with warnings.catch_warnings(), _current_directory_importable(), options_typed(self._options(arguments)):
+            with warnings.catch_warnings(), _current_directory_importable():
                 warnings.showwarning = _show_warning
-                code = super().main(arguments, *rest, **extra)
+                options = self._options(arguments)  # imports the command
+                with options_typed(options):
+                    code = super().main(arguments, *rest, **extra)
         except SystemExit as end:
             # With a closed pipe (`dataload inspect x | head`), typer and rich exit with 1.
             code = BROKEN_PIPE if isinstance(end.__context__, BrokenPipeError) else end.code
         except KeyboardInterrupt:
             code = INTERRUPTED
         except Exception as error:  # nothing is left to do but report it
-            with options_typed(self._options(arguments)):
+            with options_typed(options):
                 code = _report(error, debug="--debug" in arguments)
         sys.exit(code if isinstance(code, int) else 0)
 
@@ -93,7 +139,8 @@ def _report(error: Exception, *, debug: bool) -> int:
     render = getattr(error, "format_message", None)
     if callable(render):  # a usage error of typer: an unknown option, a missing argument
         context = getattr(error, "ctx", None)
-        if type(error).__name__ == "NoArgsIsHelpError":  # the help was all that was missing, and typer has printed it
+        if context is not None and type(error).__name__ == "NoArgsIsHelpError":
+            typer.echo(context.get_help(), err=True)
             return BAD_USAGE
         hint = f" (see {context.command_path} --help)" if context is not None else ""
         print_error(f"{render()}{hint}")
@@ -112,6 +159,7 @@ app: Any = typer.Typer(
     name="dataload",
     cls=_Group,
     no_args_is_help=True,
+    rich_markup_mode=None,  # rich takes 0.2 s to import
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -119,6 +167,8 @@ app: Any = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
+        from dataload.cli.version import version_line  # imports numpy
+
         typer.echo(version_line())
         raise typer.Exit
 
@@ -131,33 +181,6 @@ def options(
     debug: Annotated[bool, typer.Option("--debug", help="Print a traceback on errors.")] = False,
 ) -> None:
     """Inspect, verify and convert training data, and analyze how it is loaded."""
-
-
-def schema_command() -> None:
-    """Print the JSON schema of a config, for editors that check and complete TOML or YAML.
-
-    Example: dataload schema > dataload.schema.json
-    """
-    print_json(json_schema())
-
-
-for _command in (
-    inspect_command,
-    index_command,
-    convert_command,
-    verify_command,
-    stats_command,
-    order_command,
-    show_command,
-    trace_command,
-    certify_command,
-    timeline_command,
-    plan_command,
-    bench_command,
-    schema_command,
-):
-    app.command(_command.__name__.removesuffix("_command"))(_command)
-app.add_typer(cache_app, name="cache")
 
 
 def run(arguments: Sequence[str]) -> int:

@@ -27,12 +27,17 @@ CacheDirectory: TypeAlias = Annotated[
 
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
-cache_app: Any = typer.Typer(no_args_is_help=True, help="Show, shrink and check the cache of data at URLs.")
+cache_command: Any = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Show, shrink and check the cache of data at URLs.",
+)
 
 
-@cache_app.command("status")
+@cache_command.command("status")
 def status_command(cache: CacheDirectory = None, json: JsonFlag = False) -> None:
-    """Show how many shards the cache has, and which of them are being read."""
+    """Show the shards in the cache, and those being read."""
     root, shards = _open(cache)
     files = [(file, file.is_used()) for file in (shards.files() if shards is not None else [])]
     ages = [max(0.0, time.time() - file.used) for file, _ in files if not file.is_part]
@@ -59,7 +64,7 @@ def status_command(cache: CacheDirectory = None, json: JsonFlag = False) -> None
     print_line(_sum(facts["tables"], "table"))
 
 
-@cache_app.command("prune")
+@cache_command.command("prune")
 def prune_command(
     budget: Annotated[
         str | None, typer.Option(help="Keep the last used shards up to this size, such as 500GB. Default: none.")
@@ -67,7 +72,7 @@ def prune_command(
     everything: Annotated[bool, typer.Option("--all", help="Delete the tables of data sets too.")] = False,
     cache: CacheDirectory = None,
 ) -> None:
-    """Delete the shards that no process reads, and what killed downloads have left."""
+    """Delete shards that no process reads, and abandoned downloads."""
     if everything and budget is not None:
         raise ConfigError("--all keeps nothing: leave --budget out", key="budget")
     most = 0 if budget is None else parse_bytes("budget", budget)
@@ -84,7 +89,7 @@ def prune_command(
     print_line(f"{root}: {text}; {_sum(_count(left), 'file')} left, {sum(file.is_used() for file in left)} in use")
 
 
-@cache_app.command("verify")
+@cache_command.command("verify")
 def verify_command(
     paths: Annotated[
         list[str] | None, typer.Argument(help="URLs of data sets whose manifests have the SHA-256 of shards.")
@@ -97,7 +102,7 @@ def verify_command(
     cache: CacheDirectory = None,
     json: JsonFlag = False,
 ) -> None:
-    """Compare each shard with its length, and with a hash where one is known.
+    """Compare shards with their lengths and known hashes.
 
     The SHA-256 comes from the manifests of the data sets PATHS, the MD5 from the
     ETags of objects that were uploaded to S3 or GCS in one part. The exit code

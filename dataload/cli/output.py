@@ -1,4 +1,7 @@
-"""Output of the commands: rich text on a terminal, plain text without control characters in a pipe."""
+"""Output of the commands: rich text on a terminal, plain text without control characters in a pipe.
+
+rich is imported where something is printed: ``dataload --help`` does without it.
+"""
 
 import json
 import re
@@ -6,19 +9,14 @@ import shlex
 from collections.abc import Collection, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 import typer
-from rich.cells import cell_len
-from rich.color import Color
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.style import Style
-from rich.table import Table
-from rich.text import Text
 
 from dataload.errors import printable
-from dataload.sources.registry import built_in_formats
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _OPTIONS: ContextVar[Collection[str]] = ContextVar("options", default=())
 _KEYWORD = re.compile(
@@ -28,7 +26,9 @@ _LAST_COLUMN = 16  # characters, at least, on a terminal
 _PIPE_WIDTH = 10_000  # without a terminal, rich would wrap lines at 80 columns
 
 
-def _console(*, stderr: bool = False) -> Console:
+def _console(*, stderr: bool = False) -> "Console":
+    from rich.console import Console
+
     # Made anew each time: a console keeps its stream, but tests and callers replace the streams.
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
@@ -57,6 +57,8 @@ def as_typed(message: str, key: str | None = None) -> str:
     ``overwrite=True`` becomes ``--overwrite``, and options of formats become ``--option missing=skip``; so does the
     `key` of a `ConfigError` at the start of its message. A key of a config becomes ``--set source.missing=skip``.
     """
+    from dataload.sources.registry import built_in_formats
+
     options = _OPTIONS.get()
     option = f"--{key or ''}".replace("_", "-")
     if key and option in options and message.startswith((f"{key} is ", f"{key} must ")):
@@ -82,19 +84,21 @@ def as_typed(message: str, key: str | None = None) -> str:
     return _KEYWORD.sub(typed, message)
 
 
-def print_line(text: str = "", style: str = "") -> None:
-    """Print one line to stdout."""
-    _console().print(Text(_safe(text), style), soft_wrap=True)
+def print_line(text: str = "", style: str = "", *, stderr: bool = False) -> None:
+    """Print one line to stdout or stderr."""
+    from rich.text import Text
+
+    _console(stderr=stderr).print(Text(_safe(text), style), soft_wrap=True)
 
 
 def print_error(message: str) -> None:
     """Print ``error: message`` to stderr."""
-    _console(stderr=True).print(Text(f"error: {_safe(message)}", "red"), soft_wrap=True)
+    print_line(f"error: {message}", "red", stderr=True)
 
 
 def print_warning(message: str) -> None:
     """Print ``warning: message`` to stderr."""
-    _console(stderr=True).print(Text(f"warning: {_safe(message)}", "yellow"), soft_wrap=True)
+    print_line(f"warning: {message}", "yellow", stderr=True)
 
 
 def print_json(value: Any) -> None:
@@ -108,6 +112,10 @@ def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]]) -> 
 
     On a narrow terminal, the last column is folded. If there is no room for the others, the terminal breaks the lines.
     """
+    from rich.cells import cell_len
+    from rich.table import Table
+    from rich.text import Text
+
     if not columns:
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -136,6 +144,10 @@ def shows_images() -> bool:
 
 def print_image(pixels: Any) -> None:
     """Print an image, (height, width, 3) uint8: two rows of pixels in each line, as upper and lower half blocks."""
+    from rich.color import Color
+    from rich.style import Style
+    from rich.text import Text
+
     rows = pixels.tolist()
     for upper, lower in zip(rows[::2], [*rows[1::2], rows[-1]], strict=False):
         line = Text()
@@ -149,13 +161,15 @@ def count_of(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"
 
 
-class ProgressBar(Progress):
+class ProgressBar:
     """A transient progress bar on stderr; it shows nothing if stderr is not a terminal."""
 
     def __init__(self, description: str) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
         console = _console(stderr=True)
         # With redirection, rich would send stdout to its own console, which writes to stderr.
-        super().__init__(
+        self._progress = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
             MofNCompleteColumn(),
@@ -167,25 +181,29 @@ class ProgressBar(Progress):
             redirect_stdout=False,
             redirect_stderr=False,
         )
-        self._task = self.add_task(_safe(description), total=None, rate="")
+        self._task = self._progress.add_task(_safe(description), total=None, rate="")
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
 
     def __exit__(self, *error: Any) -> None:
-        super().__exit__(*error)
+        self._progress.stop()
         if isinstance(error[1], KeyboardInterrupt):  # typer drops it
             for note in getattr(error[1], "__notes__", ()):
                 print_error(f"interrupted; {as_typed(note)}")
 
     def __call__(self, done: int, total: int | None) -> None:
         """Show that `done` of `total` units are done, or of an unknown number."""
-        speed = self.tasks[0].speed
+        speed = self._progress.tasks[0].speed
         rate = f"{speed:,.0f}/s" if speed else ""
-        self.update(self._task, completed=done, total=total, rate=rate)
+        self._progress.update(self._task, completed=done, total=total, rate=rate)
 
     @contextmanager
     def hidden(self) -> Generator[None]:
         """Hide the bar while something else is printed."""
-        self.stop()
+        self._progress.stop()
         try:
             yield
         finally:
-            self.start()
+            self._progress.start()

@@ -80,7 +80,7 @@ def show_command(
     decode: Decode = None,
     option: Options = None,
 ) -> None:
-    """Show any batch of a run, or records of a data set: values, images, sound, text, and where each record lies.
+    """Show any batch of a run, or records of a data set, and where each record lies.
 
     The order is a function, so a batch of any past step is made again, bit for bit.
 

@@ -334,7 +334,8 @@ def _format_of(path: str, known: Sequence[Format], remote: Remote | None) -> For
     found = detect(head, known)
     if found is not None:
         return next(
-            (other for other in variants_of(found) if other.is_variant and other.is_variant(data, remote)), found
+            (other for other in variants_of(found) if other.is_variant and other.load(other.is_variant)(data, remote)),
+            found,
         )
     if by_name is not None:
         return by_name  # its reader explains best what is wrong

@@ -42,7 +42,8 @@ class Format:
         writer_options: Class of the writer's options.
         suffixes: Suffixes of file names, such as ``".tar"``.
         magic: The bytes that every file begins with, or a function that returns whether the first `HEAD_BYTES` bytes
-            of a file are in this format; None if the content does not tell.
+            of a file are in this format; None if the content does not tell. This function and the three below may be
+            given as ``"module:function"``, which is imported when it is called.
         variant_of: Name of the more general format that has the same magic and suffixes, such as ``"lmdb"`` for
             TorchRecord.
         is_variant: Returns, for a path and the `Remote` or None, whether the file, which is in the format `variant_of`,
@@ -74,13 +75,13 @@ class Format:
     reader_options: type[Options] = Options
     writer_options: type[Options] = Options
     suffixes: tuple[str, ...] = ()
-    magic: bytes | Callable[[bytes], bool] | None = None
+    magic: bytes | str | Callable[[bytes], bool] | None = None
     variant_of: str | None = None
-    is_variant: Callable[..., bool] | None = None
+    is_variant: str | Callable[..., bool] | None = None
     lies_beside: bool = False
     directory_file: str | None = None
-    is_data_set_without_shards: Callable[[str], bool] | None = None
-    split_selection: Callable[[str], str] | None = None
+    is_data_set_without_shards: str | Callable[[str], bool] | None = None
+    split_selection: str | Callable[[str], str] | None = None
     parse_argument: Callable[[Any], Any] | None = None
     extra: str | None = None
     content: Content = "fields"
@@ -113,13 +114,13 @@ class Format:
 
     def matches(self, head: bytes) -> bool:
         """Return whether a file that begins with `head`, up to `HEAD_BYTES` bytes, is in this format."""
-        if callable(self.magic):
-            return self.magic(head)
-        return self.magic is not None and head.startswith(self.magic)
+        if self.magic is None or isinstance(self.magic, bytes):
+            return self.magic is not None and head.startswith(self.magic)
+        return bool(self.load(self.magic)(head))
 
     def file(self, path: str) -> str:
         """Return the file or directory that `path` names, without a selection of its records."""
-        return path if self.split_selection is None else self.split_selection(path)
+        return path if self.split_selection is None else self.load(self.split_selection)(path)
 
     def is_data_set(self, directory: str, remote: Remote | None = None) -> bool:
         """Return whether a directory is a single data set of this format."""
@@ -148,12 +149,12 @@ class Format:
         given = dict(options or {})
         self.reader_options.parse(given, f"format {self.name!r}")
         selected = {} if fields is None else {"fields": fields}
-        source: Source[Any] = self._load(self.source)(argument, **selected, **given)
+        source: Source[Any] = self.load(self.source)(argument, **selected, **given)
         return source
 
     def find_index(self, path: str) -> str | None:
         """Return where the writer may write an index of the file at `path`; None if it writes none."""
-        return None if self.index_path is None else self._load(self.index_path)(path)
+        return None if self.index_path is None else self.load(self.index_path)(path)
 
     def find_recorded(self, paths: Iterable[str], remote: Remote | None = None) -> Mapping[str, Any]:
         """Return the reader options that our writer recorded in the first of the files that is not empty."""
@@ -161,7 +162,7 @@ class Format:
         if self.recorded_options is not None:
             with suppress(SourceError):  # opening the file says what is wrong with it
                 for path in paths:
-                    found = self._load(self.recorded_options)(self.file(path), remote)
+                    found = self.load(self.recorded_options)(self.file(path), remote)
                     if found is not None:
                         break
         return found or {}
@@ -179,13 +180,13 @@ class Format:
             raise ConfigError(f"format {self.name!r} is read-only", key="format", value=self.name)
         given = dict(options or {})
         self.writer_options.parse(given, f"the writer of format {self.name!r}")
-        writer: Writer = self._load(self.writer)(path, overwrite=overwrite, **given)
+        writer: Writer = self.load(self.writer)(path, overwrite=overwrite, **given)
         return writer
 
     def write_index(self, *arguments: Any, **options: Any) -> Any:
         """Call the function that `index_writer` names."""
         assert self.index_writer is not None, "callers look for a format with an index"
-        return self._load(self.index_writer)(*arguments, **options)
+        return self.load(self.index_writer)(*arguments, **options)
 
     def require(self, module: str, *, package: str | None = None) -> Any:
         """Import a module that the format needs and return it.
@@ -199,7 +200,10 @@ class Format:
         """
         return load_optional(module, needed_by=f"format {self.name!r}", extra=self.extra, package=package)
 
-    def _load(self, reference: str) -> Any:
+    def load(self, reference: str | Callable[..., Any]) -> Any:
+        """Return what ``"module:name"`` names; a function stays as it is."""
+        if not isinstance(reference, str):
+            return reference
         module, _, attribute = reference.partition(":")
         try:
             return getattr(import_module(module), attribute)

@@ -157,7 +157,7 @@ def by_content(path: str) -> Format | None:
     if is_url(path) or not storage_of(path).is_directory(path):
         return None
     ways = ((entry, entry.is_data_set_without_shards) for entry in built_in_formats())
-    return next((entry for entry, tells in ways if tells is not None and tells(path)), None)
+    return next((entry for entry, tells in ways if tells is not None and entry.load(tells)(path)), None)
 
 
 def family_of(entry: Format) -> str:

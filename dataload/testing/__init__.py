@@ -8,8 +8,9 @@ Names are imported on first use, because pytest loads this package at start-up f
 `check_source` needs neither pytest nor hypothesis.
 """
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from dataload._util.lazy import lazy_names
 
 if TYPE_CHECKING:
     from dataload.testing.cases import CheckResult
@@ -19,15 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["CheckResult", "SourceSuite", "SourceTraits", "check_source"]
 
-_MODULES = {
+_HOMES = {
     "CheckResult": "dataload.testing.cases",
     "SourceSuite": "dataload.testing.suite",
     "SourceTraits": "dataload.testing.traits",
     "check_source": "dataload.testing.verify",
 }
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return getattr(importlib.import_module(_MODULES[name]), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # so that type checkers report names that do not exist
+    __getattr__, __dir__ = lazy_names(__name__, _HOMES)

@@ -20,7 +20,7 @@ from command_line import assert_plain, facts, fail, ok, run
 
 import dataload
 from dataload.__main__ import main
-from dataload.cli.app import app
+from dataload.cli.app import _HELPS, app
 from dataload.cli.output import ProgressBar
 from dataload.config import json_schema
 from dataload.storage.core import core_name
@@ -67,6 +67,8 @@ def test_help_is_there_for_every_command():
     for command in typer.main.get_command(app).commands:
         assert command in text
         assert "Usage:" in ok(command, "--help")
+    commands = typer.main.get_command(app).commands
+    assert {name: command.help.splitlines()[0] for name, command in commands.items()} == _HELPS
     assert json.loads(ok("schema")) == json_schema()
 
 

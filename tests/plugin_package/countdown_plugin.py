@@ -13,11 +13,7 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.sources.files import FileSource, ShardReader
-from dataload.sources.format import Format
-from dataload.sources.options import Options
-from dataload.sources.writer import Writer, require_fields
-from dataload.storage import storage_of
+from dataload.sources import FileSource, Format, Options, ShardReader, Writer, require_fields, storage_of
 from dataload.types import FieldSpec, Int64Array
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from dataload._util.per_process import first_process
 from dataload.errors import ConfigError
-from dataload.sources.array_record.layout import SIGNATURE, parse_selection
 from dataload.sources.format import Format
 from dataload.sources.options import CodecOptions, CodecReadOptions, ReadOptions
 
@@ -56,8 +55,8 @@ ARRAY_RECORD = Format(
     writer_options=ArrayRecordWriterOptions,
     suffixes=(".array_record", ".arrayrecord"),
     # Every Riegeli file begins with these bytes, even if it is not an ArrayRecord.
-    magic=SIGNATURE[:8],
-    split_selection=lambda path: parse_selection(path).path,
+    magic=b"\x83\xaf\x70\xd1\x0d\x88\x4a\x3f",
+    split_selection="dataload.sources.array_record.layout:file_of",
     extra="arrayrecord",
     content="bytes",
     recorded_options="dataload.sources.array_record.recorded:find_recorded",

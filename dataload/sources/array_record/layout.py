@@ -44,6 +44,11 @@ def parse_selection(path: str) -> Selection:
     return Selection(match[1], start, stop)
 
 
+def file_of(path: str) -> str:
+    """Return the file of ``"path[start:stop]"``."""
+    return parse_selection(path).path
+
+
 def check_head(head: bytes, size: int, path: str) -> None:
     """Check the first 64 bytes of a file of `size` bytes; `head` is shorter if the file is."""
     if not head:

@@ -21,6 +21,7 @@ from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
     SIGNATURE,
     check_head,
+    file_of,
     footer_offset,
     group_size,
     parse_selection,
@@ -119,7 +120,7 @@ class ArrayRecordSource(FileSource[Any]):
         return bool(self._groups(self._readers()))
 
     def _data_file(self, path: str) -> str:
-        return parse_selection(path).path
+        return file_of(path)
 
 
 class _ArrayRecordFile(ShardReader[Any]):

@@ -5,7 +5,6 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from dataload._util.checks import check_count
-from dataload.sources.arrow.ipc import FILE_MAGIC, STREAM_MAGIC
 from dataload.sources.decoded import CACHED_BYTES
 from dataload.sources.format import Format
 from dataload.sources.options import FileOptions, ReadOptions
@@ -106,11 +105,6 @@ class ParquetWriterOptions(TableWriterOptions):
     compression: str | None = "zstd"
 
 
-def _is_arrow(head: bytes) -> bool:
-    """Return whether a file begins as an Arrow file, or as a stream: with a message of less than 256 MB."""
-    return head.startswith(FILE_MAGIC + b"\0\0") or (head[:4] == STREAM_MAGIC and head[7:8] in (b"\0", b"\x01"))
-
-
 def _is_state(head: bytes) -> bool:
     return head[:1] == b"{" and b'"_data_files"' in head
 
@@ -133,7 +127,7 @@ ARROW = Format(
     reader_options=ArrowOptions,
     writer_options=TableWriterOptions,
     suffixes=(".arrow", ".feather"),
-    magic=_is_arrow,
+    magic="dataload.sources.arrow.ipc:is_arrow",
     extra="arrow",
 )
 

@@ -60,6 +60,11 @@ class Layout(NamedTuple):
     batches: Sequence[Message]
 
 
+def is_arrow(head: bytes) -> bool:
+    """Return whether a file begins as an Arrow file, or as a stream: with a message of less than 256 MB."""
+    return head.startswith(FILE_MAGIC + b"\0\0") or (head[:4] == STREAM_MAGIC and head[7:8] in (b"\0", b"\x01"))
+
+
 def parse_layout(read: Read, size: int, path: str) -> Layout:
     """Return the layout of a file or stream of `size` bytes."""
     if not read(0, len(FILE_MAGIC)).startswith(FILE_MAGIC):

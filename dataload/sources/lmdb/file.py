@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from dataload.errors import CorruptFileError, SourceNotFoundError, UnsupportedFormatError
+from dataload.sources.lmdb.format import DATA_FILE
 from dataload.sources.recorded import MOST_BYTES, parse_recorded
 from dataload.storage import RecordFile, Remote, absolute, join, storage_of
-
-DATA_FILE = "data.mdb"
 
 RECORDED_OFFSET = 512
 """Where in the file reader options are recorded: in the first page, of which LMDB writes only the begin."""

@@ -6,9 +6,9 @@ from typing import Any
 
 from dataload._util.checks import check_count
 from dataload.sources.format import Format
-from dataload.sources.lmdb.file import DATA_FILE, is_lmdb
-from dataload.sources.lmdb.snapshot import is_torchrecord
 from dataload.sources.options import CodecOptions, CodecReadOptions, FileOptions, ReadOptions
+
+DATA_FILE = "data.mdb"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ LMDB = Format(
     reader_options=LMDBOptions,
     writer_options=LMDBWriterOptions,
     suffixes=(".lmdb", ".mdb"),
-    magic=is_lmdb,
+    magic="dataload.sources.lmdb.file:is_lmdb",
     directory_file=DATA_FILE,
     extra="lmdb",
     content="bytes",
@@ -105,7 +105,7 @@ TORCHRECORD = Format(
     writer_options=TorchRecordWriterOptions,
     suffixes=(".torchrecord",),
     variant_of="lmdb",
-    is_variant=is_torchrecord,
+    is_variant="dataload.sources.lmdb.snapshot:is_torchrecord",
     directory_file=DATA_FILE,
     extra="lmdb",
     verify_options={"verify_pages": True},

@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar
 
-from dataload.sources.lmdb.file import DATA_FILE, RECORDED_OFFSET
-from dataload.sources.lmdb.format import LMDB, LMDBWriterOptions
+from dataload.sources.lmdb.file import RECORDED_OFFSET
+from dataload.sources.lmdb.format import DATA_FILE, LMDB, LMDBWriterOptions
 from dataload.sources.lmdb.write_environment import NewEnvironment, check_value, values_fit
 from dataload.sources.recorded import build_recorded
 from dataload.sources.writer import Writer, choose_codec, codec_name, encode_bytes

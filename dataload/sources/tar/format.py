@@ -7,13 +7,13 @@ from typing import Any, Literal, TypeAlias
 
 from dataload.sources.format import Format
 from dataload.sources.options import FileOptions, ReadOptions
-from dataload.sources.tar.header import OnDamage, is_tar
 
 KEY = "__key__"
 """The field with the common path of a sample's files."""
 
 Decode: TypeAlias = Literal["auto", "written"] | Mapping[str, str | Callable[[bytes], Any]]
 Missing: TypeAlias = Literal["error", "skip", "empty"]
+OnDamage: TypeAlias = Literal["error", "stop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +79,7 @@ TAR = Format(
     reader_options=TarOptions,
     writer_options=TarWriterOptions,
     suffixes=(".tar",),
-    magic=is_tar,
+    magic="dataload.sources.tar.header:is_tar",
     appends=True,
     key_field=KEY,
     index_path="dataload.sources.tar.index:index_path",

@@ -10,15 +10,15 @@ Names are bytes throughout, because the format does not define their encoding.
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from typing import Literal, NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from dataload.errors import CorruptFileError, UnsupportedFormatError
+from dataload.sources.tar.format import OnDamage
 
 BLOCK = 512
 END = bytes(2 * BLOCK)
 """The end-of-archive marker."""
 
-OnDamage: TypeAlias = Literal["error", "stop"]
 
 GREATEST_SIZE = 8**11 - 1
 """Largest size that fits in the 11 octal digits of a header; larger ones need a PAX record."""

@@ -9,11 +9,11 @@ import numpy as np
 
 from dataload.errors import CorruptFileError
 from dataload.sources.recorded import parse_recorded
+from dataload.sources.tar.format import OnDamage
 from dataload.sources.tar.header import (
     BLOCK,
     GREATEST_SIZE,
     REGULAR,
-    OnDamage,
     padded,
     parse_comment,
     parse_header,

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 from dataload.sources.format import Format
 from dataload.sources.options import CodecOptions, CodecReadOptions
-from dataload.sources.tfrecord.records import is_tfrecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +43,7 @@ TFRECORD = Format(
     appends=True,
     writer_options=TFRecordWriterOptions,
     suffixes=(".tfrecord", ".tfrecords"),
-    magic=is_tfrecord,
+    magic="dataload.sources.tfrecord.records:is_tfrecord",
     extra="tfrecord",
     content="bytes",
     default_codec="example",

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.codecs.npy import parse_npy
+from dataload.codecs.npy import npy_layout, parse_npy
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.storage import Remote, base_name, storage_of
 from dataload.types import Int64Array
@@ -36,6 +36,15 @@ _DTYPES = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16
 
 INDEX_DTYPES = tuple(_DTYPES.values())
 """The dtypes of tokens that an index can name."""
+
+
+def holds_tokens(head: bytes) -> bool:
+    """Return whether a file begins as a .npy file of integers in one dimension."""
+    try:
+        layout = npy_layout(head)
+    except CorruptFileError:
+        return False
+    return len(layout.shape) == 1 and layout.dtype.kind in "iu"
 
 
 @dataclass(frozen=True, slots=True)

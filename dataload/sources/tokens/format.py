@@ -9,11 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload._util.checks import check_choice, check_count
-from dataload.codecs.npy import npy_layout
-from dataload.errors import ConfigError, CorruptFileError
+from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.sources.options import FileOptions, ReadOptions
-from dataload.sources.tokens.documents import INDEX_DTYPES
 from dataload.types import Array
 
 DocumentEnd: TypeAlias = Literal["across", "drop", "pad"]
@@ -123,15 +121,6 @@ def _integer_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return found
 
 
-def _holds_tokens(head: bytes) -> bool:
-    """Return whether a file begins as a .npy file of integers in one dimension."""
-    try:
-        layout = npy_layout(head)
-    except CorruptFileError:
-        return False
-    return len(layout.shape) == 1 and layout.dtype.kind in "iu"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenWriterOptions(FileOptions):
     """Options for writing flat token files.
@@ -147,6 +136,8 @@ class TokenWriterOptions(FileOptions):
     field: str = "tokens"
 
     def __post_init__(self) -> None:
+        from dataload.sources.tokens.documents import INDEX_DTYPES  # a parser
+
         FileOptions.__post_init__(self)
         check_choice("dtype", _integer_dtype(self.dtype).name, INDEX_DTYPES)
         if self.end_token is not None:
@@ -166,5 +157,5 @@ TOKENS = Format(
     reader_options=TokenOptions,
     writer_options=TokenWriterOptions,
     # No suffixes, because .npy and .bin mean many things, and lie beside the shards of other formats.
-    magic=_holds_tokens,
+    magic="dataload.sources.tokens.documents:holds_tokens",
 )

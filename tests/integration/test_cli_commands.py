@@ -12,6 +12,7 @@ import pytest
 import typer
 from command_line import run
 from rich.console import Console
+from typer.testing import CliRunner
 
 import dataload
 import dataload.__main__

@@ -87,7 +87,7 @@ def loader(task):
 
     import dataload
     import dataload.sources.syrah.reader
-    import dataload.storage.remote.storage
+    import dataload.storage.remote.backend
 
     remote = {"connections": task["connections"], **task.get("remote", {})}
     by_range = _count_rows_by_range()

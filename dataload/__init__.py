@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from dataload._util.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dataload._util.decoding import decoding
+    from dataload._util.clock import decoding
     from dataload.analysis.live import live_view
     from dataload.analysis.timeline import record_timeline
     from dataload.api import from_config
@@ -36,13 +36,11 @@ if TYPE_CHECKING:
     )
     from dataload.loader.loader import Loader
     from dataload.loader.statistics import Statistics
-    from dataload.sources.concat import ConcatSource
-    from dataload.sources.memory import MemorySource
-    from dataload.sources.mix import concat, mix
-    from dataload.sources.range import RangeSource
-    from dataload.sources.sequences import record_lengths, sequence_lengths
+    from dataload.sources.memory import MemorySource, RangeSource
     from dataload.sources.tokens.reader import TokenSource
-    from dataload.sources.windows import windows
+    from dataload.sources.views.concat import ConcatSource, concat, mix
+    from dataload.sources.views.sequences import record_lengths, sequence_lengths
+    from dataload.sources.views.windows import windows
     from dataload.storage import RemoteOptions
     from dataload.streams import MultiStreamLoader, StreamContext
     from dataload.transforms import DROP, SampleContext
@@ -117,7 +115,7 @@ _HOMES = {
     "Codec": "dataload.types",
     "Collate": "dataload.collate",
     "ColumnReader": "dataload.types",
-    "ConcatSource": "dataload.sources.concat",
+    "ConcatSource": "dataload.sources.views.concat",
     "ConfigError": "dataload.errors",
     "CorruptFileError": "dataload.errors",
     "DataloadError": "dataload.errors",
@@ -130,7 +128,7 @@ _HOMES = {
     "Pack": "dataload.collate",
     "Ragged": "dataload.collate",
     "RandomAccessSource": "dataload.types",
-    "RangeSource": "dataload.sources.range",
+    "RangeSource": "dataload.sources.memory",
     "RecordWriter": "dataload.types",
     "RemoteOptions": "dataload.storage",
     "SampleContext": "dataload.transforms",
@@ -145,18 +143,18 @@ _HOMES = {
     "TokenSource": "dataload.sources.tokens.reader",
     "UnsupportedFormatError": "dataload.errors",
     "WorkerError": "dataload.errors",
-    "concat": "dataload.sources.mix",
+    "concat": "dataload.sources.views.concat",
     "create": "dataload.convert.sharded",
-    "decoding": "dataload._util.decoding",
+    "decoding": "dataload._util.clock",
     "default_collate": "dataload.collate",
     "from_config": "dataload.api",
     "live_view": "dataload.analysis.live",
-    "mix": "dataload.sources.mix",
+    "mix": "dataload.sources.views.concat",
     "open": "dataload.api:open_source",
-    "record_lengths": "dataload.sources.sequences",
+    "record_lengths": "dataload.sources.views.sequences",
     "record_timeline": "dataload.analysis.timeline",
-    "sequence_lengths": "dataload.sources.sequences",
-    "windows": "dataload.sources.windows",
+    "sequence_lengths": "dataload.sources.views.sequences",
+    "windows": "dataload.sources.views.windows",
 }
 
 _SUBMODULES = (

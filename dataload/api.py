@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
-from dataload.sources.classes import common_classes
-from dataload.sources.files import FileSource
-from dataload.sources.find import FoundShards, find_shards, split_format
+from dataload.sources.discover import DataSetFiles, find_shards, split_format
+from dataload.sources.fields import common_classes
+from dataload.sources.file_source import FileSource
 from dataload.storage import Remote, is_url
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def open_source(
 
 
 def open_found(
-    found: FoundShards, remote: Remote, fields: Sequence[str] | None, options: Mapping[str, Any]
+    found: DataSetFiles, remote: Remote, fields: Sequence[str] | None, options: Mapping[str, Any]
 ) -> Source[Any]:
     """Open the shards that `find_shards` has found with `remote`."""
     if any(map(is_url, found.files)) and "remote" in found.format.reader_options.names():

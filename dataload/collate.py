@@ -7,10 +7,9 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
-from dataload._util import padding
-from dataload._util.buffers import pooled_empty
-from dataload._util.checks import setting_error
-from dataload._util.stacking import stack_alike
+from dataload._util import arrays as padding
+from dataload._util.arrays import pooled_empty, stack_alike
+from dataload._util.settings import setting_error
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch, BytesColumn, Int64Array
 

@@ -9,8 +9,8 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from dataload._util.checks import check_call
 from dataload._util.randomness import generator
+from dataload._util.settings import check_call
 from dataload.errors import ConfigError
 from dataload.types import Transform
 

@@ -11,14 +11,13 @@ import pytest
 from line_source import LineBackend, LineSource
 from wrong_sources import FAULTS, LeaksDescriptors  # tests/support
 
-from dataload.sources.memory import MemorySource
-from dataload.sources.range import RangeSource
+from dataload.sources.memory import MemorySource, RangeSource
 from dataload.sources.registry import format_names, get_format
 from dataload.testing import SourceSuite, SourceTraits, check_source, child
 from dataload.testing.cases import run_check
 from dataload.testing.checks import CHECKS
 from dataload.testing.child import Reading, read_in_fork, read_in_new_process
-from dataload.testing.expect import NotApplicable
+from dataload.testing.traits import NotApplicable
 
 CHECK_BY_NAME = {check.name: check for check in CHECKS}
 
@@ -184,7 +183,7 @@ def test_check_source_needs_neither_pytest_nor_hypothesis():
     program = (
         "import sys; import dataload.testing.plugin; assert not {'pytest', 'hypothesis'} & set(sys.modules)\n"
         "from dataload.testing import check_source\n"
-        "from dataload.sources.range import RangeSource\n"
+        "from dataload.sources.memory import RangeSource\n"
         "results = check_source(RangeSource(100))\n"
         "assert not [r for r in results if r.status == 'failed'], results\n"
         "assert not {'pytest', 'hypothesis'} & set(sys.modules)"

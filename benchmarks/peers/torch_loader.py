@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 
 from benchmarks.peers.field import Field, expand_files, load, tensor_columns, worker_options
+from dataload._util.caches import PerProcess
 from dataload._util.indexing import even_split
-from dataload._util.per_process import PerProcess
 from dataload.bench.readings import generators, stack_rows
 from dataload.bench.task import Reading, Task
 from dataload.sources.base import Source

@@ -15,12 +15,12 @@ import numpy as np
 
 from dataload._util.fingerprint import fingerprint, identify, shows_address
 from dataload._util.randomness import ORDER_VERSION
-from dataload.analysis.rows import as_array, count_rows, planned_rows, row_of
+from dataload.analysis.shown import as_array, count_rows, planned_rows, row_of
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.loader.state import is_count
 from dataload.samplers import BatchPlan
-from dataload.sources.location import locate
+from dataload.sources.shards import locate
 
 _ROW_BYTES = 4  # enough to find the row that differs; that one does is known from the hash of the step
 

@@ -2,15 +2,202 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
 
-from dataload.analysis.job import Job, Touches, steps_of, touches
 from dataload.errors import ConfigError
-from dataload.storage.remote.choice import Choice, choose, measure, sharers_of
-from dataload.types import Int64Array
+from dataload.loader.pipeline import steps_ahead
+from dataload.loader.state import Cursor, EpochPlanners
+from dataload.samplers import (
+    BatchPlanner,
+    BatchSampler,
+    GlobalShuffle,
+    Lanes,
+    PoolShuffle,
+    Repeat,
+    Sequential,
+    ShardSequential,
+)
+from dataload.storage.remote.prefetch.choice import Choice, choose, measure, sharers_of
+from dataload.types import Int64Array, Sampler, StepsAhead
+
+MOST_ROWS = 1 << 21
+"""Records of an epoch up to which all are walked. Of more, every so manieth stands for its neighbours."""
+
+_FEWEST_PER_SHARD = 8  # records that are walked, so that nearly every rank that reads a shard is seen to do so
+_MOST_STEPS = 5000  # of a thinned epoch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """A training job: an order dealt to ranks, and the shards that hold its records.
+
+    A thinned job has fewer records: each stands for several neighbours, and a node perhaps for all. At the level of
+    shards it is like the job itself.
+
+    Attributes:
+        planner: The batches, of any rank.
+        ends: (shards,) int64, cumulative number of records.
+        sizes: (shards,) int64, bytes.
+        ranks_per_node: Ranks on a node; rank r is on node ``r // ranks_per_node``.
+        records_per_row: Records of a node that each row stands for.
+        nodes_per_node: Nodes that each node stands for.
+    """
+
+    planner: BatchPlanner
+    ends: Int64Array
+    sizes: Int64Array
+    ranks_per_node: int
+    records_per_row: float = 1
+    nodes_per_node: int = 1
+
+    @property
+    def nodes(self) -> int:
+        """Number of nodes."""
+        return self.planner.world_size // self.ranks_per_node
+
+    @property
+    def is_apart(self) -> bool:
+        """True if ranks read different shards, because each has its own lanes."""
+        return isinstance(self.planner, BatchSampler) and isinstance(self.planner.sampler, Lanes)
+
+    @property
+    def record_bytes(self) -> float:
+        """Mean bytes of a record."""
+        return float(self.sizes.sum()) / max(1, int(self.ends[-1]))
+
+    def ranks(self, nodes: Iterable[int]) -> list[int]:
+        """Return the ranks on some nodes."""
+        return [node * self.ranks_per_node + rank for node in nodes for rank in range(self.ranks_per_node)]
+
+    def thinned(self, nodes: int, most_rows: int = MOST_ROWS) -> Cluster:
+        """Return a job of which `nodes` nodes read at most about `most_rows` records in an epoch.
+
+        If lanes keep the ranks apart, it has the same ranks. Otherwise all nodes read alike, and it has one node.
+
+        Raises:
+            ConfigError: The job is too large, and its order cannot be thinned.
+        """
+        planner, items = self.planner, self.planner.items(0)
+        apart = self.is_apart
+        if items * (nodes / self.nodes if apart else 1) <= most_rows:
+            return self
+        if not isinstance(planner, BatchSampler):
+            raise _too_large(planner, items, most_rows)
+        factor = math.ceil(items * nodes / self.nodes / most_rows)
+        ranks, each = planner.world_size, self
+        if not apart:
+            # As few records of a shard as one node reads, or nobody would be seen to read them all.
+            factor, ranks = max(self.nodes, math.ceil(items / most_rows)), self.ranks_per_node
+            each = replace(self, nodes_per_node=self.nodes)
+        factor = max(1, min(factor, int(self.ends[-1]) // (_FEWEST_PER_SHARD * len(self.ends)) or 1))
+        factor = max(factor, 1 if apart else self.nodes)
+        sampler = _thin(planner.sampler, factor, most_rows)
+        rows = max(1, round(planner.global_batch_size / ranks / factor), -(-len(sampler) // (ranks * _MOST_STEPS)))
+        thin = BatchSampler(sampler=sampler, batch_size=rows, world_size=ranks, rank=0, tail=planner.tail)
+        return replace(
+            each,
+            planner=thin,
+            ends=self.ends // factor,
+            records_per_row=factor * (1 if apart else 1 / self.nodes),
+        )
+
+
+def _thin(sampler: Sampler, factor: int, most_rows: int) -> Sampler:
+    """Return an order in which every record stands for `factor` neighbours; shards keep their places in it."""
+    if isinstance(sampler, Sequential):
+        return Sequential(len(sampler) // factor)
+    if isinstance(sampler, GlobalShuffle) and sampler.parent is None:
+        return GlobalShuffle(len(sampler) // factor, sampler.seed)
+    if isinstance(sampler, ShardSequential):
+        ends = np.cumsum(sampler.shard_lengths) // factor
+        return ShardSequential(tuple(np.diff(ends, prepend=0).tolist()), sampler.seed)
+    if isinstance(sampler, PoolShuffle):
+        parent = _thin(sampler.parent, factor, most_rows)
+        return PoolShuffle(parent, max(1, round(sampler.pool_size / factor)), sampler.seed)
+    if isinstance(sampler, Lanes):
+        pool = None if sampler.pool_size is None else max(1, round(sampler.pool_size / factor))
+        return Lanes(_thin(sampler.parent, factor, most_rows), sampler.lanes, pool, sampler.seed)
+    if isinstance(sampler, Repeat):
+        return Repeat(_thin(sampler.parent, factor, most_rows), sampler.times)
+    raise _too_large(sampler, len(sampler), most_rows)
+
+
+def _too_large(order: Any, items: int, most_rows: int) -> ConfigError:
+    return ConfigError(
+        f"an epoch of {items:,} items is too long to walk (up to {most_rows:,}), and {type(order).__name__} cannot be "
+        "thinned: plan a part of the data, or an order made of Sequential, GlobalShuffle, ShardSequential, "
+        "PoolShuffle, Lanes and Repeat",
+        key="sampler",
+        value=order,
+    )
+
+
+def steps_of(job: Cluster, ranks: Sequence[int], epoch: int, most_steps: int | None = None) -> list[StepsAhead]:
+    """Return what each rank reads in an epoch, or in its first steps."""
+    planner = job.planner
+    steps = planner.steps(epoch)
+    shown = steps if most_steps is None else min(steps, most_steps)
+    if not isinstance(planner, BatchSampler):
+        return [
+            _join(steps_ahead(EpochPlanners(planner.with_ranks(rank=rank)), Cursor(epoch, 0), epoch + 1), shown)
+            for rank in ranks
+        ]
+    # Together, because a pool is run for all of them.
+    rows = planner.with_ranks(rank=0).deal(range(shown), epoch=epoch)[0] + np.array(ranks)[:, None, None]
+    length = len(planner.sampler)
+    inside = rows < (rows.max(initial=0) + 1 if planner.tail == "pad" else length)
+    rows = np.minimum(rows, length - 1)
+    indices = planner.sampler.indices(rows[inside], epoch=epoch)
+    counts = inside.sum(axis=2)  # (ranks, steps)
+    parts = np.split(indices, np.cumsum(counts.sum(axis=1))[:-1])
+    return [StepsAhead(epoch, part, np.cumsum(count), steps) for part, count in zip(parts, counts, strict=True)]
+
+
+def _join(blocks: Iterable[StepsAhead], steps: int) -> StepsAhead:
+    found = list(blocks)
+    counts = np.concatenate([np.diff(block.ends, prepend=0) for block in found])[:steps]
+    indices = np.concatenate([block.indices for block in found])[: int(counts.sum())]
+    return StepsAhead(found[0].epoch, indices, np.cumsum(counts), found[0].epoch_steps)
+
+
+@dataclass(frozen=True, slots=True)
+class Touches:
+    """The shards that nodes read in an epoch, (touches,) int64 each, by node and shard.
+
+    Attributes:
+        node: The node.
+        shard: The shard.
+        first: The first step that reads it.
+        last: The last one.
+        rows: Records.
+    """
+
+    node: Int64Array
+    shard: Int64Array
+    first: Int64Array
+    last: Int64Array
+    rows: Int64Array
+
+
+def touches(job: Cluster, nodes: Sequence[int], epoch: int, most_steps: int | None = None) -> Touches:
+    """Return the shards that some nodes read in an epoch, or in its first steps."""
+    ranks, shards = job.ranks(nodes), len(job.ends)
+    found = steps_of(job, ranks, epoch, most_steps)
+    node = np.repeat(np.array(ranks) // job.ranks_per_node, [len(each.indices) for each in found])
+    step = np.concatenate([np.repeat(np.arange(len(each.ends)), np.diff(each.ends, prepend=0)) for each in found])
+    shard = np.searchsorted(job.ends, np.concatenate([each.indices for each in found]), side="right")
+    keys = node * shards + shard
+    order = np.lexsort((step, keys))
+    keys, step = keys[order], step[order]
+    starts = np.flatnonzero(np.diff(keys, prepend=-1))
+    stops = np.append(starts[1:], len(keys))
+    return Touches(keys[starts] // shards, keys[starts] % shards, step[starts], step[stops - 1], stops - starts)
+
 
 BINS = 100
 """Parts of an epoch, and of the shards, by which load is counted."""
@@ -19,7 +206,7 @@ _MOST_RANKS = 16  # with more, the first step is computed for one node only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobPlan:
+class ClusterPlan:
     """The downloads, cache and load of the nodes of a job.
 
     Attributes:
@@ -63,7 +250,9 @@ class JobPlan:
         return {"mode": self.mode.mode, "reason": self.mode.reason, **values, **former}
 
 
-def plan_job(job: Job, *, bandwidth: float, budget: int | None, mode: Literal["auto", "shards", "ranges"]) -> JobPlan:
+def plan_job(
+    job: Cluster, *, bandwidth: float, budget: int | None, mode: Literal["auto", "shards", "ranges"]
+) -> ClusterPlan:
     """Plan a job.
 
     Args:
@@ -87,7 +276,7 @@ def plan_job(job: Job, *, bandwidth: float, budget: int | None, mode: Literal["a
     else:
         per_node = np.bincount(found.node, found.rows, minlength=thin.nodes) * job.record_bytes * thin.records_per_row
         first_bytes = round(job.planner.rows_per_step * job.ranks_per_node * job.record_bytes)
-    return JobPlan(
+    return ClusterPlan(
         nodes=job.nodes,
         ranks_per_node=job.ranks_per_node,
         steps=job.planner.steps(0),
@@ -105,7 +294,7 @@ def plan_job(job: Job, *, bandwidth: float, budget: int | None, mode: Literal["a
     )
 
 
-def _choose(job: Job, budget: int | None) -> Choice:
+def _choose(job: Cluster, budget: int | None) -> Choice:
     """Return how the loader of rank 0 would read, which sees its first steps."""
     data_bytes = int(job.sizes.sum())
     budget = data_bytes if budget is None else budget
@@ -115,13 +304,13 @@ def _choose(job: Job, budget: int | None) -> Choice:
     return choose(reads.of_ranks(job.ranks_per_node), budget)
 
 
-def _first_bytes(job: Job) -> int:
+def _first_bytes(job: Cluster) -> int:
     """Return the most bytes of shards that a node reads in the first step."""
     found = touches(job, range(job.nodes if job.planner.world_size <= _MOST_RANKS else 1), 0, 1)
     return int(np.bincount(found.node, job.sizes[found.shard]).max())
 
 
-def _together(job: Job, found: Touches) -> int:
+def _together(job: Cluster, found: Touches) -> int:
     """Return the most bytes of shards that one node reads at the same time."""
     last = found.last
     if job.records_per_row > 1:
@@ -133,7 +322,7 @@ def _together(job: Job, found: Touches) -> int:
     return int(changes.reshape(job.nodes, steps).cumsum(axis=1).max())
 
 
-def _late_steps(job: Job) -> int:
+def _late_steps(job: Cluster) -> int:
     """Return the steps by which the last record of a shard leaves a pool after the last one that was walked."""
     sampler: Any = getattr(job.planner, "sampler", None)
     pool, lanes = getattr(sampler, "pool_size", None), getattr(sampler, "lanes", 1)
@@ -143,14 +332,14 @@ def _late_steps(job: Job) -> int:
     return int(pool * np.log(job.records_per_row) * lanes / job.planner.step_size)
 
 
-def _load(job: Job, found: Touches) -> Int64Array:
+def _load(job: Cluster, found: Touches) -> Int64Array:
     times = found.first * BINS // max(1, int(found.last.max()) + 1)
     load = np.zeros((BINS, BINS), np.int64)
     np.add.at(load, (found.shard * BINS // len(job.ends), times), job.nodes_per_node)
     return load
 
 
-def _at_once(job: Job, found: Touches) -> int:
+def _at_once(job: Cluster, found: Touches) -> int:
     times = found.first * BINS // max(1, int(found.last.max()) + 1)
     _, counts = np.unique(found.shard * BINS + times, return_counts=True)
     return int(counts.max()) * job.nodes_per_node

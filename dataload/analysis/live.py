@@ -9,8 +9,8 @@ from html import escape
 from time import strftime
 from typing import Any, Protocol, TextIO
 
-from dataload._util.checks import check_seconds
-from dataload._util.optional import load_optional
+from dataload._util.guards import load_optional
+from dataload._util.settings import check_seconds
 from dataload.loader.base import LoaderBase, Progress
 from dataload.loader.statistics import Statistics
 

@@ -18,8 +18,7 @@ from typing import Any, TypeAlias, cast
 import numpy as np
 
 from dataload.analysis.media import Pixels, find_audio, find_image, thumbnail, to_png, to_wav
-from dataload.analysis.rows import as_array, columns_of
-from dataload.analysis.shown import Shown, ShownRow, describe_column, describe_record, preview
+from dataload.analysis.shown import Shown, ShownRow, as_array, columns_of, describe_column, describe_record, preview
 from dataload.errors import printable
 from dataload.sources.field_statistics import FieldStatistics
 from dataload.types import Array

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from dataload.analysis.design import BLUE, LIGHT, ORANGE, SKY, YELLOW, Theme, key, new_figure, place, swatch, whole
-from dataload.analysis.job_plan import JobPlan
-from dataload.samplers.order_sample import OrderSample, Shards, displacements, expected_shards, shards_per_batch
+from dataload.analysis.job_plan import ClusterPlan
+from dataload.samplers.order_sample import OrderSample, ShardLayout, displacements, expected_shards, shards_per_batch
 from dataload.samplers.quality import OrderReport
 from dataload.samplers.streams.report import Followed, StreamPlanner, StreamReport, follow
 from dataload.types import Int64Array
@@ -30,7 +30,7 @@ _DIGIT = 0.078  # inches; width of a digit of a sequence's number
 
 
 def order_figure(
-    sample: OrderSample, shards: Shards, report: OrderReport, about: str, *, theme: Theme = LIGHT
+    sample: OrderSample, shards: ShardLayout, report: OrderReport, about: str, *, theme: Theme = LIGHT
 ) -> Figure:
     """Draw where records end up, how far they move, and how many shards each batch mixes, side by side."""
     if not sample.whole:
@@ -170,7 +170,7 @@ def _draw_rows(axes: Axes, found: Followed, rows: int, chunk: int, theme: Theme,
                 axes.text((start + stop) / 2, number, text, ha="center", va="center", size=8.5, color=theme.ink)
 
 
-def plan_figure(plan: JobPlan, about: str, *, theme: Theme = LIGHT) -> Figure:
+def plan_figure(plan: ClusterPlan, about: str, *, theme: Theme = LIGHT) -> Figure:
     """Draw which shards nodes begin to read when, and how many shards nodes begin to read at a time."""
     from matplotlib.colors import LinearSegmentedColormap
 

@@ -16,7 +16,7 @@ from dataload.bench.results import Curve
 from dataload.bench.timing import median_seconds, peak_bytes
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequential, ShardSequential
-from dataload.sources.range import RangeSource
+from dataload.sources.memory import RangeSource
 from dataload.types import Int64Array, Sampler
 
 _BLOCK = 16_384

@@ -17,7 +17,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from dataload._util.checks import check_directory
+from dataload._util.settings import check_directory
 from dataload.analysis.design import DARK, LIGHT, check_picture
 from dataload.bench import table
 from dataload.bench.data import Data, Written, made_data, own_data, write

@@ -13,12 +13,12 @@ from rich.filesize import decimal
 from dataload.cli.options import JsonFlag, Options, SourceOptions
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
 from dataload.errors import ConfigError
-from dataload.sources.find import find_shards
+from dataload.sources.discover import find_shards
 from dataload.storage import Remote, join
+from dataload.storage.remote.backend import RemoteStorage
 from dataload.storage.remote.cache import CachedFile, ShardCache
-from dataload.storage.remote.checked import Checked, check_shard
+from dataload.storage.remote.requests import Checked, check_shard
 from dataload.storage.remote.settings import RemoteOptions, parse_bytes
-from dataload.storage.remote.storage import RemoteStorage
 from dataload.storage.table_cache import node_directory
 
 CacheDirectory: TypeAlias = Annotated[

@@ -32,9 +32,9 @@ from dataload.convert import convert
 from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord
-from dataload.sources.find import find_destination
+from dataload.sources.discover import find_destination
 from dataload.sources.format import Format
-from dataload.sources.location import Location
+from dataload.sources.shards import Location
 
 _SHOWN_BAD = 3
 

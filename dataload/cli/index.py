@@ -27,7 +27,7 @@ from dataload.cli.output import ProgressBar, count_of, print_error, print_line
 from dataload.convert.engine import Engine
 from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, DataloadError
-from dataload.sources.find import find_shards
+from dataload.sources.discover import find_shards
 from dataload.sources.registry import built_in_formats
 from dataload.storage import Remote, base_name
 

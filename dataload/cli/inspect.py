@@ -11,10 +11,11 @@ from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, Sourc
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.cli.stats import print_statistics, statistics_facts
 from dataload.errors import DataloadError
-from dataload.sources.base import Source, spec_of
+from dataload.sources.base import Source
+from dataload.sources.discover import DataSetFiles
 from dataload.sources.field_statistics import DataSetStatistics
-from dataload.sources.files import FileSource
-from dataload.sources.find import FoundShards
+from dataload.sources.fields import spec_of
+from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import find_statistics
 from dataload.sources.manifest import MANIFEST_NAME
 from dataload.storage import Remote, storage_of
@@ -69,7 +70,7 @@ def inspect_command(
             print_statistics(each, records)
 
 
-def kept_statistics(source: Source[Any], found: FoundShards) -> list[tuple[DataSetStatistics, int]]:
+def kept_statistics(source: Source[Any], found: DataSetFiles) -> list[tuple[DataSetStatistics, int]]:
     """Return the statistics that are kept of whole data sets, and their numbers of records."""
     listed = any(entry.statistics is not None for entry in found.listed)  # asking again is a request
     if not isinstance(source, FileSource) or not (listed or (source.remote is None and not found.listed)):
@@ -78,7 +79,7 @@ def kept_statistics(source: Source[Any], found: FoundShards) -> list[tuple[DataS
     return [(each.statistics, sum(each.entry.records)) for each in kept]
 
 
-def _facts(source: Source[Any], found: FoundShards, remote: Remote | None) -> dict[str, Any]:
+def _facts(source: Source[Any], found: DataSetFiles, remote: Remote | None) -> dict[str, Any]:
     """Return everything that ``--json`` prints."""
     first = sample = None
     try:
@@ -135,7 +136,7 @@ def _remote(remote: Remote | None) -> dict[str, Any] | None:
     }
 
 
-def _manifest(found: FoundShards) -> list[dict[str, Any]]:
+def _manifest(found: DataSetFiles) -> list[dict[str, Any]]:
     """Describe the data sets in manifests that list the shards."""
     return [
         {"pattern": entry.pattern, "options": dict(entry.options), "hashed": all(entry.sha256)}

@@ -12,22 +12,22 @@ from typing import Annotated, Any, TypeAlias
 
 import typer
 
-from dataload._util.checks import check_directory
+from dataload._util.settings import check_directory
 from dataload.api import open_found, open_source
 from dataload.cli.output import count_of
-from dataload.config.overrides import parse_assignment
+from dataload.config.files import parse_assignment
 from dataload.config.references import REFERENCE_PATTERN, find_module, resolve_reference
 from dataload.convert.engine import Engine
 from dataload.convert.local import LocalEngine
 from dataload.errors import ConfigError, DataloadError, SourceError, closest
 from dataload.loader.loader import Loader
-from dataload.sources.adapt import as_source
 from dataload.sources.base import Source
-from dataload.sources.find import FoundShards, find_shards, split_format
+from dataload.sources.discover import DataSetFiles, find_shards, split_format
 from dataload.sources.format import Format
 from dataload.sources.registry import format_names, get_format
+from dataload.sources.views.adapt import as_source
 from dataload.storage import Remote, is_url
-from dataload.storage.local.text import read_text
+from dataload.storage.local.files import read_text
 
 SourceFormat: TypeAlias = Annotated[
     str | None, typer.Option(help="Format of the data. Default: detected from the name or content.")
@@ -129,10 +129,10 @@ class SourceOptions:
             parsed["remote"] = Remote.of(parsed.pop("storage_options", None), parsed.get("remote"))
         return cls(path=path, format=entry.name if entry is not None else None, options=parsed)
 
-    def shards(self) -> FoundShards:
+    def shards(self) -> DataSetFiles:
         """Return the format and the files without opening them; no files if the format does not take paths."""
         entry = self._entry_without_files
-        return find_shards(self.path, self.format, remote=self.remote) if entry is None else FoundShards(entry, [])
+        return find_shards(self.path, self.format, remote=self.remote) if entry is None else DataSetFiles(entry, [])
 
     @property
     def _entry_without_files(self) -> Format | None:
@@ -155,7 +155,7 @@ class SourceOptions:
         """The settings of data at URLs; None for data on this machine."""
         return self.options.get("remote") if is_url(self.path) else None
 
-    def open_found(self, found: FoundShards) -> Source[Any]:
+    def open_found(self, found: DataSetFiles) -> Source[Any]:
         """Open what `shards` has returned, without finding it again."""
         if not found.files:
             return self.open()

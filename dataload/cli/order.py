@@ -17,7 +17,7 @@ from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler, BucketBatchSampler
-from dataload.samplers.order_sample import WHOLE_UP_TO, Shards, global_rows, sample_order
+from dataload.samplers.order_sample import WHOLE_UP_TO, ShardLayout, global_rows, sample_order
 from dataload.samplers.pool_quality import pool_size_for
 from dataload.samplers.quality import BucketFiller, Figure, OrderReport, judge_order
 from dataload.samplers.streams.report import StreamPlanner, StreamReport, follow, stream_report
@@ -132,14 +132,14 @@ def _plans(planner: BatchPlanner, steps: range, epoch: int, of_rank: bool) -> It
 
 def _judge(loader: Loader[Any], epoch: int, quality: float | None) -> Judgement:
     source, planner = loader.source, loader.batch_sampler
-    shards = Shards.of(planner.records, source.shard_lengths if isinstance(source, Sharded) else None)
+    shards = ShardLayout.of(planner.records, source.shard_lengths if isinstance(source, Sharded) else None)
     sample = sample_order(planner, epoch=epoch)
     report = judge_order(sample, shards)
     facts = _facts(loader, report, shards, quality)
     return facts, partial(order_figure, sample, shards, report), partial(_print, facts, report)
 
 
-def _facts(loader: Loader[Any], report: OrderReport, shards: Shards, quality: float | None) -> dict[str, Any]:
+def _facts(loader: Loader[Any], report: OrderReport, shards: ShardLayout, quality: float | None) -> dict[str, Any]:
     """Return everything that ``--json`` prints, except the name of the picture."""
     planner = loader.batch_sampler
     name = " ".join(repr(planner.sampler if isinstance(planner, BatchSampler) else planner).split())

@@ -10,8 +10,7 @@ from rich.filesize import decimal
 
 from dataload._util.indexing import even_split
 from dataload.analysis.design import DARK, LIGHT, check_picture
-from dataload.analysis.job import Job
-from dataload.analysis.job_plan import JobPlan, plan_job
+from dataload.analysis.job_plan import Cluster, ClusterPlan, plan_job
 from dataload.analysis.pictures import plan_figure
 from dataload.api import open_source
 from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides, Picture
@@ -20,10 +19,10 @@ from dataload.config import read_config
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.sources.base import Source
-from dataload.sources.concat import ConcatSource
-from dataload.sources.files import FileSource
-from dataload.sources.range import RangeSource
+from dataload.sources.file_source import FileSource
+from dataload.sources.memory import RangeSource
 from dataload.sources.registry import get_format
+from dataload.sources.views.concat import ConcatSource
 from dataload.storage import RemoteOptions, storage_of
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import FieldSpec, Int64Array, Sharded
@@ -77,7 +76,7 @@ def plan_command(
         print_line(f"wrote {picture}")
 
 
-def _open_job(settings: Any, nodes: int, gpus: int, counted: Source[Any] | None, record_bytes: str | None) -> Job:
+def _open_job(settings: Any, nodes: int, gpus: int, counted: Source[Any] | None, record_bytes: str | None) -> Cluster:
     """Open the data, or take those that are only counted."""
     if counted is not None and len(settings.sources()) != 1:
         raise ConfigError("--records stands for one data set: the config must have one [source]", key="records")
@@ -101,7 +100,7 @@ def _open_job(settings: Any, nodes: int, gpus: int, counted: Source[Any] | None,
         raise ConfigError("sampler.kind is 'iterators': streams have no order to plan by", key="sampler.kind")
     with loader, closing(cast("Any", loader.source)) as source:
         lengths = source.shard_lengths if isinstance(source, Sharded) else (len(source),)
-        return Job(
+        return Cluster(
             planner=loader.batch_sampler,
             ends=np.cumsum(lengths, dtype=np.int64),
             sizes=sizes_of(source, parse_bytes("--record-bytes", record_bytes or 1)),
@@ -146,7 +145,7 @@ def sizes_of(source: Any, record_bytes: int) -> Int64Array:
     return np.array(source.shard_lengths if isinstance(source, Sharded) else (len(source),)) * record_bytes
 
 
-def _check_cache(job: Job, budget: int | None) -> None:
+def _check_cache(job: Cluster, budget: int | None) -> None:
     largest = int(job.sizes.max())
     if budget is not None and budget < largest:
         raise ConfigError(
@@ -158,7 +157,7 @@ def _check_cache(job: Job, budget: int | None) -> None:
         )
 
 
-def _print(plan: JobPlan, budget: int | None) -> None:
+def _print(plan: ClusterPlan, budget: int | None) -> None:
     ranks = plan.nodes * plan.ranks_per_node
     print_line(
         f"{count_of(plan.nodes, 'node')} of {count_of(plan.ranks_per_node, 'rank')} ({ranks:,}); "
@@ -181,7 +180,7 @@ def _print(plan: JobPlan, budget: int | None) -> None:
         print_line(f"note: {note}")
 
 
-def _notes(plan: JobPlan, budget: int | None) -> list[str]:
+def _notes(plan: ClusterPlan, budget: int | None) -> list[str]:
     notes: list[str] = []
     if plan.walked < 1:
         notes.append(f"sampled: {plan.walked:.3%} of an epoch's records were walked, each for its neighbours")

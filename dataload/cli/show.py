@@ -10,12 +10,13 @@ from typing import Annotated, Any
 import numpy as np
 import typer
 
-from dataload._util.checks import check_directory
+from dataload._util.settings import check_directory
 from dataload.analysis.media import find_image, thumbnail
 from dataload.analysis.page import Page
-from dataload.analysis.rows import as_array, columns_of
 from dataload.analysis.shown import (
     Shown,
+    as_array,
+    columns_of,
     describe_column,
     describe_record,
     preview,

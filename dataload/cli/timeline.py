@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dataload._util.checks import check_directory
+from dataload._util.settings import check_directory
 from dataload.analysis.design import DARK, LIGHT, check_picture
 from dataload.analysis.timeline import CONSUMER, Timeline, TimelineStep, record_timeline
 from dataload.analysis.timeline_picture import timeline_figure

@@ -28,7 +28,7 @@ from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.loader.bad_records import shown
 from dataload.loader.loader import Loader
-from dataload.sources.location import locate
+from dataload.sources.shards import locate
 
 _SHOWN_SERVINGS = 1000
 

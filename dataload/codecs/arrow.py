@@ -20,8 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.buffers import pooled_empty
-from dataload._util.stacking import split_records
+from dataload._util.arrays import pooled_empty, split_records
 from dataload.codecs.arrow_types import (
     Numbers,
     is_bytes,
@@ -41,7 +40,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 """Shapes of fields whose type is a list of lists, by name."""
 
 
-class Rows(NamedTuple):
+class ColumnContext(NamedTuple):
     """The records that a column has values of, for messages.
 
     Attributes:
@@ -72,7 +71,7 @@ def prepare(array: Any) -> Any:
     return to_column(array, "")
 
 
-def pick(prepared: Any, name: str, local: Int64Array, rows: Rows, shape: tuple[int, ...] | None = None) -> Any:
+def pick(prepared: Any, name: str, local: Int64Array, rows: ColumnContext, shape: tuple[int, ...] | None = None) -> Any:
     """Return the values at `local`, (rows,) int64, of what `prepare` returned, as a column; see `to_column`."""
     if not isinstance(prepared, np.ndarray):
         return to_column(prepared.take(pa_module().array(local)), name, rows, shape)
@@ -81,7 +80,10 @@ def pick(prepared: Any, name: str, local: Int64Array, rows: Rows, shape: tuple[i
     return np.take(prepared, local, axis=0, out=out, mode="clip")
 
 
-def to_column(array: Any, name: str, rows: Rows = Rows(), shape: tuple[int, ...] | None = None) -> Any:  # noqa: B008 - immutable
+_NO_CONTEXT = ColumnContext()
+
+
+def to_column(array: Any, name: str, rows: ColumnContext = _NO_CONTEXT, shape: tuple[int, ...] | None = None) -> Any:
     """Return an array of Arrow as a column; lists of numbers become a list of arrays.
 
     Args:
@@ -146,7 +148,7 @@ def _nulls(array: Any) -> int:
     return storage.null_count or _nulls(storage.flatten())
 
 
-def _refuse_null(array: Any, name: str, rows: Rows, items: int = 1) -> None:
+def _refuse_null(array: Any, name: str, rows: ColumnContext, items: int = 1) -> None:
     if array.null_count:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]) // items
         raise rows.error(
@@ -156,7 +158,7 @@ def _refuse_null(array: Any, name: str, rows: Rows, items: int = 1) -> None:
         )
 
 
-def _number_column(array: Any, numbers: Numbers, name: str, rows: Rows) -> Array:
+def _number_column(array: Any, numbers: Numbers, name: str, rows: ColumnContext) -> Array:
     pa = pa_module()
     count, leaf = len(array), getattr(array, "storage", array)
     while pa.types.is_fixed_size_list(leaf.type):
@@ -190,7 +192,7 @@ def _with_missing(values: Array, leaf: Any, numbers: Numbers) -> Array:
     return values
 
 
-def _text(array: Any, name: str, rows: Rows) -> list[str]:
+def _text(array: Any, name: str, rows: ColumnContext) -> list[str]:
     try:
         return array.to_numpy(zero_copy_only=False).tolist()
     except (ValueError, pa_module().ArrowException) as error:
@@ -218,7 +220,7 @@ def _bytes(array: Any) -> BytesColumn:
     return BytesColumn([np.frombuffer(b"" if data is None else data, np.uint8)], None, ends[:-1], ends[1:])
 
 
-def _nested(array: Any, name: str, rows: Rows, shape: tuple[int, ...]) -> Array:
+def _nested(array: Any, name: str, rows: ColumnContext, shape: tuple[int, ...]) -> Array:
     """Return lists of lists as one array, if all have the shape."""
     count = len(array)
     for extent in shape:

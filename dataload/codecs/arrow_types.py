@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.limits import fits
-from dataload._util.optional import load_optional
+from dataload._util.guards import fits, load_optional
 from dataload.types import FieldSpec
 
 _FILE = {"bytes", "path"}

@@ -16,8 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.limits import MAX_RECORD_BYTES, fits
-from dataload._util.optional import load_optional
+from dataload._util.guards import MAX_RECORD_BYTES, fits, load_optional
 from dataload.codecs.npy import parse_dtype, plain_array
 from dataload.errors import ConfigError, CorruptFileError
 

@@ -25,10 +25,9 @@ from functools import partial
 
 import numpy as np
 
-from dataload._util.limits import FIELD_BYTES, MAX_RECORD_BYTES, check_size, fits
+from dataload._util.guards import FIELD_BYTES, MAX_RECORD_BYTES, check_size, fits
 from dataload.codecs.layout import Layout, Span, columns_by_layout
-from dataload.codecs.tensorprotos_encoding import encode
-from dataload.codecs.tensorprotos_schema import (
+from dataload.codecs.tensorprotos_encoding import (
     BYTE,
     BYTE_DATA,
     DATA_TYPE,
@@ -44,6 +43,7 @@ from dataload.codecs.tensorprotos_schema import (
     TENSOR,
     TYPES,
     DataType,
+    encode,
 )
 from dataload.codecs.wire import (
     FIXED32,

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload.errors import ConfigError, closest
-from dataload.sources.files import FileSource
+from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.tar.reader import pair_indexes
 from dataload.sources.tar.table import load_table

@@ -9,7 +9,7 @@ import torch
 from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader
 
-from dataload._util.buffers import pooled_empty
+from dataload._util.arrays import pooled_empty
 from dataload.compat.torchrecord import TRDataset, TRSampler
 from dataload.loader import Loader
 from dataload.types import Int64Array

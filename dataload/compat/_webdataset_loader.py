@@ -4,11 +4,11 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from dataload._util.optional import load_optional
+from dataload._util.guards import load_optional
 from dataload.compat._webdataset_io import base, wds
 from dataload.compat._webdataset_pipeline import WebDataset
 from dataload.compat._webdataset_stages import is_single
-from dataload.compat._webdataset_state import Progress, Resumable, Run
+from dataload.compat._webdataset_state import PassState, Progress, Resumable
 from dataload.errors import ConfigError
 
 
@@ -67,7 +67,7 @@ class WebLoader(Resumable, base("DataPipeline")):
         loader = torch_data.DataLoader(**{name: value for name, value in given.items() if name != "kw"})
         super().__init__(loader)
 
-    def one_pass(self, run: Run) -> Iterator[Any]:
+    def one_pass(self, run: PassState) -> Iterator[Any]:
         if self.data is None:
             yield from self.iterator1()
             return
@@ -75,14 +75,14 @@ class WebLoader(Resumable, base("DataPipeline")):
         data.open()  # here, so that workers inherit it
         data.set_epoch(run.epoch)
         if run.resumed:
-            data.begin(Run(run.epoch, run.position, run.parts, run.counts))
+            data.begin(PassState(run.epoch, run.position, run.parts, run.counts))
             loader._iterator = None  # workers that persist have begun elsewhere
         values: Any = _received(run, loader)
         for stage in self.pipeline[1:]:
             values = self.invoke(stage, values)
         yield from values
 
-    def end_pass(self, run: Run) -> None:
+    def end_pass(self, run: PassState) -> None:
         """Move to the next pass, an epoch of the data set."""
         super().end_pass(run)
         run.epoch, run.position, run.parts, run.progress = run.epoch + 1, 0, (), {}
@@ -97,17 +97,17 @@ class WebLoader(Resumable, base("DataPipeline")):
         inexact = None if self.data is None else self.data.inexact()
         return inexact or next((stage for stage in self.pipeline[1:] if not is_single(stage)), None)
 
-    def counts(self, run: Run) -> dict[str, int]:
+    def counts(self, run: PassState) -> dict[str, int]:
         own = {} if self.repetitions == 1 else {"loader_passes": run.passes, "loader_given": run.given}
         given = max((part.given for part in run.progress.values()), default=run.counts.get("given", 0))
         return own if self.dataset().limit is None else {**own, "given": given}
 
-    def enter(self, run: Run) -> None:
+    def enter(self, run: PassState) -> None:
         run.check(self.workers)
         run.passes, run.given = run.counts.get("loader_passes", 0), run.counts.get("loader_given", 0)
 
 
-def _received(run: Run, loader: Any) -> Iterator[Any]:
+def _received(run: PassState, loader: Any) -> Iterator[Any]:
     """Yield the values of a loader, and keep their parts."""
     for part, value in loader:
         if len(part):

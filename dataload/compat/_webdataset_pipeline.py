@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import Any, Self
 
 from dataload.compat._webdataset_io import Opener, base, check_pipe, is_remote, wds
-from dataload.compat._webdataset_stages import Meter, Named, Plan, Share, Single, plan
-from dataload.compat._webdataset_state import Progress, Resumable, Run
+from dataload.compat._webdataset_stages import Meter, Named, PipelineSplit, Share, Single, plan
+from dataload.compat._webdataset_state import PassState, Progress, Resumable
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, StoreError, WorkerError
 from dataload.loader.loader import Loader
 from dataload.samplers import Repeat, Sequential, ShardSequential, Subset
@@ -32,7 +32,7 @@ class WebDataset(Resumable, base("WebDataset")):
     Args:
         urls: Archives, as WebDataset takes them.
         args: See WebDataset.
-        allow_pipe: Run URLs ``pipe:COMMAND`` in a shell.
+        allow_pipe: PassState URLs ``pipe:COMMAND`` in a shell.
         allow_pickle: Let `decode` and `xdecode` load pickles, which can run any code.
         storage_options: See `dataload.open`.
         remote: See `dataload.open`.
@@ -107,7 +107,7 @@ class WebDataset(Resumable, base("WebDataset")):
             raise ConfigError(f"the archives are read as streams, without a state: {self._streams}", key="urls")
         return source
 
-    def plan(self) -> Plan:
+    def plan(self) -> PipelineSplit:
         """Return the stages after the samples are read."""
         return plan(self.pipeline[len(self._head) :])
 
@@ -164,7 +164,7 @@ class WebDataset(Resumable, base("WebDataset")):
         )
         return self._epoch
 
-    def one_pass(self, run: Run) -> Iterator[Any]:
+    def one_pass(self, run: PassState) -> Iterator[Any]:
         if self.open() is None:
             yield from self.iterator1()
             return
@@ -250,10 +250,10 @@ class WebDataset(Resumable, base("WebDataset")):
     def inexact(self) -> Any:
         return self.plan().inexact
 
-    def counts(self, run: Run) -> dict[str, int]:
+    def counts(self, run: PassState) -> dict[str, int]:
         return {} if self.limit is None else {"given": run.given}
 
-    def enter(self, run: Run) -> None:
+    def enter(self, run: PassState) -> None:
         _, world_size, worker, workers = self.place()
         run.last = worker
         run.check(workers)

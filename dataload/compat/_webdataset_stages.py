@@ -31,7 +31,7 @@ class Batching(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class PipelineSplit:
     """A pipeline after its samples are read: stages that change the order, and the others.
 
     `batch` is the position in `stages` of the first ``batched``. `inexact` is the first stage that holds samples back
@@ -65,9 +65,9 @@ class Plan:
         return order
 
 
-def plan(stages: Iterable[Any]) -> Plan:
+def plan(stages: Iterable[Any]) -> PipelineSplit:
     """Sort the stages of a pipeline. What works on single samples may change places with a shuffle."""
-    found, keeps_all = Plan(), True
+    found, keeps_all = PipelineSplit(), True
     for stage in stages:
         early = found.batch is None and found.inexact is None
         if early and (_is_pool(stage) or (keeps_all and _is_slice(stage))):

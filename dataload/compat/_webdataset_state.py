@@ -25,7 +25,7 @@ class Progress(NamedTuple):
     given: int = 0  # values in all passes
 
 
-class Run:
+class PassState:
     """An iteration over a data set, or over a loader of it.
 
     `position` is where it begins: samples of all ranks in that epoch, over all passes. `parts` say how far each worker
@@ -106,7 +106,7 @@ def state_of(
     return state if plain else {**state, "webdataset": more}
 
 
-def run_of(data: WebDataset, state: Mapping[str, Any]) -> Run:
+def run_of(data: WebDataset, state: Mapping[str, Any]) -> PassState:
     """Return the iteration that continues at a state, also one of a `dataload.Loader`."""
     values = dict(state)
     more = values.pop("webdataset", {"counts": {}, "parts": []})
@@ -119,7 +119,7 @@ def run_of(data: WebDataset, state: Mapping[str, Any]) -> Run:
             raise ValueError
     except (TypeError, ValueError, KeyError, AttributeError) as error:
         raise StateMismatchError(f"webdataset in the state must have counts and parts, found {more!r}") from error
-    return Run(saved.epoch, counts.get("position", saved.position), parts, counts)
+    return PassState(saved.epoch, counts.get("position", saved.position), parts, counts)
 
 
 class Resumable(FluidInterface):
@@ -128,19 +128,19 @@ class Resumable(FluidInterface):
     repetitions: int
     nsamples: int
     workers = 1
-    run: Run | None = None  # the last iteration
-    _next: Run | None = None  # where the next one begins, if that was set
+    run: PassState | None = None  # the last iteration
+    _next: PassState | None = None  # where the next one begins, if that was set
     _epoch = 0  # of the next one
     _knows_epoch = False  # in a worker, too
 
     def __iter__(self) -> Iterator[Any]:
         """Iterate over one epoch, or over the rest of it after `load_state_dict`."""
-        run = self.run = self._next or Run(self.first_epoch())
+        run = self.run = self._next or PassState(self.first_epoch())
         self._next, self._epoch = None, run.epoch + 1
         self.enter(run)
         return self._values(run)
 
-    def _values(self, run: Run) -> Iterator[Any]:
+    def _values(self, run: PassState) -> Iterator[Any]:
         limit = self.limit
         while run.passes < self.repetitions and (limit is None or run.given < limit):
             before = run.given
@@ -154,11 +154,11 @@ class Resumable(FluidInterface):
             self.end_pass(run)
         run.over = True
 
-    def one_pass(self, run: Run) -> Iterator[Any]:
+    def one_pass(self, run: PassState) -> Iterator[Any]:
         """Yield the values of a pass."""
         raise NotImplementedError
 
-    def end_pass(self, run: Run) -> None:
+    def end_pass(self, run: PassState) -> None:
         """Move to the next pass."""
         run.passes, run.resumed = run.passes + 1, False
 
@@ -177,7 +177,7 @@ class Resumable(FluidInterface):
         made.run = made._next = None
         return made
 
-    def begin(self, run: Run) -> None:
+    def begin(self, run: PassState) -> None:
         """Make the next iteration begin at a position."""
         self._next = run
 
@@ -223,11 +223,11 @@ class Resumable(FluidInterface):
         """Return the first stage that does not work on single samples, or None."""
         raise NotImplementedError
 
-    def counts(self, run: Run) -> dict[str, int]:
+    def counts(self, run: PassState) -> dict[str, int]:
         """Return what the position does not tell."""
         raise NotImplementedError
 
-    def enter(self, run: Run) -> None:
+    def enter(self, run: PassState) -> None:
         """Set the passes and values before a run."""
         raise NotImplementedError
 

@@ -33,9 +33,9 @@ from typing import Any, Self, cast, get_args
 
 import numpy as np
 
-from dataload._util.checks import check_choice, check_count
 from dataload._util.indexing import even_split
 from dataload._util.randomness import check_seed
+from dataload._util.settings import check_choice, check_count
 from dataload.compat._dali_source import Missing, OutputSource, parse_outputs
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Sequential, ShardSequential, Subset
@@ -118,7 +118,7 @@ def webdataset(
     shuffles, reorders = given["random_shuffle"], given["shuffle_after_epoch"]
     pool_size = check_count("initial_fill", given["initial_fill"], least=1, below=1 << 31) if shuffles else None
     archives_seed = check_seed(given["shuffle_after_epoch_seed"] or 0)
-    plan = EpochPlan(
+    plan = EpochOrder(
         batch_size=check_count("batch_size", batch_size, least=1),
         num_shards=num_shards,
         shard_id=check_count("shard_id", given["shard_id"], least=0, below=num_shards),
@@ -167,7 +167,7 @@ def _check_ignored(given: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class EpochPlan:
+class EpochOrder:
     """The settings that decide the order of the samples; see the arguments of `webdataset`.
 
     `pool_size` None does not shuffle. `archives_seed` decides the order of archives in each epoch; None keeps it.
@@ -186,7 +186,7 @@ class EpochPlan:
 class IndexStream:
     """An endless stream of sample indices; `lengths` are the numbers of samples in the archives."""
 
-    def __init__(self, plan: EpochPlan, lengths: tuple[int, ...]) -> None:
+    def __init__(self, plan: EpochOrder, lengths: tuple[int, ...]) -> None:
         self._plan = plan
         self.samples: int = sum(lengths)
         if self.samples < plan.num_shards:
@@ -232,7 +232,7 @@ class WebdatasetReader(Iterator[tuple[list[Array], ...]]):
     The archives are released by `close`, at the end of a ``with`` block, or when the reader is garbage-collected.
     """
 
-    def __init__(self, source: OutputSource, plan: EpochPlan) -> None:
+    def __init__(self, source: OutputSource, plan: EpochOrder) -> None:
         self._source = source
         self._plan = plan
         self._stream: IndexStream | None = None

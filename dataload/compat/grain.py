@@ -21,7 +21,7 @@ from dataload.errors import ConfigError
 from dataload.sources.array_record.layout import parse_selection
 from dataload.sources.array_record.reader import ArrayRecordSource, FileInstruction
 from dataload.sources.array_record.tfds import TfdsSource, split_names
-from dataload.sources.range import RangeSource
+from dataload.sources.memory import RangeSource
 from dataload.types import Int64Array, RandomAccessSource
 
 __all__ = [

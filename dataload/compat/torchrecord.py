@@ -22,22 +22,22 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 
-from dataload._util.checks import check_count
+from dataload._util.guards import load_optional
 from dataload._util.indexing import check_index, even_split
-from dataload._util.optional import load_optional
+from dataload._util.settings import check_count
 from dataload.codecs.decoders import decode_image, image_kind
 from dataload.compat._tensor_protos import BYTE, message_class
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Sequential
 from dataload.sources.lmdb.format import TORCHRECORD
-from dataload.sources.lmdb.shard import LMDBShard
 from dataload.sources.lmdb.snapshot import is_torchrecord, list_subdatabases
+from dataload.sources.lmdb.table import LMDBShard
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
-from dataload.sources.lmdb.write_environment import NewEnvironment
-from dataload.sources.location import shard_of
+from dataload.sources.lmdb.writer import NewEnvironment
+from dataload.sources.shards import shard_of
 from dataload.storage import storage_of
 from dataload.storage.errors import file_errors
-from dataload.storage.local.regular import open_regular
+from dataload.storage.local.record_files import open_regular
 from dataload.types import Int64Array
 
 if TYPE_CHECKING:

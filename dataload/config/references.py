@@ -6,7 +6,7 @@ from typing import Any
 
 from dataload.codecs.npy import parse_npy
 from dataload.errors import ConfigError, CorruptFileError, closest, message_of
-from dataload.storage.local.regular import open_regular
+from dataload.storage.local.record_files import open_regular
 from dataload.types import Array
 
 NPY_PATTERN = r"\.npy$"

@@ -21,7 +21,7 @@ from dataload.config.references import read_array
 from dataload.errors import ConfigError
 from dataload.loader.order import default_pool_size, shard_lengths
 from dataload.sources.base import Source
-from dataload.sources.sequences import record_lengths
+from dataload.sources.views.sequences import record_lengths
 from dataload.types import Sampler
 
 SectionT = TypeVar("SectionT", bound="SamplerSection")

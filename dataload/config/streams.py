@@ -14,8 +14,8 @@ from dataload.config.references import REFERENCE_PATTERN, read_array, resolve_re
 from dataload.config.samplers import BuildContext, SamplerSection, kind_of
 from dataload.errors import ConfigError
 from dataload.samplers import BatchPlanner
-from dataload.sources.sequences import sequence_lengths
-from dataload.storage.local.regular import open_regular
+from dataload.sources.views.sequences import sequence_lengths
+from dataload.storage.local.record_files import open_regular
 from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
 
 _WAYS = ("lengths", "field", "key", "shards")

@@ -30,8 +30,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal
 
-from dataload._util.checks import check_flags
 from dataload._util.fingerprint import identify
+from dataload._util.settings import check_flags
 from dataload.convert.engine import Engine, check_whole, conversion_parts, engine_of, run_conversion
 from dataload.convert.function_values import check_values, notes_of_values
 from dataload.convert.journal import Journal, JournalFile
@@ -43,10 +43,10 @@ from dataload.convert.plan import Shard, journal_path, part_path, plan_shards, s
 from dataload.convert.writing import Writing, count_in, manifest_entry, prepare, write_shards
 from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord, Budget
-from dataload.sources.adapt import loadable
-from dataload.sources.find import find_destination, read_manifest
+from dataload.sources.discover import find_destination, read_manifest
+from dataload.sources.views.adapt import loadable
 from dataload.storage import Remote, RemoteOptions, is_url, parent, storage_of
-from dataload.storage.local.parts import make_directory, remove_leftovers
+from dataload.storage.local.atomic import make_directory, remove_leftovers
 from dataload.types import RandomAccessSource
 
 __all__ = ["ConvertReport", "Engine", "LocalEngine", "convert"]

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
-from dataload._util.checks import check_fields
+from dataload._util.settings import check_fields
 from dataload.convert.manifest import fields_of, without_cache
 from dataload.convert.plan import pattern_of, select_part
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.base import Source
-from dataload.sources.find import FoundShards, find_shards, harmless_options, read_manifest, split_format
+from dataload.sources.discover import DataSetFiles, find_shards, harmless_options, read_manifest, split_format
 from dataload.sources.format import Format
 from dataload.sources.manifest import DataSetEntry, ShardEntry
 from dataload.sources.manifest_checks import STORED_OPTIONS
@@ -81,7 +81,7 @@ class PlannedSet:
         return {**options, **({"remote": self.remote} if is_url(path) else {})}
 
 
-class IndexPlan(NamedTuple):
+class ShardList(NamedTuple):
     """The plan of a run of `index_shards` over a directory.
 
     `gone` are the shards in the present manifest that no longer exist. `unsaved` says why nothing is to be written.
@@ -102,7 +102,7 @@ def select_planned(planned: Sequence[PlannedSet], number: int, count: int) -> li
 
 def plan_index(
     path: str, format_name: str | None, options: dict[str, Any], remote: Remote, measuring: Measuring | None
-) -> IndexPlan:
+) -> ShardList:
     """Plan a run; see `index_shards`."""
     entry, path = split_format(path, format_name)
     path = path.rstrip("/") or "/"
@@ -124,7 +124,7 @@ def plan_index(
         order = listed[0].names if same else names
         typed = f"*{os.path.splitext(names[0])[1]}" if is_directory else base_name(path)
         pattern = listed[0].pattern if same and measuring is not None else pattern_of(order, typed)
-        return IndexPlan(directory, [planned(pattern, order, listed[0] if listed else None)], set(), unsaved)
+        return ShardList(directory, [planned(pattern, order, listed[0] if listed else None)], set(), unsaved)
     present = {*names}
     if extra := present.difference(*(entry.names for entry in listed)):
         message = f"{min(extra)} is in none of the {len(listed)} data sets of {directory}: index a pattern that has it"
@@ -132,10 +132,10 @@ def plan_index(
     left = [(each, tuple(name for name in each.names if name in present)) for each in listed]
     data_sets = [planned(pattern_of(own, each.pattern), own, each) for each, own in left if own]
     gone = {name for entry in listed for name in entry.names}.difference(names)
-    return IndexPlan(directory, data_sets, gone, unsaved)
+    return ShardList(directory, data_sets, gone, unsaved)
 
 
-def _directory_of(found: FoundShards, path: str, remote: Remote) -> str:
+def _directory_of(found: DataSetFiles, path: str, remote: Remote) -> str:
     """Return the directory of shards, checked to be the only one and to contain them as files."""
     directories = {parent(file) for file in found.files}
     if len(directories) > 1:
@@ -151,7 +151,7 @@ def _directory_of(found: FoundShards, path: str, remote: Remote) -> str:
     return directories.pop()
 
 
-def _why_unsaved(directory: str, found: FoundShards, options: Mapping[str, Any], measuring: Measuring | None) -> str:
+def _why_unsaved(directory: str, found: DataSetFiles, options: Mapping[str, Any], measuring: Measuring | None) -> str:
     """Return why a manifest of the shards cannot be written, or is not to be; empty if it can."""
     for name, value in options.items():
         if name not in harmless_options(found.format) and not _fits_manifest(name, value):
@@ -168,7 +168,7 @@ def _why_unsaved(directory: str, found: FoundShards, options: Mapping[str, Any],
 
 
 def _planned(
-    found: FoundShards,
+    found: DataSetFiles,
     options: Mapping[str, Any],
     remote: Remote,
     measuring: Measuring | None,
@@ -186,7 +186,7 @@ def _planned(
     return PlannedSet(pattern, found.format, tuple(names), kept, remote, measuring, measured)
 
 
-def _is_whole(directory: str, found: FoundShards, remote: Remote) -> bool:
+def _is_whole(directory: str, found: DataSetFiles, remote: Remote) -> bool:
     """Return whether these are all shards of their directory, so that a manifest may list nothing else."""
     try:
         every = find_shards(directory, found.format.name, manifests=False, remote=remote).files

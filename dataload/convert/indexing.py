@@ -20,21 +20,21 @@ from dataload._util.machine import usable_cpus
 from dataload._util.threads import DaemonThreads
 from dataload.codecs.npy import build_npy, parse_npy
 from dataload.convert.engine import Engine, check_whole, of_total, run_all
-from dataload.convert.index_plan import IndexPlan, Measuring, PlannedSet, plan_index, select_planned
+from dataload.convert.index_plan import Measuring, PlannedSet, ShardList, plan_index, select_planned
 from dataload.convert.journal import FinishedShard
 from dataload.convert.manifest import etag_of, update_manifest
 from dataload.convert.measuring import Measures, keep_lengths, measure
 from dataload.convert.receipts import merge_receipts, receipt_path, remove_receipts, save_receipt
 from dataload.errors import ConfigError, CorruptFileError, SourceError
+from dataload.sources.discover import find_shards, read_manifest, split_format
 from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics, merge_fields
-from dataload.sources.files import FileSource
-from dataload.sources.find import find_shards, read_manifest, split_format
+from dataload.sources.file_source import FileSource
 from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
 from dataload.sources.shard_files import LOCK_FILE
 from dataload.storage import Remote, base_name, is_url, join, storage_of
 from dataload.storage.errors import file_errors
-from dataload.storage.local.parts import write_errors
-from dataload.storage.local.text import read_text
+from dataload.storage.local.atomic import write_errors
+from dataload.storage.local.files import read_text
 from dataload.storage.local.trusted import discard_untrusted
 from dataload.storage.table_cache import node_folder
 from dataload.types import Array
@@ -121,7 +121,7 @@ def _run_parts(
     return replace(task(merge=True), resumed=sum(report.resumed for report in reports))
 
 
-def _merge(plan: IndexPlan, remote: Remote) -> IndexReport:
+def _merge(plan: ShardList, remote: Remote) -> IndexReport:
     def expected(number: int, count: int) -> list[tuple[Any, ...]]:
         return [each.receipt for each in select_planned(plan.data_sets, number, count)]
 
@@ -137,7 +137,7 @@ class _Run:
     """One run over the shards of a plan, or of a part of it."""
 
     def __init__(
-        self, plan: IndexPlan, remote: Remote, part: tuple[int, int] | None, progress: Callable[[int, int], None] | None
+        self, plan: ShardList, remote: Remote, part: tuple[int, int] | None, progress: Callable[[int, int], None] | None
     ) -> None:
         self._plan, self._remote, self._part, self._progress = plan, remote, part, progress
         self._data_sets = plan.data_sets if part is None else select_planned(plan.data_sets, *part)

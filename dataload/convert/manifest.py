@@ -9,14 +9,14 @@ from typing import Any, cast
 
 from dataload.convert.journal import FinishedShard
 from dataload.errors import ConfigError, SourceError
-from dataload.sources.base import spec_of
 from dataload.sources.field_statistics import DataSetStatistics
-from dataload.sources.files import FileSource
+from dataload.sources.fields import spec_of
+from dataload.sources.file_source import FileSource
 from dataload.sources.format import Format
 from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest
 from dataload.sources.manifest_checks import ShardIdentity
 from dataload.storage import Remote, is_url, join, storage_of
-from dataload.storage.local.parts import remove_leftovers
+from dataload.storage.local.atomic import remove_leftovers
 from dataload.types import FieldSpec
 
 _LOCK_SECONDS = 10

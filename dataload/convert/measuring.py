@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.sources.base import Source, select_fields
+from dataload.sources.base import Source
 from dataload.sources.field_statistics import (
     LONGEST_LABEL,
     MOST_LABELS,
@@ -23,7 +23,8 @@ from dataload.sources.field_statistics import (
     Numbers,
     merge_fields,
 )
-from dataload.sources.files import FileSource
+from dataload.sources.fields import select_fields
+from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import save_lengths
 from dataload.sources.manifest import DataSetEntry
 from dataload.storage import Remote

@@ -14,7 +14,7 @@ from dataload.convert.manifest import locked
 from dataload.convert.plan import Shard, part_path, select_part
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.storage import Remote, is_url, parent, storage_of
-from dataload.storage.local.parts import remove_leftovers
+from dataload.storage.local.atomic import remove_leftovers
 
 _MOST_THREADS = 8  # they mostly wait for a store
 _MOST_NAMED = 8

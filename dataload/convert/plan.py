@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from dataload._util.checks import check_count
 from dataload._util.indexing import even_split, expand_braces
+from dataload._util.settings import check_count
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.storage import base_name, is_url, join, parent

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-from dataload._util.checks import check_count, check_flags
 from dataload._util.indexing import expand_braces
 from dataload._util.machine import usable_cpus
+from dataload._util.settings import check_count, check_flags
 from dataload._util.threads import DaemonThreads
 from dataload.convert.blocks import size_of
 from dataload.convert.journal import FinishedShard, Journal
@@ -18,11 +18,11 @@ from dataload.convert.mapping import KEY, RecordMap
 from dataload.convert.plan import Shard, plan_shards, shard_names
 from dataload.convert.writing import KEY_DIGITS, Writing, manifest_entry
 from dataload.errors import ConfigError
-from dataload.sources.find import find_destination, read_manifest
+from dataload.sources.discover import find_destination, read_manifest
 from dataload.sources.format import Format
 from dataload.sources.writer import ClosedOrAborted, Writer
-from dataload.storage import Part, base_name, is_url, join, parent, storage_of
-from dataload.storage.local.parts import exists_error, write_errors
+from dataload.storage import AtomicFile, base_name, is_url, join, parent, storage_of
+from dataload.storage.local.atomic import exists_error, write_errors
 from dataload.storage.remote.settings import parse_bytes
 
 _MOST_THREADS = 8  # they mostly hash
@@ -113,7 +113,9 @@ class ShardedWriter(ClosedOrAborted):
         self._storage = storage_of(destination, self._writing.remote)
         self._check_free()
         read_manifest(parent(destination), self._writing.remote)  # a damaged one is better known now
-        self._staging: Part = self._storage.create(join(parent(destination), base_name(destination)), overwrite=True)
+        self._staging: AtomicFile = self._storage.create(
+            join(parent(destination), base_name(destination)), overwrite=True
+        )
         self._state = "open"
         self._open: dict[int, Any] = {}  # writers by shard
         self._lengths: list[int] = []  # records by shard

@@ -21,7 +21,7 @@ from dataload.convert.plan import Shard, pattern_of
 from dataload.errors import ConfigError
 from dataload.loader.bad_records import Budget
 from dataload.sources.base import Source
-from dataload.sources.classes import classes_of, with_classes
+from dataload.sources.fields import classes_of, with_classes
 from dataload.sources.format import Format
 from dataload.sources.manifest import DataSetEntry, ShardEntry
 from dataload.sources.writer import DEFAULT_CODEC, Writer, codec_name

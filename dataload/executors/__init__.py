@@ -5,12 +5,12 @@ Import `ProcessExecutor` from its module: most programs do not need `multiproces
 
 from dataload.executors.base import (
     Executor,
-    Place,
     Result,
     SerialExecutor,
     StartMethod,
     TimeoutPolicy,
     WorkerLostError,
+    WorkerPosition,
     WorkerStatus,
     worker_name,
 )
@@ -18,13 +18,13 @@ from dataload.executors.threads import ThreadExecutor
 
 __all__ = [
     "Executor",
-    "Place",
     "Result",
     "SerialExecutor",
     "StartMethod",
     "ThreadExecutor",
     "TimeoutPolicy",
     "WorkerLostError",
+    "WorkerPosition",
     "WorkerStatus",
     "worker_name",
 ]

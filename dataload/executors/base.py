@@ -26,7 +26,7 @@ StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class WorkerPosition:
     """The step and sample that a worker last reported; -1 where it has not reported any."""
 
     epoch: int
@@ -53,10 +53,10 @@ class WorkerStatus:
         """Report the start of another sample of the same step."""
         self._words[2] = index + 1
 
-    def place(self) -> Place:
+    def place(self) -> WorkerPosition:
         """Return what the worker last reported."""
         epoch, step, index = self._words[:3].tolist()
-        return Place(epoch - 1, step - 1, index - 1)
+        return WorkerPosition(epoch - 1, step - 1, index - 1)
 
     def cancel(self, number: int) -> None:
         """Cancel all tasks up to and including this number."""
@@ -83,7 +83,7 @@ class WorkerLostError(Exception):
     reported step and sample; `stacks` are the stack traces of its threads, empty if unknown.
     """
 
-    def __init__(self, worker: str, reason: str, place: Place, stacks: str = "") -> None:
+    def __init__(self, worker: str, reason: str, place: WorkerPosition, stacks: str = "") -> None:
         super().__init__(worker, reason, place, stacks)
         self.worker = worker
         self.reason = reason
@@ -99,7 +99,7 @@ class TimeoutPolicy:
     # Seconds until the first warning, or half of `timeout` if that is less. The interval doubles with each warning.
     warn_after: float = 60.0
     # Returns for a place the index to show instead, and a description; by default the index is shown.
-    locate: Callable[[Place], tuple[int, str]] | None = None
+    locate: Callable[[WorkerPosition], tuple[int, str]] | None = None
 
 
 _FORKED = (
@@ -134,7 +134,7 @@ def check_fork(pid: int, status: WorkerStatus) -> None:
     if here != pid and name.startswith("dataload-"):
         os.write(2, f"{name} (process {here}) {_FORKED}\n".encode())
         os._exit(1)
-    raise WorkerLostError(name, _FORKED, status.place() if here == pid else Place(-1, -1, -1))
+    raise WorkerLostError(name, _FORKED, status.place() if here == pid else WorkerPosition(-1, -1, -1))
 
 
 class StallMonitor:
@@ -155,7 +155,7 @@ class StallMonitor:
     def is_due(self) -> bool:
         return self.next_look() == 0
 
-    def look(self, describe: Callable[[], tuple[str, Place, str]]) -> None:
+    def look(self, describe: Callable[[], tuple[str, WorkerPosition, str]]) -> None:
         """Warn about a late worker, or raise a `WorkerLostError` if the timeout has passed.
 
         `describe` returns the worker's name, its place and the stack traces of its threads.

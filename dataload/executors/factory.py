@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
 
-from dataload._util.checks import check_choice
+from dataload._util.settings import check_choice
 from dataload.errors import ConfigError
 from dataload.executors.base import Executor, SerialExecutor, StartMethod, TimeoutPolicy, WorkerStatus
 from dataload.executors.serialization import check_work

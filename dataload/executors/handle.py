@@ -16,12 +16,11 @@ from time import monotonic, sleep
 from types import FunctionType, ModuleType
 from typing import Any
 
-from dataload._util.per_process import pickling_for_worker
+from dataload._util.caches import pickling_for_worker
 from dataload.errors import ConfigError
-from dataload.executors.base import Place, StallMonitor, StartMethod, TimeoutPolicy, WorkerStatus
-from dataload.executors.channel import Inbox, Outbox
+from dataload.executors.base import StallMonitor, StartMethod, TimeoutPolicy, WorkerPosition, WorkerStatus
 from dataload.executors.serialization import has_importable_main, take_apart
-from dataload.executors.shared_memory import Slot
+from dataload.executors.transport import Inbox, Outbox, Slot
 from dataload.executors.worker import DUMP_SIGNAL, NewSlot, TaskMessage, serve
 
 GUARD = (
@@ -83,7 +82,7 @@ class WorkerHandle:
         return f"{self._process.name} (process {self._process.pid})"
 
     @property
-    def place(self) -> Place:
+    def place(self) -> WorkerPosition:
         """The step and sample that the worker last reported."""
         return self.status.place()
 
@@ -98,7 +97,7 @@ class WorkerHandle:
             self.outbox.put_descriptor(slot.descriptor)
         self.outbox.put(task)
 
-    def describe(self) -> tuple[str, Place, str]:
+    def describe(self) -> tuple[str, WorkerPosition, str]:
         """Return the worker's name, its place, and the stack traces of its threads or why there are none."""
         return self.name, self.place, self._stacks()
 
@@ -199,7 +198,7 @@ def _start_in_time(process: Any, theirs: socket.socket, timeouts: TimeoutPolicy)
         raise OSError(str(error)) from error
     watch = StallMonitor(timeouts)
     while not ended.wait(min(watch.next_look() + 1e-3, threading.TIMEOUT_MAX)):
-        watch.look(lambda: (process.name, Place(-1, -1, -1), _SERVER_WAITS))
+        watch.look(lambda: (process.name, WorkerPosition(-1, -1, -1), _SERVER_WAITS))
     if errors:
         raise errors.pop()  # not from a local variable: its traceback would refer to it
 

@@ -27,10 +27,9 @@ from dataload.executors.base import (
     check_process,
     raise_closed,
 )
-from dataload.executors.channel import Message
 from dataload.executors.handle import WorkerHandle, check_parent, start_fork_server, within_descriptors
 from dataload.executors.serialization import put_together
-from dataload.executors.shared_memory import Ring
+from dataload.executors.transport import Message, Ring
 from dataload.executors.worker import ResultMessage, TaskMessage
 
 TaskT = TypeVar("TaskT")

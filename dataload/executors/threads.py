@@ -18,12 +18,12 @@ from typing import Any, TypeVar
 from dataload._util.machine import usable_cpus
 from dataload.executors.base import (
     Deferred,
-    Place,
     PoolExecutor,
     Result,
     StallMonitor,
     TimeoutPolicy,
     WorkerLostError,
+    WorkerPosition,
     WorkerStatus,
     begin_task,
     check_fork,
@@ -189,8 +189,8 @@ class _Pool:
     def look(self, watch: StallMonitor, task: Any) -> None:
         """Warn about the thread that runs a late task, or give up on it and replace it."""
 
-        def describe() -> tuple[str, Place, str]:
-            place = task.status.place() if task.status is not None else Place(-1, -1, -1)
+        def describe() -> tuple[str, WorkerPosition, str]:
+            place = task.status.place() if task.status is not None else WorkerPosition(-1, -1, -1)
             name = task.thread.name if task.thread is not None else "the next free thread"
             return name, place, _stacks(self.threads)
 

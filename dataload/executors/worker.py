@@ -16,10 +16,9 @@ from dataclasses import replace
 from multiprocessing.connection import wait
 from typing import Any, NamedTuple
 
-from dataload.executors.base import Place, WorkerLostError, WorkerStatus, begin_task, check_fork
-from dataload.executors.channel import Inbox, receive_descriptor, send
+from dataload.executors.base import WorkerLostError, WorkerPosition, WorkerStatus, begin_task, check_fork
 from dataload.executors.serialization import put_together, take_apart
-from dataload.executors.shared_memory import Extent, Slot
+from dataload.executors.transport import Extent, Inbox, Slot, receive_descriptor, send
 
 DUMP_SIGNAL = signal.SIGUSR2
 """Makes a worker write the stack traces of its threads, whatever holds the GIL."""
@@ -50,7 +49,7 @@ class ResultMessage(NamedTuple):
     failure: str = ""  # why there is no result; empty if there is one
     traceback_text: str = ""
     note: str = ""  # why the result is not in its slot, if that is unexpected
-    place: Place | None = None  # the worker's place at the time of the failure; it may have moved on since
+    place: WorkerPosition | None = None  # the worker's place at the time of the failure; it may have moved on since
 
 
 def serve(connection: socket.socket, name: str, work: Callable[[Any, WorkerStatus], Any] | None) -> None:

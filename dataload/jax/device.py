@@ -6,17 +6,17 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from dataload._util.checks import check_count
+from dataload._util.settings import check_count
 from dataload.collate import Ragged
 from dataload.errors import ConfigError
-from dataload.jax.place import row_blocks
-from dataload.loader.device import AheadLoader
+from dataload.jax.ranks import row_blocks
+from dataload.loader.device import DevicePrefetcher
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlanner
 from dataload.streams.loader import MultiStreamLoader
 
 
-class DeviceLoader(AheadLoader[Any]):
+class DeviceLoader(DevicePrefetcher[Any]):
     """Gives a loader's batches as global arrays over a sharding, copied to the devices while the model works.
 
     Each process reads the rows of its rank, and its devices hold them. A global array has the rows of all ranks, those

@@ -11,11 +11,11 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from dataload._util.checks import check_max_bad
+from dataload._util.settings import check_max_bad
 from dataload.errors import ConfigError, WorkerError, printable, text_of
-from dataload.sources.location import locate
+from dataload.sources.shards import locate
 from dataload.storage import absolute, base_name, is_url
-from dataload.storage.local.text import append_text, read_text
+from dataload.storage.local.files import append_text, read_text
 from dataload.types import Int64Array
 
 _FEWEST_READ = 1000  # records, before which no share of them is looked at

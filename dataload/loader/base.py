@@ -6,9 +6,9 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, Generic, Self, TypeVar
 
-from dataload._util.checks import check_count
+from dataload._util.arrays import warn_of_padding
 from dataload._util.html import html_table
-from dataload._util.padding import warn_of_padding
+from dataload._util.settings import check_count
 from dataload.collate import Collate, Pack, padded_fields
 from dataload.errors import ClosedSourceError, WorkerError
 from dataload.executors import WorkerLostError

@@ -8,7 +8,7 @@ from typing import Any, Generic, Self, TypeVar
 SentT = TypeVar("SentT")
 
 
-class AheadLoader(ABC, Generic[SentT]):
+class DevicePrefetcher(ABC, Generic[SentT]):
     """Base of the device loaders: sends batches ahead, and counts in its state those that the consumer received.
 
     Attributes:

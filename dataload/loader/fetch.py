@@ -9,17 +9,18 @@ from typing import Any, TypeAlias, cast
 
 import numpy as np
 
-from dataload._util.checks import check_call, setting_error
-from dataload._util.decoding import DecodeClock
+from dataload._util.arrays import PadValue, check_pad_value
+from dataload._util.clock import DecodeClock
 from dataload._util.failures import mark_users
-from dataload._util.padding import PadValue, check_pad_value
+from dataload._util.settings import check_call, setting_error
 from dataload.collate import Collate, Pack, Policy, default_collate, in_chunks
 from dataload.errors import ConfigError, SourceError, closest
 from dataload.executors import WorkerStatus
 from dataload.loader.bad_records import BadRecord
 from dataload.loader.rescue import ErrorPolicy, Rescue, StageError, is_for_consumer
 from dataload.samplers import BatchPlan
-from dataload.sources.base import Source, select_fields
+from dataload.sources.base import Source
+from dataload.sources.fields import select_fields
 from dataload.transforms import DROP, NamedTransform, SampleContext
 from dataload.types import BatchReader, BytesColumn, ColumnReader, Int64Array
 
@@ -27,7 +28,7 @@ StageSpan: TypeAlias = tuple[str, float, float]
 """A stage, and its begin and end in seconds of `time.perf_counter`, which all processes of a machine share."""
 
 
-class Trace:
+class StepTrace:
     """The progress of one step: its stages, how long each took, and its bad records.
 
     `clock` counts the parts of a stage that are spent decoding and waiting for downloads. They become spans of their
@@ -74,7 +75,7 @@ class Trace:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fetcher:
+class BatchLoader:
     """Makes the batch of a plan. Thread-safe.
 
     How records are read is decided once: as columns if the source has `read_batch` and nothing needs single samples
@@ -101,9 +102,9 @@ class Fetcher:
         """Whether `load_together` can make the batches of several steps."""
         return self.reads_columns and self.batch_transform is None
 
-    def __call__(self, plan: BatchPlan, epoch: int, trace: Trace | None = None) -> Any:
+    def __call__(self, plan: BatchPlan, epoch: int, trace: StepTrace | None = None) -> Any:
         """Return the batch of `plan`, or raise a `WorkerError` that names the step, the stage and the record."""
-        trace = Trace() if trace is None else trace
+        trace = StepTrace() if trace is None else trace
         trace.status.at(epoch, plan.step)
         try:
             if not len(plan.indices) or self.policy.excluded_among(plan.indices):
@@ -118,7 +119,7 @@ class Fetcher:
         finally:
             del failure  # its traceback refers to this frame: each would keep the other alive
 
-    def load(self, plan: BatchPlan, epoch: int, trace: Trace) -> Any:
+    def load(self, plan: BatchPlan, epoch: int, trace: StepTrace) -> Any:
         """Return the batch of a plan with at least one row; raise whatever goes wrong."""
         trace.enter("read")
         if self.reads_columns:
@@ -132,7 +133,7 @@ class Fetcher:
         trace.enter("collate")
         return self.finish(self.collated(samples, plan), plan, trace)
 
-    def read(self, indices: Int64Array, trace: Trace) -> list[Any]:
+    def read(self, indices: Int64Array, trace: StepTrace) -> list[Any]:
         """Return the records at `indices`, in that order, with the chosen fields."""
         source = self.source
         try:
@@ -154,7 +155,7 @@ class Fetcher:
             return samples
         return [select_fields(sample, self.fields) for sample in samples]
 
-    def transformed(self, samples: Sequence[Any], indices: Int64Array, epoch: int, trace: Trace) -> list[Any]:
+    def transformed(self, samples: Sequence[Any], indices: Int64Array, epoch: int, trace: StepTrace) -> list[Any]:
         """Return samples after all transforms, at least one; all of them are applied to one sample after another."""
         at_index, seed, done = trace.status.at_index, self.seed, list[Any]()
         index, transform = -1, self.transform[0]
@@ -183,7 +184,7 @@ class Fetcher:
             "collate", self.collate(samples) if plan.packing is None else self.collate(samples, plan.packing)
         )
 
-    def finish(self, batch: Any, plan: BatchPlan, trace: Trace) -> Any:
+    def finish(self, batch: Any, plan: BatchPlan, trace: StepTrace) -> Any:
         """Return a collated batch with what the plan adds, after `batch_transform`."""
         trace.leave()
         batch = complete(batch, plan)
@@ -193,7 +194,7 @@ class Fetcher:
             trace.leave()
         return batch
 
-    def load_together(self, plans: Sequence[BatchPlan], trace: Trace) -> list[Any] | None:
+    def load_together(self, plans: Sequence[BatchPlan], trace: StepTrace) -> list[Any] | None:
         """Return the batches of several steps from one read of columns; None if they have to be loaded one by one.
 
         One read of many rows takes the GIL once, and pays fixed costs once. The batches are views of one memory.

@@ -8,31 +8,29 @@ from contextlib import ExitStack
 from dataclasses import is_dataclass
 from typing import Any, Literal, TypeVar, cast
 
-from dataload._util.checks import check_count, check_fields, check_flags, check_seconds
+from dataload._util.arrays import PadValue
 from dataload._util.fingerprint import describe, fingerprint, identify, shows_address
 from dataload._util.machine import usable_cpus
-from dataload._util.padding import PadValue
 from dataload._util.randomness import check_seed
+from dataload._util.settings import check_count, check_fields, check_flags, check_seconds
 from dataload.collate import Policy
 from dataload.errors import WorkerError, printable
 from dataload.executors import Executor, StartMethod, TimeoutPolicy, WorkerLostError, WorkerStatus
 from dataload.executors.factory import ExecutorName, make_executor
-from dataload.loader.ahead import ReadAhead
-from dataload.loader.autoscale import Scaling, Setting
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import EpochIteration, LoaderBase
-from dataload.loader.fetch import Fetcher, check_batch_transform, check_names, choose_collate, without_warning
-from dataload.loader.order import Shuffle, plan_batches
-from dataload.loader.pipeline import StepDelivery, TaskSizer, apply_in_consumer, lost_step
+from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
+from dataload.loader.order import Shuffle, explains_torch_names, plan_batches
+from dataload.loader.pipeline import Prefetch, StepDelivery, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
 from dataload.loader.rescue import ErrorPolicy, OnError
+from dataload.loader.scaling import Scaling, Setting
 from dataload.loader.state import MOST_SETTINGS, Cursor, EpochPlanners, LoaderState
 from dataload.loader.step import StepRange, StepResult, StepWork, global_generators_kept
-from dataload.loader.torch_names import explains_torch_names
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
-from dataload.sources.adapt import loadable
 from dataload.sources.base import traffics_of
+from dataload.sources.views.adapt import loadable
 from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
 
@@ -178,7 +176,7 @@ class Loader(LoaderBase[BatchT]):
         # A function that prepares a batch for its consumer (pins it, say) must not run in another process.
         in_consumer = workers and executor == "processes" and getattr(batch_transform, "runs_in_consumer", False)
         self._in_consumer = batch_transform if in_consumer else None
-        fetch = Fetcher(
+        fetch = BatchLoader(
             source=source,
             fields=check_fields(fields),
             transform=compose(transform),
@@ -207,7 +205,7 @@ class Loader(LoaderBase[BatchT]):
             self._scaling = Scaling(
                 None if automatic else workers, self._prefetch, least=least, deepens=automatic and threads
             )
-        self._ahead = ReadAhead(source, fetch.fields, here=not workers or executor == "threads")
+        self._ahead = Prefetch(source, fetch.fields, here=not workers or executor == "threads")
         self._owned = ExitStack()  # closes what `from_config` has opened for this loader
         super().__init__(
             recorder=Recorder(
@@ -388,6 +386,6 @@ class Loader(LoaderBase[BatchT]):
         return f"{len(self._source)} records, {p.rows_per_step} rows per step{ranks}"
 
 
-def _release(ahead: ReadAhead, executor: Executor[Any, Any]) -> None:
+def _release(ahead: Prefetch, executor: Executor[Any, Any]) -> None:
     ahead.stop()
     executor.close()

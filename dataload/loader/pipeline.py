@@ -4,16 +4,58 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Any, TypeVar
+
+import numpy as np
 
 from dataload.errors import WorkerError
 from dataload.executors import Executor, Result, SerialExecutor, WorkerLostError
 from dataload.loader.fetch import batch_of
 from dataload.loader.rescue import is_for_consumer, shorten, step_error
 from dataload.loader.state import Cursor, EpochPlanners
-from dataload.loader.step import JobResult, StepRange, StepResult
+from dataload.loader.step import StepRange, StepResult, StepsResult
+from dataload.types import AheadReader, ReadsAhead, StepsAhead
+
+_BLOCK_ROWS = 1 << 17  # many, because a pool has to be found again for each block
+
+
+class Prefetch:
+    """The fetching for one loader, if `source` reads ahead and `here`, in this process.
+
+    It does not refer to the loader, whose end stops it. `fields` are those that are read; None means all.
+    """
+
+    def __init__(self, source: Any, fields: Sequence[str] | None, *, here: bool) -> None:
+        self._source = source if isinstance(source, ReadsAhead) else None
+        self._fields = fields
+        self._here = here
+        self.reader: AheadReader | None = None
+
+    def start(self, planners: EpochPlanners, start: Cursor, epochs: int | None) -> None:
+        """Fetch what the steps from `start` read, up to epoch `epochs` or for ever."""
+        self.stop()
+        if self._source is not None:
+            self.reader = self._source.read_ahead(steps_ahead(planners, start, epochs), self._fields, here=self._here)
+
+    def stop(self) -> None:
+        """Stop fetching. May be called twice."""
+        reader, self.reader = self.reader, None
+        if reader is not None:
+            reader.close()
+
+
+def steps_ahead(planners: EpochPlanners, start: Cursor, epochs: int | None) -> Generator[StepsAhead]:
+    """Yield the steps that a loader makes from `start`, in blocks; it ends like `StepDelivery`."""
+    for epoch, planner, missing, steps in planners.epochs_from(start, epochs):
+        size = max(1, _BLOCK_ROWS // planner.rows_per_step)
+        blocks = [range(step, step + 1) for step in missing]
+        blocks += [steps[first : first + size] for first in range(0, len(steps), size)]
+        for block in blocks:
+            rows = [plan.indices for plan in planner.plans(block, epoch=epoch)]
+            yield StepsAhead(epoch, np.concatenate(rows), np.cumsum([len(indices) for indices in rows]), steps.stop)
+
 
 Task = TypeVar("Task")
 T = TypeVar("T")
@@ -34,7 +76,7 @@ class StepDelivery:
 
     def __init__(
         self,
-        executor: Executor[StepRange, JobResult],
+        executor: Executor[StepRange, StepsResult],
         planners: EpochPlanners,
         sizer: TaskSizer,
         *,
@@ -75,7 +117,7 @@ class StepDelivery:
         self._budget.steps -= 1
         return self._ready.pop()
 
-    def _next_result(self) -> JobResult:
+    def _next_result(self) -> StepsResult:
         if self._again:
             return self._executor.submit(self._again.popleft()).result()
         if self._lost is not None:

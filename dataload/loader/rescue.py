@@ -11,20 +11,20 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast, get_a
 
 import numpy as np
 
-from dataload._util.checks import check_choice
 from dataload._util.failures import BUG, RAISE, Owner, owner_of
 from dataload._util.randomness import derive_key, hash64
+from dataload._util.settings import check_choice
 from dataload.collate import empty_like
 from dataload.errors import ConfigError, SourceError, WorkerError, message_of, printable, traceback_of
 from dataload.executors import worker_name
 from dataload.loader.bad_records import BadRecord, shown
 from dataload.samplers import BatchPlan
-from dataload.sources.adapt import entering_hint
-from dataload.sources.location import locate
+from dataload.sources.shards import locate
+from dataload.sources.views.adapt import entering_hint
 from dataload.types import Int64Array
 
 if TYPE_CHECKING:
-    from dataload.loader.fetch import Fetcher, Trace
+    from dataload.loader.fetch import BatchLoader, StepTrace
 
 OnError: TypeAlias = Literal["raise", "skip", "replace"]
 """Treatment of a record that fails; see `ErrorPolicy`."""
@@ -118,7 +118,7 @@ class StageError(Exception):
 class Rescue:
     """Makes the batch of one step from those of its records that are good."""
 
-    def __init__(self, fetch: Fetcher, plan: BatchPlan, epoch: int, trace: Trace) -> None:
+    def __init__(self, fetch: BatchLoader, plan: BatchPlan, epoch: int, trace: StepTrace) -> None:
         self._fetch = fetch
         self._policy = fetch.policy
         self._plan = plan

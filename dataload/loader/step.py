@@ -10,13 +10,13 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from dataload._util.caches import Memo
 from dataload._util.failures import owner_of
-from dataload._util.memo import Memo
 from dataload._util.randomness import derive_key
 from dataload.errors import ChangedFileError, SourceNotFoundError, WorkerError
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord
-from dataload.loader.fetch import Fetcher, StageSpan, Trace
+from dataload.loader.fetch import BatchLoader, StageSpan, StepTrace
 from dataload.loader.order import BlockedPlans
 from dataload.loader.rescue import is_for_consumer, step_error
 from dataload.samplers import BatchPlan, BatchPlanner
@@ -52,7 +52,7 @@ class StepResult(NamedTuple):
     records: int = 0  # read for it, good or bad
 
 
-class JobResult(NamedTuple):
+class StepsResult(NamedTuple):
     """The results of a `StepRange`."""
 
     loaded: list[StepResult]  # its steps, up to the first one that failed
@@ -66,14 +66,14 @@ class StepWork:
     transforms that use them, in processes where nobody else does.
     """
 
-    def __init__(self, fetch: Fetcher, planner: BatchPlanner, *, reseeds: bool = False) -> None:
+    def __init__(self, fetch: BatchLoader, planner: BatchPlanner, *, reseeds: bool = False) -> None:
         self.fetch = fetch
         self.planner = planner
         self._reseeds = reseeds
         self._pid = getpid()  # of the consumer
         self._plans: Memo[BlockedPlans] = Memo()  # of two epochs, because prefetching crosses from one to the next
 
-    def __call__(self, job: StepRange, status: WorkerStatus) -> JobResult:
+    def __call__(self, job: StepRange, status: WorkerStatus) -> StepsResult:
         """Return the batches of `job`, or those before the first error and the error."""
         begun = perf_counter()
         together = self.fetch.reads_together and job.stop - job.start > 1
@@ -84,12 +84,12 @@ class StepWork:
                 _reseed(self.fetch.seed, job.epoch, step)
             # No name in this frame may hold the error: its traceback refers to this frame, so the two would keep each
             # other and the source alive until the garbage collector runs.
-            loaded.append(self._load(job, step, Trace(status)))
+            loaded.append(self._load(job, step, StepTrace(status)))
             if loaded[-1].error is not None:
                 break
         if loaded and getpid() != self._pid:
             loaded[-1] = loaded[-1]._replace(downloads=self._report())
-        return JobResult(loaded, perf_counter() - begun)
+        return StepsResult(loaded, perf_counter() - begun)
 
     def parts(self) -> list[tuple[str, str, Any]]:
         """Return what worker processes get copies of, for `dataload.executors.factory.check_pickles`."""
@@ -110,7 +110,7 @@ class StepWork:
         downloads = sum((report.downloads for report in reports), Downloads())
         return Report(downloads, [request for report in reports for request in report.requests])
 
-    def _load(self, job: StepRange, step: int, trace: Trace) -> StepResult:
+    def _load(self, job: StepRange, step: int, trace: StepTrace) -> StepResult:
         """Return the result of one step, whether it fails or not."""
         worker, rows, records = worker_name(), 0, 0
         try:
@@ -124,7 +124,7 @@ class StepWork:
 
     def _load_together(self, job: StepRange, status: WorkerStatus) -> list[StepResult]:
         """Return the results of all steps from one read, or a failure; none if they have to be read one by one."""
-        trace, worker = Trace(status), worker_name()
+        trace, worker = StepTrace(status), worker_name()
         try:
             plans = [self._plan(job, step) for step in range(job.start, job.stop)]
             status.at(job.epoch, job.start)

@@ -5,11 +5,10 @@ gives the same order on any number of workers and machines, and any position can
 distributes an order over steps and ranks.
 """
 
-from dataload.samplers.basic import Repeat, Sequential, Subset
+from dataload.samplers.basic import Lanes, Repeat, Sequential, Subset
 from dataload.samplers.batch import BatchPlan, BatchPlanner, BatchSampler
 from dataload.samplers.buckets import BucketBatchSampler
 from dataload.samplers.inverse import Serving, servings_of
-from dataload.samplers.lanes import Lanes
 from dataload.samplers.mixture import Mixture
 from dataload.samplers.packing import PackedBatchSampler
 from dataload.samplers.pool import PoolShuffle

@@ -10,9 +10,9 @@ from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
 
-from dataload._util.checks import check_choice, check_count, setting_error
+from dataload._util.settings import check_choice, check_count, setting_error
 from dataload.collate import Packing
-from dataload.samplers._common import BoolArray, check_sampler, records_of, set_fields
+from dataload.samplers.common import BoolArray, check_sampler, records_of, set_fields
 from dataload.types import Array, Int64Array, Sampler
 
 Tail: TypeAlias = Literal["drop", "pad", "partial"]

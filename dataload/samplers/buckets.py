@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.checks import as_tuple, check_count, setting_error
 from dataload._util.randomness import check_seed, derive_key
+from dataload._util.settings import as_tuple, check_count, setting_error
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, PerRecord, check_record_lengths, divide, set_fields, split_by_group
 from dataload.samplers.batch import BatchPlan, BatchPlanner
+from dataload.samplers.common import ArrayValue, PerRecord, check_record_lengths, divide, set_fields, split_by_group
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.checks import check_count
+from dataload._util.settings import check_count
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner, BatchSampler
 from dataload.samplers.permutation import MAX_LENGTH

@@ -8,10 +8,11 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
 
 import numpy as np
 
-from dataload._util.checks import as_tuple, check_choice, check_count, setting_error
 from dataload._util.randomness import check_seed, derive_key
+from dataload._util.settings import as_tuple, check_choice, check_count, setting_error
 from dataload.errors import ConfigError
-from dataload.samplers._common import (
+from dataload.samplers.basic import indices_without_end, positions_without_end
+from dataload.samplers.common import (
     check_lengths,
     check_sampler,
     divide,
@@ -20,7 +21,6 @@ from dataload.samplers._common import (
     source_lengths_of,
     split_by_group,
 )
-from dataload.samplers.basic import indices_without_end, positions_without_end
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.samplers.weighted import check_weights, uniform
 from dataload.types import Int64Array, Sampler

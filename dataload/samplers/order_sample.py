@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from dataload._util.checks import check_count
 from dataload._util.randomness import derive_key, hash64
+from dataload._util.settings import check_count
 from dataload.errors import ConfigError
-from dataload.samplers._common import Float64Array, check_lengths
 from dataload.samplers.batch import BatchPlanner, BatchSampler
+from dataload.samplers.common import Float64Array, check_lengths
 from dataload.types import Int64Array
 
 WHOLE_UP_TO = 2**20
@@ -106,14 +106,14 @@ def displacements(sample: OrderSample) -> Float64Array:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Shards:
+class ShardLayout:
     """Consecutive parts of the index range, whose mixing is measured."""
 
     ends: Int64Array  # (shards,), the index after the last record of each shard
     files: bool  # whether these are the files of the data set; otherwise they are equal parts of it
 
     @classmethod
-    def of(cls, records: int, shard_lengths: Sequence[int] | None = None) -> Shards:
+    def of(cls, records: int, shard_lengths: Sequence[int] | None = None) -> ShardLayout:
         """Return the shards of the first `records` records, or 100 equal parts if there is only one shard."""
         if shard_lengths is not None:
             ends = np.minimum(np.cumsum(check_lengths("shard_lengths", shard_lengths)), records)
@@ -132,14 +132,14 @@ class Shards:
         return len(self.ends)
 
 
-def shards_per_batch(sample: OrderSample, shards: Shards) -> Int64Array:
+def shards_per_batch(sample: OrderSample, shards: ShardLayout) -> Int64Array:
     """Return how many shards the rows of each batch come from, (batches,) int64."""
     shard = np.searchsorted(shards.ends, sample.indices, side="right")
     occurring = np.unique(sample.batches * len(shards) + shard) // len(shards)
     return np.bincount(occurring, minlength=len(sample.steps))
 
 
-def expected_shards(shards: Shards, sizes: Int64Array) -> Float64Array:
+def expected_shards(shards: ShardLayout, sizes: Int64Array) -> Float64Array:
     """Return the expected number of shards in batches of these sizes, drawn from all records without replacement."""
     lengths, times = np.unique(shards.lengths, return_counts=True)
     known = np.unique(sizes)

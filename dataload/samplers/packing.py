@@ -6,12 +6,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
 import numpy as np
 
-from dataload._util.checks import check_choice, check_count, setting_error
-from dataload._util.memo import Memo
+from dataload._util.caches import Memo
+from dataload._util.settings import check_choice, check_count, setting_error
 from dataload.collate import Packing
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, check_record_lengths, check_sampler, records_of, set_fields
 from dataload.samplers.batch import BatchPlan, BatchPlanner, OverSampler
+from dataload.samplers.common import ArrayValue, check_record_lengths, check_sampler, records_of, set_fields
 from dataload.samplers.permutation import MAX_LENGTH
 from dataload.types import Int64Array, Sampler
 

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.checks import check_count
-from dataload._util.memo import Memo
+from dataload._util.caches import Memo
 from dataload._util.randomness import check_seed, derive_key, hash64
-from dataload.samplers._common import OverParent, check_sampler, set_fields
+from dataload._util.settings import check_count
+from dataload.samplers.common import OverParent, check_sampler, set_fields
 from dataload.samplers.inverse import positions_of
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array, Sampler

@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.checks import check_count, setting_error
 from dataload._util.randomness import check_seed, derive_key
-from dataload.samplers._common import check_lengths
-from dataload.samplers.order_sample import Shards, expected_shards
+from dataload._util.settings import check_count, setting_error
+from dataload.samplers.common import check_lengths
+from dataload.samplers.order_sample import ShardLayout, expected_shards
 from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.samplers.shuffle import ShardSequential
 from dataload.samplers.weighted import uniform
@@ -71,7 +71,7 @@ class PoolTrial:
         cells = np.arange(batches * rows)
         # One order per epoch, because each caches only two epochs.
         self._orders = tuple(ShardSequential(lengths, seed) for _ in range(_EPOCHS))
-        self._shards = Shards(np.cumsum(lengths), files=True)
+        self._shards = ShardLayout(np.cumsum(lengths), files=True)
         self._ideal = float(expected_shards(self._shards, np.array([rows]))[0])
         # The first position of each batch, in the middle fifth of the epoch.
         first, last = self.records * 2 // 5, max(self.records * 2 // 5, self.records * 3 // 5 - rows)

@@ -7,13 +7,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from dataload.samplers._common import Float64Array
 from dataload.samplers.batch import BatchPlanner
 from dataload.samplers.buckets import BucketBatchSampler
+from dataload.samplers.common import Float64Array
 from dataload.samplers.order_sample import (
     PLACES,
     OrderSample,
-    Shards,
+    ShardLayout,
     displacements,
     expected_shards,
     sample_order,
@@ -174,7 +174,7 @@ def order_report(planner: BatchPlanner, *, shard_lengths: Sequence[int] | None =
         >>> order_report(BatchSampler(sampler=GlobalShuffle(10_000, seed=0), batch_size=64)).mixing.verdict
         'a batch mixes as many parts as in a uniform shuffle'
     """
-    shards = Shards.of(planner.records, shard_lengths)
+    shards = ShardLayout.of(planner.records, shard_lengths)
     return judge_order(sample_order(planner, epoch=epoch), shards)
 
 
@@ -199,7 +199,7 @@ class BucketFiller:
         return cls(*(1 - int(lengths.sum()) / total if total else 0.0 for total in padded))
 
 
-def judge_order(sample: OrderSample, shards: Shards) -> OrderReport:
+def judge_order(sample: OrderSample, shards: ShardLayout) -> OrderReport:
     """Return the report on a sample of an epoch."""
     return OrderReport(
         epoch=sample.epoch,
@@ -240,7 +240,7 @@ def _error(values: Float64Array, blocks: Int64Array) -> float:
     return float(np.sqrt(np.mean(np.diff(means) ** 2) / 2 / len(means)))
 
 
-def _mixing(sample: OrderSample, shards: Shards) -> Mixing:
+def _mixing(sample: OrderSample, shards: ShardLayout) -> Mixing:
     found = shards_per_batch(sample, shards)
     ideal = expected_shards(shards, np.bincount(sample.batches, minlength=len(sample.steps)))
     blocks = np.arange(len(found)) * PLACES // len(found)

@@ -5,11 +5,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dataload._util.checks import check_count, setting_error
-from dataload._util.memo import Memo
+from dataload._util.caches import Memo
 from dataload._util.randomness import check_seed, derive_key
-from dataload.samplers._common import PerRecord, check_lengths, check_sampler, records_of, set_fields
+from dataload._util.settings import check_count, setting_error
 from dataload.samplers.basic import Sequential
+from dataload.samplers.common import PerRecord, check_lengths, check_sampler, records_of, set_fields
 from dataload.samplers.inverse import positions_of
 from dataload.samplers.permutation import KEY_WORDS, MAX_LENGTH, permute, unpermute
 from dataload.types import Int64Array, Sampler

@@ -9,16 +9,16 @@ from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar, overload
 
 import numpy as np
 
-from dataload._util.checks import check_fields
 from dataload._util.fingerprint import digest
 from dataload._util.html import html_of_source
 from dataload._util.indexing import as_indices, check_index
 from dataload._util.randomness import check_seed
+from dataload._util.settings import check_fields
 from dataload.collate import default_collate
-from dataload.errors import ConfigError, closest
 from dataload.executors.factory import ExecutorName
-from dataload.sources.location import Location, shard_of
-from dataload.sources.selecting import Filter, Predicate, Rule, Share, run_filter
+from dataload.sources.fields import select_fields
+from dataload.sources.shards import Location, shard_of
+from dataload.sources.views.select import Filter, Predicate, Rule, Share, run_filter
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
@@ -218,7 +218,7 @@ class Source(ABC, Generic[T_co]):
         self.close()
 
 
-class PartSource(Source[T_co]):
+class SubsetSource(Source[T_co]):
     """Some of the records of another source, `_parent`."""
 
     _parent: Source[T_co]
@@ -274,7 +274,7 @@ class PartSource(Source[T_co]):
         self._parent.close()
 
 
-class SliceSource(PartSource[T_co]):
+class SliceSource(SubsetSource[T_co]):
     """A slice of another source, which stores neither records nor indices."""
 
     def __init__(self, parent: Source[T_co], span: range) -> None:
@@ -304,7 +304,7 @@ class SliceSource(PartSource[T_co]):
         return f"{self._parent!r}[{s.start}:{s.stop}{f':{s.step}' if s.step != 1 else ''}]"
 
 
-class SelectionSource(PartSource[T_co]):
+class SelectionSource(SubsetSource[T_co]):
     """The records of another source that a rule selects; see `Source.filter` and `Source.split`."""
 
     def __init__(self, parent: Source[T_co], rule: Rule) -> None:
@@ -337,27 +337,3 @@ class SelectionSource(PartSource[T_co]):
 def traffics_of(source: Any) -> Sequence[Traffic]:
     """Return what counts the downloads of any source in this process; nothing if no data are remote."""
     return source._traffics() if isinstance(source, Source) else ()  # pyright: ignore[reportPrivateUsage] # for sources
-
-
-def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:
-    """Return the named fields of a record, in that order.
-
-    Raises:
-        ConfigError: The record has no fields, or not all of these.
-    """
-    if not isinstance(record, Mapping):
-        message = f"records are {type(record).__name__}, not fields: choose a codec to read fields {', '.join(fields)}"
-        raise ConfigError(message, key="fields")
-    try:
-        return {name: record[name] for name in fields}
-    except KeyError as error:
-        message = f"a record has no field {error.args[0]!r}: {closest(error.args[0], record)}"
-        raise ConfigError(message, key="fields", value=error.args[0]) from None
-
-
-def spec_of(value: Any) -> FieldSpec:
-    """Return the specification of a field, from one of its values."""
-    if isinstance(value, (bytes, str)):
-        return FieldSpec(type(value).__name__, ())
-    array = np.asarray(value)
-    return FieldSpec(str(array.dtype), array.shape)

@@ -2,22 +2,187 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, make_dataclass
+from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from importlib import import_module
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_type_hints
 
-from dataload._util.optional import load_optional
-from dataload.errors import ConfigError, MissingDependencyError, SourceError
-from dataload.sources.options import Options
-from dataload.storage import Remote, join, storage_of
+from dataload._util.guards import MAX_RECORD_BYTES, load_optional
+from dataload._util.settings import check_count, check_type
+from dataload.codecs.codec import CodecLike, resolve_codec
+from dataload.codecs.npy import MAGIC
+from dataload.errors import ConfigError, MissingDependencyError, SourceError, closest
+from dataload.storage import Remote, RemoteOptions, join, storage_of
 
 if TYPE_CHECKING:
     from dataload.sources.base import Source
     from dataload.sources.writer import Writer
+
+_FUNCTIONS = (
+    "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Base class of a format's options for reading or writing.
+
+    A subclass is a frozen dataclass. Its docstring describes each field in an ``Attributes:`` section, from which
+    configs take their descriptions, and `__post_init__` checks values. A field whose metadata has ``content=False``
+    does not affect the records and is not part of a source's fingerprint.
+    """
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of all options."""
+        return tuple(each.name for each in fields(cls))
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], owner: str) -> Self:
+        """Create the options from keyword arguments.
+
+        Args:
+            given: Keyword arguments.
+            owner: The owner of the options for error messages, such as ``"format 'tar'"``.
+
+        Raises:
+            ConfigError: An option is unknown, missing or out of range.
+        """
+        for name in given:
+            if name not in cls.names():
+                advice = _FUNCTIONS if callable(given[name]) else ""
+                message = f"{owner} has no option {name!r}: {closest(name, cls.names())}{advice}"
+                raise ConfigError(message, key=name, value=given[name])
+        for each in fields(cls):
+            if each.name not in given and each.default is MISSING and each.default_factory is MISSING:
+                raise ConfigError(f"{owner} needs the option {each.name!r}: pass {each.name}=...", key=each.name)
+        made: Self | None = None
+        with suppress(TypeError, AttributeError):  # of a check that expects values of the right type
+            made = cls(**given)  # checks ranges
+        hints = cls._hints()
+        for name, value in given.items():
+            try:
+                check_type(name, value, hints[name])
+            except ConfigError as error:
+                advice = _FUNCTIONS if callable(value) else ""
+                raise ConfigError(f"{owner}: {error}{advice}", key=name, value=value) from None
+        return made or cls(**given)
+
+    @classmethod
+    def _hints(cls) -> dict[str, Any]:
+        try:
+            return get_type_hints(cls)
+        except NameError:  # of a class of others, whose annotations are for type checkers only
+            return dict.fromkeys(cls.names(), Any)
+
+    def content(self) -> dict[str, Any]:
+        """Return the options that affect the records, except those with default values."""
+        chosen: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None and each.metadata.get("content", True) and not _is_default(value, each.default):
+                chosen[each.name] = value
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOptions(Options):
+    """Base class of the options of formats whose data are files, here or at URLs.
+
+    Attributes:
+        storage_options: Arguments of obstore's stores for URLs: ``endpoint``, ``region``, ``skip_signature``,
+            ``client_options``, ``credential_provider``, ... They are part of `remote` afterwards.
+        remote: How data at URLs are read; see `dataload.RemoteOptions`.
+    """
+
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False, metadata={"content": False})
+    remote: RemoteOptions | Remote | Mapping[str, Any] | None = field(
+        default=None, repr=False, metadata={"content": False}
+    )
+
+    def __post_init__(self) -> None:
+        if self.storage_options is not None or self.remote is not None:
+            object.__setattr__(self, "remote", Remote.of(self.storage_options, self.remote))
+            object.__setattr__(self, "storage_options", None)
+
+    @property
+    def place(self) -> Remote | None:
+        """The settings for `storage_of`."""
+        return self.remote if isinstance(self.remote, Remote) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecOptions(FileOptions):
+    """Base class of the options of formats whose records are bytes.
+
+    Attributes:
+        codec: Converts between bytes and records; see `resolve_codec`. By default records are bytes.
+    """
+
+    codec: CodecLike = None
+
+    def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
+        object.__setattr__(self, "codec", resolve_codec(self.codec))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions(FileOptions):
+    """Base class of the options for reading files, which others may have written.
+
+    Attributes:
+        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
+    """
+
+    max_record_bytes: int = dataclasses.field(default=MAX_RECORD_BYTES, metadata={"content": False})
+
+    def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
+        object.__setattr__(self, "max_record_bytes", check_count("max_record_bytes", self.max_record_bytes, least=1))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecReadOptions(ReadOptions):
+    """Base class of the options for reading files whose records are bytes; see `CodecOptions` and `ReadOptions`."""
+
+    codec: CodecLike = None
+
+    def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
+        object.__setattr__(self, "codec", resolve_codec(self.codec, self.max_record_bytes))
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(value, (str, bool, int)) and value == default)
+
+
+def describe_value(value: Any) -> str:
+    """Return text for an option's value that is the same in every process, such as a function's name."""
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    if isinstance(value, Mapping):
+        return repr({name: describe_value(item) for name, item in value.items()})
+    return repr(value)
+
+
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
+
+def describe_head(head: bytes) -> str:
+    """Describe the first bytes of a file in an unknown format."""
+    if not head:
+        return "the file is empty"
+    if head.startswith(MAGIC):
+        return "it is a .npy file, but not a one-dimensional array of integers"
+    for magic, name in _COMPRESSED.items():
+        if head.startswith(magic):
+            return f"byte 0 has the magic bytes of {name}: decompress it first, to allow random access"
+    return f"byte 0 has {head[:8]!r}"
+
 
 HEAD_BYTES = 512
 """Number of bytes at the start of a file from which its format is detected."""

@@ -39,8 +39,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.classes import classes_of, with_classes
 from dataload.sources.field_statistics import DataSetStatistics
+from dataload.sources.fields import classes_of, with_classes
 from dataload.sources.manifest_checks import (
     ETAG,
     HEX,

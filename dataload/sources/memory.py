@@ -1,4 +1,4 @@
-"""A source of records in memory, for small data and as a reference in tests."""
+"""Sources in memory: records, for small data and as a reference in tests, and integers, for testing orders."""
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
@@ -6,13 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.buffers import pooled_empty
-from dataload._util.checks import check_fields
-from dataload._util.stacking import split_records
+from dataload._util.arrays import pooled_empty, split_records
+from dataload._util.fingerprint import digest
+from dataload._util.settings import check_fields
 from dataload.codecs.arrow import columns_of
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, closest
-from dataload.sources.base import Source, select_fields, spec_of
+from dataload.sources.base import Source
+from dataload.sources.fields import select_fields, spec_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array
 
 
@@ -162,3 +163,48 @@ def _content(value: Any) -> bytes:
 def _own(value: Any) -> Any:
     """Return a value that the caller may modify."""
     return value.copy() if isinstance(value, (np.ndarray, bytearray)) else value
+
+
+class RangeSource(Source[dict[str, int]]):
+    """Record i is ``{"index": start + i * step}``.
+
+    Args:
+        stop: End of the range, exclusive.
+        start: First value.
+        step: Difference between consecutive values; not 0.
+    """
+
+    def __init__(self, stop: int, *, start: int = 0, step: int = 1) -> None:
+        if step == 0:
+            raise ConfigError("step must not be 0", key="step", value=step)
+        try:
+            self._range = range(start, stop, step)
+        except TypeError:
+            message = f"a RangeSource takes integers, got {stop!r}, start={start!r}, step={step!r}"
+            raise ConfigError(message, key="stop", value=stop) from None
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def _read(self, indices: Int64Array) -> list[dict[str, int]]:
+        return [{"index": value} for value in self._values(indices).tolist()]
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        for name in fields or ():
+            if name != "index":
+                raise ConfigError(f"there is no field {name!r}: {closest(name, ['index'])}", key="fields", value=name)
+        return {"index": self._values(indices)} if fields != () else {}
+
+    def _values(self, indices: Int64Array) -> Int64Array:
+        return indices * self._range.step + self._range.start
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """The only field, ``index``."""
+        return {"index": FieldSpec(str(np.dtype(np.int64)), ())}
+
+    def fingerprint(self) -> str:
+        return digest("range", repr(self._range))
+
+    def __repr__(self) -> str:
+        return f"RangeSource({self._range.stop}, start={self._range.start}, step={self._range.step})"

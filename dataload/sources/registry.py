@@ -18,16 +18,15 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from dataload._util.checks import check_type
+from dataload._util.settings import check_type
 from dataload.errors import ConfigError, MissingDependencyError, closest
 from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
 from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
 from dataload.sources.folder.format import FOLDER
-from dataload.sources.format import Format
+from dataload.sources.format import Format, Options
 from dataload.sources.jsonl.format import JSONL
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
 from dataload.sources.mds.format import MDS
-from dataload.sources.options import Options
 from dataload.sources.syrah.format import SYRAH
 from dataload.sources.tar.format import TAR, WIDS
 from dataload.sources.tfrecord.format import TFRECORD
@@ -71,7 +70,7 @@ class RangeOptions(Options):
 MEMORY = Format(name="memory", source="dataload.sources.memory:MemorySource", parse_argument=_parse_data)
 RANGE = Format(
     name="range",
-    source="dataload.sources.range:RangeSource",
+    source="dataload.sources.memory:RangeSource",
     reader_options=RangeOptions,
     parse_argument=_parse_count,
 )

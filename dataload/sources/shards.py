@@ -1,12 +1,14 @@
 """Shards of a data set: how a format reads one, and all of them as opened by one process."""
 
+import contextlib
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import repeat
-from typing import Any, Generic, TypeVar
+from os import PathLike, fspath
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
 from weakref import WeakMethod
 
 import numpy as np
@@ -14,14 +16,78 @@ import numpy as np
 from dataload._util.indexing import split_by_shard
 from dataload._util.threads import DaemonThreads
 from dataload.collate import default_collate
-from dataload.errors import CorruptFileError
-from dataload.sources.base import spec_of
+from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.fields import spec_of
 from dataload.sources.manifest import MANIFEST_NAME, renewal
 from dataload.sources.manifest_checks import ShardIdentity
 from dataload.storage import Remote, base_name, join, parent
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.files import open_files_limit
 from dataload.types import Batch, FieldSpec, Int64Array
+
+
+class Location(NamedTuple):
+    """Location of a record, for messages and reports.
+
+    Attributes:
+        shard: Path or name of the record's shard; None for the only shard of a source without files.
+        record: Index of the record within the shard.
+        key: The record's key in the format; None if there are no keys or this one cannot be read.
+        offset: First byte in the shard's file of what is read for the record; None if the format does not tell it, as
+            with tables and compressed shards, or if it cannot be read.
+    """
+
+    shard: str | None
+    record: int
+    key: str | None
+    offset: int | None = None
+
+    def __str__(self) -> str:
+        parts = [self.shard, f"record {self.record}", None if self.key is None else f"key {self.key!r}"]
+        return ", ".join(part for part in parts if part is not None)
+
+
+def locate(source: Any, index: int) -> Location:
+    """Return the location of a record in any source, including one without `locate` or with one that fails."""
+    find: Any = getattr(source, "locate", None)
+    if callable(find):
+        with contextlib.suppress(Exception):  # an error here must not hide the one being reported
+            found = find(index)
+            if isinstance(found, Location):
+                return found
+    return Location(None, index, None)
+
+
+def shard_of(ends: Int64Array, index: int) -> tuple[int, int]:
+    """Return the shard of an index and the index within it; `ends`, (shards,) int64, are cumulative record counts."""
+    shard = int(np.searchsorted(ends, index, side="right"))
+    return shard, index - (int(ends[shard - 1]) if shard else 0)
+
+
+@runtime_checkable
+class FileInstruction(Protocol):
+    """Part of a file, as TensorFlow Datasets and Grain describe it; `examples_in_shard` is ignored."""
+
+    filename: str
+    skip: int
+    take: int
+    examples_in_shard: int
+
+
+def as_path(path: Any) -> str:
+    """Return a path or a `FileInstruction` as text, the latter as a slice; others are a TypeError."""
+    if isinstance(path, (str, PathLike)) and isinstance(text := fspath(path), str):
+        if not text or "\0" in text:
+            raise ConfigError(f"{text!r} is not a path", key="paths", value=path)
+        return text
+    if not isinstance(path, FileInstruction):
+        raise TypeError(f"paths are text, path objects or a list of these, got {path!r} ({type(path).__name__})")
+    if path.skip < 0 or path.take < 0:
+        raise ConfigError(
+            f"{path.filename}: skip={path.skip}, take={path.take}: neither may be negative", key="paths", value=path
+        )
+    return f"{fspath(path.filename)}[{path.skip}:{path.skip + path.take}]"
+
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -97,7 +163,7 @@ class ShardReader(ABC, Generic[T_co]):
 
 
 @dataclass(frozen=True, slots=True)
-class KnownShards:
+class ListedShards:
     """Facts about shards that are not open yet: from a manifest (`listed`), or from the process that sent the source.
 
     `lengths` are numbers of records; `identities` see `FileSource.shard_identities`, None if one is unknown.

@@ -3,22 +3,22 @@
 A backend implements `Storage`; `storage_of` selects it by path: local files, or URLs.
 """
 
+from dataload.storage.backend import LeasedFile, Storage, read_limited, storage_of, unchanged
+from dataload.storage.local.atomic import AtomicFile
 from dataload.storage.local.files import LocalFile, LocalStorage
 from dataload.storage.local.folders import Listing, list_folder, read_files
-from dataload.storage.local.parts import Part
-from dataload.storage.local.reopened import FileIdentity
+from dataload.storage.local.record_files import FileIdentity
 from dataload.storage.paths import absolute, base_name, has_wildcards, is_url, join, local_path, named_files, parent
-from dataload.storage.records import RecordFile, reading_tables
+from dataload.storage.record_file import RecordFile, reading_tables
 from dataload.storage.remote.settings import Remote, RemoteOptions
-from dataload.storage.storage import LeasedFile, Storage, read_limited, storage_of, unchanged
 
 __all__ = [
+    "AtomicFile",
     "FileIdentity",
     "LeasedFile",
     "Listing",
     "LocalFile",
     "LocalStorage",
-    "Part",
     "RecordFile",
     "Remote",
     "RemoteOptions",

@@ -5,8 +5,8 @@ import importlib
 import os
 from typing import TYPE_CHECKING
 
-from dataload._util.checks import check_choice
-from dataload.storage import _core
+from dataload._util.settings import check_choice
+from dataload.storage import _core_numpy as _core
 
 
 @functools.cache

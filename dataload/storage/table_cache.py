@@ -26,11 +26,11 @@ from typing import Any, Self, TypeVar
 import numpy as np
 
 from dataload.errors import DataloadError, SourceError
-from dataload.storage.local.parts import Part
+from dataload.storage.backend import storage_of
+from dataload.storage.local.atomic import AtomicFile
 from dataload.storage.local.trusted import distrust, trusted_folder, user_directory
 from dataload.storage.paths import is_url
 from dataload.storage.remote.settings import Remote
-from dataload.storage.storage import storage_of
 from dataload.types import Array
 
 T = TypeVar("T")
@@ -266,7 +266,7 @@ def store_cached(key: IndexKey, table: CachedTable) -> None:
 def _store(path: str, key: IndexKey, table: CachedTable, mode: int) -> bool:
     """Write the cache file atomically, and return whether it exists."""
     try:
-        with Part(path, overwrite=True) as part:
+        with AtomicFile(path, overwrite=True) as part:
             with part.create() as stream:
                 _write(stream, key, table)
                 os.fchmod(stream.fileno(), mode)

@@ -2,9 +2,8 @@
 
 from dataload.samplers.streams.mixture import RowMixture
 from dataload.samplers.streams.sampler import StreamSampler
-from dataload.streams.loader import MultiStreamLoader
-from dataload.streams.reset import reset_state
+from dataload.streams.loader import MultiStreamLoader, MultiStreamStatistics
 from dataload.streams.rows import StreamContext
-from dataload.streams.statistics import MultiStreamStatistics
+from dataload.streams.state import reset_state
 
 __all__ = ["MultiStreamLoader", "MultiStreamStatistics", "RowMixture", "StreamContext", "StreamSampler", "reset_state"]

@@ -12,9 +12,9 @@ from dataload.loader.fetch import StageSpan, batch_of
 from dataload.loader.rescue import step_error
 from dataload.loader.step import StepResult, nbytes
 from dataload.streams.columns import join, samples_of, spread
-from dataload.streams.parts import Part, Rows
+from dataload.streams.messages import RowGroup, StepRows
 from dataload.streams.rows import RowStart
-from dataload.streams.workers import PartSteps, StreamWorkers
+from dataload.streams.workers import RowSteps, StreamWorkers
 
 ADDED = ("stream_id", "offset", "is_first", "valid")
 """Fields that each batch has in addition to those of its samples."""
@@ -36,7 +36,7 @@ class BatchMaker:
         """Whether workers stack their samples, so that only the results are joined here."""
         return self.collate is default_collate
 
-    def __call__(self, parts: Sequence[Part], rows: Rows, epoch: int, step: int) -> StepResult:
+    def __call__(self, parts: Sequence[RowGroup], rows: StepRows, epoch: int, step: int) -> StepResult:
         """Return a step whose `batch` is a pair of the batch and `rows`, the joined rows of all parts."""
         spans: list[StageSpan] = []
 
@@ -64,7 +64,7 @@ class BatchMaker:
             batch = run("batch_transform", lambda: batch_of("batch_transform", transform(batch)))
         return self.step(parts, epoch, step, batch=(batch, rows), size=size, spans=spans)
 
-    def _collate(self, parts: Sequence[Part], rows: Rows) -> dict[str, Any]:
+    def _collate(self, parts: Sequence[RowGroup], rows: StepRows) -> dict[str, Any]:
         stacked, valid = [part.stacked for part in parts], rows.valid.ravel()
         data = (
             join(stacked, valid)
@@ -77,7 +77,7 @@ class BatchMaker:
 
     def step(
         self,
-        parts: Sequence[Part],
+        parts: Sequence[RowGroup],
         epoch: int,
         step: int,
         *,
@@ -109,7 +109,7 @@ class BatchMaker:
 def deliver(
     workers: StreamWorkers,
     make: BatchMaker,
-    has_ended: Callable[[Rows], bool],
+    has_ended: Callable[[StepRows], bool],
     *,
     epoch: int,
     step: int,
@@ -121,7 +121,7 @@ def deliver(
     the step after the last.
     """
     lost: list[WorkerLostError] = []
-    last: Rows | None = None
+    last: StepRows | None = None
     each = workers.follow(epoch, step, starts)
     try:
         while not lost or step < lost[0].place.step:
@@ -141,7 +141,7 @@ def deliver(
             if failures:
                 made = [make.step(parts, epoch, step, error=failures[0])]
             else:
-                last = Rows.join([part.rows for part in parts if part.rows is not None])
+                last = StepRows.join([part.rows for part in parts if part.rows is not None])
                 if has_ended(last):
                     return
                 made = [make(parts, last, epoch, step)]
@@ -153,13 +153,13 @@ def deliver(
         _close(each)
 
 
-def _take(each: list[PartSteps]) -> list[Part]:
+def _take(each: list[RowSteps]) -> list[RowGroup]:
     """Return the next step of all workers."""
     for steps in each:  # all work before the consumer waits for the first
         steps.request()
     return [steps.take() for steps in each]
 
 
-def _close(each: list[PartSteps]) -> None:
+def _close(each: list[RowSteps]) -> None:
     for steps in each:
         steps.close()

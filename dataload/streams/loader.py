@@ -1,14 +1,17 @@
 """The loader of iterators: each row of its batches follows a stream, and each worker owns some rows."""
 
+import dataclasses
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, Self, TypeAlias, get_args
 
 import numpy as np
+import numpy.typing as npt
 
-from dataload._util.checks import check_choice, check_count, check_seconds, setting_error
-from dataload._util.padding import PadValue
+from dataload._util.arrays import PadValue
 from dataload._util.randomness import check_seed
+from dataload._util.settings import check_choice, check_count, check_seconds, setting_error
 from dataload.collate import Policy
 from dataload.errors import ConfigError, SourceError, WorkerError
 from dataload.executors import StartMethod, WorkerLostError
@@ -18,16 +21,52 @@ from dataload.loader.fetch import check_batch_transform, choose_collate, without
 from dataload.loader.order import rank_and_world_size
 from dataload.loader.recorder import Recorder
 from dataload.loader.state import Cursor
+from dataload.loader.statistics import Statistics
 from dataload.loader.step import StepResult
 from dataload.samplers.streams.sampler import ChunkEnd
 from dataload.streams.batches import BatchMaker, deliver
-from dataload.streams.order import RowPosition, SequenceMode, SequenceOrder
-from dataload.streams.parts import Rows
-from dataload.streams.rows import RowStart, StreamPlan
+from dataload.streams.messages import StepRows
+from dataload.streams.rows import RowPosition, RowStart, SequenceMode, SequenceOrder, StreamSpec
 from dataload.streams.state import MultiStreamState, identify_sequences
-from dataload.streams.statistics import MultiStreamStatistics
 from dataload.streams.workers import StreamWorkers
 from dataload.transforms import compose
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class MultiStreamStatistics(Statistics):
+    """The work of a multi-stream loader since it was built. Its rows are those of batches.
+
+    Attributes:
+        row_seconds: (rows,) float64, time taken by the streams of each row.
+    """
+
+    row_seconds: npt.NDArray[np.float64]
+
+    @property
+    def slowest_row(self) -> int:
+        """The row whose streams took the longest."""
+        return int(self.row_seconds.argmax())
+
+    @classmethod
+    def of(cls, statistics: Statistics, row_seconds: npt.NDArray[np.float64]) -> Self:
+        """Return statistics with the times of rows."""
+        fields = {f.name: getattr(statistics, f.name) for f in dataclasses.fields(Statistics)}
+        return cls(**fields, row_seconds=row_seconds)
+
+    def since(self, earlier: Self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride] # of one loader
+        """See `Statistics.since`."""
+        return self.of(Statistics.since(self, earlier), self.row_seconds - earlier.row_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        """See `Statistics.to_json`."""
+        return {**Statistics.to_json(self), "row_seconds": self.row_seconds.tolist()}
+
+    def __str__(self) -> str:
+        row, *lines = self.slowest_row, *Statistics.__str__(self).splitlines()
+        slowest = f"the slowest row is {row} with {self.row_seconds[row]:.2f} s, the mean is"
+        lines.insert(-1, f"{slowest} {self.row_seconds.mean():.2f} s")
+        return "\n".join(lines)
+
 
 SplitTail: TypeAlias = Literal["pad", "drop"]
 """What to do with an epoch once a row has run out: fill the row with blanks, or end the epoch."""
@@ -63,7 +102,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         make_stream: ``f(sequence)`` or ``f(sequence, context)``, which returns an iterable of samples; `iter` itself
             if sequences are lists. The context is a `StreamContext`. Called in the worker.
         sequences: The arguments for `make_stream`, such as file names. Sequences without items are skipped.
-        batch_size: Rows of this rank.
+        batch_size: StepRows of this rank.
         mode: ``"independent"``: every row goes through all sequences, without end, in its own order for each pass.
             ``"split"``: each sequence comes once an epoch; they are dealt to the rows like cards.
         shuffle: Whether orders are shuffled, for each pass of each row or for each epoch. If not, all rows of mode
@@ -145,7 +184,7 @@ class MultiStreamLoader(LoaderBase[Any]):
             transform=check_batch_transform(batch_transform),
         )
         (step,) = compose(make_stream, "make_stream", "a sequence")
-        self._plan = StreamPlan(step, sequences, order, chunk, ends, self._make_batch.joins)
+        self._plan = StreamSpec(step, sequences, order, chunk, ends, self._make_batch.joins)
         workers = check_count("max_workers", max_workers, least=0)
         self._stream_workers = StreamWorkers(
             self._plan,
@@ -164,7 +203,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         )
         self._starts = self._first_starts(0)
         self._pads = making
-        self._received: Rows | None = None  # of the last step, if any was received since `_starts` was set
+        self._received: StepRows | None = None  # of the last step, if any was received since `_starts` was set
         self._restored_step = 0  # of the state that this epoch continues, if any
         self._row_seconds = np.zeros(self._size)
 
@@ -186,7 +225,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         """See `Loader.set_epoch`.
 
         Raises:
-            ConfigError: Rows of ``mode="independent"`` have no epochs: `epoch` is not 0.
+            ConfigError: StepRows of ``mode="independent"`` have no epochs: `epoch` is not 0.
         """
         if epoch and self._plan.order.mode == "independent":
             message = "set_epoch needs mode='split': mode='independent' has no epochs"
@@ -304,7 +343,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         return f"{len(self._sequences)} sequences, {self._size} rows{ranks}"
 
 
-def _has_ended(plan: StreamPlan, tail: SplitTail, rows: Rows) -> bool:
+def _has_ended(plan: StreamSpec, tail: SplitTail, rows: StepRows) -> bool:
     """Return True for the rows of the step after the last one of an epoch."""
     if plan.order.mode == "independent":
         return False

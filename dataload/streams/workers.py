@@ -11,14 +11,14 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from dataload.errors import WorkerError
-from dataload.executors import Executor, Place, Result, StartMethod, TimeoutPolicy, WorkerStatus, worker_name
+from dataload.executors import Executor, Result, StartMethod, TimeoutPolicy, WorkerPosition, WorkerStatus, worker_name
 from dataload.executors.factory import ExecutorName, make_executor
 from dataload.loader.fetch import StageSpan
 from dataload.loader.pipeline import TaskSizer
 from dataload.loader.rescue import is_for_consumer, step_error
 from dataload.streams.columns import Stacked, stack
-from dataload.streams.parts import Part, PartGroup, PartTask, Step
-from dataload.streams.rows import RowStart, RowStream, StreamPlan, Taken, describe
+from dataload.streams.messages import RowGroup, RowResults, RowTask, Step
+from dataload.streams.rows import RowStart, RowStream, StreamSpec, Taken, describe
 
 _HAND_OVER = {"threads": 1, "processes": 40}
 """Cost of handing over a result, relative to waking a thread: a message takes one to two milliseconds of CPU time."""
@@ -27,13 +27,13 @@ _MOST_SECONDS = 0.2
 """Time after which a task ends with the steps that it has: they took longer than expected, and the consumer waits."""
 
 
-class PartWork:
+class RowWork:
     """Makes the steps of a worker's rows, one after another. Called by one worker only.
 
     The rows are numbered among those of all ranks; `first` is the row of the batch that they begin at.
     """
 
-    def __init__(self, plan: StreamPlan, first: int, rows: Sequence[int]) -> None:
+    def __init__(self, plan: StreamSpec, first: int, rows: Sequence[int]) -> None:
         self.plan = plan
         self._first = first
         self._rows = rows
@@ -44,7 +44,7 @@ class PartWork:
     def __reduce__(self) -> Any:
         return type(self), (self.plan, self._first, self._rows)  # without open streams
 
-    def __call__(self, task: PartTask, status: WorkerStatus) -> PartGroup:
+    def __call__(self, task: RowTask, status: WorkerStatus) -> RowResults:
         """Return the next steps: at most `task.most`, or those before the first error and the error."""
         begun = perf_counter()
         if task.session != self._session:
@@ -57,9 +57,9 @@ class PartWork:
             spans.append(self._make(task.epoch, made, failures))
             self._step += 1
             seconds = perf_counter() - begun
-        return PartGroup.of(made, failures, spans, worker_name(), seconds)
+        return RowResults.of(made, failures, spans, worker_name(), seconds)
 
-    def _begin(self, task: PartTask, status: WorkerStatus) -> None:
+    def _begin(self, task: RowTask, status: WorkerStatus) -> None:
         self.close()
         self._session, self._step = task.session, task.step
         self._streams = [
@@ -124,9 +124,9 @@ class PartWork:
 class StreamLocator(NamedTuple):
     """Decodes (row, sequence) from the index of a worker's status."""
 
-    plan: StreamPlan
+    plan: StreamSpec
 
-    def __call__(self, place: Place) -> tuple[int, str]:
+    def __call__(self, place: WorkerPosition) -> tuple[int, str]:
         """Return the sequence that the worker is at, and its row and sequence in words; (-1, "") if unknown."""
         if place.index < 0:
             return -1, ""
@@ -147,7 +147,7 @@ class StreamWorkers:
 
     def __init__(
         self,
-        plan: StreamPlan,
+        plan: StreamSpec,
         rows: Sequence[int],
         workers: int,
         *,
@@ -174,16 +174,16 @@ class StreamWorkers:
         self._sessions = itertools.count()
         self._start()
 
-    def follow(self, epoch: int, step: int, starts: tuple[RowStart, ...], *, ahead: bool = True) -> list[PartSteps]:
+    def follow(self, epoch: int, step: int, starts: tuple[RowStart, ...], *, ahead: bool = True) -> list[RowSteps]:
         """Start a session: return the steps of each worker from `step` on, where its rows are at `starts`.
 
         Nothing is made before it is requested if not `ahead`.
         """
         session = next(self._sessions)
         return [
-            PartSteps(
+            RowSteps(
                 executor,
-                PartTask(session, epoch, step, starts[first : first + len(rows)], 1),
+                RowTask(session, epoch, step, starts[first : first + len(rows)], 1),
                 window=self._window if ahead else 0,
                 hand_over=self._hand_over if ahead else 0,
             )
@@ -205,15 +205,15 @@ class StreamWorkers:
     def _start(self) -> None:
         plan = self._plan
         copied = [("make_stream", "make_stream", plan.make_stream.function), ("sequences", "sequences", plan.sequences)]
-        self._works = [PartWork(plan, *part) for part in self._parts]
-        self._executors: list[Executor[PartTask, PartGroup]] = [
+        self._works = [RowWork(plan, *part) for part in self._parts]
+        self._executors: list[Executor[RowTask, RowResults]] = [
             # What is copied is the same for all workers.
             make_executor(work, parts=() if number else copied, first=number, **self._settings)
             for number, work in enumerate(self._works)
         ]
 
 
-class PartSteps:
+class RowSteps:
     """The steps of one worker's rows, which it makes ahead of the consumer, several in a task.
 
     `first` is the first task of a session, and `window` the tasks ahead of the one that is waited for. `hand_over` is
@@ -221,7 +221,7 @@ class PartSteps:
     """
 
     def __init__(
-        self, executor: Executor[PartTask, PartGroup], first: PartTask, *, window: int, hand_over: float
+        self, executor: Executor[RowTask, RowResults], first: RowTask, *, window: int, hand_over: float
     ) -> None:
         self._executor = executor
         self._task = first
@@ -229,8 +229,8 @@ class PartSteps:
         self._hand_over = hand_over
         self._sizer = TaskSizer()
         self._sizes = self._sizer.groups(range(sys.maxsize), lambda: sys.maxsize)
-        self._pending: deque[Result[PartGroup]] = deque()
-        self._ready: list[Part] = []
+        self._pending: deque[Result[RowResults]] = deque()
+        self._ready: list[RowGroup] = []
 
     def request(self) -> None:
         """Start tasks if the next step is still to be received."""
@@ -239,7 +239,7 @@ class PartSteps:
             self._pending.append(self._executor.submit(self._task._replace(most=most)))
             self._task = self._task._replace(starts=())
 
-    def take(self) -> Part:
+    def take(self) -> RowGroup:
         """Return the next step, which was requested."""
         if not self._ready:
             group = self._pending.popleft().result()

@@ -18,8 +18,15 @@ from dataload.collate import default_collate
 from dataload.errors import ConfigError
 from dataload.sources.memory import MemorySource
 from dataload.testing.compare import show
-from dataload.testing.expect import NotApplicable, close, expect, expect_equal, expect_raises
-from dataload.testing.traits import SourceTraits, sample_records
+from dataload.testing.traits import (
+    NotApplicable,
+    SourceTraits,
+    close,
+    expect,
+    expect_equal,
+    expect_raises,
+    sample_records,
+)
 
 if TYPE_CHECKING:
     from dataload.testing.suite import SourceSuite

@@ -9,9 +9,8 @@ import pytest
 from dataload.errors import closest
 from dataload.testing.cases import Check, Maker, run_check
 from dataload.testing.checks import CHECKS
-from dataload.testing.expect import NotApplicable
 from dataload.testing.together import TOGETHER
-from dataload.testing.traits import SourceTraits
+from dataload.testing.traits import NotApplicable, SourceTraits
 
 
 class SourceSuite:

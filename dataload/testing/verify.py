@@ -9,8 +9,7 @@ from dataload._util.randomness import generator
 from dataload.testing.cases import Case, CheckResult
 from dataload.testing.checks import CHECKS
 from dataload.testing.compare import snapshot
-from dataload.testing.expect import NotApplicable
-from dataload.testing.traits import SourceTraits
+from dataload.testing.traits import NotApplicable, SourceTraits
 
 _MOST_AT_SHARDS = 32
 

@@ -14,12 +14,10 @@ except ImportError as _error:
         "dataload.torch needs torch: pip install 'dataload[torch]' (or only torch)", name="torch"
     ) from _error
 
-from dataload.torch.checkpoint import JsonState
 from dataload.torch.dataloader import DataLoader
-from dataload.torch.dataset import SourceDataset
-from dataload.torch.device import DeviceLoader
-from dataload.torch.place import DistributedPlace, check_ranks, distributed_place
-from dataload.torch.tensors import to_pinned, to_tensors
+from dataload.torch.datasets import SourceDataset
+from dataload.torch.device import DeviceLoader, to_pinned, to_tensors
+from dataload.torch.ranks import DistributedPlace, JsonState, check_ranks, distributed_place
 
 __all__ = [
     "DataLoader",

@@ -16,9 +16,9 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned
 from dataload.errors import ConfigError, StateMismatchError
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlanner, BatchSampler, Sequential, Subset
-from dataload.sources.adapt import loadable
-from dataload.torch.given import DrawnOrder, GivenOrder
-from dataload.torch.rows import MapDataset, as_torch_collates, columns_of
+from dataload.sources.views.adapt import loadable
+from dataload.torch.datasets import MapDataset, as_torch_collates, columns_of
+from dataload.torch.drawn_order import DrawnOrder, GivenOrder
 
 _ITERABLE = (
     "an IterableDataset has no records by index, so torch's own DataLoader serves it: without state_dict() to resume, "

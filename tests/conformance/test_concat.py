@@ -4,9 +4,9 @@ import os
 import numpy as np
 from format_suite import FormatSuite
 
-from dataload.sources.concat import ConcatSource
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
+from dataload.sources.views.concat import ConcatSource
 from dataload.testing import SourceTraits
 
 

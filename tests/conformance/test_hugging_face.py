@@ -5,7 +5,7 @@ import pyarrow as pa
 import tables
 from format_suite import FormatSuite
 
-from dataload.sources.arrow.hugging_face import HuggingFaceSource
+from dataload.sources.arrow.reader import HuggingFaceSource
 from dataload.testing import SourceTraits
 
 

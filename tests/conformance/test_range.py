@@ -4,7 +4,7 @@ from typing import ClassVar
 
 from format_suite import FormatSuite
 
-from dataload.sources.range import RangeSource
+from dataload.sources.memory import RangeSource
 from dataload.testing import SourceTraits
 
 

@@ -4,7 +4,7 @@ import tarfile
 
 from format_suite import FormatSuite
 
-from dataload.sources.tar.wids import WidsSource
+from dataload.sources.tar.reader import WidsSource
 from dataload.testing import SourceTraits
 
 

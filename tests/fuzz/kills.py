@@ -35,7 +35,7 @@ import dataload
 from dataload.convert import convert
 from dataload.convert.plan import journal_path
 from dataload.sources.manifest import MANIFEST_NAME
-from dataload.storage.local import parts
+from dataload.storage.local import atomic as parts
 
 UNCOMPRESSED = "group_size:1,uncompressed"  # read without the package, whose threads would not survive a fork
 # format -> (suffix, the writer's options, the reader's)

@@ -31,7 +31,7 @@ from dataload.codecs import example, msgpack, npy, npz, tensorprotos
 from dataload.codecs.audio import decode_audio, decode_rate
 from dataload.codecs.decoders import DECODERS
 from dataload.config import read_config
-from dataload.config.overrides import apply_overrides
+from dataload.config.files import apply_overrides
 from dataload.convert.journal import Journal
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError, SourceNotFoundError
 from dataload.loader.bad_records import read_excluded
@@ -40,23 +40,21 @@ from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.arrow.csv import CsvSource
 from dataload.sources.arrow.parquet import ParquetSource
 from dataload.sources.arrow.reader import ArrowSource
-from dataload.sources.find import detect
-from dataload.sources.folder import zip as zip_members
-from dataload.sources.head import describe_head
+from dataload.sources.discover import detect
+from dataload.sources.folder import files as zip_members
+from dataload.sources.format import describe_head
 from dataload.sources.jsonl.reader import JsonlSource
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.snapshot import list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry
-from dataload.sources.mds.index import parse_index
-from dataload.sources.mds.reader import MDSSource
+from dataload.sources.mds.reader import MDSSource, parse_index
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.tar import header as tar
 from dataload.sources.tar import index as tar_index
 from dataload.sources.tar import samples as tar_samples
 from dataload.sources.tar import table as tar_table
-from dataload.sources.tar.reader import TarSource
-from dataload.sources.tar.wids import WidsSource
+from dataload.sources.tar.reader import TarSource, WidsSource
 from dataload.sources.tar.writer import write_index
 from dataload.sources.tfrecord.reader import TFRecordSource
 from dataload.sources.tokens.reader import TokenSource

@@ -8,7 +8,7 @@ import pytest
 
 import dataload
 from dataload.errors import ConfigError, SourceNotFoundError
-from dataload.sources.arrow.hugging_face import HuggingFaceSource
+from dataload.sources.arrow.reader import HuggingFaceSource
 
 GOLDEN = Path(__file__).parent / "hugging_face"
 

@@ -14,7 +14,7 @@ import dataload
 from dataload.analysis.design import DARK, LIGHT
 from dataload.analysis.pictures import order_figure, stream_figure
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, ShardSequential
-from dataload.samplers.order_sample import Shards, expected_shards, sample_order, shards_per_batch
+from dataload.samplers.order_sample import ShardLayout, expected_shards, sample_order, shards_per_batch
 from dataload.samplers.quality import judge_order, order_report
 from dataload.samplers.streams.report import stream_report
 from dataload.streams import RowMixture, StreamSampler
@@ -23,7 +23,7 @@ from dataload.streams import RowMixture, StreamSampler
 @pytest.fixture(scope="module", autouse=True)
 def _fonts():
     """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
-    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=2), Shards.of(9))
+    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=2), ShardLayout.of(9))
     figure.savefig(io.BytesIO())
 
 
@@ -216,7 +216,7 @@ def test_the_picture_is_a_png(config, tmp_path):
 def test_the_picture_carries_the_data(theme):
     lengths = (*(100,) * 19, 99)  # 1,999 is prime: no distance is at the edge of a bar
     order = PoolShuffle(ShardSequential(lengths, 0), 300, 0)
-    shards = Shards.of(1999, lengths)
+    shards = ShardLayout.of(1999, lengths)
     sample, figure = drawn(BatchSampler(sampler=order, batch_size=32), shards, "a $pool$", theme=theme)
     title, about = figure.texts
     assert title.get_text().startswith("A batch mixes ")
@@ -247,14 +247,14 @@ def test_the_picture_carries_the_data(theme):
 
 
 def test_steps_are_integers_even_if_there_are_few():
-    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=4), Shards.of(9))
+    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=4), ShardLayout.of(9))
     figure.draw_without_rendering()
     ticks = [tick for tick in figure.axes[2].get_xticks() if 0 <= tick <= 2]
     assert ticks == [0, 1, 2]
 
 
 def test_the_picture_of_a_long_epoch_says_that_it_is_a_sample():
-    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256), Shards.of(10**10), "long")
+    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(10**10, 0), batch_size=256), ShardLayout.of(10**10), "long")
     assert figure.texts[1].get_text() == "long (a sample: 261,120 positions of 10,000,000,000)"
     (dots,) = figure.axes[0].lines
     assert len(dots.get_xdata()) <= 5000

@@ -16,8 +16,7 @@ import pytest
 from dataload.errors import CorruptFileError
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
-from dataload.sources.lmdb.torchrecord_writer import TorchRecordWriter
-from dataload.sources.lmdb.writer import LMDBWriter
+from dataload.sources.lmdb.writer import LMDBWriter, TorchRecordWriter
 
 RECORDS = 300
 

@@ -12,8 +12,9 @@ import dataload
 from dataload.bench.child import drop_cached
 from dataload.convert import convert
 from dataload.errors import ConfigError
-from dataload.executors import shared_memory
-from dataload.storage.local import parts, readahead
+from dataload.executors import transport as shared_memory
+from dataload.storage.local import atomic as parts
+from dataload.storage.local import record_files as readahead
 
 _OF_LINUX = {
     os: "sched_getaffinity posix_fadvise posix_fallocate memfd_create pidfd_open RWF_NOWAIT",

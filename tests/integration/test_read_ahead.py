@@ -25,7 +25,7 @@ import dataload
 from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, CorruptFileError, WorkerError
 from dataload.samplers import PoolShuffle, ShardSequential
-from dataload.sources.concat import ConcatSource
+from dataload.sources.views.concat import ConcatSource
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 

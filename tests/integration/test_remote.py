@@ -21,7 +21,7 @@ from fault_proxy import FaultProxy
 from object_server import FileServer
 
 import dataload
-from dataload._util.per_process import pickling_for_worker
+from dataload._util.caches import pickling_for_worker
 from dataload.convert.indexing import index_shards
 from dataload.errors import (
     ConfigError,

@@ -13,9 +13,9 @@ from hostile_server import HostileServer
 
 from dataload.errors import ChangedFileError, ConfigError, MachineError, StoreError
 from dataload.storage import Remote, storage_of
-from dataload.storage.remote import listing
+from dataload.storage.remote import requests as listing
 from dataload.storage.remote.client import client_of
-from dataload.storage.remote.requests import Piece
+from dataload.storage.remote.requests import Chunk
 from dataload.storage.remote.settings import ObjectVersion
 
 obstore = pytest.importorskip("obstore")
@@ -44,7 +44,7 @@ def get(server, received, *pieces):
     url = f"{server.endpoint}/x"
     client, key = client_of(url, Remote.of(None, {"timeout": 4, "retries": 1}))
     client.fetch(
-        url, key, VERSION, pieces or [Piece(0, WANTED, 0)], lambda _, offset, data: received.append((offset, len(data)))
+        url, key, VERSION, pieces or [Chunk(0, WANTED, 0)], lambda _, offset, data: received.append((offset, len(data)))
     )
 
 
@@ -188,11 +188,11 @@ def test_errors_of_the_receiver_are_not_those_of_the_store(kind, arguments, coun
         url = f"{server.endpoint}/x"
         client, key = client_of(url, Remote.of(None, {"timeout": 60}))
         with pytest.raises(kind) as caught:
-            client.fetch(url, key, VERSION, [Piece(10 * i, 10 * i + 10, 10 * i) for i in range(count)], receive)
+            client.fetch(url, key, VERSION, [Chunk(10 * i, 10 * i + 10, 10 * i) for i in range(count)], receive)
         assert caught.value is raised
         assert len(server.seen) <= count
         with pytest.raises(kind):
-            client.stream(url, key, VERSION, Piece(0, 10, 0), receive, lambda: None)
+            client.stream(url, key, VERSION, Chunk(0, 10, 0), receive, lambda: None)
 
 
 def test_no_descriptors_for_a_request(monkeypatch):
@@ -220,7 +220,7 @@ def test_no_part_arrives_after_a_failure():
 
     with HostileServer(answer) as server:
         with pytest.raises(StoreError, match="cannot read bytes 0 to 10"):
-            get(server, received, Piece(0, 10, 0), Piece(10, 20, 10))
+            get(server, received, Chunk(0, 10, 0), Chunk(10, 20, 10))
         go_on.set()
     assert not received
 

@@ -24,8 +24,8 @@ import dataload
 from dataload.convert import convert
 from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
-from dataload.sources.find import HEAD_BYTES
-from dataload.storage.remote.storage import RemoteStorage
+from dataload.sources.discover import HEAD_BYTES
+from dataload.storage.remote.backend import RemoteStorage
 
 sys.path.append(str(Path(__file__).parents[1] / "children"))
 import conversions
@@ -344,7 +344,7 @@ def test_the_first_of_two_conversions_ends_when_the_second_takes_over(place):
 @pytest.fixture
 def large(monkeypatch):
     """Records that make an object of several parts."""
-    monkeypatch.setattr("dataload.storage.remote.part.LARGEST_PUT", 1 << 20)
+    monkeypatch.setattr("dataload.storage.remote.files.LARGEST_PUT", 1 << 20)
     return [{"n": index, "x": np.full(4 << 20, index, np.uint8)} for index in range(3)]
 
 
@@ -387,11 +387,11 @@ def test_a_large_object_does_not_replace_one_that_appears_during_its_upload(plac
 KILLED_IN_AN_UPLOAD = """
 import os, signal, sys
 import numpy as np
-import dataload.storage.remote.part
+import dataload.storage.remote.files
 from dataload.convert import convert
 from dataload.storage.remote.client import ObjectClient
 
-dataload.storage.remote.part.LARGEST_PUT = 1 << 20
+dataload.storage.remote.files.LARGEST_PUT = 1 << 20
 real = ObjectClient.put_parts
 
 def put_parts(client, url, key, read, part_bytes, **options):

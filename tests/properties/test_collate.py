@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload._util.stacking import split_records, stack_alike
+from dataload._util.arrays import split_records, stack_alike
 from dataload.collate import Collate, default_collate, scatter_columns
 from dataload.errors import ConfigError
 from dataload.testing.compare import difference

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import CorruptFileError
-from dataload.sources.files import FileSource, ShardReader
+from dataload.sources.file_source import FileSource, ShardReader
 from dataload.testing.traits import SourceTraits
 from dataload.types import FieldSpec, Int64Array
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from dataload._util.memo import Memo
+from dataload._util.caches import Memo
 from dataload.samplers.permutation import permute
 from dataload.types import Int64Array
 

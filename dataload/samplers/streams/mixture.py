@@ -6,11 +6,11 @@ from typing import Any, Self
 
 import numpy as np
 
-from dataload._util.checks import setting_error
-from dataload._util.memo import Memo
+from dataload._util.caches import Memo
+from dataload._util.settings import setting_error
 from dataload.errors import ConfigError
-from dataload.samplers._common import ArrayValue, PerRecord, set_fields
 from dataload.samplers.batch import BatchPlan, BatchPlanner
+from dataload.samplers.common import ArrayValue, PerRecord, set_fields
 from dataload.samplers.streams.sampler import Cells, StreamSampler, check_rows, plans_of
 
 

@@ -5,7 +5,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataload.samplers._common import BoolArray
+from dataload.samplers.common import BoolArray
 from dataload.samplers.order_sample import sample_order
 from dataload.samplers.quality import Multiplicity, as_json
 from dataload.samplers.streams.mixture import RowMixture

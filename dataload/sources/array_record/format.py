@@ -5,10 +5,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataload._util.per_process import first_process
+from dataload._util.caches import first_process
 from dataload.errors import ConfigError
-from dataload.sources.format import Format
-from dataload.sources.options import CodecOptions, CodecReadOptions, ReadOptions
+from dataload.sources.format import CodecOptions, CodecReadOptions, Format, ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import numpy as np
 
 from dataload.codecs.wire import parse_varint
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
-from dataload.sources.head import describe_head
+from dataload.sources.format import describe_head
 from dataload.types import Int64Array
 
 SIGNATURE = bytes.fromhex(

@@ -11,8 +11,8 @@ from typing import Any, ClassVar, TypeAlias, cast
 
 import numpy as np
 
-from dataload._util.limits import check_lengths
-from dataload._util.per_process import on_fork
+from dataload._util.caches import on_fork
+from dataload._util.guards import check_lengths
 from dataload.codecs.codec import decode_batch, decode_records
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
@@ -28,10 +28,9 @@ from dataload.sources.array_record.layout import (
     plan_reads,
 )
 from dataload.sources.array_record.map import MappedRecords
-from dataload.sources.base import select_fields
-from dataload.sources.files import FileSource
-from dataload.sources.selection import FileInstruction, as_path
-from dataload.sources.shards import ShardReader
+from dataload.sources.fields import select_fields
+from dataload.sources.file_source import FileSource
+from dataload.sources.shards import FileInstruction, ShardReader, as_path
 from dataload.storage import Storage, storage_of
 from dataload.storage.errors import overwritten_error, rewritten_error
 from dataload.types import Batch, BytesColumn, Codec, FieldSpec, Int64Array

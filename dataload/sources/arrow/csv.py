@@ -5,16 +5,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dataload._util.decoding import decoding
-from dataload._util.limits import check_size
+from dataload._util.caches import DecodedCache
+from dataload._util.clock import decoding
+from dataload._util.guards import check_size
 from dataload.codecs.arrow_types import load_arrow
 from dataload.errors import ConfigError, CorruptFileError, closest
 from dataload.sources.arrow.format import CsvOptions
 from dataload.sources.arrow.table import TableReader, TableSource
-from dataload.sources.decoded import DecodedCache
 from dataload.sources.shards import ShardReader
-from dataload.sources.text_files import read_text
 from dataload.storage import storage_of, unchanged
+from dataload.storage.compressed import read_text
 from dataload.types import Record
 
 _VALUE_BYTES, _COLUMN_BYTES = 8, 2048  # about what pyarrow takes

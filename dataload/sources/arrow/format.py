@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from dataload._util.checks import check_count
-from dataload.sources.decoded import CACHED_BYTES
-from dataload.sources.format import Format
-from dataload.sources.options import FileOptions, ReadOptions
+from dataload._util.caches import CACHED_BYTES
+from dataload._util.settings import check_count
+from dataload.sources.format import FileOptions, Format, ReadOptions
 
 Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
 
@@ -133,7 +132,7 @@ ARROW = Format(
 
 HUGGING_FACE = Format(
     name="hugging_face",
-    source="dataload.sources.arrow.hugging_face:HuggingFaceSource",
+    source="dataload.sources.arrow.reader:HuggingFaceSource",
     reader_options=ArrowOptions,
     magic=_is_state,
     directory_file=STATE_FILE,

@@ -12,20 +12,20 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.buffers import pooled_empty
-from dataload._util.decoding import decoding
+from dataload._util.arrays import pooled_empty
+from dataload._util.caches import DecodedCache
+from dataload._util.clock import decoding
+from dataload._util.guards import Claims
 from dataload._util.indexing import split_by_shard
-from dataload._util.limits import Claims
 from dataload.codecs import arrow
-from dataload.codecs.arrow import Rows
+from dataload.codecs.arrow import ColumnContext
 from dataload.codecs.arrow_types import check_field, load_arrow, spec_of_type
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
 from dataload.codecs.expansion import Sizes, check_views, expansion
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
 from dataload.sources.arrow.format import TableOptions
-from dataload.sources.decoded import DecodedCache
-from dataload.sources.files import FileSource
+from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.storage.errors import system_error
 from dataload.types import Batch, FieldSpec, Int64Array, Record
@@ -128,7 +128,7 @@ class TableReader(ShardReader[Record]):
                 out[rows] = each[local]
             return out
         pieces = [
-            (rows, {name: arrow.pick(each, name, local, Rows(self._path, indices[rows]), shape)})
+            (rows, {name: arrow.pick(each, name, local, ColumnContext(self._path, indices[rows]), shape)})
             for each, local, rows in found
         ]
         return scatter_columns(pieces, len(indices))[name]

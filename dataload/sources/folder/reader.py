@@ -10,18 +10,18 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from dataload._util.decoding import decoding
+from dataload._util.arrays import split_records
+from dataload._util.caches import is_pickled_for_worker
+from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import digest
-from dataload._util.limits import no_memory
-from dataload._util.per_process import is_pickled_for_worker
-from dataload._util.stacking import split_records
+from dataload._util.guards import no_memory
 from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension, plan_decoders
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
-from dataload.sources.base import select_fields, spec_of
-from dataload.sources.files import FileSource
+from dataload.sources.fields import select_fields, spec_of
+from dataload.sources.file_source import FileSource
 from dataload.sources.folder.files import Files, open_files
 from dataload.sources.folder.format import FolderOptions, is_medium, is_metadata, split_pattern
 from dataload.sources.folder.rows import Sheet, join_labels
@@ -39,7 +39,7 @@ from dataload.sources.folder.table import (
     split_prefix,
 )
 from dataload.sources.manifest_checks import ShardIdentity
-from dataload.sources.shards import KnownShards, OpenShards, ShardReader
+from dataload.sources.shards import ListedShards, OpenShards, ShardReader
 from dataload.storage import join, storage_of
 from dataload.storage.errors import rewritten_error
 from dataload.types import Batch, FieldSpec, Int64Array, Record
@@ -109,7 +109,7 @@ class FolderSource(FileSource[Record]):
         files = super()._versioned_files()  # a folder changes with each file in it, also with those that are ignored
         return [file for file in files if not storage_of(file).is_directory(file)]
 
-    def open_on_first_use(self, known: KnownShards) -> None:
+    def open_on_first_use(self, known: ListedShards) -> None:
         """Open all archives at once instead, because only then the classes are known."""
 
     def _open_known(self, shard: int) -> ShardReader[Record]:

@@ -2,10 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from dataload._util.checks import check_count
-from dataload.sources.decoded import CACHED_BYTES
-from dataload.sources.format import Format
-from dataload.sources.options import FileOptions, ReadOptions
+from dataload._util.caches import CACHED_BYTES
+from dataload._util.settings import check_count
+from dataload.sources.format import FileOptions, Format, ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from dataload._util.checks import check_count
-from dataload.sources.format import Format
-from dataload.sources.options import CodecOptions, CodecReadOptions, FileOptions, ReadOptions
+from dataload._util.settings import check_count
+from dataload.sources.format import CodecOptions, CodecReadOptions, FileOptions, Format, ReadOptions
 
 DATA_FILE = "data.mdb"
 
@@ -100,7 +99,7 @@ LMDB = Format(
 TORCHRECORD = Format(
     name="torchrecord",
     source="dataload.sources.lmdb.torchrecord:TorchRecordSource",
-    writer="dataload.sources.lmdb.torchrecord_writer:TorchRecordWriter",
+    writer="dataload.sources.lmdb.writer:TorchRecordWriter",
     reader_options=TorchRecordOptions,
     writer_options=TorchRecordWriterOptions,
     suffixes=(".torchrecord",),

@@ -6,12 +6,11 @@ from typing import Any, ClassVar, cast
 from dataload.codecs.codec import decode_batch, decode_records, takes_views
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, UnsupportedFormatError, closest
-from dataload.sources.base import select_fields
+from dataload.sources.fields import select_fields
 from dataload.sources.lmdb.file import FileInfo, Tree
 from dataload.sources.lmdb.format import LMDBOptions
-from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
 from dataload.sources.lmdb.snapshot import open_snapshot
-from dataload.sources.lmdb.table import KeyedValues, KeyOrder, find_table
+from dataload.sources.lmdb.table import KeyedValues, KeyOrder, LMDBFileSource, LMDBShard, find_table
 from dataload.sources.lmdb.tree import read_tree, subdatabases, verify_pages
 from dataload.storage import RecordFile
 from dataload.storage.table_cache import IndexKey, store_cached

@@ -7,20 +7,19 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from dataload._util.decoding import decoding
-from dataload._util.limits import no_memory
-from dataload._util.stacking import split_records
+from dataload._util.arrays import split_records
+from dataload._util.clock import decoding
+from dataload._util.guards import no_memory
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
-from dataload.sources.base import select_fields
+from dataload.sources.fields import select_fields
 from dataload.sources.lmdb.file import FileInfo, Tree
 from dataload.sources.lmdb.format import TorchRecordOptions
-from dataload.sources.lmdb.shard import LMDBFileSource, LMDBShard
 from dataload.sources.lmdb.snapshot import open_snapshot
-from dataload.sources.lmdb.table import Values, find_table
+from dataload.sources.lmdb.table import LMDBFileSource, LMDBShard, Values, find_table
 from dataload.sources.lmdb.tree import Nodes, read_key, read_tree, subdatabases, verify_pages
-from dataload.sources.location import shard_of
+from dataload.sources.shards import shard_of
 from dataload.storage import RecordFile
 from dataload.storage.table_cache import CachedTable, IndexKey, store_cached
 from dataload.types import Array, Batch, Codec, Int64Array, Record

@@ -9,17 +9,20 @@ from dataclasses import dataclass
 import numpy as np
 
 from dataload.errors import CorruptFileError
-from dataload.sources.lmdb.file import RECORD_BYTES, FileInfo, Tree, parse_tree
-from dataload.sources.lmdb.pages import (
+from dataload.sources.lmdb.file import (
     BRANCH,
     DUPLICATES,
     LARGE,
     LEAF,
     OVERFLOW,
+    RECORD_BYTES,
     SUBDATABASE,
+    FileInfo,
     Refusal,
+    Tree,
     find_key,
     parse_pages,
+    parse_tree,
 )
 from dataload.storage import RecordFile
 from dataload.types import Array, Int64Array

@@ -3,8 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from dataload.sources.format import Format
-from dataload.sources.options import ReadOptions
+from dataload.sources.format import Format, ReadOptions
 
 INDEX_NAME = "index.json"
 

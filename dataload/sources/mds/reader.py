@@ -1,28 +1,116 @@
 """The source of MDS data sets."""
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
 from os import PathLike, fspath
 from typing import Any, ClassVar
 
 import numpy as np
 
-from dataload._util.decoding import decoding
-from dataload._util.limits import FIELD_BYTES, check_lengths, check_size, fits, no_memory
-from dataload._util.stacking import split_records
+from dataload._util.arrays import split_records
+from dataload._util.clock import decoding
+from dataload._util.guards import FIELD_BYTES, check_lengths, check_size, fits, no_memory
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
-from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
-from dataload.sources.files import FileSource
-from dataload.sources.gathered import LoadedRecords
-from dataload.sources.mds.columns import Column, array_head
+from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
+from dataload.sources.encoded import LoadedRecords
+from dataload.sources.file_source import FileSource
+from dataload.sources.mds.columns import Column, array_head, parse_column
 from dataload.sources.mds.format import INDEX_NAME, MDS, MDSOptions
-from dataload.sources.mds.index import MOST_BYTES, ShardInfo, parse_index
-from dataload.sources.shards import KnownShards, ShardReader
-from dataload.storage import RecordFile, base_name, is_url, join, local_path, parent, storage_of
+from dataload.sources.shards import ListedShards, ShardReader
+from dataload.storage import RecordFile, base_name, is_url, join, local_path, named_files, parent, storage_of
+from dataload.storage.compressed import map_unpacked
 from dataload.storage.errors import rewritten_error
-from dataload.storage.local.mapped import MappedFile
-from dataload.storage.unpacked import map_unpacked
+from dataload.storage.local.record_files import MappedFile
 from dataload.types import Array, Batch, BytesArray, FieldSpec, Int64Array, Record
+
+MOST_BYTES = 64 << 20
+"""Maximum size of an index, of about 100,000 shards: parsed JSON takes up to twenty times the memory."""
+
+_VERSION = 2
+_MOST = (1 << 32) - 1  # offsets in a shard have 32 bits
+
+
+@dataclass(frozen=True, slots=True)
+class ShardInfo:
+    """A shard: a file of `bytes` bytes beside the index; `columns` are in the order in which a sample holds them.
+
+    `packed` is the same file compressed, None if there is none; `compression` says how, such as ``"zstd"``.
+    """
+
+    name: str
+    bytes: int
+    samples: int
+    columns: tuple[Column, ...]
+    packed: str | None
+    compression: str | None
+
+
+def parse_index(data: bytes, path: str) -> tuple[ShardInfo, ...]:
+    """Return the shards in the order of their samples; `path` is for messages."""
+    if len(data) > MOST_BYTES:
+        raise CorruptFileError(f"an index has at most {MOST_BYTES:,} bytes", path=path)
+    try:
+        shards = _expect(list, json.loads(data)["shards"])
+        if not shards:
+            raise ValueError("it lists no shard")
+        return tuple(_parse_shard(shard, path) for shard in shards)
+    except DataloadError:
+        raise
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        problem = f"{type(error).__name__} {str(error)[:200]}"
+        message = f"expected the index of an MDS data set, with a list of shards: {problem}"
+        raise CorruptFileError(message, path=path) from error
+
+
+def _parse_shard(shard: Mapping[str, Any], path: str) -> ShardInfo:
+    if (shard["format"], shard["version"]) != ("mds", _VERSION):
+        raise UnsupportedFormatError(
+            f"{path}: a shard is {str(shard['format'])[:40]!r} of version {str(shard['version'])[:40]}; only 'mds' of "
+            f"version {_VERSION} is supported",
+            path=path,
+        )
+    names, encodings = shard["column_names"], shard["column_encodings"]
+    columns = _columns(tuple(map(_text, names)), tuple(map(_text, encodings)))
+    if [column.size for column in columns] != shard["column_sizes"]:
+        raise ValueError(f"column_sizes {shard['column_sizes']} contradict column_encodings {encodings}")
+    packed = shard["zip_data"]
+    names = [each["basename"] for each in (shard["raw_data"], packed) if each is not None]
+    named_files(path, names)
+    return ShardInfo(
+        name=names[0],
+        bytes=_count(shard["raw_data"]["bytes"]),
+        samples=_count(shard["samples"]),
+        columns=columns,
+        packed=None if packed is None else names[1],
+        compression=None if packed is None else _text(shard["compression"]).partition(":")[0],
+    )
+
+
+@cache
+def _columns(names: tuple[str, ...], encodings: tuple[str, ...]) -> tuple[Column, ...]:
+    if len({*names}) != len(names):
+        raise ValueError("two columns have the same name")
+    return tuple(parse_column(name, encoding) for name, encoding in zip(names, encodings, strict=True))
+
+
+def _expect(kind: type, value: Any) -> Any:
+    if type(value) is not kind:
+        raise TypeError(f"{str(value)[:80]!r} is not {kind.__name__}")
+    return value
+
+
+def _text(value: Any) -> str:
+    return _expect(str, value)
+
+
+def _count(value: Any) -> int:
+    if not 0 <= _expect(int, value) <= _MOST:
+        raise ValueError(f"{value} is not in [0, {_MOST}]")
+    return value
+
 
 _WORD = np.dtype("<u4")
 _CODECS = {
@@ -71,7 +159,7 @@ class MDSSource(FileSource[Record]):
         self._paths = tuple(path for path, _ in shards)
         known = {column.name: column.spec for column in shards[0][1].columns}
         self._check_fields(known, self._indexes[0])
-        self.open_on_first_use(KnownShards(tuple(shard.samples for _, shard in shards), known, listed=False))
+        self.open_on_first_use(ListedShards(tuple(shard.samples for _, shard in shards), known, listed=False))
 
     def _read_indexes(self) -> list[tuple[str, ShardInfo]]:
         """Return the path of each shard, and what the index says of it."""

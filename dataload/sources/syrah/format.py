@@ -3,8 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from dataload.sources.format import Format
-from dataload.sources.options import FileOptions, ReadOptions
+from dataload.sources.format import FileOptions, Format, ReadOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,15 +6,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dataload._util.limits import check_lengths, fits
-from dataload._util.stacking import split_records, split_rows
+from dataload._util.arrays import split_records, split_rows
+from dataload._util.guards import check_lengths, fits
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.files import FileSource
+from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.syrah.format import SyrahOptions
-from dataload.sources.syrah.layout import DTYPES, Column
-from dataload.sources.syrah.table import load_columns
+from dataload.sources.syrah.layout import DTYPES, Column, load_columns
 from dataload.storage import RecordFile, storage_of
 from dataload.types import Array, Batch, BytesColumn, FieldSpec, Int64Array, Record
 

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal, TypeAlias
 
-from dataload.sources.format import Format
-from dataload.sources.options import FileOptions, ReadOptions
+from dataload.sources.format import FileOptions, Format, ReadOptions
 
 KEY = "__key__"
 """The field with the common path of a sample's files."""
@@ -90,7 +89,7 @@ TAR = Format(
 
 WIDS = Format(
     name="wids",
-    source="dataload.sources.tar.wids:WidsSource",
+    source="dataload.sources.tar.reader:WidsSource",
     reader_options=TarOptions,
     magic=lambda head: b'"wids-shard-index-v1"' in head and head.lstrip().startswith(b"{"),
     key_field=KEY,

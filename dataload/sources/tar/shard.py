@@ -7,18 +7,18 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dataload._util.decoding import decoding
+from dataload._util.arrays import split_records, split_rows
+from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
-from dataload._util.limits import check_lengths, no_memory
-from dataload._util.stacking import split_records, split_rows
+from dataload._util.guards import check_lengths, no_memory
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension
 from dataload.codecs.npy import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
-from dataload.sources.base import spec_of
+from dataload.sources.fields import spec_of
 from dataload.sources.shards import ShardReader
-from dataload.sources.tar.fields import name_fields, rate_fields
 from dataload.sources.tar.format import KEY, TarOptions
+from dataload.sources.tar.samples import name_fields, rate_fields
 from dataload.sources.tar.table import load_table, name_from_archive
 from dataload.storage import storage_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record

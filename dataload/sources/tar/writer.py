@@ -7,13 +7,12 @@ from os import PathLike, fspath
 from typing import Any, ClassVar
 
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.options import FileOptions
+from dataload.sources.format import FileOptions
 from dataload.sources.recorded import build_recorded
-from dataload.sources.tar.fields import encode_field
 from dataload.sources.tar.format import KEY, TarWriterOptions
 from dataload.sources.tar.header import BLOCK, END, Member, build_comment, build_header, padded, scan
 from dataload.sources.tar.index import build_head, build_line, index_path
-from dataload.sources.tar.samples import decode_name, split_name
+from dataload.sources.tar.samples import decode_name, encode_field, split_name
 from dataload.sources.writer import Writer, require_fields
 from dataload.storage import Remote, storage_of
 

@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from dataload.sources.format import Format
-from dataload.sources.options import CodecOptions, CodecReadOptions
+from dataload.sources.format import CodecOptions, CodecReadOptions, Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

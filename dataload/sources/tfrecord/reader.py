@@ -5,14 +5,14 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dataload._util.limits import check_lengths
+from dataload._util.guards import check_lengths
 from dataload.codecs.codec import decode_batch, decode_records, takes_views
 from dataload.codecs.layout import RecordTable
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
-from dataload.sources.base import select_fields
-from dataload.sources.files import FileSource
-from dataload.sources.gathered import gather_records
+from dataload.sources.encoded import gather_records
+from dataload.sources.fields import select_fields
+from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.tfrecord.format import TFRECORD, TFRecordOptions
 from dataload.sources.tfrecord.records import CRC_BYTES, FRAME_BYTES, HEAD_BYTES, check_data, find_records

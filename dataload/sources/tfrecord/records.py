@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import CorruptFileError, UnsupportedFormatError
-from dataload.sources.head import describe_head
+from dataload.sources.format import describe_head
 from dataload.types import BytesArray, Int64Array
 
 HEAD_BYTES = 12

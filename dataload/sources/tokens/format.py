@@ -8,10 +8,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dataload._util.checks import check_choice, check_count
+from dataload._util.settings import check_choice, check_count
 from dataload.errors import ConfigError
-from dataload.sources.format import Format
-from dataload.sources.options import FileOptions, ReadOptions
+from dataload.sources.format import FileOptions, Format, ReadOptions
 from dataload.types import Array
 
 DocumentEnd: TypeAlias = Literal["across", "drop", "pad"]

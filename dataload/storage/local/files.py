@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import glob
@@ -17,13 +18,36 @@ from typing import Any, Self
 from dataload.errors import SourceError, SourceNotFoundError, printable
 from dataload.storage.core import can_map
 from dataload.storage.errors import file_errors
-from dataload.storage.local.mapped import MappedFile
-from dataload.storage.local.parts import Part, remove, write_errors
-from dataload.storage.local.regular import open_regular
-from dataload.storage.local.reopened import FileIdentity
-from dataload.storage.local.unmapped import UnmappedFile
-from dataload.storage.records import RecordFile
+from dataload.storage.local.atomic import AtomicFile, remove, write_errors
+from dataload.storage.local.record_files import FileIdentity, MappedFile, UnmappedFile, open_regular
+from dataload.storage.record_file import RecordFile
 from dataload.types import Int64Array
+
+
+def append_text(path: str, text: str) -> None:
+    """Append lines as UTF-8 to a file, which is created if needed, in one write, so that processes can share the file.
+
+    They begin on a fresh line even if an earlier one was written in part, on a full disk for example.
+    """
+    descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
+    try:
+        with contextlib.suppress(OSError):  # of file systems without locks
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)  # a write under way in another process looks like a torn line
+        size = os.fstat(descriptor).st_size
+        is_torn = bool(text) and size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        data = ("\n" * is_torn + text).encode()
+        written = os.write(descriptor, data)
+    finally:
+        os.close(descriptor)
+    if written < len(data):
+        raise OSError(f"only {written} of {len(data)} bytes could be written")
+
+
+def read_text(path: str, characters: int = -1) -> str:
+    """Return the text of a UTF-8 file, or only so many characters of it."""
+    with open(path, encoding="utf-8", opener=open_regular) as stream:
+        return stream.read(characters)
+
 
 _LONGEST_HOLDER = 300  # bytes
 
@@ -121,8 +145,8 @@ class LocalStorage:
     def lend(self, path: str, holder: Any) -> tuple[LocalLease, None]:  # noqa: ARG002 - for storage that is far away
         return LocalLease(path), None
 
-    def create(self, path: str, *, overwrite: bool = False) -> Part:
-        return Part(path, overwrite=overwrite)
+    def create(self, path: str, *, overwrite: bool = False) -> AtomicFile:
+        return AtomicFile(path, overwrite=overwrite)
 
     def load(self, path: str) -> tuple[bytes, None] | None:
         try:
@@ -131,7 +155,7 @@ class LocalStorage:
             return None
 
     def replace(self, path: str, data: bytes, version: Any) -> None:  # noqa: ARG002 - the lock makes it needless
-        with write_errors(path), Part(path, overwrite=True) as part:
+        with write_errors(path), AtomicFile(path, overwrite=True) as part:
             with part.create() as stream:
                 stream.write(data)
             part.publish()

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from dataload._util.threads import DaemonThreads
 from dataload.errors import SourceError
 from dataload.storage.errors import changed_error, file_errors, overwritten_error
-from dataload.storage.local.regular import open_regular
+from dataload.storage.local.record_files import open_regular
 
 Listing: TypeAlias = dict[str, dict[str, int]]
 """Folder, relative and ``""`` for the root, -> name of a file -> its size in bytes."""

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Generator
 from contextlib import ExitStack, contextmanager, suppress
 
-from dataload.storage.local.parts import write_errors
+from dataload.storage.local.atomic import write_errors
 
 
 class LivingFile:

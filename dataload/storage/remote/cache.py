@@ -20,8 +20,8 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
-from dataload._util.per_process import PerProcess
-from dataload._util.waits import Wait
+from dataload._util.caches import PerProcess
+from dataload._util.threads import Wait
 from dataload.errors import ConfigError, MachineError, SourceError
 from dataload.storage.local.living import is_at, lock, opened
 from dataload.storage.local.trusted import discard_untrusted, distrust, trusted_folder

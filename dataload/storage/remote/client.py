@@ -13,8 +13,8 @@ from functools import cached_property, partial
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from dataload._util.optional import load_optional
-from dataload._util.per_process import PerProcess
+from dataload._util.caches import PerProcess
+from dataload._util.guards import load_optional
 from dataload._util.threads import DaemonThreads
 from dataload.errors import (
     ChangedFileError,
@@ -25,10 +25,16 @@ from dataload.errors import (
 )
 from dataload.storage.errors import rewritten_error
 from dataload.storage.paths import nameless_error
-from dataload.storage.remote.attempts import REQUESTS_IN_TIMEOUT, Attempts, can_be_interrupted, check_process
-from dataload.storage.remote.failures import failure_reason
-from dataload.storage.remote.listing import list_directory
-from dataload.storage.remote.requests import Piece, split_url
+from dataload.storage.remote.requests import (
+    REQUESTS_IN_TIMEOUT,
+    Attempts,
+    Chunk,
+    can_be_interrupted,
+    check_process,
+    failure_reason,
+    list_directory,
+    split_url,
+)
 from dataload.storage.remote.settings import ObjectVersion, Remote, RemoteOptions, is_plain
 from dataload.storage.remote.traffic import Traffic
 
@@ -124,8 +130,8 @@ class ObjectClient:
         url: str,
         key: str,
         version: ObjectVersion,
-        pieces: Sequence[Piece],
-        receive: Callable[[Piece, int, Any], Any],
+        pieces: Sequence[Chunk],
+        receive: Callable[[Chunk, int, Any], Any],
     ) -> None:
         """Fetch pieces of one version of an object, several at a time; ChangedFileError if it is another version now.
 
@@ -141,7 +147,7 @@ class ObjectClient:
             if ended:
                 raise _Ended
 
-        def get(piece: Piece) -> None:
+        def get(piece: Chunk) -> None:
             def keep(offset: int, data: Any) -> None:
                 with receiving:
                     check()
@@ -169,7 +175,7 @@ class ObjectClient:
         url: str,
         key: str,
         version: ObjectVersion,
-        piece: Piece,
+        piece: Chunk,
         receive: Callable[[int, Any], Any],
         check: Callable[[], None] = lambda: None,
     ) -> None:
@@ -219,11 +225,11 @@ class ObjectClient:
             result = self._obstore.get(self._store, key)
             version = ObjectVersion.of(result.meta, url)
             if version.size > most:
-                result = self._request(url, key, version, Piece(0, most, 0))
+                result = self._request(url, key, version, Chunk(0, most, 0))
             expected, begun = min(most, version.size), time.perf_counter()
             data = _content(result, url, expected)
             self._arrived(len(data), begun, used=len(data) == expected)
-            _check_length(len(data), Piece(0, expected, 0))
+            _check_length(len(data), Chunk(0, expected, 0))
             return data, version, _condition(result.meta)
 
         return self._attempts.make(f"read {url}", url, get)
@@ -286,7 +292,7 @@ class ObjectClient:
     def delete(self, url: str, keys: Sequence[str]) -> None:
         self._attempts.make(f"delete {url}", url, lambda: self._obstore.delete(self._store, list(keys)))
 
-    def _request(self, url: str, key: str, version: ObjectVersion, piece: Piece) -> Any:
+    def _request(self, url: str, key: str, version: ObjectVersion, piece: Chunk) -> Any:
         options: dict[str, Any] = {"range": (piece.start, piece.stop)}
         # A weak ETag never matches by the rules of HTTP, so it is only compared below.
         if version.has_etag and not version.tag.startswith("W/"):
@@ -309,7 +315,7 @@ class ObjectClient:
         )
 
 
-def _check_length(count: int, piece: Piece) -> None:
+def _check_length(count: int, piece: Chunk) -> None:
     if count != piece.stop - piece.start:  # obstore lets a short answer pass
         raise OSError(f"{count} of {piece.stop - piece.start} bytes arrived")
 

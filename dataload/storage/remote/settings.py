@@ -12,8 +12,8 @@ from importlib import import_module
 from os import PathLike, fspath
 from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 
-from dataload._util.checks import check_choice, check_count, check_seconds, check_type
-from dataload._util.per_process import PerProcess
+from dataload._util.caches import PerProcess
+from dataload._util.settings import check_choice, check_count, check_seconds, check_type
 from dataload.errors import ConfigError, StoreError, closest
 from dataload.storage.paths import is_url
 from dataload.storage.remote.traffic import Traffic
@@ -77,8 +77,8 @@ class RemoteOptions:
             if `cache` is given; in the user's cache directory it takes a tenth of the bytes that are free.
         mode: ``"shards"`` downloads whole shards into the cache, ``"ranges"`` fetches the bytes of the records that are
             read. With ``"auto"`` a loader chooses when it starts, by the order, the sizes and the budget (see
-            `dataload.storage.remote.choice.choose`), refuses what neither serves, and logs its choice; without a loader
-            shards are taken if a cache is given or the format needs them, and otherwise ranges.
+            `dataload.storage.remote.prefetch.choice.choose`), refuses what neither serves, and logs its choice;
+            without a loader shards are taken if a cache is given or the format needs them, and otherwise ranges.
         scan: Most bytes that opening a data set may download, such as ``"1GB"``, where only whole shards tell how many
             records they have: tar archives without an index, LMDB, compressed ArrayRecord. A manifest tells it, too.
         connections: Most requests at once in a process.

@@ -1,11 +1,17 @@
-"""Identity: the fingerprint names the content, independent of location and process."""
+"""Identity: fingerprints name the content, and files give the records that were written, or an error."""
+
+from __future__ import annotations
 
 import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+from dataload.errors import SourceNotFoundError
 from dataload.testing.cases import Case, Maker, maker_check, source_check
-from dataload.testing.compare import difference
-from dataload.testing.expect import NotApplicable, expect
+from dataload.testing.child import Reading, failed_reading, read_in_fork, read_in_new_process
+from dataload.testing.compare import difference, record_digest
+from dataload.testing.traits import NotApplicable, SourceTraits, close, expect, expect_raises
 
 
 @source_check("Identity")
@@ -76,3 +82,146 @@ def _fingerprint(source: Any) -> str:
     text = source.fingerprint()
     expect(isinstance(text, str) and re.fullmatch("[0-9a-f]{16,64}", text), f"fingerprint() gives {text!r}")
     return text
+
+
+_EXAMPLES = 12
+_MOST_FILES = 16  # of a directory, that are damaged in one way each
+_TEXT = b"not what you expected\n"
+_DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "emptied": lambda _: b"",
+    "cut to half": lambda data: data[: len(data) // 2],
+    "cut by its last byte": lambda data: data[:-1],
+    "cut to its first 100 bytes": lambda data: data[:100],
+    "filled with zeros": lambda data: bytes(len(data)),
+    "filled with text": lambda data: (_TEXT * (len(data) // len(_TEXT) + 1))[: len(data)],
+    "changed in its first 64 bytes": lambda data: b"\xff" * min(64, len(data)) + data[64:],
+    "changed in its last 64 bytes": lambda data: data[:-64] + b"\xff" * min(64, len(data)),
+}
+
+
+@maker_check("Errors")
+def check_missing_path(maker: Maker) -> None:
+    """A path that does not exist raises SourceNotFoundError, which names it, on first use at the latest.
+
+    If it were a data set without records, a job would train on nothing.
+    """
+    maker.needs_files()
+    for path in (maker.path(), maker.path() / "no" / "such" / f"data{maker.traits.suffix}"):
+        uses: dict[str, Callable[[Any], Any]] = {"len": len, "source[0]": lambda source: source[0]}
+        for what, use in uses.items():
+            call = f"{what} of a source of a missing path"
+            error = expect_raises(SourceNotFoundError, lambda use=use, path=path: use(maker.open(path)), call)
+            expect(path.name in str(error), f"the error does not name {path}: {error}")
+            expect(not path.exists(), f"reading the missing path {path} created it")
+
+
+@maker_check("Errors")
+def check_damaged_files(maker: Maker) -> None:
+    """A file that is cut, emptied or overwritten reads as before, or is a SourceError that names it.
+
+    It never reads as other or fewer records, raises another exception, crashes or hangs: yesterday's full disk must
+    show up today, and not in the loss curve. The reads happen in a separate process. Each file of a directory is
+    damaged in one way, or some of many; the first, the last and one of each suffix in all ways.
+    """
+    maker.needs_files()
+    records = maker.records(12)
+    path = maker.write(records)
+    wanted = tuple(record_digest(record) for record in maker.oracle(records))
+    damaged = list(_damaged_copies(path, maker))
+    readings = _read(maker, [copy for _, copy in damaged])
+    for (what, copy), reading in zip(damaged, readings, strict=True):
+        if reading.error or not _is_allowed(reading.digests, wanted, what, maker.traits):
+            _check_refused(reading, f"a data set with {what}", copy)
+
+
+def _is_allowed(found: tuple[str, ...], wanted: tuple[str, ...], what: str, traits: SourceTraits) -> bool:
+    """Whether a format with these traits may read a damaged file as `found`."""
+    if (" cut to " in what or " zeros" in what) and not traits.notices_cuts:
+        return len(found) <= len(wanted) and found[:-1] == wanted[: max(0, len(found) - 1)]
+    if " changed in " in what and not traits.has_checksums:
+        return len(found) == len(wanted)
+    return found == wanted
+
+
+def _damaged_copies(path: Path, maker: Maker) -> Iterator[tuple[str, Path]]:
+    files = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    damages = list(_DAMAGES.items())
+    damaged_in_all_ways = {*files[:1], *files[-1:], *{file.suffix: file for file in files}.values()}
+    some = {*files[:: 1 + len(files) // _MOST_FILES], *damaged_in_all_ways}
+    for number, file in enumerate(files):
+        if file not in some:
+            continue
+        data = file.read_bytes()
+        turn = (number + number // len(damages)) % len(damages)  # files often take turns themselves, by field
+        for what, damage in damages if file in damaged_in_all_ways else [damages[turn]]:
+            copy = maker.copy(path)
+            target = copy if path.is_file() else copy / file.relative_to(path)
+            target.write_bytes(damage(data))
+            yield f"{file.name} {what}", copy
+
+
+@maker_check("Errors")
+def check_corruptions(maker: Maker) -> None:
+    """The damage done by the author's `corrupt` is detected: a SourceError that names the file.
+
+    Only the author knows what a format can notice (a checksum, an index that disagrees with its data).
+    """
+    if not maker.traits.corruptions:
+        raise NotApplicable("the traits name no corruptions")
+    copies: list[Path] = []
+    for kind in maker.traits.corruptions:
+        copies.append(maker.write(maker.records(12)))
+        maker.backend.corrupt(copies[-1], kind)
+    readings = _read(maker, copies)
+    for kind, copy, reading in zip(maker.traits.corruptions, copies, readings, strict=True):
+        _check_refused(reading, f"a data set after corrupt(path, {kind!r})", copy)
+
+
+def _read(maker: Maker, paths: list[Path]) -> list[Reading]:
+    """Read each data set. A source may refuse it in its constructor."""
+    opened: list[Any] = []
+    readings: list[Reading | None] = []
+    for path in paths:
+        try:
+            opened.append(maker.open(path))
+            readings.append(None)
+        except Exception as error:
+            readings.append(failed_reading(error))
+    # A file may kill its reader. A fork costs a tenth of a new process, but some libraries do not survive it.
+    later = iter(read_in_fork(opened) if maker.traits.fork_safe else read_in_new_process(opened))
+    return [reading or next(later) for reading in readings]
+
+
+def _check_refused(reading: Reading, what: str, path: Path) -> None:
+    count = len(reading.digests)
+    expect(reading.error, f"{what} reads as {count} records, without an error but not as written")
+    expect("SourceError" in reading.error_classes, f"{what} raises {reading.error}, expected a SourceError")
+    names = {path.name, *(entry.name for entry in path.parent.rglob("*"))}
+    named = any(name in reading.error or name in reading.error_path for name in names)
+    expect(named, f"{what}: the error does not name the file: {reading.error}")
+
+
+@maker_check("Round trip")
+def check_round_trip(maker: Maker) -> None:
+    """Any records that the format can hold, read by any request, equal what was written.
+
+    Varying shapes, no shape, values of zero bytes, NaNs, non-ASCII text, one record, many equal ones.
+    """
+    from hypothesis import HealthCheck, given, settings
+    from hypothesis import strategies as st
+
+    from dataload.testing.strategies import records_for, requests_for
+
+    @settings(max_examples=_EXAMPLES, deadline=None, database=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(records=records_for(maker.traits), data=st.data())
+    def holds(records: list[Any], data: Any) -> None:
+        case = maker.case(records)
+        indices = data.draw(requests_for(len(records), negative=maker.traits.negative_index), label="request")
+        wanted = [index % len(records) for index in indices]
+        case.check_single_reads(case.indices)
+        case.check_request(wanted, indices)
+        if hasattr(case.source, "read_batch"):
+            case.check_batch(wanted, indices)
+        close(case.source)
+
+    holds()

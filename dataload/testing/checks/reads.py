@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.sources.location import Location
+from dataload.sources.shards import Location
 from dataload.testing.cases import Case, source_check
-from dataload.testing.expect import NotApplicable, close, expect, expect_each_raises, expect_equal, expect_raises
+from dataload.testing.traits import NotApplicable, close, expect, expect_each_raises, expect_equal, expect_raises
 
 
 @source_check("Reads")

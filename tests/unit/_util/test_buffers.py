@@ -10,7 +10,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-from dataload._util.buffers import BufferPool
+from dataload._util.arrays import BufferPool
 
 BIG = (256, 1024)  # a megabyte of float32
 MIB = 1 << 20
@@ -90,7 +90,7 @@ def test_threads_never_share_a_block():
 FAULTS = """
 import resource
 import numpy as np
-from dataload._util.buffers import BufferPool
+from dataload._util.arrays import BufferPool
 
 pool = BufferPool()
 batch = pool.empty((8 << 20,), np.uint8)

@@ -4,8 +4,8 @@ import threading
 
 import pytest
 
-from dataload._util import decoding as module
-from dataload._util.decoding import DecodeClock, decoding, downloading, reading
+from dataload._util import clock as module
+from dataload._util.clock import DecodeClock, decoding, downloading, reading
 
 
 @pytest.fixture

@@ -24,9 +24,9 @@ from dataload import (
 )
 from dataload._util.failures import BUG, LIBRARIES, owner_of
 from dataload.errors import ChangedFileError, DataloadError, MachineError, SourceError
-from dataload.sources.adapt import as_source
 from dataload.sources.base import Source
 from dataload.sources.memory import MemorySource
+from dataload.sources.views.adapt import as_source
 from dataload.storage.errors import file_errors
 
 OWNERS = {

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from dataload._util.memo import Memo
+from dataload._util.caches import Memo
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 100])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload._util.per_process import PerProcess
+from dataload._util.caches import PerProcess
 from dataload.errors import ClosedSourceError
 from dataload.sources.syrah.reader import SyrahSource
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dataload._util.stacking import split_rows, stack_alike
+from dataload._util.arrays import split_rows, stack_alike
 
 F32 = np.float32
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dataload._util import waits
+from dataload._util import threads as waits
 
 
 @pytest.fixture

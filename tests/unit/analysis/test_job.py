@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 import dataload
 from dataload.analysis.design import LIGHT, new_figure
-from dataload.analysis.job import Job, touches
-from dataload.analysis.job_plan import plan_job
+from dataload.analysis.job_plan import Cluster, plan_job, touches
 from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.errors import ConfigError
@@ -41,7 +40,7 @@ def _fonts():
 def job_of(sampler, shards, records, *, ranks, per_node, batch_size=4, tail="drop"):
     planner = BatchSampler(sampler=sampler, batch_size=batch_size, world_size=ranks, tail=tail)
     ends = np.arange(1, shards + 1) * records
-    return Job(planner=planner, ends=ends, sizes=np.full(shards, MEGABYTE), ranks_per_node=per_node)
+    return Cluster(planner=planner, ends=ends, sizes=np.full(shards, MEGABYTE), ranks_per_node=per_node)
 
 
 def walked(job, epoch):
@@ -132,7 +131,7 @@ def test_orders_that_cannot_be_thinned():
     with pytest.raises(ConfigError, match=message):
         job_of(order, 10, 10, ranks=2, per_node=1).thinned(2, 10)
     planner = BucketBatchSampler(lengths=np.ones(100, np.int64), batch_size=2)
-    job = Job(planner=planner, ends=np.array([100]), sizes=np.array([1]), ranks_per_node=1)
+    job = Cluster(planner=planner, ends=np.array([100]), sizes=np.array([1]), ranks_per_node=1)
     assert touches(job, [0], 0).rows.tolist() == [100]
     with pytest.raises(ConfigError, match="and BucketBatchSampler cannot be thinned"):
         job.thinned(1, 10)
@@ -143,7 +142,7 @@ def test_ten_to_the_ten_records_in_a_hundred_thousand_shards():
     order = Lanes(ShardSequential((100_000,) * 100_000, 3), 1024)
     planner = BatchSampler(sampler=order, batch_size=256, world_size=1024)
     sizes = np.full(100_000, 10**9)
-    job = Job(planner=planner, ends=np.cumsum(order.parent.shard_lengths), sizes=sizes, ranks_per_node=8)
+    job = Cluster(planner=planner, ends=np.cumsum(order.parent.shard_lengths), sizes=sizes, ranks_per_node=8)
     plan = plan_job(job, bandwidth=10**10, budget=10**12, mode="auto")
     assert plan.node_bytes[0] == pytest.approx(10**14 / 128, rel=0.02)
     assert plan.first_bytes == pytest.approx(8 * 10**9, rel=0.15)

@@ -8,8 +8,8 @@ from functools import partial
 import numpy as np
 import pytest
 
-from dataload._util import decoding as decoding_module
-from dataload._util.decoding import DecodeClock
+from dataload._util import clock as decoding_module
+from dataload._util.clock import DecodeClock
 from dataload.codecs.codec import CODEC_NAMES, decode_batch, decode_records, resolve_codec
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError
 

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataload.compat.dali import EpochPlan, IndexStream, webdataset
+from dataload.compat.dali import EpochOrder, IndexStream, webdataset
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceNotFoundError
 
 
@@ -185,7 +185,7 @@ def test_without_a_seed_each_reader_has_its_own_order(opened):
 
 def plan(**options):
     defaults = {"batch_size": 4, "num_shards": 1, "shard_id": 0, "stick": False, "pad": False}
-    return EpochPlan(**{**defaults, "pool_size": None, "seed": 0, "archives_seed": None, **options})
+    return EpochOrder(**{**defaults, "pool_size": None, "seed": 0, "archives_seed": None, **options})
 
 
 def model(samples, epochs, *, batch_size, num_shards, shard_id, stick, pad):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from dataload.config import json_schema, read_config
-from dataload.config.overrides import parse_assignment, parse_value
+from dataload.config.files import parse_assignment, parse_value
 from dataload.errors import ConfigError, MissingDependencyError
 from dataload.samplers import GlobalShuffle
-from dataload.sources.range import RangeSource
+from dataload.sources.memory import RangeSource
 
 SOURCE = RangeSource(9)
 OK = {"source": {"path": "a.syr"}, "loader": {"batch_size": 4}}

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from dataload.config import read_config
-from dataload.config.overrides import parse_assignment
+from dataload.config.files import parse_assignment
 from dataload.errors import ConfigError
 
 DEEP = 5_000

@@ -11,7 +11,7 @@ import pytest
 import dataload
 from dataload._util.randomness import derive_key
 from dataload.config import json_schema, read_config
-from dataload.config.overrides import parse_value
+from dataload.config.files import parse_value
 from dataload.errors import ConfigError
 from dataload.loader.order import shuffled
 from dataload.samplers import (
@@ -27,9 +27,8 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.sources.concat import ConcatSource
-from dataload.sources.memory import MemorySource
-from dataload.sources.range import RangeSource
+from dataload.sources.memory import MemorySource, RangeSource
+from dataload.sources.views.concat import ConcatSource
 
 SHARDS = (7, 5, 8)
 """Records of the files that most tests read."""

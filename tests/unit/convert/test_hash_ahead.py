@@ -11,7 +11,7 @@ import pytest
 import dataload
 from dataload.convert import convert
 from dataload.convert.hash_ahead import UNSETTLED_BYTES, HashAhead
-from dataload.sources.find import read_manifest
+from dataload.sources.discover import read_manifest
 from dataload.sources.registry import built_in_formats
 
 

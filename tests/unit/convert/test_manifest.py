@@ -19,7 +19,7 @@ from dataload.convert import manifest as manifests
 from dataload.convert.indexing import index_shards
 from dataload.convert.manifest import update_manifest
 from dataload.errors import ConfigError, CorruptFileError, SourceError, WorkerError
-from dataload.sources.find import read_manifest
+from dataload.sources.discover import read_manifest
 from dataload.sources.manifest import DataSetEntry, ShardEntry
 from dataload.types import FieldSpec
 

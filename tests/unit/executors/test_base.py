@@ -7,25 +7,32 @@ import numpy as np
 import pytest
 
 from dataload.executors import ThreadExecutor, base
-from dataload.executors.base import Place, SerialExecutor, StallMonitor, TimeoutPolicy, WorkerLostError, WorkerStatus
+from dataload.executors.base import (
+    SerialExecutor,
+    StallMonitor,
+    TimeoutPolicy,
+    WorkerLostError,
+    WorkerPosition,
+    WorkerStatus,
+)
 
 
 def test_a_heartbeat_is_seen_through_the_same_memory():
     memory = np.zeros(100, np.uint8)
     worker, consumer = WorkerStatus(memory), WorkerStatus(memory)
-    assert consumer.place() == Place(-1, -1, -1)
+    assert consumer.place() == WorkerPosition(-1, -1, -1)
     worker.at(0, 0)
-    assert consumer.place() == Place(0, 0, -1)
+    assert consumer.place() == WorkerPosition(0, 0, -1)
     worker.at(3, 2**40, 5)
     worker.at_index(2**50)
-    assert consumer.place() == Place(3, 2**40, 2**50)
+    assert consumer.place() == WorkerPosition(3, 2**40, 2**50)
     assert not worker.is_cancelled(0)
     consumer.cancel(4)
     consumer.cancel(2)  # takes nothing back
     assert [worker.is_cancelled(number) for number in (0, 4, 5)] == [True, True, False]
     worker.stage = 2
     assert consumer.stage == 2
-    assert WorkerStatus().place() == Place(-1, -1, -1)
+    assert WorkerStatus().place() == WorkerPosition(-1, -1, -1)
 
 
 @pytest.fixture
@@ -37,7 +44,7 @@ def now(monkeypatch):
 
 
 def test_a_watch_warns_half_way_and_then_gives_up(now):
-    described = "somebody", Place(1, 2, 3), "stacks"
+    described = "somebody", WorkerPosition(1, 2, 3), "stacks"
     watch = StallMonitor(TimeoutPolicy(timeout=20))
     assert (watch.next_look(), watch.is_due()) == (10, False)
     now[0] += 10
@@ -53,7 +60,7 @@ def test_a_watch_warns_half_way_and_then_gives_up(now):
     assert (caught.value.worker, caught.value.place, caught.value.stacks) == described
 
 
-@pytest.mark.parametrize("place", [Place(-1, -1, -1), Place(0, 0, 0)])
+@pytest.mark.parametrize("place", [WorkerPosition(-1, -1, -1), WorkerPosition(0, 0, 0)])
 def test_a_watch_without_an_end_warns_ever_more_seldom(now, place):
     watch = StallMonitor(TimeoutPolicy(warn_after=1000))
     at = "has not started it" if place.step < 0 else "is at step 0 of epoch 0, index 0"
@@ -88,7 +95,7 @@ def test_a_task_that_forks_without_workers_is_an_error_in_both_processes(waits):
     except WorkerLostError as error:
         value, lost = None, error
     if os.getpid() != here:
-        os._exit(7 if lost is not None and lost.reason == FORKED and lost.place == Place(-1, -1, -1) else 1)
+        os._exit(7 if lost is not None and lost.reason == FORKED and lost.place == WorkerPosition(-1, -1, -1) else 1)
     if not waits:
         statuses.append(os.waitpid(children[0], 0)[1])
         if value == 1:  # the child was later
@@ -96,7 +103,7 @@ def test_a_task_that_forks_without_workers_is_an_error_in_both_processes(waits):
                 executor.submit(2).result()
             lost = None
     assert os.waitstatus_to_exitcode(statuses[0]) == 7
-    assert lost is None or (lost.worker, lost.reason, lost.place) == ("MainThread", FORKED, Place(0, 1, -1))
+    assert lost is None or (lost.worker, lost.reason, lost.place) == ("MainThread", FORKED, WorkerPosition(0, 1, -1))
     assert executor.submit(3).result() == 3
 
 
@@ -113,7 +120,11 @@ def test_a_task_that_forks_a_thread_is_an_error_and_the_child_ends(capfd):
     assert executor.submit(0).result() == 0
     with pytest.raises(WorkerLostError) as caught:
         executor.submit(1).result()
-    assert (caught.value.worker, caught.value.reason, caught.value.place) == ("dataload-0", FORKED, Place(0, 1, -1))
+    assert (caught.value.worker, caught.value.reason, caught.value.place) == (
+        "dataload-0",
+        FORKED,
+        WorkerPosition(0, 1, -1),
+    )
     assert statuses == [1]
     assert re.fullmatch(rf"dataload-0 \(process \d+\) {re.escape(FORKED)}\n", capfd.readouterr().err)
     assert executor.submit(2).result() == 2

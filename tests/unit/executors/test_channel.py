@@ -7,7 +7,7 @@ import threading
 import numpy as np
 import pytest
 
-from dataload.executors.channel import Inbox, Outbox, receive_descriptor, send
+from dataload.executors.transport import Inbox, Outbox, receive_descriptor, send
 
 
 @pytest.fixture

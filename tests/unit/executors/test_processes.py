@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dataload import ConfigError
-from dataload.executors import Place, TimeoutPolicy, WorkerLostError, handle, processes
+from dataload.executors import TimeoutPolicy, WorkerLostError, WorkerPosition, handle, processes
 from dataload.executors.handle import WorkerHandle
 from dataload.executors.processes import ProcessExecutor
 
@@ -170,7 +170,7 @@ def test_a_worker_that_ends_is_told_and_replaced(task, reason, capfd, tmp_path):
             lost.result()
         assert caught.value.worker == f"dataload-0 (process {pid})"
         assert re.search(reason, caught.value.reason)
-        assert caught.value.place == Place(2, 3, 4)
+        assert caught.value.place == WorkerPosition(2, 3, 4)
         with pytest.raises(WorkerLostError):
             behind.result()
         assert tasks.submit(PID).result() != pid
@@ -261,7 +261,7 @@ def test_the_timeout_covers_a_fork_server_that_is_stopped():
             with pytest.warns(RuntimeWarning, match=late), pytest.raises(WorkerLostError) as caught:
                 tasks.submit(1)
             lost = caught.value
-            assert (lost.worker, lost.place) == ("dataload-0", Place(-1, -1, -1))
+            assert (lost.worker, lost.place) == ("dataload-0", WorkerPosition(-1, -1, -1))
             assert re.fullmatch(r"has returned no batch for \d+\.\d s \(timeout=0\.4\)", lost.reason)
             assert lost.stacks.startswith("the fork server of multiprocessing does not answer: it is importing the m")
             os.kill(server, signal.SIGCONT)

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload._util.leases import BufferLeases
-from dataload.executors import shared_memory
-from dataload.executors.shared_memory import Ring, Slot
+from dataload._util.arrays import BufferLeases
+from dataload.executors import transport as shared_memory
+from dataload.executors.transport import Ring, Slot
 
 
 @pytest.fixture

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from dataload import Loader, RangeSource
-from dataload.loader import autoscale
-from dataload.loader.autoscale import (
+from dataload.loader import scaling as autoscale
+from dataload.loader.recorder import Recorder
+from dataload.loader.scaling import (
     Bounds,
     Scaling,
     Search,
@@ -23,7 +24,6 @@ from dataload.loader.autoscale import (
     is_plausible,
     search,
 )
-from dataload.loader.recorder import Recorder
 from dataload.samplers import GlobalShuffle
 
 BOUNDS = Bounds(least=0, most=8, prefetch=2)

@@ -12,7 +12,7 @@ import pytest
 
 from dataload import ConfigError, WorkerError
 from dataload.loader.bad_records import BadRecord, Budget, append_report, read_excluded
-from dataload.sources.location import Location
+from dataload.sources.shards import Location
 
 
 def bad(index=3, step=2, **changes):

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataload import Collate, ConfigError, Loader, MemorySource, Ragged, SampleContext, WorkerError, decoding
-from dataload._util import decoding as decoding_module
+from dataload._util import clock as decoding_module
 from dataload.collate import Packing, default_collate
-from dataload.executors import Place, WorkerStatus
+from dataload.executors import WorkerPosition, WorkerStatus
 from dataload.loader import fetch as fetch_module
-from dataload.loader.fetch import Fetcher, Trace, complete
+from dataload.loader.fetch import BatchLoader, StepTrace, complete
 from dataload.loader.rescue import ErrorPolicy
 from dataload.loader.step import StepRange, StepWork, even_shares
 from dataload.samplers import BatchPlan, BatchSampler, Sequential
@@ -92,7 +92,7 @@ def test_every_way_to_read_gives_the_same(chunk, source, settings):
 
 
 def fetcher(source=SOURCE, *, transform=None, collate=default_collate, batch_transform=None, excluded=None):
-    return Fetcher(
+    return BatchLoader(
         source=source,
         fields=None,
         transform=compose(transform),
@@ -124,7 +124,7 @@ def test_steps_of_streams_read_together_are_those_read_one_by_one(chunk):
 
 def check_together(plans):
     fetch = fetcher()
-    together = fetch.load_together(plans, Trace())
+    together = fetch.load_together(plans, StepTrace())
     assert len(together) == len(plans) > 1
     for found, expected in zip(together, [fetch(plan, 0) for plan in plans], strict=True):
         assert difference(found, expected, "batch") is None
@@ -139,7 +139,7 @@ def test_steps_read_together_take_one_read_and_do_not_share_rows():
             return super()._read_columns(indices, fields)
 
     source = Counting([record(i) for i in range(RECORDS)])
-    first, second = fetcher(source).load_together([plan_of(3, 1), plan_of(1, 4)], Trace())
+    first, second = fetcher(source).load_together([plan_of(3, 1), plan_of(1, 4)], StepTrace())
     assert source.seen == (3, 1, 1, 4)
     first["x"][:] = -1
     assert second["x"][:, 0, 0].tolist() == [1, 4]
@@ -161,12 +161,12 @@ PACKED = plan_of(1, packing=Packing(np.zeros(1, int), np.zeros(1, int), np.ones(
     ],
 )
 def test_what_each_step_has_to_do_by_itself(settings, plan):
-    assert fetcher(**settings).load_together([plan_of(0), plan], Trace()) is None
+    assert fetcher(**settings).load_together([plan_of(0), plan], StepTrace()) is None
 
 
 @pytest.mark.parametrize("source", [SOURCE, Plain()], ids=["columns", "one by one"])
 def test_spans_are_those_of_the_stages_one_after_another(source):
-    fetch, trace = fetcher(source, transform=None if source is SOURCE else dict, batch_transform=dict), Trace()
+    fetch, trace = fetcher(source, transform=None if source is SOURCE else dict, batch_transform=dict), StepTrace()
     fetch(plan_of(1, 2), 0, trace)
     stages = ["read", "batch_transform"] if source is SOURCE else ["read", "transform", "collate", "batch_transform"]
     assert [stage for stage, _, _ in trace.spans] == stages
@@ -217,13 +217,13 @@ class EncodedColumns(Encoded):
 
 
 def test_decoding_is_a_stage_of_its_own(clock):
-    fetch, trace = fetcher(Encoded(clock), transform=lambda sample: clock.add(3) or sample), Trace()
+    fetch, trace = fetcher(Encoded(clock), transform=lambda sample: clock.add(3) or sample), StepTrace()
     fetch(plan_of(1, 2), 0, trace)
     assert trace.spans == [("read", 0, 1), ("decode", 1, 5), ("transform", 5, 11), ("collate", 11, 11)]
-    trace = Trace()
+    trace = StepTrace()
     fetcher(EncodedColumns(clock))(plan_of(1, 2, 3), 0, trace)
     assert trace.spans == [("read", 11, 12), ("decode", 12, 18)]
-    trace = Trace()
+    trace = StepTrace()
     fetcher(Plain(), transform=dict)(plan_of(1), 0, trace)  # it does not report its decoding
     assert [stage for stage, _, _ in trace.spans] == ["read", "transform", "collate"]
 
@@ -257,7 +257,7 @@ def test_a_record_that_is_read_alone_has_the_same_stages(clock):
             raise ZeroDivisionError
         return sample
 
-    trace = Trace()
+    trace = StepTrace()
     fetcher(Encoded(clock), transform=fail)(plan_of(2, 3), 0, trace)
     stages = [stage for stage, _, _ in trace.spans]
     assert stages == ["read", "decode", "transform", *["read", "decode", "transform"] * 2, "collate"]
@@ -266,14 +266,14 @@ def test_a_record_that_is_read_alone_has_the_same_stages(clock):
 
 
 def test_the_status_tells_the_sample_that_a_transform_works_on():
-    trace, seen = Trace(), []
+    trace, seen = StepTrace(), []
 
     def look(sample):
         seen.append(trace.status.place())
         return sample
 
     fetcher(transform=[look, look])(plan_of(5, 3), 4, trace)
-    assert seen == [Place(4, 7, 5)] * 2 + [Place(4, 7, 3)] * 2
+    assert seen == [WorkerPosition(4, 7, 5)] * 2 + [WorkerPosition(4, 7, 3)] * 2
 
 
 def test_transforms_of_a_sample_share_its_context_and_others_get_none():

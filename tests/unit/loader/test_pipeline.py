@@ -6,10 +6,10 @@ import itertools
 import pytest
 
 from dataload.errors import WorkerError
-from dataload.executors import Place, SerialExecutor, WorkerLostError
+from dataload.executors import SerialExecutor, WorkerLostError, WorkerPosition
 from dataload.loader.pipeline import StepDelivery, TaskSizer, apply_in_consumer, lost_step, ordered_map, unordered_map
 from dataload.loader.state import Cursor, EpochPlanners
-from dataload.loader.step import JobResult, StepResult
+from dataload.loader.step import StepResult, StepsResult
 from dataload.samplers import BatchSampler, Sequential
 
 PLANNERS = EpochPlanners(BatchSampler(sampler=Sequential(7), batch_size=2))  # four steps an epoch
@@ -36,7 +36,7 @@ class Workers:
                 fields = {"error": None, "rows": 2, "nbytes": workers.nbytes, "spans": [], "bad": [], "worker": "w"}
                 steps = range(job.start, job.stop)
                 made = [StepResult(epoch=job.epoch, step=step, batch=Batch(), **fields) for step in steps]
-                return JobResult(made, workers.seconds)
+                return StepsResult(made, workers.seconds)
 
             def done(self):
                 return job in workers.done
@@ -164,7 +164,7 @@ class Losing(Workers):
     def submit(self, job):
         made = super().submit(job)
         if job.start <= self.step < job.stop and (self.always or job.stop - job.start > 1):
-            place = Place(0, job.stop - 1 if self.last else self.step, -1)
+            place = WorkerPosition(0, job.stop - 1 if self.last else self.step, -1)
             made.result = lambda: (_ for _ in ()).throw(WorkerLostError("w", "was killed", place))
         return made
 
@@ -258,12 +258,12 @@ def test_what_is_missing_survives_a_state(missing, reached):
 @pytest.mark.parametrize(
     ("place", "step", "indices", "at"),
     [
-        (Place(3, 2, 5), 2, (4, 5), ", at index 5"),
-        (Place(3, 2, -1), 2, (4, 5), ""),
-        (Place(3, 0, 1), 1, (2, 3), ""),  # what it was at has been received
-        (Place(2, 2, 5), 1, (2, 3), ""),
-        (Place(4, 2, 5), 1, (2, 3), ""),  # ahead, in the next epoch
-        (Place(-1, -1, -1), 1, (2, 3), ""),
+        (WorkerPosition(3, 2, 5), 2, (4, 5), ", at index 5"),
+        (WorkerPosition(3, 2, -1), 2, (4, 5), ""),
+        (WorkerPosition(3, 0, 1), 1, (2, 3), ""),  # what it was at has been received
+        (WorkerPosition(2, 2, 5), 1, (2, 3), ""),
+        (WorkerPosition(4, 2, 5), 1, (2, 3), ""),  # ahead, in the next epoch
+        (WorkerPosition(-1, -1, -1), 1, (2, 3), ""),
     ],
 )
 def test_a_lost_worker_is_an_error_of_a_step_that_is_wanted(place, step, indices, at):

@@ -29,7 +29,7 @@ from dataload import (
 from dataload.collate import Packing, default_collate
 from dataload.loader import rescue
 from dataload.loader.bad_records import read_excluded
-from dataload.loader.fetch import Fetcher, Trace
+from dataload.loader.fetch import BatchLoader, StepTrace
 from dataload.loader.rescue import ErrorPolicy, shorten, substitute
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
@@ -93,7 +93,7 @@ KINDS = pytest.mark.parametrize("kind", [Plain, Batched, Columns])
 def fetcher(
     source, action="raise", *, exclude=None, fields=None, transform=None, collate=default_collate, batch_transform=None
 ):
-    return Fetcher(
+    return BatchLoader(
         source=source,
         fields=fields,
         transform=compose(transform),
@@ -149,7 +149,7 @@ def test_equals_the_model(kind, indices, unreadable, untransformable, excluded, 
     fetch = fetcher(
         source, action, exclude=sorted(excluded), transform=failing(*untransformable) if transforms else None
     )
-    trace = Trace()
+    trace = StepTrace()
     wanted = {index for index, is_valid in zip(indices, valid, strict=True) if is_valid or padded == 8}
     good = [index for index in indices if index not in gone]
 
@@ -229,7 +229,7 @@ def raising(*indices):
 
 @pytest.mark.parametrize("action", ["skip", "replace"])
 def test_packed_rows_get_gaps(action):
-    trace = Trace()
+    trace = StepTrace()
     fetch = fetcher(MemorySource(sequences()), action, transform=raising(1), collate=Pack(pad_value=-1))
     batch = fetch(packed([0, 1, 2, 3], valid=[True, False]), 0, trace)
     assert batch["t"].tolist() == [[0, 0, -1, -1, -1, -1], [2, 3, 3, -1, -1, -1]]
@@ -254,7 +254,7 @@ def test_what_is_no_records_fault_is_raised(action, bad):
         raise ValueError("not so")
 
     for name in ("collate", "batch_transform"):
-        trace = Trace()
+        trace = StepTrace()
         with pytest.raises(WorkerError, match=rf"step 7 of epoch 0 failed in {name}: ValueError: not so\n"):
             fetcher(Plain(bad), action, **{name: fail})(plan([0, 1, 2]), 0, trace)
     unequal = MemorySource([{"x": np.zeros(n)} for n in (1, 2, 3)])  # stacked while they are read
@@ -271,7 +271,7 @@ def test_a_source_that_cannot_read_at_all_is_not_a_row_of_bad_records(error):
             self.seen.append(index)
             raise error
 
-    source, trace = Unable(), Trace()
+    source, trace = Unable(), StepTrace()
     with pytest.raises(WorkerError, match=f"{type(error).__name__}: {error}") as caught:
         fetcher(source, "skip")(plan([0, 1, 2]), 0, trace)
     assert caught.value.__cause__ is error
@@ -300,13 +300,13 @@ def test_the_place_of_a_record_is_told():
 
     with pytest.raises(WorkerError, match=re.escape("\n  location: b.bin, record 3, key 'k\\x1b3'\n")):
         fetcher(Placed([3]))(plan([2, 3]), 0)
-    trace = Trace()
+    trace = StepTrace()
     fetcher(Placed([3]), "skip")(plan([2, 3]), 0, trace)
     assert [(bad.shard, bad.record, bad.key) for bad in trace.bad] == [("b.bin", 3, "k\x1b3")]
 
 
 def test_what_is_kept_of_a_bad_record():
-    trace = Trace()
+    trace = StepTrace()
     fetch = fetcher(Plain([3]), "replace", transform=[failing(), failing(4)])
     fetch(plan([3, 5, 4]), 2, trace)
     read, transformed = trace.bad
@@ -341,7 +341,7 @@ def test_an_awkward_exception_has_a_text():
             raise error
         return sample
 
-    error, text, trace = Awkward(), "Awkward: (no message: its __str__ raised RuntimeError)", Trace()
+    error, text, trace = Awkward(), "Awkward: (no message: its __str__ raised RuntimeError)", StepTrace()
     with pytest.raises(WorkerError) as caught:
         fetcher(Plain(), transform=fail)(plan([1]), 0)
     assert f"fail' on index 1: {text}\n  source" in str(caught.value)
@@ -399,7 +399,7 @@ def test_what_cannot_be_done_is_told(source, settings, indices, message):
 
 
 def test_a_record_that_is_not_given_is_a_bad_one():
-    trace = Trace()
+    trace = StepTrace()
     assert rows(fetcher(Partial(), "skip")(plan([0, 1, 2]), 0, trace)) == [0, 1]
     assert [bad.index for bad in trace.bad] == [2]
     with pytest.raises(WorkerError, match=NO_FIELDS):
@@ -510,7 +510,7 @@ def test_a_failure_that_does_not_come_again_is_no_bad_record():
                 raise OSError("try again")
             return super()._read_columns(indices, fields)
 
-    trace = Trace()
+    trace = StepTrace()
     assert rows(fetcher(Once(), "skip")(plan([1, 2]), 0, trace)) == [1, 2]
     assert trace.bad == []
     with pytest.raises(WorkerError, match="failed in read: OSError: try again"):
@@ -646,7 +646,7 @@ def test_rows_of_streams_keep_their_places(
     fetch = fetcher(
         source, action, exclude=sorted(excluded), transform=failing(*untransformable) if transforms else None
     )
-    trace = Trace()
+    trace = StepTrace()
     if action == "raise" and failing_ones & set(indices):
         with pytest.raises(WorkerError, match=r"step 7 of epoch 3 failed in (read|transform .*) on index"):
             fetch(step, 3, trace)

@@ -27,7 +27,7 @@ from dataload.samplers import (
 )
 from dataload.samplers.order_sample import (
     WHOLE_UP_TO,
-    Shards,
+    ShardLayout,
     expected_shards,
     global_rows,
     sample_order,
@@ -96,7 +96,7 @@ def test_mixing_is_that_of_a_loop():
     planner = BatchSampler(sampler=sampler, batch_size=size)
     batches = batches_of(sampler.rows[0], size)
     counts = [len({shard_of(i, lengths) for i in batch}) for batch in batches]
-    assert shards_per_batch(sample_order(planner), Shards.of(60, lengths)).tolist() == counts
+    assert shards_per_batch(sample_order(planner), ShardLayout.of(60, lengths)).tolist() == counts
     expected = [hypergeometric(lengths, len(batch)) for batch in batches]
     found = order_report(planner, shard_lengths=lengths).mixing
     assert (found.shards, found.noun) == (4, "shards"), "an empty shard is none"
@@ -117,12 +117,12 @@ SMALL, LARGE = (1, 2, 7, 59, 60), (300, 3_000, 10_000)  # factors are taken toge
 )
 def test_expected_shards_are_the_hypergeometric(lengths, sizes, error):
     for size in sizes:
-        found = expected_shards(Shards(np.cumsum(lengths), files=True), np.array([size, size]))
+        found = expected_shards(ShardLayout(np.cumsum(lengths), files=True), np.array([size, size]))
         assert found.tolist() == pytest.approx([hypergeometric(lengths, size)] * 2, rel=error)
 
 
 def test_expected_shards_of_many_sizes_are_interpolated():
-    shards = Shards(np.arange(1, 101) * 1000, files=True)
+    shards = ShardLayout(np.arange(1, 101) * 1000, files=True)
     sizes = np.arange(1, 400, 3)
     each = np.concatenate([expected_shards(shards, sizes[i : i + 1]) for i in range(len(sizes))])
     assert np.abs(expected_shards(shards, sizes) / each - 1).max() < 0.01
@@ -367,18 +367,18 @@ def test_positions_of_a_sample_of_buckets_are_about_right(short_samples):
     assert np.abs(sample.positions - sample.indices).max() < 0.3 * 50_000
 
 
-# Shards
+# ShardLayout
 
 
 def test_one_shard_is_cut_into_equal_parts():
     for lengths in (None, (250,), (250, 0)):
-        shards = Shards.of(250, lengths)
+        shards = ShardLayout.of(250, lengths)
         assert (shards.files, len(shards)) == (False, 100)
         assert set(shards.lengths.tolist()) == {2, 3}
         assert shards.lengths.sum() == 250
-    assert len(Shards.of(3)) == 3
+    assert len(ShardLayout.of(3)) == 3
     # Of several, only those of the records that are chosen from count.
-    assert Shards.of(25, (10, 10, 10, 10)).lengths.tolist() == [10, 10, 5]
+    assert ShardLayout.of(25, (10, 10, 10, 10)).lengths.tolist() == [10, 10, 5]
 
 
 def test_reports_are_json():
@@ -424,7 +424,7 @@ def test_the_pool_size_reaches_the_quality_and_is_the_smallest(lengths, quality)
     pool_size = pool_size_for(lengths, size, quality, seed=1)
     assert PoolTrial(lengths, size, 1).mixing(pool_size) >= quality
     assert PoolTrial(lengths, size, 1).mixing(pool_size - max(1, pool_size // 64)) < quality
-    shards, found = Shards.of(records, lengths), []
+    shards, found = ShardLayout.of(records, lengths), []
     for seed in range(12):
         order = PoolShuffle(ShardSequential(lengths, seed), pool_size, seed)
         positions = np.arange(records * 2 // 5, records * 2 // 5 + records // 5 // size * size)

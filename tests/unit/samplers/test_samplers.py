@@ -21,7 +21,7 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.samplers._common import divide, records_of, split_by_group
+from dataload.samplers.common import divide, records_of, split_by_group
 from dataload.types import Sampler
 
 

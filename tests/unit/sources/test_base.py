@@ -13,8 +13,9 @@ import dataload
 from dataload import ConcatSource, ConfigError, Loader, MemorySource, RangeSource
 from dataload.errors import ClosedSourceError
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
-from dataload.sources.base import SliceSource, Source, select_fields, spec_of
-from dataload.sources.parts_ahead import StepsByPart
+from dataload.sources.base import SliceSource, Source
+from dataload.sources.fields import select_fields, spec_of
+from dataload.sources.prefetch import StepsByComponent
 from dataload.types import FieldSpec, StepsAhead
 
 
@@ -301,7 +302,7 @@ def test_each_part_sees_its_records_of_every_step(lengths, blocks, random):
     lengths[0] += 1
     ends = np.cumsum(lengths)
     blocks = [[[index % int(ends[-1]) for index in step] for step in steps] for steps in blocks]
-    parts = StepsByPart((block(epoch, steps) for epoch, steps in enumerate(blocks)), ends)
+    parts = StepsByComponent((block(epoch, steps) for epoch, steps in enumerate(blocks)), ends)
     iterators = {part: parts.of(part) for part in range(len(lengths))}
     found = {part: [] for part in iterators}
     while iterators:  # in any order
@@ -319,5 +320,5 @@ def test_each_part_sees_its_records_of_every_step(lengths, blocks, random):
 
 
 def test_a_part_that_is_never_read_ends_the_planning():
-    parts = StepsByPart((block(0, [[0]]) for _ in itertools.count()), np.array([1, 2]))
+    parts = StepsByComponent((block(0, [[0]]) for _ in itertools.count()), np.array([1, 2]))
     assert len([*parts.of(1)]) == 32

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from made_files import same
 
+from dataload._util.caches import DecodedCache
 from dataload.codecs.layout import RecordTable
 from dataload.codecs.tensorprotos import decode_batch, encode
-from dataload.sources.decoded import DecodedCache
-from dataload.sources.gathered import GatheredTable
+from dataload.sources.encoded import GatheredTable
 from dataload.storage import storage_of
 
 

@@ -12,10 +12,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from line_source import LineBackend, LineFile, LineSource
 
-from dataload._util.per_process import pickling_for_worker
+from dataload._util.caches import pickling_for_worker
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
-from dataload.sources import files
-from dataload.sources.files import FileSource
+from dataload.sources import file_source as files
+from dataload.sources.file_source import FileSource
 from dataload.storage.errors import file_errors
 from dataload.testing.child import Reading, read_in_fork
 from dataload.types import FieldSpec

@@ -8,7 +8,7 @@ from made_files import pack
 import dataload
 from dataload import ClosedSourceError, ConcatSource, CorruptFileError, MemorySource, RangeSource
 from dataload.sources.base import Source
-from dataload.sources.location import Location, locate
+from dataload.sources.shards import Location, locate
 
 LENGTHS = (3, 0, 2)
 

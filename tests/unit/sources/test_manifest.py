@@ -12,8 +12,8 @@ import pytest
 
 from dataload.convert.measuring import measure
 from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.discover import harmless_options
 from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics, LengthsFile, Numbers, merge_fields
-from dataload.sources.find import harmless_options
 from dataload.sources.manifest import MOST_BYTES, DataSetEntry, Manifest, ShardEntry, merge_manifests
 from dataload.sources.manifest_checks import STORED_OPTIONS, MapEntry
 from dataload.sources.memory import MemorySource

@@ -9,7 +9,7 @@ import pytest
 from made_files import same
 
 from dataload import ConfigError, CorruptFileError, Loader, MemorySource, RangeSource
-from dataload.sources.adapt import as_source, loadable
+from dataload.sources.views.adapt import as_source, loadable
 from dataload.testing import check_source
 from dataload.types import FieldSpec, StepsAhead
 

@@ -19,12 +19,12 @@ from typer.testing import CliRunner
 
 import dataload
 from dataload import ConfigError
-from dataload._util.checks import check_type
+from dataload._util.settings import check_type
 from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.errors import CorruptFileError, SourceError
-from dataload.sources.files import FileSource
-from dataload.sources.options import Options
+from dataload.sources.file_source import FileSource
+from dataload.sources.format import Options
 from dataload.sources.registry import built_in_formats
 from dataload.sources.shards import ShardReader
 from dataload.sources.tokens.format import TokenOptions

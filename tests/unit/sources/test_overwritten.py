@@ -13,7 +13,7 @@ import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
 
 import dataload
-from dataload._util.per_process import pickling_for_worker
+from dataload._util.caches import pickling_for_worker
 from dataload.errors import ChangedFileError, WorkerError
 
 ROWS = 40
@@ -118,7 +118,7 @@ def test_the_job_ends(tmp_path, workers, settings):
 @pytest.fixture
 def several(tmp_path, monkeypatch):
     """Open ten shards, of which three may be open."""
-    monkeypatch.setattr("dataload.sources.files.most_open_shards", lambda: 3)
+    monkeypatch.setattr("dataload.sources.file_source.most_open_shards", lambda: 3)
 
     def several(suffix):
         paths = [tmp_path / f"{shard}{suffix}" for shard in range(10)]

@@ -11,7 +11,7 @@ import dataload
 from dataload.convert import convert
 from dataload.sources.array_record.layout import BLOCK_SIZE
 from dataload.sources.array_record.recorded import build_padding
-from dataload.sources.find import find_destination
+from dataload.sources.discover import find_destination
 from dataload.sources.recorded import build_recorded, parse_recorded
 
 RECORDS = [{"features": np.full(3, i, np.float32), "label": i} for i in range(5)]

@@ -10,9 +10,8 @@ import pytest
 
 import dataload
 from dataload.errors import ConfigError, MissingDependencyError, SourceNotFoundError
-from dataload.sources.find import HEAD_BYTES, detect, find_destination, find_shards
-from dataload.sources.format import Format
-from dataload.sources.head import describe_head
+from dataload.sources.discover import HEAD_BYTES, detect, find_destination, find_shards
+from dataload.sources.format import Format, describe_head
 from dataload.sources.registry import built_in_formats, by_suffix, format_names, get_format
 from dataload.sources.shard_files import check_complete
 from dataload.storage import Remote, storage_of
@@ -105,7 +104,7 @@ package.__path__ = [sys.argv[1]]
 sys.modules['dataload'] = package
 import dataload.sources.registry
 entry = dataload.sources.registry.get_format('range')
-assert 'dataload.sources.range' not in sys.modules
+assert 'dataload.sources.memory' not in sys.modules
 assert type(entry.open(3)).__name__ == 'RangeSource'
 """
     subprocess.run([sys.executable, "-c", code, str(Path(dataload.__file__).parent)], check=True)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import dataload
 from dataload import ConfigError, MemorySource, RangeSource, SourceError
-from dataload.sources import selecting
+from dataload.sources.views import select as selecting
 from dataload.testing import check_source
 from dataload.types import StepsAhead
 

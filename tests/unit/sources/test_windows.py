@@ -13,9 +13,9 @@ from made_files import pack, same
 
 from dataload import ConcatSource, ConfigError, Loader, MemorySource, RangeSource, windows
 from dataload.collate import default_collate
-from dataload.sources.adapt import as_source
-from dataload.sources.sequences import record_lengths, sequence_lengths
 from dataload.sources.tar.reader import TarSource
+from dataload.sources.views.adapt import as_source
+from dataload.sources.views.sequences import record_lengths, sequence_lengths
 from dataload.streams import StreamSampler
 from dataload.testing import check_source
 from dataload.types import StepsAhead

@@ -165,7 +165,7 @@ def test_a_failing_abort_hides_no_error(writer_of, path, ending):
 
 
 def test_what_was_there_comes_back_when_the_new_one_cannot_take_its_place(writer_of, path, monkeypatch):
-    monkeypatch.setattr("dataload.storage.local.parts._libc_rename", lambda: None)
+    monkeypatch.setattr("dataload.storage.local.atomic._libc_rename", lambda: None)
     written(writer_of(path), "old", "older")
     writer = writer_of(path, overwrite=True)
     writer.extend(["new", "newer"])

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dataload
-from dataload.storage import _core
+from dataload.storage import _core_numpy as _core
 
 if importlib.util.find_spec("dataload.storage._core_c"):
     from dataload.storage import _core_c

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmdb_files import lib_versions
 
-from dataload.storage import _core
+from dataload.storage import _core_numpy as _core
 
 if importlib.util.find_spec("dataload.storage._core_c"):
     from dataload.storage import _core_c

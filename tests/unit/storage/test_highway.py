@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from dataload.storage import _core
+from dataload.storage import _core_numpy as _core
 
 KEY = b"Riegeli/records\nRiegeli/records\n"
 BLOCK, HEADER = 1 << 16, 24

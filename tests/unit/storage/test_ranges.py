@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload.storage.ranges import merge_ranges
+from dataload.storage.record_file import merge_ranges
 
 DATA = np.random.default_rng(0).integers(0, 256, 3000, np.uint8)
 

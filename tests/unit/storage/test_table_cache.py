@@ -24,7 +24,7 @@ from dataload.errors import CorruptFileError
 from dataload.sources.array_record import map as array_record_map
 from dataload.sources.lmdb import table as lmdb_table
 from dataload.sources.lmdb import torchrecord as lmdb_torchrecord
-from dataload.sources.syrah import table as syrah_table
+from dataload.sources.syrah import layout as syrah_table
 from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import write_index

@@ -15,7 +15,7 @@ from dataload import MultiStreamLoader, default_collate
 from dataload.executors import Result
 from dataload.streams import workers
 from dataload.streams.columns import Stacked, cut, merge, stack
-from dataload.streams.parts import PartGroup, PartTask, Step
+from dataload.streams.messages import RowResults, RowTask, Step
 
 sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("children", "support")]
 import streams
@@ -112,13 +112,13 @@ class Recorded:
 @dataclass
 class Made(Result):
     executor: Recorded
-    task: PartTask
+    task: RowTask
 
     def result(self):
         most = self.task.most
         stacked = Stacked(1, np.zeros((1, self.executor.values)), (np.dtype(float), (self.executor.values,)))
         made = [Step([(0, 0, 0, 0, 0)], [[True]], 1, [0.0, 0.0], (None,), stacked)] * most
-        return PartGroup.of(made, [], [[("read", 0.0, 0.0)]] * most, "worker", most * self.executor.seconds)
+        return RowResults.of(made, [], [[("read", 0.0, 0.0)]] * most, "worker", most * self.executor.seconds)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ class Made(Result):
 )
 def test_a_task_is_as_large_as_is_of_use(seconds, values, settings, sizes):
     executor = Recorded(seconds, values)
-    first = PartTask(0, 0, 5, ("start",), 1)
+    first = RowTask(0, 0, 5, ("start",), 1)
     made = workers.PartSteps(executor, first, **{"window": 2, "hand_over": 1, **settings})
     for _ in range(60):
         made.request()

@@ -28,7 +28,7 @@ from dataload import (
     default_collate,
 )
 from dataload.streams.columns import join, stack
-from dataload.streams.order import RowOrder, SequenceOrder
+from dataload.streams.rows import RowOrder, SequenceOrder
 from dataload.streams.workers import parts_of
 
 sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("children", "support")]

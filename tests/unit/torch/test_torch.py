@@ -13,7 +13,7 @@ from dataload.samplers import GlobalShuffle
 torch = pytest.importorskip("torch")
 
 from dataload.torch import DeviceLoader, SourceDataset, check_ranks, distributed_place, to_tensors  # noqa: E402 - skipped where torch is missing
-from dataload.torch.place import find_differences  # noqa: E402
+from dataload.torch.ranks import find_differences  # noqa: E402
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.array_record.reader import ArrayRecordSource, FileInstruction
 from dataload.sources.array_record.writer import ArrayRecordWriter
 from dataload.storage.core import can_map
-from dataload.storage.local import mapped
+from dataload.storage.local import record_files as mapped
 
 
 @pytest.fixture(scope="module")

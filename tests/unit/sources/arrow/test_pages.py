@@ -10,7 +10,7 @@ import pytest
 
 import dataload
 from dataload.errors import CorruptFileError
-from dataload.sources.arrow.pages import claim_of, read_chunks
+from dataload.sources.arrow.parquet import claim_of, read_chunks
 
 ROWS = 3_000
 TABLE = pa.table(

@@ -14,7 +14,7 @@ from refusals import refuses
 from typer.testing import CliRunner
 
 import dataload
-from dataload._util.per_process import pickling_for_worker
+from dataload._util.caches import pickling_for_worker
 from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError

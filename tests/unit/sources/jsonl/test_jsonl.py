@@ -15,8 +15,7 @@ from refusals import refuses
 import dataload
 from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
 from dataload.sources.jsonl import reader
-from dataload.sources.jsonl.lines import find_lines, pack, unpack
-from dataload.sources.jsonl.reader import JsonlSource
+from dataload.sources.jsonl.reader import JsonlSource, find_lines, pack, unpack
 from dataload.storage.table_cache import CachedTable
 
 

@@ -13,7 +13,7 @@ from refusals import refuses
 
 from dataload.codecs.tensorprotos import encode
 from dataload.errors import ConfigError, CorruptFileError, MachineError, MissingDependencyError, UnsupportedFormatError
-from dataload.sources.lmdb import write_environment as lmdb_environment
+from dataload.sources.lmdb import writer as lmdb_environment
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.writer import LMDBWriter
 

@@ -11,8 +11,7 @@ from dataload.sources.lmdb import snapshot as lmdb_snapshot
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.storage.core import can_map
-from dataload.storage.local.mapped import MappedFile
-from dataload.storage.local.unmapped import UnmappedFile
+from dataload.storage.local.record_files import MappedFile, UnmappedFile
 
 FILE = MappedFile if can_map() else UnmappedFile
 RECORDS = 120

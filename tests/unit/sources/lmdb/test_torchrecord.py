@@ -10,9 +10,9 @@ from refusals import refuses
 from dataload.codecs.tensorprotos import decode, encode
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
-from dataload.sources.lmdb import torchrecord_writer as torchrecord
+from dataload.sources.lmdb import writer as torchrecord
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
-from dataload.sources.lmdb.torchrecord_writer import TorchRecordWriter
+from dataload.sources.lmdb.writer import TorchRecordWriter
 
 
 def make_parts(path, parts, *, names=None, width=None, without=None, **flags):
@@ -198,7 +198,7 @@ def test_fields_may_differ_and_what_is_refused_leaves_no_trace(tmp_path):
 
 @pytest.mark.parametrize("known", [3, None])
 def test_records_before_one_that_is_too_large_are_counted(tmp_path, monkeypatch, known):
-    monkeypatch.setattr("dataload.sources.lmdb.write_environment._MAX_VALUE_BYTES", 600)
+    monkeypatch.setattr("dataload.sources.lmdb.writer._MAX_VALUE_BYTES", 600)
     with TorchRecordWriter(tmp_path / "o", num_records=known) as writer:
         with pytest.raises(ConfigError):
             writer.extend([{"b": b"1"}, {"b": b"2"}, {"b": bytes(601)}])

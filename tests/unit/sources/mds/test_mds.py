@@ -12,7 +12,7 @@ from refusals import refuses
 import dataload
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.mds import columns
-from dataload.sources.mds.index import parse_index
+from dataload.sources.mds.reader import parse_index
 
 GOLDEN = Path(__file__).parents[3] / "golden/mds"
 LIMIT = 1 << 30

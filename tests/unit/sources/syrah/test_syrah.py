@@ -15,7 +15,7 @@ from dataload.sources.syrah import writer as syrah
 from dataload.sources.syrah.layout import DTYPES
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
-from dataload.storage.local import parts
+from dataload.storage.local import atomic as parts
 from dataload.types import FieldSpec
 
 

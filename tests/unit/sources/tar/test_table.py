@@ -11,10 +11,9 @@ from made_files import npy
 from dataload.codecs.decoders import known_extension
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar import index as tar_index
-from dataload.sources.tar.fields import encode_field, name_fields
 from dataload.sources.tar.header import Member
 from dataload.sources.tar.index import build_head, build_line, parse_index
-from dataload.sources.tar.samples import group_members
+from dataload.sources.tar.samples import encode_field, group_members, name_fields
 
 
 @pytest.mark.parametrize(

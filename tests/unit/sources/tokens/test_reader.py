@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 import dataload
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.tokens.documents import build_index, load_documents
-from dataload.sources.tokens.reader import TokenSource
-from dataload.sources.tokens.windows import mark_documents
+from dataload.sources.tokens.reader import TokenSource, mark_documents
 from dataload.storage.core import can_map
-from dataload.storage.local import mapped
+from dataload.storage.local import record_files as mapped
 from dataload.types import FieldSpec
 
 PAD = 9

@@ -11,7 +11,7 @@ import pytest
 
 from dataload.errors import SourceError
 from dataload.storage import storage_of
-from dataload.storage.local.text import append_text, read_text
+from dataload.storage.local.files import append_text, read_text
 
 HOLD = """
 import sys

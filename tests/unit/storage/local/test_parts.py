@@ -10,8 +10,8 @@ import stat
 import pytest
 
 from dataload.errors import ConfigError, SourceError
-from dataload.storage.local import parts
-from dataload.storage.local.parts import Part, remove_leftovers
+from dataload.storage.local import atomic as parts
+from dataload.storage.local.atomic import AtomicFile, remove_leftovers
 
 
 @pytest.fixture(params=["flags", "no flags"])
@@ -44,7 +44,7 @@ def expected(kind, text):
 
 
 def publish(path, kind="file", text="new", *, overwrite=False):
-    with Part(str(path), overwrite=overwrite) as part:
+    with AtomicFile(str(path), overwrite=overwrite) as part:
         make(part, kind, text)
         part.publish()
 
@@ -85,7 +85,7 @@ def test_overwriting_leaves_only_the_new_one(tmp_path, renames, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_next_writer_removes_what_a_killed_one_left(tmp_path, renames, kind):
-    killed(lambda: make(Part(str(tmp_path / "x")), kind))
+    killed(lambda: make(AtomicFile(str(tmp_path / "x")), kind))
     [left] = tmp_path.iterdir()
     assert stat.S_IMODE(left.stat().st_mode) == 0o700
     publish(tmp_path / "y", kind, "other")
@@ -95,7 +95,7 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path, renames, kind)
 
 
 def test_the_folder_of_a_living_writer_stays(tmp_path):
-    with Part(str(tmp_path / "x")) as first, Part(str(tmp_path / "x")) as second:
+    with AtomicFile(str(tmp_path / "x")) as first, AtomicFile(str(tmp_path / "x")) as second:
         make(first, text="1")
         make(second, text="2")
         remove_leftovers(str(tmp_path / "x"))
@@ -106,7 +106,7 @@ def test_the_folder_of_a_living_writer_stays(tmp_path):
 
 
 def test_only_what_is_provably_a_leftover_goes(tmp_path, monkeypatch):
-    killed(lambda: make(Part(str(tmp_path / "x"))))
+    killed(lambda: make(AtomicFile(str(tmp_path / "x"))))
     [left] = os.listdir(tmp_path)
     unlocked = f"{left.rpartition('-')[0]}-0123456789ab.tmp"
     (tmp_path / unlocked).mkdir(0o700)
@@ -122,21 +122,21 @@ def test_only_what_is_provably_a_leftover_goes(tmp_path, monkeypatch):
 
 
 def test_file_systems_without_locks(tmp_path, monkeypatch):
-    killed(lambda: make(Part(str(tmp_path / "x"))))
+    killed(lambda: make(AtomicFile(str(tmp_path / "x"))))
     monkeypatch.setattr(parts.fcntl, "flock", raising(OSError(37, "No locks available")))
     publish(tmp_path / "x")
     assert content(tmp_path / "x") == "new"
     assert len(os.listdir(tmp_path)) == 2, "the leftover stays"
     monkeypatch.setattr(parts.fcntl, "flock", raising(OSError(5, "Input/output error")))
     with pytest.raises(SourceError, match=r"cannot write .*y: Input/output error"):
-        Part(str(tmp_path / "y"))
+        AtomicFile(str(tmp_path / "y"))
 
 
 def test_a_link_in_place_of_a_leftover_is_not_followed(tmp_path):
     victim = tmp_path / "victim"
     victim.mkdir()
     (victim / "precious").touch()
-    with Part(str(tmp_path / "x")):
+    with AtomicFile(str(tmp_path / "x")):
         [machine] = [name.rpartition("-")[0] for name in os.listdir(tmp_path) if name != "victim"]
     os.symlink(victim, tmp_path / f"{machine}-0123456789ab.tmp")
     publish(tmp_path / "x")
@@ -182,7 +182,7 @@ def test_the_old_directory_comes_back_if_only_it_is_there(tmp_path, no_flags, mo
             overwrite()
     assert not path.exists()
     with pytest.raises(ConfigError, match=r"x exists: choose another name, or pass overwrite=True to replace it"):
-        Part(str(path))
+        AtomicFile(str(path))
     assert content(path) == expected("directory of two", "old")
     assert os.listdir(tmp_path) == ["x"]
 
@@ -190,7 +190,7 @@ def test_the_old_directory_comes_back_if_only_it_is_there(tmp_path, no_flags, mo
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_two_writers_that_close_at_once_one_succeeds(tmp_path, renames, monkeypatch, kind):
     path = str(tmp_path / "x")
-    first, second = Part(path), Part(path)
+    first, second = AtomicFile(path), AtomicFile(path)
     make(first, kind, "first")
     make(second, kind, "second")
     published, closed = [], set()
@@ -231,7 +231,7 @@ def test_of_processes_that_close_at_once_one_succeeds(tmp_path, renames, kind):
         for _, go in gates:
             os.close(go)
         for path, (gate, _) in zip(paths, gates, strict=True):
-            with Part(str(path)) as part:
+            with AtomicFile(str(path)) as part:
                 make(part, kind, str(number))
                 os.write(tell_ready, b"!")
                 os.read(gate, 1)  # until the parent closes its end
@@ -279,7 +279,7 @@ def test_where_there_are_not_even_links(tmp_path, no_flags, monkeypatch):
 def test_a_dangling_link_at_the_destination(tmp_path):
     os.symlink(tmp_path / "nowhere", tmp_path / "x")
     with pytest.raises(ConfigError):
-        Part(str(tmp_path / "x"))
+        AtomicFile(str(tmp_path / "x"))
     publish(tmp_path / "x", overwrite=True)
     assert not (tmp_path / "x").is_symlink()
     assert not (tmp_path / "nowhere").exists()

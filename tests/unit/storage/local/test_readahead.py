@@ -7,9 +7,9 @@ import os
 import numpy as np
 import pytest
 
-from dataload.storage.local import mapped, readahead
-from dataload.storage.local.mapped import MappedFile
-from dataload.storage.local.readahead import is_cold, will_need
+from dataload.storage.local import record_files as mapped
+from dataload.storage.local import record_files as readahead
+from dataload.storage.local.record_files import MappedFile, is_cold, will_need
 
 PAGE = mmap.PAGESIZE
 

@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from dataload.errors import ChangedFileError, CorruptFileError, MachineError
 from dataload.storage.core import core, core_name
-from dataload.storage.local import files, mapped, unmapped
+from dataload.storage.local import files
+from dataload.storage.local import record_files as mapped
+from dataload.storage.local import record_files as unmapped
 from dataload.storage.local.files import LocalStorage
-from dataload.storage.local.mapped import MappedFile
-from dataload.storage.local.unmapped import UnmappedFile
+from dataload.storage.local.record_files import MappedFile, UnmappedFile
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 70_000, np.uint8).tobytes()
 KINDS = [MappedFile, UnmappedFile]

@@ -15,7 +15,7 @@ from dataload.errors import SourceError
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.sources.array_record.tfds import TfdsSource
 from dataload.storage import storage_of
-from dataload.storage.local.regular import open_regular
+from dataload.storage.local.record_files import open_regular
 
 
 @pytest.fixture(params=["a FIFO", "a socket", "a device"])

@@ -14,10 +14,10 @@ import dataload
 from dataload.errors import ConfigError, MachineError
 from dataload.storage import Remote
 from dataload.storage.local.living import LivingFile
-from dataload.storage.remote import ahead
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.client import ObjectClient, client_of
 from dataload.storage.remote.files import open_shards
+from dataload.storage.remote.prefetch import shards as ahead
 from dataload.storage.remote.settings import ObjectVersion
 
 obstore = pytest.importorskip("obstore")
@@ -112,12 +112,12 @@ def test_a_job_that_others_leave_no_room_says_what_it_needs(stored, tmp_path):
 def test_a_lease_that_never_ends(stored, tmp_path, monkeypatch):
     """What can be read by range is; for the rest, an error tells after the time-out who has the room."""
     monkeypatch.setattr(ahead, "_ROOM_SECONDS", 0.05)
-    monkeypatch.setattr("dataload.storage.remote.board._LONGEST_WAIT", 0.1)
+    monkeypatch.setattr("dataload.storage.remote.prefetch.board._LONGEST_WAIT", 0.1)
     budget = 2 * stored["array_record"][1] + 10
     version = ObjectVersion(budget - 10, "x", True)
     # As of a process that was stopped.
     lease = ShardCache(str(tmp_path), budget).fetch("s3://b/other.tar", version, lambda _: None, lambda: False)
-    monkeypatch.setattr("dataload.storage.remote.storage._ROOM_SECONDS", 0.05)
+    monkeypatch.setattr("dataload.storage.remote.backend._ROOM_SECONDS", 0.05)
     assert read_all(stored, "tar", tmp_path, budget=budget) == list(range(SHARDS * RECORDS))
     with pytest.raises(MachineError, match=r"has no room for memory://.*in use are other\.tar"):
         opened(stored, "array_record", tmp_path, budget=budget, timeout=0.3)
@@ -136,7 +136,7 @@ def test_a_loader_closed_while_shards_arrive_leaves_none_that_is_incomplete(stor
         stream(self, url, key, version, piece, receive, check)
 
     monkeypatch.setattr(ObjectClient, "stream", late)
-    monkeypatch.setattr("dataload.storage.remote.fetcher._CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("dataload.storage.remote.prefetch.threads._CLOSE_SECONDS", 0.01)
     with opened(stored, "syr", tmp_path) as source:
         with dataload.Loader(source, **SETTINGS) as loader:
             next(iter(loader))

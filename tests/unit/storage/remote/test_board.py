@@ -9,7 +9,7 @@ import pytest
 
 from dataload.errors import MachineError
 from dataload.storage.local.living import living
-from dataload.storage.remote.board import Board, Coming
+from dataload.storage.remote.prefetch.board import Board, Coming
 
 URLS = ["s3://bucket/0", "s3://bucket/1", "s3://bucket/2"]
 UNKNOWN, SOON, NEVER = Coming.UNKNOWN, Coming.SOON, Coming.NEVER

@@ -14,12 +14,12 @@ import threading
 
 import pytest
 
-from dataload._util.waits import Wait
+from dataload._util.threads import Wait
 from dataload.errors import ConfigError, MachineError, SourceError, SourceNotFoundError
 from dataload.storage.remote.cache import CacheFullError, ShardCache
-from dataload.storage.remote.checked import check_shard
 from dataload.storage.remote.files import open_shards
 from dataload.storage.remote.jobs import Shares
+from dataload.storage.remote.requests import check_shard
 from dataload.storage.remote.settings import ObjectVersion
 
 

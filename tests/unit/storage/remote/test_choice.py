@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from dataload.errors import ConfigError
-from dataload.loader.ahead import steps_ahead
+from dataload.loader.pipeline import steps_ahead
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequential, ShardSequential
-from dataload.storage.remote.choice import Reads, choose, measure
+from dataload.storage.remote.prefetch.choice import Reads, choose, measure
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
 

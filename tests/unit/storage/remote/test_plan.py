@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, ShardSequential
-from dataload.storage.remote.plan import Download, Evict, ShardPlan, Use, check_fit, step_bytes
+from dataload.storage.remote.prefetch.plan import CachePlan, Download, Evict, Use, check_fit, step_bytes
 
 
 def uses_of(steps, start=0):
@@ -68,14 +68,14 @@ def run(plan, steps, uses):
 
 
 def test_an_eviction_says_whether_anything_was_read_since_the_download():
-    plan = ShardPlan([1, 1], 1, whole=(0, 1))
+    plan = CachePlan([1, 1], 1, whole=(0, 1))
     plan.extend(Use(step, step, 0, shard, 1) for step, shard in ((0, 0), (0, 1), (1, 0), (1, 1)))
     assert plan.next() == Download(0)
     assert plan.next([1]) == Evict(0, by_range=False, unread=True)
     assert plan.next() == Download(1)
     plan.receive(1)
     assert plan.next([0]) == Evict(1, by_range=False, unread=False)
-    resident = ShardPlan([1, 1], 1, [0], whole=(0, 1))  # found, not downloaded
+    resident = CachePlan([1, 1], 1, [0], whole=(0, 1))  # found, not downloaded
     resident.extend([Use(0, 0, 0, 0, 1), Use(0, 0, 0, 1, 1)])
     assert resident.next([1]) == Evict(0, by_range=False, unread=False)
 
@@ -85,7 +85,7 @@ def test_downloads_are_as_few_as_possible(part):
     shards, records, epochs = 80, 200, 2
     steps = list(pooled(shards, records, 2 * records, epochs))
     budget = int(part * shards)
-    downloads, by_range = run(ShardPlan([1] * shards, budget), steps, uses_of(steps))
+    downloads, by_range = run(CachePlan([1] * shards, budget), steps, uses_of(steps))
     assert len(downloads) <= 1.01 * optimum(steps, budget)
     assert by_range <= (0.05 if part == 0.1 else 0.002) * shards * records * epochs
     if part == 0.1:
@@ -97,7 +97,7 @@ def test_downloads_are_as_few_as_possible(part):
 def test_readers_that_wait_ahead_of_the_consumer_cost_no_downloads(part, ahead):
     shards, records, epochs = 64, 200, 3
     steps = list(pooled(shards, records, 2 * records, epochs, batch=32))
-    plan, uses = ShardPlan([1] * shards, int(part * shards)), uses_of(steps)
+    plan, uses = CachePlan([1] * shards, int(part * shards)), uses_of(steps)
     downloads = by_range = received = made = 0
     while received < len(steps):
         plan.receive(received)
@@ -128,7 +128,7 @@ def test_a_reader_never_waits_for_ever_and_the_budget_holds(sizes, more, steps, 
     """Nor if the order ends, and workers that are ahead have made the plan give up what others have yet to read."""
     budget = max(sizes) + more
     steps = [(step // 10, [shard % len(sizes) for shard in shards]) for step, shards in enumerate(steps)]
-    plan, uses = ShardPlan(sizes, budget, whole=whole), uses_of(steps)
+    plan, uses = CachePlan(sizes, budget, whole=whole), uses_of(steps)
     for step in range(len(steps)):
         received = step - step % workers
         plan.receive(received)
@@ -147,7 +147,7 @@ def test_a_reader_never_waits_for_ever_and_the_budget_holds(sizes, more, steps, 
 
 
 def test_resident_shards_are_kept_and_failures_are_left_to_readers():
-    plan = ShardPlan([1, 1, 1], None, resident=[1])
+    plan = CachePlan([1, 1, 1], None, resident=[1])
     plan.extend(uses_of([(0, [0]), (0, [1]), (0, [2])]))
     assert [plan.next(), plan.next()] == [Download(0), Download(2)]
     plan.forget(0)
@@ -160,7 +160,7 @@ def test_resident_shards_are_kept_and_failures_are_left_to_readers():
 def test_uses_that_are_over_are_forgotten():
     sizes = []
     for steps in (2, 500):
-        plan = ShardPlan([1] * 3, None)
+        plan = CachePlan([1] * 3, None)
         plan.extend(uses_of([(0, [0, 1, 2])] * steps))
         plan.receive(steps - 1)
         assert plan.next() == Download(0)
@@ -185,7 +185,7 @@ def test_whole_shards_that_do_not_fit_together_are_refused():
 def test_a_budget_that_shrinks_is_given_back_and_comes_again(whole):
     """What is read now is read by range where that is possible, and all else is downloaded again later."""
     steps = [(0, [step // 2, (step // 2 + 1) % 8]) for step in range(16)]
-    plan, uses = ShardPlan([10] * 8, 60, whole=whole), uses_of(steps)
+    plan, uses = CachePlan([10] * 8, 60, whole=whole), uses_of(steps)
     given_back = []
 
     def carry_out():

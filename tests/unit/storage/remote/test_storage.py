@@ -13,8 +13,8 @@ import pytest
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, SourceError, SourceNotFoundError
 from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
 from dataload.storage.remote.cache import CacheFullError
-from dataload.storage.remote.client import Piece, client_of
-from dataload.storage.remote.ranges_ahead import RangesAhead, StepRanges
+from dataload.storage.remote.client import Chunk, client_of
+from dataload.storage.remote.prefetch.ranges import RangePrefetcher, StepRanges
 from dataload.storage.remote.settings import ObjectVersion
 
 obstore = pytest.importorskip("obstore")
@@ -180,7 +180,7 @@ def test_local_copies_are_called_by_their_url(root, tmp_path):
 
 def test_without_room_shards_are_read_by_ranges(root, tmp_path, monkeypatch):
     monkeypatch.setattr("dataload.storage.remote.files._SECONDS_BETWEEN_TRIES", 0)
-    monkeypatch.setattr("dataload.storage.remote.storage._ROOM_SECONDS", 0)
+    monkeypatch.setattr("dataload.storage.remote.backend._ROOM_SECONDS", 0)
     storage = opened(root, cache=tmp_path, budget=12)
     held = storage.lease(f"{root}/a/x-0.tar")
     file = storage.map(f"{root}/a/x-1.tar")
@@ -233,8 +233,8 @@ class Failing:
 @pytest.fixture
 def look_up(monkeypatch):
     """A function that asks for the size of an object, and lets the store fail."""
-    monkeypatch.setattr("dataload.storage.remote.attempts.time.sleep", lambda _: None)
-    monkeypatch.setattr("dataload.storage.remote.attempts.can_be_interrupted", lambda: False)  # pytest keeps fixtures
+    monkeypatch.setattr("dataload.storage.remote.requests.time.sleep", lambda _: None)
+    monkeypatch.setattr("dataload.storage.remote.requests.can_be_interrupted", lambda: False)  # pytest keeps fixtures
     put("memory://failing/x", b"12345")
 
     def look_up(call, remote=None):
@@ -323,9 +323,9 @@ def test_answers_that_fail_are_wasted(monkeypatch):
     store = obstore.store.MemoryStore()
     store.put("y", b"0123456789")
     answer = Answer(obstore.get(store, "y"), [b"01234", b"56789"], breaks=1)
-    monkeypatch.setattr("dataload.storage.remote.attempts.time.sleep", lambda _: None)
+    monkeypatch.setattr("dataload.storage.remote.requests.time.sleep", lambda _: None)
     monkeypatch.setattr(obstore, "get", lambda *_, **__: answer)
-    client.stream(url, key, version, Piece(0, 10, 0), lambda *_: None, lambda: None)
+    client.stream(url, key, version, Chunk(0, 10, 0), lambda *_: None, lambda: None)
     found = remote.traffic.total()
     assert (found.requests, found.retries, found.nbytes, found.wasted_bytes) == (3, 1, 15, 5)
 
@@ -339,7 +339,7 @@ def test_ranges_of_no_bytes_are_fetched_by_nobody():
     """Records may be empty; their readers need no request."""
     url, none = "memory://ahead/x", np.array([3, 5])
     steps = iter([StepRanges([(url, none, np.zeros(2, np.int64))])])
-    ahead = RangesAhead({url: ObjectVersion(10, '"a"', has_etag=True)}, steps, Remote())
+    ahead = RangePrefetcher({url: ObjectVersion(10, '"a"', has_etag=True)}, steps, Remote())
     try:
         assert ahead.fill(url, np.empty(0, np.uint8), none, none).tolist() == [0, 1]
     finally:

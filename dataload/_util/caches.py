@@ -1,0 +1,166 @@
+"""Values that are kept: the last ones, one per process, or up to a number of bytes."""
+
+import os
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Hashable
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Generic, TypeVar
+
+T = TypeVar("T")
+
+
+class Memo(Generic[T]):
+    """Values for the last few keys. Not part of its owner's value, and never pickled.
+
+    It holds two by default because a loader may be at the end of one epoch and at the start of the next at once.
+    Concurrent threads may drop each other's entries, which are then computed again.
+    """
+
+    __slots__ = ("_entries", "_size")
+
+    def __init__(self, size: int = 2) -> None:
+        self._size = size
+        self._entries: dict[Any, T] = {}
+
+    def recall(self, key: Any) -> T | None:
+        return self._entries.get(key)
+
+    def keep(self, key: Any, value: T) -> T:
+        others = [entry for entry in self._entries.items() if entry[0] != key]
+        self._entries = {key: value, **dict(others[: self._size - 1])}  # a new dict: others may be reading the old one
+        return value
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._size,)
+
+
+def on_fork(callback: Callable[[], None]) -> None:
+    """Have `callback` called in every child that this process forks, where the system can."""
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(after_in_child=callback)
+
+
+@cache
+def first_process(library: str) -> int:
+    """Return the process that first asked this about a library: this one, or one of which it is a fork.
+
+    For libraries that do not survive a fork once they were used.
+    """
+    del library
+    return os.getpid()
+
+
+_pickling = threading.local()
+
+
+@contextmanager
+def pickling_for_worker() -> Generator[None]:
+    """Tell objects that this thread pickles inside the ``with`` that they go to a worker process."""
+    _pickling.for_worker = True
+    try:
+        yield
+    finally:
+        _pickling.for_worker = False
+
+
+def is_pickled_for_worker() -> bool:
+    """Return whether what this thread is pickling goes to a new process of this program, ours or `multiprocessing`'s.
+
+    Other pickles may be loaded on another machine, or much later.
+    """
+    context: Any = sys.modules.get("multiprocessing.context")
+    return getattr(_pickling, "for_worker", False) or (context is not None and context.get_spawning_popen() is not None)
+
+
+class PerProcess(Generic[T]):
+    """A value that each process makes on first use, once, whatever number of threads ask for it.
+
+    What a forked child inherits is left alone, not closed: it belongs to the parent.
+    """
+
+    def __init__(self) -> None:
+        self._value: tuple[int, T] | None = None
+        self._drops = 0
+        self._locks: dict[int, threading.Lock] = {}
+
+    def get(self, make: Callable[[], T]) -> T:
+        """Return the value of this process, made by `make` if there is none yet."""
+        value, pid = self._value, os.getpid()
+        if value is not None and value[0] == pid:
+            return value[1]
+        # Each process has a lock of its own: a thread of the parent may have held the parent's at the moment of the
+        # fork, and would never release it here.
+        with self._locks.setdefault(pid, threading.Lock()):
+            value = self._value
+            if value is None or value[0] != pid:
+                drops = self._drops
+                self._value = value = pid, make()
+                if drops != self._drops:  # during `make`: only those who have asked before use the value
+                    self._value = None
+            return value[1]
+
+    def drop(self) -> T | None:
+        """Forget the value, also one that is being made; return it if it is of this process."""
+        self._drops += 1
+        value, self._value = self._value, None
+        return value[1] if value is not None and value[0] == os.getpid() else None
+
+
+CACHED_BYTES = 1 << 29
+"""Default of the option `cached_bytes`."""
+
+
+@dataclass(slots=True)
+class _Parts:
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    found: OrderedDict[Hashable, tuple[Any, int]] = field(default_factory=OrderedDict[Hashable, tuple[Any, int]])
+    decoding: dict[Hashable, threading.Lock] = field(default_factory=dict[Hashable, threading.Lock])
+    bytes: int = 0
+
+
+class DecodedCache:
+    """Decoded parts of files, the last used ones, of at most `limit` bytes; one part stays, whatever its size.
+
+    Thread-safe; each process has its own.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._parts: PerProcess[_Parts] = PerProcess()
+
+    def get(self, key: Hashable, decode: Callable[[], tuple[Any, int]]) -> Any:
+        """Return a part; if it is not there, `decode` returns it and its bytes, in one thread at a time."""
+        parts = self._parts.get(_Parts)
+        with parts.lock:
+            found = parts.found.get(key)
+            if found is not None:
+                parts.found.move_to_end(key)
+                return found[0]
+            decoding = parts.decoding.setdefault(key, threading.Lock())
+        with decoding:
+            with parts.lock:
+                found = parts.found.get(key)
+            if found is None:
+                found = decode()
+                self._keep(parts, key, found)
+        return found[0]
+
+    def _keep(self, parts: _Parts, key: Hashable, found: tuple[Any, int]) -> None:
+        with parts.lock:
+            parts.decoding.pop(key, None)
+            _, before = parts.found.pop(key, (None, 0))
+            parts.found[key] = found
+            parts.bytes += found[1] - before
+            while parts.bytes > self._limit and len(parts.found) > 1:
+                parts.bytes -= parts.found.popitem(last=False)[1][1]
+
+    def clear(self) -> None:
+        """Forget all parts."""
+        self._parts.drop()
+
+    def __reduce__(self) -> Any:
+        return DecodedCache, (self._limit,)

@@ -1,0 +1,102 @@
+"""Checks before something large is made or an optional package is used."""
+
+import importlib
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from dataload.errors import CorruptFileError, MachineError, MissingDependencyError
+from dataload.types import Int64Array
+
+MAX_RECORD_BYTES = 1 << 30
+"""Default of the option `max_record_bytes` of every format."""
+
+FIELD_BYTES = 512
+"""About what the Python objects of one field take, besides its values."""
+
+MOST_BYTES = 1 << 48
+"""What larger sizes are cut to, so that the sums of many fit into int64."""
+
+_MOST_AXES = 63  # numpy allows 64, and a batch has one more
+_MOST_ITEMS = 1 << 40  # of an array that has none: numpy multiplies the extents beside 0, and rows, into an int64
+
+
+def no_memory(path: str | None, index: int, what: str = "") -> MachineError:
+    """Return the error for a record that cannot be decoded for lack of memory; `what` names a part of it."""
+    return MachineError(
+        f"{path}, record {index}: {what}decoding it needs more memory than this process may have: use fewer workers, "
+        "or lower max_record_bytes to refuse such records",
+        path=path,
+    )
+
+
+def fits(shape: Sequence[int], items: int) -> bool:
+    """Return whether an array of a shape, of any integers, has so many items, and numpy can hold a batch of them."""
+    known = len(shape) <= _MOST_AXES and min(shape, default=0) >= 0 and math.prod(shape) == items
+    return known and (items > 0 or math.prod(filter(None, shape)) < _MOST_ITEMS)
+
+
+def check_size(size: int, limit: int, what: str, *, path: str | None = None, index: int | None = None) -> None:
+    """Raise if `what` takes more than `limit` bytes. Call this before allocating them; codecs do not know the path."""
+    if size > limit:
+        raise CorruptFileError(
+            f"{what} takes {size:,} bytes of memory, and max_record_bytes is {limit:,}: the file is damaged or "
+            "malicious, unless you expect such records and set a higher max_record_bytes",
+            path=path,
+            index=index,
+        )
+
+
+def check_lengths(lengths: Int64Array, limit: int, indices: Int64Array, path: str) -> None:
+    """Raise for the first of the records at `indices`, (rows,), that is stored in more than `limit` bytes."""
+    if int(lengths.max()) > limit:
+        row = int(np.argmax(lengths > limit))
+        check_size(int(lengths[row]), limit, "the record", path=path, index=int(indices[row]))
+
+
+class Claims:
+    """The bytes that the records of one read take so far, held against the limit before they are allocated.
+
+    Args:
+        indices: (rows,) int64, the records.
+        limit: Most bytes of each.
+        path: Their file.
+    """
+
+    def __init__(self, indices: Int64Array, limit: int, path: str) -> None:
+        self.indices: Int64Array = indices
+        self.limit: int = limit
+        self._path = path
+        self._each, self._more, self._most = 0, np.zeros(len(indices), np.int64), 0
+
+    def add(self, sizes: int | Int64Array, rows: Int64Array | None = None) -> None:
+        """Add bytes for each record; or for those at `rows`, which may repeat, and each for itself."""
+        if isinstance(sizes, int) and rows is None:
+            self._each += sizes
+        else:
+            if rows is not None:
+                weights = None if isinstance(sizes, int) else sizes
+                sizes = np.bincount(rows, weights, len(self._more)) * (sizes if isinstance(sizes, int) else 1)
+            self._more += np.minimum(sizes, MOST_BYTES).astype(np.int64, copy=False)
+            self._most = int(self._more.max(initial=0))
+        if self._each + self._most > self.limit:
+            check_lengths(self._more + self._each, self.limit, self.indices, self._path)
+
+
+def load_optional(module: str, *, needed_by: str, extra: str | None, package: str | None = None) -> Any:
+    """Import a module of an optional package and return it, or say how to install the package.
+
+    `needed_by` is what needs the module, worded for the error message: ``"format 'syrah'"``. `extra` is the extra of
+    dataload that installs the package, if there is one.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        name = package or module.partition(".")[0]
+        # Another package can provide a module of the same name (there is a `bson` besides pymongo's) that lacks what
+        # is needed. Report the actual failure then, instead of claiming that nothing is installed.
+        found = "" if isinstance(error, ModuleNotFoundError) else f" (importing it failed: {error})"
+        install = name if extra is None else f"'dataload[{extra}]' (or only {name})"
+        raise MissingDependencyError(f"{needed_by} needs {name}{found}: pip install {install}", name=name) from error

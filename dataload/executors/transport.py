@@ -1,0 +1,246 @@
+"""Messages and batches between processes: pipes, and shared memory in slots."""
+
+import contextlib
+import errno
+import mmap
+import os
+import pickle
+import socket
+import struct
+import tempfile
+from collections import deque
+from collections.abc import Generator, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from dataload._util.arrays import BufferLeases
+from dataload._util.machine import available_bytes
+from dataload.types import BytesArray
+
+Message: TypeAlias = tuple[Any, list[bytearray]]
+"""The unpickled content and the buffers sent with it."""
+
+_LENGTH = struct.Struct("<Q")
+_WOULD_BLOCK = (errno.EAGAIN, errno.EWOULDBLOCK, errno.ETOOMANYREFS)  # the last: too many descriptors in transit
+
+
+def _frame(content: Any, parts: Sequence[Any]) -> list[memoryview]:
+    views = [memoryview(part) for part in parts]
+    head = pickle.dumps((content, [view.nbytes for view in views]), protocol=5)
+    return [memoryview(_LENGTH.pack(len(head)) + head), *(view for view in views if view.nbytes)]
+
+
+def send(connection: socket.socket, content: Any, parts: Sequence[Any] = ()) -> None:
+    """Send a message, and wait until all of it is sent. `parts` are buffers of bytes, which are not copied."""
+    for view in _frame(content, parts):
+        connection.sendall(view)
+
+
+def receive_descriptor(connection: socket.socket) -> int:
+    """Receive a descriptor sent by `Outbox.put_descriptor`; call it where the descriptor is next in the stream."""
+    data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
+    if not data:
+        raise EOFError
+    return descriptors[0]
+
+
+class Inbox:
+    """Assembles messages from a socket, blocking or not, however few bytes arrive at a time."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._messages = self._read()
+
+    def take(self) -> Message | None:
+        """Return the next message, or None if the socket does not block and the message is incomplete.
+
+        Raises `EOFError` or `OSError` if the peer closed the connection or is gone.
+        """
+        return next(self._messages)
+
+    def _read(self) -> Generator[Message | None]:
+        while True:
+            (length,) = _LENGTH.unpack((yield from self._exactly(_LENGTH.size)))
+            content, sizes = pickle.loads((yield from self._exactly(length)))  # noqa: S301 - from our own process
+            parts: list[bytearray] = []
+            for size in sizes:
+                parts.append((yield from self._exactly(size)))  # noqa: PERF401 - a comprehension cannot yield
+            message = content, parts
+            del content, parts  # keep nothing of a batch that the consumer drops
+            yield message
+            del message
+
+    def _exactly(self, size: int) -> Generator[None, None, bytearray]:
+        buffer = bytearray(size)
+        left = memoryview(buffer)
+        while left.nbytes:
+            try:
+                count = self._connection.recv_into(left)
+            except BlockingIOError:
+                yield None
+                continue
+            if not count:
+                raise EOFError
+            left = left[count:]
+        return buffer
+
+
+class Outbox:
+    """Messages that wait to be sent through a non-blocking socket."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._waiting: deque[tuple[memoryview, int | None]] = deque()
+
+    def put(self, content: Any, parts: Sequence[Any] = ()) -> None:
+        """Queue a message; see `send`."""
+        self._waiting.extend((view, None) for view in _frame(content, parts))
+
+    def put_descriptor(self, descriptor: int) -> None:
+        """Queue a descriptor, which must stay open until it is sent."""
+        self._waiting.append((memoryview(b"\0"), descriptor))
+
+    def flush(self) -> bool:
+        """Send as much as the socket takes. Return True if nothing is left; drop everything if the peer is gone."""
+        waiting = self._waiting
+        while waiting:
+            view, descriptor = waiting[0]
+            try:
+                if descriptor is None:
+                    count = self._connection.send(view)
+                else:
+                    count = socket.send_fds(self._connection, [view], [descriptor])
+            except OSError as error:
+                if error.errno in _WOULD_BLOCK:
+                    return False
+                waiting.clear()  # reading will show that the peer is gone
+                break
+            if count == view.nbytes:
+                waiting.popleft()
+            else:
+                waiting[0] = view[count:], None
+        return True
+
+
+Extent = tuple[int, int]
+"""Offset and size in bytes of a buffer in a slot."""
+
+_ALIGNMENT = 64
+_PAGE = mmap.PAGESIZE
+_MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
+
+
+class Slot:
+    """A piece of shared memory, as seen by one process, which owns the unnamed file `descriptor`; None creates one."""
+
+    DESCRIPTORS = 2  # one of them for the mapping
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        self.descriptor = _unnamed_file() if descriptor is None else descriptor
+        self._view: BytesArray = np.empty(0, np.uint8)
+
+    def reserve(self, size: int) -> None:
+        """Allocate memory for `size` bytes; raise an `OSError` if there is not enough."""
+        present = os.fstat(self.descriptor).st_size
+        if present >= size:
+            return
+        # Round up by at most an eighth, so that slowly growing batches do not need a new mapping each time.
+        step = max(_PAGE, 1 << max(0, size.bit_length() - 4))
+        wanted = -(-size // step) * step
+        # The system overcommits memory, and kills a process that then uses it.
+        if wanted - present > (available := available_bytes()):
+            raise OSError(errno.ENOMEM, f"{wanted:,} bytes are needed, {available:,} are available")
+        if hasattr(os, "posix_fallocate"):
+            os.posix_fallocate(self.descriptor, 0, wanted)  # writing to a hole in the file would raise SIGBUS
+        else:
+            os.ftruncate(self.descriptor, wanted)
+
+    def view(self, size: int) -> BytesArray:
+        """Return (n,) uint8, n >= `size`: the first bytes of the slot, which must be allocated."""
+        if self._view.nbytes < size:
+            mapped = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size, flags=_MAP_FLAGS)
+            self._view = np.frombuffer(mapped, np.uint8)
+        return self._view
+
+    def write(self, parts: Sequence[memoryview]) -> list[Extent]:
+        """Write buffers one after another; raise an `OSError`, with nothing written, if there is not enough memory."""
+        extents: list[Extent] = []
+        size = 0
+        for part in parts:
+            extents.append((size, part.nbytes))
+            size += -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT
+        self.reserve(size)
+        target = self.view(size)
+        for part, (offset, length) in zip(parts, extents, strict=True):
+            target[offset : offset + length] = np.frombuffer(part, np.uint8)
+        return extents
+
+    def close(self) -> None:
+        """Close the descriptor. The mapping lives until nothing refers to it."""
+        if self.descriptor >= 0:
+            os.close(self.descriptor)
+            self.descriptor: int = -1
+        self._view = np.empty(0, np.uint8)
+
+
+def _unnamed_file() -> int:
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("dataload")  # not limited by the size of /dev/shm
+    with tempfile.TemporaryFile(prefix="dataload-") as stream:
+        return os.dup(stream.fileno())
+
+
+class Ring:
+    """The slots of one executor, used in turn."""
+
+    def __init__(self, slots: int) -> None:
+        self.slots: dict[int, Slot] = {number: Slot() for number in range(slots)}
+        self._free: deque[int] = deque(self.slots)
+        self._most = slots
+        self._leases = BufferLeases()
+
+    def take(self) -> int | None:
+        """Return the number of a free slot, or None."""
+        while self._free:
+            number = self._free.popleft()
+            if len(self.slots) <= self._most:
+                return number
+            slot = self.slots.pop(number)
+            with contextlib.suppress(OSError):
+                os.ftruncate(slot.descriptor, 0)  # workers have it open too
+            slot.close()
+        return None
+
+    def give_back(self, number: int) -> None:
+        """Mark a slot as free; called by the thread that drops the last reference."""
+        self._free.append(number)
+
+    def lend(self, number: int, extents: Sequence[Extent]) -> list[Any]:
+        """Return the parts written to a slot, which becomes free again when nothing refers to any of them."""
+        offset, length = extents[-1]
+        try:
+            block = self.slots[number].view(offset + length)
+        except OSError:  # out of descriptors for the mapping
+            self.give_back(number)
+            raise
+        lent = self._leases.lend(block, lambda: self.give_back(number))
+        return [lent[start : start + size] for start, size in extents]
+
+    def missing(self, size: int) -> int:
+        """Return the bytes still to be allocated for all slots to have `size` bytes."""
+        return sum(max(0, size - os.fstat(slot.descriptor).st_size) for slot in self.slots.values())
+
+    def retire(self, most: int) -> bool:
+        """Use at most `most` slots from now on. Return True if that is less than before.
+
+        Slots that are lent are removed when they come back.
+        """
+        before, self._most = self._most, min(self._most, most)
+        return self._most < before
+
+    def close(self) -> None:
+        """Close all descriptors; batches that are still held stay valid."""
+        self._free.clear()
+        for slot in self.slots.values():
+            slot.close()

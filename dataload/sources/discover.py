@@ -1,0 +1,350 @@
+"""Find the format and the files of a data set: ``"format:path"``, patterns, directories, suffixes, content."""
+
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, fields
+from functools import partial
+from itertools import chain
+from os import PathLike
+from typing import Any, cast
+
+import numpy as np
+
+from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
+from dataload.sources.format import HEAD_BYTES, Format, describe_head
+from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest, renewal
+from dataload.sources.registry import (
+    added_formats,
+    built_in_formats,
+    by_content,
+    by_suffix,
+    family_of,
+    get_format,
+    variants_of,
+)
+from dataload.sources.shard_files import check_complete, expand_pattern, is_media_folder, shard_bytes
+from dataload.sources.shards import ListedShards, as_path
+from dataload.storage import (
+    Remote,
+    base_name,
+    is_url,
+    join,
+    local_path,
+    storage_of,
+)
+
+_SHOWN_PATTERNS = 10
+_PATTERN = re.compile(r"[*?[{]")
+
+
+def split_format(paths: Any, name: str | None = None) -> tuple[Format | None, Any]:
+    """Split ``"format:path"`` into the format, None if it is not named, and the rest; `name` gives the format apart."""
+    if name is not None:
+        return get_format(name), paths
+    if not isinstance(paths, str):
+        return None, paths
+    prefix, rest = split_prefix(paths)
+    # A path that exists may have a colon too.
+    return (None, paths) if prefix is None or storage_of(paths).exists(paths) else (get_format(prefix), rest)
+
+
+def split_prefix(path: str) -> tuple[str | None, str]:
+    """Split ``"format:path"``; a path without a format, a URL and a path with a drive letter stay whole."""
+    prefix, colon, rest = path.partition(":")
+    is_name = colon and len(prefix) > 1 and prefix.isidentifier() and not rest.startswith("//")
+    return (prefix, rest) if is_name else (None, path)
+
+
+@dataclass(frozen=True, slots=True)
+class DataSetFiles:
+    """The shards of a data set, in index order and not open; `listed` are the manifests' entries with any of them."""
+
+    format: Format
+    files: list[str]
+    listed: tuple[DataSetEntry, ...] = ()
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """The reader's options in the manifests, which have to agree."""
+        several = [entry.options for entry in self.listed if entry.format == self.format.name]
+        for options in several[1:]:
+            if options != several[0]:
+                message = f"the manifests of the directories give different options, {several[0]} and {options}"
+                raise ConfigError(f"{message}: open them separately and join them with ConcatSource", key="paths")
+        return several[0] if several else {}
+
+    def known(self, given: Iterable[str]) -> ListedShards | None:
+        """Return what the manifests say of all shards; None if a `given` option of the reader may change it."""
+        names = [name for entry in self.listed for name in entry.names]
+        if len(names) != len(self.files) or {*given} - harmless_options(self.format):
+            return None
+        lengths = tuple(records for entry in self.listed for records in entry.records)
+        found = tuple(identity for entry in self.listed for identity in entry.identities if identity is not None)
+        identities = found if len(found) == len(names) else None
+        known = next((entry.fields for entry in self.listed if entry.fields), {})
+        return ListedShards(lengths, known, listed=True, identities=identities)
+
+
+def harmless_options(entry: Format) -> set[str]:
+    """Return the names of the reader's options that do not affect the records."""
+    return {each.name for each in fields(entry.reader_options) if not each.metadata.get("content", True)}
+
+
+def find_shards(
+    paths: Any,
+    name: str | None = None,
+    *,
+    manifests: bool = True,
+    remote: Remote | None = None,
+    options: Collection[str] = (),
+) -> DataSetFiles:
+    """Find the format of a data set and its files in index order, without opening it.
+
+    `paths` are a path, ``"format:path"``, a pattern, a directory of shards, or a list of these. `name` is that of a
+    format that takes paths; by default suffix and content decide, or a directory's manifest if `manifests`. `options`
+    are names of given options, which may tell what a directory is.
+    """
+    entry, rest = split_format(paths, name)
+    if entry is not None and not entry.takes_paths:
+        raise ConfigError(f"format {entry.name!r} has no files, which are needed here", key="paths", value=paths)
+    found = [_expand(item, entry, manifests, remote, options) for item in _as_list(rest)]
+    files = [file for part, _ in found for file in part]
+    if not files:
+        raise ConfigError("no path was given: the list is empty", key="paths", value=paths)
+    listed = tuple(listed for _, listed in found if listed is not None)
+    if entry is None:
+        entry = _listed_format(listed, files, remote) if len(listed) == len(found) else _common_format(files, remote)
+    return DataSetFiles(entry, files, listed)
+
+
+def _listed_format(listed: Sequence[DataSetEntry], files: Sequence[str], remote: Remote | None) -> Format:
+    """Return the format that manifests name, of files that are in no other."""
+    names = {each.format for each in listed}
+    if len(names) == 1:
+        for entry in built_in_formats():
+            if entry.name in names and entry.takes_paths:
+                return entry
+    found = _common_format(files, remote)  # data do not choose which package is imported
+    if names != {found.name}:
+        message = f"the manifest says that {listed[0].pattern} has the format {listed[0].format!r}, not {found.name!r}"
+        raise ConfigError(f"{message}: pass format= to choose one", key="format", value=listed[0].format)
+    return found
+
+
+def read_manifest(directory: str, remote: Remote | None = None) -> Manifest | None:
+    """Return the manifest of a directory, or None if it has none."""
+    path = join(directory, MANIFEST_NAME)
+    try:
+        # One request, whatever its size.
+        data = storage_of(path, remote).read_ranges(path, np.zeros(1, np.int64), np.array([MOST_BYTES + 1]))[0]
+    except SourceNotFoundError:
+        return None
+    return Manifest.parse(data, path)
+
+
+def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
+    """Return the format in which to write, and the path without its name.
+
+    The path may be ``"format:path"``; otherwise `name` gives the format, by default the suffix decides.
+    """
+    entry, rest = split_format(path, name)
+    rest = local_path(rest)
+    if "*" in base_name(rest):
+        shards = f"name one file, or list the shards ({base_name(rest).replace('*', '{00..07}', 1)!r})"
+        raise ConfigError(f"{rest!r} is a pattern, which cannot be written to: {shards}", key="destination", value=rest)
+    entry = entry or by_suffix(rest)
+    if entry is not None and entry.writer is not None:
+        return entry, rest
+    writable = ", ".join(known.name for known in _all_formats() if known.writer is not None)
+    if entry is None:
+        message = f"the suffix of {rest!r} does not name a format: pass format=, one of {writable}"
+        raise ConfigError(message, key="format", value=rest)
+    message = f"format {entry.name!r} is read-only; choose one that can be written: {writable}"
+    raise ConfigError(message, key="format", value=entry.name)
+
+
+def _all_formats() -> Iterable[Format]:
+    return chain(built_in_formats(), added_formats())
+
+
+def _as_list(paths: Any) -> list[str]:
+    alone = isinstance(paths, (str, bytes, PathLike, Mapping)) or hasattr(paths, "read_batch")
+    several = cast("Iterable[Any]", paths) if isinstance(paths, Iterable) and not alone else [paths]
+    return [local_path(as_path(path)) for path in several]
+
+
+def _expand(
+    path: str, entry: Format | None, manifests: bool, remote: Remote | None, options: Collection[str]
+) -> tuple[list[str], DataSetEntry | None]:
+    """Return all shards that a path or pattern names, and the entry of the manifest from which they are."""
+    storage = storage_of(path, remote)
+    if manifests and (listed := _listed_at_url(path, entry, remote)):
+        return [join(path, name) for name in listed.names], listed
+    # Nobody asks a store for an object whose name is a pattern: each question is a request.
+    if not (is_url(path) and _PATTERN.search(path)) and storage.exists(path):
+        if storage.is_directory(path):
+            listed = _listed(path, entry, remote) if manifests else None
+            if listed is not None:
+                return [join(path, name) for name in listed.names], listed
+            if _is_directory_of_shards(path, entry, remote):
+                if entry is None and is_media_folder(
+                    path, options, partial(by_suffix, known=[*_all_formats()]), remote
+                ):
+                    return [path], None
+                return _shards_of_directory(path, entry, remote), None
+        return [path], None
+    if _is_selection(path, [entry] if entry else built_in_formats(), remote):
+        return [path], None  # x.array_record[2:4], which would otherwise be a pattern
+    try:
+        return expand_pattern(path, remote), None
+    except SourceNotFoundError:
+        if entry is None and _is_selection(path, added_formats(), remote):
+            return [path], None
+        raise
+
+
+def _listed_at_url(path: str, entry: Format | None, remote: Remote | None) -> DataSetEntry | None:
+    """Ask for the manifest before anything else if `path` may be a directory, since one request may tell everything."""
+    if not is_url(path) or path.startswith("http") or _PATTERN.search(path) or by_suffix(path) is not None:
+        return None
+    try:
+        return _listed(path, entry, remote)
+    except CorruptFileError:
+        raise
+    except SourceError:  # a store may answer that what does not exist is forbidden
+        return None
+
+
+def _listed(directory: str, entry: Format | None, remote: Remote | None) -> DataSetEntry | None:
+    """Return the only data set that the manifest of a directory lists, of a format if one is given, or None."""
+    manifest = read_manifest(directory, remote)
+    several = [*manifest.data_sets] if manifest is not None else []
+    if entry is not None:
+        own = {each.name for each in built_in_formats() if family_of(each) == family_of(entry)} | {entry.name}
+        several = [listed for listed in several if listed.format in own]
+    if manifest is None or not several:
+        return None
+    if len(several) > 1:
+        patterns = ", ".join(listed.pattern for listed in several[:_SHOWN_PATTERNS])
+        more = ", ..." if len(several) > _SHOWN_PATTERNS else ""
+        message = f"{directory} has {len(several)} data sets: {patterns}{more}; open one of these patterns, or a list"
+        raise ConfigError(message, key="paths", value=directory)
+    if not is_url(directory):
+        _check_files(directory, several[0], manifest, entry)
+    elif remote is not None:  # the ETag in every request tells
+        for shard in several[0].shards:
+            if shard.etag is not None:
+                remote.expect(join(directory, shard.name), shard.bytes, shard.etag)
+    return several[0]
+
+
+def _check_files(directory: str, listed: DataSetEntry, manifest: Manifest, entry: Format | None) -> None:
+    """Compare the names and sizes of local shards with the manifest."""
+    found: dict[str, tuple[int, str | None]] = {}
+    for name in listed.names:
+        with suppress(SourceNotFoundError):
+            found[name] = shard_bytes(join(directory, name)), None
+    problems = list(listed.stale(found))
+    if not problems:
+        known = {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)}
+        others = [name for name in storage_of(directory).list(directory) if name not in known]
+        problems = [f"{name} is not in the manifest" for name in _shards_among(others, entry)]
+    if problems:
+        several = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+        message = f"the manifest is stale: {problems[0]}{several}; {renewal(directory)}"
+        raise CorruptFileError(message, path=join(directory, MANIFEST_NAME))
+
+
+def _is_selection(path: str, known: Iterable[Format], remote: Remote | None) -> bool:
+    """Return whether one of the formats finds an existing file and a selection of its records in `path`."""
+    return any((file := entry.file(path)) != path and storage_of(file, remote).exists(file) for entry in known)
+
+
+def _is_directory_of_shards(path: str, entry: Format | None, remote: Remote | None) -> bool:
+    if _format_of_directory(path, remote) is not None:
+        return False
+    return entry is None or bool(entry.suffixes)  # without suffixes, the source decides what a directory is
+
+
+def _format_of_directory(directory: str, remote: Remote | None) -> Format | None:
+    """Return the format of a directory that is a single data set, or None."""
+    return next((entry for entry in _all_formats() if entry.is_data_set(directory, remote)), None)
+
+
+def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None) -> list[str]:
+    """Return the shards in a directory, sorted by name: the files with the suffix of a format."""
+    names = storage_of(path, remote).list(path)  # without hidden ones, such as a writer's temporary
+    found = [join(path, name) for name in _shards_among(names, entry)]
+    if not found:
+        if entry is None and by_content(path) is not None:
+            return [path]
+        wanted = f"format {entry.name!r}" if entry is not None else "a known format"
+        inner = [name for name in names if _format_of_directory(join(path, name), remote) is not None]
+        hint = f"; open one of its data sets: {', '.join(inner)}" if inner else ""
+        raise SourceNotFoundError(f"the directory {path} has no files with a suffix of {wanted}{hint}", path=path)
+    check_complete(path, [base_name(file) for file in found], remote)
+    return found
+
+
+def _shards_among(names: Iterable[str], entry: Format | None) -> list[str]:
+    """Return the names with the suffix of a format, or of the given one."""
+    known = [*_all_formats()]
+    found = [(name, of) for name in names if (of := by_suffix(name, known)) is not None]
+    if entry is not None:
+        return [name for name, of in found if family_of(of) == family_of(entry)]
+    others = [name for name, of in found if not of.lies_beside]
+    return others or [name for name, _ in found]
+
+
+def _common_format(files: Sequence[str], remote: Remote | None) -> Format:
+    # Looking for added formats takes long, so it is done once, and only if a built-in suffix does not decide.
+    plain = all(by_suffix(file, built_in_formats()) for file in files)
+    known = [*(built_in_formats() if plain else _all_formats())]
+    with nullcontext() if remote is None else remote.learning(files):
+        found = {file: _format_of(file, known, remote) for file in files}
+    names = sorted({entry.name for entry in found.values()})
+    if len(names) > 1:
+        examples = ", ".join(f"{next(f for f, e in found.items() if e.name == name)} ({name})" for name in names)
+        raise ConfigError(
+            f"the files of a data set have one format, got {examples}: open them separately and join them with "
+            "ConcatSource",
+            key="paths",
+        )
+    return found[files[0]]
+
+
+def _format_of(path: str, known: Sequence[Format], remote: Remote | None) -> Format:
+    selected = next((entry for entry in known if entry.file(path) != path), None)
+    if selected is not None and not selected.suffixes:
+        return selected
+    path = path if selected is None else selected.file(path)
+    by_name = by_suffix(path, known)
+    if by_name is not None and by_name.variant_of is None and not variants_of(by_name):
+        return by_name
+    storage = storage_of(path, remote)
+    holder = _format_of_directory(path, remote) if storage.is_directory(path) else None
+    if holder is None and (found := by_content(path)) is not None:
+        return found
+    data = path if holder is None or holder.directory_file is None else join(path, holder.directory_file)
+    with storage.open(data) as file:
+        head = file.read(0, HEAD_BYTES)
+    found = detect(head, known)
+    if found is not None:
+        return next(
+            (other for other in variants_of(found) if other.is_variant and other.load(other.is_variant)(data, remote)),
+            found,
+        )
+    if by_name is not None:
+        return by_name  # its reader explains best what is wrong
+    detected = ", ".join(sorted(entry.name for entry in known if entry.magic is not None))
+    raise UnsupportedFormatError(
+        f"{path} is not in a known format: {describe_head(head)}; {detected} are detected by their content (tokens in "
+        ".npy files); for others pass format=, for raw tokens format='tokens'",
+        path=path,
+    )
+
+
+def detect(head: bytes, known: Iterable[Format] | None = None) -> Format | None:
+    """Return the first of the `known` formats, by default all, of a file that begins with `head`, or None."""
+    return next((entry for entry in (_all_formats() if known is None else known) if entry.matches(head)), None)

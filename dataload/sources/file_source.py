@@ -1,0 +1,392 @@
+"""Sources in files, whose shards are opened lazily in the process that reads them."""
+
+import sys
+from abc import abstractmethod
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
+from functools import partial
+from os import PathLike, fspath
+from time import perf_counter
+from typing import Any, ClassVar, TypeVar
+from weakref import WeakMethod
+
+import numpy as np
+
+from dataload._util.caches import PerProcess, is_pickled_for_worker
+from dataload._util.fingerprint import digest
+from dataload._util.indexing import as_indices
+from dataload._util.settings import check_fields
+from dataload._util.threads import DaemonThreads
+from dataload.collate import scatter_columns
+from dataload.errors import ClosedSourceError, ConfigError, DataloadError, MachineError, closest
+from dataload.sources.base import Source
+from dataload.sources.fields import with_classes
+from dataload.sources.format import Options, describe_value
+from dataload.sources.manifest_checks import ShardIdentity
+from dataload.sources.prefetch import read_ahead
+from dataload.sources.shards import ListedShards, Location, OpenShards, ShardReader, most_open_shards, shard_of
+from dataload.sources.versions import check_versions, ends_of_file, versions_of
+from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
+from dataload.storage.errors import file_errors
+from dataload.storage.remote.traffic import Traffic
+from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
+
+__all__ = ["FileSource", "ShardReader"]
+
+T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
+
+_FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
+_OPENING_THREADS = 4
+_SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL; others are slower in threads
+_SECONDS_UNSHOWN = 2.0
+_REPR_CHARACTERS = 190
+_OPTION_CHARACTERS = 60
+
+
+class FileSource(Source[T_co]):
+    """A data set in one or more files of one format; each file is a shard.
+
+    Files are opened on first use in each process, not on construction.
+
+    A backend implements `_open_shard`, sets `format_name`, and names the dataclass of its options in `options_type`.
+    A backend without `options_type` passes the options that decide what is read to ``super().__init__`` by name.
+
+    Args:
+        paths: Files in index order.
+        fields: Names of the fields to read, in that order; None means all.
+        options: Options of the format, see `options_type`. Those that affect the records are part of repr and
+            fingerprint.
+
+    Attributes:
+        options: The options as an instance of `options_type`.
+    """
+
+    format_name: str
+    options_type: ClassVar[type[Options] | None] = None
+
+    def __init__(
+        self,
+        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
+        *,
+        fields: Sequence[str] | None = None,
+        **options: Any,
+    ) -> None:
+        several = [paths] if isinstance(paths, (str, PathLike)) else paths
+        self._paths = tuple(local_path(fspath(path)) for path in several)
+        if not self._paths:
+            raise ConfigError("a source needs at least one path, got an empty list", key="paths", value=paths)
+        self._selected = check_fields(fields)
+        if self.options_type is None:
+            self._content = {name: value for name, value in options.items() if value is not None}
+        else:
+            self.options: Any = self.options_type.parse(options, f"format {self.format_name!r}")
+            self._content = self.options.content()
+        self._remote: Remote | None = getattr(getattr(self, "options", None), "place", None)
+        self._opened: PerProcess[OpenShards[T_co]] = PerProcess()
+        self._versions: bytes | None = None  # of the files, when this process or its parent opened them
+        self._known: ListedShards | None = None
+        self._classes: Mapping[str, tuple[str, ...]] = {}
+        self._closed = False
+        self._fingerprint: str | None = None
+
+    @abstractmethod
+    def _open_shard(self, path: str) -> ShardReader[T_co]:
+        """Open one file. Several threads call this at once for different shards."""
+
+    def _data_file(self, path: str) -> str:
+        """Return the file whose size, start and end identify the shard at `path`."""
+        return path
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Files in index order."""
+        return self._paths
+
+    @property
+    def remote(self) -> Remote | None:
+        """How data at URLs are read; None if that is not known."""
+        return self._remote
+
+    def reads_alike(self, options: Mapping[str, Any]) -> bool:
+        """Return whether a source with these options would give the same records, apart from `fields`."""
+        if self.options_type is not None:
+            options = self.options_type.parse(options, f"format {self.format_name!r}").content()
+        given, own = ({name: describe_value(each) for name, each in of.items()} for of in (options, self._content))
+        return given == own
+
+    def __len__(self) -> int:
+        return int(self._data_set().ends[-1])
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """The selected fields of the first shard that has records, by default all."""
+        known = self._data_set().fields
+        if self._selected is not None:
+            known = {name: known[name] for name in self._selected if name in known}
+        return with_classes(known, self._classes) if self._classes else known
+
+    @property
+    def shard_lengths(self) -> tuple[int, ...]:
+        """Number of records per file."""
+        return tuple(np.diff(self._data_set().ends, prepend=0).tolist())
+
+    def _locate(self, index: int) -> Location:
+        opened = self._data_set()
+        shard, record = shard_of(opened.ends, index)
+        key = offset = None
+        with suppress(Exception), reading_tables():  # the location is often requested because the file is damaged
+            key = opened.reader(shard).key(record)
+        with suppress(Exception), reading_tables():
+            offset = opened.reader(shard).offset(record)
+        return Location(self._paths[shard], record, key, offset)
+
+    def _data_set(self) -> OpenShards[T_co]:
+        return self._opened.get(self._open)
+
+    def name_classes(self, classes: Mapping[str, tuple[str, ...]]) -> None:
+        """Add the names of classes to `fields` that the files do not know."""
+        self._classes = classes
+
+    def open_on_first_use(self, known: ListedShards) -> None:
+        """Open each shard when it is first read, because its length is known."""
+        self._known = known
+
+    def _open(self) -> OpenShards[T_co]:
+        if self._closed:
+            raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
+        most_open = most_open_shards()
+        far = self._remote if is_url(self._paths[0]) else None
+        if self._known is not None:
+            ends = np.cumsum(self._known.lengths, dtype=np.int64)
+            open_shard = WeakMethod(self._open_known)
+            return OpenShards(ends, self._known.fields, [None] * len(ends), open_shard, most_open, far)
+        files = self._versioned_files()
+        inherited = self._versions
+        versions = versions_of(files) if inherited is None else inherited
+        with nullcontext() if self._remote is None else self._remote.learning(self._paths):
+            readers, fields = zip(*self._open_readers(most_open), strict=True)
+        if inherited is not None:
+            check_versions(files, inherited)
+        self._versions = versions
+        ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
+        recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
+        known = self._known_fields(readers, fields)
+        return OpenShards(ends, known, list(readers), WeakMethod(self._open_reader), most_open, far, recent)
+
+    def _versioned_files(self) -> list[str]:
+        """Return the files that must be of the same version in workers; those of objects are sent with `Remote`."""
+        return [self._data_file(path) for path in self._paths if not is_url(path)]
+
+    def _open_reader(self, shard: int) -> ShardReader[T_co]:
+        with reading_tables(), file_errors(self._paths[shard]):
+            return self._open_shard(self._paths[shard])
+
+    def _open_known(self, shard: int) -> ShardReader[T_co]:
+        """Open a shard whose length is known, and compare it with what is known."""
+        assert self._known is not None, "only then are shards opened one by one"
+        reader, path = self._open_reader(shard), self._paths[shard]
+        try:
+            self._known.check(shard, path, len(reader))
+            if self._selected:
+                with reading_tables():
+                    self._check_fields(reader.fields, path)
+        except BaseException:
+            reader.close()
+            raise
+        return reader
+
+    def _open_readers(self, most_open: int) -> list[tuple[ShardReader[T_co], Mapping[str, FieldSpec]]]:
+        """Return the reader and the fields of each shard."""
+
+        def opened(shard: int) -> tuple[ShardReader[T_co], Mapping[str, FieldSpec]]:
+            reader = self._open_reader(shard)
+            with reading_tables():
+                fields = reader.fields  # may read a record
+            if shard >= most_open:
+                reader.release()
+            return reader, fields
+
+        shards = iter(range(len(self._paths)))
+        found: list[tuple[ShardReader[T_co], Mapping[str, FieldSpec]]] = []
+        for shard in shards:
+            begun = perf_counter()
+            found.append(opened(shard))
+            if is_url(self._paths[shard]) or perf_counter() - begun > _SLOW_SECONDS:
+                break
+        if len(self._paths) - len(found) < _FEWEST_OPENED_IN_PARALLEL:
+            return [*found, *_shown([partial(opened, shard) for shard in shards], len(self._paths))]
+        with DaemonThreads(self._opening_threads) as pool:
+            futures = [pool.submit(opened, shard) for shard in shards]
+            return [*found, *_shown([future.result for future in futures], len(self._paths))]
+
+    @property
+    def _opening_threads(self) -> int:
+        return _OPENING_THREADS if self._remote is None else self._remote.options.connections
+
+    def _readers(self) -> list[ShardReader[T_co]]:
+        """Return the readers of all shards, which are opened if needed."""
+        return self._data_set().open_all(range(len(self._paths)), self._opening_threads)
+
+    def _known_fields(
+        self, readers: Sequence[ShardReader[T_co]], fields: Sequence[Mapping[str, FieldSpec]]
+    ) -> Mapping[str, FieldSpec]:
+        """Return the fields of the data set, given those of each shard, and check that each has the selected ones."""
+        # An empty file may not know the fields that its records would have.
+        filled = [shard for shard, reader in enumerate(readers) if len(reader)]
+        for shard in filled:
+            self._check_fields(fields[shard], self._paths[shard])
+        return fields[filled[0] if filled else 0]
+
+    def _check_fields(self, known: Mapping[str, FieldSpec], path: str) -> None:
+        for name in self._selected or ():
+            if known and name not in known:
+                raise ConfigError(f"{path} has no field {name!r}: {closest(name, known)}", key="fields", value=name)
+
+    def _read(self, indices: Int64Array) -> list[T_co]:
+        try:
+            return self._read_records(indices)
+        except MemoryError as error:
+            raise self._memory_error(indices) from error
+
+    def _memory_error(self, indices: Int64Array) -> MachineError:
+        return MachineError(
+            f"{self!r}: reading {len(indices)} records at once needs more memory than this process may have: read "
+            "fewer at once (batch_size), or lower max_record_bytes, so that larger ones are refused",
+            path=self._paths[0],
+        )
+
+    def _read_records(self, indices: Int64Array) -> list[T_co]:
+        opened = self._data_set()
+        if len(opened.ends) == 1:
+            return opened.reader(0).read(indices, self._selected)
+        records: list[Any] = [None] * len(indices)
+        for rows, found in opened.read(indices, lambda reader, local: reader.read(local, self._selected)):
+            for row, record in zip(rows.tolist(), found, strict=True):
+                records[row] = record
+        return records
+
+    def read_batch(self, indices: Any, fields: Sequence[str] | None = None) -> Batch:
+        """See `Source.read_batch`; here as well, so that a batch's way to its bytes leads through one file less."""
+        rows, names = as_indices(indices, len(self)), check_fields(fields)
+        try:
+            return self._read_columns(rows, names) if rows.size else {}
+        except MemoryError as error:
+            raise self._memory_error(rows) from error
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        opened = self._data_set()
+        chosen = self._choose(fields, opened)
+        if len(opened.ends) == 1:
+            return opened.reader(0).read_batch(indices, chosen)
+        pieces = opened.read(indices, lambda reader, local: reader.read_batch(local, chosen))
+        if not opened.fields:  # values instead of records with fields
+            return scatter_columns(((rows, {"": values}) for rows, values in pieces), len(indices))[""]
+        return scatter_columns(pieces, len(indices))
+
+    def _choose(self, fields: tuple[str, ...] | None, opened: OpenShards[T_co]) -> tuple[str, ...] | None:
+        if fields is None:
+            return self._selected
+        known = opened.fields if self._selected is None else dict.fromkeys(self._selected)
+        for name in fields:
+            if known and name not in known:
+                raise ConfigError(f"{self!r} has no field {name!r}: {closest(name, known)}", key="fields", value=name)
+        return fields
+
+    def read_ahead(
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
+    ) -> AheadReader | None:
+        """See `dataload.types.ReadsAhead`: files at URLs are fetched before they are read."""
+        if self._remote is None or not any(map(is_url, self._paths)):
+            return None
+        opened = self._data_set()
+        files = [self._data_file(path) for path in self._paths]
+        chosen = self._choose(None if fields is None else tuple(fields), opened)
+        return read_ahead(files, opened, self._remote, steps, chosen, here=here, share=share)
+
+    def _traffics(self) -> Sequence[Traffic]:
+        return () if self._remote is None or not any(map(is_url, self._paths)) else (self._remote.traffic,)
+
+    def _files(self) -> Sequence[str]:
+        return [self._data_file(path) for path in self._paths]
+
+    def fingerprint(self) -> str:
+        """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""
+        if self._fingerprint is None:
+            names, counts = map(base_name, self._paths), self.shard_lengths
+            shards = [
+                (name, size, ends, count, identity)
+                for name, (size, ends, identity), count in zip(names, self.shard_identities(), counts, strict=True)
+            ]
+            options = sorted((name, describe_value(value)) for name, value in self._content.items())
+            self._fingerprint = digest(self.format_name, shards, self._selected, options)
+        return self._fingerprint
+
+    def shard_identities(self) -> Sequence[ShardIdentity]:
+        """Return what the fingerprint says of the content of each shard; a manifest may know it."""
+        if self._known is not None and self._known.identities is not None:
+            return self._known.identities
+        shards = range(len(self._paths))
+        if self._remote is None or not any(map(is_url, self._paths)):
+            return [*map(self._identity_of, shards)]
+        with DaemonThreads(self._opening_threads) as pool:  # most of the time is that of requests
+            return [*pool.map(self._identity_of, shards)]
+
+    def _identity_of(self, shard: int) -> ShardIdentity:
+        size, ends = ends_of_file(self._data_file(self._paths[shard]), self._remote)
+        with reading_tables():
+            return size, ends, self._data_set().reader(shard).identity()
+
+    def close(self) -> None:
+        """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""
+        self._closed = True
+        opened = self._opened.drop()
+        if opened is not None:
+            opened.close()
+        if self._remote is not None:
+            self._remote.release()
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = self.__dict__.copy()
+        del state["_opened"]
+        if not is_pickled_for_worker():
+            del state["_versions"]  # another machine has other files, and so may this one tomorrow
+        elif self._known is None and self._remote is not None and all(map(is_url, self._paths)):
+            with suppress(DataloadError):  # raised again where it is read
+                state["_known"] = ListedShards(self.shard_lengths, self._data_set().fields, listed=False)
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._versions = self._known = None
+        vars(self).update(state)
+        self._opened = PerProcess()
+
+    def __repr__(self) -> str:
+        first = self._paths[0] if len(self._paths[0]) < 80 else f"...{self._paths[0][-77:]}"
+        parts = [repr(first)]
+        if len(self._paths) > 1:
+            parts.append(f"{len(self._paths)} shards")
+        if self._selected is not None:
+            parts.append(f"{len(self._selected)} fields")
+        options = [f"{name}={_brief(describe_value(value))}" for name, value in self._content.items()]
+        while options and len(", ".join([*parts, *options])) > _REPR_CHARACTERS - len(type(self).__name__):
+            options[-2:] = ["..."] if options[-1] == "..." else [*options[-2:-1], "..."]
+        return f"{type(self).__name__}({', '.join([*parts, *options])})"
+
+
+def _shown(results: Sequence[Callable[[], T]], total: int) -> list[T]:
+    """Return the results of opening the last shards; if that takes long, a terminal shows how many are open."""
+    begun, found = perf_counter(), list[T]()
+    for result in results:
+        found.append(result())
+        if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
+            done = total - len(results) + len(found)
+            sys.stderr.write(f"\r{done:,} of {total:,} shards are open" + ("\n" if done == total else ""))
+            sys.stderr.flush()
+    return found
+
+
+def _brief(text: str) -> str:
+    """Return the text of an option, or dots for a long one, which would be broken syntax if cut."""
+    return text if len(text) <= _OPTION_CHARACTERS else "..."

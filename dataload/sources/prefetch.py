@@ -1,0 +1,232 @@
+"""Fetching ahead for sources that consist of others."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from dataload._util.indexing import split_by_shard
+from dataload.sources.shards import OpenShards
+from dataload.storage import Remote, is_url
+from dataload.storage.remote.prefetch.choice import Choice, choose, measure, sharers_of
+from dataload.storage.remote.prefetch.plan import Use
+from dataload.storage.remote.prefetch.ranges import StepRanges
+from dataload.types import AheadReader, Int64Array, StepsAhead
+
+_MOST_UNUSED = 32  # blocks of steps, after which a source that none of them reads is not planned any further
+
+
+class StepsByComponent:
+    """Steps over several sources, as each sees them; `ends`, (sources,) int64, is the cumulative number of records.
+
+    Steps are computed when the first iterator needs them, and kept until all have had them. Iterators may be used in
+    different threads.
+    """
+
+    def __init__(self, steps: Iterator[StepsAhead], ends: Int64Array) -> None:
+        self._steps = steps
+        self._ends = ends
+        self._lock = threading.Lock()
+        self._kept: dict[int, deque[StepsAhead]] = {part: deque() for part in range(len(ends))}
+
+    def of(self, part: int) -> Iterator[StepsAhead]:
+        """Yield the steps with the indices of one source, which may be none."""
+        start = int(self._ends[part - 1]) if part else 0
+        unused = 0
+        while unused < _MOST_UNUSED and (block := self._next(part)) is not None:
+            inside = (block.indices >= start) & (block.indices < self._ends[part])
+            counts = np.cumsum(inside)
+            ends = np.where(block.ends > 0, counts[block.ends - 1], 0) if len(counts) else block.ends
+            unused = 0 if len(counts) and counts[-1] else unused + 1
+            yield replace(block, indices=block.indices[inside] - start, ends=ends)
+        self.drop(part)
+
+    def drop(self, part: int) -> None:
+        """Say that nobody wants the steps of a source any more. May be called twice."""
+        with self._lock:
+            self._kept.pop(part, None)
+
+    def _next(self, part: int) -> StepsAhead | None:
+        with self._lock:
+            if not self._kept[part]:
+                block = next(self._steps, None)
+                if block is None:
+                    return None
+                for kept in self._kept.values():
+                    kept.append(block)
+            return self._kept[part].popleft()
+
+
+class ComponentPrefetch:
+    """Several `AheadReader` as one."""
+
+    def __init__(self, readers: Sequence[AheadReader]) -> None:
+        self._readers = readers
+
+    def received(self) -> None:
+        for reader in self._readers:
+            reader.received()
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+
+
+_log = logging.getLogger("dataload")
+
+_SAMPLE = 64  # records whose sizes are looked up
+_PARTS = 16  # a plan says which sixteenth of a shard's time is over; finer plans only take longer to make
+
+
+def read_ahead(
+    files: Sequence[str],
+    opened: OpenShards[Any],
+    remote: Remote,
+    steps: Iterator[StepsAhead],
+    fields: tuple[str, ...] | None,
+    *,
+    here: bool,
+    share: float,
+) -> AheadReader | None:
+    """Start to fetch what steps read; see `dataload.types.ReadsAhead`.
+
+    `files` are those of the shards, and may repeat; `share` is the part of the cache's budget that may be used.
+    """
+    from dataload.storage.remote.backend import RemoteStorage
+    from dataload.storage.remote.prefetch.ranges import RangePrefetcher
+    from dataload.storage.remote.prefetch.shards import CachedShards  # most data are local
+
+    storage = RemoteStorage(remote)
+    block = next(steps, None)
+    if block is None:
+        return None
+    steps = chain([block], steps)
+    wanted = int(np.searchsorted(opened.ends, block.indices[0], side="right")) if len(block.indices) else 0
+    first = opened.reader(wanted)
+    whole = {
+        # Others are like the first that is read, or are read as a whole without a plan.
+        file: first.whole if reader is None else reader.whole
+        for file, reader in zip(files, opened.readers, strict=True)
+    }
+    urls = [file for file in whole if is_url(file)]
+    versions = dict(zip(urls, storage.versions(urls), strict=True))
+    mode: str = remote.options.mode
+    sharers = ranks = _ranks_of_node()
+    if mode != "ranges":
+        sharers = sharers_of(sum(versions[url].size for url in urls), sharers, share * storage.budget())
+    if mode == "auto":
+        if remote.options.budget is not None:
+            storage.check_sizes(urls)
+        if all(whole[file] for file in urls):
+            choice = Choice("shards", "the format cannot be read by ranges")
+        else:
+            sizes = np.array([versions[file].size for file in urls])
+            choice = _choose(
+                block, opened, wanted, _numbers(files, urls), sizes, fields, int(share / sharers * storage.budget())
+            )
+        _log.info("%s and %d more are read as %s: %s", urls[0], len(urls) - 1, choice.mode, choice.reason)
+        mode = remote.boards["mode"] = choice.mode  # for the readers, in this process and in workers
+    kept = urls if mode == "shards" else [file for file in urls if whole[file]]
+    if kept:
+        storage.check_sizes(kept)
+        never_by_range = frozenset(number for number, file in enumerate(kept) if whole[file])
+        shards = CachedShards(kept, [versions[file] for file in kept], never_by_range)
+        return storage.read_ahead(shards, shard_uses(steps, opened.ends, _numbers(files, kept)), share, sharers, ranks)
+    if not here or (len(first) and first.ranges(np.zeros(1, np.int64), fields) is None):
+        return None  # nobody knows what will be read
+    return RangePrefetcher(versions, step_ranges(steps, files, opened, fields, remote.options.connections), remote)
+
+
+def _numbers(files: Sequence[str], chosen: Sequence[str]) -> Int64Array:
+    """Return the place of each file in `chosen`, (files,) int64; -1 for one that is not there."""
+    numbers = {file: number for number, file in enumerate(chosen)}
+    return np.array([numbers.get(file, -1) for file in files])
+
+
+def _choose(
+    block: StepsAhead,
+    opened: OpenShards[Any],
+    wanted: int,
+    of_shard: Int64Array,
+    sizes: Int64Array,
+    fields: tuple[str, ...] | None,
+    budget: int,
+) -> Choice:
+    """Return how to read files of which some can be read by range, within a cache of `budget` bytes.
+
+    `wanted` is the shard that is read first; `of_shard`, (shards,) int64, the number of its file at a URL, -1 if local;
+    `sizes`, (files,) int64, are bytes.
+    """
+    lengths = np.diff(opened.ends, prepend=0)
+    record_bytes = float(sizes.sum()) / max(1, int(lengths[of_shard >= 0].sum()))
+    if lengths[wanted]:
+        # Of a part of a file, or of some of the fields, this is less.
+        sample = np.unique(np.linspace(0, lengths[wanted] - 1, _SAMPLE).astype(np.int64))
+        ranges = opened.reader(wanted).ranges(sample, fields)
+        if ranges is not None:
+            record_bytes = float(ranges[1].sum()) / len(sample)
+    reads = measure(block, opened.ends, of_shard, sizes, record_bytes, budget)
+    return choose(reads.of_ranks(_ranks_of_node()), budget)
+
+
+def _ranks_of_node() -> int:
+    """Return the number of ranks on this machine as torchrun tells it, else 1."""
+    found = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return int(found) if found.isdecimal() and int(found) else 1
+
+
+def step_ranges(
+    steps: Iterator[StepsAhead],
+    files: Sequence[str],
+    opened: OpenShards[Any],
+    fields: tuple[str, ...] | None,
+    threads: int,
+) -> Iterator[StepRanges]:
+    """Yield the ranges that each step reads, as far as the formats know them."""
+    for block in steps:
+        start = 0
+        for stop in block.ends.tolist():
+            ranges: list[tuple[str, Int64Array, Int64Array]] = []
+            parts = [part for part in split_by_shard(opened.ends, block.indices[start:stop]) if is_url(files[part[0]])]
+            readers = opened.open_all((shard for shard, _, _ in parts), threads)
+            for (shard, local, _), reader in zip(parts, readers, strict=True):
+                found = reader.ranges(local, fields)
+                if found is not None:
+                    ranges.append((files[shard], *found))
+            yield StepRanges(ranges)
+            start = stop
+
+
+def shard_uses(steps: Iterator[StepsAhead], ends: Int64Array, numbers: Int64Array) -> Iterator[Sequence[Use]]:
+    """Yield the shards that steps read, in the order of their first use.
+
+    `numbers`, (files,) int64, are the shard that each file is or is part of; -1 if it is not of interest.
+    """
+    mean = int(ends[-1]) // len(ends)
+    count, shards = 0, int(numbers.max()) + 1
+    for block in steps:
+        rows = np.diff(block.ends, prepend=0)
+        together = max(1, mean // (_PARTS * max(1, int(rows.max()))))
+        unit = np.repeat(np.arange(len(rows)) // together, rows)
+        found = numbers[np.searchsorted(ends, block.indices, side="right")]
+        keys, first, counts = np.unique((unit * shards + found)[found >= 0], return_index=True, return_counts=True)
+        order = np.argsort(first)
+        keys, counts = keys[order], counts[order]
+        stop = count + len(rows)
+        uses = [
+            Use(count + at * together, min(count + (at + 1) * together, stop) - 1, block.epoch, shard, number)
+            for at, shard, number in zip(
+                (keys // shards).tolist(), (keys % shards).tolist(), counts.tolist(), strict=True
+            )
+        ]
+        if uses:
+            yield uses
+        count = stop

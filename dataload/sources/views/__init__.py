@@ -1,0 +1,1 @@
+"""Sources over other sources: adapted, concatenated, selected, cut into windows."""

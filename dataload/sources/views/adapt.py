@@ -1,0 +1,201 @@
+"""Objects in place of sources: data in memory are taken, what has no records by index is refused with what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from os import PathLike
+from typing import Any, cast
+
+import numpy as np
+
+from dataload._util.failures import mark_users
+from dataload._util.fingerprint import identify
+from dataload.collate import default_collate
+from dataload.errors import redacted
+from dataload.sources.base import Source
+from dataload.sources.fields import select_fields, spec_of
+from dataload.sources.memory import MemorySource
+from dataload.sources.registry import built_in_formats, by_suffix
+from dataload.sources.shards import Location, locate
+from dataload.types import (
+    AheadReader,
+    Batch,
+    BatchReader,
+    ColumnReader,
+    FieldSpec,
+    Int64Array,
+    RandomAccessSource,
+    ReadsAhead,
+    Sharded,
+    StepsAhead,
+)
+
+_TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"), ("pyarrow", "RecordBatch")}
+
+
+def loadable(data: Any) -> RandomAccessSource[Any]:
+    """Return what a loader can read: a source of any kind as it is, and columns in memory as a `MemorySource`."""
+    if isinstance(data, Source):
+        return data
+    kind: type[Any] = type(data)
+    if (kind.__module__.partition(".")[0], kind.__name__) in _TABLES:
+        return MemorySource(data)
+    if isinstance(data, Mapping) and all(isinstance(key, str) for key in cast("Mapping[Any, Any]", data)):
+        return MemorySource(_columns(cast("Mapping[str, Any]", data)))
+    _refuse(data)
+    return data
+
+
+def entering_hint(source: Any) -> str:
+    """Return what to do if a read failed because a source of another library was not entered; "" for other sources."""
+    source = getattr(source, "dataset", source)  # that of torch's Subset and the like
+    if isinstance(source, Source) or not isinstance(source, AbstractContextManager):
+        return ""
+    named = type(cast("Any", source)).__name__
+    return f"{named} is a context manager, which dataload never enters: if it must be entered, read inside its `with`"
+
+
+def as_source(data: Any) -> Source[Any]:
+    """Return a dataload source with the records of `data`, which is anything that a loader takes."""
+    if getattr(data, "has_proportions", False) and isinstance(data, Source):
+        raise TypeError("a mix inside of another source has no proportions: join or window its sources, and mix those")
+    found = loadable(data)
+    return found if isinstance(found, Source) else WrappedSource(found)
+
+
+class WrappedSource(Source[Any]):
+    """The records of a source of another library or of one's own.
+
+    Args:
+        data: Anything with ``__len__`` and ``__getitem__``; other methods of `dataload.types` make it faster.
+    """
+
+    def __init__(self, data: RandomAccessSource[Any]) -> None:
+        self._data: Any = data
+        self._fields: Mapping[str, FieldSpec] | None = None
+
+    @property
+    def reads_columns(self) -> bool:
+        """True if a field can be read without the others."""
+        return isinstance(self._data, ColumnReader)
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def _read(self, indices: Int64Array) -> list[Any]:
+        wanted = indices.tolist()
+        try:
+            many = isinstance(self._data, BatchReader)
+            return self._data.__getitems__(wanted) if many else [*map(self._data.__getitem__, wanted)]
+        except Exception as error:
+            mark_users(error)
+            error.add_note(entering_hint(self._data))
+            raise
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        if isinstance(self._data, ColumnReader):
+            return self._data.read_batch(indices, fields)
+        records = self._read(indices)
+        return default_collate(records if fields is None else [select_fields(record, fields) for record in records])
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Fields of the first record."""
+        if self._fields is None:
+            record = self._read(np.zeros(1, np.int64))[0] if len(self) else None
+            known = cast("Mapping[str, Any]", record if isinstance(record, Mapping) else {})
+            self._fields = {name: spec_of(value) for name, value in known.items()}
+        return self._fields
+
+    @property
+    def shard_lengths(self) -> tuple[int, ...]:
+        return self._data.shard_lengths if isinstance(self._data, Sharded) else (len(self),)
+
+    def _locate(self, index: int) -> Location:
+        return locate(self._data, index)
+
+    @property
+    def reads_in_order(self) -> bool:
+        return bool(getattr(self._data, "reads_in_order", False))
+
+    def read_ahead(
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
+    ) -> AheadReader | None:
+        if not isinstance(self._data, ReadsAhead):
+            return None
+        return self._data.read_ahead(steps, fields, here=here, share=share)
+
+    def fingerprint(self) -> str:
+        """See `Source.fingerprint`; without that method, the class and the number of records."""
+        return identify(self._data)
+
+    def close(self) -> None:
+        """Close the data, if they can be closed."""
+        close = getattr(self._data, "close", None)
+        if callable(close):
+            close()
+
+    def __repr__(self) -> str:
+        return f"WrappedSource({self._data!r})"
+
+
+def _columns(data: Mapping[str, Any]) -> dict[str, Any]:
+    for name, column in data.items():
+        if _is_data_set(column):
+            named = f"[{name!r}]"
+            raise TypeError(
+                f"{_shown(data)} holds data sets: pass one of them, as in data{named}, or join them with "
+                "dataload.concat([...]) or dataload.mix({...})"
+            )
+        if isinstance(column, (str, bytes, Mapping)) or not hasattr(column, "__len__"):
+            raise TypeError(
+                f"a dict is read as columns, arrays or lists of one value per record, and {name!r} is "
+                f"{_shown(column)}: pass a list of records instead, [{{...}}, ...]"
+            )
+    return {name: np.asarray(column) if hasattr(column, "__array__") else column for name, column in data.items()}
+
+
+def _refuse(data: Any) -> None:
+    """Raise TypeError, with advice, for data that are not a source."""
+    if isinstance(data, (str, PathLike)):
+        path = redacted(str(cast("Any", data)))
+        raise TypeError(f"a path is no source: pass dataload.open({path!r})")
+    if isinstance(data, type):
+        raise TypeError(f"{data.__name__} is a class: pass an object of it, {data.__name__}(...)")
+    if isinstance(data, (list, tuple)) and data:
+        first: Any = cast("Sequence[Any]", data)[0]
+        if _is_data_set(first):
+            raise TypeError(
+                "a list of sources is no source: pass dataload.concat([...]), or dataload.mix([...]) to draw"
+            )
+        if isinstance(first, PathLike) or (isinstance(first, str) and by_suffix(first, built_in_formats()) is not None):
+            raise TypeError(
+                f"a list of paths is no source: pass dataload.open([{redacted(str(cast('Any', first)))!r}, ...])"
+            )
+    if isinstance(data, Mapping) and any(map(_is_data_set, cast("Mapping[Any, Any]", data))):
+        raise TypeError("sources with weights are no source: pass dataload.mix({...})")
+    missing = [name for name in ("__len__", "__getitem__") if not hasattr(data, name)]
+    named, package = type(data).__name__, type(data).__module__.partition(".")[0]
+    is_iterable = any(each.__name__ == "IterableDataset" for each in type(data).__mro__)
+    if is_iterable or ("__len__" in missing and hasattr(data, "__iter__")):
+        streaming = "load the data set without streaming=True, or " if package == "datasets" else ""
+        raise TypeError(
+            f"{named} gives its records one after another, and a loader reads them by index: {streaming}pass list(...) "
+            "of it if they fit in memory, or write them with dataload.create(...) and open that, or use "
+            "dataload.MultiStreamLoader"
+        )
+    if missing:
+        raise TypeError(f"{named} has no {' and no '.join(missing)}; a source needs __len__ and __getitem__")
+
+
+def _is_data_set(value: Any) -> bool:
+    """Return whether a value is a source, rather than a record or a column."""
+    if isinstance(value, Source):
+        return True
+    plain = isinstance(value, (str, bytes, bytearray, memoryview, list, tuple, Mapping, np.ndarray, np.generic))
+    return not plain and not hasattr(value, "__array__") and isinstance(value, RandomAccessSource)
+
+
+def _shown(value: Any) -> str:
+    return f"{type(value).__name__!r}" if isinstance(value, Mapping) else f"of type {type(value).__name__}"

@@ -1,0 +1,262 @@
+"""Several sources as one, one after another or mixed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from numbers import Real
+from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, cast, get_args
+
+import numpy as np
+
+from dataload._util.fingerprint import digest
+from dataload._util.indexing import split_by_shard
+from dataload._util.settings import check_choice, setting_error
+from dataload.collate import scatter_columns
+from dataload.errors import ConfigError
+from dataload.sources.base import Source
+from dataload.sources.fields import common_classes
+from dataload.sources.prefetch import ComponentPrefetch, StepsByComponent
+from dataload.sources.shards import Location, shard_of
+from dataload.sources.views.adapt import as_source
+from dataload.storage.remote.traffic import Traffic
+from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
+
+_KEY = "__key__"
+
+
+class ConcatSource(Source[Any]):
+    """The records of several sources, one source after the other. Formats may differ, fields may not.
+
+    Only ``__key__`` is left out if some sources have it and others do not.
+
+    Args:
+        sources: At least one built-in source.
+
+    Raises:
+        ConfigError: There is no source. On first use: labels stand for other classes in one source than in another.
+    """
+
+    def __init__(self, sources: Sequence[Source[Any]]) -> None:
+        if not sources:
+            raise ConfigError("a ConcatSource needs at least one source, got none", key="sources", value=sources)
+        self._sources = tuple(sources)
+        self._ends: Int64Array | None = None
+        self._drops_key: bool | None = None  # once it is known
+
+    @property
+    def sources(self) -> tuple[Source[Any], ...]:
+        """The concatenated sources, in index order."""
+        return self._sources
+
+    def _bounds(self) -> Int64Array:
+        if self._ends is None:
+            ends = np.cumsum([len(source) for source in self._sources], dtype=np.int64)
+            common_classes(((f"source {n}", source.fields) for n, source in enumerate(self._sources)), "sources")
+            self._ends = ends
+        return self._ends
+
+    def _without_key(self, record: Any) -> Any:
+        """Return a record or a batch without its key, unless all sources have keys."""
+        if self._drops_key is None:
+            keyed = {_KEY in source.fields for source in self._sources if source.fields}
+            self._drops_key = len(keyed) > 1
+        if self._drops_key and isinstance(record, dict):
+            cast("dict[str, Any]", record).pop(_KEY, None)
+        return record
+
+    def __len__(self) -> int:
+        return int(self._bounds()[-1])
+
+    def _read(self, indices: Int64Array) -> list[Any]:
+        records: list[Any] = [None] * len(indices)
+        for part, local, where in split_by_shard(self._bounds(), indices):
+            for row, record in zip(where.tolist(), self._sources[part].read(local), strict=True):
+                records[row] = self._without_key(record)
+        return records
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        pieces = (
+            (where, self._sources[part].read_batch(local, fields))
+            for part, local, where in split_by_shard(self._bounds(), indices)
+        )
+        if fields is None:
+            pieces = ((where, self._without_key(batch)) for where, batch in pieces)
+        return scatter_columns(pieces, len(indices))
+
+    def read_ahead(
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
+    ) -> AheadReader | None:
+        """See `dataload.types.ReadsAhead`; sources share the cache by their numbers of records."""
+        ends = self._bounds()
+        parts = StepsByComponent(steps, ends)
+        found: list[AheadReader] = []
+        try:
+            for part, source in enumerate(self._sources):
+                reader = None
+                if isinstance(source, ReadsAhead):
+                    own = min(1.0, share * max(1, len(source)) / max(1, len(self)))
+                    reader = source.read_ahead(parts.of(part), fields, here=here, share=own)
+                if reader is None:
+                    parts.drop(part)
+                else:
+                    found.append(reader)
+        except BaseException:
+            for reader in found:
+                reader.close()
+            raise
+        return ComponentPrefetch(found) if found else None
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Fields of the first source."""
+        return self._without_key(dict(self._sources[0].fields))
+
+    @property
+    def shard_lengths(self) -> tuple[int, ...]:
+        """Number of records per shard of all sources, in index order."""
+        return tuple(length for source in self._sources for length in source.shard_lengths)
+
+    def _locate(self, index: int) -> Location:
+        part, local = shard_of(self._bounds(), index)
+        return self._sources[part].locate(local)
+
+    @property
+    def reads_in_order(self) -> bool:
+        """See `Source.reads_in_order`: whether it is true of any source."""
+        return any(source.reads_in_order for source in self._sources)
+
+    def _traffics(self) -> Sequence[Traffic]:
+        # Sources may share one.
+        return [*{id(each): each for source in self._sources for each in source._traffics()}.values()]
+
+    def _files(self) -> Sequence[str]:
+        files = [source._files() for source in self._sources]
+        return [file for some in files for file in some] if all(files) else ()
+
+    def fingerprint(self) -> str:
+        return digest("concat", *(source.fingerprint() for source in self._sources))
+
+    def close(self) -> None:
+        """Close all sources."""
+        for source in self._sources:
+            source.close()
+
+    def __repr__(self) -> str:
+        return f"ConcatSource({len(self._sources)} sources)"
+
+
+Stop: TypeAlias = Literal["first", "longest", "never"]
+
+
+def concat(sources: Sequence[Any]) -> ConcatSource:
+    """Return the records of several sources, one source after the other.
+
+    Formats may differ, fields may not; ``__key__`` is left out unless all have it.
+
+    Args:
+        sources: At least one of what a `Loader` takes.
+
+    Raises:
+        ConfigError: There is none.
+        TypeError: One is no source.
+    """
+    if isinstance(sources, (Source, str, Mapping)):
+        raise TypeError(f"concat takes a list of sources, got {_named(sources)}")
+    return ConcatSource([as_source(source) for source in sources])
+
+
+def mix(
+    sources: Mapping[Any, Any] | Sequence[tuple[Any, float]],
+    weights: Mapping[str, float] | None = None,
+    *,
+    stop: Stop = "first",
+) -> MixedSource:
+    """Return several sources as one that a `Loader` reads in these proportions.
+
+    The records are those of `concat`. A loader without `sampler` draws from each source in the proportion of its
+    weight, exactly in any 1,000 or so consecutive records (see `dataload.samplers.Mixture`). Each source is in order,
+    or shuffled as the loader's `shuffle` says.
+
+    Args:
+        sources: ``{source: weight}``, or pairs of these; or sources by name, and `weights`. Sources are what a `Loader`
+            takes. Weights need not add up to 1.
+        weights: Weights by name.
+        stop: When an epoch ends: before the ``"first"`` source to run out would repeat, once the ``"longest"`` has been
+            served completely, or ``"never"``.
+
+    Raises:
+        ConfigError: There is no source, a weight is negative or missing, or `stop` is unknown.
+        TypeError: One is no source, or is a mix itself.
+
+    Examples:
+        >>> import dataload
+        >>> a, b = dataload.RangeSource(1000), dataload.RangeSource(2000, start=1000)
+        >>> loader = dataload.Loader(dataload.mix({a: 0.7, b: 0.3}), batch_size=1000, shuffle=True, seed=0)
+        >>> int((next(iter(loader))["index"] < 1000).sum())
+        700
+    """
+    pairs = [*_pairs(sources, weights)]
+    for _, weight in pairs:
+        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= float(weight) < math.inf:
+            raise setting_error("weights", weight, "must be numbers from 0")
+    if not any(weight for _, weight in pairs):
+        raise setting_error("weights", [weight for _, weight in pairs], "must hold a number above 0")
+    check_choice("stop", stop, get_args(Stop))
+    return MixedSource([as_source(source) for source, _ in pairs], tuple(float(weight) for _, weight in pairs), stop)
+
+
+class MixedSource(ConcatSource):
+    """A concatenation that a loader reads in given proportions; see `mix`.
+
+    Attributes:
+        weights: The weight of each source.
+        stop: When an epoch ends.
+    """
+
+    has_proportions: ClassVar[bool] = True
+
+    def __init__(self, sources: Sequence[Source[Any]], weights: tuple[float, ...], stop: Stop) -> None:
+        super().__init__(sources)
+        self.weights = weights
+        self.stop: Stop = stop
+
+    def __getitem__(self, index: Any, /) -> Any:
+        """Return one record; a part would lose the proportions."""
+        return self._refuse() if isinstance(index, slice) else super().__getitem__(index)
+
+    def filter(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise TypeError: a part would lose the proportions."""
+        self._refuse()
+
+    def split(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise TypeError: a part would lose the proportions."""
+        self._refuse()
+
+    def _refuse(self) -> NoReturn:
+        raise TypeError("a part of a mix has no proportions: slice, filter or split the sources, and mix the parts")
+
+    def __repr__(self) -> str:
+        return f"MixedSource({len(self.sources)} sources, weights={self.weights})"
+
+
+def _pairs(sources: Any, weights: Mapping[str, float] | None) -> Sequence[tuple[Any, Any]]:
+    """Return sources and weights, from any of the ways to give them."""
+    if weights is not None:
+        if not isinstance(sources, Mapping) or {*cast("Mapping[Any, Any]", sources)} != {*weights}:
+            message = "weights by name go with sources of the same names: mix({'a': a, 'b': b}, {'a': 0.7, 'b': 0.3})"
+            raise ConfigError(message, key="weights", value=weights)
+        return [(source, weights[name]) for name, source in cast("Mapping[str, Any]", sources).items()]
+    if isinstance(sources, Mapping):
+        pairs = [*cast("Mapping[Any, Any]", sources).items()]
+    else:
+        pairs: list[Any] = [] if isinstance(sources, (Source, str)) else list(sources)
+    if not pairs or not all(isinstance(pair, (tuple, list)) and len(cast("list[Any]", pair)) == 2 for pair in pairs):
+        message = f"mix takes sources with weights, {{a: 0.7, b: 0.3}} or [(a, 0.7), (b, 0.3)], got {_named(sources)}"
+        raise ConfigError(message, key="sources")
+    return pairs
+
+
+def _named(sources: Any) -> str:
+    several = isinstance(sources, (list, tuple, Mapping))
+    return f"{type(sources).__name__} of {len(cast('list[Any]', sources))}" if several else repr(sources)

@@ -1,0 +1,247 @@
+"""The records that a filter or a split selects: as values, and computed in parallel."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import sys
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass
+from itertools import islice
+from time import perf_counter
+from typing import Any, Literal, Protocol, TypeAlias, get_args
+
+import numpy as np
+
+from dataload._util.arrays import split_records
+from dataload._util.code_digest import code_digest
+from dataload._util.machine import usable_cpus
+from dataload._util.randomness import derive_key, hash64
+from dataload._util.settings import check_choice, check_count, setting_error
+from dataload.errors import ConfigError, SourceError, closest
+from dataload.executors import Executor, Result, TimeoutPolicy, WorkerLostError, WorkerStatus, worker_name
+from dataload.executors.factory import ExecutorName, make_executor
+from dataload.executors.serialization import sendable
+from dataload.storage import is_url, join
+from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, node_directory, remember, within
+from dataload.types import Int64Array
+
+Predicate: TypeAlias = Callable[[Any], Any]
+
+_log = logging.getLogger("dataload")
+_BLOCK = 64  # records, which may be large
+_HASHED = 1 << 20
+_AHEAD = 4  # blocks per worker
+_SECONDS_UNSHOWN = 2.0
+
+
+class Rule(Protocol):
+    """A value that selects records."""
+
+    @property
+    def identity(self) -> str:
+        """Text that identifies the selection."""
+        ...
+
+    def indices(self, length: int) -> Int64Array:
+        """Return the selected ones of so many records, ascending."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """Records by index, (n,) int64, ascending."""
+
+    chosen: Int64Array
+
+    @property
+    def identity(self) -> str:
+        return hashlib.blake2b(self.chosen.tobytes(), digest_size=16).hexdigest()
+
+    def indices(self, length: int) -> Int64Array:  # noqa: ARG002 - see `Rule`
+        return self.chosen
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One side of a split, about `share` in (0, 1) of the records; the side is a hash of the seed and the index."""
+
+    share: float
+    seed: int
+    first: bool
+
+    def __post_init__(self) -> None:
+        share: Any = self.share
+        if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
+            raise setting_error("the share of a split", self.share, "must be a number between 0 and 1")
+        object.__setattr__(self, "share", float(share))  # numpy's has another repr
+
+    @property
+    def identity(self) -> str:
+        return repr(self)
+
+    def indices(self, length: int) -> Int64Array:
+        key, limit = derive_key(self.seed, "held-out", words=1)[0], np.uint64(int(self.share * 2.0**64))
+        found = [np.empty(0, np.int64)]
+        for start in range(0, length, _HASHED):  # the temporaries of all at once would take several times the memory
+            block = np.arange(start, min(start + _HASHED, length), dtype=np.int64)
+            found.append(block[(hash64(key, block) < limit) == self.first])
+        return np.concatenate(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Filter:
+    """A predicate and the records that it is asked about."""
+
+    source: Any
+    predicate: Predicate
+    fields: tuple[str, ...] | None
+
+    def __call__(self, start: int, stop: int) -> Int64Array:
+        """Return the selected ones of the records [start, stop)."""
+        indices = np.arange(start, stop, dtype=np.int64)
+        verdicts = [self._ask(record, index) for index, record in enumerate(self._read(indices), start)]
+        return indices[np.array(verdicts, np.bool_)]
+
+    def _read(self, indices: Int64Array) -> Sequence[Any]:
+        if self.fields is None:
+            return self.source.read(indices)
+        with suppress(ConfigError):  # shapes may differ between records
+            return split_records(self.source.read_batch(indices, self.fields), len(indices))
+        return [{name: record[name] for name in self.fields} for record in self.source.read(indices)]
+
+    def _ask(self, record: Any, index: int) -> bool:
+        try:
+            found = self.predicate(record)
+        except Exception as error:
+            error.add_note(f"raised by the predicate of filter, for record {index}")
+            raise
+        if isinstance(found, (bool, np.bool_)) or (
+            isinstance(found, np.ndarray) and (found.dtype, found.ndim) == (bool, 0)
+        ):
+            return bool(found)
+        forgot = ": does the predicate end without `return`?" if found is None else ""
+        message = f"the predicate of filter returned {found!r:.80} for record {index}, expected True or False{forgot}"
+        raise ConfigError(message, key="predicate")
+
+    def key(self, files: Sequence[str]) -> IndexKey | None:
+        """Return the key under which the result is kept, given the files of the source; None if it is not."""
+        if not files:
+            return None
+        try:
+            options = code_digest(self.predicate), self.fields, self.source.fingerprint()
+        except ValueError as error:
+            _log.warning(
+                "the result of filter is not kept, and will be computed again: %s, which may change without notice",
+                error,
+            )
+            return None
+        local = tuple(file for file in files if not is_url(file))
+        if local:
+            return IndexKey.of("filter", local, options)
+        directory = node_directory(None)
+        if directory is None:
+            return None
+        return IndexKey("filter", files[0], ((0, 0),), options, None, join(directory, "tables"))
+
+
+def run_filter(
+    work: Filter,
+    files: Sequence[str],
+    *,
+    num_workers: int | Literal["auto"],
+    executor: ExecutorName,
+    progress: Callable[[int, int], None] | None,
+) -> Chosen:
+    """Return the selected records, from the cache if they are known; see `Source.filter` for the arguments."""
+    if not callable(work.predicate):
+        raise setting_error("the predicate of filter", work.predicate, "must be a function of a record")
+    check_choice("executor", executor, get_args(ExecutorName))
+    for name in work.fields or ():
+        if name not in work.source.fields:
+            known = closest(name, work.source.fields)
+            raise ConfigError(f"{work.source!r} has no field {name!r}: {known}", key="fields", value=name)
+    workers = usable_cpus() if num_workers == "auto" else check_count("num_workers", num_workers, least=0)
+    length = len(work.source)
+    key = work.key(files)
+
+    def unpack(table: CachedTable) -> Int64Array | None:
+        found = table.arrays["indices"].astype(np.int64)
+        return found if within(found, length) and bool((np.diff(found) > 0).all()) else None
+
+    def build() -> Int64Array:
+        found = [np.empty(0, np.int64), *_blocks(work, length, workers, executor, progress or _Shown())]
+        return np.concatenate(found)
+
+    chosen = remember(key, unpack, build, lambda found: CachedTable({"indices": found}, {}))
+    if key is not None and load_cached(key) is None:
+        _log.warning(
+            "the result of filter is not kept, and will be computed again: no directory for it is writable, "
+            "or the data have just been written"
+        )
+    return Chosen(chosen)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """The work of `filter` on a block. In a process, it returns its error, because workers can only send values."""
+
+    work: Filter
+    in_process: bool
+
+    def __call__(self, block: tuple[int, int], status: WorkerStatus) -> Int64Array | Exception:  # noqa: ARG002 - for executors
+        try:
+            return self.work(*block)
+        except Exception as error:
+            if not self.in_process:
+                raise
+            return sendable(error, worker_name())
+
+
+def _blocks(
+    work: Filter, length: int, workers: int, executor: ExecutorName, progress: Callable[[int, int], None]
+) -> Generator[Int64Array]:
+    """Yield the selected records of each block, in order."""
+    starts = range(0, length, _BLOCK)
+    blocks = ((start, min(start + _BLOCK, length)) for start in starts)
+    workers = min(workers, len(starts))
+    pool: Executor[tuple[int, int], Int64Array | Exception] = make_executor(
+        _Task(work, in_process=bool(workers) and executor == "processes"),
+        executor,
+        workers,
+        window=0,  # results are too small for slots of shared memory
+        timeouts=TimeoutPolicy(warn_after=math.inf),
+        parts=[("source", "the source", work.source), ("predicate", "the predicate", work.predicate)],
+    )
+    with closing(pool):
+        pending: deque[tuple[tuple[int, int], Result[Int64Array | Exception]]] = deque()
+        while True:
+            for block in islice(blocks, max(1, workers * _AHEAD) - len(pending)):
+                pending.append((block, pool.submit(block)))
+            if not pending:
+                return
+            (start, stop), asked = pending.popleft()
+            try:
+                found = asked.result()
+            except WorkerLostError as lost:
+                message = f"filter failed for the records {start} to {stop - 1}: {lost.worker} {lost.reason}"
+                raise SourceError(f"{message}\n{lost.stacks}" if lost.stacks else message) from None
+            if isinstance(found, Exception):
+                raise found
+            yield found
+            progress(stop, length)
+
+
+class _Shown:
+    """Shows progress on a terminal, if it takes long."""
+
+    def __init__(self) -> None:
+        self._begun = perf_counter()
+
+    def __call__(self, done: int, total: int) -> None:
+        if perf_counter() - self._begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
+            sys.stderr.write(f"\r{done:,} of {total:,} records are filtered" + ("\n" if done == total else ""))
+            sys.stderr.flush()

@@ -1,0 +1,361 @@
+"""Windows over sequences: records of several consecutive records of another source."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, TypeAlias, cast, get_args
+
+import numpy as np
+
+from dataload._util.arrays import pooled_empty, split_rows
+from dataload._util.fingerprint import digest
+from dataload._util.settings import as_tuple, check_choice, check_count
+from dataload.errors import ConfigError, closest
+from dataload.sources.base import Source
+from dataload.sources.shards import Location
+from dataload.sources.views.adapt import WrappedSource, as_source
+from dataload.storage.remote.traffic import Traffic
+from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
+
+Ends: TypeAlias = Literal["drop", "pad"]
+"""What to do with windows that reach beyond their sequence."""
+
+_IS_PAD = "is_pad"
+_LARGEST_OFFSET = 1 << 31
+
+
+def windows(
+    source: Any,
+    sequence_lengths: Any,
+    length: int | None = None,
+    stride: int = 1,
+    *,
+    ends: Ends = "drop",
+    offsets: Mapping[str, Sequence[int]] | None = None,
+) -> WindowSource:
+    """Return a source whose records are windows over the sequences of another one, for time series and robots.
+
+    A window has an anchor, a record of the source. Without `length`, a field has the value of the anchor, as it is.
+    With `length`, it has the values of the anchor and the records after it: ``(length, *shape)``. A field in `offsets`
+    has the values of the records at these distances from the anchor instead: ``(len(offsets), *shape)``. Bytes and
+    text become a tuple of values. A window never leaves its sequence.
+
+    Args:
+        source: What `dataload.open` returns, or anything else that a `Loader` takes; records need fields.
+        sequence_lengths: (sequences,) numbers of records, in index order; see `dataload.sequence_lengths`.
+        length: Records per window; None for the anchor alone.
+        stride: Records from one anchor to the next in its sequence.
+        ends: ``"drop"`` leaves out windows that would reach beyond their sequence. ``"pad"`` makes every `stride`-th
+            record an anchor, from the first to the last of each sequence, and repeats the sequence's first or last
+            record where the window reaches beyond. Bool masks are True for padding: ``<field>_is_pad``,
+            (len(offsets),), for each field in `offsets`, and with `length` one ``is_pad``, (length,), for all others.
+        offsets: Distances from the anchor in records, by field name: ``{"action": [0, 1, 2], "image": [-1, 0]}``.
+
+    Raises:
+        ConfigError: The lengths are no lengths of sequences of this source; there is no such field; a setting is out of
+            range; or no sequence is long enough for a window.
+        TypeError: `source` is no source.
+
+    Examples:
+        >>> from dataload import MemorySource, windows
+        >>> source = MemorySource({"x": [0, 1, 2, 10, 11]})
+        >>> [record["x"].tolist() for record in windows(source, [3, 2], 2)]
+        [[0, 1], [1, 2], [10, 11]]
+    """
+    return WindowSource(as_source(source), sequence_lengths, length, stride, ends, offsets or {})
+
+
+class WindowSource(Source[dict[str, Any]]):
+    """Windows over the sequences of another source; see `windows`."""
+
+    def __init__(
+        self,
+        parent: Source[Any],
+        sequence_lengths: Any,
+        length: int | None,
+        stride: int,
+        ends: Ends,
+        offsets: Mapping[str, Sequence[int]],
+    ) -> None:
+        self._parent = parent
+        check_choice("ends", ends, get_args(Ends))
+        self._pads = ends == "pad"
+        length = None if length is None else check_count("length", length, least=1)
+        stride = check_count("stride", stride, least=1)
+        self._groups = _group(parent, length, offsets)
+        lengths = _check_lengths(sequence_lengths, len(parent))
+        reach = np.concatenate([[0], *(group.offsets for group in self._groups)])
+        self._spans = _Spans.of(
+            lengths,
+            before=0 if self._pads else -int(reach.min()),
+            after=0 if self._pads else int(reach.max()),
+            stride=stride,
+        )
+        if len(parent) and not len(self):
+            raise ConfigError(
+                f"no sequence is long enough for a window: it takes {int(np.ptp(reach)) + 1} records, and the longest "
+                f"sequence has {int(lengths.max())}: pass ends='pad', or shorter windows",
+                key="length",
+                value=length,
+            )
+        self._identity = (hashlib.blake2b(lengths.tobytes(), digest_size=16).hexdigest(), length, stride, ends)
+        self._fields = self._specs()
+
+    def _specs(self) -> dict[str, FieldSpec]:
+        group_of = {name: group for group in self._groups for name in group.names}
+        found = {name: group_of[name].spec(spec) for name, spec in self._parent.fields.items()}
+        for group in self._groups if self._pads else ():
+            for mask in group.masks:
+                if mask in found:
+                    message = f"ends='pad' adds the mask {mask!r}, and the records have a field of that name: rename it"
+                    raise ConfigError(message, key="ends", value="pad")
+                found[mask] = FieldSpec("bool", (len(group.offsets),))
+        return found
+
+    def __len__(self) -> int:
+        return len(self._spans)
+
+    @property
+    def sequence_lengths(self) -> Int64Array:
+        """(sequences,) int64, the number of windows in each sequence that has one; for `StreamSampler`."""
+        return self._spans.counts[self._spans.counts > 0]
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Fields of the parent, with an axis for the records of a window, and the masks."""
+        return self._fields
+
+    @property
+    def shard_lengths(self) -> tuple[int, ...]:
+        """Number of windows whose anchor is in a shard of the parent, for each that has one."""
+        before = self._spans.count_before(np.cumsum(self._parent.shard_lengths))
+        return tuple(n for n in np.diff(before, prepend=0).tolist() if n) or (0,)
+
+    @property
+    def reads_in_order(self) -> bool:
+        return self._parent.reads_in_order
+
+    def _locate(self, index: int) -> Location:
+        return self._parent.locate(int(self._spans.of_windows(np.array([index]))[0][0]))
+
+    def _read(self, indices: Int64Array) -> list[dict[str, Any]]:
+        columns = self._read_columns(indices, None)
+        rows = {name: _rows(column) for name, column in columns.items()}
+        return [dict(zip(rows, values, strict=True)) for values in zip(*rows.values(), strict=True)]
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        chosen = self._check(fields)
+        found: Batch = {}
+        groups = [(group, [name for name in group.names if name in chosen]) for group in self._groups]
+        wanted = [(group, names, *self._records(group, indices)) for group, names in groups]
+        for group, _, _, is_pad in wanted if self._pads else ():
+            found |= {mask: is_pad.copy() for mask in group.masks if mask in chosen}
+        wanted = [each for each in wanted if each[1]]
+        # Each field is read for the records that need it. Records that come whole are read once for all fields.
+        whole = isinstance(self._parent, WrappedSource) and not self._parent.reads_columns
+        for together in [wanted] if whole and wanted else [[each] for each in wanted]:
+            records = np.concatenate([records.ravel() for _, _, records, _ in together])
+            unique, inverse = np.unique(records, return_inverse=True)
+            if len(unique) == len(records):  # in the requested order, nothing has to be moved
+                unique, inverse = records, None
+            columns = self._parent.read_batch(unique, [name for _, names, _, _ in together for name in names])
+            start = 0
+            for group, names, records, _ in together:
+                rows = np.arange(start, start + records.size) if len(together) > 1 else None
+                where = rows if inverse is None else inverse[start : start + records.size]
+                found |= {name: _cut(columns[name], where, records.shape, group.has_axis) for name in names}
+                start += records.size
+        return {name: found[name] for name in chosen}
+
+    def _check(self, fields: tuple[str, ...] | None) -> Sequence[str]:
+        for name in fields or ():
+            if name not in self._fields:
+                message = f"there is no field {name!r}: {closest(name, self._fields)}"
+                raise ConfigError(message, key="fields", value=name)
+        return tuple(self._fields) if fields is None else fields
+
+    def _records(self, group: _Group, indices: Int64Array) -> tuple[Int64Array, Array]:
+        """Return the records of windows, and which of them are padding; both (rows, offsets)."""
+        anchors, firsts, stops = self._spans.of_windows(indices)
+        reached = anchors[:, None] + group.offsets
+        if not self._pads:
+            return reached, np.zeros(0, np.bool_)
+        inside = np.clip(reached, firsts[:, None], stops[:, None] - 1)
+        return inside, inside != reached
+
+    def read_ahead(
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
+    ) -> AheadReader | None:
+        if not isinstance(self._parent, ReadsAhead):
+            return None
+        chosen = self._check(None if fields is None else tuple(fields))
+        groups = [group for group in self._groups if not chosen or not {*group.names}.isdisjoint(chosen)]
+        names = [name for group in groups for name in group.names if name in chosen]
+
+        def mapped(block: StepsAhead) -> StepsAhead:
+            records = np.concatenate([self._records(group, block.indices)[0] for group in groups], axis=1)
+            return replace(block, indices=records.ravel(), ends=block.ends * records.shape[1])
+
+        return self._parent.read_ahead(map(mapped, steps), names, here=here, share=share) if groups else None
+
+    def _traffics(self) -> Sequence[Traffic]:
+        return self._parent._traffics()
+
+    def _files(self) -> Sequence[str]:
+        return self._parent._files()
+
+    def fingerprint(self) -> str:
+        groups = [(group.names, group.offsets.tolist(), group.has_axis) for group in self._groups]
+        return digest("windows", self._parent.fingerprint(), self._identity, groups)
+
+    def close(self) -> None:
+        """Close the parent too, because the user may only have the windows."""
+        self._parent.close()
+
+    def __repr__(self) -> str:
+        return f"WindowSource({self._parent!r}, {len(self)} windows in {len(self._spans.counts)} sequences)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Group:
+    """The fields that come from the same records of a window; `masks` are the names of their masks."""
+
+    names: tuple[str, ...]
+    offsets: Int64Array
+    has_axis: bool
+    masks: tuple[str, ...]
+
+    def spec(self, spec: FieldSpec) -> FieldSpec:
+        """Return the specification of a field in a window."""
+        if not self.has_axis:
+            return spec
+        if spec.shape is None or spec.dtype in ("bytes", "str"):  # tuples have neither dtype nor shape
+            return FieldSpec("unknown" if spec.dtype in ("bytes", "str") else spec.dtype, None)
+        return FieldSpec(spec.dtype, (len(self.offsets), *spec.shape))
+
+
+@dataclass(frozen=True, slots=True)
+class _Spans:
+    """The anchors of all windows, by arithmetic; arrays are (sequences,) int64.
+
+    `ends` is the cumulative number of windows. The anchor of window i, if it is in a sequence, is ``origin + i *
+    stride``. `firsts` and `stops` are the first record of a sequence and the one after its last.
+    """
+
+    counts: Int64Array
+    ends: Int64Array
+    origins: Int64Array
+    firsts: Int64Array
+    stops: Int64Array
+    stride: int
+
+    @classmethod
+    def of(cls, lengths: Int64Array, *, before: int, after: int, stride: int) -> Self:
+        """Return the windows of sequences, whose anchors need so many records before and after them."""
+        stops = np.cumsum(lengths)
+        firsts = stops - lengths
+        counts = np.maximum(0, (lengths - before - after - 1) // stride + 1)
+        ends = np.cumsum(counts)
+        return cls(counts, ends, firsts + before - (ends - counts) * stride, firsts, stops, stride)
+
+    def __len__(self) -> int:
+        return int(self.ends[-1]) if len(self.ends) else 0
+
+    def of_windows(self, indices: Int64Array) -> tuple[Int64Array, Int64Array, Int64Array]:
+        """Return the anchor of each window, and first record and stop of its sequence; all (rows,) int64."""
+        sequences = np.searchsorted(self.ends, indices, side="right")
+        return self.origins[sequences] + indices * self.stride, self.firsts[sequences], self.stops[sequences]
+
+    def count_before(self, records: Int64Array) -> Int64Array:
+        """Return the number of windows whose anchor is before each of `records`, (n,) int64."""
+        if not len(self.ends):
+            return np.zeros_like(records)
+        sequences = np.minimum(np.searchsorted(self.stops, records, side="left"), len(self.ends) - 1)
+        number = -((self.origins[sequences] - records) // self.stride)  # of the first window at or after the record
+        ends = self.ends[sequences]
+        return np.clip(number, ends - self.counts[sequences], ends)
+
+
+def _check_lengths(lengths: Any, records: int) -> Int64Array:
+    """Return the lengths of sequences that have so many records together, as an array of its own."""
+    advice = "compute them with dataload.sequence_lengths(source, ...)"
+    try:
+        given = np.array(lengths)
+    except (TypeError, ValueError):
+        given = np.zeros(())
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        message = f"sequence_lengths must be integers in one dimension, got {_brief(lengths)}: {advice}"
+        raise ConfigError(message, key="sequence_lengths")
+    for outside in np.flatnonzero((given < 0) | (given > records))[:1].tolist():
+        message = f"sequence_lengths[{outside}] is {given[outside]}, and the source has {records} records: {advice}"
+        raise ConfigError(message, key="sequence_lengths", value=int(given[outside]))
+    total = int(given.sum(dtype=np.float64))  # exact up to 2^53, and never overflows
+    if total != records:
+        message = f"sequence_lengths have a sum of {total}, and the source has {records} records: {advice}"
+        raise ConfigError(message, key="sequence_lengths", value=total)
+    return given.astype(np.int64)
+
+
+def _group(parent: Source[Any], length: int | None, offsets: Mapping[str, Sequence[int]]) -> tuple[_Group, ...]:
+    known = parent.fields
+    if not known:
+        raise ConfigError(
+            f"windows need records with fields, and {parent!r} has none: choose a codec, or let records be dicts",
+            key="source",
+        )
+    grouped: dict[tuple[int, ...], list[str]] = {}
+    for name, given in offsets.items():
+        if name not in known:
+            raise ConfigError(f"there is no field {name!r}: {closest(name, known)}", key="offsets", value=name)
+        grouped.setdefault(_check_offsets(name, given), []).append(name)
+    rest = tuple(name for name in known if name not in offsets)
+    plain = [_Group(rest, np.arange(length or 1), length is not None, () if length is None else (_IS_PAD,))]
+    return (
+        *(plain if rest else ()),
+        *(
+            _Group(tuple(names), np.array(distances, np.int64), True, tuple(f"{name}_{_IS_PAD}" for name in names))
+            for distances, names in grouped.items()
+        ),
+    )
+
+
+def _check_offsets(name: str, given: Any) -> tuple[int, ...]:
+    found = () if isinstance(given, (str, Mapping)) else as_tuple(given)
+    right = all(isinstance(each, (int, np.integer)) and not isinstance(each, bool) for each in found)
+    if not found or not right or max(abs(int(each)) for each in found) >= _LARGEST_OFFSET:
+        message = f"offsets of {name!r} must be integers, such as [-1, 0], got {_brief(given)}"
+        raise ConfigError(message, key=f"offsets.{name}", value=given)
+    return tuple(map(int, found))
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _cut(column: Any, where: Int64Array | None, shape: tuple[int, int], has_axis: bool) -> Any:
+    """Return a field of windows from a column: its values at `where`, None for all in order, as rows of `shape`."""
+    if isinstance(column, dict):
+        inner = cast("dict[str, Any]", column)
+        return {name: _cut(each, where, shape, has_axis) for name, each in inner.items()}
+    if not isinstance(column, np.ndarray):
+        values = column if where is None else [column[at] for at in where.tolist()]
+        return tuple(values[at :: shape[1]] for at in range(shape[1])) if has_axis else values
+    found = cast("Array", column)
+    if where is not None:
+        make = np.empty if found.dtype.hasobject else pooled_empty
+        out = make((len(where), *found.shape[1:]), found.dtype)
+        found = np.take(found, where, axis=0, out=out, mode="clip")
+    return found.reshape(*shape, *found.shape[1:]) if has_axis else found
+
+
+def _rows(column: Any) -> list[Any]:
+    """Return the value of each row of a column in `_read_columns`."""
+    if isinstance(column, dict):
+        inner = {name: _rows(each) for name, each in cast("dict[str, Any]", column).items()}
+        return [dict(zip(inner, values, strict=True)) for values in zip(*inner.values(), strict=True)]
+    if isinstance(column, tuple):
+        return [*zip(*cast("tuple[Any, ...]", column), strict=True)]
+    return split_rows(column)

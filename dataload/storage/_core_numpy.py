@@ -1,0 +1,306 @@
+"""The core in numpy, used where `_core.c` could not be compiled; each function equals the one of the same name there.
+
+Arguments called `data` are buffers, and `file` is the descriptor of the file behind a mapped one, or -1 for plain
+memory; or the descriptor, and when the file was changed last, in nanoseconds. All functions raise ValueError for a
+range outside its buffer, and `MapFault` if the file has shrunk or was changed since. Only the compiled core survives a
+file that shrinks during a copy, so files are not mapped without it.
+"""
+
+import os
+from typing import Any
+
+import numpy as np
+
+from dataload.types import Array, BytesArray, Int64Array
+
+
+class MapFault(Exception):
+    """A mapped file has shrunk, was changed, or its disk fails. The message is the offset of a fault, or the size."""
+
+
+def gather(out: Any, data: Any, start: int, stride: int, indices: Int64Array, length: int, file: Any) -> None:
+    """Copy records of `length` bytes: row i of `out` is the record at ``start + indices[i] * stride`` in `data`.
+
+    `out` is a writable buffer of ``rows * length`` bytes; `indices` is (rows,) int64, at least 0; `stride` is positive.
+    """
+    rows, size = len(indices), memoryview(data).nbytes
+    target = np.frombuffer(out, np.uint8)
+    if start < 0 or stride < 1 or length < 0:
+        raise ValueError(f"start {start}, stride {stride}, length {length}: expected at least 0, 1 and 0")
+    if target.size != rows * length:
+        raise ValueError(f"{rows} rows of {length} bytes do not fill {target.size} bytes")
+    end = (size - start - length) // stride + 1 if size - start - length >= 0 else 0
+    inside = (indices >= 0) & (indices < end)
+    if not inside.all():
+        raise ValueError(f"row {int(np.argmin(inside))}: a record outside the {size} bytes")
+    if target.size:
+        item = np.dtype((np.void, length))
+        # `np.take` would first copy records that overlap or have gaps, all of them.
+        target.view(item)[:] = np.ndarray((end,), item, data, start, (stride,))[indices]
+    _check_file(size, file)
+
+
+def gather_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, file: Any) -> None:
+    """Copy ranges of `data`, (rows,) int64 offsets and lengths in bytes, one after another; they fill `out`."""
+    source, target = memoryview(data).cast("B"), memoryview(out).cast("B")
+    _check_ranges(offsets, lengths, source.nbytes)
+    total = int(lengths.sum())
+    if total != target.nbytes:
+        raise ValueError(f"ranges of {total} bytes do not fill {target.nbytes} bytes")
+    at = 0
+    for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True):
+        target[at : at + length] = source[offset : offset + length]
+        at += length
+    _check_file(source.nbytes, file)
+
+
+def copies(data: Any, offsets: Int64Array, lengths: Int64Array, file: Any) -> list[bytes]:
+    """Return ranges of `data`, (rows,) int64 offsets and lengths in bytes, as bytes objects."""
+    source = memoryview(data).cast("B")
+    _check_ranges(offsets, lengths, source.nbytes)
+    pairs = zip(offsets.tolist(), lengths.tolist(), strict=True)
+    found = [source[offset : offset + length].tobytes() for offset, length in pairs]
+    _check_file(source.nbytes, file)
+    return found
+
+
+def hash_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, key: bytes, file: Any) -> None:
+    """Write the 64-bit HighwayHash of ranges of `data` to `out`, (rows,) uint64; `key` is 32 bytes.
+
+    The ranges are (rows,) int64 `offsets` and `lengths` in bytes.
+    """
+    source, target = np.frombuffer(data, np.uint8), np.frombuffer(out, np.uint8)
+    _check_ranges(offsets, lengths, source.size)
+    if len(key) != 32 or target.size != 8 * len(offsets):
+        raise ValueError(
+            f"a key of {len(key)} bytes, and {target.size} bytes for {len(offsets)} hashes: expected 32, and 8 for each"
+        )
+    target.view(np.uint64)[:] = highway_hashes(source, offsets, lengths, key)
+    _check_file(source.size, file)
+
+
+def _check_ranges(offsets: Int64Array, lengths: Int64Array, size: int) -> None:
+    if len(offsets) != len(lengths):
+        raise ValueError(f"{len(offsets)} offsets and {len(lengths)} lengths")
+    inside = (lengths >= 0) & (lengths <= size) & (offsets >= 0)
+    inside &= offsets <= size - np.where(inside, lengths, 0)
+    if not inside.all():
+        raise ValueError(f"row {int(np.argmin(inside))}: a range outside the {size} bytes")
+    if float(lengths.sum(dtype=np.float64)) > 2.0**63:
+        raise OverflowError("the ranges are longer than any memory")
+
+
+def _check_file(size: int, file: Any) -> None:
+    descriptor, changed = file if isinstance(file, tuple) else (file, None)
+    found = os.fstat(descriptor) if descriptor >= 0 else None
+    if found is not None and (found.st_size < size or changed not in (None, found.st_mtime_ns)):
+        raise MapFault(str(found.st_size))
+
+
+_START = np.array(
+    [
+        [0xDBE6D5D5FE4CCE2F, 0xA4093822299F31D0, 0x13198A2E03707344, 0x243F6A8885A308D3],
+        [0x3BD39E10CB0EF593, 0xC0ACF169B5F18A8C, 0xBE5466CF34E90C6C, 0x452821E638D01377],
+    ],
+    np.uint64,
+)
+_ZIPPED = np.array([3, 12, 2, 5, 14, 1, 15, 0, 11, 4, 10, 13, 9, 6, 8, 7])  # bytes of two words
+_LOW, _HALF = np.uint64(0xFFFFFFFF), np.uint64(32)
+_PACKET = 32  # bytes
+
+
+def highway_hashes(data: BytesArray, offsets: Int64Array, lengths: Int64Array, key: bytes) -> Any:
+    """Return the hashes, (rows,) uint64, of ranges of `data`, (rows,) offsets and lengths; the key is 32 bytes."""
+    order = np.argsort(-lengths, kind="stable")  # those with a further packet come first
+    starts, sizes = offsets[order], lengths[order]
+    words = np.frombuffer(key, "<u8")
+    mul = np.repeat(_START[:, None], len(order), axis=1)  # (2, rows, 4), a half of the state; `add` is the other
+    add = mul ^ np.stack([words, _swap(words)])[:, None]
+    for at in range(0, int(sizes.max(initial=0)) - _PACKET + 1, _PACKET):
+        rows = int(np.count_nonzero(sizes >= at + _PACKET))
+        packets = data[starts[:rows, None] + np.arange(at, at + _PACKET)]
+        _mix(add[:, :rows], mul[:, :rows], packets.view("<u8"))
+    _mix_rests(add, mul, [data[start : start + size] for start, size in zip(starts, sizes, strict=True)])
+    for _ in range(4):
+        _mix(add, mul, _swap(add[0][:, [2, 3, 0, 1]]))
+    hashes = np.empty(len(order), np.uint64)
+    hashes[order] = add[0, :, 0] + add[1, :, 0] + mul[0, :, 0] + mul[1, :, 0]
+    return hashes
+
+
+def _swap(words: Any) -> Any:
+    return words << _HALF | words >> _HALF
+
+
+def _mix(add: Any, mul: Any, words: Any) -> None:
+    """Mix (rows, 4) words into the state."""
+    add[1] += words + mul[0]
+    mul[0] ^= (add[1] & _LOW) * (add[0] >> _HALF)
+    add[0] += mul[1]
+    mul[1] ^= (add[0] & _LOW) * (add[1] >> _HALF)
+    add[0] += _zip(add[1])
+    add[1] += _zip(add[0])
+
+
+def _zip(words: Any) -> Any:
+    pairs = words.astype("<u8").view(np.uint8).reshape(-1, 16)
+    return pairs.take(_ZIPPED, axis=1).view("<u8").reshape(-1, 4)
+
+
+def _mix_rests(add: Any, mul: Any, ranges: list[BytesArray]) -> None:
+    """Mix the last bytes of ranges that do not end with a whole packet."""
+    rows = [row for row, each in enumerate(ranges) if each.size % _PACKET]
+    rests = [ranges[row][ranges[row].size // _PACKET * _PACKET :].tobytes() for row in rows]
+    size = np.array([len(rest) for rest in rests], np.uint64)[:, None]
+    add_rows, mul_rows = add[:, rows], mul[:, rows]
+    add_rows[0] += (size << _HALF) + size
+    low, high = add_rows[1] & _LOW, add_rows[1] >> _HALF
+    low, high = ((half << size | half >> (_HALF - size)) & _LOW for half in (low, high))
+    add_rows[1] = high << _HALF | low
+    packets = b"".join(map(_last_packet, rests))
+    _mix(add_rows, mul_rows, np.frombuffer(packets, "<u8").reshape(-1, 4))
+    add[:, rows], mul[:, rows] = add_rows, mul_rows
+
+
+def _last_packet(rest: bytes) -> bytes:
+    """Return the packet for the last bytes, 1 to 31."""
+    odd = len(rest) % 4
+    whole = rest[: len(rest) - odd]
+    if len(rest) & 16:
+        return whole.ljust(28, b"\0") + rest[-4:]
+    ends = bytes((rest[-odd], rest[-odd + odd // 2], rest[-1])) if odd else b""
+    return (whole.ljust(16, b"\0") + ends).ljust(_PACKET, b"\0")
+
+
+_BRANCH, _PAGE_KINDS, _LARGE, _NODE_BYTES, _DECIMAL_LIMIT = 1, 0x6F, 1, 8, 10**18
+_BAD_KIND, _BAD_BOUNDS, _BAD_POSITION, _BAD_ENTRY, _BAD_PAGE = range(1, 6)
+
+
+def lmdb_nodes(
+    out: Int64Array,
+    counts: Int64Array,
+    pages: BytesArray,
+    numbers: Int64Array,
+    page_size: int,
+    header_size: int,
+    size: int,
+    kind: int,
+) -> int:
+    """Parse branch pages or leaf pages of LMDB, check all that they say, and return the number of nodes.
+
+    `kind` is the flag of the pages, 1 for branch pages and 2 for leaf pages; see `dataload.sources.lmdb.file`. `pages`
+    is (pages, page_size) uint8, contiguous, and `numbers`, (pages,) int64, are their numbers. `page_size` is a multiple
+    of 8 from 256 to 65,536, `header_size` 16 or 24, and `size` the bytes of the file that are in use.
+
+    `counts`, (pages,) int64, is filled with the nodes in each page, at most ``page_size // 10``. `out`, (4, capacity)
+    int64 with room for all, is filled by node: the number of the child page; or for leaf pages the value's offset in
+    the file, its length, the decimal number below 10**18 that the key is (-1 for other keys), and the size of the key
+    plus 65,536 times the flags.
+
+    For the first page that is refused, the result is -(8 * its row + a number from 1): it is not of this kind, its
+    bounds are wrong, a node or an entry lies outside it, or it points outside the file.
+    """
+    fit = header_size in (16, 24) and 256 <= page_size <= 65536 and page_size % 8 == 0
+    fit = fit and pages.size == len(numbers) * page_size and len(counts) == len(numbers)
+    if not fit or out.shape[1] < len(numbers) * (page_size // (_NODE_BYTES + 2)):
+        raise ValueError("the pages and the buffers do not fit each other")
+    outside = (numbers < 0) | (numbers >= size // page_size)
+    if outside.any():
+        raise ValueError(f"row {int(np.argmax(outside))}: a page outside the {size} bytes")
+    words = pages.reshape(-1).view(np.uint16)
+    good, refusal = _check_headers(words.reshape(len(numbers), -1), counts, page_size, header_size, kind)
+    per_page = counts[:good]
+    total = int(per_page.sum())
+    pages_of = np.repeat(np.arange(good), per_page)
+    places = np.arange(total) - np.repeat(np.cumsum(per_page) - per_page, per_page)
+    nodes = words[pages_of * (page_size // 2) + header_size // 2 + places].astype(np.int64)
+    nodes += header_size if header_size == 24 else 0  # since LMDB 1.0, positions do not count the header
+    bad = np.zeros(total, np.uint8)
+    outside = (nodes < header_size) | (nodes > page_size - _NODE_BYTES) | (nodes % 2 != 0)
+    if outside.any():
+        bad[outside] = _BAD_POSITION
+        nodes[outside] = header_size
+    starts = pages_of * page_size + nodes
+    if kind == _BRANCH:
+        _fill_branches(out, bad, words, starts // 2, size // page_size)
+    else:
+        values = _fill_entries(out, bad, words, starts, page_size - nodes, header_size)
+        out[0, :total] = numbers[pages_of] * page_size + (values - pages_of * page_size)
+        _fill_large(out, bad, pages.reshape(-1), values, page_size, header_size, size)
+        _fill_decimals(out, bad, pages.reshape(-1), starts + _NODE_BYTES)
+    first = np.flatnonzero(bad)[:1]
+    if first.size:
+        return -int(8 * pages_of[first[0]] + bad[first[0]])
+    return -(8 * good + refusal) if refusal else total
+
+
+def _check_headers(words: Array, counts: Int64Array, page_size: int, header_size: int, kind: int) -> tuple[int, int]:
+    """Fill `counts`; return the number of pages before the first that is refused, and why, 0 if none is."""
+    flags, lower, upper = words[:, header_size // 2 - 3 : header_size // 2].T.astype(np.int64)
+    base = header_size if header_size == 24 else 0
+    counts[:] = (lower + base - header_size) // 2
+    wrong_kind = flags & _PAGE_KINDS != kind
+    in_order = (header_size <= lower + base) & (lower <= upper) & (upper + base <= page_size)
+    wrong_bounds = ~in_order | (counts > page_size // (_NODE_BYTES + 2))
+    first = np.flatnonzero(wrong_kind | wrong_bounds)[:1]
+    if not first.size:
+        return len(words), 0
+    return int(first[0]), _BAD_KIND if wrong_kind[first[0]] else _BAD_BOUNDS
+
+
+def _fill_branches(out: Int64Array, bad: BytesArray, words: Array, at: Int64Array, pages: int) -> None:
+    """Fill in the children of nodes, (nodes,) at these words; `pages` limits their numbers."""
+    low, high, top = (words[at + place].astype(np.int64) for place in range(3))
+    children = low | high << 16 | top << 32
+    out[0, : len(at)] = children
+    bad[((children < 2) | (children >= pages)) & (bad == 0)] = _BAD_PAGE
+
+
+def _fill_entries(
+    out: Int64Array, bad: BytesArray, words: Array, starts: Int64Array, room: Int64Array, header_size: int
+) -> Int64Array:
+    """Fill in lengths, sizes of keys and flags; return (nodes,) the places of values, or of the numbers of pages."""
+    at = starts // 2
+    low, high, flags, keys = (words[at + place].astype(np.int64) for place in range(4))
+    length = low | high << 16
+    before = _NODE_BYTES + keys
+    if header_size == 24:  # LMDB 1.0 aligns values to two bytes
+        before += keys & 1
+    stored = np.where(flags & _LARGE, 8, length)
+    bad[(before + stored > room) & (bad == 0)] = _BAD_ENTRY
+    out[1, : len(at)] = length
+    out[3, : len(at)] = keys | flags << 16
+    return starts + before
+
+
+def _fill_large(
+    out: Int64Array, bad: BytesArray, data: BytesArray, values: Int64Array, page_size: int, header_size: int, size: int
+) -> None:
+    """Fill in the offsets of values in overflow pages."""
+    rows = np.flatnonzero((out[3, : len(values)] >> 16 & _LARGE != 0) & (bad == 0))
+    found = data[values[rows, None] + np.arange(8)].view(np.uint64).ravel()
+    inside = (found >= 2) & (found < size // page_size)
+    offsets = np.where(inside, found, 0).astype(np.int64) * page_size + header_size
+    inside &= offsets + out[1, rows] <= size
+    out[0, rows] = offsets
+    bad[rows[~inside]] = _BAD_PAGE
+
+
+def _fill_decimals(out: Int64Array, bad: BytesArray, data: BytesArray, keys: Int64Array) -> None:
+    """Fill in the numbers that keys are, which begin at these places."""
+    sizes = out[3, : len(keys)] & 0xFFFF
+    numbers = out[2, : len(keys)]
+    numbers[:] = -1
+    candidates = np.flatnonzero((sizes > 0) & (bad == 0))
+    for size in np.unique(sizes[candidates]).tolist():
+        rows = candidates[sizes[candidates] == size]
+        value = np.zeros(len(rows), np.int64)
+        for place in range(size):
+            digits = data[keys[rows] + place] - np.uint8(ord("0"))  # wraps around
+            decimal = (digits <= 9) & (value < _DECIMAL_LIMIT // 10)
+            if not decimal.all():
+                rows, value, digits = rows[decimal], value[decimal], digits[decimal]
+                if not len(rows):
+                    break
+            value = value * 10 + digits
+        numbers[rows] = value

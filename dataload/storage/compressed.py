@@ -1,0 +1,99 @@
+"""Compressed files: unpacked into the cache, or read as text."""
+
+import gzip
+import io
+import zlib
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from dataload._util.clock import decoding
+from dataload._util.guards import check_size, load_optional
+from dataload._util.threads import Wait
+from dataload.errors import CorruptFileError, DataloadError
+from dataload.storage.backend import FileStream, storage_of, unchanged
+from dataload.storage.core import can_map
+from dataload.storage.paths import absolute, base_name
+from dataload.storage.record_file import RecordFile
+from dataload.storage.remote.settings import ObjectVersion, Remote
+from dataload.types import BytesArray
+
+
+def map_unpacked(
+    path: str,
+    size: int,
+    unpack: Callable[[bytes, BytesArray], None],
+    *,
+    mapped: bool = True,
+    remote: Remote | None = None,
+) -> RecordFile:
+    """Open a compressed file to copy records out of it. Its content is in the cache of the node, within its budget.
+
+    `unpack` decompresses the file into an array of `size` bytes, or raises an error. For `mapped`, see `can_map`.
+    """
+    from dataload.storage.remote.backend import node_cache
+    from dataload.storage.remote.files import keep, local_copy, open_shards
+    from dataload.storage.remote.prefetch.shards import write  # most data are not compressed
+
+    given = Remote() if remote is None else remote
+    storage, cache, name = storage_of(path, remote), node_cache(given), absolute(path)
+    # The version of the compressed file identifies what is in it.
+    identity = storage.identity(path)
+    version = ObjectVersion(size, f"unpacked {identity!r}", has_etag=False)
+
+    def fill(descriptor: int) -> None:
+        with unchanged(storage, path, identity), storage.open(path, whole=True) as file:
+            data = file.read(0, file.size)
+        with decoding():
+            content = np.empty(size, np.uint8)
+            unpack(data, content)
+        write(descriptor, 0, content)
+
+    return local_copy(
+        path,
+        version,
+        lambda: cache.fetch(name, version, fill, open_shards().give_up, Wait(given.options.timeout)),
+        mapped=mapped and can_map(),
+        listed=True,
+        keep=partial(keep, cache, base_name(path)),
+    )
+
+
+_PIECE = 1 << 22  # bytes
+_TEXT = "the text of the file"
+
+
+def is_compressed(path: str) -> bool:
+    """Return whether a name says that the file is compressed."""
+    return path.lower().endswith((".gz", ".zst"))
+
+
+def read_text(path: str, limit: int, remote: Remote | None = None) -> bytes | bytearray:
+    """Return the text of a file, decompressed if its name says so; over `limit` bytes it is a CorruptFileError."""
+    with storage_of(path, remote).open(path, whole=True) as file:
+        if not is_compressed(path):
+            check_size(file.size, limit, _TEXT, path=path)
+            return file.read(0, file.size)
+        text = bytearray()  # grows in place
+        errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
+        if path.lower().endswith(".zst"):
+            arrow = load_optional("pyarrow", needed_by="reading .zst", extra="arrow")
+            errors = (arrow.ArrowException, OSError)
+            read: Callable[[int], bytes] = _zst_reader(file, arrow)
+        else:
+            read = gzip.GzipFile(fileobj=io.BufferedReader(FileStream(file))).read
+        try:
+            while piece := read(_PIECE):
+                check_size(len(text) + len(piece), limit, _TEXT, path=path)
+                text += piece
+        except (DataloadError, MemoryError):
+            raise
+        except errors as error:
+            raise CorruptFileError(f"the file cannot be decompressed: {error}", path=path, offset=len(text)) from error
+    return text
+
+
+def _zst_reader(file: Any, arrow: Any) -> Callable[[int], bytes]:
+    return arrow.CompressedInputStream(arrow.PythonFile(FileStream(file), "r"), "zstd").read

@@ -1,0 +1,302 @@
+"""Files and directories that appear at their destination complete or not at all."""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import hashlib
+import os
+import secrets
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Generator
+from functools import cache
+from typing import IO, Any, Self
+
+from dataload.errors import ConfigError, SourceError
+from dataload.storage.errors import system_error
+
+_BUFFER_BYTES = 1 << 20
+_ASIDE = ".old"
+
+# Flags of Linux's renameat2 and macOS's renamex_np: fail if the destination exists; exchange both.
+_NO_REPLACE, _EXCHANGE = (4, 2) if sys.platform == "darwin" else (1, 2)
+_THIS_DIRECTORY = -100  # AT_FDCWD
+_UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EPERM, errno.ENOLCK, errno.EBADF}
+
+
+class AtomicFile:
+    """A file or directory being written, inside a hidden folder in the directory of its destination, `path`.
+
+    The name of the folder is unpredictable, and only this user may enter it, so nobody can place a link where the part
+    will be. `publish` makes the part durable and renames it to its destination; `abort` deletes it. A killed process
+    leaves a folder that no source opens, and does not affect what was at the destination. The next part for the same
+    destination deletes it; see `remove_leftovers`.
+
+    `temporary`, the path of the part until then, does not exist at first: `create` creates a file, and libraries that
+    create files or directories themselves are given this path.
+    """
+
+    def __init__(self, path: str, *, overwrite: bool = False) -> None:
+        self.path: str = os.path.normpath(path)
+        self._overwrite = overwrite
+        self._check_destination()
+        directory, name = os.path.split(self.path)
+        self.directory: str = directory or "."
+        make_directory(self.directory)
+        if not os.access(self.directory, os.W_OK | os.X_OK):
+            raise SourceError(f"the directory {self.directory} cannot be written to", path=self.path)
+        remove_leftovers(self.path)
+        self._check_destination()  # a leftover may have been the old one
+        with write_errors(self.path):
+            self._folder, self._lock = _make_folder(os.path.join(self.directory, _prefix(name)))
+        self.temporary: str = os.path.join(self._folder, name)
+
+    def _check_destination(self) -> None:
+        if not self._overwrite and os.path.lexists(self.path):
+            raise exists_error(self.path)
+
+    def create(self) -> IO[bytes]:
+        """Create the temporary as a file and return a buffered stream to write it."""
+        if os.path.isdir(self.path):
+            self.abort()
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
+        return open(self.temporary, "xb", buffering=_BUFFER_BYTES)
+
+    def spool(self, memory_bytes: int) -> IO[bytes]:
+        """Return a stream that is in memory up to `memory_bytes`, then in an unnamed file beside the destination."""
+        return tempfile.SpooledTemporaryFile(memory_bytes, dir=self._folder)  # pyright: ignore[reportReturnType]
+
+    def patch(self, offset: int, data: bytes, name: str = "") -> None:
+        """Replace bytes of the temporary, or of the file `name` in it."""
+        with open(os.path.join(self.temporary, name) if name else self.temporary, "r+b") as stream:
+            stream.seek(offset)
+            stream.write(data)
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def sync(self) -> None:
+        _sync(self.temporary)
+
+    def publish(self, *, durable: bool = True) -> None:
+        """Rename the temporary to the destination, after flushing it to the disk if `durable`."""
+        if durable:
+            self.sync()
+        if self._overwrite:
+            _replace(self.temporary, self.path)
+        else:
+            try:
+                _rename_new(self.temporary, self.path)
+            except FileExistsError:
+                raise exists_error(self.path) from None
+        if durable:
+            _sync(self.directory)  # otherwise a power failure may lose the new name
+        self.abort()
+
+    def abort(self) -> None:
+        """Delete what was not published. May be called twice."""
+        with contextlib.suppress(OSError):
+            _clear(self._folder, self.path)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.abort()
+
+
+def make_directory(path: str) -> None:
+    """Create a directory and those above it, as far as they do not exist."""
+    with write_errors(path):
+        try:
+            os.makedirs(path, exist_ok=True)
+        except (FileExistsError, NotADirectoryError):
+            taken = path
+            while taken and not os.path.lexists(taken):
+                taken = os.path.dirname(taken)
+            message = f"cannot write to the directory {path}: {taken} is no directory; choose another destination"
+            raise ConfigError(message, key="path", value=path) from None
+
+
+def exists_error(path: str) -> ConfigError:
+    """Return the error for a destination that exists."""
+    message = f"{path} exists: choose another name, or pass overwrite=True to replace it"
+    return ConfigError(message, key="path", value=path)
+
+
+@contextlib.contextmanager
+def write_errors(path: str) -> Generator[None]:
+    """Translate the operating system's errors, such as a full disk; see `system_error`."""
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, SourceError):
+            raise
+        raise system_error("write", path, error) from error
+
+
+def remove(path: str) -> None:
+    """Delete a file or directory, if it exists."""
+    if os.path.isdir(path):
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path)
+
+
+def remove_leftovers(path: str) -> None:
+    """Delete the folders of killed writers of `path`, and put an old directory back that one of them had moved aside.
+
+    A folder is deleted only if its writer has provably ended: the name says that the writer ran since this machine was
+    started, and the lock, which ends with its holder, is free.
+    """
+    directory, name = os.path.split(path)
+    directory, prefix = directory or ".", _prefix(name)
+    with contextlib.suppress(OSError):
+        for found in os.listdir(directory):
+            if found.startswith(prefix) and found.endswith(".tmp"):
+                with contextlib.suppress(OSError):  # its writer lives, or has just removed it
+                    _remove_leftover(os.path.join(directory, found), path)
+
+
+def _remove_leftover(folder: str, path: str) -> None:
+    lock = _lock(folder)
+    try:
+        if os.fstat(lock).st_uid == os.geteuid():
+            _clear(folder, path)
+    finally:
+        os.close(lock)
+
+
+def _clear(folder: str, path: str) -> None:
+    """Delete the folder of a part; if the old directory is in it and nowhere else, put that back first."""
+    aside = os.path.join(folder, os.path.basename(path) + _ASIDE)
+    if os.path.lexists(aside) and not os.path.lexists(path):
+        _rename_new(aside, path)
+    remove(folder)
+
+
+def _prefix(name: str) -> str:
+    return f".{name}.{_machine()}-"
+
+
+@cache
+def _machine() -> str:
+    """Return a short name for this machine since it was started, within which a free lock means that a writer ended."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", "rb") as stream:
+            text = stream.read()
+    except OSError:  # not Linux
+        text = os.uname().nodename.encode()
+    return hashlib.blake2b(text, digest_size=4).hexdigest()
+
+
+def _make_folder(prefix: str) -> tuple[str, int | None]:
+    """Create and lock a folder; return its path and the descriptor that holds the lock, None where there are no locks.
+
+    Without a lock, nobody can tell whether the writer has ended, and the folder stays if it is killed.
+    """
+    while True:
+        folder = f"{prefix}{secrets.token_hex(6)}.tmp"
+        os.mkdir(folder, 0o700)
+        try:
+            return folder, _lock(folder)
+        except (BlockingIOError, FileNotFoundError):
+            continue  # before it was locked, another process took it for a leftover
+        except OSError as error:
+            if error.errno not in _UNSUPPORTED:
+                raise
+            return folder, None
+
+
+def _lock(folder: str) -> int:
+    """Lock a folder until the returned descriptor is closed or the process ends; BlockingIOError if it is locked."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.lstat(folder)  # the previous holder may have deleted it between the two calls
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _replace(temporary: str, destination: str) -> None:
+    """Rename to a destination that may exist. What was there is left at or beside `temporary`."""
+    if not (os.path.isdir(temporary) and os.path.isdir(destination)):
+        os.replace(temporary, destination)
+    elif not _rename_with(_EXCHANGE, temporary, destination):
+        names = os.listdir(temporary)
+        if len(names) == 1 and os.path.isfile(inner := os.path.join(temporary, names[0])):
+            # Directories cannot be exchanged here, but the only file can be replaced inside the old one.
+            os.replace(inner, os.path.join(destination, names[0]))
+            for other in set(os.listdir(destination)) - set(names):
+                remove(os.path.join(destination, other))
+            return
+        # If this process is killed between the two renames, the next writer moves the old one back.
+        os.rename(destination, temporary + _ASIDE)
+        try:
+            os.rename(temporary, destination)
+        except BaseException:
+            os.rename(temporary + _ASIDE, destination)
+            raise
+
+
+def _rename_new(temporary: str, destination: str) -> None:
+    """Rename to a destination that must not exist; FileExistsError if it does."""
+    if _rename_with(_NO_REPLACE, temporary, destination):
+        return
+    if os.path.lexists(destination):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
+    if os.path.isdir(temporary):
+        try:
+            os.rename(temporary, destination)  # never replaces a file, nor a directory with something in it
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.ENOTDIR):
+                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination) from None
+            raise
+        return
+    try:
+        os.link(temporary, destination)
+    except FileExistsError:
+        raise
+    except OSError:  # no links either: a file that appears in this very moment is replaced
+        os.rename(temporary, destination)
+
+
+def _rename_with(flag: int, source: str, destination: str) -> bool:
+    """Rename as `os` cannot; return False if the system or the file system cannot either."""
+    rename = _libc_rename()
+    if rename is None:
+        return False
+    if not rename(os.fsencode(source), os.fsencode(destination), flag):
+        return True
+    code = ctypes.get_errno()
+    if code in _UNSUPPORTED:
+        return False
+    raise OSError(code, os.strerror(code), source, None, destination)
+
+
+@cache
+def _libc_rename() -> Callable[[bytes, bytes, int], int] | None:
+    """Return the system's rename with flags; None if it has none."""
+    try:
+        library: Any = ctypes.CDLL(None, use_errno=True)
+        if sys.platform == "darwin":
+            return library.renamex_np
+        rename = library.renameat2
+    except (OSError, AttributeError):
+        return None
+    return lambda source, destination, flag: rename(_THIS_DIRECTORY, source, _THIS_DIRECTORY, destination, flag)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,254 @@
+"""Local files of records: mapped, or read by `pread`."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+import weakref
+from collections.abc import Callable
+from typing import Generic, NamedTuple, TypeVar
+
+from dataload.errors import ChangedFileError, SourceError
+from dataload.storage.core import core
+from dataload.storage.errors import (
+    changed_error,
+    disk_error,
+    file_errors,
+    outside_error,
+    overwritten_error,
+    rewritten_error,
+)
+from dataload.storage.record_file import MergedReads, RecordFile, Runs, merge_ranges
+from dataload.types import Array, BytesArray, Int64Array
+
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
+
+
+def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
+    """Open a regular file with the flags of `os.open`, without waiting for anything, and return its descriptor."""
+    with contextlib.suppress(FileNotFoundError):  # opening may create it
+        _check_regular(path, os.stat(path))
+    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+    try:
+        _check_regular(path, os.fstat(descriptor))  # it may have been replaced since
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(status.st_mode):
+        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+        raise OSError(errno.EINVAL, f"it is {kind}, and only regular files are opened", path)
+
+
+_PAGE = mmap.PAGESIZE
+_WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
+_DO_NOT_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
+
+
+def is_cold(descriptor: int, offset: int) -> bool:
+    """Return whether reading the byte at `offset` would wait for the disk; False if the system cannot tell."""
+    if _DO_NOT_WAIT is None or _WILL_NEED is None:
+        return False
+    try:
+        os.preadv(descriptor, [bytearray(1)], offset, _DO_NOT_WAIT)
+    except BlockingIOError:
+        return True
+    except OSError:  # not supported by the file system; a real error recurs in the read itself
+        return False
+    return False
+
+
+def will_need(mapped: mmap.mmap, offsets: Int64Array, lengths: Int64Array | int) -> None:
+    """Tell the kernel to read these ranges, (n,) bytes, without waiting for them, except those outside the map."""
+    if _WILL_NEED is None:
+        return
+    runs = merge_ranges(offsets, lengths, _PAGE)
+    for start, stop in zip(runs.starts.tolist(), runs.stops.tolist(), strict=True):
+        if 0 <= start < stop <= len(mapped):
+            page = start // _PAGE * _PAGE
+            mapped.madvise(_WILL_NEED, page, stop - page)
+
+
+class FileIdentity(NamedTuple):
+    """Version of a file: size in bytes, time of the last change in ns, and the file's device and inode."""
+
+    size: int
+    changed: int
+    file: tuple[int, int]
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> FileIdentity:
+        """Return the version of the file with this status."""
+        return cls(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
+
+
+class Handle:
+    """An open file, closed with the last reference to this object, and its version at opening (`changed` in ns)."""
+
+    __slots__ = ("__weakref__", "changed", "descriptor", "identity")
+
+    def __init__(self, path: str) -> None:
+        self.descriptor: int = open_regular(path)
+        weakref.finalize(self, os.close, self.descriptor).atexit = False  # threads may still be reading at exit
+        self.identity: FileIdentity = FileIdentity.of(os.fstat(self.descriptor))
+        self.changed: int = self.identity.changed
+
+
+HandleT = TypeVar("HandleT", bound=Handle)
+
+
+class ReopenedFile(RecordFile, Generic[HandleT]):
+    """A local file, which `make` opens by its path; see `RecordFile`. A running read keeps its handle."""
+
+    def __init__(self, path: str, make: Callable[[str], HandleT]) -> None:
+        self.path = path
+        self._make = make
+        with file_errors(path):
+            self._handle: HandleT | None = make(path)
+        self._identity = self._handle.identity
+        self.size: int = self._identity.size
+
+    def release(self) -> None:
+        self._handle = None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the file is open here."""
+        return self._handle is not None
+
+    def is_deleted(self) -> bool:
+        """Return whether the file is open here, and has no name any more."""
+        handle = self._handle
+        with file_errors(self.path):
+            return handle is not None and os.fstat(handle.descriptor).st_nlink == 0
+
+    def is_written(self) -> bool:
+        handle = self._open()
+        with file_errors(self.path):
+            return os.fstat(handle.descriptor).st_mtime_ns != handle.changed
+
+    def _changed(self, handle: HandleT) -> ChangedFileError | None:
+        """Return, after a read, the error for a file that was changed since it was opened; None if it was not."""
+        with file_errors(self.path):
+            now = os.fstat(handle.descriptor)
+        if now.st_size < self.size:
+            return changed_error(self.path, self.size, now.st_size)
+        if now.st_mtime_ns == handle.changed or self.may_be_written:
+            return None
+        return overwritten_error(self.path, handle.changed, now.st_mtime_ns)
+
+    def _open(self) -> HandleT:
+        handle = self._handle
+        if handle is None:
+            with file_errors(self.path):
+                handle = self._make(self.path)
+            if handle.identity.size != self.size:
+                raise changed_error(self.path, self.size, handle.identity.size)
+            if handle.identity != self._identity:
+                raise rewritten_error(self.path)
+            self._handle = handle
+        return handle
+
+
+_STEPS_BETWEEN_PROBES = 16
+
+
+class Mapping(Handle):
+    """An open file and its map."""
+
+    __slots__ = ("map",)
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path)
+        size = self.identity.size
+        # An empty file cannot be mapped. The map has its own descriptor, which it does not expose.
+        self.map: mmap.mmap | bytes = mmap.mmap(self.descriptor, size, access=mmap.ACCESS_READ) if size else b""
+
+
+class MappedFile(ReopenedFile[Mapping]):
+    """A memory-mapped file; see `RecordFile`."""
+
+    def __init__(self, path: str, make: Callable[[str], Mapping] = Mapping) -> None:
+        super().__init__(path, make)
+        self._warm_steps = 0
+
+    def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+        mapping = self._open()
+        self._hint(mapping, 0, 1, lengths, offsets)
+        try:
+            return core().copies(mapping.map, offsets, lengths, self._file(mapping))
+        except (core().MapFault, ValueError) as error:
+            raise self._error(mapping, error) from None
+
+    def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
+        mapping = self._open()
+        self._hint(mapping, start, stride, length, indices)
+        try:
+            core().gather(out, mapping.map, start, stride, indices, length, self._file(mapping))
+        except (core().MapFault, ValueError) as error:
+            raise self._error(mapping, error) from None
+
+    def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
+        mapping = self._open()
+        self._hint(mapping, 0, 1, lengths, offsets)
+        try:
+            core().gather_ranges(out, mapping.map, offsets, lengths, self._file(mapping))
+        except (core().MapFault, ValueError) as error:
+            raise self._error(mapping, error) from None
+
+    def _file(self, mapping: Mapping) -> int | tuple[int, int]:
+        return mapping.descriptor if self.may_be_written else (mapping.descriptor, mapping.changed)
+
+    def _error(self, mapping: Mapping, error: Exception) -> SourceError:
+        if isinstance(error, core().MapFault):
+            return self._changed(mapping) or disk_error(self.path, int(str(error)))
+        return outside_error(self.path, self.size, error)
+
+    def _hint(self, mapping: Mapping, start: int, stride: int, lengths: Int64Array | int, indices: Int64Array) -> None:
+        """Ask the kernel to load cold ranges together, before they are touched one by one.
+
+        One offset is probed: if it is in the page cache, the next steps are not probed at all.
+        """
+        if len(indices) < 2:
+            return
+        if self._warm_steps > 0:
+            self._warm_steps -= 1  # threads may lose a count to each other, which does no harm
+        elif not is_cold(mapping.descriptor, start + int(indices[-1]) * stride):
+            self._warm_steps = _STEPS_BETWEEN_PROBES
+        elif isinstance(mapping.map, mmap.mmap):
+            will_need(mapping.map, start + indices * stride, lengths)
+
+
+class UnmappedFile(ReopenedFile[Handle], MergedReads):
+    """A file that is read by `pread`, in few calls; see `RecordFile`. No change of the file can kill the process."""
+
+    gap = 4096  # reading a page more is faster than another call
+
+    def __init__(self, path: str, make: Callable[[str], Handle] = Handle) -> None:
+        super().__init__(path, make)
+
+    def _fill(self, buffer: BytesArray, runs: Runs) -> None:
+        handle = self._open()
+        at = 0
+        with file_errors(self.path):
+            for start, stop in zip(runs.starts.tolist(), runs.stops.tolist(), strict=True):
+                self._read_into(handle.descriptor, buffer[at : at + stop - start], start)
+                at += stop - start
+        if error := self._changed(handle):
+            raise error
+
+    def _read_into(self, descriptor: int, target: BytesArray, offset: int) -> None:
+        done = 0
+        while done < len(target):
+            count = os.preadv(descriptor, [target[done:].data], offset + done)
+            if not count:
+                raise changed_error(self.path, self.size, os.fstat(descriptor).st_size)
+            done += count

@@ -1,0 +1,178 @@
+"""The base class of open files from which records are copied."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataload._util.arrays import pooled_empty
+from dataload.storage.core import core
+from dataload.storage.errors import outside_error
+from dataload.types import Array, BytesArray, BytesColumn, Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Ranges of a file merged into runs, to be read one after another into one buffer.
+
+    `starts` and `stops`, (runs,) int64, ascend in the file; `positions`, (ranges,) int64, are offsets in the buffer.
+    """
+
+    starts: Int64Array
+    stops: Int64Array
+    positions: Int64Array
+
+
+def merge_ranges(offsets: Int64Array, lengths: Int64Array | int, gap: int) -> Runs:
+    """Merge ranges, (n,) int64 in bytes, n > 0, in any order, that overlap or are at most `gap` bytes apart."""
+    order = np.argsort(offsets, kind="stable")
+    starts = offsets[order]
+    ends = np.maximum.accumulate((offsets + lengths)[order])
+    first = np.concatenate(([True], starts[1:] > ends[:-1] + gap))
+    heads = np.flatnonzero(first)
+    run_starts, run_stops = starts[heads], ends[np.append(heads[1:], len(starts)) - 1]
+    # From an offset in the file to one in the buffer.
+    shifts = run_starts - np.concatenate(([0], np.cumsum(run_stops - run_starts)[:-1]))
+    positions = np.empty(len(offsets), np.int64)
+    positions[order] = starts - shifts[np.cumsum(first) - 1]
+    return Runs(run_starts, run_stops, positions)
+
+
+_reading_tables: ContextVar[bool] = ContextVar("reading_tables", default=False)
+
+
+@contextmanager
+def reading_tables() -> Generator[None]:
+    """Say that what this thread reads of shards are tables, for which no whole shard is downloaded."""
+    token = _reading_tables.set(True)
+    try:
+        yield
+    finally:
+        _reading_tables.reset(token)
+
+
+def is_reading_tables() -> bool:
+    """Return whether this thread is in a `reading_tables` block."""
+    return _reading_tables.get()
+
+
+class RecordFile(ABC):
+    """An open file from which batches of records are copied. Thread-safe.
+
+    `release` closes the file, and the next read opens it again, so a process can hold more of these than it may open
+    files. All reads raise CorruptFileError if a range is outside the file, and ChangedFileError if the file was written
+    to since it was opened, or was replaced while it was released.
+
+    Attributes:
+        path: Path as given.
+        size: Size in bytes when the file was opened.
+        may_be_written: Whether others may write to the file, because the reader of its format notices what matters.
+    """
+
+    path: str
+    size: int
+    may_be_written: bool = False
+
+    def read(self, offset: int, length: int) -> bytes:
+        """Return the bytes [offset, offset + length)."""
+        return self.copies(np.array([offset]), np.array([length]))[0]
+
+    def gather(self, offsets: Int64Array, length: int) -> Array:
+        """Copy records of one length.
+
+        Args:
+            offsets: (rows,) int64, bytes.
+            length: Bytes of a record.
+
+        Returns:
+            (rows, length) uint8, contiguous, owned by the caller.
+        """
+        return self.gather_every(0, 1, length, offsets)
+
+    def gather_every(self, start: int, stride: int, length: int, indices: Int64Array) -> Array:
+        """Copy records of one length at a constant stride, overlapping or not.
+
+        Args:
+            start: Offset of record 0 in bytes.
+            stride: Bytes between the starts of consecutive records, at least 1.
+            length: Bytes of a record.
+            indices: (rows,) int64, records.
+
+        Returns:
+            (rows, length) uint8, contiguous, owned by the caller.
+        """
+        out = pooled_empty((len(indices), length), np.uint8)
+        self._gather(out, start, stride, length, indices)
+        return out
+
+    def gather_ranges(self, offsets: Int64Array, lengths: Int64Array) -> BytesColumn:
+        """Copy ranges of different lengths, (rows,) int64 offsets and lengths in bytes, into one block of memory."""
+        ends = np.cumsum(lengths)
+        # Negative lengths are refused where the ranges are checked.
+        arena = pooled_empty((max(0, int(ends[-1])) if len(ends) else 0,), np.uint8)
+        self._gather_ranges(arena, offsets, lengths)
+        return BytesColumn.packed(arena, ends)
+
+    def is_written(self) -> bool:
+        """Return whether the file was written to since it was opened; objects never are."""
+        return False
+
+    @abstractmethod
+    def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+        """Return ranges, (rows,) int64 offsets and lengths in bytes, as bytes objects."""
+
+    @abstractmethod
+    def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
+        """See `gather_every`; fills `out`."""
+
+    @abstractmethod
+    def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
+        """See `gather_ranges`; fills `out`."""
+
+    @abstractmethod
+    def release(self) -> None:
+        """Close the file once no running read uses it."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError(f"{self.path}: an open file belongs to its process and cannot be pickled")
+
+
+class MergedReads(RecordFile):
+    """A file read in few calls: ranges up to `gap` bytes apart share one, because another would take longer."""
+
+    gap: int
+
+    def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+        if not len(offsets):
+            return []
+        data, positions = self._load(offsets, lengths)
+        return core().copies(data, positions, lengths, -1)
+
+    def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
+        if len(indices):
+            data, positions = self._load(start + indices * stride, length)
+            core().gather(out, data, 0, 1, positions, length, -1)
+
+    def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
+        if len(offsets):
+            data, positions = self._load(offsets, lengths)
+            core().gather_ranges(out, data, positions, lengths, -1)
+
+    def _load(self, offsets: Int64Array, lengths: Int64Array | int) -> tuple[BytesArray, Int64Array]:
+        """Read ranges, at least one, into one buffer; return it and the offset of each range in it."""
+        inside = (offsets >= 0) & (np.asarray(lengths) >= 0) & (offsets <= self.size) & (lengths <= self.size - offsets)
+        if not inside.all():
+            row = int(np.argmin(inside))
+            raise outside_error(self.path, self.size, f"row {row}: a range outside the {self.size} bytes")
+        runs = merge_ranges(offsets, lengths, self.gap)
+        buffer = pooled_empty((int((runs.stops - runs.starts).sum()),), np.uint8)
+        self._fill(buffer, runs)
+        return buffer, runs.positions
+
+    @abstractmethod
+    def _fill(self, buffer: BytesArray, runs: Runs) -> None:
+        """Read runs, which are inside the file, one after another into `buffer`."""

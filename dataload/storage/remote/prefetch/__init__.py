@@ -1,0 +1,1 @@
+"""Data of the next steps, fetched before they are read."""

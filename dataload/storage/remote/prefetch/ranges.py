@@ -1,0 +1,233 @@
+"""Ranges fetched before they are read, a bounded number of bytes ahead."""
+
+from __future__ import annotations
+
+import functools
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dataload.errors import StoreError
+from dataload.storage.record_file import Runs, merge_ranges
+from dataload.storage.remote.client import client_of
+from dataload.storage.remote.prefetch.threads import DownloadThreads
+from dataload.storage.remote.requests import GAP, Chunk, cut
+from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
+from dataload.types import BytesArray, Int64Array
+
+_MOST_BYTES = 1 << 28  # fetched and not yet received by the consumer
+_GROUP_BYTES, _GROUP_STEPS = 1 << 23, 32  # steps whose ranges are merged
+
+
+@dataclass(frozen=True, slots=True)
+class StepRanges:
+    """The ranges that one step reads: URLs, each with (n,) int64 offsets and lengths in bytes."""
+
+    ranges: Sequence[tuple[str, Int64Array, Int64Array]]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all ranges."""
+        return sum(int(lengths.sum()) for _, _, lengths in self.ranges)
+
+
+class _Fetched:
+    """The ranges of one file that some steps read, merged into runs, one after another in a buffer."""
+
+    def __init__(self, url: str, runs: Runs, part_bytes: int, last: int) -> None:
+        self.url = url
+        self.last = last  # step that reads them
+        self.starts, self.stops = runs.starts, runs.stops
+        lengths = runs.stops - runs.starts
+        self.begins = np.cumsum(lengths) - lengths
+        self.buffer = np.empty(int(lengths.sum()), np.uint8)
+        self.pieces = cut(runs.starts.tolist(), runs.stops.tolist(), part_bytes)
+        self.left = np.zeros(len(lengths), np.int64)  # pieces that have not arrived, by run
+        for piece in self.pieces:
+            self.left[self._run_of(piece)] += 1
+        self.errors: list[Exception] = []  # of requests
+
+    def _run_of(self, piece: Chunk) -> int:
+        return int(np.searchsorted(self.starts, piece.start, side="right")) - 1
+
+    def write(self, piece: Chunk, offset: int, data: Any) -> None:
+        """Keep bytes of the file, which are part of a piece."""
+        at = piece.at + offset - piece.start
+        self.buffer[at : at + len(data)] = np.frombuffer(data, np.uint8)
+
+    def end(self, piece: Chunk) -> None:
+        """Say that all bytes of a piece are there."""
+        self.left[self._run_of(piece)] -= 1
+
+    def copy(self, runs: Int64Array, starts: Int64Array, stops: Int64Array, targets: list[BytesArray]) -> None:
+        """Copy ranges, each inside one of `runs`, into `targets`."""
+        begins = self.begins[runs] + starts - self.starts[runs]
+        for target, begin, size in zip(targets, begins.tolist(), (stops - starts).tolist(), strict=True):
+            target[:] = self.buffer[begin : begin + size]
+
+
+class RangePrefetcher(DownloadThreads[_Fetched]):
+    """Fetches ranges in the background, merged over several steps, and hands them to the reads that want them.
+
+    It looks twice as far ahead whenever a read has to wait for a request that was made too late, up to `_MOST_BYTES`:
+    as far as bandwidth and latency need.
+    """
+
+    def __init__(self, versions: Mapping[str, ObjectVersion], steps: Iterator[StepRanges], remote: Remote) -> None:
+        super().__init__(remote)
+        self._versions = versions
+        self._steps = steps
+        self._part_bytes = parse_bytes("part_bytes", remote.options.part_bytes)
+        self._planner, self._arrived = self._condition(), self._condition()
+        self._ended = False
+        self._received = self._planned = 0  # steps
+        self._window = 0  # bytes
+        self._held: dict[str, deque[_Fetched]] = {}
+        self._bytes = 0  # of all that is held
+        remote.ranges["ahead"] = self
+        self._start("range", ("ranges", self._run, 1))
+
+    def received(self) -> None:
+        """Say that the consumer has received another step."""
+        with self._lock:
+            self._received += 1
+            self._planner.notify()
+
+    def _release(self) -> None:
+        if self._remote.ranges.get("ahead") is self:
+            del self._remote.ranges["ahead"]
+        self._held.clear()
+
+    def fill(self, url: str, buffer: BytesArray, starts: Int64Array, stops: Int64Array) -> Int64Array:
+        """Copy runs of a file one after another into `buffer`, waiting for those that are on their way.
+
+        Return the numbers of the runs that are not being fetched, (n,) int64; their place in the buffer is left alone.
+        """
+        ends = np.cumsum(stops - starts)
+        targets = [buffer[end - size : end] for end, size in zip(ends.tolist(), (stops - starts).tolist(), strict=True)]
+        missing = np.arange(len(starts))
+        failed: list[Int64Array] = []
+        seen = -1
+        while len(missing) and (seen := self._plan_beyond(seen)) is not None:
+            with self._lock:
+                held = [fetched for fetched in self._held.get(url, ()) if len(fetched.starts)]
+            for fetched in held:
+                runs = np.searchsorted(fetched.starts, starts[missing], side="right") - 1
+                inside = (runs >= 0) & (stops[missing] <= fetched.stops[runs])
+                found, runs = missing[inside], runs[inside]
+                if len(found) and self._wait(fetched, runs):
+                    fetched.copy(runs, starts[found], stops[found], [targets[row] for row in found.tolist()])
+                else:
+                    failed.append(found)
+                missing = missing[~inside]
+        return np.concatenate([missing, *failed])
+
+    def _plan_beyond(self, seen: int | None) -> int | None:
+        """Return how many steps are planned, once that is more than `seen`; None if it never will be."""
+        with self._lock:
+            if seen == self._planned and not self._ended and self._bytes <= _MOST_BYTES:
+                self._window = max(self._window, self._bytes)
+                self._planner.notify()
+                self._arrived.wait_for(lambda: self._stopped or self._ended or self._planned != seen)
+            return None if self._stopped or self._planned == seen else self._planned
+
+    def _grow(self) -> None:
+        self._window = min(2 * self._window, _MOST_BYTES)
+        self._planner.notify()
+
+    def _wait(self, fetched: _Fetched, runs: Int64Array) -> bool:
+        """Return whether runs have arrived. If that has failed before, their reader tries again."""
+        with self._lock:
+            if fetched.left[runs].any() and not fetched.errors:
+                if not self._parts:  # all that is planned has been requested, so the requests began too late
+                    self._grow()
+                self._arrived.wait_for(lambda: self._stopped or fetched.errors or not fetched.left[runs].any())
+                for error in fetched.errors:
+                    if isinstance(error, StoreError) and fetched.left[runs].any():
+                        raise error
+            return not fetched.left[runs].any()
+
+    def _run(self) -> None:
+        try:
+            self._plan_requests()
+        finally:
+            with self._lock:
+                self._ended = True  # nobody waits for a plan
+                self._arrived.notify_all()
+
+    def _plan_requests(self) -> None:
+        while True:
+            with self._lock:
+                while not self._stopped and not self._drop_received() and self._bytes > self._window:
+                    self._planner.wait()
+                if self._stopped:
+                    return
+            group = self._next_group()
+            last = self._planned + len(group) - 1
+            fetched = [self._merge(url, ranges, last) for url, ranges in _by_url(group).items()]
+            with self._lock:
+                self._planned += len(group)
+                self._window = self._window or 4 * sum(each.buffer.nbytes for each in fetched)
+                for each in fetched:
+                    self._held.setdefault(each.url, deque()).append(each)
+                    self._bytes += each.buffer.nbytes
+                    self._parts.extend((each, piece) for piece in each.pieces)
+                self._part.notify_all()
+                self._arrived.notify_all()
+            if not group:
+                return
+
+    def _next_group(self) -> list[StepRanges]:
+        group: list[StepRanges] = []
+        nbytes = 0
+        most = _GROUP_STEPS if self._planned else 1  # the first step comes soon
+        try:
+            while len(group) < most and nbytes < _GROUP_BYTES and (step := next(self._steps, None)) is not None:
+                group.append(step)
+                nbytes += step.nbytes
+        except Exception:  # of the order, or of a table: the step that is at fault will raise it again
+            self._steps = iter(())
+        return group
+
+    def _merge(self, url: str, ranges: list[tuple[Int64Array, Int64Array]], last: int) -> _Fetched:
+        offsets, lengths = (np.concatenate(columns) for columns in zip(*ranges, strict=True))
+        # Readers report ranges outside the file.
+        useful = (offsets >= 0) & (lengths > 0) & (lengths <= self._versions[url].size - offsets)
+        none = np.empty(0, np.int64)
+        runs = merge_ranges(offsets[useful], lengths[useful], GAP) if useful.any() else Runs(none, none, none)
+        fetched = _Fetched(url, runs, self._part_bytes, last)
+        self._remote.traffic.add(wasted_bytes=max(0, fetched.buffer.nbytes - int(lengths[useful].sum())))
+        return fetched
+
+    def _drop_received(self) -> bool:
+        """Forget what was read; return whether something was."""
+        dropped = False
+        for held in self._held.values():
+            while held and held[0].last < self._received:
+                self._bytes -= held.popleft().buffer.nbytes
+                dropped = True
+        return dropped
+
+    def _fetch_part(self, owner: _Fetched, piece: Chunk) -> None:
+        try:
+            client, key = client_of(owner.url, self._remote)
+            receive = functools.partial(owner.write, piece)
+            client.stream(owner.url, key, self._versions[owner.url], piece, receive, self._check)
+        except Exception as error:  # the read that wants it tries again, and raises what is wrong
+            owner.errors.append(error.with_traceback(None))  # which refers to this frame
+        else:
+            with self._lock:
+                owner.end(piece)
+        with self._lock:
+            self._arrived.notify_all()
+
+
+def _by_url(group: list[StepRanges]) -> dict[str, list[tuple[Int64Array, Int64Array]]]:
+    found: dict[str, list[tuple[Int64Array, Int64Array]]] = {}
+    for step in group:
+        for url, offsets, lengths in step.ranges:
+            found.setdefault(url, []).append((offsets, lengths))
+    return found

@@ -1,0 +1,174 @@
+"""Sources as torch's data sets, and data sets that torch's DataLoader takes as sources."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, SupportsIndex, cast
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset, TensorDataset, default_collate
+from torch.utils.data._utils import worker
+
+from dataload._util.arrays import pooled_empty
+from dataload._util.fingerprint import identify
+from dataload.loader.step import global_generators_kept
+from dataload.sources.base import Source
+from dataload.torch.device import to_tensors
+from dataload.types import BytesColumn, Int64Array, RandomAccessSource
+
+
+class SourceDataset(Dataset[Any]):
+    """A source as a map-style dataset for PyTorch's own `DataLoader`.
+
+    `DataLoader` also takes built-in sources directly. This class adds a transform, and serves code that requires a
+    `Dataset`. Each batch is read with one call of ``__getitems__``.
+
+    Args:
+        source: Anything with ``__len__`` and ``__getitem__``.
+        transform: A function applied to each record.
+    """
+
+    def __init__(self, source: RandomAccessSource[Any], transform: Callable[[Any], Any] | None = None) -> None:
+        self.source = source
+        self.transform = transform
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: SupportsIndex) -> Any:
+        record = self.source[index]
+        return record if self.transform is None else self.transform(record)
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return the records at `indices`, in that order. PyTorch's `DataLoader` calls this."""
+        read: Any = getattr(self.source, "__getitems__", None)
+        records = read(indices) if read is not None else [self.source[index] for index in indices]
+        return records if self.transform is None else [self.transform(record) for record in records]
+
+    def __repr__(self) -> str:
+        return f"SourceDataset({self.source!r})"
+
+
+class Rows:
+    """Rows of arrays or tensors in memory, or of a memory-mapped file, read many at a time.
+
+    `columns` have equal length; `make` makes a record or a batch of a list with a part of each.
+    """
+
+    def __init__(self, columns: Sequence[Any], make: Callable[[list[Any]], Any]) -> None:
+        self._columns = columns
+        self._make = make
+
+    def __len__(self) -> int:
+        return len(self._columns[0])
+
+    def __getitem__(self, index: int) -> Any:
+        return self._make([column[index] for column in self._columns])
+
+    def read_batch(self, indices: Int64Array, fields: Sequence[str] | None = None) -> Any:  # noqa: ARG002 - no names
+        """Return the rows at `indices`; see `dataload.types.ColumnReader`."""
+        return self._make([_take(column, indices) for column in self._columns])
+
+    def __repr__(self) -> str:
+        return f"{type(self._columns[0]).__name__} of {len(self)} rows"
+
+
+def _take(column: Any, indices: Int64Array) -> Any:
+    if isinstance(column, torch.Tensor):
+        return column.index_select(0, torch.from_numpy(indices))
+    out = pooled_empty((len(indices), *column.shape[1:]), column.dtype)
+    return np.take(column, indices, axis=0, out=out, mode="clip")  # with "raise", numpy would buffer the output
+
+
+def _only(parts: list[Any]) -> Any:
+    return parts[0]
+
+
+def columns_of(dataset: Any) -> Any:
+    """Return a source that reads columns if `dataset` is one, or an array, a tensor or a `TensorDataset`; else None."""
+    if isinstance(dataset, Source):
+        return cast("Any", dataset)
+    if type(dataset) in (np.ndarray, np.memmap):  # not a masked one
+        array = cast("np.ndarray[Any, Any]", dataset)
+        return Rows([array], _only) if array.ndim and array.dtype.kind in "biufc" else None
+    tensors = dataset.tensors if type(dataset) is TensorDataset else [dataset]
+    plain = all(type(tensor) is torch.Tensor and tensor.ndim and _is_plain(tensor) for tensor in tensors)
+    if not plain or not tensors:
+        return None
+    return Rows(tensors, list if type(dataset) is TensorDataset else _only)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
+
+
+def as_torch_collates(batch: Any) -> Any:
+    """Return a batch of our own collation as torch's `default_collate` makes it; arrays are not copied."""
+    if isinstance(batch, (np.ndarray, torch.Tensor)):
+        return to_tensors(batch)
+    if isinstance(batch, BytesColumn):
+        return list(batch)
+    if isinstance(batch, Mapping):
+        return {name: as_torch_collates(column) for name, column in cast("Mapping[str, Any]", batch).items()}
+    if isinstance(batch, tuple) or _is_list_of_tensors(batch):
+        parts = [as_torch_collates(column) for column in cast("Sequence[Any]", batch)]
+        return getattr(type(batch), "_make", list)(parts)
+    return default_collate(batch)  # a list has the values of a column
+
+
+def _is_list_of_tensors(batch: Any) -> bool:
+    """Return whether a batch is one of a `TensorDataset`, whose list has columns."""
+    return isinstance(batch, list) and all(isinstance(part, torch.Tensor) for part in cast("list[Any]", batch))
+
+
+class MapDataset:
+    """A map-style data set of torch, which finds in worker processes what it finds in torch's.
+
+    If `whole`, one index of the data set is a list, for which it returns a batch. `worker_init_fn` is called with the
+    number of each worker process before it reads; `num_workers` is for `torch.utils.data.get_worker_info`.
+    """
+
+    def __init__(self, dataset: Any, *, whole: bool, num_workers: int) -> None:
+        self.dataset = dataset
+        self.worker_init_fn: Callable[[int], object] | None = None
+        self._whole = whole
+        self._num_workers = num_workers
+        self._pid = os.getpid()  # of the process that was set up, if that is needed
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: list[int]) -> list[Any]:
+        """Return the records at `indices`; or with `whole`, the batch at them, and None for the other indices."""
+        if os.getpid() != self._pid:
+            self._pid = os.getpid()
+            self._set_up(multiprocessing.current_process().name)
+        if self._whole:
+            return [self.dataset[indices], *[None] * (len(indices) - 1)]
+        many = getattr(self.dataset, "__getitems__", None)
+        return many(indices) if many else [self.dataset[index] for index in indices]
+
+    def _set_up(self, name: str) -> None:
+        """Set up a new process if it is a worker. Random numbers stay as they are: the loader seeds each step."""
+        if not name.startswith("dataload-"):
+            return
+        number = int(name.rpartition("-")[2])
+        info = worker.WorkerInfo(
+            id=number, num_workers=self._num_workers, seed=torch.initial_seed(), dataset=self.dataset
+        )
+        worker._worker_info = info  # pyright: ignore[reportPrivateUsage] - torch has no other way
+        if self.worker_init_fn is not None:
+            with global_generators_kept():
+                self.worker_init_fn(number)
+
+    def fingerprint(self) -> str:
+        return identify(self.dataset)
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)

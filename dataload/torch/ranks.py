@@ -1,0 +1,260 @@
+"""The rank of this process in a distributed training job, and checkpoints of such jobs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Any
+
+from torch import distributed
+from torch.utils import data
+
+from dataload.errors import ConfigError, DataloadError, StateMismatchError, closest, printable
+from dataload.loader.loader import Loader
+from dataload.loader.order import DistributedPlace, rank_and_world_size
+from dataload.streams.loader import MultiStreamLoader
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+
+class JsonState:
+    """The state of a loader as one value of a checkpoint of ``torch.distributed.checkpoint``.
+
+    A loader is a `Stateful` itself. But then each key of its state is stored apart, and only the keys that a new loader
+    has are loaded: checkpoints of an earlier release with fewer keys, and states of streams with keys of their own, are
+    refused. As JSON text, the state is one value.
+
+    Args:
+        loader: An object with ``state_dict`` and ``load_state_dict`` whose states are for JSON.
+
+    Examples:
+        >>> import dataload
+        >>> loader = dataload.Loader(dataload.RangeSource(5), batch_size=3)
+        >>> state = {"loader": JsonState(loader)}  # for `save` and `load` of torch.distributed.checkpoint
+        >>> JsonState(loader).load_state_dict(state["loader"].state_dict())
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self._loader = loader
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state of the loader under a single key."""
+        return {"json": json.dumps(self._loader.state_dict())}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Load a state into the loader.
+
+        Raises:
+            StateMismatchError: This is not a state of a `JsonState`, or the loader refuses the state.
+        """
+        text = state_dict.get("json")
+        try:
+            state = json.loads(text) if isinstance(text, str) else None
+        except ValueError:
+            state = None
+        if not isinstance(state, dict):
+            found = f"the keys {[*state_dict]}" if text is None else printable(repr(text), 80)
+            raise StateMismatchError(
+                f"this is not a state of a JsonState: expected a dict as JSON text under 'json', found {found}"
+            )
+        self._loader.load_state_dict(state)
+
+    def __repr__(self) -> str:
+        return f"JsonState({self._loader!r})"
+
+
+_DATA_DIMS = ("batch", "data", "data_parallel", "ddp", "dp", "dp_replicate", "dp_shard", "fsdp", "replicate", "shard")
+_OTHER_DIMS = (
+    *("cp", "pp", "sp", "tp"),
+    *("context_parallel", "pipeline_parallel", "sequence_parallel", "tensor_parallel"),
+)
+"""Dimensions of meshes of torch, torchtitan, Accelerate and Lightning. Along the latter, all read the same batches."""
+
+
+def distributed_place(group: Any = None, *, data_dims: Sequence[str] | None = None) -> DistributedPlace:
+    """Return the rank and the number of ranks, for ``Loader(..., **distributed_place())``.
+
+    They come from torch.distributed if it is initialised, else from the environment variables RANK and WORLD_SIZE that
+    torchrun sets, else they are 0 and 1. `Loader` itself only looks at the environment, and some launchers do not set
+    RANK.
+
+    Args:
+        group: The processes, by default all. Either a process group, whose members read different data; or a
+            `DeviceMesh`, whose processes read the same batches if they differ in tensor, context or pipeline
+            parallelism only.
+        data_dims: Names of the dimensions of a mesh along which processes read different data. By default those with a
+            usual name, such as ``"dp"``, ``"dp_replicate"``, ``"dp_shard"`` or ``"fsdp"``. If yours has a usual name
+            but includes context parallelism, as torchtitan's ``"fsdp"`` may, pass the mesh called ``"batch"``.
+
+    Raises:
+        ConfigError: This process is not in `group`; `group` is given but torch.distributed is not initialised; the
+            dimensions of a mesh have no names, or one that is not known; or one of the variables is missing or is not
+            an integer.
+
+    Examples:
+        >>> distributed_place()
+        {'rank': 0, 'world_size': 1}
+    """
+    if _is_mesh(group):
+        return _place_in_mesh(group, data_dims)
+    if data_dims is not None:
+        message = "data_dims are dimensions of a DeviceMesh: pass one as group, or leave data_dims out"
+        raise ConfigError(message, key="data_dims", value=data_dims)
+    if distributed.is_available() and distributed.is_initialized():
+        rank = distributed.get_rank(group)
+        if rank < 0:
+            raise _not_inside(group)
+        return DistributedPlace(rank=rank, world_size=distributed.get_world_size(group))
+    if group is not None:
+        message = "a process group has ranks only after torch.distributed.init_process_group"
+        raise ConfigError(message, key="group", value=group)
+    rank, world_size = rank_and_world_size()
+    return DistributedPlace(rank=rank, world_size=world_size)
+
+
+def _is_mesh(group: Any) -> bool:
+    """Return whether this is a DeviceMesh, without importing the class."""
+    return hasattr(group, "mesh_dim_names")
+
+
+def _not_inside(group: Any) -> ConfigError:
+    message = "this process is not in the process group: pass the group that it reads data for"
+    return ConfigError(message, key="group", value=group)
+
+
+def _place_in_mesh(mesh: "DeviceMesh", data_dims: Sequence[str] | None) -> DistributedPlace:
+    coordinate = mesh.get_coordinate()
+    if coordinate is None:
+        raise _not_inside(mesh)
+    if mesh.mesh_dim_names is None:
+        message = "the dimensions of the mesh have no names: give mesh_dim_names to init_device_mesh"
+        raise ConfigError(message, key="group", value=mesh)
+    sizes = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    chosen = _find_data_dims(sizes, data_dims)
+    rank, world_size = 0, 1
+    for (name, size), at in zip(sizes.items(), coordinate, strict=True):
+        if name in chosen:
+            rank, world_size = rank * size + at, world_size * size
+    return DistributedPlace(rank=rank, world_size=world_size)
+
+
+def _find_data_dims(sizes: Mapping[str, int], data_dims: Sequence[str] | None) -> Sequence[str]:
+    if data_dims is not None:
+        for name in data_dims:
+            if name not in sizes:
+                message = f"data_dims has {name!r}, and the mesh has no such dimension: {closest(name, sizes)}"
+                raise ConfigError(message, key="data_dims", value=data_dims)
+        return data_dims
+    for name, size in sizes.items():
+        if size > 1 and name not in (*_DATA_DIMS, *_OTHER_DIMS):
+            raise ConfigError(
+                f"the mesh has the dimensions {', '.join(sizes)}, and {name!r} does not say whether processes along it "
+                "read different data: give data_dims, the names of the dimensions along which they do",
+                key="data_dims",
+                value=data_dims,
+            )
+    return _DATA_DIMS
+
+
+def check_ranks(loader: Loader[Any] | MultiStreamLoader, group: Any = None) -> None:
+    """Check that the loaders of all processes read the same data in the same order, and continue at the same step.
+
+    All processes of the group must call this, and all of them raise the error. It does nothing if torch.distributed is
+    not initialised. `DeviceLoader` calls it before its first batch if its loader has as many ranks as there are
+    processes.
+
+    Args:
+        loader: The loader of this process.
+        group: A process group or `DeviceMesh`, including processes that read the same batches; by default all
+            processes.
+
+    Raises:
+        ConfigError: The loaders differ in data, order, seed, batch size, number of ranks or position; or there is no
+            process for one of the ranks.
+        DataloadError: Another process has ended, or does not call this.
+    """
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return
+    mine = distributed.get_rank(), _facts(loader)
+    try:
+        found = _gather(mine, group)
+    except RuntimeError as error:
+        raise DataloadError(
+            "the loaders of all processes could not be compared: one has ended, or does not read; look for its own "
+            f"error ({error})"
+        ) from error
+    differences = find_differences(dict(found))
+    if differences:
+        message = f"the loaders of {len(found)} processes do not fit together:"
+        raise ConfigError("\n  ".join((message, *differences)), key=differences[0].partition(":")[0])
+
+
+def check_ranks_at_start(loader: Loader[Any] | MultiStreamLoader) -> None:
+    """Call `check_ranks` if the loader has a rank for each process, and there are several.
+
+    Otherwise some processes may have no loader, and nobody should wait for them.
+    """
+    if distributed.is_available() and distributed.is_initialized():
+        processes = distributed.get_world_size()
+        if processes > 1 and _facts(loader)["world_size"] == processes:
+            check_ranks(loader)
+
+
+def _facts(loader: Loader[Any] | MultiStreamLoader) -> dict[str, Any]:
+    """Return the rank of a loader, and what must be the same for all ranks."""
+    state = loader.state_dict()
+    if isinstance(loader, MultiStreamLoader):  # its ranks may be at different steps
+        return {
+            name: state[name] for name in ("rank", "world_size", "sequences", "mode", "shuffle", "seed", "batch_size")
+        }
+    plan = loader.batch_sampler_of(loader.epoch)
+    # Each process draws the seed of its torch DataLoader; if the order depends on it, the orders differ, too.
+    seed = {} if isinstance(loader, data.DataLoader) else {"seed": loader.seed}
+    return {
+        "rank": plan.rank,
+        "world_size": plan.world_size,
+        "data": state["source"],
+        "order": state["order"],
+        **seed,
+        "records per epoch": state["length"],
+        "rows per step of all ranks": plan.step_size,
+        "tail": plan.tail,
+        "epoch": loader.epoch,
+        "step": loader.step,
+    }
+
+
+def _gather(value: Any, group: Any) -> list[Any]:
+    """Return the values of all processes of a group or mesh."""
+    values = [value]
+    for one in [group.get_group(dim) for dim in range(group.ndim)] if _is_mesh(group) else [group]:
+        parts: list[Any] = [None] * distributed.get_world_size(one)
+        distributed.all_gather_object(parts, values, group=one)
+        values = list(chain.from_iterable(parts))
+    return values
+
+
+def find_differences(facts: Mapping[int, Mapping[str, Any]]) -> list[str]:
+    """Return a line for each fact that is not the same in all processes, given those of each process."""
+    found: dict[str, dict[Any, list[int]]] = {}
+    for process, of_process in sorted(facts.items()):
+        for name, value in of_process.items():
+            found.setdefault(name, {}).setdefault(value, []).append(process)
+    ranks, world_size = found.pop("rank"), next(iter(found["world_size"]))
+    lines = [f"{name}: {_listed(values)}" for name, values in found.items() if len(values) > 1]
+    missing = [rank for rank in range(world_size) if rank not in ranks]
+    if missing and not lines:
+        lines.append(f"rank: no process has {missing[0]} of {world_size}; {_listed(ranks)}")
+    return lines
+
+
+_MOST_LISTED = 8
+
+
+def _listed(values: Mapping[Any, Sequence[int]]) -> str:
+    """Return values, and which processes have them."""
+    texts: list[str] = []
+    for value, processes in islice(values.items(), _MOST_LISTED):
+        named = ", ".join(map(str, processes[:_MOST_LISTED])) + ", ..." * (len(processes) > _MOST_LISTED)
+        texts.append(f"{value!r} in {'process' if len(processes) == 1 else f'{len(processes)} processes:'} {named}")
+    return "; ".join(texts)

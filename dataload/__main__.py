@@ -2,7 +2,7 @@
 
 import sys
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload.errors import MissingDependencyError
 
 INTERRUPTED = 130

@@ -82,7 +82,6 @@ def test_help_loads_no_command():
         "dataload",
         "dataload._util",
         "dataload._util.lazy",
-        "dataload._util.guards",
         "dataload.cli",
         "dataload.cli.app",
         "dataload.cli.output",

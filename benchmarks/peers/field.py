@@ -8,8 +8,8 @@ from typing import Any, Literal, Self, TypeAlias
 
 import numpy as np
 
-from dataload._util.guards import load_optional
 from dataload._util.indexing import expand_braces
+from dataload._util.lazy import load_optional
 from dataload.bench.task import Task
 from dataload.codecs.codec import resolve_codec
 from dataload.errors import ConfigError

@@ -8,7 +8,7 @@ import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload._util.settings import check_directory
 from dataload.errors import ConfigError, printable
 

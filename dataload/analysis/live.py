@@ -9,7 +9,7 @@ from html import escape
 from time import strftime
 from typing import Any, Protocol, TextIO
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload._util.settings import check_seconds
 from dataload.loader.base import LoaderBase, Progress
 from dataload.loader.statistics import Statistics

@@ -10,7 +10,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload.api import open_source
 from dataload.bench.task import Order, Reading, Task
 from dataload.bench.workloads import WORKLOADS, busy_numbers

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload.errors import ConfigError, closest
 from dataload.types import Array
 

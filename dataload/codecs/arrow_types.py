@@ -5,7 +5,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.guards import fits, load_optional
+from dataload._util.lazy import load_optional
+from dataload._util.limits import fits
 from dataload.types import FieldSpec
 
 _FILE = {"bytes", "path"}

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.guards import MAX_RECORD_BYTES, check_size, load_optional
+from dataload._util.lazy import load_optional
+from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.types import Array
 

@@ -16,7 +16,8 @@ from typing import Any, cast
 import numpy as np
 
 from dataload._util.arrays import pooled_empty
-from dataload._util.guards import MAX_RECORD_BYTES, check_size, load_optional
+from dataload._util.lazy import load_optional
+from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.codecs import npz
 from dataload.codecs.audio import AUDIO_EXTENSIONS, decode_audio, decode_rate, no_audio
 from dataload.codecs.npy import parse_npy

@@ -19,7 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from dataload._util.guards import FIELD_BYTES, MAX_RECORD_BYTES, check_size, load_optional
+from dataload._util.lazy import load_optional
+from dataload._util.limits import FIELD_BYTES, MAX_RECORD_BYTES, check_size
 from dataload.codecs.layout import Layout, Span, columns_by_layout
 from dataload.codecs.npy import plain_array
 from dataload.codecs.wire import (

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataload._util.guards import MOST_BYTES, check_size
+from dataload._util.limits import MOST_BYTES, check_size
 from dataload.codecs.arrow_types import is_bytes, is_list, is_text, numbers_of, pa_module, without_views
 from dataload.types import Int64Array
 

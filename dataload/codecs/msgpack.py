@@ -16,7 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.guards import MAX_RECORD_BYTES, fits, load_optional
+from dataload._util.lazy import load_optional
+from dataload._util.limits import MAX_RECORD_BYTES, fits
 from dataload.codecs.npy import parse_dtype, plain_array
 from dataload.errors import ConfigError, CorruptFileError
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.guards import fits
+from dataload._util.limits import fits
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.types import Array
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.guards import MAX_RECORD_BYTES, check_size
+from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.codecs.npy import parse_npy, plain_array
 from dataload.errors import ConfigError, CorruptFileError
 

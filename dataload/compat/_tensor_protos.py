@@ -3,7 +3,7 @@
 import functools
 from typing import Any, Final
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload.codecs.tensorprotos import TYPES
 
 BYTE: Final = 3  # TensorProto.BYTE

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlparse
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload.errors import ConfigError
 from dataload.storage import Remote, is_url, local_path, storage_of
 

@@ -4,7 +4,7 @@ import inspect
 from collections.abc import Iterator
 from typing import Any
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload.compat._webdataset_io import base, wds
 from dataload.compat._webdataset_pipeline import WebDataset
 from dataload.compat._webdataset_stages import is_single

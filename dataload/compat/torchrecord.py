@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, SupportsIndex, cast
 
 import numpy as np
 
-from dataload._util.guards import load_optional
 from dataload._util.indexing import check_index, even_split
+from dataload._util.lazy import load_optional
 from dataload._util.settings import check_count
 from dataload.codecs.decoders import decode_image, image_kind
 from dataload.compat._tensor_protos import BYTE, message_class

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload.config.files import anchor_paths, apply_overrides, plain_value, read_file
 from dataload.config.problems import config_error, find_problems
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from types import NoneType
 from typing import Any, ClassVar, cast
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload.config.problems import shorten
 from dataload.config.references import REFERENCE_PATTERN
 from dataload.errors import ConfigError

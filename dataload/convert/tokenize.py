@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload.errors import ConfigError, closest
 from dataload.storage import storage_of
 from dataload.types import Array

@@ -16,7 +16,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload.convert import ConvertReport
 from dataload.convert import convert as _convert
 from dataload.ray.engine import RayEngine

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload._util.settings import check_count
 from dataload.convert.attempt import Outcome, PartTask, attempt, unsendable, value_of
 from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, text_of

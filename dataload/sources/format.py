@@ -11,7 +11,8 @@ from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_type_hints
 
-from dataload._util.guards import MAX_RECORD_BYTES, load_optional
+from dataload._util.lazy import load_optional
+from dataload._util.limits import MAX_RECORD_BYTES
 from dataload._util.settings import check_count, check_type
 from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.codecs.npy import MAGIC

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from dataload._util.clock import decoding
-from dataload._util.guards import check_size, load_optional
+from dataload._util.lazy import load_optional
+from dataload._util.limits import check_size
 from dataload._util.threads import Wait
 from dataload.errors import CorruptFileError, DataloadError
 from dataload.storage.backend import FileStream, storage_of, unchanged

@@ -6,7 +6,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from dataload._util.guards import MAX_RECORD_BYTES, check_lengths
+from dataload._util.limits import MAX_RECORD_BYTES, check_lengths
 from dataload.errors import CorruptFileError
 from dataload.sources.array_record.riegeli import (
     BLOCK_HEADER_BYTES,

@@ -12,7 +12,7 @@ from typing import Any, ClassVar, TypeAlias, cast
 import numpy as np
 
 from dataload._util.caches import on_fork
-from dataload._util.guards import check_lengths
+from dataload._util.limits import check_lengths
 from dataload.codecs.codec import decode_batch, decode_records
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.guards import Claims
+from dataload._util.limits import Claims
 from dataload.codecs.arrow_types import Numbers, is_bytes, numbers_of, pa_module
 from dataload.codecs.expansion import Sizes, check_views, expansion, least_bytes, picked
 from dataload.errors import CorruptFileError

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from dataload._util.caches import DecodedCache
-from dataload._util.guards import Claims, check_size
+from dataload._util.limits import Claims, check_size
 from dataload.codecs.arrow_types import load_arrow, without_views
 from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
 from dataload.errors import CorruptFileError

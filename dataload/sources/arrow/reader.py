@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from dataload._util.caches import DecodedCache
-from dataload._util.guards import Claims, check_size
+from dataload._util.limits import Claims, check_size
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext
 from dataload.codecs.arrow_types import load_arrow

@@ -15,8 +15,8 @@ import numpy as np
 from dataload._util.arrays import pooled_empty
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
-from dataload._util.guards import Claims
 from dataload._util.indexing import split_by_shard
+from dataload._util.limits import Claims
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext
 from dataload.codecs.arrow_types import check_field, load_arrow, spec_of_type

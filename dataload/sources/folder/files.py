@@ -13,7 +13,7 @@ from typing import Protocol
 import numpy as np
 
 from dataload._util.fingerprint import digest
-from dataload._util.guards import check_size
+from dataload._util.limits import check_size
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.folder.format import FolderOptions
 from dataload.sources.versions import ends_of_file

@@ -15,7 +15,7 @@ from dataload._util.caches import is_pickled_for_worker
 from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import digest
-from dataload._util.guards import no_memory
+from dataload._util.limits import no_memory
 from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension, plan_decoders
 from dataload.collate import default_collate

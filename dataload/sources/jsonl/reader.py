@@ -10,7 +10,7 @@ import numpy as np
 
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
-from dataload._util.guards import check_lengths, check_size
+from dataload._util.limits import check_lengths, check_size
 from dataload.errors import CorruptFileError
 from dataload.sources.fields import select_fields, spec_of
 from dataload.sources.file_source import FileSource

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload.errors import ConfigError
 from dataload.sources.format import FileOptions
 from dataload.sources.writer import Writer, require_fields

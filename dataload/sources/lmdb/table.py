@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
-from dataload._util.guards import check_lengths
+from dataload._util.limits import check_lengths
 from dataload.codecs.layout import RecordTable
 from dataload.sources.encoded import gather_records
 from dataload.sources.file_source import FileSource

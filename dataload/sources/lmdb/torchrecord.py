@@ -9,7 +9,7 @@ import numpy as np
 
 from dataload._util.arrays import split_records
 from dataload._util.clock import decoding
-from dataload._util.guards import no_memory
+from dataload._util.limits import no_memory
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError

@@ -11,7 +11,7 @@ import numpy as np
 
 from dataload._util.arrays import split_records
 from dataload._util.clock import decoding
-from dataload._util.guards import FIELD_BYTES, check_lengths, check_size, fits, no_memory
+from dataload._util.limits import FIELD_BYTES, check_lengths, check_size, fits, no_memory
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dataload._util.arrays import split_records, split_rows
-from dataload._util.guards import check_lengths, fits
+from dataload._util.limits import check_lengths, fits
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.file_source import FileSource

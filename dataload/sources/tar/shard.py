@@ -10,7 +10,7 @@ import numpy as np
 from dataload._util.arrays import split_records, split_rows
 from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
-from dataload._util.guards import check_lengths, no_memory
+from dataload._util.limits import check_lengths, no_memory
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension
 from dataload.codecs.npy import npy_layout
 from dataload.collate import default_collate

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dataload._util.guards import check_lengths
+from dataload._util.limits import check_lengths
 from dataload.codecs.codec import decode_batch, decode_records, takes_views
 from dataload.codecs.layout import RecordTable
 from dataload.collate import default_collate

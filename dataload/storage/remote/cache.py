@@ -44,9 +44,9 @@ class Lease:
     __slots__ = ("__weakref__", "path", "size")
 
     def __init__(self, path: str, descriptor: int) -> None:
+        weakref.finalize(self, os.close, descriptor).atexit = False  # first: also if what follows fails
         self.path: str = path
         self.size: int = os.fstat(descriptor).st_size
-        weakref.finalize(self, os.close, descriptor).atexit = False
 
 
 class CacheFullError(MachineError):
@@ -109,13 +109,13 @@ class ShardCache:
                 descriptor = os.open(discard_untrusted(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             except FileNotFoundError:
                 return None
-            status = os.fstat(descriptor)
-            intact = status.st_size == int(name.split("~")[2])
+            lease = Lease(path, descriptor)
+            intact = lease.size == int(name.split("~")[2])
             if intact and lock(descriptor, fcntl.LOCK_SH) and is_at(descriptor, path):
                 with suppress(OSError):
                     os.utime(path)  # the last use
-                return Lease(path, descriptor)
-            os.close(descriptor)  # evicted in between
+                return lease
+            del lease  # evicted in between
             if not intact:
                 with suppress(FileNotFoundError):
                     os.unlink(path)  # somebody has cut it: it is downloaded again

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
 from dataload._util.caches import PerProcess
-from dataload._util.guards import load_optional
+from dataload._util.lazy import load_optional
 from dataload._util.threads import DaemonThreads
 from dataload.errors import (
     ChangedFileError,

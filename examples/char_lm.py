@@ -76,7 +76,7 @@ def chunks(folder: Path, name: str, length: int) -> TokenSource:
 
 def load(source: TokenSource, rows: int, mode: Mode, seed: int = 0, **options: Any) -> dataload.Loader[Any]:
     order = StreamSampler(sequence_lengths=source.sequence_lengths, rows=rows, mode=mode, seed=seed)
-    return dataload.Loader(source, batch_sampler=order, batch_transform=to_tensors, **options)
+    return dataload.Loader(source, sampler=order, batch_transform=to_tensors, **options)
 
 
 class CharacterModel(nn.Module):

@@ -50,7 +50,7 @@ if __name__ == "__main__":
     for missing in (lambda: dataload.create("a.lmdb"), lambda: dataload.from_config({})):
         try:
             missing()
-        except dataload.MissingDependencyError as error:
+        except dataload.errors.MissingDependencyError as error:
             assert "pip install" in str(error), error
         else:
             raise AssertionError("an optional package is there: this environment is not empty")

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-LAZY = ["dataload", "dataload.sources", "dataload.testing"]
+LAZY = ["dataload", "dataload.analysis", "dataload.sources", "dataload.testing"]
 OPTIONAL = ["torch", "jax", "ray", "lmdb", "bson", "pymongo", "google.protobuf", "array_record", "msgpack", "pydantic"]
 OPTIONAL += [
     "typer",

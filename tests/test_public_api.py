@@ -10,13 +10,11 @@ import dataload
 
 PUBLIC = {
     "dataload": """
-        DROP BatchReader ChangedFileError ClosedSourceError Codec Collate ColumnReader ConcatSource ConfigError
-        CorruptFileError DataloadError FieldSpec Loader MachineError MemorySource MissingDependencyError
-        MultiStreamLoader Pack Ragged RandomAccessSource RangeSource RecordWriter RemoteOptions SampleContext Sampler
-        Sharded SourceError SourceNotFoundError StateMismatchError Statistics StoreError StreamContext TokenSource
-        UnsupportedFormatError WorkerError concat create decoding default_collate from_config live_view mix open
-        record_lengths record_timeline sequence_lengths windows
+        DROP Collate ConfigError CorruptFileError DataloadError FieldSpec Loader MemorySource Pack Ragged RangeSource
+        RemoteOptions SampleContext StateMismatchError WorkerError concat create decoding default_collate from_config
+        mix open record_lengths sequence_lengths windows
     """,
+    "dataload.analysis": "Statistics live_view record_timeline",
     "dataload.convert": "ConvertReport Engine LocalEngine convert",
     "dataload.jax": "DeviceLoader DistributedPlace distributed_place",
     "dataload.ray": "RayEngine convert",
@@ -61,9 +59,7 @@ ALSO_DOCUMENTED = ["dataload.testing", "dataload.types", *COMPAT]
 def test_the_reference_has_every_name(module):
     pages = "\n".join(page.read_text() for page in Path(__file__).parents[1].glob("docs/reference/*.md"))
     documented = set(re.findall(r"^(?:::: |`)(dataload[\w.]+)", pages, re.MULTILINE))
-    homes = {"dataload": [module, "dataload.sources", "dataload.streams"], "dataload.types": [module, "dataload"]}.get(
-        module, [module]
-    )
+    homes = {"dataload.types": [module, "dataload"]}.get(module, [module])
     names = PUBLIC[module].split() if module in PUBLIC else importlib.import_module(module).__all__
     assert [name for name in names if not documented & {f"{home}.{name}" for home in homes}] == []
 
@@ -76,7 +72,30 @@ def test_every_error_is_exported():
         if isinstance(value, type) and issubclass(value, dataload.DataloadError)
     }
     assert len(classes) > 9
-    assert classes <= set(dataload.__all__)
+    assert classes <= set(errors.__all__)
+    page = (Path(__file__).parents[1] / "docs/reference/errors.md").read_text()
+    documented = re.findall(r"^::: dataload(?:\.errors)?\.(\w+)$", page, re.MULTILINE)
+    assert sorted(documented) == sorted(classes)
+
+
+MOVED = {
+    "dataload.analysis": "Statistics live_view record_timeline",
+    "dataload.errors": """
+        ChangedFileError ClosedSourceError MachineError MissingDependencyError SourceError SourceNotFoundError
+        StoreError UnsupportedFormatError
+    """,
+    "dataload.sources": "ConcatSource TokenSource",
+    "dataload.streams": "MultiStreamLoader StreamContext",
+    "dataload.types": "BatchReader Codec ColumnReader RandomAccessSource RecordWriter Sampler Sharded",
+}
+
+
+@pytest.mark.parametrize(("home", "name"), [(home, name) for home, names in MOVED.items() for name in names.split()])
+def test_names_of_0_2_have_moved(home, name):
+    module = importlib.import_module(home)
+    assert name in module.__all__
+    with pytest.warns(DeprecationWarning, match=rf"^dataload\.{name} is deprecated: use {home}\.{name}$"):
+        assert getattr(dataload, name) is getattr(module, name)
 
 
 def test_the_version_is_the_packages():

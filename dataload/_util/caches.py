@@ -120,6 +120,12 @@ class _Parts:
     found: OrderedDict[Hashable, tuple[Any, int]] = field(default_factory=OrderedDict[Hashable, tuple[Any, int]])
     decoding: dict[Hashable, threading.Lock] = field(default_factory=dict[Hashable, threading.Lock])
     bytes: int = 0
+    largest: int = 0
+
+    def leave(self, most: int, least: int = 0) -> None:
+        """Forget the longest unused parts until the others take `most` bytes, or are only `least`."""
+        while self.bytes > most and len(self.found) > least:
+            self.bytes -= self.found.popitem(last=False)[1][1]
 
 
 class DecodedCache:
@@ -144,6 +150,8 @@ class DecodedCache:
         with decoding:
             with parts.lock:
                 found = parts.found.get(key)
+                if found is None:  # so that there is room for it meanwhile
+                    parts.leave(self._limit - min(parts.largest, self._limit // 2))
             if found is None:
                 found = decode()
                 self._keep(parts, key, found)
@@ -155,8 +163,8 @@ class DecodedCache:
             _, before = parts.found.pop(key, (None, 0))
             parts.found[key] = found
             parts.bytes += found[1] - before
-            while parts.bytes > self._limit and len(parts.found) > 1:
-                parts.bytes -= parts.found.popitem(last=False)[1][1]
+            parts.largest = max(parts.largest, found[1])
+            parts.leave(self._limit, 1)
 
     def clear(self) -> None:
         """Forget all parts."""

@@ -79,5 +79,15 @@ class Claims:
                 sizes = np.bincount(rows, weights, len(self._more)) * (sizes if isinstance(sizes, int) else 1)
             self._more += np.minimum(sizes, MOST_BYTES).astype(np.int64, copy=False)
             self._most = int(self._more.max(initial=0))
+        self._check()
+
+    def add_to(self, rows: Int64Array, sizes: Int64Array) -> None:
+        """Add bytes for the records at `rows`, none of which repeats."""
+        more = self._more[rows] + np.minimum(sizes, MOST_BYTES)
+        self._more[rows] = more
+        self._most = max(self._most, int(more.max(initial=0)))
+        self._check()
+
+    def _check(self) -> None:
         if self._each + self._most > self.limit:
             check_lengths(self._more + self._each, self.limit, self.indices, self._path)

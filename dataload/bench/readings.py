@@ -204,7 +204,7 @@ def multistream(task: Task) -> Reading:
         batch_size=task.batch_size,
         mode="split",
         shuffle=False,
-        max_workers=task.workers,
+        num_workers=task.workers,
         executor=executor,
     )
     held = ExitStack()

@@ -325,7 +325,9 @@ def parse_engine(
         from dataload.ray import RayEngine  # imports Ray
 
         return RayEngine(**settings)
-    return None if name is None else LocalEngine(**settings)
+    if name is None:
+        return None
+    return LocalEngine(num_workers=workers, parts=parts)
 
 
 def check_alone(engine: Engine | None, part: str | None, merge: bool) -> None:

@@ -10,6 +10,7 @@ from dataload.config.derive import Section, settings_of
 from dataload.config.problems import MISSING, Problem, named_under
 from dataload.config.samplers import SECTIONS, BuildContext
 from dataload.config.streams import IteratorsConfig
+from dataload.executors import StartMethod
 from dataload.loader.loader import Loader
 from dataload.loader.order import rank_and_world_size, rows_per_rank
 from dataload.samplers import BatchPlanner
@@ -92,7 +93,7 @@ def _format_options() -> dict[str, tuple[Any, Any]]:
     return fields
 
 
-_ELSEWHERE = ("source", "sampler", "batch_sampler", "fields")  # arguments of `Loader` that other sections configure
+_ELSEWHERE = ("source", "sampler", "fields")  # arguments of `Loader` that other sections configure
 
 if TYPE_CHECKING:
     SourceConfig: TypeAlias = Any  # attributes are those of the section, and the options of all formats
@@ -109,6 +110,7 @@ else:
         __doc__="How batches are made: the arguments of `dataload.Loader`.",
         __module__=__name__,
         **{name: field for name, field in settings_of(Loader).items() if name not in _ELSEWHERE},
+        start_method=(StartMethod | None, Field(None, description="Deprecated: `executor` says it.")),
     )
     RemoteConfig = create_model(
         "RemoteConfig",
@@ -193,7 +195,7 @@ class DataloadConfig(Section):
         if isinstance(built, BatchPlanner):
             for name in _SIZES:
                 options.pop(name, None)
-        return {**options, "batch_sampler" if isinstance(built, BatchPlanner) else "sampler": built}
+        return {**options, "sampler": built}
 
     def rows_per_rank(self) -> int | None:
         """Return the rows per batch of one rank; None if the sampler decides."""

@@ -80,7 +80,7 @@ class IteratorsConfig(SamplerSection):
 
     def inapplicable(self, loader: Mapping[str, Any]) -> Iterator[Problem]:
         """Find settings of the section ``loader`` that a `MultiStreamLoader` does not have."""
-        arguments = {*inspect.signature(MultiStreamLoader).parameters, "num_workers"} - type(self).model_fields.keys()
+        arguments = {*inspect.signature(MultiStreamLoader).parameters, "start_method"} - type(self).model_fields.keys()
         for name, value in loader.items():
             if name not in arguments:
                 own = f"set sampler.{name}" if name in type(self).model_fields else "remove it"
@@ -93,8 +93,6 @@ class IteratorsConfig(SamplerSection):
         """Build the loader from this section and the section ``loader``, whose functions are already imported."""
         options = {**self.resolved("sampler"), **loader}
         del options["kind"]
-        if "num_workers" in options:
-            options["max_workers"] = options.pop("num_workers")
         with named_under("sampler", type(self).model_fields):
             return MultiStreamLoader(**{**options, "sequences": self._sequences()})
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from dataload._util.renamed import renamed
 from dataload._util.settings import check_count
 from dataload.convert.attempt import PartTask
 from dataload.executors.base import StartMethod
@@ -18,17 +19,17 @@ class LocalEngine:
     """Runs each part in a process of its own. A part whose process is killed is tried again, up to three times.
 
     Attributes:
-        workers: Number of processes at a time; by default one for each CPU that this process may use.
+        num_workers: Number of processes at a time; by default one for each CPU that this process may use.
         parts: Number of parts; by default one for each shard, but at most 256.
         start_method: How processes start, as in `multiprocessing`.
     """
 
-    workers: int | None = None
+    num_workers: int | None = None
     parts: int | None = None
     start_method: StartMethod = "forkserver"
 
     def __post_init__(self) -> None:
-        for name, value in (("workers", self.workers), ("parts", self.parts)):
+        for name, value in (("num_workers", self.num_workers), ("parts", self.parts)):
             if value is not None:
                 check_count(name, value, least=1)
 
@@ -41,3 +42,6 @@ class LocalEngine:
         from dataload.convert.processes import run_parts  # imports multiprocessing, which most programs do not need
 
         return run_parts(self, task, count, advance)
+
+
+LocalEngine.__init__ = renamed(workers="num_workers")(LocalEngine.__init__)

@@ -37,7 +37,7 @@ def run_parts(engine: LocalEngine, task: PartTask, count: int, advance: Callable
     check_parent(engine.start_method)
     modules = set[str]() if engine.start_method == "fork" else check_sendable(task, "local")
     if engine.start_method == "forkserver":
-        start_fork_server({"dataload.convert", *modules})
+        start_fork_server({__name__, *modules})
     with closing(_Run(engine, task, count, advance)) as run:
         return run.values()
 
@@ -71,7 +71,7 @@ class _Run:
         self._count = count
         self._advance = advance
         self._start_method: StartMethod = engine.start_method
-        self._workers = engine.workers or usable_cpus()
+        self._workers = engine.num_workers or usable_cpus()
         self._waiting = deque(range(1, count + 1))
         self._running: list[WorkerHandle] = []
         self._losses: Counter[int] = Counter()

@@ -12,12 +12,12 @@ from dataload.executors.threads import ThreadExecutor
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
-ExecutorName: TypeAlias = Literal["threads", "processes"]
-"""The kind of workers, if `num_workers` is not 0."""
+ExecutorName: TypeAlias = Literal["threads", "processes", "fork", "spawn", "forkserver"]
+"""The kind of workers, if `num_workers` is not 0: threads, or processes by how they start (by ``forkserver``)."""
 
 _ADVICE = (
     "functions and classes that are not at the top level of a module, or are of a notebook, need cloudpickle (pip "
-    "install cloudpickle); other things, executor='threads' or, in a loader, start_method='fork'"
+    "install cloudpickle); other things, executor='threads' or, in a loader, executor='fork'"
 )
 _SLOTS_BEYOND_WINDOW = 3  # the batch that the consumer has, the one before it, and one on its way
 
@@ -28,7 +28,6 @@ def make_executor(
     workers: int,
     *,
     window: int,
-    start_method: StartMethod = "forkserver",
     timeouts: TimeoutPolicy,
     parts: Iterable[tuple[str, str, Any]],
     first: int = 0,
@@ -38,14 +37,14 @@ def make_executor(
     `window` is the tasks ahead of the consumer, `first` the number of the first worker, for names. `parts` of `work`
     are named if they cannot be pickled; see `check_pickles`.
     """
-    for key, value, kind in (("executor", name, ExecutorName), ("start_method", start_method, StartMethod)):
-        check_choice(key, value, get_args(kind))
+    check_choice("executor", name, get_args(ExecutorName))
     if not workers:
         return SerialExecutor(work)
     if name == "threads":
         return ThreadExecutor(work, workers, timeouts=timeouts, first=first)
     from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
 
+    start_method: StartMethod = "forkserver" if name == "processes" else name
     modules = () if start_method == "fork" else check_pickles(*parts)
     slots = window + _SLOTS_BEYOND_WINDOW
     return ProcessExecutor(

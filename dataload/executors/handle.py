@@ -25,7 +25,7 @@ from dataload.executors.worker import DUMP_SIGNAL, NewSlot, TaskMessage, serve
 
 GUARD = (
     "each worker process imports the main module, so guard its top-level code with "
-    "`if __name__ == \"__main__\":`, or use start_method='fork'"
+    "`if __name__ == \"__main__\":`, or use executor='fork' (of an engine, start_method='fork')"
 )
 
 _SERVER_WAITS = "the fork server of multiprocessing does not answer: it is importing the main module, or is stopped"
@@ -274,8 +274,8 @@ def check_parent(start_method: StartMethod) -> None:
     if not os.path.exists(os.path.join(getattr(multiprocessing_process, "ORIGINAL_DIR", None) or "", path)):
         raise ConfigError(
             f"worker processes import the main module, and the file {path} does not exist: save the program to a "
-            "file, or use start_method='fork'",
-            key="start_method",
+            "file, or use executor='fork' (of an engine, start_method='fork')",
+            key="executor",
             value=start_method,
         )
 

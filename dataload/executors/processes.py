@@ -47,7 +47,7 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
     last view is gone, so arrays that are kept are never overwritten. (Being kept by a fork of this process does not
     count.) When all slots are in use, results are sent through a pipe. There should be a slot for each task in flight
     and each result that the consumer holds. `work` is pickled once per worker unless workers are forked. A fork server
-    starts here, not with the first task, and imports those of `modules` that are installed.
+    starts here, not with the first task, and imports the module of `work` and those of `modules` that are installed.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
         modules: Iterable[str] = (),
     ) -> None:
         if start_method == "forkserver":
-            start_fork_server(modules)
+            start_fork_server({type(work).__module__, *modules})
         settings = {"slots": slots, "start_method": start_method, "timeouts": timeouts or TimeoutPolicy()}
         super().__init__(partial(ProcessPool, work, first=first, **settings), workers)
 

@@ -26,8 +26,8 @@ class DeviceLoader(DevicePrefetcher[Any]):
     Take `state_dict` from this object and not from `loader`, which is already ahead by the batches being copied.
 
     Args:
-        loader: A `dataload.Loader` or `dataload.MultiStreamLoader`, with the rank that `distributed_place` returns for
-            the sharding.
+        loader: A `dataload.Loader` or `dataload.streams.MultiStreamLoader`, with the rank that `distributed_place`
+            returns for the sharding.
         sharding: The layout of each array over the devices of all processes, rows along axis 0. An array with fewer
             axes than a `PartitionSpec` has entries is laid out by the first of them.
         depth: Number of batches on the devices ahead of the one that the consumer has.

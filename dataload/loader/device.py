@@ -12,7 +12,7 @@ class DevicePrefetcher(ABC, Generic[SentT]):
     """Base of the device loaders: sends batches ahead, and counts in its state those that the consumer received.
 
     Attributes:
-        loader: A `dataload.Loader` or `dataload.MultiStreamLoader`.
+        loader: A `dataload.Loader` or `dataload.streams.MultiStreamLoader`.
     """
 
     def __init__(self, loader: Any, depth: int) -> None:

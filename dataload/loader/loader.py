@@ -12,17 +12,18 @@ from dataload._util.arrays import PadValue
 from dataload._util.fingerprint import describe, fingerprint, identify, shows_address
 from dataload._util.machine import usable_cpus
 from dataload._util.randomness import check_seed
+from dataload._util.renamed import renamed
 from dataload._util.settings import check_count, check_fields, check_flags, check_seconds
 from dataload.collate import Policy
 from dataload.errors import WorkerError, printable
-from dataload.executors import Executor, StartMethod, TimeoutPolicy, WorkerLostError, WorkerStatus
+from dataload.executors import Executor, TimeoutPolicy, WorkerLostError, WorkerStatus
 from dataload.executors.factory import ExecutorName, make_executor
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import EpochIteration, LoaderBase
 from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
 from dataload.loader.order import Shuffle, explains_torch_names, plan_batches
 from dataload.loader.pipeline import Prefetch, StepDelivery, TaskSizer, apply_in_consumer, lost_step
-from dataload.loader.recorder import Recorder
+from dataload.loader.recorder import Recorder, workplace_of
 from dataload.loader.rescue import ErrorPolicy, OnError
 from dataload.loader.scaling import Scaling, Setting
 from dataload.loader.state import MOST_SETTINGS, Cursor, EpochPlanners, LoaderState
@@ -64,9 +65,8 @@ class Loader(LoaderBase[BatchT]):
         batch_size: Rows per batch of this rank.
         global_batch_size: Rows per step of all ranks together, instead of `batch_size`: a multiple of `world_size`. A
             job that continues on another number of ranks then keeps its batches; with `batch_size` they change size.
-        sampler: The order; by default all records, as set by `shuffle`.
-        batch_sampler: Order and batches in one, such as `BucketBatchSampler`, instead of a batch size, `sampler` and
-            `shuffle`. The loader sets its rank, number of ranks and tail.
+        sampler: The order; by default all records, as set by `shuffle`. Or order and batches in one, such as
+            `BucketBatchSampler`, without a batch size; the loader sets its rank, number of ranks and tail.
         shuffle: Use another order in each epoch. ``"global"`` mixes all records. ``"shards"`` reads shards in random
             order, each front to back, through a pool (see `PoolShuffle`), which suits disks and object stores. True
             chooses ``"shards"`` if the source sets `reads_in_order`, else ``"global"``. Not together with `sampler`.
@@ -86,9 +86,8 @@ class Loader(LoaderBase[BatchT]):
             each CPU that this process may use, and more threads if they mostly wait.
         executor: ``"threads"``: reading and decoding release the GIL, and nothing is copied between processes.
             ``"processes"``: for transforms that hold the GIL. Batches come in shared memory, which is reused once
-            nothing refers to it.
-        start_method: How processes start: ``"forkserver"``, ``"spawn"``, or ``"fork"``, which copies this process
-            with everything in it.
+            nothing refers to it. They start by ``"forkserver"``; ``"spawn"`` and ``"fork"`` are processes that start
+            so. ``"fork"`` copies this process with everything in it.
         prefetch: Batches to make ahead, per worker. Batches that take under a millisecond are grouped; `prefetch`
             counts groups. ``num_workers="auto"`` may use more. Instead of waiting for a group, the consumer's thread
             makes the next one itself if the workers leave it a CPU.
@@ -124,6 +123,7 @@ class Loader(LoaderBase[BatchT]):
         [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
 
+    @renamed(batch_sampler="sampler", start_method="executor")
     @explains_torch_names
     def __init__(
         self,
@@ -131,8 +131,7 @@ class Loader(LoaderBase[BatchT]):
         *,
         batch_size: int | None = None,
         global_batch_size: int | None = None,
-        sampler: Sampler | None = None,
-        batch_sampler: BatchPlanner | None = None,
+        sampler: Sampler | BatchPlanner | None = None,
         shuffle: bool | Shuffle = False,
         seed: int = 0,
         tail: Tail | None = None,
@@ -143,7 +142,6 @@ class Loader(LoaderBase[BatchT]):
         pad_value: PadValue | None = None,
         num_workers: int | Literal["auto"] = 0,
         executor: ExecutorName = "threads",
-        start_method: StartMethod = "forkserver",
         prefetch: int = 2,
         prefetch_bytes: int = 1 << 30,
         in_order: bool = True,
@@ -163,7 +161,6 @@ class Loader(LoaderBase[BatchT]):
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             sampler=sampler,
-            batch_sampler=batch_sampler,
             shuffle=shuffle,
             seed=self._seed,
             tail=tail,
@@ -174,7 +171,8 @@ class Loader(LoaderBase[BatchT]):
         making = choose_collate(collate, pad_value, packs=isinstance(self._planner, PackedBatchSampler))
         workers = 1 if num_workers == "auto" else check_count("num_workers", num_workers, least=0)
         # A function that prepares a batch for its consumer (pins it, say) must not run in another process.
-        in_consumer = workers and executor == "processes" and getattr(batch_transform, "runs_in_consumer", False)
+        threads = executor == "threads"
+        in_consumer = workers and not threads and getattr(batch_transform, "runs_in_consumer", False)
         self._in_consumer = batch_transform if in_consumer else None
         fetch = BatchLoader(
             source=source,
@@ -186,30 +184,29 @@ class Loader(LoaderBase[BatchT]):
             policy=ErrorPolicy(on_error, read_excluded(exclude, source)),
         )
         check_names(source, fetch.fields, fetch.collate, transformed=bool(fetch.transform))
-        self._work = StepWork(fetch, self._planner, reseeds=executor == "processes" and workers > 0)
+        self._work = StepWork(fetch, self._planner, reseeds=not threads and workers > 0)
         self._prefetch = check_count("prefetch", prefetch, least=1)
         self._executor = make_executor(
             self._work,
             executor,
             workers,
             window=self._prefetch * (usable_cpus() if num_workers == "auto" else workers),
-            start_method=start_method,
             timeouts=TimeoutPolicy(check_seconds("timeout", timeout)),
             parts=self._work.parts(),
         )
         self._scaling = None
         if workers:
-            automatic, threads = num_workers == "auto", executor == "threads"
+            automatic = num_workers == "auto"
             # Somebody must watch the consumer's thread if there is a timeout. Who asks for processes gets at least one.
             least = 0 if threads and timeout is None else 1
             self._scaling = Scaling(
                 None if automatic else workers, self._prefetch, least=least, deepens=automatic and threads
             )
-        self._ahead = Prefetch(source, fetch.fields, here=not workers or executor == "threads")
+        self._ahead = Prefetch(source, fetch.fields, here=not workers or threads)
         self._owned = ExitStack()  # closes what `from_config` has opened for this loader
         super().__init__(
             recorder=Recorder(
-                executor if workers else "serial", tuple(step.name for step in fetch.transform), traffics_of(source)
+                workplace_of(executor, workers), tuple(step.name for step in fetch.transform), traffics_of(source)
             ),
             workers=workers,
             epochs=epochs,

@@ -39,7 +39,7 @@ _ARGUMENTS = {
     "prefetch_factor": "it is prefetch=",
     "worker_init_fn": "leave it out: a transform f(sample, context) has random numbers as context.generator",
     "persistent_workers": "leave it out: workers live as long as the loader",
-    "multiprocessing_context": "multiprocessing_context='fork' is executor='processes', start_method='fork'",
+    "multiprocessing_context": "multiprocessing_context='fork' is executor='fork'",
     "generator": "it is seed=, an integer",
 }
 _SAMPLERS = {
@@ -107,7 +107,6 @@ def plan_batches(
     batch_size: int | None,
     global_batch_size: int | None,
     sampler: Any,
-    batch_sampler: Any,
     shuffle: bool | Shuffle,
     seed: int,
     tail: Tail | None,
@@ -115,27 +114,23 @@ def plan_batches(
     world_size: int | None,
 ) -> BatchPlanner:
     """Return the plan that the arguments of `dataload.Loader` ask for."""
-    rank, world_size = rank_and_world_size(rank, world_size, batch_sampler)
+    rank, world_size = rank_and_world_size(rank, world_size, sampler)
     if tail is None:
         tail = "partial" if world_size == 1 else "pad"
-    if batch_sampler is not None:
+    if isinstance(sampler, BatchPlanner):
         sizes = {"batch_size": batch_size, "global_batch_size": global_batch_size}
-        for name, value in {**sizes, "sampler": sampler, "shuffle": shuffle or None}.items():
+        for name, value in {**sizes, "shuffle": shuffle or None}.items():
             if value is not None:
-                raise ConfigError(
-                    f"batch_sampler and {name} both choose order and batches: leave one of them out",
-                    key=name,
-                    value=value,
-                )
-        if not isinstance(batch_sampler, BatchPlanner):
-            rule = "must be a BatchPlanner, such as BucketBatchSampler (an order of records is passed as sampler=)"
-            raise setting_error("batch_sampler", batch_sampler, rule)
-        plan = batch_sampler.with_ranks(rank=rank, world_size=world_size, tail=tail)
+                message = f"{type(sampler).__name__} chooses the order and the batches: leave {name} out"
+                raise ConfigError(message, key=name, value=value)
+        plan = sampler.with_ranks(rank=rank, world_size=world_size, tail=tail)
     else:
         order = _order(source, sampler, shuffle, seed)
         rows = rows_per_rank(batch_size, global_batch_size, world_size)
         if rows is None:
-            raise ConfigError("give batch_size, global_batch_size or a batch_sampler", key="batch_size", value=None)
+            raise ConfigError(
+                "give batch_size, global_batch_size or a sampler that makes batches", key="batch_size", value=None
+            )
         plan = BatchSampler(sampler=order, batch_size=rows, rank=rank, world_size=world_size, tail=tail)
     _check_records(plan, source)
     return plan
@@ -226,8 +221,6 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
         return default_order(source, shuffle, seed)
     if shuffle:
         raise ConfigError("shuffle and sampler both choose the order: give one of them", key="shuffle", value=shuffle)
-    if isinstance(sampler, BatchPlanner):
-        raise TypeError(f"{type(sampler).__name__} makes batches: pass it as batch_sampler=, without batch_size")
     refuse_torch_sampler(sampler)  # first, because one of them has an attribute `indices`
     if not isinstance(sampler, Sampler):
         raise TypeError(

@@ -11,15 +11,16 @@ import numpy.typing as npt
 
 from dataload._util.arrays import PadValue
 from dataload._util.randomness import check_seed
+from dataload._util.renamed import renamed
 from dataload._util.settings import check_choice, check_count, check_seconds, setting_error
 from dataload.collate import Policy
 from dataload.errors import ConfigError, SourceError, WorkerError
-from dataload.executors import StartMethod, WorkerLostError
+from dataload.executors import WorkerLostError
 from dataload.executors.factory import ExecutorName
 from dataload.loader.base import EpochIteration, LoaderBase
 from dataload.loader.fetch import check_batch_transform, choose_collate, without_warning
 from dataload.loader.order import rank_and_world_size
-from dataload.loader.recorder import Recorder
+from dataload.loader.recorder import Recorder, workplace_of
 from dataload.loader.state import Cursor
 from dataload.loader.statistics import Statistics
 from dataload.loader.step import StepResult
@@ -118,10 +119,9 @@ class MultiStreamLoader(LoaderBase[Any]):
             called in the consumer's thread, with all samples, row after row.
         pad_value: See `Loader`. Blank rows and the rest of a chunk are zeros, which `valid` tells.
         batch_transform: ``f(batch)``, for example `dataload.torch.to_tensors`, called in the consumer's thread.
-        max_workers: Maximum number of workers; as many are used as divide `batch_size`. 0 works in the consumer's
+        num_workers: Maximum number of workers; as many are used as divide `batch_size`. 0 works in the consumer's
             thread.
-        executor: ``"threads"``, or ``"processes"`` for streams that hold the GIL.
-        start_method: How processes start: ``"forkserver"``, ``"spawn"`` or ``"fork"``.
+        executor: ``"threads"``, or ``"processes"`` for streams that hold the GIL; see `Loader`.
         prefetch: Steps to make ahead. Steps that take under 0.8 ms are grouped, and with processes those under 30 ms;
             `prefetch` counts groups.
         timeout: Seconds to wait for a step, or for a group, before raising an error; None only warns, after a minute.
@@ -141,6 +141,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         [[12, 27], [13, 28], [14, 29], [15, 0], [16, 0], [17, 0], [40, 0]]
     """
 
+    @renamed(max_workers="num_workers", start_method="executor")
     def __init__(
         self,
         make_stream: Callable[..., Any],
@@ -157,9 +158,8 @@ class MultiStreamLoader(LoaderBase[Any]):
         collate: Callable[..., Any] | Mapping[str, Policy] | None = None,
         pad_value: PadValue | None = None,
         batch_transform: Callable[[Any], Any] | None = None,
-        max_workers: int = 1,
+        num_workers: int = 1,
         executor: ExecutorName = "threads",
-        start_method: StartMethod = "forkserver",
         prefetch: int = 2,
         timeout: float | None = None,
         rank: int | None = None,
@@ -185,18 +185,17 @@ class MultiStreamLoader(LoaderBase[Any]):
         )
         (step,) = compose(make_stream, "make_stream", "a sequence")
         self._plan = StreamSpec(step, sequences, order, chunk, ends, self._make_batch.joins)
-        workers = check_count("max_workers", max_workers, least=0)
+        workers = check_count("num_workers", num_workers, least=0)
         self._stream_workers = StreamWorkers(
             self._plan,
             range(self._rank, order.rows, self._world_size),
             workers,
             executor=executor,
-            start_method=start_method,
             window=check_count("prefetch", prefetch, least=1) if workers else 0,
             timeout=check_seconds("timeout", timeout),
         )
         super().__init__(
-            recorder=Recorder(executor if workers else "serial"),
+            recorder=Recorder(workplace_of(executor, workers)),
             workers=self._stream_workers.workers,
             epochs=epochs,
             release=self._stream_workers.close,

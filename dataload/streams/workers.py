@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from dataload.errors import WorkerError
-from dataload.executors import Executor, Result, StartMethod, TimeoutPolicy, WorkerPosition, WorkerStatus, worker_name
+from dataload.executors import Executor, Result, TimeoutPolicy, WorkerPosition, WorkerStatus, worker_name
 from dataload.executors.factory import ExecutorName, make_executor
 from dataload.loader.fetch import StageSpan
 from dataload.loader.pipeline import TaskSizer
@@ -20,8 +20,8 @@ from dataload.streams.columns import Stacked, stack
 from dataload.streams.messages import RowGroup, RowResults, RowTask, Step
 from dataload.streams.rows import RowStart, RowStream, StreamSpec, Taken, describe
 
-_HAND_OVER = {"threads": 1, "processes": 40}
-"""Cost of handing over a result, relative to waking a thread: a message takes one to two milliseconds of CPU time."""
+_MESSAGE_COST = 40
+"""Cost of a message with a result, relative to waking a thread: it takes one to two milliseconds of CPU time."""
 
 _MOST_SECONDS = 0.2
 """Time after which a task ends with the steps that it has: they took longer than expected, and the consumer waits."""
@@ -152,7 +152,6 @@ class StreamWorkers:
         workers: int,
         *,
         executor: ExecutorName,
-        start_method: StartMethod,
         window: int,
         timeout: float | None,
     ) -> None:
@@ -160,12 +159,11 @@ class StreamWorkers:
         self.locator: StreamLocator = StreamLocator(plan)
         self._window = window if self.workers else 0
         # Without workers there is no hand-over to save: make each step on request.
-        self._hand_over = _HAND_OVER.get(executor, 1) if self.workers else 0
+        self._hand_over = 0 if not self.workers else 1 if executor == "threads" else _MESSAGE_COST
         self._settings: dict[str, Any] = {
             "name": executor,
             "workers": min(self.workers, 1),
             "window": window,
-            "start_method": start_method,
             "timeouts": TimeoutPolicy(timeout, locate=self.locator),
         }
         size = len(rows) // max(self.workers, 1)

@@ -131,7 +131,7 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
             whole = not makes_batches and isinstance(self.sampler, data.BatchSampler)
             self._map = MapDataset(self.dataset, whole=whole, num_workers=self.num_workers)
         collate: Any = self.collate_fn if makes_batches else functools.partial(_alone, self.collate_fn)
-        order = {"batch_size": self.batch_size or 1, "shuffle": True} if plan is None else {"batch_sampler": plan}
+        order = {"batch_size": self.batch_size or 1, "shuffle": True} if plan is None else {"sampler": plan}
         ranks = {"rank": 0, "world_size": 1} if plan is None else {"rank": plan.rank, "world_size": plan.world_size}
         return {
             **order,
@@ -141,8 +141,7 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
             "collate": collate if self._map is not None else None,
             "batch_transform": _batch_transform(columns=self._map is None, pins=self.pin_memory),
             "num_workers": self.num_workers,
-            "executor": "threads" if self._map is None else "processes",
-            "start_method": _start_method(self.multiprocessing_context),
+            "executor": "threads" if self._map is None else _start_method(self.multiprocessing_context),
             "prefetch": max(1, self.prefetch_factor or 1),
             "timeout": self.timeout or None,
             "in_order": getattr(self, "in_order", True),

@@ -21,6 +21,6 @@ def run(source, destination, kill_at=None, errors=None, **options):
     try:
         source = dataload.open(source) if isinstance(source, os.PathLike) else source
         convert(source, destination, progress=progress, **options)
-    except dataload.SourceError as error:
+    except dataload.errors.SourceError as error:
         errors.write_text(str(error))
         sys.exit(1)

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 from bombs import Bomb
 from wire import varint
 
@@ -152,3 +154,11 @@ def bombs_of_parquet() -> Iterator[Bomb]:
             continue
         options = {"kind": kind, "encoding": encoding, "nesting": nesting, "lie": lie, "version": version}
         yield Bomb(" ".join(map(str, options.values())), lambda folder, o=options: write(folder / "x.parquet", **o))
+    for columns, rows in ((4000, 1), (40, 2_000_000)):
+        yield Bomb(f"{columns} columns", lambda folder, c=columns, r=rows: zeros(folder / "x.parquet", c, r))
+
+
+def zeros(path: Path, columns: int, rows: int) -> Path:
+    table = pa.table({f"x{number}": np.zeros(rows) for number in range(columns)})
+    pyarrow.parquet.write_table(table, path, compression="zstd", row_group_size=rows)
+    return path

@@ -191,6 +191,14 @@ def bombs_of_arrow(depth: int = DEPTH) -> Iterator[Bomb]:
                     return None
 
             yield Bomb(f"{name}{' compressed' if compression else ''}", write)
+    yield Bomb(
+        "4000 columns compressed",
+        lambda folder: arrow_file(
+            pa.RecordBatch.from_pydict({f"x{number}": np.zeros(ROWS) for number in range(4000)}),
+            folder / "x.arrow",
+            "zstd",
+        ),
+    )
     for count in (64, 1024):
 
         def columns(folder: Path, count=count) -> Path:

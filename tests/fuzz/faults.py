@@ -161,7 +161,7 @@ def judge(opened, policy, want, owners, **loading):
             whose = failures.owner_of(found)
         if whose not in owners:
             return f"{type(found).__name__} is said to be the {whose}'s: {error}"
-        return "refused" if isinstance(found, dataload.SourceError) else f"a raw {type(found).__name__}: {error}"
+        return "refused" if isinstance(found, dataload.errors.SourceError) else f"a raw {type(found).__name__}: {error}"
     if bad:
         return f"{bad} records were called bad"
     return difference(batches, want, "batches") or "right"

@@ -24,7 +24,7 @@ import numpy as np
 from drive import drive
 
 import dataload
-from dataload import ConcatSource, Loader, MemorySource
+from dataload import Loader, MemorySource
 from dataload.samplers import (
     BucketBatchSampler,
     GlobalShuffle,
@@ -38,6 +38,7 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
+from dataload.sources import ConcatSource
 from dataload.streams import MultiStreamLoader, StreamSampler
 from dataload.testing.compare import difference
 
@@ -220,7 +221,7 @@ def build(what: Combination, run: Run, rank: int) -> Any:
         sequences = [range(start, start + 1 + start % 7) for start in range(0, 120, 8)]
         return MultiStreamLoader(
             Seekable if what.transform else stream_of, sequences, batch_size=run.batch_size, mode=mode,
-            chunk=1 + what.seed % 3, ends=("next", "pad", "drop")[what.seed % 3], max_workers=run.num_workers,
+            chunk=1 + what.seed % 3, ends=("next", "pad", "drop")[what.seed % 3], num_workers=run.num_workers,
             **{**common, "epochs": what.epochs if mode == "split" else None}, **ranks,
         )  # fmt: skip
     common |= {"num_workers": run.num_workers, "in_order": run.in_order, "on_error": what.on_error}
@@ -233,7 +234,7 @@ def build(what: Combination, run: Run, rank: int) -> Any:
             sampler=GlobalShuffle(RECORDS, what.seed), lengths=LENGTHS, row_length=14, batch_size=run.batch_size,
             window=8, tail=what.tail, **ranks,
         )  # fmt: skip
-        return Loader(source_of(what.format), batch_sampler=planner, **{**common, "transform": only_tokens})
+        return Loader(source_of(what.format), sampler=planner, **{**common, "transform": only_tokens})
     if kind == "buckets":
         planner = BucketBatchSampler(lengths=LENGTHS, max_tokens=24, seed=what.seed, tail=what.tail, **ranks)
     elif kind == "stream":
@@ -244,7 +245,7 @@ def build(what: Combination, run: Run, rank: int) -> Any:
     else:
         common |= {"sampler": SAMPLERS[what.order](what.seed), "batch_size": run.batch_size, "tail": what.tail, **ranks}
         planner = None
-    return Loader(source_of(what.format), batch_sampler=planner, collate={"tokens": "pad"}, **common)
+    return Loader(source_of(what.format), sampler=planner, collate={"tokens": "pad"}, **common)
 
 
 def only_tokens(sample: dict[str, Any]) -> dict[str, Any]:

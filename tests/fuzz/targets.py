@@ -167,7 +167,7 @@ def run_npy(data):
     want = got = None
     with suppress(Exception):
         want = np.load(io.BytesIO(data), allow_pickle=False)
-    with suppress(CorruptFileError, dataload.UnsupportedFormatError):
+    with suppress(CorruptFileError, dataload.errors.UnsupportedFormatError):
         got = npy.parse_npy(data)
     if got is not None:
         same(got, want, "the array")

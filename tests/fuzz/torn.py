@@ -144,11 +144,11 @@ def run_round(root: Path, number: int) -> tuple[str, float]:
     paths = make(old, this.format, OLD)
     make(new, this.format, NEW)
     options = FORMATS[this.format][2] | ({} if this.mapped else {"map": False})
-    settings = {"start_method": "fork"} if this.executor == "processes" else {}
+    executor = "fork" if this.executor == "processes" else this.executor
     source = dataload.open([str(path) for path in paths], **options)
     loader = dataload.Loader(
-        source, batch_size=16, shuffle="global", num_workers=this.workers, executor=this.executor,
-        on_error=this.on_error, max_bad=10**9, **settings,
+        source, batch_size=16, shuffle="global", num_workers=this.workers, executor=executor,
+        on_error=this.on_error, max_bad=10**9,
     )  # fmt: skip
     child, ended = 0, 0.0
     with source, loader:

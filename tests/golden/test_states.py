@@ -22,6 +22,7 @@ import dataload
 from dataload.compat import webdataset
 from dataload.compat.grain import RangeDataSource, tfds_data_source
 from dataload.samplers import (
+    BatchPlanner,
     BucketBatchSampler,
     GlobalShuffle,
     Lanes,
@@ -118,7 +119,7 @@ def records():
 
 
 def two():
-    return dataload.ConcatSource([dataload.RangeSource(30), dataload.RangeSource(50)])
+    return dataload.sources.ConcatSource([dataload.RangeSource(30), dataload.RangeSource(50)])
 
 
 SHARDS = [f"shards-0000{i}-of-00003.array_record" for i in range(3)]
@@ -191,7 +192,7 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "range": lambda: dataload.open("range:80"),
     "range, steps": lambda: dataload.RangeSource(60, start=5, step=2),
     "concat": two,
-    "concat of files": lambda: dataload.ConcatSource([syrah("basic", fields=["label"])(), syrah("one_item")()]),
+    "concat of files": lambda: dataload.sources.ConcatSource([syrah("basic", fields=["label"])(), syrah("one_item")()]),
     "slice": lambda: dataload.open("range:80")[3:70:2],
     "slice of a slice": lambda: syrah("thousand")()[10:900][::-3],
     "slice of concat": lambda: two()[20:60],
@@ -207,7 +208,7 @@ def loader(source, **settings):
     """A function that builds a loader of a source, with other settings if it is given some."""
 
     def make(**others):
-        batches = {} if "batch_sampler" in settings else {"batch_size": 4}
+        batches = {} if isinstance(settings.get("sampler"), BatchPlanner) else {"batch_size": 4}
         return dataload.Loader(SOURCES[source](), **{**batches, **settings, **others})
 
     return make
@@ -215,10 +216,6 @@ def loader(source, **settings):
 
 def ordered(sampler, **settings):
     return loader("range", sampler=sampler, **settings)
-
-
-def batched(batch_sampler, **settings):
-    return loader("range", batch_sampler=batch_sampler, **settings)
 
 
 def stream(mode="split", **settings):
@@ -240,7 +237,7 @@ def packed(**settings):
         window=6,
         **settings,
     )
-    return dataload.Loader(source, batch_sampler=order, collate=PACK)
+    return dataload.Loader(source, sampler=order, collate=PACK)
 
 
 def pipeline():
@@ -284,7 +281,7 @@ TEXTS = ["a quick fox", "over", "the lazy dog", "and back", "again and again"]
 
 
 def streams(make_stream=iter, sequences=NUMBERS, **settings):
-    return lambda: MultiStreamLoader(make_stream, sequences, **{"batch_size": 3, "max_workers": 0, **settings})
+    return lambda: MultiStreamLoader(make_stream, sequences, **{"batch_size": 3, "num_workers": 0, **settings})
 
 
 class Case(NamedTuple):
@@ -339,7 +336,7 @@ CASES = {
         loader("range", shuffle=True, rank=1, world_size=2), 3, then={"rank": 0, "world_size": 1}
     ),
     "another batch size": Case(loader("range", shuffle=True, seed=5), 3, then={"batch_size": 7}),
-    "streams, then two ranks": Case(batched(stream()), 3, then={"rank": 0, "world_size": 2}),
+    "streams, then two ranks": Case(ordered(stream()), 3, then={"rank": 0, "world_size": 2}),
     "out of order, nothing missing": Case(loader("range", in_order=False, seed=4, shuffle=True)),
     "out of order, a step missing": Case(loader("range", in_order=False), 3, (1,)),
     "out of order, steps missing": Case(loader("range", in_order=False, shuffle=True, seed=6), 3, (1, 3)),
@@ -369,32 +366,32 @@ CASES = {
     "sampler: mixture, weights by position": Case(
         loader("concat", sampler=Mixture(PARTS, {0: (1, 9), 11: (1, 1)}, "first", 9)), 2
     ),
-    "batches: buckets": Case(batched(BucketBatchSampler(lengths=LENGTHS, batch_size=4, seed=2))),
+    "batches: buckets": Case(ordered(BucketBatchSampler(lengths=LENGTHS, batch_size=4, seed=2))),
     "batches: buckets by tokens": Case(
-        batched(BucketBatchSampler(lengths=np.array(LENGTHS), max_tokens=60, boundaries=(5, 11, 23), seed=2, group=2))
+        ordered(BucketBatchSampler(lengths=np.array(LENGTHS), max_tokens=60, boundaries=(5, 11, 23), seed=2, group=2))
     ),
-    "batches: buckets in order": Case(batched(BucketBatchSampler(lengths=LENGTHS, batch_size=4, shuffle=False)), 40),
+    "batches: buckets in order": Case(ordered(BucketBatchSampler(lengths=LENGTHS, batch_size=4, shuffle=False)), 40),
     "batches: packed": Case(packed, 1),
     "batches: packed, cut off": Case(
         loader(
             "tokens",
             collate=PACK,
-            batch_sampler=PackedBatchSampler(
+            sampler=PackedBatchSampler(
                 sampler=Sequential(20), lengths=[8] * 20, row_length=20, batch_size=2, window=5, overlong="truncate"
             ),
         )
     ),
     "batches: packed, best fit": Case(lambda: packed(strategy="best-fit"), 1),
-    **{f"streams: {mode}": Case(batched(stream(mode))) for mode in ("split", "pack", "independent", "shuffled")},
-    **{f"streams: {ends}": Case(batched(stream(ends=ends))) for ends in ("pad", "drop")},
-    "streams: random start": Case(batched(stream(random_start=True)), 8),
-    "streams: random start, drop": Case(batched(stream("pack", ends="drop", random_start=True)), 8),
-    "streams: epochs of 5": Case(batched(stream("independent", epoch_steps=5)), 7),
-    "streams: shuffled, epochs of 5": Case(batched(stream("shuffled", epoch_steps=5)), 5),
-    "streams: rank 1 of 2": Case(batched(stream(), rank=1, world_size=2)),
-    "streams: of an array": Case(batched(stream(sequence_lengths=np.array(SEQUENCES), chunk=1)), 0),
+    **{f"streams: {mode}": Case(ordered(stream(mode))) for mode in ("split", "pack", "independent", "shuffled")},
+    **{f"streams: {ends}": Case(ordered(stream(ends=ends))) for ends in ("pad", "drop")},
+    "streams: random start": Case(ordered(stream(random_start=True)), 8),
+    "streams: random start, drop": Case(ordered(stream("pack", ends="drop", random_start=True)), 8),
+    "streams: epochs of 5": Case(ordered(stream("independent", epoch_steps=5)), 7),
+    "streams: shuffled, epochs of 5": Case(ordered(stream("shuffled", epoch_steps=5)), 5),
+    "streams: rank 1 of 2": Case(ordered(stream(), rank=1, world_size=2)),
+    "streams: of an array": Case(ordered(stream(sequence_lengths=np.array(SEQUENCES), chunk=1)), 0),
     "streams: mixture": Case(
-        batched(RowMixture(parts=(stream(), stream("shuffled", rows=2), stream("independent", rows=2)))), 3
+        ordered(RowMixture(parts=(stream(), stream("shuffled", rows=2), stream("independent", rows=2)))), 3
     ),
     "as WebDataset has it": Case(lambda: pipeline().loader()),
     "multistream: independent": Case(streams(mode="independent", seed=1), 9),

@@ -40,4 +40,4 @@ def test_lengths_that_are_stale_are_named():
     tokens = [{"tokens": np.full(1 + i * 7 % 23, i, np.int32)} for i in range(LENGTH)]
     planner = PackedBatchSampler(sampler=GlobalShuffle(LENGTH, 5), lengths=[3] * LENGTH, row_length=32, batch_size=2)
     with pytest.raises(WorkerError, match=r"ConfigError: cannot pack field 'tokens': .*compute the lengths again"):
-        next(iter(Loader(MemorySource(tokens), batch_sampler=planner)))
+        next(iter(Loader(MemorySource(tokens), sampler=planner)))

@@ -173,9 +173,7 @@ SCRIPT = """
 
     def main(what, method, here):
         os.mkdir(here)
-        settings = {"batch_size": 2, "num_workers": 2, "executor": "processes", "start_method": method}
-        if method == "threads":
-            settings |= {"executor": "threads", "start_method": "fork"}
+        settings = {"batch_size": 2, "num_workers": 2, "executor": method}
         if what == "computing":
             loader = Loader(works.Records(1000), transform=works.Hang(here), **settings)
         elif what == "holding the GIL":
@@ -268,7 +266,7 @@ def ended(process):
 
 
 @pytest.mark.parametrize(
-    ("what", "start_method"),
+    ("what", "method"),
     [
         ("idle", "spawn"),
         ("computing", "fork"),
@@ -280,8 +278,8 @@ def ended(process):
         ),
     ],
 )
-def test_workers_die_with_their_parent(script, what, start_method):
-    process, workers = script(what, start_method)
+def test_workers_die_with_their_parent(script, what, method):
+    process, workers = script(what, method)
     others = [pid for pid in descendants(process.pid) if pid not in workers]
     assert len(workers) == 2
     assert all(runs(pid) for pid in workers)
@@ -302,9 +300,9 @@ def test_stopped_workers_die_with_their_parent_when_they_go_on(script):
     wait_until(lambda: not any(runs(pid) for pid in workers), f"the workers {workers} are gone")
 
 
-@pytest.mark.parametrize("start_method", ["forkserver", "fork", pytest.param("spawn", marks=SLOW)])
-def test_ctrl_c_leaves_the_users_own_traceback_and_nothing_else(script, start_method):
-    process, workers = script("interrupt", start_method)
+@pytest.mark.parametrize("method", ["forkserver", "fork", pytest.param("spawn", marks=SLOW)])
+def test_ctrl_c_leaves_the_users_own_traceback_and_nothing_else(script, method):
+    process, workers = script("interrupt", method)
     others = descendants(process.pid)
     os.killpg(process.pid, signal.SIGINT)
     status, _, err = ended(process)
@@ -317,7 +315,7 @@ def test_ctrl_c_leaves_the_users_own_traceback_and_nothing_else(script, start_me
 
 
 @pytest.mark.parametrize(
-    ("what", "start_method"),
+    ("what", "method"),
     [
         ("break", "forkserver"),
         ("collected", "fork"),
@@ -329,8 +327,8 @@ def test_ctrl_c_leaves_the_users_own_traceback_and_nothing_else(script, start_me
         *slowly("daemon_thread forkserver", "daemon_thread threads", "waiting_daemon_thread forkserver"),
     ],
 )
-def test_the_end_of_a_program_leaves_nothing(script, what, start_method):
-    process, workers = script(what, start_method)
+def test_the_end_of_a_program_leaves_nothing(script, what, method):
+    process, workers = script(what, method)
     status, out, err = ended(process)
     assert not any(runs(pid) for pid in workers)
     if what == "exception":
@@ -346,7 +344,7 @@ FORK = """
     import works
     from dataload import Loader
     if __name__ == "__main__":
-        loader = Loader(works.Records(40), batch_size=2, num_workers=2, executor="processes", start_method=sys.argv[1])
+        loader = Loader(works.Records(40), batch_size=2, num_workers=2, executor=sys.argv[1])
         batches = iter(loader)
         next(batches)
         child = os.fork()
@@ -357,12 +355,12 @@ FORK = """
 """
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=SLOW)])
-def test_the_end_of_a_fork_does_not_end_its_parents_workers(start_method, tmp_path):
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=SLOW)])
+def test_the_end_of_a_fork_does_not_end_its_parents_workers(method, tmp_path):
     path = tmp_path / "train.py"
     path.write_text(textwrap.dedent(FORK))
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(Path(works.__file__).parent), *sys.path])}
     done = subprocess.run(
-        [sys.executable, path, start_method], capture_output=True, text=True, timeout=SECONDS, env=environment
+        [sys.executable, path, method], capture_output=True, text=True, timeout=SECONDS, env=environment
     )
     assert (done.returncode, done.stderr) == (0, "")

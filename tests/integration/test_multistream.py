@@ -37,17 +37,17 @@ def test_batches_and_resumes_are_those_of_threads():
     settings, steps = {"chunk": 2, "seed": 5}, 12
     with loader_of(executor="threads", **settings) as loader:
         expected = list(map(plain, itertools.islice(loader, steps)))
-    for start_method in ("forkserver", "fork"):
-        with loader_of(max_workers=2, start_method=start_method, **settings) as loader:
+    for executor in ("processes", "fork"):
+        with loader_of(num_workers=2, executor=executor, **settings) as loader:
             states, batches = [loader.state_dict()], []
             for batch in itertools.islice(loader, steps):
                 batches.append(plain(batch))
                 states.append(loader.state_dict())
             assert batches == expected
     with (
-        loader_of(max_workers=1, **settings) as one,
-        loader_of(max_workers=4, executor="threads", **settings) as two,
-        loader_of(max_workers=0, **settings) as three,
+        loader_of(num_workers=1, **settings) as one,
+        loader_of(num_workers=4, executor="threads", **settings) as two,
+        loader_of(num_workers=0, **settings) as three,
     ):
         for step, loader in zip(range(steps + 1), itertools.cycle([one, two, three]), strict=False):
             loader.load_state_dict(states[step])
@@ -57,7 +57,7 @@ def test_batches_and_resumes_are_those_of_threads():
 @pytest.mark.parametrize("size", [1, 3, 64])
 def test_states_of_streams_come_from_the_workers(size):
     settings = {"batch_size": 2, "mode": "split", "shuffle": False}
-    processes = MultiStreamLoader(streams.Counting, [10, 6], max_workers=2, executor="processes", **settings)
+    processes = MultiStreamLoader(streams.Counting, [10, 6], num_workers=2, executor="processes", **settings)
     with groups_of(size), processes as loader:
         found = [(plain(batch), loader.state_dict()) for batch in loader]
     assert found[3][1]["streams"] == [{"next": 4}] * 2
@@ -69,7 +69,7 @@ def test_states_of_streams_come_from_the_workers(size):
 
 
 def test_a_failing_stream_is_named():
-    settings = {"batch_size": 2, "max_workers": 2, "executor": "processes", "mode": "split", "shuffle": False}
+    settings = {"batch_size": 2, "num_workers": 2, "executor": "processes", "mode": "split", "shuffle": False}
     with MultiStreamLoader(streams.break_at_3, [9, 7], **settings) as loader:
         found = []
         with pytest.raises(WorkerError, match="step 3 of epoch 0 failed in row 1, at item 3 of sequence 1,") as caught:
@@ -92,7 +92,7 @@ def test_samples_that_cannot_be_sent_are_an_error_of_their_step(size):
 @pytest.mark.parametrize("size", [1, 2, 8])
 def test_a_killed_worker_is_an_error_that_names_the_stream_and_the_next_for_goes_on(tmp_path, size):
     make = streams.HangAt(4, tmp_path / "mark", kill=True)
-    settings = {"batch_size": 2, "max_workers": 2, "executor": "processes", "mode": "split", "shuffle": False}
+    settings = {"batch_size": 2, "num_workers": 2, "executor": "processes", "mode": "split", "shuffle": False}
     with groups_of(size), MultiStreamLoader(make, [5, 4], **settings) as loader:
         batches = iter(loader)
         assert [next(batches)["x"].tolist() for _ in range(2)] == [[0, 0], [1, 1]]
@@ -107,7 +107,7 @@ def test_a_killed_worker_is_an_error_that_names_the_stream_and_the_next_for_goes
 @pytest.mark.parametrize("leave", ["close", "drop"])
 def test_generators_are_closed_in_their_processes(tmp_path, leave):
     loader = MultiStreamLoader(
-        streams.NoteClosing(tmp_path), ["a", "b", "c"], batch_size=2, max_workers=2, executor="processes"
+        streams.NoteClosing(tmp_path), ["a", "b", "c"], batch_size=2, num_workers=2, executor="processes"
     )
     next(iter(loader))
     workers = works.workers()

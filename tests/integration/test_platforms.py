@@ -49,7 +49,7 @@ def _without_kernel_files(call):
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("executor", [{}, {"executor": "processes", "start_method": "fork"}])
+@pytest.mark.parametrize("executor", [{}, {"executor": "fork"}])
 def test_without_linux(tmp_path, executor):
     with dataload.create(tmp_path / "a.syr") as writer:
         for number in range(40):

@@ -72,7 +72,7 @@ def test_tensors_keep_their_slots():
 def test_global_generators_give_the_same_for_any_number_of_workers():
     drawn = []
     for workers, method in ((1, "forkserver"), (2, "forkserver"), (2, "fork")):
-        settings = {"num_workers": workers, "executor": "processes", "start_method": method, "transform": works.draw}
+        settings = {"num_workers": workers, "executor": method, "transform": works.draw}
         with Loader(works.Records(40), batch_size=5, seed=3, **settings) as loader:
             drawn.append([(b["numpy"].tolist(), b["random"].tolist()) for _ in range(2) for b in loader])
     assert drawn[0] == drawn[1] == drawn[2]
@@ -108,7 +108,7 @@ class UnpicklableSampler(Sequential):
         ("transform", [dict, Unpicklable()], "a copy of the transform 'Unpicklable', .*TextIOWrapper"),
         ("collate", lambda s: s, r"a copy of collate, and .*not at the top level .* need cloudpickle \(pip "),
         ("batch_transform", functools.partial(lambda s: s), "a copy of batch_transform"),
-        ("source", Unpicklable(), "a copy of the source, and .*, executor='threads' or, in a loader, start_method="),
+        ("source", Unpicklable(), "a copy of the source, and .*, executor='threads' or, in a loader, executor='fork'"),
         ("sampler", UnpicklableSampler(3), "a copy of the sampler, .*this sampler stays here"),
     ],
 )
@@ -118,7 +118,7 @@ def test_what_cannot_be_pickled_is_named_when_the_loader_is_made(key, value, mat
     with pytest.raises(ConfigError, match=match) as caught:
         Loader(**settings)
     assert caught.value.key == key
-    with Loader(**settings, start_method="fork") as loader:
+    with Loader(**{**settings, "executor": "fork"}) as loader:
         assert len(list(loader)) == 2
 
 
@@ -127,7 +127,7 @@ def test_a_main_module_without_a_guard_is_told_what_to_do(tmp_path, method):
     script = f"""
         import works
         from dataload import Loader
-        settings = {{"num_workers": 1, "executor": "processes", "start_method": {method!r}}}
+        settings = {{"num_workers": 1, "executor": {method!r}}}
         for batch in Loader(works.Records(4), batch_size=2, **settings):
             print('batch')
     """

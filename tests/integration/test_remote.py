@@ -352,7 +352,7 @@ def test_a_forked_child_is_refused(shards, bucket, environment):
         process.close()
         answers.close()
         with (
-            dataload.Loader(source, batch_size=5, num_workers=2, executor="processes", start_method="fork") as loader,
+            dataload.Loader(source, batch_size=5, num_workers=2, executor="fork") as loader,
             pytest.raises(WorkerError, match="this process was forked"),
         ):
             next(iter(loader))

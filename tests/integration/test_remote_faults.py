@@ -264,7 +264,7 @@ def test_no_secret_is_told(open_server, tmp_path, monkeypatch, caplog, capfd, st
             storage = {"client_options": {"allow_http": True}}
         with dataload.open(pattern, storage_options=storage, remote=remote) as source:
             told["source"] = repr(source) + repr(vars(source)) + repr(source.options) + source.fingerprint()
-            with dataload.Loader(source, **SETTINGS) as loader, dataload.record_timeline(loader) as timeline:
+            with dataload.Loader(source, **SETTINGS) as loader, dataload.analysis.record_timeline(loader) as timeline:
                 assert len(list(loader)) == RECORDS // 8
                 timeline.save_trace(tmp_path / "timeline.json")
                 told["loader"] = json.dumps(loader.state_dict(), default=repr)

@@ -75,7 +75,7 @@ def test_lengths_are_not_computed_again(shards, monkeypatch):
         assert dataload.record_lengths(source[50:3:-2], "tokens").tolist() == LENGTHS[50:3:-2]
         half = source.split(0.5)[0]
         assert dataload.record_lengths(half, "tokens").tolist() == [LENGTHS[index] for index in half.indices]
-        assert dataload.record_lengths(dataload.ConcatSource([source, source[:2]]), "text").tolist() == [2] * 62
+        assert dataload.record_lengths(dataload.sources.ConcatSource([source, source[:2]]), "text").tolist() == [2] * 62
     with dataload.open(str(shards / "a-{00003,00001}-of-00005.array_record"), codec="msgpack") as source:
         assert dataload.record_lengths(source, "tokens").tolist() == LENGTHS[36:48] + LENGTHS[12:24]
     config = {

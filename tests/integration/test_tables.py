@@ -50,6 +50,6 @@ def test_loaders_with_workers_give_the_same_batches(tmp_path, name):
     with dataload.open(tmp_path / name) as source:
         with dataload.Loader(source, **settings) as loader:
             expected = list(loader)
-        for workers in ({"num_workers": 2}, {"num_workers": 1, "executor": "processes", "start_method": "fork"}):
+        for workers in ({"num_workers": 2}, {"num_workers": 1, "executor": "fork"}):
             with dataload.Loader(source, **settings, **workers) as loader:
                 assert difference(list(loader), expected, "batches") is None

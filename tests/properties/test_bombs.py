@@ -8,11 +8,12 @@ WANTED = {
     "arrow": """
         list<null>, struct<union<text>>, union<large_list<text>>, list<empty>, list<dictionary<text>>, view,
         list_view<list_view<number>>, dictionary<list<null>>, map<dictionary<text>>, view compressed,
-        dictionary<text> compressed, 64 columns with the same buffers
+        dictionary<text> compressed, 64 columns with the same buffers, 4000 columns compressed
     """,
     "parquet": """
         text dictionary required repeat 1, text dictionary list repeat 2, text prefixes list repeat 1,
-        int64 plain list nulls 1, text dictionary optional dictionary 1, int32 plain required page 2
+        int64 plain list nulls 1, text dictionary optional dictionary 1, int32 plain required page 2,
+        4000 columns, 40 columns
     """,
     "jsonl": "x.jsonl.gz empty lines, x.jsonl.zst short lines",
     "csv": "x.csv.gz empty values, x.csv.zst fewer columns",

@@ -10,8 +10,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from dataload import ClosedSourceError, Loader, MemorySource, RangeSource
+from dataload import Loader, MemorySource, RangeSource
 from dataload._util.randomness import generator
+from dataload.errors import ClosedSourceError
 from dataload.samplers import (
     BucketBatchSampler,
     GlobalShuffle,
@@ -199,10 +200,10 @@ class LoaderMachine(RuleBasedStateMachine):
                 common["transform"] = draw
         elif self.kind == "packing":
             source = TOKENS
-            common["batch_sampler"] = replace(PACKING, batch_size=batch_size)
+            common["sampler"] = replace(PACKING, batch_size=batch_size)
         else:
             source = TOKENS
-            common |= {"batch_sampler": BUCKETS, "collate": {"tokens": "pad"}}
+            common |= {"sampler": BUCKETS, "collate": {"tokens": "pad"}}
         self.loaders = [Loader(source, rank=rank, **common) for rank in range(world)]
 
     @rule(times=st.integers(1, 6))

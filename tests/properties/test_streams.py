@@ -270,7 +270,7 @@ def test_orders_of_epochs_and_of_rows_differ(mode, ends):
 def loaders(stack, sampler, records, world, tail, **settings_):
     return [
         stack.enter_context(
-            Loader(RangeSource(records), batch_sampler=sampler, rank=rank, world_size=world, tail=tail, **settings_)
+            Loader(RangeSource(records), sampler=sampler, rank=rank, world_size=world, tail=tail, **settings_)
         )
         for rank in range(world)
     ]

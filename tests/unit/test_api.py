@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
+from dataload import ConfigError, CorruptFileError
+from dataload.errors import SourceNotFoundError, UnsupportedFormatError
 
 
 def write(path, values, **options):

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import ConfigError, Loader, MultiStreamLoader
+from dataload import ConfigError, Loader
 from dataload.convert import convert
 from dataload.samplers import BucketBatchSampler
+from dataload.streams import MultiStreamLoader
 
 SOURCE = dataload.MemorySource({"x": np.arange(8), "label": np.arange(8)})
 
@@ -138,13 +139,13 @@ streams(collate=lambda samples: None)
 build().load_state_dict("{}")
     StateMismatchError: the state of a Loader is a dict, found str: if it is JSON, pass json.loads(...) of it
 build(sampler=BucketBatchSampler(lengths=[1] * 8, batch_size=2))
-    TypeError: BucketBatchSampler makes batches: pass it as batch_sampler=
+    ConfigError: BucketBatchSampler chooses the order and the batches: leave batch_size out
 """
 
 
 @pytest.mark.parametrize(("call", "error", "message"), re.findall(r"(.+)\n    (\w+): (.+)", MISTAKES))
 def test_mistakes(here, call, error, message):
-    kind = getattr(dataload, error, None) or getattr(builtins, error)
+    kind = getattr(dataload.errors, error, None) or getattr(builtins, error)
     with pytest.raises(kind, match=re.escape(message).replace(r"\.\*", ".*")):
         eval(call, {**globals(), "convert": convert, "BucketBatchSampler": BucketBatchSampler})
 

@@ -101,9 +101,9 @@ def load_array_record() -> Any:
     if first_process("array_record") != os.getpid():
         raise ConfigError(
             "the package array_record was used before this process was forked, and does not work in a fork: start "
-            "workers with multiprocessing_context=\"forkserver\" (torch's DataLoader) or start_method='forkserver' "
+            "workers with multiprocessing_context=\"forkserver\" (torch's DataLoader) or executor='forkserver' "
             "(dataload's loaders), or convert the data with options='group_size:1,uncompressed', which is read without "
             "the package",
-            key="start_method",
+            key="executor",
         )
     return module

@@ -22,7 +22,8 @@ class TableOptions(ReadOptions):
         decode: None returns bytes. A mapping gives, for a field, the name of a decoder or a function of bytes.
             ``"auto"`` decodes what Hugging Face declares as images.
         cached_bytes: Most bytes of decoded row groups (Parquet), compressed batches (Arrow) and CSV files that a
-            process keeps; one stays, whatever its size. A shuffle is fast if those that it mixes fit.
+            process keeps, or `max_record_bytes` if that is less; one stays, whatever its size. A shuffle is fast if
+            those that it mixes fit.
         max_record_bytes: Most bytes of memory that a decoded record may take, with the objects of Python in it, or a
             column of a row group or compressed batch; a larger one is a CorruptFileError.
     """
@@ -42,8 +43,8 @@ class ArrowOptions(TableOptions):
     Attributes:
         decode: None returns bytes. A mapping gives, for a field, the name of a decoder or a function of bytes.
             ``"auto"`` decodes what Hugging Face declares as images.
-        cached_bytes: Most bytes of decoded batches, of compressed files, that a process keeps; one stays, whatever its
-            size.
+        cached_bytes: Most bytes of decoded batches, of compressed files, that a process keeps, or `max_record_bytes` if
+            that is less; one stays, whatever its size.
         map: If False, read files with ``pread`` instead of mapping them into memory.
         max_record_bytes: Most bytes of memory that a decoded record or compressed batch may take; a larger one is a
             CorruptFileError.
@@ -61,7 +62,8 @@ class CsvOptions(TableOptions):
         delimiter: The character between two values.
         dtypes: dtype of a column by its name, such as ``"float32"`` or ``"str"``. By default the values of the file
             decide: int64, float64, bool, times or text.
-        cached_bytes: Most bytes of parsed files that a process keeps; one stays, whatever its size.
+        cached_bytes: Most bytes of parsed files that a process keeps, or `max_record_bytes` if that is less; one stays,
+            whatever its size.
         max_record_bytes: Most bytes of memory that a file may take, decompressed and parsed; a larger one is a
             CorruptFileError.
     """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections import Counter
 from collections.abc import Sequence
 from os import PathLike, fspath
@@ -11,10 +12,12 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from dataload._util.caches import DecodedCache
+from dataload._util.indexing import split_by_shard
 from dataload._util.limits import Claims, check_size
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext
 from dataload.codecs.arrow_types import load_arrow
+from dataload.collate import scatter_columns
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.arrow.format import STATE_FILE, ArrowOptions
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
@@ -22,8 +25,9 @@ from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout
 from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.shards import ShardReader
 from dataload.storage import Remote, join, local_path, named_files, read_limited, storage_of
-from dataload.types import Int64Array, Record
+from dataload.types import Batch, Int64Array, Record
 
+_MANY_COLUMNS = 32  # which one after another would copy the bytes of a batch as many times
 _END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream
 
 
@@ -79,6 +83,7 @@ class _ArrowFile(TableReader):
         with self._errors():
             super().__init__(path, schema, np.cumsum(counts), options, cache)
         self._starts = self._ends - counts
+        self._decoding = _Decoding()
         nodes = None if any(each.compressed for each in self._messages()) else plan_nodes(schema)
         self.gatherer = None if nodes is None else Gatherer(self._file, nodes, self._layout.batches)
         self._empty = self._load_dictionaries() if self.gatherer is not None else None
@@ -88,7 +93,9 @@ class _ArrowFile(TableReader):
 
     def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
         if self.gatherer is None:
-            return super()._pick(indices, names, claims)
+            if len(names) < _MANY_COLUMNS:
+                return super()._pick(indices, names, claims)
+            return self._pick_many(indices, names)
         batch, rows = self._locate(indices)
         where, columns = ColumnContext(self._path, indices), dict[str, Any]()
         for name in names:
@@ -100,6 +107,18 @@ class _ArrowFile(TableReader):
                 column = arrow.to_column(array, name, where, self._shapes.get(name))
             columns[name] = column
         return columns
+
+    def _pick_many(self, indices: Int64Array, names: Sequence[str]) -> dict[str, Any]:
+        """Return many columns from one batch after another, which is read once for all of them."""
+        own, pieces = self._decoding, list[tuple[Int64Array, Batch]]()
+        own.names = names
+        try:
+            for _, _, rows in split_by_shard(self._ends, indices):
+                own.batch, some = None, indices[rows]
+                pieces.append((rows, super()._pick(some, names, Claims(some, self._limit, self._path))))
+        finally:
+            own.names, own.batch = (), None
+        return scatter_columns(pieces, len(indices))
 
     def _locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the batch of each record, and its row there."""
@@ -127,10 +146,13 @@ class _ArrowFile(TableReader):
             raise UnsupportedFormatError(message, path=self._path)
 
     def _decode(self, group: int, name: str) -> Any:
-        self._check_replaced(self._layout)
-        return self._read_stream(self._bytes([*self._layout.dictionaries, self._layout.batches[group]]), name).column(
-            name
-        )
+        own, batch = self._decoding, self._decoding.batch
+        if batch is None:
+            self._check_replaced(self._layout)
+            messages = self._bytes([*self._layout.dictionaries, self._layout.batches[group]])
+            batch = self._read_stream(messages, own.names or (name,))
+            own.batch = batch if own.names else None
+        return batch.column(name)
 
     def _bytes(self, messages: Sequence[Message]) -> list[bytes]:
         """Return messages, of which decompression takes no more memory than the limit."""
@@ -148,14 +170,14 @@ class _ArrowFile(TableReader):
             several.append(data)
         return several
 
-    def _read_stream(self, messages: Sequence[bytes], name: str | None) -> Any:
-        """Return a batch of records that follows all dictionaries, as pyarrow reads it; of one column, if named."""
+    def _read_stream(self, messages: Sequence[bytes], names: Sequence[str] | None) -> Any:
+        """Return a batch of records that follows all dictionaries, as pyarrow reads it; of some columns, if named."""
         schema = self._layout.schema or self._schema.serialize().to_pybytes()
         parts = [schema, *messages, _END]
-        chosen = None if name is None else [self._numbers[name]]
+        chosen = None if names is None else [self._numbers[name] for name in names]
         options = self._pa.ipc.IpcReadOptions(included_fields=chosen, use_threads=False)
         found = self._pa.ipc.open_stream(self._pa.py_buffer(b"".join(parts)), options=options).read_next_batch()
-        wanted = self._schema if name is None else [self._schema.field(name)]
+        wanted = self._schema if chosen is None else [self._schema.field(number) for number in sorted({*chosen})]
         if [(each.name, each.type) for each in found.schema] != [(each.name, each.type) for each in wanted]:
             raise ValueError("the schemas at the start and at the end of the file differ")
         found.validate(full=True)
@@ -163,6 +185,13 @@ class _ArrowFile(TableReader):
 
     def release(self) -> None:
         self._file.release()
+
+
+class _Decoding(threading.local):
+    """The many columns that a thread reads, and the batch of which it decodes them; see `_ArrowFile._pick_many`."""
+
+    names: Sequence[str] = ()
+    batch: Any = None
 
 
 _MOST_BYTES = 64 << 20  # parsed JSON takes up to 24 times the memory

@@ -42,7 +42,7 @@ class TableSource(FileSource[Record]):
         **options: Any,
     ) -> None:
         super().__init__(paths, fields=fields, **options)
-        self._cache = DecodedCache(self.options.cached_bytes)
+        self._cache = DecodedCache(min(self.options.cached_bytes, self.options.max_record_bytes))
 
     def close(self) -> None:
         super().close()
@@ -105,33 +105,39 @@ class TableReader(ShardReader[Record]):
     def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
         """Return columns of records, by decoding the groups that they are in."""
         parts = list(split_by_shard(self._ends, indices))
-        columns: dict[str, Any] = {}
-        for name in names:
-            found = [(*self._group(group, name, int(indices[rows[0]])), local, rows) for group, local, rows in parts]
-            fixed = [sizes for _, sizes, _, _ in found if isinstance(sizes, int)]
-            claimed = max(fixed, default=0)
-            if len(fixed) < len(found):
-                claimed = np.full(len(indices), claimed)
-                for _, sizes, local, rows in found:
-                    if not isinstance(sizes, int):
-                        claimed[rows] = sizes[local]
-            claims.add(claimed)
-            columns[name] = self._join([(array, local, rows) for array, _, local, rows in found], name, indices)
-        return columns
+        return {name: self._values(parts, name, indices, claims) for name in names}
 
-    def _join(self, found: list[tuple[Any, Int64Array, Int64Array]], name: str, indices: Int64Array) -> Any:
-        """Return values of several groups as one column: of each the prepared column, rows in it, and ours."""
-        first, shape = found[0][0], self._shapes.get(name)
-        if all(isinstance(each, np.ndarray) and each.dtype == first.dtype for each, _, _ in found):
-            out = pooled_empty((len(indices), *first.shape[1:]), first.dtype)
-            for each, local, rows in found:
-                out[rows] = each[local]
-            return out
-        pieces = [
-            (rows, {name: arrow.pick(each, name, local, ColumnContext(self._path, indices[rows]), shape)})
-            for each, local, rows in found
-        ]
-        return scatter_columns(pieces, len(indices))[name]
+    def _values(
+        self, parts: list[tuple[int, Int64Array, Int64Array]], name: str, indices: Int64Array, claims: Claims
+    ) -> Any:
+        """Return a column of records from parts of groups: of each its number, rows in it, and ours.
+
+        Only one group is referred to at a time.
+        """
+        pieces, claimed = list[tuple[Int64Array, Batch]](), 0
+        out: Any = None
+        for group, local, rows in parts:
+            array, sizes = self._group(group, name, int(indices[rows[0]]))
+            if not isinstance(sizes, int):
+                claims.add_to(rows, sizes[local])
+            elif sizes > claimed:  # mostly, all groups have that of the first
+                claims.add(sizes - claimed)
+                claimed = sizes
+            if isinstance(array, np.ndarray) and not pieces:
+                if out is None:
+                    out = pooled_empty((len(indices), *array.shape[1:]), array.dtype)
+                out[rows] = array[local]
+            else:
+                shape = self._shapes.get(name)
+                pieces.append(
+                    (rows, {name: arrow.pick(array, name, local, ColumnContext(self._path, indices[rows]), shape)})
+                )
+            del array, sizes  # before the next is decoded
+        if out is None:
+            return scatter_columns(pieces, len(indices))[name]
+        for rows, columns in pieces:  # groups with nulls, where these records have none
+            out[rows] = columns[name]
+        return out
 
     def _group(self, group: int, name: str, index: int) -> tuple[Any, Sizes]:
         """Return a column of a group, and what its values expand to; `index` is one of its records, for messages."""

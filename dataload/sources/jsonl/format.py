@@ -15,7 +15,8 @@ class JsonlOptions(ReadOptions):
         cache: Keep the offsets of the lines of a large file in a hidden file for later runs; see
             `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
-        cached_bytes: Most bytes of decompressed files that a process keeps; one stays, whatever its size.
+        cached_bytes: Most bytes of decompressed files that a process keeps, or `max_record_bytes` if that is less; one
+            stays, whatever its size.
         max_record_bytes: Most bytes of memory that a record may take, 32 for each byte of its line and the empty lines
             after it, and that a decompressed file with the places of its lines may take; a larger one is a
             CorruptFileError.

@@ -140,7 +140,7 @@ class JsonlSource(FileSource[Record]):
 
     def __init__(self, paths: Any, **options: Any) -> None:
         super().__init__(paths, **options)
-        self._cache = DecodedCache(self.options.cached_bytes)
+        self._cache = DecodedCache(min(self.options.cached_bytes, self.options.max_record_bytes))
 
     @property
     def reads_in_order(self) -> bool:

@@ -183,7 +183,7 @@ def _refuse(data: Any) -> None:
         raise TypeError(
             f"{named} gives its records one after another, and a loader reads them by index: {streaming}pass list(...) "
             "of it if they fit in memory, or write them with dataload.create(...) and open that, or use "
-            "dataload.MultiStreamLoader"
+            "dataload.streams.MultiStreamLoader"
         )
     if missing:
         raise TypeError(f"{named} has no {' and no '.join(missing)}; a source needs __len__ and __getitem__")

@@ -209,7 +209,7 @@ def _blocks(
     blocks = ((start, min(start + _BLOCK, length)) for start in starts)
     workers = min(workers, len(starts))
     pool: Executor[tuple[int, int], Int64Array | Exception] = make_executor(
-        _Task(work, in_process=bool(workers) and executor == "processes"),
+        _Task(work, in_process=bool(workers) and executor != "threads"),
         executor,
         workers,
         window=0,  # results are too small for slots of shared memory

@@ -11,19 +11,19 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import (
+from dataload import ConfigError, CorruptFileError, Loader, WorkerError
+from dataload._util.failures import BUG, LIBRARIES, owner_of
+from dataload.errors import (
+    ChangedFileError,
     ClosedSourceError,
-    ConfigError,
-    CorruptFileError,
-    Loader,
+    DataloadError,
+    MachineError,
     MissingDependencyError,
+    SourceError,
     SourceNotFoundError,
     StoreError,
     UnsupportedFormatError,
-    WorkerError,
 )
-from dataload._util.failures import BUG, LIBRARIES, owner_of
-from dataload.errors import ChangedFileError, DataloadError, MachineError, SourceError
 from dataload.sources.base import Source
 from dataload.sources.memory import MemorySource
 from dataload.sources.views.adapt import as_source

@@ -73,10 +73,10 @@ def test_the_filler_of_other_ranks_is_no_difference(kind):
     settings = {"batch_size": 4, "shuffle": True}
     if kind == "packed":
         order = PackedBatchSampler(sampler=Sequential(11), lengths=[2] * 11, row_length=5, batch_size=2)
-        source, settings = {"x": [*arrays["x"]]}, {"batch_sampler": order}
+        source, settings = {"x": [*arrays["x"]]}, {"sampler": order}
     if kind == "streams":
         order = StreamSampler(sequence_lengths=(4, 3, 4), rows=4, chunk=2, mode="pack", ends="pad", seed=1)
-        settings = {"batch_sampler": order}
+        settings = {"sampler": order}
     if kind == "bad records":
         settings |= {"on_error": "skip", "exclude": [3, 7]}
 
@@ -84,7 +84,7 @@ def test_the_filler_of_other_ranks_is_no_difference(kind):
         size = settings.get("batch_size", 2) // count
         sizes = {"batch_size": size} if "batch_size" in settings else {}
         if kind == "packed":
-            sizes = {"batch_sampler": replace(order, batch_size=size)}
+            sizes = {"sampler": replace(order, batch_size=size)}
         return [Loader(source, **{**settings, **sizes}, rank=rank, world_size=count) for rank in range(count)]
 
     steps = ranks(1)[0].batch_sampler.steps(1)

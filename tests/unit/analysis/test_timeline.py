@@ -13,12 +13,13 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import dataload
-from dataload import ConfigError, Loader, MemorySource, MissingDependencyError, RangeSource, WorkerError
+from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
 from dataload.analysis import live as live_module
 from dataload.analysis import timeline as timeline_module
 from dataload.analysis.live import describe, live_view
 from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
 from dataload.analysis.timeline_picture import timeline_figure
+from dataload.errors import MissingDependencyError
 from dataload.loader.base import Progress
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import StageStatistics, Statistics
@@ -205,7 +206,7 @@ def test_a_loader_is_recorded_and_gives_the_same_batches(workers, executor, in_o
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_a_loader_of_iterators_is_recorded_with_the_share_of_each_worker(workers):
     with MultiStreamLoader(
-        iter, [range(5), range(100, 105)], batch_size=2, mode="split", shuffle=False, max_workers=workers
+        iter, [range(5), range(100, 105)], batch_size=2, mode="split", shuffle=False, num_workers=workers
     ) as loader:
         with record_timeline(loader) as timeline:
             assert sum(len(batch["data"]) for batch in loader) == 10

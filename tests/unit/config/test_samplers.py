@@ -177,17 +177,17 @@ def test_length_buckets(tmp_path):
     path = str(tmp_path / "lengths.npy")
     table = {"kind": "length_buckets", "lengths": path}
     expected = BucketBatchSampler(lengths=LENGTHS, batch_size=4, seed=5)
-    assert options(table, FILES, loader={"batch_size": 4, "seed": 5}) == {"seed": 5, "batch_sampler": expected}
+    assert options(table, FILES, loader={"batch_size": 4, "seed": 5}) == {"seed": 5, "sampler": expected}
     more = {"max_tokens": 12, "boundaries": [2, 6], "group": 2, "shuffle": False, "seed": 1}
     expected = BucketBatchSampler(lengths=LENGTHS, **{**more, "boundaries": (2, 6)})
-    assert options({**table, **more}, FILES, loader={"tail": "drop"}) == {"tail": "drop", "batch_sampler": expected}
+    assert options({**table, **more}, FILES, loader={"tail": "drop"}) == {"tail": "drop", "sampler": expected}
 
 
 def test_packing(tmp_path):
     np.save(tmp_path / "lengths.npy", LENGTHS)
     table = {"kind": "packing", "lengths": str(tmp_path / "lengths.npy"), "row_length": 8}
     expected = PackedBatchSampler(sampler=GlobalShuffle(20, 5), lengths=LENGTHS, row_length=8, batch_size=4)
-    assert options(table, FILES, loader={"batch_size": 4, "seed": 5})["batch_sampler"] == expected
+    assert options(table, FILES, loader={"batch_size": 4, "seed": 5})["sampler"] == expected
     more = {"row_length": 4, "window": 6, "overlong": "truncate", "sampler": {"kind": "subset", "step": 2}}
     expected = PackedBatchSampler(
         sampler=Subset(Sequential(20), slice(None, None, 2)),
@@ -197,10 +197,10 @@ def test_packing(tmp_path):
         window=6,
         overlong="truncate",
     )
-    assert options({**table, **more}, FILES)["batch_sampler"] == expected
+    assert options({**table, **more}, FILES)["sampler"] == expected
     records = MemorySource([{"x": np.zeros(length)} for length in LENGTHS])
     del table["lengths"]
-    assert options({**table, **more, "length_of": "x"}, records)["batch_sampler"] == expected
+    assert options({**table, **more, "length_of": "x"}, records)["sampler"] == expected
 
 
 # What is found wrong when the data are there. Each line is a table and the error that it leads to.
@@ -292,7 +292,7 @@ def test_several_sources_are_joined_in_their_order(data):
     with dataload.from_config(data / "train.toml", overrides=[f"source[1].path={data}/0.syr"]) as loader:
         assert isinstance(loader.source, ConcatSource)
         assert next(iter(loader))["y"].tolist() == [*range(12), *range(7)]
-    with pytest.raises(dataload.ClosedSourceError):
+    with pytest.raises(dataload.errors.ClosedSourceError):
         loader.source[0]
 
 

@@ -15,10 +15,11 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import DROP, ConfigError, SampleContext, StoreError, WorkerError
+from dataload import DROP, ConfigError, SampleContext, WorkerError
 from dataload.cli.options import parse_max_bad
 from dataload.convert import convert
 from dataload.convert.mapping import MapFunction
+from dataload.errors import StoreError
 from dataload.sources.manifest import Manifest
 from dataload.sources.manifest_checks import as_map
 

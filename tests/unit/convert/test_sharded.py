@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import ConfigError, CorruptFileError, SourceError
+from dataload import ConfigError, CorruptFileError
+from dataload.errors import SourceError
 from dataload.sources.manifest import Manifest
 from dataload.sources.syrah.writer import SyrahWriter
 

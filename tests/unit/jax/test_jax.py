@@ -7,8 +7,9 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dataload import ConfigError, Loader, MemorySource, MultiStreamLoader, RangeSource, WorkerError
+from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
 from dataload.samplers import BucketBatchSampler
+from dataload.streams import MultiStreamLoader
 
 jax = pytest.importorskip("jax")
 
@@ -151,7 +152,7 @@ def test_batches_that_do_not_fit_the_sharding(sharding):
     assert whole["x"].values.shape == (6,)
     odd = BucketBatchSampler(lengths=[1] * 9, max_tokens=3)
     with pytest.raises(ConfigError, match=r"the rows of batch\['index'\] must be a multiple of 2, .* got 3"):
-        first_of(RangeSource(9), sharding, batch_sampler=odd)
+        first_of(RangeSource(9), sharding, sampler=odd)
 
 
 def test_streams(sharding):

@@ -5,7 +5,8 @@ import random
 import numpy as np
 import pytest
 
-from dataload import ClosedSourceError, ConfigError, Loader, MemorySource, WorkerError
+from dataload import ConfigError, Loader, MemorySource, WorkerError
+from dataload.errors import ClosedSourceError
 from dataload.samplers import (
     BucketBatchSampler,
     GlobalShuffle,
@@ -52,10 +53,10 @@ def assert_equal(first, second):
         {"batch_size": 4, "sampler": PoolShuffle(ShardSequential((20, 30), 1), 10, 1), "num_workers": 1},
         {"batch_size": 8, "rank": 1, "world_size": 3, "shuffle": True, "tail": "pad"},
         {"batch_size": 4, "sampler": Mixture((Sequential(20), GlobalShuffle(30, 3)), (1, 2), "longest", 0)},
-        {"batch_sampler": BucketBatchSampler(lengths=LENGTHS, max_tokens=40)},
-        {"batch_sampler": StreamSampler(sequence_lengths=(20, 30), rows=4, chunk=3, mode="split", seed=2)},
+        {"sampler": BucketBatchSampler(lengths=LENGTHS, max_tokens=40)},
+        {"sampler": StreamSampler(sequence_lengths=(20, 30), rows=4, chunk=3, mode="split", seed=2)},
         {"batch_size": 8, "on_error": "replace", "exclude": [3, 17], "shuffle": True},
-        {"source": TOKENS, "batch_sampler": PACKED},
+        {"source": TOKENS, "sampler": PACKED},
     ],
     ids=["shuffled", "transformed", "workers", "pool", "rank", "mixture", "buckets", "streams", "excluded", "packed"],
 )
@@ -69,7 +70,7 @@ def test_any_batch_equals_that_of_the_epoch(settings):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_worker_processes_that_seed_global_generators():
-    settings = {"batch_size": 25, "transform": with_global_generators, "executor": "processes", "start_method": "fork"}
+    settings = {"batch_size": 25, "transform": with_global_generators, "executor": "fork"}
     with Loader(source(), num_workers=1, **settings) as loader:
         served = list(loader)
         before = random.getstate(), np.random.get_state()[1].tolist()  # noqa: NPY002

@@ -79,7 +79,7 @@ def assert_rows(batch, plan):
 )
 def test_every_way_to_read_gives_the_same(chunk, source, settings):
     planner = streams(chunk)
-    with Loader(source, batch_sampler=planner, num_workers=1, **settings) as loader:
+    with Loader(source, sampler=planner, num_workers=1, **settings) as loader:
         batches = list(loader)
     plans = planner.plans(range(planner.steps(0)), epoch=0)
     for batch, plan in zip(batches, plans, strict=True):
@@ -309,13 +309,13 @@ def test_a_transform_sees_samples_and_a_batch_transform_chunks():
     def shape(batch):
         return batch["x"].shape
 
-    with Loader(SOURCE, batch_sampler=streams(4), transform=double, batch_transform=shape) as loader:
+    with Loader(SOURCE, sampler=streams(4), transform=double, batch_transform=shape) as loader:
         assert list(loader) == [(3, 4, 2, 3)] * len(loader)
 
 
 def test_records_of_different_lengths_are_padded():
     source = MemorySource([{"x": np.full(1 + i % 3, i)} for i in range(RECORDS)])
-    with Loader(source, batch_sampler=streams(2, "pack"), collate={"x": "pad"}) as loader:
+    with Loader(source, sampler=streams(2, "pack"), collate={"x": "pad"}) as loader:
         for batch in loader:
             assert batch["x"].shape == (3, 2, batch["x_length"].max())
             assert batch["x_length"].shape == (3, 2)
@@ -334,7 +334,7 @@ def test_tensors_of_a_custom_collate():
         }
 
     planner = streams(2)
-    with Loader(SOURCE, batch_sampler=planner, collate=collate) as loader:
+    with Loader(SOURCE, sampler=planner, collate=collate) as loader:
         for batch, plan in zip(loader, planner.plans(range(planner.steps(0)), epoch=0), strict=True):
             assert batch["x"].shape == (3, 2, 2, 3)
             assert batch["turned"].shape == (3, 2, 3, 2)
@@ -349,7 +349,7 @@ def test_fields_inside_of_fields():
     source = MemorySource([{"outer": {"a": i, "b": (i, f"{i}")}} for i in range(RECORDS)])
     planner = streams(3)
     indices = planner.plans(range(1), epoch=0)[0].indices.reshape(3, 3)
-    batch = next(iter(Loader(source, batch_sampler=planner)))["outer"]
+    batch = next(iter(Loader(source, sampler=planner)))["outer"]
     assert np.array_equal(batch["a"], indices)
     assert np.array_equal(batch["b"][0], indices)
     assert batch["b"][1] == [[str(i) for i in row] for row in indices.tolist()]
@@ -386,8 +386,8 @@ def test_what_cannot_be_cut_into_chunks_is_named(batch, found):
 def test_ragged_rows_of_one_record_are_served_and_chunks_refused():
     source = MemorySource([{"x": np.full(1 + i % 3, i)} for i in range(RECORDS)])
     with pytest.raises(WorkerError, match=r"step 0 of epoch 0 failed: ConfigError: chunks of 2 .* Ragged for 'x'"):
-        next(iter(Loader(source, batch_sampler=streams(2), collate={"x": "ragged"})))
-    batch = next(iter(Loader(source, batch_sampler=streams(1), collate=Collate({"x": "ragged"}))))
+        next(iter(Loader(source, sampler=streams(2), collate={"x": "ragged"})))
+    batch = next(iter(Loader(source, sampler=streams(1), collate=Collate({"x": "ragged"}))))
     assert len(batch["x"].offsets) == 4
 
 
@@ -397,11 +397,11 @@ def test_fields_of_the_same_names_are_refused(name, kind):
     source = kind([{name: i} for i in range(RECORDS)])
     message = f"streams add '{name}' to each batch, and the samples have a field of that name: rename it"
     with (
-        Loader(source, batch_sampler=streams(), num_workers=1) as loader,
+        Loader(source, sampler=streams(), num_workers=1) as loader,
         pytest.raises(WorkerError, match=f"ConfigError: {message}"),
     ):
         list(loader)
-    with Loader(source, batch_sampler=streams(), transform=lambda sample: {"x": sample[name]}) as loader:
+    with Loader(source, sampler=streams(), transform=lambda sample: {"x": sample[name]}) as loader:
         assert "x" in next(iter(loader))
 
 

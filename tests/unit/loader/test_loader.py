@@ -16,22 +16,14 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import (
-    ClosedSourceError,
-    ConfigError,
-    Loader,
-    MemorySource,
-    Ragged,
-    RangeSource,
-    StateMismatchError,
-    WorkerError,
-)
+from dataload import ConfigError, Loader, MemorySource, Ragged, RangeSource, StateMismatchError, WorkerError
+from dataload.errors import ClosedSourceError
 from dataload.samplers import BucketBatchSampler, GlobalShuffle, PackedBatchSampler, Sequential
 
 WORKERS = pytest.mark.parametrize("workers", [0, 1, 3])
 ORDER = pytest.mark.parametrize("in_order", [True, False])
 forks = pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-FORKED = {"executor": "processes", "start_method": "fork"}  # processes that start fast and take any transform
+FORKED = {"executor": "fork"}  # processes that start fast and take any transform
 CREWS = pytest.mark.parametrize("crew", [{}, {"num_workers": 2}, {"num_workers": 2, **FORKED}], ids=str)
 
 
@@ -203,10 +195,10 @@ BUCKETS = BucketBatchSampler(lengths=[1, 1, 1], batch_size=1)
         ({"collate": {"x": "padd"}}, "collate policy of field 'x' is 'padd': did you mean 'pad'"),
         ({"seed": 0.5}, "seed must be an integer, got 0.5"),
         ({"tail": "x"}, "tail is 'x'"),
-        ({"sampler": BUCKETS}, "BucketBatchSampler makes batches: pass it as batch_sampler=, without batch_size"),
+        ({"sampler": BUCKETS}, "BucketBatchSampler chooses the order and the batches: leave batch_size out"),
         (
-            {"batch_sampler": Sequential(3), "batch_size": None},
-            r"must be a BatchPlanner, such as BucketBatchSampler \(an order of records is passed as sampler=\)",
+            {"sampler": Sequential(3), "batch_size": None},
+            "give batch_size, global_batch_size or a sampler",
         ),
         ({"fields": ["idnex"]}, r"RangeSource\(3, .* has no field 'idnex': did you mean 'index'"),
         ({"source": MemorySource(TOKENS), "fields": ["c"]}, r"no field 'c'.*Known: labels, tokens"),
@@ -465,7 +457,7 @@ def test_sources_of_dataload_stay_open(tmp_path):
 @forks
 @CREWS
 def test_a_loader_warns_once_of_padding_without_a_value(crew):
-    order = {"batch_sampler": PackedBatchSampler(sampler=Sequential(8), lengths=[1, 2] * 4, row_length=4, batch_size=1)}
+    order = {"sampler": PackedBatchSampler(sampler=Sequential(8), lengths=[1, 2] * 4, row_length=4, batch_size=1)}
     for settings in ({"collate": BOTH, "batch_size": 2}, order):
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
@@ -724,7 +716,7 @@ def packed(tail, batch_size=2, **settings):
     source = MemorySource([{"tokens": np.full(n, i)} for i, n in enumerate(lengths)])
     layout = {"lengths": lengths, "row_length": 14, "batch_size": batch_size, "window": 6}
     planner = PackedBatchSampler(sampler=GlobalShuffle(24, 5), **layout)
-    return Loader(source, batch_sampler=planner, tail=tail, **settings)
+    return Loader(source, sampler=planner, tail=tail, **settings)
 
 
 PACKED_ROWS = [12, 13, 13, 13, 13, 14, 14, 13, 13, 15, 14, 13]  # of the first epochs

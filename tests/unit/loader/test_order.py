@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from dataload import ConcatSource, ConfigError, Loader, MemorySource, MultiStreamLoader, RangeSource, WorkerError
+from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
 from dataload.loader.order import BlockedPlans, shuffled
 from dataload.samplers import (
     BatchPlanner,
@@ -23,7 +23,8 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.streams import RowMixture, StreamSampler
+from dataload.sources import ConcatSource
+from dataload.streams import MultiStreamLoader, RowMixture, StreamSampler
 
 
 class Remote(RangeSource):
@@ -78,14 +79,14 @@ def test_long_shards_are_cut_so_that_one_large_file_is_shuffled_too():
 
 def test_a_batch_sampler_gets_rank_and_tail_of_the_loader(monkeypatch):
     planner = BucketBatchSampler(lengths=[1, 2, 3, 4], batch_size=2)
-    assert Loader(RangeSource(4), batch_sampler=planner).batch_sampler == planner
-    found = Loader(RangeSource(4), batch_sampler=planner, rank=1, world_size=3).batch_sampler
+    assert Loader(RangeSource(4), sampler=planner).batch_sampler == planner
+    found = Loader(RangeSource(4), sampler=planner, rank=1, world_size=3).batch_sampler
     assert (found.rank, found.world_size, found.tail) == (1, 3, "pad")
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert Loader(RangeSource(4), batch_sampler=planner).batch_sampler.world_size == 2
+    assert Loader(RangeSource(4), sampler=planner).batch_sampler.world_size == 2
     own = BucketBatchSampler(lengths=[1, 2, 3, 4], batch_size=2, rank=4, world_size=5)
-    assert Loader(RangeSource(4), batch_sampler=own).batch_sampler.rank == 4
+    assert Loader(RangeSource(4), sampler=own).batch_sampler.rank == 4
 
 
 @pytest.mark.parametrize(
@@ -139,10 +140,13 @@ def test_no_tail_at_all_is_named():
         BatchSampler(sampler=Sequential(4), batch_size=2, tail=None)
 
 
+BATCHES = BatchSampler(sampler=Sequential(10), batch_size=2)
+
+
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        ({}, "give batch_size, global_batch_size or a batch_sampler"),
+        ({}, "give batch_size, global_batch_size or a sampler that makes batches"),
         ({"batch_size": 1, "global_batch_size": 4}, "batch_size is for one rank and global_batch_size for all: give"),
         ({"global_batch_size": 0}, "global_batch_size must be an integer >= 1, got 0"),
         (
@@ -150,14 +154,13 @@ def test_no_tail_at_all_is_named():
             "global_batch_size is 64, which 3 ranks cannot share equally: give a multiple of every number of ranks",
         ),
         ({"global_batch_size": 4, "rank": 0, "world_size": 0}, "world_size must be an integer >= 1, got 0"),
-        ({"global_batch_size": 4, "batch_sampler": 1}, "batch_sampler and global_batch_size both choose order and"),
-        ({"batch_size": 1, "batch_sampler": 1}, "batch_sampler and batch_size both choose order and batches"),
-        ({"batch_sampler": [[0, 1]]}, r"batch_sampler must be a BatchPlanner, .*; got \[\[0, 1\]\]"),
+        ({"global_batch_size": 4, "sampler": BATCHES}, "BatchSampler chooses the order and the batches: leave global_"),
+        ({"shuffle": True, "sampler": BATCHES}, "BatchSampler chooses the order and the batches: leave shuffle out"),
         ({"batch_size": 1, "shuffle": "shard"}, "shuffle must be True, False, 'global', 'shards'; got 'shard'"),
         ({"batch_size": 1, "max_bad": -1}, "max_bad must be a number of records"),
         ({"batch_size": 1, "sampler": Sequential(11)}, "the sampler chooses from 11 records, and the source has 10"),
         (
-            {"batch_sampler": BucketBatchSampler(lengths=[1] * 12, batch_size=2)},
+            {"sampler": BucketBatchSampler(lengths=[1] * 12, batch_size=2)},
             "the sampler was made for a source of 12 records, and this one has 10: make it anew$",
         ),
         (
@@ -166,9 +169,7 @@ def test_no_tail_at_all_is_named():
         ),
         (
             {
-                "batch_sampler": PackedBatchSampler(
-                    sampler=Sequential(2), lengths=[1] * 10, row_length=2, batch_size=1
-                ),
+                "sampler": PackedBatchSampler(sampler=Sequential(2), lengths=[1] * 10, row_length=2, batch_size=1),
                 "collate": {"x": "pad"},
             },
             r"packed rows are laid out by dataload.Pack: leave collate out, or pass Pack\(pad_value=...\)",
@@ -205,7 +206,7 @@ def test_samplers_are_compared_with_the_source(n):
     match = rf"^the sampler was made for a source of {n} records, and this one has 10: make it anew"
     match += r", or pass source\[:9\]$" if n == 9 else "$"
     for order in made_for(n):
-        given = {"batch_sampler": order} if isinstance(order, BatchPlanner) else {"sampler": order, "batch_size": 1}
+        given = {"sampler": order} if isinstance(order, BatchPlanner) else {"sampler": order, "batch_size": 1}
         if n == 10:
             Loader(RangeSource(10), **given).close()
             continue
@@ -227,8 +228,8 @@ def test_parts_of_a_mixture_are_compared_with_those_of_the_source():
 def test_every_part_of_a_row_mixture_is_for_the_whole_source():
     whole, half = (StreamSampler(sequence_lengths=[count], rows=2, mode="shuffled") for count in (10, 5))
     with pytest.raises(ConfigError, match="the sampler was made for a source of 5 records, and this one has 10"):
-        Loader(RangeSource(10), batch_sampler=RowMixture(parts=(whole, half)))
-    Loader(RangeSource(10), batch_sampler=RowMixture(parts=(whole, whole))).close()
+        Loader(RangeSource(10), sampler=RowMixture(parts=(whole, half)))
+    Loader(RangeSource(10), sampler=RowMixture(parts=(whole, whole))).close()
 
 
 def test_orders_of_ones_own_may_say_for_which_source_they_are():

@@ -16,17 +16,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload import (
-    ClosedSourceError,
-    ConfigError,
-    CorruptFileError,
-    Loader,
-    MemorySource,
-    MissingDependencyError,
-    Pack,
-    WorkerError,
-)
+from dataload import ConfigError, CorruptFileError, Loader, MemorySource, Pack, WorkerError
 from dataload.collate import Packing, default_collate
+from dataload.errors import ClosedSourceError, MissingDependencyError
 from dataload.loader import rescue
 from dataload.loader.bad_records import read_excluded
 from dataload.loader.fetch import BatchLoader, StepTrace
@@ -680,7 +672,7 @@ def test_rows_of_streams_go_on_behind_bad_records(workers, settings):
     streams = StreamSampler(sequence_lengths=[LENGTH], rows=2, chunk=3)
     source = Plain(() if "exclude" in settings else (3, 4, 9))
     good = np.array([[False, False, True], [False, True, True]])
-    with Loader(source, batch_sampler=streams, num_workers=workers, epochs=2, **settings) as loader:
+    with Loader(source, sampler=streams, num_workers=workers, epochs=2, **settings) as loader:
         for _ in range(2):
             first, second = loader
             assert (first["offset"].tolist(), second["offset"].tolist()) == ([0, 6], [3, 9])

@@ -16,7 +16,7 @@ from dataload import Loader
         ({"prefetch_factor": 4}, "it is prefetch="),
         ({"worker_init_fn": print}, r"a transform f\(sample, context\) has random numbers as context.generator"),
         ({"persistent_workers": True}, "leave it out: workers live as long as the loader"),
-        ({"multiprocessing_context": "fork"}, "executor='processes', start_method='fork'"),
+        ({"multiprocessing_context": "fork"}, "executor='fork'"),
         ({"generator": None}, "it is seed=, an integer"),
     ],
 )

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from orders import order
 
-from dataload import ConcatSource, Loader, RangeSource
+from dataload import Loader, RangeSource
 from dataload._util.fingerprint import fingerprint
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
 from dataload.samplers.permutation import MAX_LENGTH
+from dataload.sources import ConcatSource
 
 
 def with_ranks(weights, length, *, epoch=0, **settings):

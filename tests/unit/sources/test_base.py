@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from resumed import check_resume
 
 import dataload
-from dataload import ConcatSource, ConfigError, Loader, MemorySource, RangeSource
+from dataload import ConfigError, Loader, MemorySource, RangeSource
 from dataload.errors import ClosedSourceError
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
+from dataload.sources import ConcatSource
 from dataload.sources.base import SliceSource, Source
 from dataload.sources.fields import select_fields, spec_of
 from dataload.sources.prefetch import StepsByComponent

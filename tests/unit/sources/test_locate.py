@@ -6,7 +6,9 @@ import pytest
 from made_files import pack
 
 import dataload
-from dataload import ClosedSourceError, ConcatSource, CorruptFileError, MemorySource, RangeSource
+from dataload import CorruptFileError, MemorySource, RangeSource
+from dataload.errors import ClosedSourceError
+from dataload.sources import ConcatSource
 from dataload.sources.base import Source
 from dataload.sources.shards import Location, locate
 

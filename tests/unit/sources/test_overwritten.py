@@ -99,7 +99,7 @@ def test_a_read_after_the_overwrite_is_an_error(tmp_path, suffix, mapped):
     ("workers", "settings"),
     [
         *((workers, {"on_error": on_error}) for workers in (0, 2) for on_error in ("raise", "skip")),
-        (2, {"executor": "processes", "start_method": "fork"}),
+        (2, {"executor": "fork"}),
     ],
 )
 def test_the_job_ends(tmp_path, workers, settings):

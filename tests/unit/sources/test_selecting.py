@@ -16,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import dataload
-from dataload import ConfigError, MemorySource, RangeSource, SourceError
+from dataload import ConfigError, MemorySource, RangeSource
+from dataload.errors import SourceError
 from dataload.sources.views import select as selecting
 from dataload.testing import check_source
 from dataload.types import StepsAhead
@@ -240,7 +241,7 @@ def test_a_split_keeps_the_side_of_each_record(count, more, share, seed):
 
 
 def test_a_split_is_a_source():
-    source = dataload.ConcatSource([RangeSource(3000, step=2), RangeSource(7000)])
+    source = dataload.sources.ConcatSource([RangeSource(3000, step=2), RangeSource(7000)])
     sides = source.split(0.8, seed=3)
     assert abs(len(sides[0]) - 6800) < 200
     for side in sides:

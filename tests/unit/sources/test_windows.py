@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_files import pack, same
 
-from dataload import ConcatSource, ConfigError, Loader, MemorySource, RangeSource, windows
+from dataload import ConfigError, Loader, MemorySource, RangeSource, windows
 from dataload.collate import default_collate
+from dataload.sources import ConcatSource
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.views.adapt import as_source
 from dataload.sources.views.sequences import record_lengths, sequence_lengths
@@ -298,7 +299,7 @@ def test_reads_each_record_once_and_only_the_fields_that_need_it():
 def test_windows_feed_streams():
     source = windows(episodes(), [15, 1, 24], 4)
     sampler = StreamSampler(sequence_lengths=source.sequence_lengths, rows=2, seed=0)
-    with Loader(source, batch_sampler=sampler, epochs=1) as loader:
+    with Loader(source, sampler=sampler, epochs=1) as loader:
         rows = [batch["action"][:, 0][batch["valid"]].tolist() for batch in loader]
     assert sorted(index for row in rows for index in row) == [*range(12), *range(16, 37)]
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload import MultiStreamLoader, default_collate
+from dataload import default_collate
 from dataload.executors import Result
-from dataload.streams import workers
+from dataload.streams import MultiStreamLoader, workers
 from dataload.streams.columns import Stacked, cut, merge, stack
 from dataload.streams.messages import RowResults, RowTask, Step
 
@@ -53,7 +53,7 @@ CASES = st.tuples(
             "chunk": st.sampled_from([1, 2, 3]),
             "ends": st.sampled_from(["next", "pad", "drop"]),
             "collate": st.sampled_from([None, default_collate.__call__]),
-            "max_workers": st.integers(1, 4),
+            "num_workers": st.integers(1, 4),
             "prefetch": st.integers(1, 3),
         }
     ),
@@ -73,10 +73,10 @@ def test_groups_of_any_size_equal_groups_of_one_also_after_a_resume(case, sizes,
             assert found == expected[step + 1 :]
 
 
-@pytest.mark.parametrize("max_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [1, 2])
 @pytest.mark.parametrize("size", [2, 7, 64])
-def test_a_stream_has_a_state_after_each_step_of_a_group(size, max_workers):
-    settings = {"batch_size": 2, "mode": "split", "shuffle": False, "max_workers": max_workers}
+def test_a_stream_has_a_state_after_each_step_of_a_group(size, num_workers):
+    settings = {"batch_size": 2, "mode": "split", "shuffle": False, "num_workers": num_workers}
     with groups_of(size), MultiStreamLoader(streams.Counting, [10, 6], **settings) as loader:
         found = [(batch["x"].tolist(), loader.state_dict()) for batch in loader]
         assert [state["streams"] for _, state in found[:6]] == [[{"next": step}] * 2 for step in range(1, 7)]
@@ -88,7 +88,7 @@ def test_a_stream_has_a_state_after_each_step_of_a_group(size, max_workers):
 def test_a_task_that_takes_too_long_ends_early(monkeypatch):
     monkeypatch.setattr(workers, "perf_counter", itertools.count(step=1e10).__next__)
     streams.Counting.made = 0
-    with groups_of(64), MultiStreamLoader(streams.Counting, [50], batch_size=1, max_workers=1, prefetch=1) as loader:
+    with groups_of(64), MultiStreamLoader(streams.Counting, [50], batch_size=1, num_workers=1, prefetch=1) as loader:
         assert [batch["x"].tolist() for batch in itertools.islice(loader, 5)] == [[0], [1], [2], [3], [4]]
     assert streams.Counting.made <= 5 + 2
 

@@ -16,17 +16,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataload import (
-    ClosedSourceError,
-    Collate,
-    ConfigError,
-    MultiStreamLoader,
-    Ragged,
-    SourceError,
-    StateMismatchError,
-    WorkerError,
-    default_collate,
-)
+from dataload import Collate, ConfigError, Ragged, StateMismatchError, WorkerError, default_collate
+from dataload.errors import ClosedSourceError, SourceError
+from dataload.streams import MultiStreamLoader
 from dataload.streams.columns import join, stack
 from dataload.streams.rows import RowOrder, SequenceOrder
 from dataload.streams.workers import parts_of
@@ -63,7 +55,7 @@ def test_ebook():
     assert run(iter, [range(12)], batch_size=1, chunk=4) == expected
     numbers = [12, 13, 14, 15, 16, 17, 27, 28, 29, 31, 32, 33]
     for workers in (0, 1, 2, 4):
-        with MultiStreamLoader(iter, LISTS, batch_size=4, shuffle=False, max_workers=workers) as loader:
+        with MultiStreamLoader(iter, LISTS, batch_size=4, shuffle=False, num_workers=workers) as loader:
             assert take(loader, 12) == [[number] * 4 for number in numbers]
 
 
@@ -72,7 +64,7 @@ def test_ebook():
 )
 def test_ebook_as_many_workers_as_divide_the_rows(rows, most, parts):
     assert parts_of(rows, most) == parts
-    with MultiStreamLoader(iter, LISTS, batch_size=rows, max_workers=most) as loader:
+    with MultiStreamLoader(iter, LISTS, batch_size=rows, num_workers=most) as loader:
         assert loader.num_workers == parts
 
 
@@ -138,7 +130,7 @@ def cases(draw):
         "seed": draw(st.integers(-3, 3)),
         "chunk": draw(st.sampled_from([1, 2, 3, 5])),
         "ends": draw(st.sampled_from(["next", "pad", "drop"])),
-        "max_workers": draw(st.integers(0, 6)),
+        "num_workers": draw(st.integers(0, 6)),
         "world_size": draw(st.integers(1, 3)),
         "prefetch": draw(st.integers(1, 3)),
     }
@@ -182,7 +174,7 @@ def test_batches_are_those_of_a_slow_model_also_after_a_resume_at_any_step(case,
                 states.append(json.loads(json.dumps(loader.state_dict())))
     assert found == expected
     step = draw.draw(st.integers(0, len(expected)))
-    with groups_of(*sizes), loader_of(case, max_workers=draw.draw(st.integers(0, 6)), prefetch=2) as loader:
+    with groups_of(*sizes), loader_of(case, num_workers=draw.draw(st.integers(0, 6)), prefetch=2) as loader:
         loader.load_state_dict(states[step])
         assert loader.state_dict() == states[step]
         rest = []
@@ -304,13 +296,13 @@ def test_a_collate_of_the_users_gets_all_samples_in_the_consumers_thread():
         calls.append((threading.current_thread(), samples))
         return np.array(samples)
 
-    assert run(iter, [[1, 2, 3], [4, 5]], collate=collate, max_workers=2) == [[1, 4], [2, 5], [3, 0]]
+    assert run(iter, [[1, 2, 3], [4, 5]], collate=collate, num_workers=2) == [[1, 4], [2, 5], [3, 0]]
     assert calls == [(threading.current_thread(), s) for s in ([1, 4], [2, 5], [3, 0])]
 
 
 def test_collate_policies_see_the_whole_batch():
     texts = [[np.arange(n)] for n in (1, 3, 2, 0)]
-    settings_ = {**ROWS, "batch_size": 4, "max_workers": 4}
+    settings_ = {**ROWS, "batch_size": 4, "num_workers": 4}
     assert run(iter, texts, collate={"": "pad"}, **settings_) == [[[0, 0, 0], [0, 1, 2], [0, 1, 0], [0, 0, 0]]]
     with MultiStreamLoader(iter, texts, collate=Collate(policies={"": "ragged"}), chunk=2, **settings_) as loader:
         (batch,) = loader
@@ -349,7 +341,7 @@ def test_tensors_are_stacked_as_arrays_or_given_to_a_collate_as_they_are():
         return np.stack([tensor.values for tensor in tensors])
 
     lists = [[Tensor([1.0, 2.0])] * 2, [Tensor([3.0, 4.0])]]
-    for settings_ in ({"max_workers": 1}, {"max_workers": 2}, {"collate": gather}):
+    for settings_ in ({"num_workers": 1}, {"num_workers": 2}, {"collate": gather}):
         assert run(iter, lists, **settings_) == [[[1, 2], [3, 4]], [[1, 2], [0, 0]]]
 
 
@@ -368,7 +360,7 @@ def test_the_context_gives_the_same_numbers_with_other_workers_and_after_a_resum
     assert len(set(noise)) == len(noise)
     assert [batch["row"] for batch in batches] == [[0, 1, 2, 3]] * 7
     assert {epoch for batch in rest for epoch in batch["epoch"]} == {0, 1}
-    with MultiStreamLoader(streams.noisy, [3, 5, 2], max_workers=4, **settings_) as loader:
+    with MultiStreamLoader(streams.noisy, [3, 5, 2], num_workers=4, **settings_) as loader:
         loader.load_state_dict(state)
         assert list(map(plain, itertools.islice(loader, 7))) == rest
 
@@ -403,7 +395,7 @@ def test_in_split_another_for_is_the_next_epoch_also_after_a_break():
         assert len(list(loader)) > 0
         assert list(loader) == []
         assert repr(loader) == "MultiStreamLoader(4 sequences, 2 rows, epoch 3, step 0)"
-    with MultiStreamLoader(iter, LISTS, max_workers=2, **settings_) as loader:
+    with MultiStreamLoader(iter, LISTS, num_workers=2, **settings_) as loader:
         assert [plain(next(iter(loader))) for _ in range(2)] == [first, second]
 
 
@@ -476,7 +468,7 @@ def test_statistics_tell_the_slowest_row():
 
 @WORKERS
 def test_a_stream_is_asked_for_its_own_state_and_makes_nothing_twice(workers):
-    settings_ = {**ROWS, "max_workers": workers}
+    settings_ = {**ROWS, "num_workers": workers}
     with MultiStreamLoader(streams.Counting, [10, 6], **settings_) as loader:
         states = [json.dumps(loader.state_dict()) for _ in loader]
     assert json.loads(states[3])["streams"] == [{"next": 4}] * 2
@@ -558,7 +550,7 @@ def test_sequences_with_a_fingerprint_are_known_by_it():
 def ranks_of(world, mode, rows=4):
     """The loaders of all ranks."""
     make = {"independent": streams.Counting, "split": streams.count_up}[mode]
-    settings_ = {"batch_size": rows // world, "world_size": world, "mode": mode, "seed": 3, "max_workers": 1}
+    settings_ = {"batch_size": rows // world, "world_size": world, "mode": mode, "seed": 3, "num_workers": 1}
     lengths = [7, 9, 8, 8, 7, 9, 8, 8, 7]
     with contextlib.ExitStack() as stack:
         made = [MultiStreamLoader(make, lengths, rank=rank, **settings_) for rank in range(world)]
@@ -618,7 +610,7 @@ def test_states_of_ranks_must_fit_together():
 @WORKERS
 @pytest.mark.parametrize("size", [1, 2, 5, 16])
 def test_a_failing_stream_is_named_after_the_steps_before_it(workers, size):
-    settings_ = {**ROWS, "batch_size": 3, "max_workers": workers}
+    settings_ = {**ROWS, "batch_size": 3, "num_workers": workers}
     with groups_of(size), MultiStreamLoader(streams.break_at_3, [9, 2, 5, 4, 7], **settings_) as loader:
         for _ in range(2):
             found = []
@@ -690,7 +682,7 @@ LATER = {"batch_size": 3, "mode": "split", "shuffle": False}
 )
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_fails_in_a_step_is_told(make, sequences, settings_, message, workers):
-    settings_ = {"batch_size": 2, "shuffle": False, "max_workers": workers, **settings_}
+    settings_ = {"batch_size": 2, "shuffle": False, "num_workers": workers, **settings_}
     with MultiStreamLoader(make, sequences, **settings_) as loader, pytest.raises(WorkerError, match=message) as caught:
         list(loader)
     assert len(str(caught.value).split(":")[0]) < 200
@@ -738,7 +730,7 @@ def test_an_error_behind_the_end_of_an_epoch_is_none(tail):
     """The worker goes on to the failing sequence in the same task, but the epoch ends before."""
     lengths = [9, 2, 7] if tail == "drop" else [2, 2]
     with groups_of(64):
-        assert run(streams.break_at_3, lengths, "x", max_workers=2, tail=tail) == [[0, 0], [1, 1]]
+        assert run(streams.break_at_3, lengths, "x", num_workers=2, tail=tail) == [[0, 0], [1, 1]]
 
 
 COPIED = {"executor": "processes"}
@@ -756,12 +748,12 @@ COPIED = {"executor": "processes"}
         ({"ends": "stop"}, "ends", "ends is 'stop': .*Known: drop, next, pad"),
         ({"tail": "partial", "mode": "split"}, "tail", "tail is 'partial'"),
         ({"executor": "thread"}, "executor", "executor is 'thread': did you mean 'threads'"),
-        ({"start_method": "x"}, "start_method", "start_method is 'x'"),
+        ({"executor": "x"}, "executor", "executor is 'x'"),
         ({"epochs": 2}, "epochs", "epochs needs mode='split': rows of mode='independent' never end"),
         ({"tail": "pad"}, "tail", "tail needs mode='split'"),
         ({"tail": "drop", "mode": "split", "batch_size": 5}, "tail", "4 sequences do not fill 5 rows"),
         ({"chunk": 0}, "chunk", "chunk must be an integer >= 1"),
-        ({"max_workers": -1}, "max_workers", "max_workers must be an integer >= 0"),
+        ({"num_workers": -1}, "num_workers", "num_workers must be an integer >= 0"),
         ({"prefetch": 0}, "prefetch", "prefetch must be an integer >= 1"),
         ({"timeout": 0}, "timeout", "timeout must be a number of seconds above 0"),
         ({"collate": 3}, "collate", "collate must be a function of a list of samples"),
@@ -796,7 +788,7 @@ def test_streams_are_closed_when_they_are_left_when_the_state_is_set_and_with_th
         def close(self):
             closed.append(self.number)
 
-    with MultiStreamLoader(Stream, range(4), max_workers=workers, prefetch=1, **ROWS) as loader:
+    with MultiStreamLoader(Stream, range(4), num_workers=workers, prefetch=1, **ROWS) as loader:
         list(loader)
         assert sorted(closed) == [0, 1, 2, 3]
         for _ in loader:
@@ -841,7 +833,7 @@ def test_a_dropped_loader_ends_its_threads_and_closes_its_generators(fails):
     try:
         transform = (lambda batch: batch["nothing"]) if fails else None
         loader = MultiStreamLoader(
-            make, range(2), batch_size=2, max_workers=2, shuffle=False, batch_transform=transform
+            make, range(2), batch_size=2, num_workers=2, shuffle=False, batch_transform=transform
         )
         with contextlib.suppress(WorkerError):
             next(iter(loader))
@@ -858,7 +850,7 @@ def test_a_dropped_loader_ends_its_threads_and_closes_its_generators(fails):
 def test_a_stuck_stream_is_warned_of_then_given_up_and_named_after_the_steps_before_it(tmp_path, sizes):
     make = streams.HangAt(4, tmp_path / "mark")
     found, where = [], "in row 1, at sequence 1, 4"
-    with groups_of(*sizes), MultiStreamLoader(make, [5, 4], max_workers=2, timeout=0.3, **ROWS) as loader:
+    with groups_of(*sizes), MultiStreamLoader(make, [5, 4], num_workers=2, timeout=0.3, **ROWS) as loader:
         with (
             pytest.warns(RuntimeWarning) as warned,
             pytest.raises(

@@ -11,7 +11,8 @@ from collections import deque
 import numpy as np
 import pytest
 
-from dataload import ClosedSourceError, ConfigError, Loader, MemorySource, RangeSource, WorkerError
+from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
+from dataload.errors import ClosedSourceError
 
 torch = pytest.importorskip("torch")
 

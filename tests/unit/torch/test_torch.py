@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload import ConfigError, Loader, MemorySource, MultiStreamLoader, Ragged
+from dataload import ConfigError, Loader, MemorySource, Ragged
 from dataload.samplers import GlobalShuffle
+from dataload.streams import MultiStreamLoader
 
 torch = pytest.importorskip("torch")
 
@@ -72,7 +73,7 @@ def test_tensors_of_worker_processes_are_views_of_shared_memory_and_may_be_kept(
     values = np.arange(96 * 1024, dtype=np.float64).reshape(96, 1024)
     order = [GlobalShuffle(96, 4).indices(np.arange(96), epoch=epoch) for epoch in range(3)]
     expected = values[np.concatenate(order)].reshape(72, 4, 1024)
-    settings = {"num_workers": 1, "executor": "processes", "start_method": "fork", "batch_transform": to_tensors}
+    settings = {"num_workers": 1, "executor": "fork", "batch_transform": to_tensors}
     with Loader(MemorySource({"x": values}), batch_size=4, shuffle=True, seed=4, **settings) as loader:
         shared = 0
         for step, batch in enumerate(loader):

@@ -20,7 +20,7 @@ def part(mode="shuffled", *, rows=2, lengths=(6, 6), **settings):
 def test_half_continues_and_half_is_from_anywhere():
     mixture = RowMixture(parts=(part("split"), part()))
     assert (mixture.rows, mixture.rows_per_step, mixture.steps(0), mixture.items(0)) == (4, 4, 6, 24)
-    batches = list(Loader(RangeSource(12), batch_sampler=mixture))
+    batches = list(Loader(RangeSource(12), sampler=mixture))
     rows = np.array([batch["index"] for batch in batches])
     assert [batch["is_stream"].tolist() for batch in batches] == [[True, True, False, False]] * 6
     assert batches[0]["is_stream"].dtype == bool
@@ -58,7 +58,7 @@ def test_parts_go_on_over_epochs_of_the_first():
 def test_without_records_there_are_no_steps(tail):
     mixture = RowMixture(parts=(part("split", lengths=[0]), part(lengths=[0])), tail=tail)
     assert (mixture.steps(0), plans_of(mixture)) == (0, [])
-    with Loader(RangeSource(0), batch_sampler=mixture) as loader:
+    with Loader(RangeSource(0), sampler=mixture) as loader:
         assert list(loader) == []
 
 
@@ -86,8 +86,8 @@ def test_it_is_a_value():
 
 def test_the_state_of_other_rows_is_refused():
     with (
-        Loader(RangeSource(12), batch_sampler=RowMixture(parts=(part("split"), part()))) as loader,
-        Loader(RangeSource(12), batch_sampler=RowMixture(parts=(part("split"), part(rows=4)))) as elsewhere,
+        Loader(RangeSource(12), sampler=RowMixture(parts=(part("split"), part()))) as loader,
+        Loader(RangeSource(12), sampler=RowMixture(parts=(part("split"), part(rows=4)))) as elsewhere,
     ):
         next(iter(loader))
         with pytest.raises(StateMismatchError, match=r"order \(the sampler or its seed\)"):

@@ -68,7 +68,7 @@ def test_without_records_there_are_no_steps(mode):
         for settings in ({}, endless, starts):
             empty = sampler(*lengths, mode=mode, ends=ends, **settings)
             assert (empty.steps(0), empty.items(0), empty.records, plans_of(empty)) == (0, 0, 0, [])
-            with Loader(RangeSource(0), batch_sampler=empty) as loader:
+            with Loader(RangeSource(0), sampler=empty) as loader:
                 assert list(loader) == list(loader) == []
 
 
@@ -155,8 +155,8 @@ def test_it_is_a_value():
 )
 def test_the_state_of_another_order_is_refused(other):
     with (
-        Loader(RangeSource(20), batch_sampler=sampler(6, 6, 8, rows=4)) as loader,
-        Loader(RangeSource(20), batch_sampler=other) as elsewhere,
+        Loader(RangeSource(20), sampler=sampler(6, 6, 8, rows=4)) as loader,
+        Loader(RangeSource(20), sampler=other) as elsewhere,
     ):
         next(iter(loader))
         with pytest.raises(StateMismatchError, match=r"order \(the sampler or its seed\)"):
@@ -167,13 +167,13 @@ def test_the_source_and_the_ranks_must_fit():
     with pytest.raises(
         ConfigError, match=r"the sampler was made for a source of 20 records, and this one has 19: make it anew$"
     ):
-        Loader(RangeSource(19), batch_sampler=sampler(6, 6, 8))
+        Loader(RangeSource(19), sampler=sampler(6, 6, 8))
     with pytest.raises(ConfigError):
-        Loader(RangeSource(20), batch_sampler=sampler(10, 10, rows=4), rank=0, world_size=3)
+        Loader(RangeSource(20), sampler=sampler(10, 10, rows=4), rank=0, world_size=3)
 
 
 def test_what_a_consumer_writes_into_a_batch_is_in_no_other():
-    with Loader(RangeSource(20), batch_sampler=sampler(6, 6, 8)) as loader:
+    with Loader(RangeSource(20), sampler=sampler(6, 6, 8)) as loader:
         start = loader.state_dict()
         before = [{name: column.copy() for name, column in batch.items()} for batch in loader]
         loader.load_state_dict(start)
@@ -186,7 +186,7 @@ def test_what_a_consumer_writes_into_a_batch_is_in_no_other():
 
 
 def test_records_need_not_be_dicts():
-    with Loader(MemorySource([f"r{i}" for i in range(6)]), batch_sampler=sampler(3, 3, mode="pack", chunk=3)) as loader:
+    with Loader(MemorySource([f"r{i}" for i in range(6)]), sampler=sampler(3, 3, mode="pack", chunk=3)) as loader:
         (batch,) = loader
     assert list(batch) == ["data", "stream_id", "offset", "is_first", "valid"]
     assert sorted(batch["data"]) == [["r0", "r1", "r2"], ["r3", "r4", "r5"]]

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import weakref
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ import pytest
 import dataload
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow.parquet import claim_of, read_chunks
+from dataload.sources.arrow.table import TableReader
 
 ROWS = 3_000
 TABLE = pa.table(
@@ -108,3 +110,22 @@ def test_columns_that_claim_the_same_bytes():
     cut = len(data) // 4
     with pytest.raises(ValueError, match=r"the columns claim more bytes than the file has"):
         read_chunks(lambda at, size: data[at + cut : at + cut + size], len(data) - cut)
+
+
+def test_groups_are_decoded_one_at_a_time(tmp_path, monkeypatch):
+    """Records of many groups in one batch take the memory of one group."""
+    table = pa.table({"x": list(range(40)), "t": [f"{row}" for row in range(40)]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=5)
+    real, seen = TableReader._prepare, []
+
+    def prepare(self, array, what):
+        assert not [reference for reference in seen if reference() is not None]
+        found = real(self, array, what)
+        seen.append(weakref.ref(found[0]))
+        return found
+
+    monkeypatch.setattr(TableReader, "_prepare", prepare)
+    with dataload.open(tmp_path / "a.parquet", cached_bytes=0) as source:
+        batch = source.read_batch([38, 1, 12, 30])
+    assert (batch["x"].tolist(), list(batch["t"])) == ([38, 1, 12, 30], ["38", "1", "12", "30"])
+    assert len(seen) == 8

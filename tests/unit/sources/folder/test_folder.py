@@ -337,12 +337,12 @@ def test_several_folders_have_the_classes_of_all(tmp_path):
     apart = [dataload.open(tmp_path / name) for name in ("a", "b")]
     message = r"field 'label' stands for other classes in source 0 than in source 1: open the folders"
     with pytest.raises(ConfigError, match=message):
-        len(dataload.ConcatSource(apart))
+        len(dataload.sources.ConcatSource(apart))
     for name, source in zip(("as", "bs"), apart, strict=True):
         convert(source, tmp_path / name / "x.syr")
     with pytest.raises(ConfigError, match=r"field 'label' stands for other classes in x\.syr than in x\.syr: open the"):
         dataload.open([tmp_path / "as", tmp_path / "bs"])
-    assert len(dataload.ConcatSource([apart[0], apart[0]])) == 4
+    assert len(dataload.sources.ConcatSource([apart[0], apart[0]])) == 4
     fill(tmp_path / "c", ["ant/3.wav"])
     with pytest.raises(ConfigError, match=r"a has the fields __key__, image, label, and .*c __key__, audio, sample_ra"):
         dataload.open([tmp_path / "a", tmp_path / "c"])
@@ -362,7 +362,7 @@ def test_files_that_changed_or_vanished(tmp_path):
         refuses(source, [0], "the file had .* bytes when it was opened and has", path=str(a), index=0)
         refuses(source, [1], r"there is no .*cat/b\.png", SourceNotFoundError)
         refuses(source, [2], "named as PNG cannot be decoded as such", path=str(c), index=2)
-        refuses(source, [3], "it is a FIFO, and only regular files are opened", dataload.SourceError)
+        refuses(source, [3], "it is a FIFO, and only regular files are opened", dataload.errors.SourceError)
         refuses(source, [4], r"cat/e.png, record 4: .*does not fit", UnsupportedFormatError)
 
 

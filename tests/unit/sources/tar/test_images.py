@@ -63,7 +63,7 @@ def test_sizes_that_differ_and_damage(tmp_path, options):
         source.read_batch([0, 2])
 
 
-@pytest.mark.parametrize("settings", [{}, {"executor": "processes", "start_method": "fork"}])
+@pytest.mark.parametrize("settings", [{}, {"executor": "fork"}])
 def test_workers_report_decoding_too(path, settings):
     source = TarSource(path, fields=["jpg"], decode="auto")
     with Loader(source, batch_size=2, num_workers=1, **settings) as loader:

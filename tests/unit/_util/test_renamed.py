@@ -1,0 +1,62 @@
+"""Arguments of 0.2 that have another name now."""
+
+import pytest
+
+import dataload
+from dataload import ConfigError, Loader, RangeSource, from_config
+from dataload.convert import LocalEngine
+from dataload.samplers import BatchSampler, Sequential
+from dataload.streams import MultiStreamLoader
+
+BATCHES = BatchSampler(sampler=Sequential(6), batch_size=2)
+
+
+def test_batches_were_an_argument_of_their_own():
+    message = r"^batch_sampler of Loader is deprecated: pass it as sampler=$"
+    with pytest.warns(DeprecationWarning, match=message) as warned:
+        loader = Loader(RangeSource(6), batch_sampler=BATCHES)
+    assert warned[0].filename == __file__
+    assert loader.batch_sampler == BATCHES
+    with pytest.warns(DeprecationWarning, match=message):
+        assert Loader(RangeSource(6), batch_sampler=None, batch_size=4).batch_sampler.batch_size == 4
+    with (
+        pytest.warns(DeprecationWarning, match=message),
+        pytest.raises(ConfigError, match="batch_sampler is the old name of sampler: give only sampler"),
+    ):
+        Loader(RangeSource(6), batch_sampler=BATCHES, sampler=Sequential(6))
+
+
+@pytest.mark.parametrize(("executor", "expected"), [("processes", "fork"), ("threads", "threads"), (None, "threads")])
+def test_processes_had_a_start_method(executor, expected, monkeypatch):
+    asked = []
+
+    def make_executor(work, name, workers, **settings):
+        asked.append(name)
+        return original(work, name, workers, **settings)
+
+    original = dataload.loader.loader.make_executor
+    monkeypatch.setattr(dataload.loader.loader, "make_executor", make_executor)
+    given = {} if executor is None else {"executor": executor}
+    with pytest.warns(DeprecationWarning, match=r"^start_method of Loader is deprecated: pass it as executor=$"):
+        Loader(RangeSource(6), batch_size=2, start_method="fork", **given).close()
+    assert asked == [expected]
+
+
+def test_a_config_of_0_2_builds_a_loader():
+    config = {"source": {"path": "range:6"}, "loader": {"batch_size": 2, "start_method": "spawn"}}
+    with pytest.warns(DeprecationWarning, match="start_method of Loader"), from_config(config) as loader:
+        assert len(list(loader)) == 3
+    iterators = {"kind": "iterators", "make_stream": "builtins:iter", "sequences": ["1"]}
+    config = {"sampler": iterators, "loader": {"batch_size": 1, "start_method": "spawn"}}
+    with pytest.warns(DeprecationWarning, match="start_method of MultiStreamLoader"):
+        from_config(config).close()
+
+
+def test_other_names_for_the_number_of_workers():
+    with (
+        pytest.warns(DeprecationWarning, match=r"^max_workers of MultiStreamLoader is .* num_workers=$"),
+        MultiStreamLoader(range, [3, 4], batch_size=2, max_workers=2) as loader,
+    ):
+        assert loader.num_workers == 2
+    with pytest.warns(DeprecationWarning, match=r"^workers of LocalEngine is deprecated: pass it as num_workers=$"):
+        assert LocalEngine(workers=3) == LocalEngine(num_workers=3)

@@ -1,6 +1,6 @@
 """Executors run tasks in the consumer's thread, in threads, or in processes.
 
-Import `ProcessExecutor` from its module: most programs do not need `multiprocessing`.
+`ProcessExecutor` is imported from its module, because most programs do not need `multiprocessing`.
 """
 
 from dataload.executors.base import (

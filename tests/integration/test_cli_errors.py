@@ -128,7 +128,7 @@ WRONG = [
     ("cache prune --budget much", "budget must be a number of bytes such as 500GB or 64MiB, got 'much'"),
     # Conversions and indexes
     ("convert range:3 out.none", "'out.none'"),
-    ("convert range:3 file/out.syr", "cannot write to the directory file: file is no directory"),
+    ("convert range:3 file/out.syr", "cannot write to the directory file: file is not a directory"),
     ("convert range:3 x.lmdb", "exists: choose another name, or pass --overwrite to replace it"),
     ("convert range:3 c.tar --to-option indx=false", "did you mean 'index'?"),
     ("convert a.syr b.syr --map my_code", "--map is 'my_code': expected 'module:function'"),

@@ -1,4 +1,4 @@
-"""The jobs that share a cache, and what each of them may take of its budget."""
+"""The jobs that share a cache, and the bytes that each may take."""
 
 from __future__ import annotations
 
@@ -16,15 +16,10 @@ _SECONDS_BETWEEN_LOOKS = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A claim to a part of a cache.
+    """A claim to a share of a cache, made at `since`; `reads` is for people.
 
-    Attributes:
-        job: Process that stands for the job: the parent of ranks, otherwise `process`.
-        process: The process.
-        reads: The data, for people.
-        share: Fraction of the job's share; 0 for reads that are not planned.
-        need: Bytes that it cannot do without: the shards of a step that can only be read as a whole.
-        since: Time at which it was made.
+    `job` is a process: the parent of ranks, otherwise `process`. `share` is a fraction of the job's share, 0 for
+    unplanned reads. `need` is the minimum in bytes: the shards of a step that can only be read whole.
     """
 
     job: int = 0
@@ -36,19 +31,10 @@ class Claim:
 
 
 class Shares:
-    """The share of a claim, which is registered by a file that is locked as long as this object lives.
+    """The share of one claim in the cache at `root`, registered by a file that is locked while this object lives.
 
-    Each job has the bytes that it needs, and an equal part of the rest. All loaders of a process, and all ranks of a
-    job on this machine, divide the share of their job.
-
-    Args:
-        root: Directory of the cache.
-        limit: Returns the bytes that it may take.
-        reads: See `Claim`.
-        share: See `Claim`.
-        need: See `Claim`.
-        ranks: Number of ranks of the job on this machine.
-        sharers: Number of them that divide the share of the job.
+    Each job gets the bytes that it needs and an equal share of the rest of `limit()`. All loaders of a process and the
+    `ranks` of a job on this machine divide the job's share; `sharers` is the number of ranks that do.
     """
 
     def __init__(
@@ -73,17 +59,15 @@ class Shares:
         self._looked = -_SECONDS_BETWEEN_LOOKS
 
     def look(self) -> list[Claim]:
-        """Return all other claims."""
         if time.monotonic() - self._looked > _SECONDS_BETWEEN_LOOKS:
             if not os.path.exists(self._file.path):
-                self._register()  # somebody has deleted the cache
+                self._register()  # the cache was deleted
             self._others = [_read(path) for path in living(self._folder) if path != self._file.path]
             self._bytes = self._limit()
             self._looked = time.monotonic()
         return self._others
 
     def budget(self) -> int:
-        """Return the bytes that this claim may take."""
         own, others = self._own, self.look()
         needs = _needs([own, *others])
         job = needs[own.job] + max(0, self._bytes - sum(needs.values())) // len(needs)
@@ -94,13 +78,12 @@ class Shares:
         return max(own.need, int(job * own.share / max(shares, self._sharers)))
 
     def left(self) -> int:
-        """Return the bytes that jobs that were there before can do without."""
+        """Return the bytes that earlier jobs do not need."""
         needs = _needs([other for other in self.look() if other.since < self._own.since])
         return max(0, self._bytes - sum(need for job, need in needs.items() if job != self._own.job))
 
 
 def _needs(claims: list[Claim]) -> dict[int, int]:
-    """Return the bytes that each job cannot do without."""
     needs: dict[int, int] = {}
     for claim in claims:
         needs[claim.job] = max(needs.get(claim.job, 0), claim.need)
@@ -116,7 +99,6 @@ def _read(path: str) -> Claim:
 
 
 def describe_jobs(root: str) -> str:
-    """Return who uses a cache, for messages."""
     found = dict.fromkeys(
         f"process {claim.process} reads {claim.reads}" + (f" and needs {claim.need:,} bytes" if claim.need else "")
         for claim in map(_read, living(os.path.join(root, "jobs")))

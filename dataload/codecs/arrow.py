@@ -41,10 +41,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ColumnContext(NamedTuple):
-    """The file (if any) and record numbers, (rows,) int64 (None for all), of a column, for messages.
-
-    `ends`, (rows,) int64, are the ends of each record's items, if the values are items of lists.
-    """
+    """The file, record numbers and ends of lists of a column, (rows,) int64 or None, for messages."""
 
     path: str | None = None
     indices: Int64Array | None = None

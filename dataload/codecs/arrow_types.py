@@ -33,7 +33,6 @@ class Numbers(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def numbers_of(kind: Any) -> Numbers | None:
-    """Return the numbers that make up values of a type, or None."""
     types = pa_module().types
     if isinstance(kind, pa_module().FixedShapeTensorType):
         inner, shape = numbers_of(kind.value_type), tuple(kind.shape)

@@ -23,7 +23,6 @@ _STREAMED_BYTES = 0x7FFF0000  # in a WAV file that was written to a pipe, the si
 
 
 def rate_field(name: str) -> str:
-    """Return the name of the sample rate's field for the audio field `name`."""
     return "sample_rate" if name == "audio" else f"{name}.sample_rate"
 
 

@@ -135,11 +135,7 @@ def _decode(function: Callable[[Any], Any], data: bytes | memoryview, name: str)
 
 
 def resolve_codec(codec: CodecLike, limit: int = MAX_RECORD_BYTES) -> Codec | None:
-    """Return the codec for a value of ``codec=``, or None for plain bytes.
-
-    Its repr is the same in every process; it pickles if the argument does. Decoding errors are CorruptFileErrors
-    without a path, which `decode_records` adds; for built-in codecs, also if a record takes more than `limit` bytes.
-    """
+    """Return the codec for a value of ``codec=``, or None for plain bytes; records take at most `limit` bytes."""
     if codec is None or codec == "raw":
         return None
     if isinstance(codec, _NamedCodec):

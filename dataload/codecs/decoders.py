@@ -283,7 +283,6 @@ def known_extension(extension: str) -> Decoder | None:
 
 
 def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
-    """Return the decoder named `what`, or one that calls the function `what`."""
     if callable(what):
         return Decoder(getattr(what, "__qualname__", type(what).__qualname__), what, small=True, own=True)
     if what not in DECODERS:
@@ -308,7 +307,6 @@ def plan_decoders(decode: Any, *, names: Sequence[str] = ("auto",), case_sensiti
 
 
 def for_extension(decoder: Decoder, extension: str, limit: int) -> Decoder:
-    """Return a decoder for an extension, with a limit on the memory of a record."""
     if not decoder.limited:
         return decoder
     return _limited(decoder, image_kind(extension) if decoder.name == "image" else None, limit)

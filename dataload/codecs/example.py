@@ -87,10 +87,7 @@ def _layout(limit: int, data: bytes | memoryview) -> Layout | None:
 
 
 def _plain(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, tuple[int, int, int]] | None:
-    """Return the spans of an Example's values, name -> (kind, start, stop); None unless it has the usual layout.
-
-    In that layout, each message has its fields once and in order, and each list is packed or holds one bytes object.
-    """
+    """Return the spans of an Example's values, name -> (kind, start, stop); None unless its layout is the usual one."""
     spans: dict[str, tuple[int, int, int]] = {}
     end, most = len(data), limit // FIELD_BYTES
     try:

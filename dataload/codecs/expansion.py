@@ -1,8 +1,4 @@
-"""The bytes that Arrow values take once their dictionaries, views and lists are followed.
-
-A few bytes of dictionaries, views, runs or empty items can expand to any number of values, so sizes are computed here
-from lengths and offsets before anything is taken, cast or listed.
-"""
+"""The bytes that Arrow values take once expanded, computed beforehand: views may stand for any number of bytes."""
 
 import math
 from functools import lru_cache
@@ -23,10 +19,7 @@ Sizes: TypeAlias = int | Int64Array
 
 @lru_cache(maxsize=4096)
 def least_bytes(kind: Any, *, packed: bool = False, each: int = OBJECT_BYTES) -> int:
-    """Return the bytes of a value of an Arrow type whose lists, text and bytes are empty.
-
-    `packed` numbers become numpy arrays, as in columns, instead of Python objects of `each` bytes.
-    """
+    """Return the bytes of an Arrow value with empty lists; `packed` numbers are numpy's, other objects take `each`."""
     types, numbers = pa_module().types, numbers_of(kind)
     if numbers is not None and (packed or not each):
         return max(1, numbers.dtype.itemsize * math.prod(numbers.shape))

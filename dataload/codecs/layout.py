@@ -111,11 +111,7 @@ class _Group:
 def columns_by_layout(
     buffers: Sequence[_Data], fields: Sequence[str] | None, parse: Callable[[_Data], Layout | None]
 ) -> Batch | None:
-    """Decode records, at least one, that differ only in their values, to the columns that collating them gives.
-
-    `parse` returns the layout of a record, None if spans cannot describe it. The result is None if records must be
-    decoded one by one: many layouts, different fields, dtypes or shapes, a missing field, or a corrupt record.
-    """
+    """Decode records, at least one, of a few layouts, which `parse` finds, to columns; None if that is impossible."""
     try:
         groups = _groups(buffers, parse)
         if not groups:
@@ -194,7 +190,6 @@ def _table(buffers: Sequence[_Data], without: Iterable[Span]) -> BytesArray:
 
 
 def _table_columns(layout: Layout) -> dict[str, slice]:
-    """Return the columns of the table that hold each short span."""
     columns: dict[str, slice] = {}
     removed = 0
     for name, span in sorted(layout.items(), key=lambda item: item[1].start):

@@ -106,10 +106,7 @@ def _stored(data: bytes) -> list[tuple[str, memoryview]] | None:
 
 
 def _end_of_header(data: bytes, offset: int, name: bytes, expected: tuple[int, int, int, int]) -> int:
-    """Return the offset after the local header at `offset`, or beyond all data if it differs from the directory.
-
-    `expected` are flags, method, CRC and size (also the stored size) in the directory.
-    """
+    """Return the offset after a local header, or beyond all data if it differs from `expected`, the directory's."""
     if offset + _LOCAL.size <= len(data):
         magic, _, flags, method, _, _, crc, packed, size, name_length, extra_length = _LOCAL.unpack_from(data, offset)
         start = offset + _LOCAL.size

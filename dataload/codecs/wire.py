@@ -27,10 +27,7 @@ _LONG = f"a packed integer has more than {_MAX_BYTES} bytes"
 
 
 def walk(data: bytes | memoryview, start: int, stop: int, message: str) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type and payload span of the fields of a message, in the order of the bytes.
-
-    `message` names the message type in errors, which count bytes from the start of the record, `data`.
-    """
+    """Yield number, wire type and payload span of a message's fields; errors name its type, `message`."""
     position = start
     while position < stop:
         try:
@@ -105,7 +102,6 @@ def build_field(number: int, payload: bytes) -> bytes:
 
 
 def build_head(number: int, length: int) -> bytes:
-    """Return the bytes before a `LENGTH` payload of `length` bytes."""
     if number < 16 and length < 0x80:
         return bytes((number << 3 | LENGTH, length))
     return encode_varint(number << 3 | LENGTH) + encode_varint(length)

@@ -45,12 +45,10 @@ class WorkerStatus:
         self._words = own.data.cast("q")  # numpy's own items take twice as long to set
 
     def at(self, epoch: int, step: int, index: int = -1) -> None:
-        """Report the start of a step, or of one of its samples."""
         words = self._words
         words[0], words[1], words[2] = epoch + 1, step + 1, index + 1
 
     def at_index(self, index: int) -> None:
-        """Report the start of another sample of the same step."""
         self._words[2] = index + 1
 
     def place(self) -> WorkerPosition:
@@ -75,11 +73,7 @@ class WorkerStatus:
 
 
 class WorkerLostError(Exception):
-    """A worker failed to return a result. Internal: the loader turns it into a `WorkerError`.
-
-    `reason` is the predicate of a sentence about the worker, such as "was killed by SIGKILL"; `place` its last reported
-    position; `stacks` the stack traces of its threads, empty if unknown.
-    """
+    """A worker failed to return a result, for a `reason` such as "was killed by SIGKILL". The loader translates it."""
 
     def __init__(self, worker: str, reason: str, place: WorkerPosition, stacks: str = "") -> None:
         super().__init__(worker, reason, place, stacks)
@@ -113,17 +107,12 @@ def _fork_mark() -> Any:
 
 
 def begin_task() -> int:
-    """Return the number of this process, for `check_fork`."""
     _fork_mark()  # before a task can fork
     return os.getpid()
 
 
 def check_fork(pid: int, status: WorkerStatus) -> None:
-    """Check that no task forked the process `pid` and then continued in both.
-
-    A child of a worker ends here, as it would repeat the work. Otherwise a WorkerLostError is raised, in the parent as
-    soon as it notices and in a copy of the consumer.
-    """
+    """Check that no task forked the process `pid` and continued in both: end the child, or raise a WorkerLostError."""
     here = os.getpid()
     if here == pid and _fork_mark()[0] != pid:
         return
@@ -238,9 +227,8 @@ class SerialExecutor(Executor[TaskT, ResultT]):
 class PoolExecutor(Executor[TaskT, ResultT]):
     """Runs tasks in workers that live until `close`, until this object is dropped, or until the interpreter exits.
 
-    Workers start with the first task, and again in a forked child or after a loss. `start` starts a number of workers
-    and returns their pool: an executor with `stop` instead of `close`, and with `is_usable`, False after `stop` or in a
-    fork.
+    `start` starts a number of workers and returns their pool, an executor with `stop` and `is_usable` instead of
+    `close`.
     """
 
     def __init__(self, start: Callable[[int], Any], workers: int) -> None:

@@ -33,11 +33,7 @@ def make_executor(
     parts: Iterable[tuple[str, str, Any]],
     first: int = 0,
 ) -> Executor[TaskT, ResultT]:
-    """Return the executor for `work`, in the consumer's thread if `workers` is 0.
-
-    `window` is the number of tasks ahead of the consumer, `first` the number of the first worker, for names. The
-    settings `parts` are named in errors if they cannot be pickled; see `check_pickles`.
-    """
+    """Return the executor for `work`, for `window` tasks ahead; `parts` are settings for errors of `check_pickles`."""
     for key, value, kind in (("executor", name, ExecutorName), ("start_method", start_method, StartMethod)):
         check_choice(key, value, get_args(kind))
     if not workers:

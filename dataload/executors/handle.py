@@ -268,7 +268,6 @@ def check_parent(start_method: StartMethod) -> None:
 
 
 def within_descriptors(workers: int, slots: int) -> tuple[int, int]:
-    """Reduce the numbers of workers and slots to the limit of open files."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         free = limit - len(os.listdir("/proc/self/fd"))

@@ -43,10 +43,9 @@ _POLL_SECONDS = 0.5
 class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
     """Runs tasks in processes, which also end when this process dies.
 
-    Large arrays of a result are views of a slot of shared memory, which is reused once the last view is gone (views in
-    forks of this process do not count). If all slots are in use, results go through a pipe. There should be a slot for
-    each task in flight and each result that the consumer holds. `work` is pickled once per worker, unless workers are
-    forked. The fork server starts here, and imports those of `modules` that are installed.
+    Large arrays of a result are views of a slot of shared memory, which is reused once the last view is gone. If all
+    slots are in use, results go through a pipe. The fork server starts here, and imports the installed ones of
+    `modules`.
     """
 
     def __init__(
@@ -96,11 +95,7 @@ class _Pending(Result[Any]):
 
 
 class ProcessPool:
-    """The worker processes of one executor and their tasks.
-
-    Used by the consumer's thread; any thread may stop it. An interrupt within its bookkeeping stops it, and the next
-    task starts another pool.
-    """
+    """The worker processes of one executor and their tasks, used by the consumer's thread; any thread may stop it."""
 
     def __init__(
         self, work: Any, size: int, *, slots: int, start_method: StartMethod, timeouts: TimeoutPolicy, first: int

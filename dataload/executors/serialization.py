@@ -21,11 +21,7 @@ _SMALL_BYTES = 16 << 10
 
 
 def take_apart(value: Any, *, by_value: bool = False) -> list[memoryview]:
-    """Return the pickle of `value`, then the buffers of its large arrays, which are not copied.
-
-    Functions and classes of notebooks and sessions are pickled by value, by cloudpickle; with `by_value`, all that
-    another process cannot import.
-    """
+    """Return the pickle of `value`, then the buffers of its large arrays, uncopied. `by_value` needs cloudpickle."""
     buffers: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:

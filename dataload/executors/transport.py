@@ -137,7 +137,6 @@ class Slot:
         self._view: BytesArray = np.empty(0, np.uint8)
 
     def reserve(self, size: int) -> None:
-        """Allocate memory for `size` bytes; OSError if there is not enough."""
         present = os.fstat(self.descriptor).st_size
         if present >= size:
             return

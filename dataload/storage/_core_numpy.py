@@ -1,8 +1,7 @@
 """The core in numpy, used if `_core.c` could not be compiled. Each function equals its namesake there.
 
-`data` is a buffer. `file` is the descriptor of the file that `data` maps, or -1 for plain memory; or a pair of the
-descriptor and the file's last change in ns. A range outside the buffer is a ValueError, a file that has shrunk or
-changed a `MapFault`. Only the compiled core survives a file that shrinks during a copy, so files are not mapped here.
+`file` is the descriptor behind the buffer `data`, -1 for plain memory, or a pair with the file's last change in ns.
+Errors: ValueError for a range outside the buffer, `MapFault` if the file has shrunk or changed.
 """
 
 import os
@@ -140,7 +139,6 @@ def _zip(words: Any) -> Any:
 
 
 def _mix_rests(add: Any, mul: Any, ranges: list[BytesArray]) -> None:
-    """Mix in the last bytes of ranges that end within a packet."""
     rows = [row for row, each in enumerate(ranges) if each.size % _PACKET]
     rests = [ranges[row][ranges[row].size // _PACKET * _PACKET :].tobytes() for row in rows]
     size = np.array([len(rest) for rest in rests], np.uint64)[:, None]
@@ -155,7 +153,6 @@ def _mix_rests(add: Any, mul: Any, ranges: list[BytesArray]) -> None:
 
 
 def _last_packet(rest: bytes) -> bytes:
-    """Return the packet for the last bytes, 1 to 31."""
     odd = len(rest) % 4
     whole = rest[: len(rest) - odd]
     if len(rest) & 16:
@@ -263,7 +260,6 @@ def _fill_entries(
 def _fill_large(
     out: Int64Array, bad: BytesArray, data: BytesArray, values: Int64Array, page_size: int, header_size: int, size: int
 ) -> None:
-    """Fill in the offsets of values in overflow pages."""
     rows = np.flatnonzero((out[3, : len(values)] >> 16 & _LARGE != 0) & (bad == 0))
     found = data[values[rows, None] + np.arange(8)].view(np.uint64).ravel()
     inside = (found >= 2) & (found < size // page_size)

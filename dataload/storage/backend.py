@@ -47,7 +47,6 @@ class FileStream(io.RawIOBase):
         return count
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read exactly `size` bytes, fewer only at the end of the file."""
         data = self._file.read(self._position, self._file.size - self._position if size < 0 else size)
         self._position += len(data)
         return data

@@ -45,7 +45,6 @@ def base_name(path: str) -> str:
 
 
 def parent(path: str) -> str:
-    """Return the directory of a path; ``"."`` for a bare name."""
     if is_url(path):
         return path.rstrip("/").rpartition("/")[0]
     return os.path.dirname(path) or "."
@@ -65,11 +64,7 @@ def are_plain(names: str) -> bool:
 
 
 def leads_elsewhere(name: Any, *, in_url: bool = False) -> str:
-    """Return why a name found in a file is not the name of a file below its directory; "" if it is.
-
-    All formats whose files name others check names here: the author of a file must not choose which other files are
-    opened. Such a name is never expanded, neither as a pattern nor at a ``~``.
-    """
+    """Return why `name`, found in a file, is not a file below that file's directory; "" if it is. Never expanded."""
     if type(name) is str and are_plain(name):
         return ""
     shown = re.sub(r"//[^/]*@", "//", str(name).partition("?")[0])[:80]  # a URL may hold secrets

@@ -27,11 +27,9 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, err
 
 
 class AtomicFile:
-    """A file or directory that is written in a hidden folder beside its destination, `path`.
+    """A file or directory written in a hidden, private folder beside its destination, `path`.
 
-    Only this user may enter the folder, and its name is unpredictable, so that a link cannot be planted in it.
-    `publish` renames `temporary`, which `create` or a library creates, to the destination; `abort` deletes it. The next
-    writer of the same destination deletes the folder of a killed process.
+    `publish` renames `temporary` to the destination; `abort` deletes it, as does the next writer after a kill.
     """
 
     def __init__(self, path: str, *, overwrite: bool = False) -> None:

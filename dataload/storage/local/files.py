@@ -164,7 +164,6 @@ class LocalStorage:
 
     @contextmanager
     def lock(self, path: str) -> Generator[None]:
-        """Hold an exclusive lock, which ends with the process at the latest."""
         name = os.path.join(os.path.dirname(path), f".{os.path.basename(path).lstrip('.')}.lock")
         with lock_file(name, path):
             yield

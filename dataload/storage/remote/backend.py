@@ -62,7 +62,6 @@ class RemoteStorage:
         return self._version(path) is not None or self.is_directory(path)
 
     def is_directory(self, path: str) -> bool:
-        """Return whether `path` is a prefix of objects, and not itself an object."""
         if self._version(path) is not None or split_url(path)[0].startswith("http"):
             return False
         return bool(self._names(path))

@@ -75,11 +75,7 @@ class CachedFile:
 
 
 class ShardCache:
-    """The shards below the directory `root`, which is created if needed.
-
-    `budget` is the maximum number of bytes; None leaves a twentieth of the disk free, and limits shards to `share` of
-    the free room. `timeout` is the number of seconds to wait for another process's download without progress.
-    """
+    """The shards below `root`, at most `budget` bytes; None: a `share` of the free disk, sparing a twentieth."""
 
     def __init__(self, root: str, budget: int | None, *, share: float = 1, timeout: float = 120.0) -> None:
         self.root = root
@@ -168,10 +164,10 @@ class ShardCache:
         give_up: Callable[[], bool],
         wait: Wait | None = None,
     ) -> Lease:
-        """Return a lease of a shard, which this or another process downloads if it is not here.
+        """Return a lease of a shard, downloading it or waiting for another process that does.
 
-        `download` writes the shard to a descriptor. `give_up` drops an unused lease of this process and returns whether
-        it found one. `wait` limits the wait for room (None: no wait), which ends with a CacheFullError.
+        `download` writes to a descriptor; `give_up` drops an unused lease of this process, if any; `wait` limits
+        waiting.
         """
         self.check_size(url, version.size)
         wait, remade, arrivals = wait or Wait(0), False, _arrivals.get(Counter)
@@ -219,7 +215,6 @@ class ShardCache:
             ) from error
 
     def _holders(self) -> str:
-        """Describe for messages which jobs use the room, and the remedy."""
         used = [file for file in self.files() if file.is_used()]
         names = [file.name.lstrip(".").partition("~")[0] for file in used]
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
@@ -288,7 +283,6 @@ class ShardCache:
 
     @contextmanager
     def _deciding(self) -> Generator[None]:
-        """Let one process at a time decide about room."""
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._await(descriptor, fcntl.LOCK_EX, Wait(0), self.names, f"unlocked {self._directory}")

@@ -67,7 +67,6 @@ class ObjectClient:
         self._shared: ObjectClient | None = None  # kept alive for other users
 
     def counted(self, traffic: Traffic) -> ObjectClient:
-        """Return this client, counting into `traffic`."""
         found = copy.copy(self)
         found._traffic, found._shared = traffic, self
         found._attempts = replace(self._attempts, traffic=traffic)
@@ -105,7 +104,6 @@ class ObjectClient:
             raise ConfigError(message, key="storage_options") from None
 
     def head(self, url: str, key: str) -> ObjectVersion | None:
-        """Return the version of an object, or None if it does not exist."""
         try:
             return self._attempts.make(
                 f"look up {url}", url, lambda: ObjectVersion.of(self._obstore.head(self._store, key), url)
@@ -133,11 +131,7 @@ class ObjectClient:
         chunks: Sequence[Chunk],
         receive: Callable[[Chunk, int, Any], Any],
     ) -> None:
-        """Fetch chunks of one version of an object concurrently; ChangedFileError if the version has changed.
-
-        `receive` gets a chunk, and the offset and bytes of a block of it; see `stream`. It is not called after the
-        return.
-        """
+        """Fetch chunks of one version concurrently; `receive` gets a chunk, and the offset and bytes of a block."""
         if len(chunks) == 1 and not can_be_interrupted():
             self.stream(url, key, version, chunks[0], partial(receive, chunks[0]))
             return
@@ -179,10 +173,7 @@ class ObjectClient:
         receive: Callable[[int, Any], Any],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Fetch a chunk of one version of an object; call `receive` with the offset and bytes of each block.
-
-        A retry repeats blocks. `check` is called before each block and ends the request by raising a `DataloadError`.
-        """
+        """Fetch a chunk of one version; `receive` gets the offset and bytes of blocks, which retries repeat."""
         failures: list[Exception] = []
 
         def get() -> None:
@@ -231,10 +222,7 @@ class ObjectClient:
         return self._attempts.make(f"read {url}", url, get)
 
     def put(self, url: str, key: str, data: bytes, mode: Any) -> tuple[ObjectVersion | None, Any]:
-        """Store an object in one request; return its version, None if unknown, and the `mode` that replaces it.
-
-        `mode` is "create", "overwrite", or as returned by `read` or `put`. FileExistsError if the condition is not met.
-        """
+        """Store an object; return its version and the `mode` that replaces it. FileExistsError if `mode` forbids it."""
         attempts = 0
 
         def put() -> Any:

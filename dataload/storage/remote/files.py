@@ -146,7 +146,6 @@ class _OpenShards:
                 file.release()
 
     def give_up(self) -> bool:
-        """Release the least recently used file; return whether there was one."""
         with self._lock:
             for key in [key for key, reference in self._files.items() if reference() is None]:
                 del self._files[key]
@@ -181,11 +180,7 @@ def local_copy(
     listed: bool,
     keep: Callable[[Lease], Any],
 ) -> ReopenedFile[Any]:
-    """Open a cached shard as a local file named by its URL.
-
-    `take` returns a lease of the shard at each opening; `keep` returns what the open file holds (without the lease, the
-    shard can be evicted and still be read). A `listed` file is one of `open_shards`, which a full cache releases.
-    """
+    """Open a cached shard as a local file; `take` leases it at each opening, `keep` returns what the file holds."""
     # The file may have been evicted and downloaded again before it is reopened; its name tells the version.
     identity = FileIdentity(version.size, version.number, (0, 0))
     made: list[weakref.ref[ReopenedFile[Any]]] = []
@@ -221,11 +216,7 @@ class _LeasedMapping(Mapping):
 
 
 class ShardFile(RecordFile):
-    """A shard that is downloaded into the cache when its first record is read.
-
-    Tables are read by range, from `ranged`, as is everything while the cache is full or `wants` returns False. `find`
-    opens the local file if it exists; `take` downloads it first, or returns None to read by range.
-    """
+    """A shard downloaded when its first record is read; tables, and all while the cache is full, are read by range."""
 
     def __init__(
         self,
@@ -304,7 +295,6 @@ class RemoteAtomicFile(AtomicFile):
         self._overwrite, self._remote = overwrite, remote
 
     def publish(self, *, durable: bool = True) -> None:  # noqa: ARG002 - an object that exists is durable
-        """Upload the temporary, each file atomically."""
         names = sorted(os.listdir(self.temporary)) if os.path.isdir(self.temporary) else [""]
         for name in names:
             url, key = (f"{part}/{name}".rstrip("/") for part in (self.path, self._key))

@@ -16,11 +16,7 @@ _SECONDS_BETWEEN_LOOKS = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A claim to a share of a cache, made at `since`; `reads` is for people.
-
-    `job` is a process: the parent of ranks, otherwise `process`. `share` is a fraction of the job's share, 0 for
-    unplanned reads. `need` is the minimum in bytes: the shards of a step that can only be read whole.
-    """
+    """A claim of a process: `share` of its job's bytes (0 for unplanned reads), of which it needs `need`."""
 
     job: int = 0
     process: int = 0
@@ -33,8 +29,7 @@ class Claim:
 class Shares:
     """The share of one claim in the cache at `root`, registered by a file that is locked while this object lives.
 
-    Each job gets the bytes that it needs and an equal share of the rest of `limit()`. All loaders of a process and the
-    `ranks` of a job on this machine divide the job's share; `sharers` is the number of ranks that do.
+    Each job gets the bytes that it needs and an equal share of the rest; its processes and `sharers` ranks divide both.
     """
 
     def __init__(

@@ -54,7 +54,6 @@ def is_permanent(error: Exception, errors: Any) -> bool:
 
 
 def is_of_machine(error: Exception) -> bool:
-    """Return whether the request failed on this machine, before it was sent."""
     found = _SYSTEM.search(str(error))
     return found is not None and int(found[1]) in MACHINE_ERRNOS
 
@@ -64,7 +63,6 @@ def is_throttled(error: BaseException) -> bool:
 
 
 def failure_reason(error: BaseException, secrets: Iterable[str]) -> str:
-    """Return a short text for an error, without `secrets`."""
     text = str(error)
     code = _CODE.search(text)
     # The server's response follows, which may repeat secrets of the request.

@@ -121,10 +121,7 @@ class RemoteOptions:
 
 
 class StoreOptions:
-    """Keyword arguments of obstore's stores; ``credential_provider`` may be text, ``"module:function"``.
-
-    Values appear neither in repr nor in errors. Options with secrets refuse to be pickled.
-    """
+    """Keyword arguments of obstore's stores; secrets are neither shown nor pickled."""
 
     __slots__ = ("_given",)
 
@@ -132,7 +129,6 @@ class StoreOptions:
         self._given = dict(given)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments, with the provider imported."""
         found = dict(self._given)
         follows = found.pop("headers_follow_redirects", False)
         client = found.get("client_options")
@@ -157,7 +153,6 @@ class StoreOptions:
         return _secrets(self._given)
 
     def digest(self) -> str:
-        """Return a hash that distinguishes options within this process."""
         return hashlib.blake2b(repr(sorted(self._given.items(), key=str)).encode(), digest_size=16).hexdigest()
 
     def __bool__(self) -> bool:
@@ -290,7 +285,6 @@ class Remote:
 
     @property
     def reads_ahead(self) -> bool:
-        """True while a prefetcher runs."""
         return "board" in self.boards or bool(self.ranges)
 
     def expect(self, url: str, size: int, etag: str) -> None:

@@ -29,16 +29,12 @@ _KNOWN = frozenset(map(int, Coming))
 
 
 class Board:
-    """The plan for each shard, for all processes that read on its behalf, and the shards they wait for.
-
-    The file has two bytes per shard; the second is nonzero while a reader waits. It is not mapped, because truncating a
-    mapped file kills its readers.
-    """
+    """The plan for each shard, and whether a reader waits: a file with 2 bytes per shard."""
 
     def __init__(self, directory: str, urls: Sequence[str]) -> None:
         self.numbers: dict[str, int] = {url: number for number, url in enumerate(urls)}
         self._living = LivingFile(directory, "plan-", bytes(2 * len(urls)))
-        self._file = self._living.descriptor
+        self._file = self._living.descriptor  # not mapped: truncating a mapped file kills its readers
 
     def set(self, shard: int, coming: Coming) -> None:
         """Publish the plan for a shard. Without one, its reader waits for seconds and then downloads it itself."""
@@ -103,10 +99,7 @@ def _look(file: int, number: int | None, *, waits: bool) -> Coming:
 def wait_for(
     board: Board | BoardReader, url: str, find: Callable[[], Lease | None], progress: Callable[[], object]
 ) -> Lease | Coming:
-    """Wait for a planned shard; return a lease of it, or what its reader should do instead.
-
-    `find` returns a lease if the shard is here, `progress` the state of its download; None if no process writes it.
-    """
+    """Wait for a planned shard, while its `progress` changes; return a lease of it, or what its reader should do."""
     waited, wait = False, Wait(_LONGEST_WAIT)
     while (lease := find()) is None:
         coming = board.look(url, waits=True)

@@ -63,15 +63,11 @@ def check_fit(need: int, budget: int | None) -> None:
 
 
 class CachePlan:
-    """The downloads and evictions of one consumer.
+    """The downloads, in order of first use, and evictions of one consumer; `sizes` and `budget` in bytes.
 
-    Shards are downloaded in the order of their first use. The shard whose next use is farthest is evicted, unless the
-    new one is needed even later. If the budget is smaller than the span of a pool, a shard with less than a quarter of
-    its records left in the epoch is evicted and its rest read by range, so that each shard is downloaded once per
-    epoch.
-
-    `sizes` and `budget` are in bytes (None: no limit; it may change at any time); `whole` shards cannot be read by
-    range.
+    The shard whose next use is farthest is evicted, unless the new one is needed even later. If the budget is smaller
+    than the span of a pool, a shard with less than a quarter of its records left in the epoch is evicted and its rest
+    read by range, so that each shard is downloaded once per epoch.
     """
 
     def __init__(
@@ -106,7 +102,6 @@ class CachePlan:
             self._ended = False
 
     def wants_more(self) -> bool:
-        """Return whether the next decision needs more uses."""
         if self._ended or len(self._current) >= _MOST_USES:
             return False
         wanted = self._next_missing()
@@ -122,10 +117,7 @@ class CachePlan:
             self._end(self._current.popleft())
 
     def next(self, waiting: Collection[int] = ()) -> Download | Evict | None:
-        """Return the next action, which then counts as done; None means to wait for the consumer.
-
-        While a shard in `waiting`, those that readers wait for, is not resident, no other shard is kept for later.
-        """
+        """Return the next action, which then counts as done, or None to wait. Readers wait for `waiting` shards."""
         if self.exceeds_budget:
             return self._give_back()
         urgent = not self.resident.issuperset(waiting)
@@ -148,7 +140,6 @@ class CachePlan:
         return Download(shard)
 
     def lose(self, shard: int) -> None:
-        """Note that a resident shard was evicted by another process."""
         self._remove(shard)
         if self._next_use(shard) < math.inf:
             self._ahead.appendleft(self._uses[shard][0])
@@ -171,7 +162,6 @@ class CachePlan:
 
     @property
     def exceeds_budget(self) -> bool:
-        """True while the budget has shrunk below the bytes that are resident."""
         return bool(self.resident) and self._used > self.budget
 
     def _give_back(self) -> Evict:

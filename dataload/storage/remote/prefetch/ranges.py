@@ -67,10 +67,7 @@ class _Fetched:
 
 
 class RangePrefetcher(DownloadThreads[_Fetched]):
-    """Fetches ranges in the background, merged over several steps, and hands them to their reads.
-
-    It doubles its lookahead, up to `_MOST_BYTES`, whenever a read waits for a request that began too late.
-    """
+    """Fetches ranges of several steps in the background; looks farther ahead whenever a read had to wait."""
 
     def __init__(self, versions: Mapping[str, ObjectVersion], steps: Iterator[StepRanges], remote: Remote) -> None:
         super().__init__(remote)
@@ -195,7 +192,6 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         return fetched
 
     def _drop_received(self) -> bool:
-        """Drop the ranges of received steps; return whether there were any."""
         dropped = False
         for held in self._held.values():
             while held and held[0].last < self._received:

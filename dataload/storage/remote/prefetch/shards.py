@@ -65,9 +65,7 @@ class _Job:
 class ShardPrefetcher(DownloadThreads[_Job]):
     """Downloads shards into the cache in the background, and evicts the ones needed last.
 
-    `uses` yields, in blocks, which of the `shards` the next steps read. `share` is the usable fraction of the cache,
-    which `sharers` processes divide, so that none waits for room that others lease. `ranks` is the job's number of
-    ranks here.
+    `uses` yields the shards of the next steps. `sharers` processes divide `share`, the usable fraction of the cache.
     """
 
     def __init__(
@@ -117,7 +115,6 @@ class ShardPrefetcher(DownloadThreads[_Job]):
         )
 
     def _wait_for_share(self, need: int) -> None:
-        """Wait until the other jobs leave the minimum that this job needs."""
         wait = Wait(self._remote.options.timeout if need else 0)
         while need > (left := self._shares.left()):
             while open_shards().give_up():  # release room for the other jobs

@@ -37,7 +37,6 @@ class DownloadThreads(ABC, Generic[T]):
         self._threads: list[threading.Thread] = []
 
     def _condition(self) -> threading.Condition:
-        """Return a new condition, which `close` notifies."""
         self._conditions.append(threading.Condition(self._lock))
         return self._conditions[-1]
 

@@ -14,9 +14,7 @@ from dataload.types import Array
 
 AUDIO_EXTENSIONS = ("wav", "flac", "mp3", "ogg")
 
-_MAGIC = re.compile(
-    rb"RIFF.{4}WAVE|fLaC|OggS|ID3|\xff[\xe2-\xff]", re.DOTALL
-)  # libsndfile would open other formats, too
+_MAGIC = re.compile(rb"RIFF.{4}WAVE|fLaC|OggS|ID3|\xff[\xe2-\xff]", re.DOTALL)  # not all that libsndfile opens
 _ITEM = np.dtype(np.float32).itemsize
 _UNKNOWN_FRAMES = 1 << 62
 _STREAMED_BYTES = 0x7FFF0000  # in a WAV file that was written to a pipe, the size is this or more

@@ -102,7 +102,7 @@ class RayEngine:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
             most = ", ".join(f"{max(node.get(name, 0) for node in nodes):,.0f} {name}" for name in wanted)
-            message = f"a partition needs {self.cpus:g} CPU, {wanted['memory']:,} memory, more than any machine has"
+            message = f"a partition needs {self.cpus:g} CPU, {wanted['memory']:,} memory, and no machine has that"
             warnings.warn(f"{message} (at most {most}): waiting for one to join", RuntimeWarning, stacklevel=2)
 
 

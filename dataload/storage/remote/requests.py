@@ -231,7 +231,7 @@ class Checked:
 def check_shard(file: CachedFile, sha256: str | None = None, *, md5: bool = True) -> Checked | None:
     """Compare a shard with its length and `sha256`, or else the `md5` in its name; None if it is gone."""
     with opened(file.path) as descriptor:
-        # This lease prevents eviction.
+        # This lock prevents eviction, but does not count as a use of the shard.
         if descriptor is None or not lock(descriptor, fcntl.LOCK_SH) or not is_at(descriptor, file.path):
             return None
         named = _NAME.fullmatch(file.name)

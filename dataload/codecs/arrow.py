@@ -41,28 +41,21 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class ColumnContext(NamedTuple):
-    """The records that a column has values of, for messages.
-
-    Attributes:
-        path: Their file, if there is one.
-        indices: (rows,) int64, their numbers in the file; None for all.
-        ends: (rows,) int64, where the items of each of them end, if the values are items of lists.
-    """
+    """The file, record numbers and ends of lists of a column, (rows,) int64 or None, for messages."""
 
     path: str | None = None
     indices: Int64Array | None = None
     ends: Int64Array | None = None
 
     def error(self, row: int, message: str) -> CorruptFileError:
-        """Return the error about a row."""
         row = row if self.ends is None else int(np.searchsorted(self.ends, row, side="right"))
         return CorruptFileError(message, path=self.path, index=row if self.indices is None else int(self.indices[row]))
 
 
 def prepare(array: Any) -> Any:
-    """Return an array of Arrow in the form that `pick` is fastest with: numbers as an array of numpy."""
+    """Return an Arrow array in the form that is fastest for `pick`: numbers as a numpy array."""
     array = combined(array)
-    if pa_module().types.is_dictionary(array.type):  # a value of it may be long, and stand for many
+    if pa_module().types.is_dictionary(array.type):  # a long value may be used many times
         return array
     array = _plain(array)
     numbers = numbers_of(array.type)
@@ -72,7 +65,7 @@ def prepare(array: Any) -> Any:
 
 
 def pick(prepared: Any, name: str, local: Int64Array, rows: ColumnContext, shape: tuple[int, ...] | None = None) -> Any:
-    """Return the values at `local`, (rows,) int64, of what `prepare` returned, as a column; see `to_column`."""
+    """Return the values at `local`, (rows,) int64, of a `prepare` result, as a column; see `to_column`."""
     if not isinstance(prepared, np.ndarray):
         return to_column(prepared.take(pa_module().array(local)), name, rows, shape)
     out = pooled_empty((len(local), *prepared.shape[1:]), prepared.dtype)
@@ -84,17 +77,7 @@ _NO_CONTEXT = ColumnContext()
 
 
 def to_column(array: Any, name: str, rows: ColumnContext = _NO_CONTEXT, shape: tuple[int, ...] | None = None) -> Any:
-    """Return an array of Arrow as a column; lists of numbers become a list of arrays.
-
-    Args:
-        array: The array.
-        name: Name of the field, for messages.
-        rows: The records.
-        shape: Shape of the value of one record, if the type is a list of lists.
-
-    Raises:
-        CorruptFileError: A value is null or contradicts its type.
-    """
+    """Return an Arrow array as a column; lists of numbers become a list of arrays, of `shape` if nested."""
     array = _plain(array)
     kind = array.type
     numbers = numbers_of(kind)
@@ -120,7 +103,7 @@ def to_column(array: Any, name: str, rows: ColumnContext = _NO_CONTEXT, shape: t
 
 
 def _plain(array: Any) -> Any:
-    """Return an array without dictionary, views and extension types, in one chunk."""
+    """Return an array in one chunk, without dictionary, views and extension types."""
     array = combined(array)
     kind = array.type
     if pa_module().types.is_dictionary(kind):
@@ -130,7 +113,7 @@ def _plain(array: Any) -> Any:
 
 
 def combined(array: Any) -> Any:
-    """Return an array without extension types but tensors, in one chunk."""
+    """Return an array in one chunk, without extension types other than tensors."""
     pa = pa_module()
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
@@ -141,7 +124,6 @@ def combined(array: Any) -> Any:
 
 
 def _nulls(array: Any) -> int:
-    """Return the number of nulls in an array of numbers, and in its items."""
     if not pa_module().types.is_fixed_size_list(getattr(array.type, "storage_type", array.type)):
         return array.null_count
     storage = getattr(array, "storage", array)
@@ -182,7 +164,7 @@ def _number_column(array: Any, numbers: Numbers, name: str, rows: ColumnContext)
 
 
 def _with_missing(values: Array, leaf: Any, numbers: Numbers) -> Array:
-    """Return stored numbers in their dtype, with NaN or NaT in place of nulls."""
+    """Return stored numbers in their dtype, with NaN or NaT for nulls."""
     if numbers.dtype != numbers.stored:
         # numpy's times have 8 bytes, and their unit.
         values = values.astype(np.int64, copy=values.itemsize < 8).view(numbers.dtype)
@@ -221,7 +203,6 @@ def _bytes(array: Any) -> BytesColumn:
 
 
 def _nested(array: Any, name: str, rows: ColumnContext, shape: tuple[int, ...]) -> Array:
-    """Return lists of lists as one array, if all have the shape."""
     count = len(array)
     for extent in shape:
         if not is_list(array.type):
@@ -236,11 +217,7 @@ def _nested(array: Any, name: str, rows: ColumnContext, shape: tuple[int, ...]) 
 
 
 def stacked(columns: Mapping[str, Any]) -> dict[str, Any]:
-    """Return columns as those of a batch: lists of arrays are stacked.
-
-    Raises:
-        ConfigError: The shapes of a field differ.
-    """
+    """Return columns of a batch, in which lists of arrays are stacked; ConfigError if the shapes of a field differ."""
     batch: dict[str, Any] = {}
     for name, column in columns.items():
         if isinstance(column, Mapping):
@@ -252,18 +229,12 @@ def stacked(columns: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def split(columns: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
-    """Return the records of columns."""
     flat = {name: split(each, rows) if isinstance(each, Mapping) else each for name, each in columns.items()}
     return split_records(flat, rows)
 
 
 def columns_of(table: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the columns of a table in memory, arrays or lists: anything with the method ``__arrow_c_stream__``.
-
-    Raises:
-        ConfigError: There is no column of one of these `names`, or there are several.
-        CorruptFileError: A value is null, and its column neither floats nor times.
-    """
+    """Return the columns, arrays or lists, of a table in memory: any object with ``__arrow_c_stream__``."""
     found = pa_module().table(table)
     known = [name for name in found.column_names if not name.startswith("__index_level_")]  # pandas adds its index
     columns: dict[str, Any] = {}

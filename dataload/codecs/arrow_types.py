@@ -1,4 +1,4 @@
-"""Types of Arrow: what their values become, and what they are made of."""
+"""Arrow types: their composition, and the types that their values become."""
 
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
@@ -14,22 +14,17 @@ _STORED = {"date32[day]": "datetime64[D]", "date64[ms]": "datetime64[ms]"}
 
 
 def load_arrow(needed_by: str, module: str = "pyarrow") -> Any:
-    """Return pyarrow, or a module of it.
-
-    Raises:
-        MissingDependencyError: It is not installed.
-    """
+    """Return pyarrow, or a module of it; MissingDependencyError if it is not installed."""
     return load_optional(module, needed_by=needed_by, extra="arrow", package="pyarrow")
 
 
 @cache
 def pa_module() -> Any:
-    """Return pyarrow, for code that handles what it has read."""
     return load_arrow("reading tables")
 
 
 class Numbers(NamedTuple):
-    """A type of which each value has the same number of numbers."""
+    """A type whose values all have the same number of numbers."""
 
     stored: np.dtype[Any]  # in the buffer; bits for bool
     dtype: np.dtype[Any]
@@ -39,7 +34,6 @@ class Numbers(NamedTuple):
 
 @lru_cache(maxsize=4096)
 def numbers_of(kind: Any) -> Numbers | None:
-    """Return the numbers that values of a type are; None if they are something else."""
     types = pa_module().types
     if isinstance(kind, pa_module().FixedShapeTensorType):
         inner, shape = numbers_of(kind.value_type), tuple(kind.shape)
@@ -68,7 +62,6 @@ def numbers_of(kind: Any) -> Numbers | None:
 
 
 def is_list(kind: Any) -> bool:
-    """Return whether values of a type are lists with offsets."""
     types = pa_module().types
     return types.is_list(kind) or types.is_large_list(kind)
 
@@ -80,7 +73,6 @@ def is_file(kind: Any) -> bool:
 
 
 def is_bytes(kind: Any) -> bool:
-    """Return whether values of a type are bytes."""
     types = pa_module().types
     return any(is_kind(kind) for is_kind in (types.is_binary, types.is_large_binary, types.is_fixed_size_binary)) or (
         kind == pa_module().binary_view()
@@ -88,14 +80,13 @@ def is_bytes(kind: Any) -> bool:
 
 
 def is_text(kind: Any) -> bool:
-    """Return whether values of a type are text."""
     types = pa_module().types
     return types.is_string(kind) or types.is_large_string(kind) or kind == pa_module().string_view()
 
 
 def check_field(field: Any) -> None:
-    """Raise a ValueError if its name, or one in its type, is not UTF-8, or the shape of a tensor is impossible."""
-    _, kind = field.name, field.type  # pyarrow decodes names when they are asked for
+    """Raise a ValueError if a name in the field or its type is not UTF-8, or a tensor's shape is impossible."""
+    _, kind = field.name, field.type  # pyarrow decodes names lazily
     numbers_of(kind)
     kind = getattr(kind, "storage_type", kind)
     kind = kind.value_type if pa_module().types.is_dictionary(kind) else kind
@@ -104,7 +95,7 @@ def check_field(field: Any) -> None:
 
 
 def spec_of_type(kind: Any, shape: tuple[int, ...] | None = None) -> FieldSpec:
-    """Return the specification of a field of a type in Arrow; `shape` is that of a list of lists, if known."""
+    """Return the specification of a field of an Arrow type; `shape` is the known shape of a list of lists."""
     numbers = numbers_of(kind)
     if numbers is not None:
         order = numbers.permutation or range(len(numbers.shape))
@@ -131,7 +122,7 @@ def _leaf(kind: Any) -> Any:
 
 @lru_cache(maxsize=4096)
 def without_views(kind: Any, *, keep: bool = True) -> Any:
-    """Return a type like `kind` without views, which cannot be taken by row, and without dictionaries unless `keep`."""
+    """Return a type without views, which cannot be taken by row, and without dictionaries unless `keep`."""
     pa = pa_module()
     inner = partial(without_views, keep=keep)
     if kind in (pa.string_view(), pa.binary_view()):
@@ -151,5 +142,4 @@ def without_views(kind: Any, *, keep: bool = True) -> Any:
 
 
 def large(kind: Any) -> Any:
-    """Return the type of the same text or bytes with offsets of 64 bits."""
     return pa_module().large_string() if is_text(kind) else pa_module().large_binary()

@@ -15,22 +15,21 @@ from dataload.types import Array
 
 AUDIO_EXTENSIONS = ("wav", "flac", "mp3", "ogg")
 
-_MAGIC = re.compile(rb"RIFF.{4}WAVE|fLaC|OggS|ID3|\xff[\xe2-\xff]", re.DOTALL)  # libsndfile would open others, too
+_MAGIC = re.compile(rb"RIFF.{4}WAVE|fLaC|OggS|ID3|\xff[\xe2-\xff]", re.DOTALL)  # not all that libsndfile opens
 _ITEM = np.dtype(np.float32).itemsize
 _UNKNOWN_FRAMES = 1 << 62
 _STREAMED_BYTES = 0x7FFF0000  # in a WAV file that was written to a pipe, the size is this or more
 
 
 def rate_field(name: str) -> str:
-    """Return the name of the field with the sample rate of the audio in the field `name`."""
     return "sample_rate" if name == "audio" else f"{name}.sample_rate"
 
 
 def decode_audio(data: bytes | memoryview, *, limit: int = MAX_RECORD_BYTES) -> Array:
-    """Decode all samples, (frames, channels) float32 in [-1, 1] (or as stored, if the file holds floats).
+    """Decode all samples, (frames, channels) float32 in [-1, 1], or as stored if the file holds floats.
 
-    The values are exact for files of up to 24 bits; they may take `limit` bytes. A file that is cut is a
-    CorruptFileError; only an MP3 file, whose length is an estimate, may be read as a shorter one.
+    Values are exact for files of up to 24 bits, and may take `limit` bytes. A truncated file is a CorruptFileError,
+    except an MP3 file, whose length is an estimate.
     """
     with _opened(data) as file:
         _check_whole(data)
@@ -58,7 +57,6 @@ def no_audio() -> Array:
 
 @contextmanager
 def _opened(data: bytes | memoryview) -> Generator[Any]:
-    """Open a file in memory, and translate the errors of soundfile."""
     if not _MAGIC.match(data):
         begin = "it is empty" if not len(data) else f"it begins with {bytes(data[:8])!r}"
         raise CorruptFileError(f"audio cannot be decoded: {begin}; known are WAV, FLAC, MP3 and Ogg")
@@ -68,13 +66,13 @@ def _opened(data: bytes | memoryview) -> Generator[Any]:
             yield file
     except (CorruptFileError, UnsupportedFormatError, MemoryError):
         raise
-    except Exception as error:  # besides its own errors, soundfile raises those of numpy
+    except Exception as error:  # soundfile raises numpy's errors, too
         reason = getattr(error, "error_string", "") or str(error) or type(error).__name__
         raise CorruptFileError(f"audio cannot be decoded: {reason}") from error
 
 
 def _check_whole(data: bytes | memoryview) -> None:
-    """Raise if a file is shorter than its container says, which libsndfile reads without a word."""
+    """Raise if a file is shorter than its container says, which libsndfile ignores."""
     head = bytes(data[:8])
     if head[:4] == b"RIFF":
         size = int.from_bytes(head[4:], "little") + 8

@@ -135,12 +135,7 @@ def _decode(function: Callable[[Any], Any], data: bytes | memoryview, name: str)
 
 
 def resolve_codec(codec: CodecLike, limit: int = MAX_RECORD_BYTES) -> Codec | None:
-    """Return the codec for a value of ``codec=``, or None for plain bytes.
-
-    The codec has a `name`, and a repr that is the same in every process. It can be pickled if the argument can. If a
-    record cannot be decoded, `decode` raises CorruptFileError without a path, which `decode_records` adds. A built-in
-    codec does so, too, for a record that takes more than `limit` bytes of memory.
-    """
+    """Return the codec for a value of ``codec=``, or None for plain bytes; records take at most `limit` bytes."""
     if codec is None or codec == "raw":
         return None
     if isinstance(codec, _NamedCodec):
@@ -166,12 +161,11 @@ def resolve_codec(codec: CodecLike, limit: int = MAX_RECORD_BYTES) -> Codec | No
 
 
 def takes_views(codec: Codec | None) -> bool:
-    """Return whether a codec may be given views: built-in ones keep no reference to what they decode."""
+    """Return whether a codec accepts views: built-in ones keep no reference to their input."""
     return isinstance(codec, _NamedCodec)
 
 
 def _as_buffers(codec: Codec, records: Sequence[bytes | memoryview]) -> Sequence[bytes | memoryview]:
-    """Return records as separate buffers, of a kind that the codec accepts."""
     if not isinstance(records, BytesColumn):
         return records
     if not takes_views(codec):
@@ -180,7 +174,7 @@ def _as_buffers(codec: Codec, records: Sequence[bytes | memoryview]) -> Sequence
 
 
 def decode_records(codec: Codec, buffers: Sequence[bytes | memoryview], indices: Iterable[int], path: str) -> list[Any]:
-    """Decode records one by one. Errors name `path` and the record's index in the file, from `indices`."""
+    """Decode records one by one. Errors name `path` and the index in the file, from `indices`."""
     decode = codec.decode
     records: list[Any] = []
     try:
@@ -198,11 +192,7 @@ def decode_records(codec: Codec, buffers: Sequence[bytes | memoryview], indices:
 
 
 def decode_batch(codec: Codec, buffers: Sequence[bytes | memoryview], fields: Sequence[str] | None) -> Batch | None:
-    """Decode records, at least one, to the columns that collating them gives, if the codec supports it.
-
-    The result is None if they must be decoded one by one, because layouts differ, a record is corrupt, or a field is
-    missing.
-    """
+    """Decode records, at least one, to columns as collated; None if they must be decoded one by one."""
     columns = getattr(codec, "decode_batch", None)
     if columns is None:
         return None

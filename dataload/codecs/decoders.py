@@ -1,7 +1,6 @@
-"""Decoders for files of a record, such as those of a tar archive, chosen by extension.
+"""Decoders of components of a record, such as files in a tar archive, chosen by extension.
 
-Decoders take the component's bytes and never unpickle. They raise CorruptFileError without a path, which the caller
-adds.
+Decoders take the component's bytes and never unpickle. Their CorruptFileErrors have no path, which the caller adds.
 """
 
 import functools
@@ -31,9 +30,9 @@ _WEBP_PIXEL_BYTES = 24
 """The same for WebP, whose decoder has two pictures of its own."""
 
 _JSON_BYTES = 32
-"""Most that the values of JSON take for each byte of text: an empty list or table, and the place in its list."""
+"""Maximum memory of JSON values per byte of text: an empty list or table, and its item in a list."""
 
-_GREATEST_BATCH = 1 << 30  # bytes: headers that promise more must first be followed by an image that can be decoded
+_GREATEST_BATCH = 1 << 30  # bytes: beyond, one image must decode before memory is allocated for all
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +41,12 @@ class Decoder:
 
     name: str  # as in ``decode={"jpg": "image"}``
     decode: Callable[[Any], Any]  # takes bytes or a memoryview, and keeps no reference to the latter
-    extensions: tuple[str, ...] = ()  # last parts of the file extensions it is for, in lower case
-    empty: Callable[[], Any] | None = None  # makes the value of a missing component; None if there is no such value
+    extensions: tuple[str, ...] = ()  # last suffixes of its file extensions, in lower case
+    empty: Callable[[], Any] | None = None  # makes the value of a missing component, if it may miss
     small: bool = False  # whether contents are short or kept, so that bytes cost less than a view
     own: bool = False  # whether it is the user's function
-    limited: bool = False  # whether it takes `limit`, the most bytes of a record, because values outgrow their bytes
-    spec: FieldSpec | None = None  # of all of its values; None if they vary
+    limited: bool = False  # whether it takes `limit`, bytes of a record, as values outgrow their bytes
+    spec: FieldSpec | None = None  # of all its values; None if they vary
     kind: str | None = None  # the format of images that the extension names; None for any of `IMAGE_KINDS`
 
 
@@ -98,14 +97,12 @@ def decode_image(
 ) -> Array:
     """Decode an image to RGB, (height, width, 3) uint8. Transparency is dropped, and grey is repeated.
 
-    JPEG is decoded by simplejpeg, which releases the GIL. Other images, and JPEG in colours other than YCbCr and grey,
-    are decoded by Pillow. An image with more than 8 bits per channel is an UnsupportedFormatError.
+    The pixels are Pillow's, bit for bit. simplejpeg, which releases the GIL, decodes JPEG in YCbCr and grey; Pillow
+    decodes the rest. Both use libjpeg-turbo's slow integer DCT and smooth ("fancy") upsampling: the fast variants save
+    5 to 30% of the time, but change pixels by up to 120 of 255. More than 8 bits per channel are an
+    UnsupportedFormatError.
 
-    The pixels are those of Pillow, bit for bit: both packages have libjpeg-turbo's slow integer DCT and its smooth
-    ("fancy") upsampling of colours. Its fast variants save 5 to 30% of the time, and change pixels by up to 120 of 255
-    where images are noisy, so they are not used.
-
-    `out` is C-contiguous memory to decode into. `kind` is the format that the image must have, as Pillow calls it; None
+    `out` is C-contiguous memory to decode into. `kind` is the format that the image must have, in Pillow's words; None
     for any of `IMAGE_KINDS`. Decoding may take `limit` bytes of memory: 12 for each pixel, 24 in WebP.
     """
     magic = _MAGIC.match(data)
@@ -120,7 +117,7 @@ def decode_image(
 
 
 def _kind_to_decode(data: bytes | memoryview, found: str | None, kind: str | None) -> str | None:
-    """Return the format to decode, or raise if `found`, that of the content, is not the one that is expected."""
+    """Return the format to decode; raise if `found`, the content's format, is not the expected one."""
     if kind is None and found in IMAGE_KINDS.values():
         return found
     if found is None and kind is not None and kind not in IMAGE_KINDS.values():  # a format that we cannot tell
@@ -128,17 +125,14 @@ def _kind_to_decode(data: bytes | memoryview, found: str | None, kind: str | Non
     begin = f"it begins with {bytes(data[:8])!r}" if found is None else f"its content is {found}"
     if kind is None:
         raise CorruptFileError(f"an image cannot be decoded: {begin}; known are {_KNOWN_KINDS}")
-    hint = "" if found is None else ": name it as what it is, or decode it with a function of your own"
+    hint = "" if found is None else ": rename it by its format, or decode it with your own function"
     raise CorruptFileError(f"an image that is named as {kind} cannot be decoded as such: {begin}{hint}")
 
 
 def decode_images(
     contents: Sequence[bytes | memoryview], kind: str | None = None, limit: int = MAX_RECORD_BYTES
 ) -> Array | None:
-    """Decode images into one array, (rows, height, width, 3) uint8, with the pixels that `decode_image` returns.
-
-    The result is None unless all are JPEG or PNG files of one size that can be decoded; `decode_image` then says why.
-    """
+    """Decode JPEG or PNG images of one size to (rows, height, width, 3) uint8; None if `decode_image` must be used."""
     size = _size_in_header(contents[0])
     if size is None or any(_size_in_header(content) != size for content in contents[1:]):
         return None
@@ -155,7 +149,7 @@ def decode_images(
 
 
 def _size_in_header(data: bytes | memoryview) -> tuple[int, int] | None:
-    """Return height and width of a JPEG that simplejpeg decodes, or of a PNG; None for anything else."""
+    """Return height and width of a PNG or a JPEG that simplejpeg decodes; None otherwise."""
     if bytes(data[:2]) == _JPEG:
         try:
             height, width, colorspace, _ = _simplejpeg().decode_jpeg_header(data)
@@ -178,7 +172,6 @@ def _simplejpeg() -> Any:
 
 
 def _decode_jpeg(data: bytes | memoryview, out: Array | None, limit: int) -> Array | None:
-    """Decode by simplejpeg; return None if Pillow has to try."""
     try:
         simplejpeg = _simplejpeg()
     except ImportError:
@@ -233,7 +226,6 @@ _TILE_WIDTH, _TILE_LENGTH = 322, 323  # tags of TIFF: a tile is allocated whole,
 
 
 def _webp_size(head: bytes) -> tuple[int, int]:
-    """Return height and width in the header of a WebP file, by the type of its first chunk."""
     if head[12:16] == b"VP8X":
         return 1 + int.from_bytes(head[27:30], "little"), 1 + int.from_bytes(head[24:27], "little")
     if head[12:16] == b"VP8L":
@@ -287,12 +279,11 @@ _BY_EXTENSION = {extension: decoder for decoder in DECODERS.values() for extensi
 
 
 def known_extension(extension: str) -> Decoder | None:
-    """Return the decoder for the last part of an extension, such as ``left.png``, or None."""
+    """Return the decoder for the last suffix of an extension, such as ``left.png``, or None."""
     return _BY_EXTENSION.get(extension.rpartition(".")[2].lower())
 
 
 def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
-    """Return the decoder named `what`, or one that calls the function `what`."""
     if callable(what):
         return Decoder(getattr(what, "__qualname__", type(what).__qualname__), what, small=True, own=True)
     if what not in DECODERS:
@@ -305,7 +296,7 @@ def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
 
 
 def plan_decoders(decode: Any, *, names: Sequence[str] = ("auto",), case_sensitive: bool = True) -> dict[str, Decoder]:
-    """Return the decoders that `decode` names, by extension or last part of it; none for None and `names`."""
+    """Return decoders by extension or last suffix, as `decode` names them; none for None and `names`."""
     if decode is None or decode in names:
         return {}
     if not isinstance(decode, Mapping):
@@ -317,14 +308,13 @@ def plan_decoders(decode: Any, *, names: Sequence[str] = ("auto",), case_sensiti
 
 
 def for_extension(decoder: Decoder, extension: str, limit: int) -> Decoder:
-    """Return a decoder for components with an extension, within a limit on the memory of a record."""
     if not decoder.limited:
         return decoder
     return _limited(decoder, image_kind(extension) if decoder.name == "image" else None, limit)
 
 
 def image_kind(name: str) -> str | None:
-    """Return the format that a name, or an extension such as ``left.png``, says; None if it does not."""
+    """Return the image format that a name or an extension such as ``left.png`` stands for, or None."""
     return IMAGE_KINDS.get(name.rpartition(".")[2].lower())
 
 

@@ -88,11 +88,7 @@ def _layout(limit: int, data: bytes | memoryview) -> Layout | None:
 
 
 def _plain(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, tuple[int, int, int]] | None:
-    """Return the spans of the values in an Example of the usual layout: name -> kind, start, stop.
-
-    In that layout, each message has its fields once and in order, and each list is packed, or holds one bytes object.
-    Anything else, valid or not, gives None. Each part must end where its parent ends, so every length is checked.
-    """
+    """Return the spans of an Example's values, name -> (kind, start, stop); None unless its layout is the usual one."""
     spans: dict[str, tuple[int, int, int]] = {}
     end, most = len(data), limit // FIELD_BYTES
     try:
@@ -122,7 +118,6 @@ def _plain(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str,
 
 
 def _value(data: bytes | memoryview, kind: int, start: int, stop: int) -> Any:
-    """Decode a feature of the usual layout."""
     if kind == _BYTES:
         return bytes(data[start:stop])
     if kind == _FLOAT:
@@ -131,14 +126,13 @@ def _value(data: bytes | memoryview, kind: int, start: int, stop: int) -> Any:
 
 
 def _decode_any(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, Any]:
-    """Decode any valid Example by protobuf: parts in any order or repeated, unpacked lists, unknown fields."""
+    """Decode any valid Example by protobuf: fields in any order or repeated, unpacked lists, unknown fields."""
     features = parse_message("Example", data).features.feature
     check_size(FIELD_BYTES * len(features), limit, f"an Example of {len(features):,} features")
     return {name: feature_value(features[name]) for name in sorted(features)}
 
 
 def feature_value(feature: Any) -> Any:
-    """Return the value of a parsed Feature."""
     kind = feature.WhichOneof("kind")
     if kind == "float_list":
         return np.array(feature.float_list.value, np.float32)
@@ -149,7 +143,6 @@ def feature_value(feature: Any) -> Any:
 
 
 def parse_message(kind: str, data: bytes | memoryview) -> Any:
-    """Parse an ``Example`` or a ``SequenceExample`` by protobuf."""
     parse, invalid = _parser(kind)
     try:
         return parse(bytes(data))
@@ -189,7 +182,7 @@ _FLOAT_TYPE, _INT64_TYPE, _STRING_TYPE, _BYTES_TYPE = 2, 3, 9, 12
 
 
 def _map(name: str, value: str) -> dict[str, Any]:
-    """Return the entries of a map from text to a message, a message inside of the one that has the map."""
+    """Return the entries of a map from text to a message, as a message nested in the map's owner."""
     entry = _field("key", 1, _STRING_TYPE), _field("value", 2, value)
     return _message(name, *entry, options={"map_entry": True})
 
@@ -269,7 +262,6 @@ def _as_float32(array: Array) -> Array:
 
 
 def _texts(value: Any) -> list[bytes] | None:
-    """Return the elements of a bytes_list, or None if the value is not one."""
     if isinstance(value, (bytes, bytearray, memoryview)):
         return [bytes(value)]
     if isinstance(value, str):

@@ -1,8 +1,4 @@
-"""The bytes that values of Arrow take once their dictionaries, views and lists are followed.
-
-A few bytes of dictionaries, views, runs or empty items stand for any number of values. What these expand to is
-computed here from lengths and offsets, before anything is taken, cast or listed.
-"""
+"""The bytes that Arrow values take once expanded, computed beforehand: views may stand for any number of bytes."""
 
 import math
 from functools import lru_cache
@@ -23,13 +19,7 @@ Sizes: TypeAlias = int | Int64Array
 
 @lru_cache(maxsize=4096)
 def least_bytes(kind: Any, *, packed: bool = False, each: int = OBJECT_BYTES) -> int:
-    """Return the bytes of a value whose lists, text and bytes are empty.
-
-    Args:
-        kind: Its type, of pyarrow.
-        packed: Whether numbers become arrays of numpy, as in columns, instead of objects of Python.
-        each: Bytes of an object of Python.
-    """
+    """Return the bytes of an Arrow value with empty lists; `packed` numbers are numpy's, other objects take `each`."""
     types, numbers = pa_module().types, numbers_of(kind)
     if numbers is not None and (packed or not each):
         return max(1, numbers.dtype.itemsize * math.prod(numbers.shape))
@@ -45,7 +35,7 @@ def least_bytes(kind: Any, *, packed: bool = False, each: int = OBJECT_BYTES) ->
 
 
 def expansion(array: Any, *, packed: bool = True, each: int = OBJECT_BYTES) -> Sizes:
-    """Return the bytes that each value of an array takes in a record; see `least_bytes` for the arguments."""
+    """Return the bytes of each value of an array in a record; for the arguments, see `least_bytes`."""
     types, kind = pa_module().types, array.type
     array = getattr(array, "storage", array)
     least, storage = least_bytes(kind, packed=packed, each=each), array.type
@@ -81,19 +71,18 @@ def expansion(array: Any, *, packed: bool = True, each: int = OBJECT_BYTES) -> S
 
 
 def picked(sizes: Sizes, indices: Any) -> Sizes:
-    """Return the bytes of values that are numbers of those of a dictionary, whose `sizes` are known."""
+    """Return the bytes of indices into a dictionary whose value `sizes` are known."""
     return sizes if isinstance(sizes, int) else sizes[indices.fill_null(0).to_numpy()] if len(sizes) else 0
 
 
 def check_views(array: Any, limit: int, what: str, path: str) -> None:
-    """Raise if views in an array, or in its dictionary, stand for more than `limit` bytes of text."""
+    """Raise if views in an array or its dictionary stand for more than `limit` bytes of text."""
     array = getattr(array, "dictionary", array)
     if without_views(array.type) != array.type:
         check_size(total_bytes(array), limit, what, path=path)
 
 
 def total_bytes(array: Any) -> int:
-    """Return the bytes that an array takes without dictionaries and views."""
     sizes = expansion(array, each=0)
     return len(array) * sizes if isinstance(sizes, int) else int(sizes.sum(dtype=np.float64))
 
@@ -114,7 +103,6 @@ def _is_list_view(kind: Any) -> bool:
 
 
 def _lengths(array: Any) -> Int64Array:
-    """Return the bytes of text and bytes."""
     kind, pa = array.type, pa_module()
     data, count = array.buffers()[1], len(array)
     if data is None or not count:
@@ -126,7 +114,6 @@ def _lengths(array: Any) -> Int64Array:
 
 
 def _sums(inner: Sizes, starts: Int64Array, stops: Int64Array) -> Int64Array:
-    """Return the bytes of the items between offsets."""
     if isinstance(inner, int):
         return np.minimum(stops - starts, MOST_BYTES // max(1, inner)) * inner
     ends = np.zeros(len(inner) + 1, np.int64)

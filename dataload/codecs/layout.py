@@ -40,7 +40,6 @@ class RecordTable(Sequence[memoryview]):
 
     @property
     def rows(self) -> BytesArray:
-        """The records, (records, bytes) uint8."""
         return self._rows
 
     def cut(self, start: int, stop: int) -> BytesArray:
@@ -49,7 +48,7 @@ class RecordTable(Sequence[memoryview]):
 
     @classmethod
     def of(cls, column: BytesColumn) -> Self | None:
-        """Return the table of values that have one length and one distance in memory; None for others."""
+        """Return the table of values with equal lengths and distances in memory; None for others."""
         blocks, _, starts, stops = column.parts()
         if len(blocks) != 1 or len(starts) < 2:
             return None
@@ -91,7 +90,7 @@ class Span:
 
     @property
     def column(self) -> tuple[object, ...]:
-        """The properties that are equal in spans that form one column: long values are long in all records."""
+        """The properties that spans of one column share. Long values are long in all records."""
         return (self.item,) if self.dtype is None else (self.dtype, self.shape, self.is_long)
 
 
@@ -112,11 +111,7 @@ class _Group:
 def columns_by_layout(
     buffers: Sequence[_Data], fields: Sequence[str] | None, parse: Callable[[_Data], Layout | None]
 ) -> Batch | None:
-    """Decode records, at least one, that differ only in their values to columns, as collating them gives.
-
-    `parse` returns the layout of a record, or None if spans cannot describe it. None means that records must be decoded
-    one by one: many layouts, different fields, dtypes or shapes, a missing field, or a corrupt record.
-    """
+    """Decode records, at least one, of a few layouts, which `parse` finds, to columns; None if that is impossible."""
     try:
         groups = _groups(buffers, parse)
         if not groups:
@@ -130,7 +125,7 @@ def columns_by_layout(
 
 
 def _groups(buffers: Sequence[_Data], parse: Callable[[_Data], Layout | None]) -> list[_Group]:
-    """Group records by layout, that of the first record first; return [] if columns are impossible or do not pay."""
+    """Group records by layout, starting with the first record's; return [] if columns are impossible or do not pay."""
     waiting = _by_length(buffers)
     groups: list[_Group] = []
     taken = 0
@@ -166,7 +161,7 @@ def _by_length(buffers: Sequence[_Data]) -> list[Int64Array | None]:
 
 
 def _split(rows: Int64Array | None, buffers: Sequence[_Data], layout: Layout) -> tuple[_Group, Int64Array]:
-    """Return the records that equal the first in every byte outside values, and the rows of the others."""
+    """Return the records that equal the first outside the values, and the rows of the others."""
     table = _table(buffers, [span for span in layout.values() if span.is_long])
     columns = _table_columns(layout)
     mask = np.full(table.shape[1], 0xFF, np.uint8)
@@ -195,7 +190,6 @@ def _table(buffers: Sequence[_Data], without: Iterable[Span]) -> BytesArray:
 
 
 def _table_columns(layout: Layout) -> dict[str, slice]:
-    """Return the columns of the table that hold each of the spans that are not long."""
     columns: dict[str, slice] = {}
     removed = 0
     for name, span in sorted(layout.items(), key=lambda item: item[1].start):
@@ -231,13 +225,11 @@ def _column(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> Any:
 
 
 def _values(name: str, dtype: np.dtype[Any], group: _Group) -> Array:
-    """Return new values of one field of a group's records, in their order."""
     convert, rows = group.layout[name].convert, group.table[:, group.columns[name]]
     return np.array(rows, order="C").view(dtype) if convert is None else convert(rows)
 
 
 def _pieces(name: str, buffers: Sequence[_Data], groups: list[_Group]) -> list[_Data]:
-    """Return the bytes of one field of each record."""
     spans = [slice(group.layout[name].start, group.layout[name].stop) for group in groups]
     if groups[0].rows is None:
         return [buffer[spans[0]] for buffer in buffers]

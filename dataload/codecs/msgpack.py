@@ -50,7 +50,7 @@ def _unpack_large(data: bytes | memoryview, limit: int) -> Any:
     msgpack, options = _msgpack(), {"object_hook": _array, "strict_map_key": False}
     try:
         return msgpack.unpackb(data, **options, max_array_len=limit // _CLAIM_BYTES)
-    except ValueError:  # longer lists: all of their items must be there
+    except ValueError:  # longer lists need all their items in the data
         unpacker = msgpack.Unpacker(max_buffer_size=len(data))
         unpacker.feed(data)
         unpacker.skip()
@@ -76,7 +76,6 @@ def _msgpack() -> Any:
 
 
 def _plain(value: Any) -> dict[bytes, Any]:
-    """Return the map that represents an array."""
     if isinstance(value, int):
         raise ConfigError(f"{value} has more than 64 bits, the limit of msgpack")
     if not isinstance(value, (np.ndarray, np.generic)):
@@ -88,7 +87,6 @@ def _plain(value: Any) -> dict[bytes, Any]:
 
 
 def _array(found: dict[Any, Any]) -> Any:
-    """Return the array that a map represents; return other maps unchanged."""
     if b"nd" not in found:
         if {"nd", "type", "data"} <= found.keys():
             raise CorruptFileError(

@@ -1,4 +1,4 @@
-"""The .npy format, and the dtypes of codecs that store them by name. Nothing is ever unpickled."""
+"""The .npy format, and dtypes stored by name. Nothing is ever unpickled."""
 
 import ast
 import io
@@ -33,7 +33,6 @@ class NpyLayout:
 
     @property
     def nbytes(self) -> int:
-        """Size of the items in bytes."""
         return math.prod(self.shape) * self.dtype.itemsize
 
     def rows(self, items: Array) -> Array:
@@ -47,7 +46,7 @@ class NpyLayout:
 
 
 def npy_layout(data: bytes | memoryview) -> NpyLayout:
-    """Parse the header of `data`, which is a .npy file or at least its header. Errors have no path yet."""
+    """Parse the header of `data`, a .npy file or at least its header. Errors have no path yet."""
     prefix = bytes(data[:_PREFIX])
     if prefix[:6] != MAGIC or len(prefix) < 10:
         raise CorruptFileError(f"a .npy file must start with {MAGIC!r}, found {prefix[:8]!r}")
@@ -101,7 +100,6 @@ def build_npy(array: Array) -> bytes:
 
 
 def parse_dtype(name: Any) -> np.dtype[Any]:
-    """Return the dtype for a name read from a file."""
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         what = "objects would have to be unpickled" if "O" in str(name) else "not a plain dtype"
         raise CorruptFileError(f"an array of dtype {str(name)[:80]!r}: {what}")
@@ -115,7 +113,7 @@ def parse_dtype(name: Any) -> np.dtype[Any]:
 
 
 def plain_array(value: Any) -> Array:
-    """Return `value` as an array in C order with a dtype that `parse_dtype` supports; raise ConfigError otherwise."""
+    """Return `value` as a C-order array with a dtype that `parse_dtype` supports; ConfigError otherwise."""
     try:
         array = np.asarray(value, order="C")
     except ValueError as error:  # nested lists of different lengths

@@ -9,8 +9,8 @@
 
 A member with any other name is decoded as bytes under that name. Archives of `numpy.savez_compressed` are read too.
 
-Members must fill an archive up to its directory, with headers that say the same as the directory: otherwise other
-programs could see other members.
+Members must fill an archive up to its directory, with headers that agree with the directory: otherwise other programs
+could see other members.
 """
 
 import functools
@@ -44,7 +44,7 @@ _MAX_RATIO = 1032  # compression ratio of deflate
 
 
 def decode(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str, Any]:
-    """Decode an archive to its fields, in the order of the archive, if its members have at most `limit` bytes."""
+    """Decode an archive to its fields, in order, if its members have at most `limit` bytes."""
     data = bytes(data)
     members = _stored(data)
     record: dict[str, Any] = {}
@@ -72,10 +72,7 @@ def _field(name: str, content: bytes | memoryview) -> tuple[str, Any]:
 
 
 def _stored(data: bytes) -> list[tuple[str, memoryview]] | None:
-    """Return names and contents of an archive as `numpy.savez` writes it; None for any other, valid or not.
-
-    The standard library's reader takes ten times as long as the rest of decoding.
-    """
+    """Return names and contents of an archive by `numpy.savez`, else None; `zipfile` takes ten times longer."""
     if len(data) < _END.size:
         return None
     magic, _, _, _, count, size, directory, comment = _END.unpack_from(data, len(data) - _END.size)
@@ -109,10 +106,7 @@ def _stored(data: bytes) -> list[tuple[str, memoryview]] | None:
 
 
 def _end_of_header(data: bytes, offset: int, name: bytes, expected: tuple[int, int, int, int]) -> int:
-    """Return the offset after the local header at `offset`, or beyond all data if it is not as expected.
-
-    `expected` are flags, method, CRC and size in the directory, where the size is that of the stored bytes, too.
-    """
+    """Return the offset after a local header, or beyond all data if it differs from `expected`, the directory's."""
     if offset + _LOCAL.size <= len(data):
         magic, _, flags, method, _, _, crc, packed, size, name_length, extra_length = _LOCAL.unpack_from(data, offset)
         start = offset + _LOCAL.size
@@ -124,10 +118,7 @@ def _end_of_header(data: bytes, offset: int, name: bytes, expected: tuple[int, i
 
 
 def _check_headers(data: bytes, members: list[zipfile.ZipInfo], directory: int) -> None:
-    """Raise unless the members fill the bytes before the directory, and their headers say what the directory says.
-
-    The standard library compares names and the CRCs of contents, when it reads a member.
-    """
+    """Raise unless the members fill the bytes before the directory, and their headers agree with it."""
     members = sorted(members, key=lambda info: info.header_offset)
     starts = [info.header_offset for info in members]
     position = 0
@@ -165,16 +156,16 @@ def _any_members(data: bytes, limit: int = MAX_RECORD_BYTES) -> Iterator[tuple[s
             _check_headers(data, members, archive.start_dir)
             for info in members:
                 with archive.open(info) as member:
-                    yield info.filename, member.read(info.file_size)  # the default expands all, whatever was claimed
+                    yield info.filename, member.read(info.file_size)  # without a size, it expands everything
     except CorruptFileError:
         raise
-    # A damaged archive raises any of these, depending on where the damage is.
+    # A damaged archive raises any of these.
     except (zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, ValueError, RuntimeError) as error:
         raise CorruptFileError(f"not an .npz archive ({len(data)} bytes): {str(error)[:200]}") from error
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
-    """Encode `record` as an uncompressed archive that `numpy.load` reads. It must stay below 4 GiB."""
+    """Encode `record` as an uncompressed archive, below 4 GiB, that `numpy.load` reads."""
     if len(record) > _MAX_FIELDS:
         raise ConfigError(f"a record of {len(record)} fields; codec 'npz' supports {_MAX_FIELDS}")
     parts: list[bytes] = []

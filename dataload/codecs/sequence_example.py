@@ -1,9 +1,9 @@
 """``tf.train.SequenceExample``, decoded by protobuf.
 
-A SequenceExample is ``SequenceExample{context{feature: map<string, Feature>}, feature_lists{feature_list:
-map<string, FeatureList>}}``, and a FeatureList is one Feature for each step. All are fields of one record:
+A SequenceExample is ``SequenceExample{context{feature: map<string, Feature>}, feature_lists{feature_list: map<string,
+FeatureList>}}``, and a FeatureList is one Feature for each step. All are fields of one record:
 
-| part | decoded |
+| field | decoded |
 |---|---|
 | a feature of the context | as in an Example, see `dataload.codecs.example` |
 | a list of numbers, equally many in each step | (steps, n) float32 or int64 |
@@ -37,11 +37,11 @@ def decode(data: bytes | memoryview, limit: int = MAX_RECORD_BYTES) -> dict[str,
 
 
 def _join(steps: list[Any]) -> Any:
-    """Return the values of steps as one array, if they are numbers alike."""
+    """Return the values of steps as one array if their dtypes and shapes agree."""
     kinds = {(step.dtype, step.shape) if isinstance(step, np.ndarray) else None for step in steps}
     return np.stack(steps) if len(kinds) == 1 and None not in kinds else steps
 
 
 def encode(record: Mapping[str, Any]) -> bytes:  # noqa: ARG001 - the signature of codecs
-    """Raise a ConfigError, because a record does not say which of its fields are the context."""
+    """Raise a ConfigError: a record does not say which of its fields are the context."""
     raise ConfigError("codec 'sequence_example' only reads: write records with example, msgpack or npz", key="codec")

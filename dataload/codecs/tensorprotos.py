@@ -63,7 +63,7 @@ __all__ = ["TYPES", "decode", "decode_batch", "encode"]
 _Data = bytes | memoryview
 
 MAX_DIMS = 64  # numpy's limit
-_TEXT_BYTES = 192  # about what a span, bytes and their place in an array take for each text, besides its own bytes
+_TEXT_BYTES = 192  # overhead of each text: span, bytes object and array item
 
 
 # Wire types of the repeated numbers, packed and not: a reader accepts both, whatever the schema says.
@@ -76,7 +76,7 @@ _WIRES = {
 
 
 class Tensor:
-    """One TensorProto, with its values not decoded yet."""
+    """One undecoded TensorProto."""
 
     __slots__ = ("data_type", "dims", "name", "texts", "values")
 
@@ -84,12 +84,11 @@ class Tensor:
         self.name: str = ""
         self.data_type: int = FLOAT  # the default; a key of `TYPES` if the record is valid
         self.dims: list[int] = []  # the first `MAX_DIMS` + 1 dimensions
-        # Field number -> span of its bytes in the record, or the bytes themselves if they were in pieces.
+        # Field number -> span of its bytes in the record, or the bytes themselves if they were in chunks.
         self.values: dict[int, tuple[int, int] | bytearray] = {}
         self.texts: list[tuple[int, int]] = []  # spans of the strings
 
     def data(self, field: int, record: _Data) -> _Data | bytearray:
-        """Return the bytes of a field, empty if it is absent."""
         span = self.values.get(field, (0, 0))
         return record[span[0] : span[1]] if isinstance(span, tuple) else span
 
@@ -105,7 +104,7 @@ def decode_batch(buffers: Sequence[_Data], fields: Sequence[str] | None, limit: 
 
 
 def _layout(limit: int, data: _Data) -> Layout | None:
-    """Return the span of each tensor's values, if each is in one piece."""
+    """Return the span of each tensor's values, if each is contiguous."""
     layout: dict[str, Span] = {}
     for name, tensor in scan_record(data, limit).items():
         value = _value(data, name, tensor, limit)
@@ -191,10 +190,9 @@ def _varints(raw: _Data | bytearray, name: str, limit: int) -> Int64Array:
 
 
 def _narrow(numbers: Int64Array, name: str, kind: DataType) -> Array:
-    """Return the values that integers on the wire represent."""
     if kind.name == "INT64":
         return numbers
-    low = numbers.astype(np.int32)  # of longer numbers protobuf takes the low 32 bits
+    low = numbers.astype(np.int32)  # protobuf takes the low 32 bits of longer numbers
     if kind.name == "INT32":
         return low
     if kind.name == "BOOL":
@@ -267,7 +265,7 @@ def _signed(number: int) -> int:
 
 
 def _append(tensor: Tensor, number: int, data: _Data, start: int, stop: int) -> None:
-    """Append a piece to a repeated field. Pieces are joined at once: as objects they would take 20 times the memory."""
+    """Append a chunk to a repeated field. Chunks are joined at once, as objects take 20 times the memory."""
     there = tensor.values.get(number)
     if there is None:
         tensor.values[number] = (start, stop)

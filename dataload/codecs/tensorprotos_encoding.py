@@ -1,4 +1,4 @@
-"""Records as ``TensorProtos``; `dataload.codecs.tensorprotos` says how values are stored."""
+"""Encodes records as ``TensorProtos``; for the layout, see `dataload.codecs.tensorprotos`."""
 
 import math
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from dataload.codecs.wire import VARINT, build_field, build_head, encode_varint,
 from dataload.errors import ConfigError
 from dataload.types import Array
 
-TENSOR = 1  # the only field of TensorProtos; those of TensorProto:
+TENSOR = 1  # the only field of TensorProtos; fields of TensorProto:
 DIMS, DATA_TYPE, FLOAT_DATA, INT32_DATA, BYTE_DATA, STRING_DATA, NAME = range(1, 8)
 DOUBLE_DATA, INT64_DATA = 9, 10
 
@@ -25,7 +25,6 @@ class DataType(NamedTuple):
 
     @property
     def is_varint(self) -> bool:
-        """True for types whose values are varints, of 1 to 10 bytes each."""
         return self.field in (INT32_DATA, INT64_DATA)
 
 
@@ -49,7 +48,7 @@ FLOAT, BYTE, STRING, UINT8, INT64 = 1, 3, 4, 6, 10
 # by kind and size, as in dtype.str, because dtype.name is slow
 _BY_DTYPE = {kind.dtype.str[1:]: number for number, kind in TYPES.items() if number != UINT8}
 _MAX_BYTES = 2**31 - 1  # protobuf's limit
-_MOST_FRAMES = 1 << 10  # remembered, of about 200 bytes
+_MOST_FRAMES = 1 << 10  # cached, about 200 bytes each
 
 
 def encode(record: Mapping[str, Any]) -> bytes:
@@ -76,10 +75,7 @@ def encode(record: Mapping[str, Any]) -> bytes:
 
 @lru_cache(_MOST_FRAMES)
 def _frame(name: Any, dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> tuple[bytes, bytes] | None:
-    """Return what comes before and after the bytes of an array, or of bytes if `dtype` is None.
-
-    The result is None if the values decide on more than themselves, or cannot be stored.
-    """
+    """Return the bytes before and after an array, or bytes if `dtype` is None; None if they depend on the values."""
     data_type = BYTE if dtype is None else _data_type(dtype)
     kind = TYPES.get(data_type)
     if kind is None or kind.is_varint or data_type == STRING or (dtype is not None and kind.dtype != dtype):
@@ -100,7 +96,6 @@ def _frame(name: Any, dtype: np.dtype[Any] | None, shape: tuple[int, ...]) -> tu
 
 @lru_cache(_MOST_FRAMES)
 def _data_type(dtype: np.dtype[Any]) -> int:
-    """Return the data type of arrays, 0 if there is none."""
     return _BY_DTYPE.get(dtype.str[1:], 0)
 
 
@@ -140,7 +135,6 @@ def _head(shape: tuple[int, ...], data_type: int) -> bytes:
 
 
 def _array(name: str, value: Any) -> Array:
-    """Return `value` as an array of a dtype of the format."""
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise ConfigError(f"field {name!r} is {value}; the format's integers have 64 bits", key=name)
     array = np.asarray(value)
@@ -158,7 +152,6 @@ def _array(name: str, value: Any) -> Array:
 
 
 def _values(array: Array, kind: DataType) -> bytes:
-    """Encode the field that holds the values; empty for an empty array."""
     if not array.size:
         return b""
     flat = array.reshape(-1)

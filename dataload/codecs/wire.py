@@ -27,10 +27,7 @@ _LONG = f"a packed integer has more than {_MAX_BYTES} bytes"
 
 
 def walk(data: bytes | memoryview, start: int, stop: int, message: str) -> Iterator[tuple[int, int, int, int]]:
-    """Yield number, wire type and payload span of the fields of a message, in the order of the bytes.
-
-    Errors give the name of the message type, `message`, and count bytes from the start of the record, `data`.
-    """
+    """Yield number, wire type and payload span of a message's fields; errors name its type, `message`."""
     position = start
     while position < stop:
         try:
@@ -49,7 +46,7 @@ def walk(data: bytes | memoryview, start: int, stop: int, message: str) -> Itera
 
 
 def _field(data: bytes | memoryview, position: int, stop: int, message: str) -> tuple[int, int, int, int]:
-    """Return number, wire type and payload span of one field; the span's end is not checked yet."""
+    """Return number, wire type and payload span of one field, without checking the span's end."""
     tag = data[position]
     first = position + 1
     if tag >= 0x80:
@@ -69,10 +66,7 @@ def _field(data: bytes | memoryview, position: int, stop: int, message: str) -> 
 
 
 def payload_span(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the half-open span of a payload of wire type `LENGTH` whose length is stored at `position`.
-
-    Raises IndexError if the data end within the length. The caller must check that they contain the span.
-    """
+    """Return the half-open span of the `LENGTH` payload whose length is at `position`; the caller checks its end."""
     length = data[position]
     if length < 0x80:
         return position + 1, position + 1 + length
@@ -104,19 +98,17 @@ def _end_of_group(data: bytes | memoryview, position: int, stop: int, number: in
 
 
 def build_field(number: int, payload: bytes) -> bytes:
-    """Encode a field of wire type `LENGTH`."""
     return build_head(number, len(payload)) + payload
 
 
 def build_head(number: int, length: int) -> bytes:
-    """Return what comes before the `length` bytes of a field of wire type `LENGTH`."""
     if number < 16 and length < 0x80:
         return bytes((number << 3 | LENGTH, length))
     return encode_varint(number << 3 | LENGTH) + encode_varint(length)
 
 
 def parse_varint(data: bytes | memoryview, position: int) -> tuple[int, int]:
-    """Return the number at `position`, and the position after it. Raise IndexError if the data end within it."""
+    """Return the number at `position`, and the next position. IndexError if the data end within it."""
     number = shift = 0
     for at in range(position, position + _MAX_BYTES):
         byte = data[at]
@@ -158,7 +150,7 @@ def check_packed(data: bytes | memoryview, limit: int) -> None:
 
 
 def parse_varints(rows: BytesArray) -> Int64Array:
-    """Return numbers, (rows, numbers) int64, of (rows, bytes) uint8 that have the same high bits in every row."""
+    """Return numbers, (rows, numbers) int64, of (rows, bytes) uint8 with equal high bits in every row."""
     first = rows[0]
     if not (first & 0x80).any():
         return rows.astype(np.int64)

@@ -9,18 +9,16 @@ with dataload.open("train.tar", decode="auto") as source:
 ```
 
 A shard gets its final name once it is complete. A hidden journal beside the destination,
-``.<destination>.convert.json``, stays after the conversion ends: resuming a finished conversion does nothing, so a
-restarted job need not know how the last run ended.
+``.<destination>.convert.json``, stays after the end, so resuming a finished conversion does nothing.
 
-A conversion can run as parts, under any scheduler: ``convert(..., shards=8, part=(1, 4))`` writes the first two of
-eight shards, and ``convert(..., shards=8, merge=True)`` ends the conversion when all parts have finished. Each part has
-a journal of its own, its receipt, until then.
+A conversion can run in partitions, under any scheduler: ``convert(..., shards=8, part=(1, 4))`` writes the first two of
+eight shards, and ``convert(..., shards=8, merge=True)`` ends the conversion when all partitions have finished.
 
-A function given as ``map=`` resizes, tokenizes, splits or filters: it gets a sample, and returns a record, a list of
-records, or `dataload.DROP`. A shard then has the records made of a range of the source.
+A function given as ``map=`` resizes, tokenizes, splits or filters: it takes a sample, and returns a record, a list of
+records, or `dataload.DROP`. A shard then has the records made from a range of the source.
 
-At the end, the files are entered in ``dataload.json``, the manifest of their directory: opening the directory then
-takes shards, format, codec and the names of classes from there.
+At the end, the files are entered in ``dataload.json``, the manifest of their directory, from which `dataload.open`
+takes shards, format, codec and the names of classes.
 """
 
 import os
@@ -57,16 +55,16 @@ class ConvertReport:
     """The result of a conversion.
 
     Attributes:
-        paths: The files, in index order; of a part, only its own.
+        paths: The files, in index order; of a partition, only its own.
         format: Name of the format.
-        records: Total number of records in them.
+        records: Total number of records in the files.
         bytes: Total size of the files.
-        resumed: Number of records in shards that an earlier run, or a merged part, had finished.
+        resumed: Number of records in shards finished by an earlier run or a merged partition.
         notes: Decisions made along the way, as sentences.
         journal: Path of the journal, which has the SHA-256 of each file.
-        manifest: Path of the directory's manifest, which has the SHA-256, too; None for a part.
-        skipped: Number of records of the source that were left out because they are bad, also in earlier runs.
-        bad_records: Those that this run has left out.
+        manifest: Path of the directory's manifest, which has the SHA-256, too; None for a partition.
+        skipped: Number of bad records of the source that were left out, also in earlier runs.
+        bad_records: The bad records that this run left out.
     """
 
     paths: tuple[str, ...]
@@ -90,12 +88,12 @@ def convert(
     source: RandomAccessSource[Any],
     destination: str | os.PathLike[str],
     *,
-    format: str | None = None,  # noqa: A002 - the word that users expect
+    format: str | None = None,  # noqa: A002 - the usual word
     writer_options: Mapping[str, Any] | None = None,
     shards: int | None = None,
     records_per_shard: int | None = None,
     keep_key: bool = False,
-    map: Callable[..., Any] | MapFunction | None = None,  # noqa: A002 - the word that users expect
+    map: Callable[..., Any] | MapFunction | None = None,  # noqa: A002 - the usual word
     seed: int = 0,
     on_error: Literal["raise", "skip"] = "raise",
     max_bad: int | float = 0.01,
@@ -112,16 +110,16 @@ def convert(
     """Write the records of a source, in index order, as files of another format.
 
     Values are passed to the writer unchanged, with three exceptions that the report mentions: a format that stores
-    bytes gets the codec "tensorprotos" (TFRecord: "example") for records with fields unless `writer_options` names
+    bytes gets the codec "tensorprotos" (TFRecord: "example") for records with fields, unless `writer_options` names
     another; plain bytes become the field "data" if the format requires fields; and the ``__key__`` of tar samples is
     dropped if the format has no keys. In keys of a tar archive, dots of the name and white space become ``_``. Open a
     folder of images with ``decode=None`` to copy its files into an archive, and with ``decode={}`` for other formats.
 
     Args:
-        source: What `dataload.open` returns, or anything else that a `dataload.Loader` reads.
+        source: The result of `dataload.open`, or anything else that a `dataload.Loader` reads.
         destination: A path, whose directory is created if needed. With `shards` or `records_per_shard`,
             ``-00000-of-00008`` goes before its suffix unless the name contains ``{shard}`` (and ``{shards}``), as in
-            ``"train-{shard:05d}.tar"``. A range, ``"train-{00..15}.tar"``, names all of them. LMDB shards are
+            ``"train-{shard:05d}.tar"``. A range, ``"train-{00..15}.tar"``, names all files. LMDB shards are
             directories. At a URL, each shard is written to a local file and then uploaded.
         format: Name of the format; by default the suffix of `destination` decides.
         writer_options: Options of the format's writer, such as ``codec``.
@@ -129,38 +127,36 @@ def convert(
         records_per_shard: Maximum number of records per file, instead of `shards`; also split evenly. With `map`, both
             split the records of the source.
         keep_key: Keep ``__key__`` as a field.
-        map: A function of a sample, or of a sample and its `dataload.SampleContext`, whose second parameter is then
-            called ``context``. It returns a record, a list of records, or `dataload.DROP`. It may be called twice with
-            the first samples, because the first record that is written decides on codec and fields. In a format with
-            keys, records that have none get the index of their sample, with ``-0003`` for the fourth of a list; those
-            of a list that share a key get that suffix, too. Name, text and hash of the function are in the manifest.
-            They, the values that it uses, and the ``version`` of its module tell whether it has changed.
+        map: A function of a sample and optionally of its `dataload.SampleContext`, as the parameter ``context``. It
+            returns a record, a list of records, or `dataload.DROP`. The first record decides on codec and fields, so
+            the function may see the first samples twice. In a format with keys, a record without one gets the index of
+            its sample, with ``-0003`` for the fourth of a list, as do records of a list with equal keys. The manifest
+            has name, text and hash of the function; with the values that it uses and the ``version`` of its module,
+            they tell whether it has changed.
         seed: Seed of the random numbers in `dataload.SampleContext`. The epoch is 0.
-        on_error: What to do with a record that cannot be read or mapped: ``"raise"``, or ``"skip"`` to leave it out.
-        max_bad: Bad records, of the whole or of a part, beyond which an error is raised anyway: a number of them, or
-            as a float their share of the records read so far, looked at once 1,000 are read. 1.0 is no limit.
+        on_error: ``"raise"`` the error of a record that cannot be read or mapped, or ``"skip"`` the record.
+        max_bad: Maximum of bad records, of the whole or of a partition: a number, or as a float their share of the
+            records read so far, checked from the 1,000th record on. 1.0 is no limit.
         error_report: A JSONL file to append bad records to; see `dataload.Loader`.
-        resume: Continue an interrupted run for the same destination: keep the shards it finished and write the rest.
-            If there was no such run, start from the beginning.
+        resume: Keep the shards that an interrupted run for this destination finished, and write the rest.
         overwrite: Replace existing files, each once its new content is complete.
-        part: ``(i, n)`` writes only part i, counted from 1, of n: a contiguous range of the shards. Parts may run on
-            different machines, in any order, and again: a part keeps the shards that it has finished.
-        merge: Write no shards, but check that all parts have finished, and enter their shards in the manifest. All
-            other arguments must be those of the parts.
-        engine: Run the conversion as parts and merge them: "local" in processes of this machine, one for each CPU;
+        part: ``(i, n)`` writes only partition i, counted from 1, of n: a contiguous range of the shards. Partitions may
+            run on different machines, in any order, and again, keeping their finished shards.
+        merge: Write no shards, but check that all partitions have finished, and enter their shards in the manifest. All
+            other arguments must equal those of the partitions.
+        engine: Run the conversion in partitions and merge them: "local" in processes of this machine, one for each CPU;
             `LocalEngine` has settings, and `dataload.ray.RayEngine` uses a Ray cluster. The files are the same.
         progress: Called with (records of the source done, total) at the start and after each block.
         storage_options: Arguments of obstore's stores for a destination at a URL; see `dataload.open`.
         remote: Settings for a destination at a URL; see `dataload.RemoteOptions`. Shards are written in its `cache`.
 
     Raises:
-        ConfigError: The destination exists; a record does not fit the format; or, with `resume`, `part` or `merge`,
-            the source or the plan has changed since the conversion began (one line per difference). With `merge`: a
-            part has not finished, its receipt is damaged, or a shard is missing or has changed. Or `map` returned None.
-        TypeError: `source` is no source, such as a path.
+        ConfigError: The destination exists; a record does not fit the format; `map` returned None; with `resume`,
+            `part` or `merge`, the source or the plan has changed (one line per difference); with `merge`, a partition
+            has not finished, its receipt is damaged, or a shard is missing or has changed.
+        TypeError: `source` is not a source, but for example a path.
         WorkerError: `map` failed, or there are more than `max_bad` bad records.
-        SourceError: The source cannot be read, the destination cannot be written, or another process is converting to
-            the same destination.
+        SourceError: Reading or writing failed, or another process is converting to the same destination.
     """
     check_flags(keep_key=keep_key, resume=resume, overwrite=overwrite, merge=merge)
     _check_modes(part, resume=resume, overwrite=overwrite, merge=merge, engine=engine)
@@ -192,7 +188,7 @@ def convert(
     if not is_url(whole):
         make_directory(parent(whole))
     with storage_of(whole, writing.remote).lock(file.path):
-        read_manifest(parent(whole), writing.remote)  # a damaged one is better known now
+        read_manifest(parent(whole), writing.remote)  # report a damaged one now
         if not is_url(whole):
             remove_leftovers(file.path)
         if engine is not None:
@@ -257,7 +253,6 @@ def _begin(
     resume: bool,
     overwrite: bool,
 ) -> Journal:
-    """Return the journal to continue: of the conversion, or of a part of it."""
     if requested.part:
         begun = begin_part(file, whole, requested, plan, remote, overwrite=overwrite)
     else:
@@ -267,7 +262,7 @@ def _begin(
 
 @dataclass(frozen=True, slots=True)
 class _Done:
-    """The journal of what is finished, how many of its records were finished before, notes and bad records."""
+    """The journal of what is finished, its records from earlier runs, notes and bad records."""
 
     journal: Journal
     resumed: int
@@ -276,7 +271,7 @@ class _Done:
 
 
 def _merge_reports(journal: Journal, reports: Sequence[ConvertReport], known: Sequence[str]) -> _Done:
-    """Combine the reports of the parts that an engine has run; notes in `known` are in the report of the whole."""
+    """Combine the reports of an engine's partitions; notes in `known` are in the report of the whole."""
     notes = [note for report in reports for note in report.notes if note not in known]
     if len(reports) == 1:
         notes.append("one shard is one part: with shards=N, or records_per_shard=N, parts run at the same time")
@@ -294,7 +289,6 @@ def _write_missing(
     progress: Callable[[int, int], None] | None,
     budget: Budget,
 ) -> _Done:
-    """Write the shards that are not finished, or have changed since."""
     notes: list[str] = []
     journal = without_damaged(begun, shards, notes, writing.remote)
     todo = [shard for shard in shards if shard.name not in journal.finished]
@@ -320,7 +314,6 @@ def _write_missing(
 
 
 def _records(shards: Sequence[Shard], journal: Journal) -> int:
-    """Return the number of records in those of the shards that are finished."""
     return sum(count_in(shard, journal.finished[shard.name]) for shard in shards if shard.name in journal.finished)
 
 

@@ -1,4 +1,4 @@
-"""One attempt at one part of a task: what an engine calls in another process, and how its errors come back."""
+"""One attempt at one partition of a task: what an engine calls in another process, and how errors come back."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from dataload.executors.serialization import check_work, sendable
 
 
 class PartTask(Protocol):
-    """A task in parts, such as ``functools.partial(convert, source, destination)``: it pickles, and may run again."""
+    """A task in partitions, such as ``partial(convert, source, destination)``: it pickles, and may run again."""
 
     def __call__(self, *, part: tuple[int, int], progress: Callable[[int, int], None]) -> Any:
-        """Run a part, counted from 1, of as many; `progress` is called with (units done, units of the part)."""
+        """Run partition (i, n), counted from 1; `progress` is called with (units done, units of the partition)."""
         ...
 
 
@@ -28,7 +28,7 @@ class Outcome:
 
 
 def attempt(task: PartTask, part: tuple[int, int], report: Callable[[int], None]) -> Outcome:
-    """Run a part in this process, and return what it returns or raises; `report` is told the units done so far."""
+    """Run a partition in this process, and return its value or error; `report` is called with the units done."""
     done = 0
 
     def progress(units: int, _: int) -> None:
@@ -43,10 +43,7 @@ def attempt(task: PartTask, part: tuple[int, int], report: Callable[[int], None]
 
 
 def value_of(outcome: Outcome, part: tuple[int, int], where: str = "") -> Any:
-    """Return what a part returned in another process, or raise its error, of the same class, naming the part.
-
-    `where` ends the name of the part, such as " on node 10.0.0.3".
-    """
+    """Return the value of a partition, or raise its error, which names the partition and `where` it ran."""
     error = outcome.error
     if error is None:
         return outcome.value
@@ -58,7 +55,7 @@ def value_of(outcome: Outcome, part: tuple[int, int], where: str = "") -> Any:
 
 
 def check_sendable(task: PartTask, engine: str) -> set[str]:
-    """Check that a task pickles, and return the names of the modules that other processes need for it."""
+    """Check that a task pickles, and return the modules that other processes need for it."""
     try:
         return check_work(task)
     except DataloadError:
@@ -68,7 +65,6 @@ def check_sendable(task: PartTask, engine: str) -> set[str]:
 
 
 def unsendable(engine: str, error: Exception) -> ConfigError:
-    """Return the error for a task that does not pickle."""
     message = (
         f"engine {engine!r} sends the source and all options to other processes, and they do not pickle "
         f"({message_of(error)}): pass no open files or locks; functions that are not in a module need cloudpickle"

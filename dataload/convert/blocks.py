@@ -13,17 +13,13 @@ _MOST_SAMPLES = 256
 
 
 class BlockSize:
-    """The number of `records` to read at once, adapted so that a block holds about 16 MiB.
-
-    Large blocks share the fixed cost of a read; the byte target keeps memory independent of the record size.
-    """
+    """The number of `records` to read at once, adapted to blocks of about 16 MiB."""
 
     def __init__(self) -> None:
         self.records = 1
 
     def learn(self, records: list[Any]) -> None:
-        """Adapt the size to a block that was just read."""
-        some = records[:: len(records) // _MOST_SAMPLES | 1]  # to ask all takes as long as to read small ones
+        some = records[:: len(records) // _MOST_SAMPLES | 1]  # measuring all takes as long as reading small ones
         mean = sum(map(size_of, some)) // max(1, len(some))
         fitting = _TARGET_BYTES // max(1, mean)
         # Grow in steps: the first record may be unusually small.
@@ -31,7 +27,6 @@ class BlockSize:
 
 
 def size_of(value: Any) -> int:
-    """Return the approximate number of bytes in a record."""
     if isinstance(value, Mapping):
         return sum(map(size_of, cast("Mapping[str, Any]", value).values()))
     if isinstance(value, (bytes, str)):
@@ -47,10 +42,7 @@ def read_records(source: Any, start: int, stop: int) -> list[Any]:
 
 
 def read_ahead(source: Any, start: int, stop: int) -> Iterator[tuple[int, list[Any]]]:
-    """Yield records [start, stop) in blocks: the index of the first record, and the records.
-
-    A thread reads the next block while the current one is in use, so that two blocks are in memory.
-    """
+    """Yield records [start, stop) in blocks, with the first index; a thread reads one block ahead."""
     size = BlockSize()
 
     def read(first: int) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Engines run all parts of a task, such as a conversion, and collect what they return."""
+"""Engines run all partitions of a task, such as a conversion, and collect their values."""
 
 from __future__ import annotations
 
@@ -18,32 +18,29 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Runs the parts of a task: `LocalEngine` in processes of this machine, `dataload.ray.RayEngine` on a cluster."""
+    """Runs a task in partitions: `LocalEngine` in processes of this machine, `dataload.ray.RayEngine` on a cluster."""
 
     @property
     def parts(self) -> int | None:
-        """The number of parts that the user wants."""
+        """Number of partitions, if the user has chosen it."""
         ...
 
     def default_parts(self, shards: int) -> int:
-        """Return the number of parts for so many shards. It depends on nothing else, so that a run can be repeated."""
+        """Return the number of partitions for so many shards, which must depend on nothing else."""
         ...
 
     def run(self, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
-        """Run parts 1 to `count`, and return what they return, in order.
-
-        A part whose process or machine is lost is tried again. An error that a part raises ends the run.
+        """Run partitions 1 to `count`, and return their values in order. An error ends the run.
 
         Args:
-            task: Called once for each part, or more often, in other processes.
-            count: Number of parts.
-            advance: Called now and then with the units that all parts have done so far.
+            task: Called in other processes, once for each partition, and again if its process or machine is lost.
+            count: Number of partitions.
+            advance: Called now and then with the units that all partitions have done so far.
         """
         ...
 
 
 def engine_of(engine: Engine | Literal["local"]) -> Engine:
-    """Return the engine of a name, or the engine itself."""
     if engine == "local":
         return LocalEngine()
     if isinstance(engine, str):
@@ -53,7 +50,6 @@ def engine_of(engine: Engine | Literal["local"]) -> Engine:
 
 
 def check_whole(part: tuple[int, int] | None, merge: bool) -> None:
-    """Raise if an engine is told to run one part, or to merge only."""
     if part is not None or merge:
         raise ConfigError("an engine runs all parts and merges them: pass it without part and merge", key="engine")
 
@@ -67,11 +63,7 @@ def run_all(
     parts: int | None = None,
     again: str = "",
 ) -> list[Any]:
-    """Run all parts of a task, at most one per shard, and return what they return, in order.
-
-    `progress` is called now and then with the units done. `parts` is by default what the engine says. `again` says how
-    to continue after Ctrl-C.
-    """
+    """Run all partitions of a task (`parts`, by default the engine's number) and return their values in order."""
     count = parts or count_parts(engine, shards)
     try:
         return engine.run(task, count, progress)
@@ -82,14 +74,13 @@ def run_all(
 
 
 def count_parts(engine: Engine, shards: int) -> int:
-    """Return the number of parts of a task with so many shards."""
     count = engine.parts or engine.default_parts(shards)
     select_part(range(shards), 1, count)  # raises if there are too many
     return count
 
 
 def conversion_parts(engine: Engine, file: JournalFile, plan: Sequence[Shard], *, resume: bool) -> int:
-    """Return the number of parts of a conversion: that of the run to resume unless the user wants another."""
+    """Return the number of partitions of a conversion, by default as in the run to resume."""
     begun = file.load() if resume else None
     if begun is None or begun.complete:
         return count_parts(engine, len(plan))
@@ -110,12 +101,8 @@ def run_conversion(
     overwrite: bool,
     progress: Callable[[int, int], None] | None,
 ) -> list[ConvertReport]:
-    """Run all parts of a conversion, `begun.parts` in number, and return their reports.
-
-    `file` is the journal of the whole, whose lock the caller holds, and `begun` its content. `overwrite` forgets what
-    parts of an earlier run have finished. `progress` is called with (records done, records).
-    """
-    file.save(begun)  # the parts find their plan there
+    """Run all partitions of a conversion, whose locked journal `file` contains `begun`; return their reports."""
+    file.save(begun)  # partitions find their plan there
     if overwrite:
         for number in range(1, begun.parts + 1):
             receipt = part_path(file.path, number, begun.parts)
@@ -126,11 +113,10 @@ def run_conversion(
         return run_all(engine, task, len(plan), parts=begun.parts, progress=advance, again=again)
     except BaseException:
         receipts = part_path(glob.escape(file.path), "*", begun.parts)
-        if not storage_of(file.path, remote).glob(receipts):  # there is nothing to resume
+        if not storage_of(file.path, remote).glob(receipts):  # nothing to resume
             file.remove()
         raise
 
 
 def of_total(progress: Callable[[int, int], None] | None, total: int) -> Callable[[int], None]:
-    """Return a function of the units done that reports them with the total."""
     return lambda done: None if progress is None else progress(done, total)

@@ -1,4 +1,4 @@
-"""The values that functions of a conversion use, as text for its journal: functions of the same text may differ."""
+"""The values that functions of a conversion use, as text for its journal, as functions of equal text may differ."""
 
 import sys
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,6 @@ _UNKNOWN = "unknown: "
 
 
 def describe_values(function: Any, version: str = "") -> str:
-    """Describe the values that a function uses, or why they are unknown; then the `version` of its module tells."""
     try:
         return f"Python {sys.version_info.major}.{sys.version_info.minor}, {code_digest(function)}"
     except ValueError as error:
@@ -22,12 +21,7 @@ def describe_values(function: Any, version: str = "") -> str:
 
 
 def check_values(begun: Mapping[str, str], now: Mapping[str, str], subject: str, *, resuming: bool) -> None:
-    """Check that the functions of a conversion are those that it began with, given the options of its journal.
-
-    Raises:
-        ConfigError: The journal does not tell; the message begins with `subject`. Parts with unknown values may go on
-            unless `resuming`.
-    """
+    """Raise a ConfigError that begins with `subject` if functions use other values than in the journal's options."""
     for entry, function, values in _functions(now):
         if entry not in begun:
             message = f"{subject} was begun by dataload 0.2, which did not note the values that {function} uses, so"
@@ -39,7 +33,7 @@ def check_values(begun: Mapping[str, str], now: Mapping[str, str], subject: str,
 
 
 def notes_of_values(begun: Mapping[str, str], now: Mapping[str, str]) -> Iterator[str]:
-    """Yield notes about functions that the journal of a conversion cannot tell from others."""
+    """Yield notes about functions that the journal cannot distinguish from others."""
     for entry, function, values in _functions(now):
         if entry not in begun:
             message = f"dataload 0.2 converted this, and did not note the values that {function} uses"
@@ -49,7 +43,7 @@ def notes_of_values(begun: Mapping[str, str], now: Mapping[str, str]) -> Iterato
 
 
 def _functions(options: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-    """Yield, for each function among the options, the entry of its values, its name and the values."""
+    """Yield the journal entry, the name and the values of each function among the options."""
     for entry, values in options.items():
         if entry.endswith(VALUES):
             yield entry, options[entry.removesuffix(VALUES)].partition(" (")[0], values

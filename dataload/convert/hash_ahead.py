@@ -13,14 +13,11 @@ UNSETTLED_BYTES = 1 << 17
 """The end of a file that its writer may still change: more than a block of ArrayRecord."""
 
 _CHUNK_BYTES = 1 << 20
-_SECONDS = 0.005  # between two looks at the size of the file
+_SECONDS = 0.005  # between checks of the file's size
 
 
 class HashAhead:
-    """Computes the SHA-256 of a file in a thread that follows its writer, `UNSETTLED_BYTES` behind the end.
-
-    Hashing takes about as long as writing large records, and otherwise begins when the file is complete.
-    """
+    """Computes the SHA-256 of a file in a thread that follows its writer, `UNSETTLED_BYTES` behind the end."""
 
     def __init__(self, path: str) -> None:
         self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # stays open if the file is renamed
@@ -32,7 +29,7 @@ class HashAhead:
         self._thread.start()
 
     def finish(self) -> tuple[int, str] | None:
-        """Return size and hash of the file, which is complete now; None if it could not be read."""
+        """Return size and hash of the complete file; None if it could not be read."""
         self._ended.set()
         self._thread.join()
         return None if self._failed or self._dropped.is_set() else (self._hashed, self._digest.hexdigest())

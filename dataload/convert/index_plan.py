@@ -1,4 +1,4 @@
-"""The plan of an index: which data sets of a directory to describe, and whether the result can be kept."""
+"""The plan of an index: the data sets of a directory to describe, and whether the result can be saved."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dataload.storage import Remote, base_name, is_url, join, parent, storage_of
 
 @dataclass(frozen=True, slots=True)
 class Measuring:
-    """The fields that `index_shards` measures (None: all), and whether to save the statistics into the manifest."""
+    """The fields that `index_shards` measures (None: all), and whether to save their statistics."""
 
     fields: tuple[str, ...] | None = None
     save: bool = True
@@ -35,11 +35,7 @@ class Measuring:
 
 @dataclass(frozen=True, slots=True)
 class PlannedSet:
-    """A data set to describe, and if `measuring`, to measure.
-
-    `pattern` is its name in the manifest, `names` are its shards in index order. The manifest keeps the `stored`
-    options of the reader. `measured` are the options of the reader of the records that are measured.
-    """
+    """A data set to describe: `pattern` is its name in the manifest, `measured` the options for reading records."""
 
     pattern: str
     format: Format
@@ -55,7 +51,7 @@ class PlannedSet:
 
     @property
     def key(self) -> str:
-        """Text for everything but the shard that decides what a run finds out about it."""
+        """Text for everything but the shard that decides a run's findings about it."""
         text = f"{self.format.name} {sorted(self.stored(self.options).items())!r}"
         if self.measuring is None:
             return text
@@ -63,12 +59,11 @@ class PlannedSet:
 
     @property
     def receipt(self) -> tuple[Any, ...]:
-        """Pattern, format, options, names and what was measured, as in the receipt; see `merge_receipts`."""
+        """Pattern, format, options, names and measured fields, as in the receipt."""
         measured = None if self.measuring is None else self.stored(self.measured)
         return self.pattern, self.format.name, self.stored(self.options), self.names, measured
 
     def open(self, paths: Sequence[str], options: Mapping[str, Any]) -> Source[Any]:
-        """Open shards for one pass."""
         return self.format.open(paths, options=without_cache(self.format, self._here(options, paths[0])))
 
     def entry(self, directory: str, shards: Sequence[ShardEntry]) -> DataSetEntry:
@@ -82,10 +77,7 @@ class PlannedSet:
 
 
 class ShardList(NamedTuple):
-    """The plan of a run of `index_shards` over a directory.
-
-    `gone` are the shards in the present manifest that no longer exist. `unsaved` says why nothing is to be written.
-    """
+    """The plan of a run over a directory; `gone` shards no longer exist, `unsaved` is a reason for writing nothing."""
 
     directory: str
     data_sets: Sequence[PlannedSet]
@@ -94,7 +86,6 @@ class ShardList(NamedTuple):
 
 
 def select_planned(planned: Sequence[PlannedSet], number: int, count: int) -> list[PlannedSet]:
-    """Return what part `number` of `count` describes of these data sets."""
     names = select_part([(each, name) for each in planned for name in each.names], number, count)
     selected = [(each, tuple(name for owner, name in names if owner is each)) for each in planned]
     return [dataclasses.replace(each, names=own) for each, own in selected if own]
@@ -103,7 +94,6 @@ def select_planned(planned: Sequence[PlannedSet], number: int, count: int) -> li
 def plan_index(
     path: str, format_name: str | None, options: dict[str, Any], remote: Remote, measuring: Measuring | None
 ) -> ShardList:
-    """Plan a run; see `index_shards`."""
     entry, path = split_format(path, format_name)
     path = path.rstrip("/") or "/"
     found = find_shards(path, entry.name if entry is not None else None, manifests=False, remote=remote)
@@ -136,7 +126,7 @@ def plan_index(
 
 
 def _directory_of(found: DataSetFiles, path: str, remote: Remote) -> str:
-    """Return the directory of shards, checked to be the only one and to contain them as files."""
+    """Return the directory of shards, which must be the only one and contain them as files."""
     directories = {parent(file) for file in found.files}
     if len(directories) > 1:
         message = f"a manifest lists the shards of one directory, got shards of {', '.join(sorted(directories))}"
@@ -147,12 +137,12 @@ def _directory_of(found: DataSetFiles, path: str, remote: Remote) -> str:
                 f"{file} is a folder of single files, which a manifest does not describe: convert it to shards, or"
             )
             raise ConfigError(f"{message} pack it as a .zip", key="paths", value=path)
-        shard_bytes(file, remote)  # raises for a selection of records, which is no file
+        shard_bytes(file, remote)  # raises for a selection of records, which is not a file
     return directories.pop()
 
 
 def _why_unsaved(directory: str, found: DataSetFiles, options: Mapping[str, Any], measuring: Measuring | None) -> str:
-    """Return why a manifest of the shards cannot be written, or is not to be; empty if it can."""
+    """Return why a manifest of the shards cannot or must not be written; empty if it can."""
     for name, value in options.items():
         if name not in harmless_options(found.format) and not _fits_manifest(name, value):
             message = f"the option {name}={value!r} cannot be stored in a manifest"
@@ -177,7 +167,7 @@ def _planned(
     entry: DataSetEntry | None,
 ) -> PlannedSet:
     alike = entry is not None and entry.format == found.format.name
-    # What files say of themselves counts only where no manifest speaks for them.
+    # Files describe themselves only where no manifest does.
     before = entry.options if entry is not None and alike else found.format.find_recorded(found.files, remote)
     measured = kept = {**before, **options}
     if alike and measuring is not None:  # statistics do not change how a directory opens

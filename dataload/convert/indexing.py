@@ -1,4 +1,4 @@
-"""Describe shards that exist already: write their manifest, with statistics of their fields if those are asked for."""
+"""Describe existing shards: write their manifest, with statistics of their fields if requested."""
 
 from __future__ import annotations
 
@@ -39,16 +39,15 @@ from dataload.storage.local.trusted import discard_untrusted
 from dataload.storage.table_cache import node_folder
 from dataload.types import Array
 
-_UNLIMITED = 1 << 60  # bytes to download: that is what indexing is for
+_UNLIMITED = 1 << 60  # bytes to download: indexing needs them
 _MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
 
 
 @dataclass(frozen=True, slots=True)
 class IndexReport:
-    """The result of indexing: the path of the manifest, or of a part's receipt, and the data sets written to it.
+    """The path of the manifest or partition's receipt, and the data sets written to it.
 
-    `resumed` counts the shards that an earlier run, or a merged part, had finished. `unsaved` says why nothing was
-    written; empty if it was.
+    `resumed` counts shards finished by earlier runs or merged partitions. `unsaved` is the reason for writing nothing.
     """
 
     path: str
@@ -60,7 +59,7 @@ class IndexReport:
 def index_shards(
     path: str,
     *,
-    format: str | None = None,  # noqa: A002 - the word that users expect
+    format: str | None = None,  # noqa: A002 - the usual word
     options: Mapping[str, Any] | None = None,
     part: tuple[int, int] | None = None,
     merge: bool = False,
@@ -68,22 +67,18 @@ def index_shards(
     engine: Engine | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> IndexReport:
-    """Write or renew the manifest of the directory of shards; other data sets in it keep their entries.
+    """Write or renew the manifest of a directory of shards; other data sets in it keep their entries.
 
-    An interrupted run continues where it stopped: it keeps a hidden journal beside the manifest or, for shards at URLs,
-    in the node's cache. Each of those is downloaded once, and deleted again unless ``remote`` sets a cache.
+    `path` is a directory, or a pattern or file in one. A directory without a manifest is one data set; otherwise each
+    data set is renewed. An interrupted run continues from a hidden journal beside the manifest or, for URLs, in the
+    node's cache. Shards at URLs are downloaded once, and deleted again unless ``remote`` sets a cache. Of the reader's
+    `options`, the manifest keeps those in `STORED_OPTIONS`.
 
-    `path` is a directory, or a pattern or file in one. A directory without a manifest is a single data set; of one with
-    a manifest, each data set is renewed. Those of the reader's `options` in `STORED_OPTIONS` become part of the
-    manifest; ``storage_options`` and ``remote`` do not.
+    ``part=(i, n)`` describes only the i-th of n contiguous ranges of the shards, and writes a receipt, a hidden file
+    beside the shards. `merge` makes the manifest of all receipts without reading shards; a ConfigError if a receipt is
+    missing or of another plan, or a shard has changed. `engine` does both.
 
-    ``part=(i, n)`` describes only part i, counted from 1, of n: a contiguous range of the shards. It writes a receipt,
-    a hidden file beside the shards, instead of the manifest. `merge` reads no shards, but makes the manifest of the
-    receipts of all parts; a ConfigError if one is missing or of another plan, or a shard has changed. `engine` does
-    both.
-
-    Statistics (`measuring`) change nothing else that the manifest says of a data set, so they are not saved if it lists
-    no data set of exactly these shards, and could not list it beside the others.
+    Statistics (`measuring`) are not saved if the manifest lists no data set of exactly these shards and could not.
 
     `progress` is called with (shards done, shards) at the start and after each shard; with an engine, now and then.
     """
@@ -134,7 +129,7 @@ def _merge(plan: ShardList, remote: Remote) -> IndexReport:
 
 
 class _Run:
-    """One run over the shards of a plan, or of a part of it."""
+    """One run over the shards of a plan or of one partition."""
 
     def __init__(
         self, plan: ShardList, remote: Remote, part: tuple[int, int] | None, progress: Callable[[int, int], None] | None
@@ -145,7 +140,6 @@ class _Run:
         self._done = self._resumed = 0
 
     def describe(self) -> IndexReport:
-        """Describe the shards, and save what was found."""
         if self._plan.unsaved:
             return self._unsaved(self._describe({}, None), self._plan.unsaved)
         journal = _journal_path(self._plan.directory, self._remote, self._part)
@@ -160,7 +154,7 @@ class _Run:
                 if not self._measures:
                     raise
                 return self._unsaved(described, str(error))
-            if self._part is None:  # else it may run again before all are merged
+            if self._part is None:  # a partition may run again before the merge
                 storage_of(journal).remove(journal)
         return report
 
@@ -211,14 +205,13 @@ class _Run:
 
 @dataclass(frozen=True, slots=True)
 class _DescribedSet:
-    """A data set that was described, its statistics, if they were asked for, and the lengths in each shard."""
+    """A described data set, its statistics if requested, and the lengths in each shard."""
 
     entry: DataSetEntry
     statistics: DataSetStatistics | None
     lengths: Sequence[Mapping[str, Array]]
 
     def saved(self, directory: str, remote: Remote) -> DataSetEntry:
-        """Write the lengths, and return the entry with all that there is."""
         if self.statistics is None:
             return self.entry
         joined: dict[str, Array] = {}
@@ -229,7 +222,6 @@ class _DescribedSet:
         return keep_lengths(directory, self.entry, self.statistics, joined, remote)
 
     def unsaved(self) -> DataSetEntry:
-        """Return the entry with its statistics, without writing anything."""
         return self.entry if self.statistics is None else replace(self.entry, statistics=self.statistics.to_json())
 
 
@@ -253,7 +245,7 @@ class _Described:
 
     @classmethod
     def load(cls, path: str) -> dict[tuple[str, str], Self]:
-        """Return the finished shards by (name, key); a line that makes no sense is left out."""
+        """Return the finished shards by (name, key), without unreadable lines."""
         known: dict[tuple[str, str], Self] = {}
         with suppress(OSError, UnicodeDecodeError):
             for line in read_text(path).splitlines():
@@ -267,7 +259,6 @@ class _Described:
         return known
 
     def line(self, name: str, key: str) -> bytes:
-        """Return what `load` reads."""
         found = [name, key, self.records, *astuple(self.shard)[:5]]
         if self.measures is not None:
             found.append({name: each.to_json() for name, each in self.measures.fields.items()})
@@ -285,7 +276,6 @@ def _parse_measures(records: int, fields: dict[str, Any], lengths: dict[str, str
 
 @contextmanager
 def _open_journal(path: str) -> Generator[IO[bytes]]:
-    """Open the journal to append to it, but not through a link that somebody placed there."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     with write_errors(path), open(os.open(path, flags, 0o644), "ab", buffering=0) as stream:
         stream.write(b"\n")  # ends a line that was cut off
@@ -334,7 +324,7 @@ def _describe(data_set: PlannedSet, path: str) -> _Described:
     leases = [storage.lease(file) for file in files if base_name(file) != LOCK_FILE]  # reading finds the copies
     finished = FinishedShard.of_files([lease.path for lease in leases]).as_uploaded(path, remote)
     described = _described(data_set, path, finished)
-    if remote.options.cache is None:  # nobody has asked to keep them
+    if remote.options.cache is None:  # not to be kept
         for lease in leases:
             storage_of(lease.path).remove(lease.path)
     return described

@@ -1,7 +1,7 @@
-"""The journal of a conversion: a small JSON file beside the destination that lets an interrupted conversion resume.
+"""The journal of a conversion: a JSON file beside the destination from which an interrupted conversion resumes.
 
-Each part of a conversion has a journal of its own, which is its receipt once the part has finished. The journal of the
-whole then names the plan, and what the parts have finished once they are merged.
+Each partition has its own journal, which becomes its receipt when it has finished. The journal of the whole names the
+plan and, once merged, the shards that the partitions have finished.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class FinishedShard:
-    """Size in bytes, hash and version of a complete shard: of its file, or of all in its directory.
+    """Size in bytes, hash and version of a complete shard: of its file, or of all files in its directory.
 
-    `mtime_ns` is 0 in an object store, and only there `identity` is known (see `ShardEntry.identity`). For `etag`, see
-    `Storage.etag`. `records` is None if it is the planned number. `skipped` counts the bad records left out.
+    In an object store, `mtime_ns` is 0 and `identity` known (see `ShardEntry.identity`). `records` is None for the
+    planned number. `skipped` counts the bad records left out.
     """
 
     bytes: int
@@ -45,7 +45,6 @@ class FinishedShard:
 
     @classmethod
     def of(cls, path: str, hashed: tuple[int, str] | None = None) -> Self:
-        """Describe a local shard that was just written, and whose size and SHA-256 may be known."""
         files = _files(path)
         size = _size(files)
         sha256 = hashed[1] if hashed is not None and hashed[0] == size else _sha256(files)
@@ -53,15 +52,13 @@ class FinishedShard:
 
     @classmethod
     def of_files(cls, files: Sequence[str]) -> Self:
-        """Describe a shard of these local files, in order of name."""
         return cls(_size(files), _sha256(files), _mtime_ns(files))
 
     def as_uploaded(self, url: str, remote: Remote | None) -> Self:
-        """Describe the same shard after it was uploaded."""
         return dataclasses.replace(self, mtime_ns=0, etag=storage_of(url, remote).etag(url))
 
     def matches(self, path: str, remote: Remote | None = None) -> bool:
-        """Return whether `path` is still the shard described here. Its content is read only if its mtime differs."""
+        """Return whether `path` is still this shard. Its content is read only if its mtime differs."""
         try:
             if is_url(path):
                 storage = storage_of(path, remote)
@@ -76,7 +73,7 @@ class FinishedShard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Journal:
-    """The identity of a conversion, or of one of its parts, and the shards it has finished."""
+    """The identity of a conversion or one of its partitions, and its finished shards."""
 
     source: str  # fingerprint
     records: int
@@ -87,7 +84,7 @@ class Journal:
     version: int = _VERSION
     run: str = ""  # of a journal in an object store: random, so that the journals of two runs always differ
     parts: int = 0  # the number of parts; 0 if the conversion is one run
-    part: int = 0  # which of them, from 1; 0 for the whole
+    part: int = 0  # its number, from 1; 0 for the whole
 
     def __post_init__(self) -> None:
         # A saved journal may have been damaged, or made up.
@@ -113,15 +110,12 @@ class Journal:
         return len(self.finished) == len(self.shards)
 
     def differences(self, now: Journal) -> Iterator[str]:
-        """Yield a line for each way in which the requested conversion, `now`, differs from this one.
-
-        The number of parts makes no difference to a conversion that is complete.
-        """
+        """Yield a line for each difference of the requested conversion, `now`, except partitions once complete."""
         pairs = [(name, getattr(self, name), getattr(now, name)) for name in ("source", "records", "format")]
         options = sorted(self.options.keys() | now.options.keys())
         for name in [each for each in options if each.endswith(VALUES)]:
             function = name.removesuffix(VALUES)
-            # Those of another function are other ones, and 0.2 noted none.
+            # Values of another function differ anyway, and 0.2 noted none.
             if name not in self.options or self.options.get(function) != now.options.get(function):
                 options.remove(name)
         pairs += [(name, self.options.get(name, "not set"), now.options.get(name, "not set")) for name in options]
@@ -134,7 +128,6 @@ class Journal:
             yield f"shards: {_summary(self.shards)} when it began, {_summary(now.shards)} now"
 
     def to_bytes(self) -> bytes:
-        """Return what `parse` reads."""
         table = dataclasses.asdict(self)
         if not self.parts:  # as in releases before parts
             del table["parts"], table["part"]
@@ -149,7 +142,6 @@ class Journal:
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
-        """Parse a journal; `path` is for messages."""
         try:
             table: dict[str, Any] = json.loads(data)
             if table["version"] != _VERSION:
@@ -163,7 +155,7 @@ class Journal:
 
 
 class JournalFile:
-    """The file of a journal at `path`; a newer version that another run has written is not replaced."""
+    """The file of a journal at `path`; a newer version by another run is not replaced."""
 
     def __init__(self, path: str, remote: Remote | None = None) -> None:
         self.path = path
@@ -171,7 +163,6 @@ class JournalFile:
         self._version: Any = None
 
     def load(self) -> Journal | None:
-        """Return the journal; None if there is no such file."""
         found = self._storage.load(self.path)
         if found is None:
             return None
@@ -184,13 +175,13 @@ class JournalFile:
         self._version = None if found is None else found[1]
 
     def save(self, journal: Journal) -> None:
-        """Replace the file in one step; a SourceError if another run has replaced or removed it since it was loaded."""
+        """Replace the file in one step; a SourceError if another run has replaced or removed it since."""
         if not self.offer(journal):
             message = f"another conversion has taken over {self.path}: wait until it has ended"
             raise SourceError(message, path=self.path)
 
     def offer(self, journal: Journal) -> bool:
-        """Do what `save` does, but return False if another run has replaced or removed the file."""
+        """Save, but return False if another run has replaced or removed the file."""
         try:
             self._version = self._storage.replace(self.path, journal.to_bytes(), self._version)
         except FileExistsError:
@@ -198,7 +189,6 @@ class JournalFile:
         return True
 
     def remove(self) -> None:
-        """Delete the file, unless another run has replaced it."""
         found = self._storage.load(self.path)
         if found is not None and found[1] == self._version:
             self._storage.remove(self.path)
@@ -211,7 +201,7 @@ def _summary(shards: Sequence[tuple[str, int, int]]) -> str:
 def _files(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
-    # Hidden files are not LMDB's: what file systems and file managers leave behind.
+    # Hidden files are leftovers of file systems and file managers, not LMDB's.
     names = [name for name in sorted(os.listdir(path)) if name != LOCK_FILE and not name.startswith(".")]
     return [os.path.join(path, name) for name in names]
 

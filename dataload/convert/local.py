@@ -1,4 +1,4 @@
-"""The engine `local`: each part of a task in a process of its own, so that a killed one cancels no other."""
+"""The engine `local`: each partition of a task in its own process, so that a killed one cancels no other."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from dataload._util.settings import check_count
 from dataload.convert.attempt import PartTask
 from dataload.executors.base import StartMethod
 
-_MOST_PARTS = 256  # the process of a part takes 0.1 s
+_MOST_PARTS = 256  # starting a process takes 0.1 s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEngine:
-    """Runs each part in a process of its own. A part whose process is killed is tried again, up to three times.
+    """Runs each partition in its own process, and again up to three times if that is killed.
 
     Attributes:
         num_workers: Number of processes at a time; by default one for each CPU that this process may use.
-        parts: Number of parts; by default one for each shard, but at most 256.
+        parts: Number of partitions; by default one for each shard, but at most 256.
         start_method: How processes start, as in `multiprocessing`.
     """
 
@@ -34,11 +34,9 @@ class LocalEngine:
                 check_count(name, value, least=1)
 
     def default_parts(self, shards: int) -> int:
-        """See `Engine`."""
         return min(shards, _MOST_PARTS)
 
     def run(self, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
-        """See `Engine`."""
         from dataload.convert.processes import run_parts  # imports multiprocessing, which most programs do not need
 
         return run_parts(self, task, count, advance)

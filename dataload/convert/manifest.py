@@ -1,4 +1,4 @@
-"""Keep the manifest of a directory, and find what it says about shards."""
+"""Keep the manifest of a directory, and find its entries about shards."""
 
 from __future__ import annotations
 
@@ -26,16 +26,13 @@ _SECONDS_BETWEEN_TRIES = 0.02
 def update_manifest(
     directory: str, entries: Iterable[DataSetEntry], gone: Iterable[str] = (), *, remote: Remote | None = None
 ) -> str:
-    """Put data sets into the manifest of a directory of shards, in one step, and return its path.
-
-    `gone` names shards that no longer exist: their data sets are taken out.
-    """
+    """Put data sets into a directory's manifest in one step, remove those of `gone` shards; return its path."""
     path = join(directory, MANIFEST_NAME)
     added, missing, storage = tuple(entries), {*gone}, storage_of(path, remote)
     deadline = time.monotonic() + _LOCK_SECONDS
     with locked(path, remote):
         if not is_url(path):
-            remove_leftovers(path)  # of a process that was killed when its manifest had just appeared
+            remove_leftovers(path)  # of a process killed just after its manifest appeared
         while True:
             found = storage.load(path)
             before = None if found is None else Manifest.parse(found[0], path)
@@ -50,7 +47,7 @@ def update_manifest(
             try:
                 if after != before:
                     storage.replace(path, data, None if found is None else found[1])
-            except FileExistsError:  # other nodes take no notice of the lock
+            except FileExistsError:  # other nodes ignore the lock
                 if time.monotonic() > deadline:
                     message = f"other processes have been writing {path} for {_LOCK_SECONDS} seconds: try again"
                     raise SourceError(message, path=path) from None
@@ -60,7 +57,7 @@ def update_manifest(
 
 
 def remove_lengths(directory: str, before: Manifest | None, after: Manifest, remote: Remote | None) -> None:
-    """Remove the files of lengths of which only the manifest, or receipt, `before` knew."""
+    """Remove the files of lengths known only to `before`, a manifest or receipt."""
     for name in _lengths_files(before or Manifest()) - _lengths_files(after):
         storage_of(directory, remote).remove(join(directory, name))
 
@@ -69,18 +66,17 @@ def _lengths_files(manifest: Manifest) -> set[str]:
     names: set[str] = set()
     for entry in manifest.data_sets:
         if entry.statistics is not None:
-            with suppress(ConfigError):  # damaged statistics, which nobody can use, name nothing that may be removed
+            with suppress(ConfigError):  # damaged statistics name nothing to remove
                 names |= {file.name for file in DataSetStatistics.parse(entry.statistics).lengths.values()}
     return names
 
 
 def etag_of(entry: Format, shard: FinishedShard) -> str | None:
-    """Return the ETag for the manifest; None for a shard that is a directory, which has none."""
     return shard.etag if entry.directory_file is None else None
 
 
 def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -> Mapping[str, FieldSpec]:
-    """Return the fields of the first shard that has records; none if records are bytes."""
+    """Return the fields of the first shard with records; none if records are bytes."""
     for path in paths:
         with entry.open([path], options=without_cache(entry, options)) as source:
             if len(source):
@@ -93,14 +89,13 @@ def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -
 
 
 def identities_of(entry: Format, paths: Sequence[str], options: Mapping[str, Any]) -> list[ShardIdentity | None]:
-    """Return what the fingerprint of a data set needs to know of the content of these shards."""
+    """Return the identities of the shards' content, for the data set's fingerprint."""
     with entry.open(paths, options=without_cache(entry, options)) as source:
         return [*source.shard_identities()] if isinstance(source, FileSource) else [None] * len(paths)
 
 
 @contextmanager
 def locked(path: str, remote: Remote | None) -> Generator[None]:
-    """Hold the lock of a manifest, which others hold only for moments."""
     deadline = time.monotonic() + _LOCK_SECONDS
     with ExitStack() as entered:
         while True:
@@ -115,5 +110,4 @@ def locked(path: str, remote: Remote | None) -> Generator[None]:
 
 
 def without_cache(entry: Format, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the reader's options with which a table of a shard is not kept for later."""
     return {**({"cache": False} if "cache" in entry.reader_options.names() else {}), **options}

@@ -35,19 +35,14 @@ _SHOWN_DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class MapFunction:
-    """A function of a sample, and its description.
-
-    Made once and sent to other processes, it is described alike in all, even where the text of the function is not
-    found. `dataload.convert.convert` takes it in place of the function.
-    """
+    """A function of a sample, described once, because other processes may not find its text."""
 
     transform: NamedTransform
     entry: MapEntry
-    values: str = ""  # see `describe_values`; none for `Tokenize`, whose description has all that decides
+    values: str = ""  # see `describe_values`; none for `Tokenize`, whose description suffices
 
     @classmethod
     def of(cls, function: Callable[..., Any] | MapFunction) -> MapFunction:
-        """Describe a function; a described one is returned unchanged."""
         if isinstance(function, MapFunction):
             return function
         if not callable(function):
@@ -63,11 +58,7 @@ class MapFunction:
 
 @dataclass(frozen=True, slots=True)
 class RecordMap:
-    """Turns the samples of a source into the records to write; `function` None leaves samples as they are.
-
-    `seed` is that of `SampleContext`. `max_bad` is the number or share of bad records that may be left out; None if
-    they are errors.
-    """
+    """Turns samples into the records to write; `max_bad` is the number or share to leave out, None for errors."""
 
     function: MapFunction | None = None
     seed: int = 0
@@ -77,7 +68,6 @@ class RecordMap:
     def of(
         cls, function: Callable[..., Any] | MapFunction | None, *, seed: int, on_error: str, max_bad: int | float
     ) -> Self:
-        """Build the map from arguments of `dataload.convert.convert`."""
         if on_error == "replace":
             message = "on_error='replace' would write another record twice: choose 'raise' or 'skip' for a conversion"
             raise ConfigError(message, key="on_error", value=on_error)
@@ -87,12 +77,12 @@ class RecordMap:
         return cls(described, check_seed(seed), most if on_error == "skip" else None)
 
     def __bool__(self) -> bool:
-        """Return whether the records, or how many there are, may differ from the samples."""
+        """Return whether records, or their number, may differ from the samples."""
         return self.function is not None or self.max_bad is not None
 
     @property
     def settings(self) -> dict[str, str]:
-        """Function and seed, as text. They decide the content of files, except for records that are skipped."""
+        """Function and seed as text: they decide the content of files, except for skipped records."""
         if self.function is None:
             return {}
         return {
@@ -102,17 +92,13 @@ class RecordMap:
         }
 
     def reading(self, source: Any) -> Any:
-        """Return the source to read from: if bad records are left out, it has a `BadRecord` in place of each."""
+        """Return the source to read, with a `BadRecord` for each bad record if these are left out."""
         return source if self.max_bad is None else _Tolerant(source)
 
     def records(
         self, source: Any, samples: Sequence[Any], first: int, skipped: SkippedRecords
     ) -> Iterator[tuple[int, int | None, Any]]:
-        """Yield the records of samples: the index of the sample, the record's number in a list or None, the record.
-
-        `samples` are consecutive samples of `reading`, the first of which has the index `first`. `source` is for
-        messages. `skipped` counts them, and is told of each that is left out.
-        """
+        """Yield the index of each sample, from `first`, the record's number in a list (or None) and the record."""
         for index, sample in enumerate(samples, first):
             is_bad = isinstance(sample, BadRecord)
             skipped.count(index, sample if is_bad else None)
@@ -132,7 +118,6 @@ class RecordMap:
                     yield index, None, _checked(found, self.function, index)
 
     def _apply(self, transform: NamedTransform, source: Any, sample: Any, index: int) -> Any:
-        """Return what the function returns, or the `BadRecord` to leave out."""
         try:
             if transform.takes_context:
                 return transform.function(sample, SampleContext(index, 0, self.seed))
@@ -161,14 +146,14 @@ class SkippedRecords:
         self.records: list[BadRecord] = []
 
     def count(self, index: int, bad: BadRecord | None, read: int = 1) -> None:
-        """Count a record of the source, which may be bad; a WorkerError if too many are."""
+        """Count a record, which may be bad; a WorkerError if too many are."""
         found = [] if bad is None else [bad]
         self.records += found
         self._budget.spend(read, found, epoch=0, step=index, worker="main", where="the conversion")
 
 
 class _Tolerant:
-    """A source with a `BadRecord` in place of each record that cannot be read."""
+    """A source with a `BadRecord` in place of each unreadable record."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -199,7 +184,6 @@ def _checked(record: Any, function: MapFunction, index: int) -> Any:
 
 
 def _with_own_keys(records: list[Any]) -> list[Any]:
-    """Return the records of a list with different keys: numbered if two have the same, as copies of a sample have."""
     keys = [str(record[KEY]) for record in records if isinstance(record, Mapping) and KEY in record]
     if len({*keys}) == len(keys):
         return records
@@ -210,12 +194,11 @@ def _with_own_keys(records: list[Any]) -> list[Any]:
 
 
 def numbered(key: str, number: int) -> str:
-    """Return the key of a record of a list, from the key of its sample."""
     return f"{key}-{number:04d}"
 
 
 def _describe(function: Callable[..., Any]) -> MapEntry:
-    """Describe a function: its name and text, its module's version, and a hash that also covers bound arguments."""
+    """Describe a function: name, text, its module's version, and a hash that covers bound arguments too."""
     bound = ""
     inner: Any = function
     while isinstance(inner, functools.partial):

@@ -1,4 +1,4 @@
-"""Measure the fields of a source: one pass in blocks, whose results do not depend on where blocks and parts begin."""
+"""Measure the fields of a source in one pass; the results do not depend on blocks and partitions."""
 
 from __future__ import annotations
 
@@ -32,25 +32,21 @@ from dataload.types import Array, BytesColumn, Int64Array
 
 _TARGET_BYTES = 16 << 20
 _MOST_RECORDS = 65_536
-_CHUNK = 1 << 16  # numbers, so that they stay in the processor's cache
-_BITS = 36  # of a number are added at a time: with those of `_CHUNK`, they fit into the 53 of a float
+_CHUNK = 1 << 16  # numbers that fit into the processor's cache
+_BITS = 36  # of a number added at a time: sums of `_CHUNK` fit into the 53 bits of a float
 _LARGEST_EXPONENT = 960
 _LARGEST_SQUARED = 2.0**500
 _SPLIT = float(2**27 + 1)
 
 
 class Measures(NamedTuple):
-    """The statistics of records, by field.
-
-    `lengths` is (records,) unsigned for each field that all records have, and whose values have a length.
-    """
+    """The statistics of records by field, and the `lengths`, (records,) unsigned, of fields that all records have."""
 
     fields: dict[str, FieldStatistics]
     lengths: dict[str, Array]
 
 
 def measure(source: Source[Any], fields: Sequence[str] | None = None) -> Measures:
-    """Measure all records of a source, or only some of their fields."""
     found: dict[str, FieldStatistics] = {}
     blocks: dict[str, list[Array]] = {}
     for columns in _blocks(source, fields):
@@ -85,9 +81,9 @@ def narrow(lengths: Array) -> Array:
 
 
 def _blocks(source: Source[Any], fields: Sequence[str] | None) -> Iterator[Mapping[str, Any]]:
-    """Yield the columns of blocks of records: an array with a row for each record, or a sequence of values."""
+    """Yield the columns of blocks of records: arrays with a row per record, or sequences of values."""
     start, rows = 0, 1
-    # Dtypes of the fields that are arrays in the first record; None if columns are of no use.
+    # Dtypes of the array fields in the first record; None if columns are useless.
     arrays: dict[str, np.dtype[Any]] | None = None
     while start < len(source):
         indices = np.arange(start, min(start + rows, len(source)), dtype=np.int64)
@@ -107,10 +103,10 @@ def _blocks(source: Source[Any], fields: Sequence[str] | None) -> Iterator[Mappi
 def _columns(
     source: Source[Any], indices: Int64Array, fields: Sequence[str] | None, arrays: Mapping[str, np.dtype[Any]]
 ) -> Mapping[str, Any] | None:
-    """Return columns, if they say all that records would say; else None."""
+    """Return columns if they are equivalent to the records, else None."""
     try:
         found: Any = source.read_batch(indices, fields)
-    except (ConfigError, AttributeError, TypeError):  # shapes or fields differ; or reading records tells what is wrong
+    except (ConfigError, AttributeError, TypeError):  # different shapes or fields, or reading records reports the error
         return None
     columns = cast("Mapping[str, Any]", found if isinstance(found, Mapping) else {"": found})
     for name, column in columns.items():
@@ -140,7 +136,7 @@ def _nbytes(column: Any) -> int:
 
 
 def _describe(column: Any) -> tuple[FieldStatistics, Int64Array | None]:
-    """Return the statistics of a column, and the length of each value; None if one has no length."""
+    """Return the statistics of a column, and the length of each value (None if one has no length)."""
     if isinstance(column, np.ndarray) and not column.dtype.hasobject:
         lengths = np.full(len(column), column.shape[1], np.int64) if column.ndim > 1 else None
         return _of_arrays(column.dtype, {column.shape[1:]: len(column)}, column), lengths
@@ -270,7 +266,7 @@ def _of_floats(given: Array) -> Numbers:
 
 
 def _squares(values: Array) -> Fraction:
-    """Return the exact sum of the squares of floats, as each is the sum of two floats (Dekker 1971)."""
+    """Return the exact sum of the squares of floats, each as the sum of two floats (Dekker 1971)."""
     squares = values * values
     scaled = values * _SPLIT
     high = scaled - (scaled - values)
@@ -279,7 +275,7 @@ def _squares(values: Array) -> Fraction:
 
 
 def exact_sum(values: Array) -> Fraction:
-    """Return the sum of at most `_CHUNK` finite float64 without rounding, so that it does not depend on their order."""
+    """Return the exact sum of at most `_CHUNK` finite float64, which does not depend on their order."""
     total, rest = Fraction(0), values
     while (largest := float(np.abs(rest).max(initial=0.0))) > 0:
         exponent = math.frexp(largest)[1]

@@ -1,4 +1,4 @@
-"""Begin a conversion or one of its parts, and merge parts: check what exists, and that it belongs to the same plan."""
+"""Begin a conversion or one of its partitions, and merge partitions, checking that all belong to one plan."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def begin(
         remedy = "missing and merge them (an engine does both with resume=True), or pass overwrite=True to start over"
         raise ConfigError(f"{message} {remedy}", key="part")
     taken = _existing(plan, remote)
-    if not taken and unfinished and is_url(path):  # its run may live: no lock says so
+    if not taken and unfinished and is_url(path):  # its run may be alive; there is no lock
         message = (
             f"{path} is the journal of an unfinished conversion: pass resume=True to continue it, or overwrite=True"
         )
@@ -65,11 +65,7 @@ def begin_part(
     *,
     overwrite: bool,
 ) -> Journal:
-    """Return the receipt in `file` if it belongs to the conversion, else `requested`, and begin the conversion.
-
-    `path` is the journal of the whole conversion, which names `plan`, all its shards; the first part writes it.
-    `overwrite` starts the part over, and the conversion, too, if it is another one, or complete.
-    """
+    """Return the receipt in `file`, or `requested`; the first partition writes `path`, the journal of the whole."""
     whole = _enter(path, replace(requested, part=0), plan, remote, overwrite=overwrite)
     own = select_part(plan, requested.part, requested.parts)
     if whole.complete:
@@ -88,7 +84,7 @@ def begin_part(
 
 
 def merged(file: JournalFile, requested: Journal, plan: Sequence[Shard], remote: Remote | None) -> Journal:
-    """Return the complete journal, now in `file`, of a conversion whose parts have all finished."""
+    """Return the complete journal, now in `file`, of a conversion whose partitions have all finished."""
     path, begun = file.path, file.load()
     if begun is None:
         raise SourceNotFoundError(f"there is no {path}: run the parts before you merge them", path=path)
@@ -100,16 +96,16 @@ def merged(file: JournalFile, requested: Journal, plan: Sequence[Shard], remote:
             message = f"{path} is the journal of a conversion without parts: pass resume=True to finish it"
             raise ConfigError(message, key="merge", value=path)
         begun = replace(begun, finished=_finished(path, replace(requested, parts=begun.parts), plan, remote))
-    _existing(plan, remote)  # tells the versions of all objects in one request
+    _existing(plan, remote)  # one request for the versions of all objects
     _check_unchanged(begun, plan, remote, remedy)
     if begun.parts:
         begun = replace(begun, run=requested.run)
-        file.save(begun)  # from here on, the receipts are not needed
+        file.save(begun)  # now the receipts are not needed
     return begun
 
 
 def close_parts(file: JournalFile, journal: Journal, remote: Remote | None) -> None:
-    """Remove the receipts of merged parts, and make `journal` in `file` that of a conversion in one run."""
+    """Remove the receipts of merged partitions, and make `journal` in `file` that of a single run."""
     if journal.parts:
         for number in range(1, journal.parts + 1):
             receipt = part_path(file.path, number, journal.parts)
@@ -118,7 +114,7 @@ def close_parts(file: JournalFile, journal: Journal, remote: Remote | None) -> N
 
 
 def check_same(begun: Journal, requested: Journal, subject: str, *, resuming: bool = False) -> None:
-    """Check that a journal is that of the requested conversion; `subject` begins the message. See `check_values`."""
+    """Raise, beginning with `subject`, if a journal belongs to another conversion than requested."""
     if differences := "".join(f"\n  {line}" for line in begun.differences(requested)):
         raise ConfigError(f"{subject} is the journal of a different conversion{differences}", key="resume")
     if not begun.complete:
@@ -126,7 +122,7 @@ def check_same(begun: Journal, requested: Journal, subject: str, *, resuming: bo
 
 
 def _enter(path: str, requested: Journal, plan: Sequence[Shard], remote: Remote | None, *, overwrite: bool) -> Journal:
-    """Return the journal of the conversion in parts, which is `requested` if this part is the first."""
+    """Return the journal of a conversion in partitions; the first partition creates it from `requested`."""
     if not overwrite and (begun := JournalFile(path, remote).load()) is not None:
         check_same(begun, requested, f"cannot write a part without overwrite=True: {path}")
         return begun
@@ -144,7 +140,7 @@ def _enter(path: str, requested: Journal, plan: Sequence[Shard], remote: Remote 
                     return begun
             elif not overwrite and (taken := _existing(plan, remote)):
                 if is_url(path) and file.load() is not None:
-                    continue  # written by a part that has begun meanwhile, on another node
+                    continue  # written by a partition on another node
                 raise _taken_error(taken)
             if file.offer(requested):
                 return requested
@@ -160,7 +156,7 @@ def _load(file: JournalFile, *, overwrite: bool) -> Journal | None:
 
 
 def _finished(path: str, requested: Journal, plan: Sequence[Shard], remote: Remote | None) -> dict[str, FinishedShard]:
-    """Return the shards in the receipts of all parts, which must be finished parts of the requested conversion."""
+    """Return the shards in all receipts, which must be of finished partitions of the requested conversion."""
     count = requested.parts
 
     def load(number: int) -> Journal | None:
@@ -209,23 +205,21 @@ def _taken_error(taken: Sequence[str], resuming: str = "") -> ConfigError:
 
 
 def _existing(plan: Sequence[Shard], remote: Remote | None) -> list[str]:
-    """Return the paths of the plan at which there is something."""
     if not is_url(plan[0].path):
         return [shard.path for shard in plan if os.path.exists(shard.path)]
     directory = parent(plan[0].path)
     names: set[str] = set()
     with suppress(SourceNotFoundError):
-        names.update(storage_of(directory, remote).list(directory))  # at once, which also tells the versions
+        names.update(storage_of(directory, remote).list(directory))  # one request, also for the versions
     return [shard.path for shard in plan if shard.name in names]
 
 
 def replaceable(
     plan: Sequence[Shard], begun: Journal, remote: Remote | None, *, resume: bool, overwrite: bool
 ) -> set[str]:
-    """Return the paths that may be replaced."""
     if overwrite or (resume and remote is None):
         return {shard.path for shard in plan}
-    # Without a lock, another run may be writing what is not there yet.
+    # Without a lock, another run may be writing missing files.
     known = {shard.path for shard in plan if shard.name in begun.finished}
     return known.union(_existing(plan, remote)) if resume else set()
 

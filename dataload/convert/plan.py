@@ -20,7 +20,7 @@ _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One file to write, of the records [start, stop) of the source; `path` is its final name."""
+    """A file to write, with the records [start, stop) of the source; `path` is its final name."""
 
     path: str
     start: int
@@ -34,11 +34,7 @@ class Shard:
 def plan_shards(
     destination: str, entry: Format, length: int, *, shards: int | None, records_per_shard: int | None
 ) -> tuple[Shard, ...]:
-    """Return the files to write, in index order; see `dataload.convert.convert` for the names.
-
-    Without `shards` and `records_per_shard`, it is one file with exactly the name of the destination, or those that a
-    range such as ``{00..15}`` in the name lists.
-    """
+    """Return the files to write, in index order; for the names, see `dataload.convert.convert`."""
     directory, name = _split(destination)
     listed = expand_braces(name) if not _PLACEHOLDER.search(name) else [name]
     if len(listed) > 1:
@@ -61,7 +57,6 @@ def plan_shards(
 
 
 def shard_names(destination: str, entry: Format, count: int | None) -> re.Pattern[str]:
-    """Return an expression for the names of `count` shards, or of any number; see `plan_shards`."""
     plan = plan_shards(destination, entry, count or 2, shards=count or 2, records_per_shard=None)
     if count is not None:
         return re.compile("|".join(re.escape(shard.name) for shard in plan))
@@ -70,7 +65,6 @@ def shard_names(destination: str, entry: Format, count: int | None) -> re.Patter
 
 
 def _template(name: str, entry: Format) -> str:
-    """Return the name of shards with placeholders."""
     if _PLACEHOLDER.search(name):
         return name
     known = entry.suffixes or (os.path.splitext(name)[1].lower(),)
@@ -111,18 +105,18 @@ def _fill(name: str, shard: int, shards: int) -> str:
 
 
 def journal_path(destination: str) -> str:
-    """Return the path of the journal: beside the destination, and hidden so that no shard pattern matches it."""
+    """Return the path of the journal, a hidden file beside the destination that matches no shard pattern."""
     directory, name = _split(destination)
     return join(directory, f".{_PLACEHOLDER.sub('N', name)}.convert.json")
 
 
 def part_path(journal: str, number: int | str, count: int) -> str:
-    """Return the path of the receipt of a part, which lies beside the journal of the whole; "*" stands for any part."""
+    """Return the path of a partition's receipt, beside the journal of the whole; "*" stands for any partition."""
     return f"{journal.removesuffix('.json')}.{number}-of-{count}.json"
 
 
 def select_part(plan: Sequence[Item], number: int, count: int) -> tuple[Item, ...]:
-    """Return the shards of part `number`, counted from 1, of `count` parts: a contiguous range."""
+    """Return the contiguous shards of partition `number`, counted from 1, of `count`."""
     if check_count("the number of parts", count, least=1) > len(plan):
         message = (
             f"cannot split {len(plan)} shard{'' if len(plan) == 1 else 's'} into {count} parts: ask for fewer parts"
@@ -135,7 +129,7 @@ def select_part(plan: Sequence[Item], number: int, count: int) -> tuple[Item, ..
 
 
 def summarize_paths(paths: Sequence[str]) -> str:
-    """Return paths as one string: if numbered, as the range ``a-{000..002}.tar``, which `dataload.open` takes."""
+    """Return numbered paths as one string, the range ``a-{000..002}.tar``, which `dataload.open` takes."""
     first, last = paths[0], paths[-1]
     if len(paths) == 1:
         return first
@@ -149,7 +143,7 @@ def summarize_paths(paths: Sequence[str]) -> str:
 
 
 def pattern_of(names: Sequence[str], typed: str = "") -> str:
-    """Return the names in short: as a range if they are numbered, else as `typed`, what the user calls them."""
+    """Return the names as a range if they are numbered, else as `typed` by the user."""
     found = summarize_paths(names)
     if len(names) > 1 and " ... " in found:
         return typed or found

@@ -24,12 +24,11 @@ from dataload.executors.worker import TaskMessage
 
 _ATTEMPTS = 4
 _POLL_SECONDS = 0.1
-_END_SECONDS = 10.0  # to delete what is half written
+_END_SECONDS = 10.0  # to delete unfinished files
 _TERMINATED = 128 + signal.SIGTERM
 
 
 def run_parts(engine: LocalEngine, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
-    """See `dataload.convert.engine.Engine.run`."""
     current = multiprocessing.current_process()
     if current.daemon:
         message = f"{current.name} is a daemonic process, which cannot start processes: pass no engine there"
@@ -50,7 +49,7 @@ class _Work:
     count: int
 
     def __call__(self, number: int, status: WorkerStatus) -> Outcome:
-        before = signal.signal(signal.SIGTERM, _interrupt)  # so that it deletes what is half written
+        before = signal.signal(signal.SIGTERM, _interrupt)  # to delete unfinished files
         try:
             return attempt(self.task, (number, self.count), status.at_index)
         except KeyboardInterrupt:
@@ -64,7 +63,7 @@ def _interrupt(*_: Any) -> NoReturn:
 
 
 class _Run:
-    """The processes of one run, at most `workers` at a time; the number of each is that of its part."""
+    """The processes of one run, at most `workers` at a time, numbered like their partitions."""
 
     def __init__(self, engine: LocalEngine, task: PartTask, count: int, advance: Callable[[int], None]) -> None:
         self._work = _Work(task, count)
@@ -80,14 +79,13 @@ class _Run:
         self._selector = selectors.DefaultSelector()
 
     def values(self) -> list[Any]:
-        """Run all parts, and return what they return, in order."""
         while len(self._values) < self._count:
             while self._waiting and len(self._running) < self._workers:
                 self._start(self._waiting.popleft())
             events = self._selector.select(_POLL_SECONDS)
             for key, _ in events:
                 self._receive(key.data)
-            if not events:  # a child of a part may keep its connection open
+            if not events:  # a child of a partition may keep its connection open
                 for handle in [handle for handle in self._running if not handle.is_alive()]:
                     self._lose(handle)
             self._advance(self._done + sum(max(0, handle.place.index) for handle in self._running))
@@ -134,7 +132,6 @@ class _Run:
         self._done += outcome.done
 
     def _lose(self, handle: WorkerHandle) -> None:
-        """Try the part of a process that is gone again, if that makes sense."""
         number, started = handle.number, handle.status.stage == 2
         reason = handle.end()
         self._remove(handle)
@@ -154,7 +151,7 @@ class _Run:
         handle.close()
 
     def close(self) -> None:
-        """End all processes: ask them to delete what is half written, then kill those that take too long."""
+        """End all processes: ask them to delete unfinished files, then kill those that take too long."""
         try:
             for handle in self._running:
                 handle.terminate()

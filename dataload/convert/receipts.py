@@ -1,4 +1,4 @@
-"""The receipts of parts of an index: manifests of the shards that a part has described, until all are merged."""
+"""The receipts of an index in partitions: manifests of the shards that a partition has described, until merged."""
 
 from __future__ import annotations
 
@@ -25,20 +25,18 @@ _MOST_NAMED = 8
 
 
 def receipt_path(directory: str, number: int, count: int) -> str:
-    """Return the path of the receipt of a part."""
     return join(directory, f".{MANIFEST_NAME}.{number}-of-{count}")
 
 
 def save_receipt(path: str, entries: Sequence[DataSetEntry], remote: Remote | None) -> None:
-    """Write the receipt of a part."""
     storage = storage_of(path, remote)
     found = storage.load(path)
-    with suppress(FileExistsError):  # another run of the part has just written it
+    with suppress(FileExistsError):  # another run of the partition has just written it
         storage.replace(path, Manifest(tuple(entries)).to_bytes(), None if found is None else found[1])
 
 
 def remove_receipts(directory: str, manifest: Manifest, remote: Remote | None) -> list[tuple[int, int]]:
-    """Remove the receipts of all parts, and the files of lengths that the manifest does not list; return the parts."""
+    """Remove all receipts, and files of lengths that the manifest does not list; return the partitions."""
     receipts = _found(directory, remote)
     for path in receipts:
         found = storage_of(path, remote).load(path)
@@ -52,11 +50,7 @@ def remove_receipts(directory: str, manifest: Manifest, remote: Remote | None) -
 def merge_receipts(
     directory: str, expected: Callable[[int, int], Sequence[tuple[Any, ...]]], remote: Remote | None
 ) -> tuple[DataSetEntry, ...]:
-    """Return the data sets that all parts together describe.
-
-    `expected` returns pattern, format, options and names of the data sets of a part, and the options with which
-    statistics of them were to be computed; None if they are not asked for. Receipts of another plan are a ConfigError.
-    """
+    """Return the data sets that all partitions describe; `expected` returns what their receipts must contain."""
     found = _found(directory, remote)
     counts = sorted({count for _, count in found.values()})
     if not counts:
@@ -79,7 +73,6 @@ def merge_receipts(
 def _with_lengths(
     directory: str, merged: DataSetEntry, parts: Sequence[Manifest], remote: Remote | None
 ) -> DataSetEntry:
-    """Join the lengths that parts of a data set have kept."""
     if merged.statistics is None:
         return merged
     own = [entry for part in parts for entry in part.data_sets if entry.pattern == merged.pattern]
@@ -99,7 +92,6 @@ def _with_lengths(
 
 
 def _found(directory: str, remote: Remote | None) -> dict[str, tuple[int, int]]:
-    """Return the paths of the receipts in a directory, and the part of each."""
     paths = storage_of(directory, remote).glob(join(glob.escape(directory), f".{MANIFEST_NAME}.*-of-*"))
     matches = [(join(directory, path.rpartition("/")[2]), _NAME.fullmatch(f"/{path}")) for path in paths]
     return {path: (int(match[1]), int(match[2])) for path, match in matches if match is not None}
@@ -141,7 +133,7 @@ def _options_of_statistics(entry: DataSetEntry) -> dict[str, Any] | None:
 def _check_unchanged(directory: str, entries: Sequence[DataSetEntry], remote: Remote | None) -> None:
     storage = storage_of(directory, remote)
     if is_url(directory):
-        storage.list(directory)  # tells the versions of all objects in one request
+        storage.list(directory)  # one request for the versions of all objects
     for entry in entries:
         found: dict[str, tuple[int, str | None]] = {}
         for name in entry.names:

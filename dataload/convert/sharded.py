@@ -31,7 +31,7 @@ _MOST_THREADS = 8  # they mostly hash
 def create(
     path: str | os.PathLike[str],
     *,
-    format: str | None = None,  # noqa: A002 - the word that users expect
+    format: str | None = None,  # noqa: A002 - the usual word
     overwrite: bool = False,
     shards: int | None = None,
     records_per_shard: int | None = None,
@@ -40,19 +40,19 @@ def create(
 ) -> Writer | ShardedWriter:
     """Write a data set: ``with dataload.create("out.syr") as writer: writer.write(record)``.
 
-    Nothing shows at `path` before the writer is closed without an error. With one of `shards`, `records_per_shard` and
-    `bytes_per_shard`, there are several files: ``-00000-of-00008`` goes before the suffix, unless the name contains
+    Nothing appears at `path` before the writer is closed without an error. With one of `shards`, `records_per_shard`
+    and `bytes_per_shard`, there are several files: ``-00000-of-00008`` goes before the suffix, unless the name contains
     ``{shard}`` (and ``{shards}``), as in ``"train-{shard:05d}.tar"``. They appear together, the manifest
     ``dataload.json`` last. At a URL, all are written to local files first.
 
     Args:
         path: Destination, or ``"format:path"``.
         format: By default the end of the name decides.
-        overwrite: Replace what is there. Shards of other names stay.
-        shards: Number of files. Record i goes to file i modulo this number, because nobody knows how many will follow.
+        overwrite: Replace existing files. Shards of other names stay.
+        shards: Number of files. Record i goes to file i modulo this number, because the total is not known.
         records_per_shard: Records in each file but the last.
-        bytes_per_shard: A new file begins when the next record would make the present one larger than this number, or
-            ``"1GB"``. Counted are records as the format stores them, before compression and without its tables.
+        bytes_per_shard: Maximum size of a file, as a number or ``"1GB"``, in records as the format stores them, before
+            compression and without tables.
         options: Options of the format, see its writer class.
 
     Raises:
@@ -87,14 +87,7 @@ class _Rule:
 
 
 class ShardedWriter(ClosedOrAborted):
-    """Writes records to several files, which `close` publishes; see `create`.
-
-    The files are made in a hidden folder beside the destination, as that of a `Writer`. If an exception leaves the
-    ``with`` block, the folder is deleted.
-
-    Attributes:
-        paths: The files in index order, once the writer is closed.
-    """
+    """Writes records to several files in a hidden folder, which `close` publishes in `paths`; see `create`."""
 
     def __init__(
         self, destination: str, entry: Format, options: Mapping[str, Any], overwrite: bool, rule: _Rule
@@ -112,7 +105,7 @@ class ShardedWriter(ClosedOrAborted):
         self._numbers_keys = entry.key_field is not None and given.get("key") is None
         self._storage = storage_of(destination, self._writing.remote)
         self._check_free()
-        read_manifest(parent(destination), self._writing.remote)  # a damaged one is better known now
+        read_manifest(parent(destination), self._writing.remote)  # report a damaged one now
         self._staging: AtomicFile = self._storage.create(
             join(parent(destination), base_name(destination)), overwrite=True
         )
@@ -120,33 +113,25 @@ class ShardedWriter(ClosedOrAborted):
         self._open: dict[int, Any] = {}  # writers by shard
         self._lengths: list[int] = []  # records by shard
         self._count = 0
-        self._bytes = self._overhead = 0  # of the last shard; of its last record, beyond the values
+        self._bytes = self._overhead = 0  # of the last shard; of its last record's overhead
         with write_errors(destination):
             os.mkdir(self._staging.temporary)
 
     def _check_free(self) -> None:
-        """Check that nothing exists that could have the name of a shard."""
         pattern = shard_names(self._destination, self._entry, self._rule.shards)
         for name in () if self._overwrite else self._existing():
             if pattern.fullmatch(name):
                 raise exists_error(join(parent(self._destination), name))
 
     def _existing(self) -> Sequence[str]:
-        """Return the names in the directory of the destination; a listing is one request."""
         directory = parent(self._destination)
         return self._storage.list(directory) if self._storage.is_directory(directory) else ()
 
     def __len__(self) -> int:
-        """Return the number of records written so far."""
         return self._count
 
     def write(self, record: Any) -> None:
-        """Append one record.
-
-        Raises:
-            ConfigError: The format cannot store the record; the files are unchanged.
-            SourceError: The operating system reports an error, such as a full disk.
-        """
+        """Append one record. After an error of the format, the files are unchanged."""
         if self._state != "open":
             raise ConfigError(f"the writer of {self._destination} is {self._state}: nothing more can be written")
         if self._numbers_keys and isinstance(record, Mapping) and KEY not in record:
@@ -163,7 +148,6 @@ class ShardedWriter(ClosedOrAborted):
         self._count += 1
 
     def _choose(self, payload: int) -> int:
-        """Return the shard of the next record; one that is full is finished."""
         rule = self._rule
         if rule.shards is not None:
             return self._count % rule.shards
@@ -172,7 +156,7 @@ class ShardedWriter(ClosedOrAborted):
             return max(0, last)
         full = self._lengths[last] == rule.records
         if rule.bytes is not None:
-            # Records of a data set tend to cost about the same beyond their values.
+            # The records of a data set have about the same overhead.
             full = self._bytes + payload + self._overhead > rule.bytes
         if not full:
             return last
@@ -192,17 +176,11 @@ class ShardedWriter(ClosedOrAborted):
         return os.path.join(self._staging.temporary, f"{shard:08d}{suffix}")
 
     def extend(self, records: Iterable[Any]) -> None:
-        """Append several records."""
         for record in records:
             self.write(record)
 
     def close(self) -> None:
-        """Complete the files and give them their names, the manifest last. May be called twice.
-
-        Raises:
-            ConfigError: There are fewer records than `shards`, or a destination has come into existence meanwhile.
-            SourceError: The operating system reports an error.
-        """
+        """Complete the files and give them their names, the manifest last. May be called twice."""
         if self._state != "open":
             return
         try:
@@ -244,12 +222,11 @@ class ShardedWriter(ClosedOrAborted):
         return manifest_entry(plan, journal, self._writing)
 
     def _move(self, paths: Sequence[str]) -> None:
-        """Give all files their names: none if one is taken."""
         files: list[tuple[str, str]] = []
         for shard, path in enumerate(paths):
             staged, find_index = self._staged(shard), self._entry.find_index
             index = find_index(path)
-            # An old index goes first: it must never be beside a new file, because it would be trusted.
+            # Remove an old index first: beside a new file, it would be trusted.
             new_index = find_index(staged)
             files += [("", index)] if index else []
             files += [(staged, path)]

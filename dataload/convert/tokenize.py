@@ -1,4 +1,4 @@
-"""The map of a conversion from texts to tokens, by the `tokenizers` library."""
+"""Maps texts to tokens in a conversion, by the `tokenizers` library."""
 
 from __future__ import annotations
 
@@ -20,14 +20,9 @@ _MOST_OF_UINT16 = 1 << 16
 
 @dataclass(frozen=True)
 class Tokenize:
-    """Turns a text, or the field of a sample with one, into the record ``{"tokens": (n,) int64}``.
+    """Turns a text, or a sample's field with one, into ``{"tokens": (n,) int64}``, ending with `end_token`."""
 
-    Special tokens are not added: documents are kept apart by the index beside the tokens, and by `end_token`, written
-    after each document (see `TokenWriterOptions`). `file` is a ``tokenizer.json`` of `tokenizers`, with the hash
-    `sha256`. `dtype` is the smallest that holds all tokens.
-    """
-
-    file: str = field(repr=False)  # may lie elsewhere when the conversion is resumed
+    file: str = field(repr=False)  # may have moved when the conversion is resumed
     text_field: str
     sha256: str
     end_token: int | None
@@ -48,11 +43,9 @@ class Tokenize:
 
     @property
     def writer_options(self) -> dict[str, Any]:
-        """Options of the writer of tokens."""
         return {"dtype": self.dtype, "end_token": self.end_token}
 
     def __call__(self, sample: Any) -> dict[str, Array]:
-        """Return the tokens of a sample."""
         text = sample
         if isinstance(sample, Mapping):
             if self.text_field not in sample:
@@ -68,17 +61,15 @@ class Tokenize:
 
 @functools.lru_cache(maxsize=4)  # in each process
 def _load(file: str, sha256: str) -> Any:
-    """Return the tokenizer in a file whose hash is known."""
     if hashlib.sha256(storage_of(file).read(file)).hexdigest() != sha256:
         raise ConfigError(f"{file} has changed since the conversion began", key="tokenizer", value=file)
     return read_tokenizer(file)
 
 
 def read_tokenizer(file: str) -> Any:
-    """Return the `tokenizers.Tokenizer` in a file; a ConfigError if it holds none."""
     tokenizers = load_optional("tokenizers", needed_by="--tokenizer", extra="tokens")
     data = storage_of(file).read(file)
     try:
         return tokenizers.Tokenizer.from_buffer(data)
     except Exception as error:  # the library raises bare exceptions
-        raise ConfigError(f"{file} is no tokenizer.json: {error}", key="tokenizer", value=file) from error
+        raise ConfigError(f"{file} is not a tokenizer.json: {error}", key="tokenizer", value=file) from error

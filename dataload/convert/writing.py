@@ -29,10 +29,10 @@ from dataload.storage import Remote
 from dataload.types import FieldSpec, RandomAccessSource
 
 KEY_DIGITS = 8
-_MAPPED_AT_ONCE = 256  # records, which a function may make many of one sample
+_MAPPED_AT_ONCE = 256  # records at a time, of which a function may make many from a sample
 _BYTES_FIELD = "data"
-_INTERRUPTED_SECONDS = 0.5  # for a shard that is being completed
-_MOST_CLASS_CHARACTERS = 1 << 20  # texts that are no classes, such as captions, would fill the manifest
+_INTERRUPTED_SECONDS = 0.5  # to complete a shard
+_MOST_CLASS_CHARACTERS = 1 << 20  # captions, which are not classes, would fill the manifest
 _NOT_IN_KEYS = re.compile(r"[\s\x00]")
 
 
@@ -42,7 +42,7 @@ class Writing:
 
     entry: Format
     options: dict[str, Any]
-    counts: bool  # whether the writer wants to know the number of records in advance
+    counts: bool  # whether the writer needs the number of records in advance
     adapt: Callable[[Any, int, int | None], Any]
     notes: tuple[str, ...]
     mapping: RecordMap
@@ -52,7 +52,7 @@ class Writing:
     def records(
         self, source: Any, samples: Sequence[Any], first: int, skipped: SkippedRecords
     ) -> Iterator[tuple[int, Any]]:
-        """Yield the records to write for consecutive samples, with the index of the sample; see `RecordMap.records`."""
+        """Yield the records to write for consecutive samples, with their sample's index; see `RecordMap.records`."""
         if self.mapping:
             for index, number, record in self.mapping.records(source, samples, first, skipped):
                 yield index, self.adapt(record, index, number)
@@ -61,35 +61,32 @@ class Writing:
                 yield index, self.adapt(record, index, None)
 
     def settings(self, keep_key: bool) -> dict[str, str]:
-        """Return what decides the content of the files, besides the source, as text for the journal."""
+        """Return the settings that decide the content of the files, as text for the journal."""
         options = {**self.options, "keep_key": keep_key}
         values = {f"{name}{VALUES}": describe_values(value) for name, value in options.items() if _is_function(value)}
         return {**{name: describe_option(value) for name, value in options.items()}, **values, **self.mapping.settings}
 
     def to_store(self, url: str, storage_options: Any, remote: Any) -> Self:
-        """Return the same for a destination at a URL; a ConfigError if the format's writer does not write there."""
+        """Return these settings for a URL; a ConfigError if the format's writer does not write there."""
         if "remote" not in self.entry.writer_options.names():
             message = f"the writer of format {self.entry.name!r} has no option 'remote': write to a local directory"
             raise ConfigError(message, key="destination", value=url)
         found = Remote.of(storage_options, remote)
-        # What is known about objects may be out of date.
+        # Known versions of objects may be out of date.
         return replace(self, remote=Remote(found.store, found.options))
 
     @property
     def reader_options(self) -> dict[str, Any]:
-        """Options with which the records are read again."""
         codec = self.options.get("codec")
         return {"codec": codec} if isinstance(codec, str) and "codec" in self.entry.reader_options.names() else {}
 
     def describe(self, path: str, hashed: tuple[int, str] | None = None) -> FinishedShard:
-        """Describe a local shard that was just written; its size and SHA-256 may be known."""
         found = FinishedShard.of(path, hashed)
-        with suppress(ConfigError):  # the reader of the format needs options that only its user knows
+        with suppress(ConfigError):  # the format's reader needs options from its user
             return replace(found, identity=identities_of(self.entry, [path], self.reader_options)[0])
         return found
 
     def options_for(self, records: int) -> dict[str, Any]:
-        """Return the writer's options for a shard of so many records."""
         counted = {"num_records": records} if self.counts and not self.mapping else {}
         return {**self.options, **counted, **({} if self.remote is None else {"remote": self.remote})}
 
@@ -97,7 +94,7 @@ class Writing:
 def prepare(
     source: RandomAccessSource[Any], entry: Format, options: dict[str, Any], keep_key: bool, mapping: RecordMap
 ) -> Writing:
-    """Decide how the records of a source become those of a format; the first record that is written tells."""
+    """Decide how the records of a source become records of a format, from the first one to be written."""
     takes_bytes, has_keys = entry.content == "bytes", entry.key_field is not None
     notes: list[str] = []
     first = _first_record(source, mapping)
@@ -138,10 +135,9 @@ def prepare(
 
 
 def _first_record(source: RandomAccessSource[Any], mapping: RecordMap) -> Any:
-    """Return the first record that will be written, before it is adapted to the format; None if there is none."""
     if not mapping:
         return source[0] if len(source) else None
-    skipped = SkippedRecords(Budget(mapping.max_bad or 0, None))  # all are counted again when shards are written
+    skipped = SkippedRecords(Budget(mapping.max_bad or 0, None))  # counted again when shards are written
     for first, samples in read_ahead(mapping.reading(source), 0, len(source)):
         for _, _, record in mapping.records(source, samples, first, skipped):
             return record
@@ -149,15 +145,14 @@ def _first_record(source: RandomAccessSource[Any], mapping: RecordMap) -> Any:
 
 
 def _clean_key(key: Any) -> Any:
-    """Return a key that a tar archive and its index can have: without white space, and no dot in its last part."""
+    """Return a key fit for a tar archive and its index: without white space, and no dot in its last component."""
     if not isinstance(key, str):
-        return key  # which the writer refuses
+        return key  # the writer refuses it
     folder, slash, name = key.rpartition("/")
     return _NOT_IN_KEYS.sub("_", f"{folder}{slash}{name.replace('.', '_')}")
 
 
 def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) -> DataSetEntry:
-    """Return the entry of a complete conversion for the manifest."""
     options = {**writing.entry.find_recorded((shard.path for shard in plan), writing.remote), **writing.reader_options}
     settings = {} if writing.remote is None else {"remote": writing.remote}
     fields: Mapping[str, FieldSpec] = {}
@@ -166,7 +161,7 @@ def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) ->
         ShardEntry(shard.name, count_in(shard, of), of.bytes, etag_of(writing.entry, of), of.sha256, of.identity)
         for shard, of in finished
     ]
-    with suppress(ConfigError):  # the reader of the format needs options that only its user knows
+    with suppress(ConfigError):  # the format's reader needs options from its user
         filled = (shard.path for shard, of in finished if count_in(shard, of))
         fields = fields_of(writing.entry, filled, {**options, **settings})
         fields = with_classes(fields, writing.classes)
@@ -185,7 +180,6 @@ def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) ->
 
 
 def count_in(shard: Shard, finished: FinishedShard) -> int:
-    """Return the number of records in a finished shard."""
     return shard.stop - shard.start if finished.records is None else finished.records
 
 
@@ -194,7 +188,7 @@ def _is_function(option: Any) -> bool:
 
 
 def describe_option(option: Any) -> str:
-    """Return text for an option that is the same in every process: an object's default repr is its address."""
+    """Return text for an option that is the same in every process, unlike a default repr with an address."""
     if isinstance(option, type) or _is_function(option):
         named = option if hasattr(option, "__qualname__") else type(option)
         return f"{named.__module__}.{named.__qualname__}"
@@ -212,7 +206,7 @@ def write_shards(
     advance: Callable[[int], None],
     skipped: SkippedRecords,
 ) -> Journal:
-    """Write the shards one after another, entering each in the journal once it has its final name."""
+    """Write the shards one after another, entering each in the journal under its final name."""
     if not shards:
         return journal
     file.save(journal)
@@ -223,13 +217,13 @@ def write_shards(
                 with ExitStack() as held:
                     complete = _write_shard(held, source, shard, writing, shard.path in replaced, advance, skipped)
                     completed.wait()
-                    # Flushing to the disk and hashing are not Python's work: the next shard is written meanwhile.
+                    # Flushing and hashing release the GIL, so the next shard is written at the same time.
                     completed.running = pool.submit(completed.enter, shard.name, complete, held.pop_all())
             completed.wait()
         except BaseException as error:
-            with suppress(Exception):  # the first error is the one to report
+            with suppress(Exception):  # report the first error
                 completed.wait(_INTERRUPTED_SECONDS if isinstance(error, KeyboardInterrupt) else None)
-            if not completed.journal.finished:  # there is nothing to resume
+            if not completed.journal.finished:  # nothing to resume
                 file.remove()
             raise
     return completed.journal
@@ -237,20 +231,19 @@ def write_shards(
 
 @dataclass(slots=True)
 class _Completed:
-    """The journal of the shards that are complete, and the shard that a thread completes."""
+    """The journal of the complete shards, and the shard that a thread completes."""
 
     journal: Journal
     file: JournalFile
     running: Future[None] | None = None
 
     def enter(self, name: str, complete: Callable[[ExitStack], FinishedShard], held: ExitStack) -> None:
-        """Complete a shard and enter it in the journal, which nobody else changes before `wait`."""
+        """Complete a shard and enter it in the journal, which does not change otherwise before `wait`."""
         finished = complete(held)
         self.journal = replace(self.journal, finished={**self.journal.finished, name: finished})
         self.file.save(self.journal)
 
     def wait(self, seconds: float | None = None) -> None:
-        """Wait until the shard is complete; raise what has prevented it."""
         if self.running is not None:
             self.running.result(seconds)
             self.running = None
@@ -297,7 +290,6 @@ def _write_shard(
 
 
 def _write_block(writer: Writer, block: Sequence[tuple[int, Any]]) -> None:
-    """Write records, each with the index of the sample that it was made of."""
     before = len(writer)
     try:
         writer.extend([record for _, record in block])

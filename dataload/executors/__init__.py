@@ -1,7 +1,4 @@
-"""Executors run tasks in the consumer's thread, in threads, or in processes.
-
-Import `ProcessExecutor` from its module: most programs do not need `multiprocessing`.
-"""
+"""Executors run tasks in the consumer's thread, in threads, or in processes (imported from its module)."""
 
 from dataload.executors.base import (
     Executor,

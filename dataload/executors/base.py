@@ -1,4 +1,4 @@
-"""The executor protocol, the serial executor, and what is known about a worker. Executors know nothing about tasks."""
+"""The executor protocol, the serial executor, and the state of a worker. Executors know nothing about their tasks."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ StartMethod: TypeAlias = Literal["forkserver", "spawn", "fork"]
 
 @dataclass(frozen=True, slots=True)
 class WorkerPosition:
-    """The step and sample that a worker last reported; -1 where it has not reported any."""
+    """The step and sample that a worker last reported; -1 if none."""
 
     epoch: int
     step: int
@@ -35,7 +35,7 @@ class WorkerPosition:
 
 
 class WorkerStatus:
-    """Progress of a worker in memory that it writes and the consumer reads: (n,) uint8 zeros, n at least `BYTES`."""
+    """Progress of a worker, in memory that it writes and the consumer reads: (n,) uint8 zeros, n >= `BYTES`."""
 
     BYTES = 40
 
@@ -45,16 +45,13 @@ class WorkerStatus:
         self._words = own.data.cast("q")  # numpy's own items take twice as long to set
 
     def at(self, epoch: int, step: int, index: int = -1) -> None:
-        """Report the start of a step, or of one of its samples."""
         words = self._words
         words[0], words[1], words[2] = epoch + 1, step + 1, index + 1
 
     def at_index(self, index: int) -> None:
-        """Report the start of another sample of the same step."""
         self._words[2] = index + 1
 
     def place(self) -> WorkerPosition:
-        """Return what the worker last reported."""
         epoch, step, index = self._words[:3].tolist()
         return WorkerPosition(epoch - 1, step - 1, index - 1)
 
@@ -63,12 +60,11 @@ class WorkerStatus:
         self._words[3] = max(self._words[3], number + 1)
 
     def is_cancelled(self, number: int) -> bool:
-        """Return True if the task was cancelled."""
         return number < self._words[3]
 
     @property
     def stage(self) -> int:
-        """Start-up stage of a worker process: 0 until it runs, 1 while it loads its work, then 2."""
+        """Start-up stage of a worker process: 0 before it runs, 1 while it loads its work, then 2."""
         return self._words[4]
 
     @stage.setter
@@ -77,11 +73,7 @@ class WorkerStatus:
 
 
 class WorkerLostError(Exception):
-    """A worker failed to return a result. Internal: the loader turns it into a `WorkerError`.
-
-    `reason` is the predicate of a sentence about the worker, such as "was killed by SIGKILL"; `place` is its last
-    reported step and sample; `stacks` are the stack traces of its threads, empty if unknown.
-    """
+    """A worker failed to return a result, for a `reason` such as "was killed by SIGKILL". The loader translates it."""
 
     def __init__(self, worker: str, reason: str, place: WorkerPosition, stacks: str = "") -> None:
         super().__init__(worker, reason, place, stacks)
@@ -98,7 +90,7 @@ class TimeoutPolicy:
     timeout: float | None = None  # seconds after which to give up; None waits for ever
     # Seconds until the first warning, or half of `timeout` if that is less. The interval doubles with each warning.
     warn_after: float = 60.0
-    # Returns for a place the index to show instead, and a description; by default the index is shown.
+    # Maps a position to the index to show and a description; by default the index is shown.
     locate: Callable[[WorkerPosition], tuple[int, str]] | None = None
 
 
@@ -110,22 +102,17 @@ _FORKED = (
 
 @cache
 def _fork_mark() -> Any:
-    """Return memory that this process shares with its forks: the number of a process that a task forked, or 0."""
+    """Return memory shared with forks of this process: the number of a process that a task forked, or 0."""
     return memoryview(mmap.mmap(-1, 8)).cast("q")
 
 
 def begin_task() -> int:
-    """Return the number of this process, for `check_fork`."""
     _fork_mark()  # before a task can fork
     return os.getpid()
 
 
 def check_fork(pid: int, status: WorkerStatus) -> None:
-    """Check that no task has forked process `pid`, which began the task, and continued in both processes.
-
-    A child that continues would do the work of its parent again. If that is a worker's, the child ends here. Otherwise
-    a WorkerLostError is raised: in the parent, as soon as it notices; in the child if it is a copy of the consumer.
-    """
+    """Check that no task forked the process `pid` and continued in both: end the child, or raise a WorkerLostError."""
     here = os.getpid()
     if here == pid and _fork_mark()[0] != pid:
         return
@@ -138,7 +125,7 @@ def check_fork(pid: int, status: WorkerStatus) -> None:
 
 
 class StallMonitor:
-    """Decides during one wait, which starts now, when to warn about a worker, and when to give up on it."""
+    """Decides during one wait, which starts now, when to warn about a worker and when to give up on it."""
 
     def __init__(self, timeouts: TimeoutPolicy) -> None:
         self._timeout = timeouts.timeout
@@ -149,17 +136,13 @@ class StallMonitor:
             self._next = min(self._next, self._timeout / 2)
 
     def next_look(self) -> float:
-        """Return the seconds until `look` should be called."""
         return max(0.0, self._begun + self._next - monotonic())
 
     def is_due(self) -> bool:
         return self.next_look() == 0
 
     def look(self, describe: Callable[[], tuple[str, WorkerPosition, str]]) -> None:
-        """Warn about a late worker, or raise a `WorkerLostError` if the timeout has passed.
-
-        `describe` returns the worker's name, its place and the stack traces of its threads.
-        """
+        """Warn about a late worker, or raise a `WorkerLostError` after the timeout; `describe` names it."""
         waited = monotonic() - self._begun
         worker, place, stacks = describe()
         if self._timeout is not None and waited >= self._timeout:
@@ -175,7 +158,7 @@ class StallMonitor:
 
 
 class Result(Generic[ResultT]):
-    """The result of a submitted task. This base class is that of a task that runs on request."""
+    """The result of a submitted task. This base class is for a task that runs on request."""
 
     __slots__ = ()
 
@@ -188,10 +171,7 @@ class Result(Generic[ResultT]):
         return True
 
     def run(self) -> bool:
-        """Run the task in the calling thread if no worker has started it. Return True if it was run here.
-
-        An exception of the task that is not an `Exception`, such as Ctrl-C, is raised at once.
-        """
+        """Run the task in this thread if no worker has started it, and return whether it was run here."""
         return False
 
     def cancel(self) -> None:
@@ -209,13 +189,13 @@ class Executor(ABC, Generic[TaskT, ResultT]):
         """Wait until at least one of `results` is done."""
 
     def use(self, workers: int, /) -> None:
-        """Run tasks submitted from now on in `workers` workers; the others stay idle. 0 is the consumer's thread."""
+        """Run tasks submitted from now on in `workers` workers; 0 is the consumer's thread."""
 
     def restart(self) -> None:
-        """Stop all workers; the next task starts others, with the work as it is then."""
+        """Stop all workers; the next task starts new ones with the current work."""
 
     def close(self) -> None:
-        """Stop after the tasks that have started. May be called twice."""
+        """Stop after the running tasks. May be called twice."""
 
 
 @dataclass(slots=True)
@@ -247,9 +227,8 @@ class SerialExecutor(Executor[TaskT, ResultT]):
 class PoolExecutor(Executor[TaskT, ResultT]):
     """Runs tasks in workers that live until `close`, until this object is dropped, or until the interpreter exits.
 
-    Workers start with the first task, and again in a forked child or after they were lost. `start` starts a number of
-    them. It returns their pool, which has the methods of an executor with `stop` instead of `close`, and `is_usable`,
-    which returns False in a forked child or after `stop`.
+    `start` starts a number of workers and returns their pool, an executor with `stop` and `is_usable` instead of
+    `close`.
     """
 
     def __init__(self, start: Callable[[int], Any], workers: int) -> None:
@@ -290,7 +269,7 @@ class PoolExecutor(Executor[TaskT, ResultT]):
 
 
 def worker_name() -> str:
-    """Return the name of the calling worker: that of its thread, which in a worker process is that of the process."""
+    """Return the name of the calling worker: its thread's, or in a worker process the process's."""
     return threading.current_thread().name
 
 
@@ -304,10 +283,7 @@ def check_process(pid: int) -> None:
 
 
 def raise_closed() -> NoReturn:
-    """Raise for a thread that waits for a batch of a closed loader.
-
-    When the interpreter exits, only daemon threads are left, and this one stops silently instead.
-    """
+    """Raise for a thread that waits for a batch of a closed loader, or stop a daemon at the interpreter's exit."""
     if not threading.main_thread().is_alive():
         threading.Event().wait()
     raise RuntimeError("the loader was closed while waiting for a batch")

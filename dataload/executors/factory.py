@@ -1,4 +1,4 @@
-"""The executor that settings ask for."""
+"""Creates the configured executor."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias, TypeVar, get_args
@@ -19,7 +19,7 @@ _ADVICE = (
     "functions and classes that are not at the top level of a module, or are of a notebook, need cloudpickle (pip "
     "install cloudpickle); other things, executor='threads' or, in a loader, executor='fork'"
 )
-_SLOTS_BEYOND_WINDOW = 3  # the batch that the consumer has, the one before it, and one on its way
+_SLOTS_BEYOND_WINDOW = 3  # the consumer's batch, the previous one, and one on its way
 
 
 def make_executor(
@@ -32,11 +32,7 @@ def make_executor(
     parts: Iterable[tuple[str, str, Any]],
     first: int = 0,
 ) -> Executor[TaskT, ResultT]:
-    """Return the executor that does `work`; it runs in the consumer's thread if `workers` is 0.
-
-    `window` is the tasks ahead of the consumer, `first` the number of the first worker, for names. `parts` of `work`
-    are named if they cannot be pickled; see `check_pickles`.
-    """
+    """Return the executor for `work`, for `window` tasks ahead; `parts` are settings for errors of `check_pickles`."""
     check_choice("executor", name, get_args(ExecutorName))
     if not workers:
         return SerialExecutor(work)
@@ -53,12 +49,12 @@ def make_executor(
 
 
 def check_pickles(*parts: tuple[str, str, Any]) -> set[str]:
-    """Check that workers can get copies of settings (key, name in messages, value); return the modules these need."""
+    """Check that settings (key, name in messages, value) pickle, and return the modules that they need."""
     modules: set[str] = set()
     for key, name, value in parts:
         try:
             modules |= check_work(value)
-        except ConfigError:  # says itself why not, and what to do
+        except ConfigError:  # has its own remedy
             raise
         except Exception as error:
             raise ConfigError(

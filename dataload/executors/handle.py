@@ -1,4 +1,4 @@
-"""The parent's handle on one worker process, and what limits such processes."""
+"""The parent's handle on one worker process, and limits on such processes."""
 
 import contextlib
 import multiprocessing
@@ -78,19 +78,17 @@ class WorkerHandle:
 
     @property
     def name(self) -> str:
-        """Name and process id, for messages."""
         return f"{self._process.name} (process {self._process.pid})"
 
     @property
     def place(self) -> WorkerPosition:
-        """The step and sample that the worker last reported."""
         return self.status.place()
 
     def is_alive(self) -> bool:
         return self._process.is_alive()
 
     def give(self, task: TaskMessage, slot: Slot | None) -> None:
-        """Queue a task, after the slot for its result if the worker does not know that yet."""
+        """Queue a task, after the slot for its result if that is new to the worker."""
         if slot is not None and task.slot is not None and task.slot not in self._known_slots:
             self._known_slots.add(task.slot)
             self.outbox.put(NewSlot(task.slot))
@@ -98,7 +96,7 @@ class WorkerHandle:
         self.outbox.put(task)
 
     def describe(self) -> tuple[str, WorkerPosition, str]:
-        """Return the worker's name, its place, and the stack traces of its threads or why there are none."""
+        """Return the worker's name, its position, and the stack traces of its threads (or why there are none)."""
         return self.name, self.place, self._stacks()
 
     def _stacks(self) -> str:
@@ -118,7 +116,7 @@ class WorkerHandle:
         return text.decode(errors="replace") or "it does not respond: it is stopped, or in an uninterruptible call"
 
     def end(self) -> str:
-        """Make sure that the process has ended, and return how it ended, in words."""
+        """Make sure that the process has ended, and return how, in words."""
         self.dismiss()
         self._process.join(_END_SECONDS)
         if self._process.is_alive():
@@ -144,7 +142,6 @@ class WorkerHandle:
         self._process.kill()
 
     def dismiss(self) -> None:
-        """Tell the worker to exit after its current task, whose result is dropped."""
         with contextlib.suppress(OSError):  # a fork of this process may share the connection
             self.connection.shutdown(socket.SHUT_RDWR)
 
@@ -152,7 +149,6 @@ class WorkerHandle:
         self._process.join(max(0.0, seconds))
 
     def close(self) -> None:
-        """Kill the process if it is still running, and close its descriptors."""
         if self._process.pid is not None:
             if self._process.is_alive():
                 self._process.kill()
@@ -165,7 +161,6 @@ class WorkerHandle:
 
 
 def _start(process: Any, theirs: socket.socket) -> None:
-    """Start a process, and close its end of the connection here."""
     try:
         process.start()
     finally:
@@ -175,11 +170,7 @@ def _start(process: Any, theirs: socket.socket) -> None:
 
 
 def _start_in_time(process: Any, theirs: socket.socket, timeouts: TimeoutPolicy) -> None:
-    """Start a process by the fork server; raise a `WorkerLostError` if that takes longer than the timeout.
-
-    `multiprocessing` waits for the server for ever. A thread that is left waiting does no harm: a worker that starts
-    after all finds its connection closed, and exits.
-    """
+    """Start a process by the fork server; a `WorkerLostError` after the timeout, where `multiprocessing` would hang."""
     errors: list[BaseException] = []
     ended = threading.Event()
 
@@ -193,7 +184,7 @@ def _start_in_time(process: Any, theirs: socket.socket, timeouts: TimeoutPolicy)
 
     try:
         threading.Thread(target=start, name=f"{process.name}-start", daemon=True).start()
-    except RuntimeError as error:  # the limit of threads, which is that of processes
+    except RuntimeError as error:  # the limit of threads counts processes
         theirs.close()
         raise OSError(str(error)) from error
     watch = StallMonitor(timeouts)
@@ -205,10 +196,7 @@ def _start_in_time(process: Any, theirs: socket.socket, timeouts: TimeoutPolicy)
 
 @contextlib.contextmanager
 def _without_interrupts() -> Generator[None]:
-    """Start a process with Ctrl-C blocked until it is ready for it, because it would print a traceback.
-
-    Not by a fork server that may have to start anew: without `preload`, its processes would have Ctrl-C blocked.
-    """
+    """Start a process with Ctrl-C blocked until it handles it; not by a fork server that may have to restart."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -217,19 +205,18 @@ def _without_interrupts() -> Generator[None]:
 
 
 def start_fork_server(modules: Iterable[str]) -> None:
-    """Start the fork server of `multiprocessing`, which imports what all workers need; a running one stays as it is.
+    """Start the fork server of `multiprocessing` in the background, unless it runs.
 
-    It does so while this process goes on. Of `modules`, and of those that the main module uses, it imports the ones of
-    installed packages. Others may do things on import, such as opening files, that belong in each worker; and the
-    server has another import path than this process.
+    It imports the installed ones of `modules` and of the main module's imports. Other modules may have side effects,
+    such as opening files, that belong in each worker; and the server has another import path than this process.
     """
     current = multiprocessing.current_process()
     if multiprocessing.parent_process() is not None or getattr(current, "_inheriting", False):
         return
-    # multiprocessing has no way to ask which modules others have named.
+    # multiprocessing cannot tell which modules others have named.
     server: Any = getattr(forkserver, "_forkserver", None)
     known: list[str] = getattr(server, "_preload_modules", ["__main__"])
-    used = {*modules, *_used_by_main()} if known == ["__main__"] else ()  # users who name modules know what they need
+    used = {*modules, *_used_by_main()} if known == ["__main__"] else ()  # respect modules named by the user
     added = ["dataload.executors.worker", "threadpoolctl", *sorted(filter(_is_installed, used))]
     others = [name for name in added if name not in known]
     forkserver.set_forkserver_preload(["dataload.executors.preload", *known, *others])
@@ -243,7 +230,7 @@ def start_fork_server(modules: Iterable[str]) -> None:
 
 
 def _used_by_main() -> set[str]:
-    """Return the modules that the main module has imported names from, which workers import with it."""
+    """Return the modules from which the main module has imported names, which workers import with it."""
     if not has_importable_main():
         return set()
     values = list(vars(sys.modules["__main__"]).values())
@@ -257,7 +244,7 @@ def _is_installed(module: str) -> bool:
 
 
 def check_parent(start_method: StartMethod) -> None:
-    """Refuse to start workers if this process is a worker, or workers could not import its main module."""
+    """Refuse to start workers in a worker, or if workers could not import the main module."""
     current = multiprocessing.current_process()
     if getattr(current, "_inheriting", False):
         raise ConfigError(f"a worker process tried to start workers: {GUARD}", key="executor", value="processes")
@@ -281,7 +268,6 @@ def check_parent(start_method: StartMethod) -> None:
 
 
 def within_descriptors(workers: int, slots: int) -> tuple[int, int]:
-    """Return the numbers of workers and slots that the limit of open files allows, up to those requested."""
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         free = limit - len(os.listdir("/proc/self/fd"))

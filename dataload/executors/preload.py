@@ -1,9 +1,7 @@
 """The first import of the fork server, and of nothing else: it prepares the server for its other imports.
 
-Without the garbage collector, which would look again and again at what is never garbage, the imports take 15% less CPU
-time. The collector goes on in the processes that the server starts, and leaves out what they inherit.
-
-Ctrl-C goes to the server, too, which ignores it once it serves. Until then, it would end with a traceback.
+The garbage collector is off meanwhile, which saves 15% of the CPU time. Processes that the server starts run it,
+without looking at inherited objects. Ctrl-C, which goes to the server too, is ignored from the start.
 """
 
 import gc

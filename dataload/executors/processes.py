@@ -41,13 +41,11 @@ _POLL_SECONDS = 0.5
 
 
 class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
-    """Runs tasks in processes, which also end when this process dies; see `PoolExecutor`.
+    """Runs tasks in processes, which also end when this process dies.
 
-    Results come back in shared memory: the large arrays of a result are views of a slot, which is reused once the
-    last view is gone, so arrays that are kept are never overwritten. (Being kept by a fork of this process does not
-    count.) When all slots are in use, results are sent through a pipe. There should be a slot for each task in flight
-    and each result that the consumer holds. `work` is pickled once per worker unless workers are forked. A fork server
-    starts here, not with the first task, and imports the module of `work` and those of `modules` that are installed.
+    Large arrays of a result are views of a slot of shared memory, which is reused once the last view is gone. If all
+    slots are in use, results go through a pipe. The fork server starts here, and imports the module of `work` and the
+    installed ones of `modules`.
     """
 
     def __init__(
@@ -68,8 +66,6 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
 
 
 class _Pending(Result[Any]):
-    """A task that was given to a worker."""
-
     __slots__ = ("_pool", "cancelled", "errors", "finished", "number", "slot", "value", "worker")
 
     def __init__(self, pool: ProcessPool, number: int, worker: WorkerHandle, slot: int | None) -> None:
@@ -99,11 +95,7 @@ class _Pending(Result[Any]):
 
 
 class ProcessPool:
-    """The worker processes of one executor and their tasks.
-
-    Used by the consumer's thread; any thread may stop it. An interrupt during its bookkeeping stops it, and the next
-    task starts another pool.
-    """
+    """The worker processes of one executor and their tasks, used by the consumer's thread; any thread may stop it."""
 
     def __init__(
         self, work: Any, size: int, *, slots: int, start_method: StartMethod, timeouts: TimeoutPolicy, first: int
@@ -132,7 +124,6 @@ class ProcessPool:
         self.size = max(self.size, workers)
 
     def submit(self, task: Any) -> _Pending:
-        """Give a task to a worker."""
         with self._transaction():
             while len(self._workers) < self.size:
                 self._start()
@@ -152,7 +143,7 @@ class ProcessPool:
             context = multiprocessing.get_context(self._start_method)
             worker = WorkerHandle(number, context, self._work, self._start_method, self._timeouts)
         except ChildProcessError:
-            # This is a fork of the process that started the fork server, and only that process may use it.
+            # This process is a fork, and only the process that started the fork server may use it.
             self._start_method = "spawn"
             return
         except (OSError, EOFError) as error:
@@ -169,7 +160,6 @@ class ProcessPool:
         self._selector.register(worker.connection, selectors.EVENT_READ, worker)
 
     def wait_for_any(self, waiting: list[Any]) -> None:
-        """Wait until one of these tasks is finished, or the timeout has passed."""
         watch = StallMonitor(self._timeouts)
         while not any(pending.finished for pending in waiting):
             self.receive(watch.next_look())
@@ -184,7 +174,6 @@ class ProcessPool:
                     raise
 
     def receive(self, seconds: float) -> None:
-        """Receive what workers have sent, waiting at most `seconds` for it."""
         check_process(self._pid)
         if self._stopped:
             raise_closed()
@@ -242,7 +231,7 @@ class ProcessPool:
             pending.errors.append(WorkerLostError(worker.name, failure, done.place or worker.place, text))
 
     def _fit_memory(self, size: int) -> None:
-        """Retire slots that there is no memory for, if this result is larger than all before."""
+        """Retire slots that do not fit into memory, if this result is the largest so far."""
         if size <= self._largest:
             return
         self._largest = size
@@ -259,7 +248,6 @@ class ProcessPool:
             )
 
     def _lose(self, worker: WorkerHandle) -> None:
-        """Remove a worker that is gone, and fail its tasks."""
         reason = worker.end()
         self._selector.unregister(worker.connection)
         self._workers.remove(worker)
@@ -281,7 +269,6 @@ class ProcessPool:
         pending.worker.status.cancel(first_wanted - 1)
 
     def stop(self) -> None:
-        """Ask all processes to exit, then kill those that have not."""
         if not self.is_usable():
             return
         self._stopped = True

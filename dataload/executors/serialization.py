@@ -1,4 +1,4 @@
-"""Pickles objects with their large arrays out of band, and restores them; functions of notebooks, by value."""
+"""Pickles objects with their large arrays out of band, and functions of notebooks by value."""
 
 import copyreg
 import importlib
@@ -21,11 +21,7 @@ _SMALL_BYTES = 16 << 10
 
 
 def take_apart(value: Any, *, by_value: bool = False) -> list[memoryview]:
-    """Return the pickle of `value`, then the buffers of its large arrays, which are not copied.
-
-    If `by_value` is True, functions and classes that another process cannot import are part of the pickle, for which
-    cloudpickle must be installed. Those of a notebook or a session always are, so that batches can have such classes.
-    """
+    """Return the pickle of `value`, then the buffers of its large arrays, uncopied. `by_value` needs cloudpickle."""
     buffers: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -49,14 +45,11 @@ def put_together(parts: Sequence[Any]) -> Any:
 
 
 def sendable(error: Exception, where: str) -> Exception:
-    """Return the error to send to another process: this one, or a `SourceError` if its class does not pickle.
-
-    The traceback, which no pickle has, becomes a note; `where` names the process.
-    """
+    """Return the error, or a `SourceError` if it does not pickle, with its traceback and `where` as a note."""
     sent = error
     try:
         put_together(take_apart(error))
-    except Exception:  # the error's class, of the user or a library, decides what pickling raises
+    except Exception:  # the error's own class may raise anything
         sent = SourceError(message_of(error))
         for note in getattr(error, "__notes__", ()):
             sent.add_note(note)
@@ -65,7 +58,7 @@ def sendable(error: Exception, where: str) -> Exception:
 
 
 def check_work(value: Any) -> set[str]:
-    """Raise if `value` cannot be pickled for workers; return the names of the modules that its classes are from."""
+    """Raise if `value` cannot be pickled for workers; return the modules of its classes."""
     pickler = _pickler(_by_value_pickler(), _Discard(), lambda _: False)
     pickler.modules = set[str]()
     pickler.dump(value)
@@ -73,7 +66,7 @@ def check_work(value: Any) -> set[str]:
 
 
 def has_importable_main() -> bool:
-    """Return whether worker processes can import the main module, which those of notebooks and sessions cannot."""
+    """Return whether worker processes can import the main module; not so in notebooks and sessions."""
     main = sys.modules["__main__"]
     name: str | None = getattr(getattr(main, "__spec__", None), "name", None)
     if name is not None:
@@ -95,7 +88,7 @@ def _by_value_pickler() -> Any:
 
 @cache
 def _subclass(base: Any) -> Any:
-    """Return a pickler that leaves to `base` only what workers cannot import, and notes modules if asked to."""
+    """Return a pickler that leaves only what workers cannot import to `base`, and notes modules if asked to."""
 
     class ByValue(base):
         modules: set[str] | None = None
@@ -151,7 +144,7 @@ def _pickler(base: Any, stream: Any, buffer_callback: Callable[[pickle.PickleBuf
 
 
 def _reduce_column(column: BytesColumn) -> Any:
-    """Reduce a column to its bytes and their ends; by itself it pickles as a list."""
+    """Reduce a column to its bytes and their ends, as by itself it pickles as a list."""
     blocks, block_of, starts, stops = column.parts()
     if block_of is None and len(starts) and bool((starts[1:] == stops[:-1]).all()):
         values = blocks[0][int(starts[0]) : int(stops[-1])]
@@ -161,7 +154,7 @@ def _reduce_column(column: BytesColumn) -> Any:
 
 
 def _reduce_tensor(tensor: Any) -> Any:
-    """Reduce a tensor to an array; torch's own method copies its storage into the pickle."""
+    """Reduce a tensor to an array, as torch's own method copies its storage into the pickle."""
     torch = sys.modules["torch"]
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
     if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():

@@ -38,13 +38,13 @@ _CLOSE_SECONDS, _INTERRUPTED_SECONDS = 10.0, 0.5
 
 
 class _Park(Enum):
-    """Makes the thread that takes it from the queue of tasks wait until it is needed again."""
+    """Makes the thread that takes it from the queue wait until it is needed again."""
 
     HERE = auto()
 
 
 class _Task(Result[Any]):
-    """A submitted task. Uses bare locks because a `Future` costs 20 us a batch, a fifth of a small one."""
+    """A submitted task. Uses bare locks, because a `Future` costs 20 us a batch, a fifth of a small one."""
 
     __slots__ = ("_cancelled", "_errors", "_finished", "_pool", "_task", "_unclaimed", "_value", "status", "thread")
 
@@ -77,7 +77,7 @@ class _Task(Result[Any]):
                 self._value = self._pool.work(self._task, status)
             finally:
                 check_fork(self._pool.pid, status)
-        except BaseException as error:  # raised to whoever asks for the result
+        except BaseException as error:  # raised where the result is requested
             self._errors.append(error)
         self._finished.release()
         if self._pool.finished is not None:
@@ -110,7 +110,6 @@ class _Task(Result[Any]):
 
 
 def _stacks(threads: list[threading.Thread]) -> str:
-    """Return the stack traces of threads, one after another."""
     frames = sys._current_frames()  # pyright: ignore[reportPrivateUsage] # documented, despite its name
     return "".join(
         f"{thread.name}:\n{''.join(traceback.format_stack(frames[thread.ident]))}"
@@ -141,7 +140,7 @@ class _Pool:
         self.use(size)
 
     def use(self, workers: int) -> None:
-        # Parked threads keep what is local to them, and cost nothing. They park after the tasks that are queued.
+        # Parked threads cost nothing and keep their thread-local data. They park after the queued tasks.
         for _ in range(workers, self.active):
             self.queue.put(_Park.HERE)
         for number in range(self.active, workers):
@@ -175,14 +174,14 @@ class _Pool:
                 self.look(watch, waiting[0])
 
     def _start(self, name: str) -> None:
-        # Daemons, because the interpreter joins other threads before it runs what would stop them.
+        # Daemons, because the interpreter joins other threads before it runs finalizers.
         thread = threading.Thread(target=_work, args=(self.queue, self._parked), name=name, daemon=True)
         self.threads.append(thread)
         thread.start()
 
     def lets_consumer_help(self) -> bool:
         """Return True if running a task here beats waiting for a worker."""
-        # Not with a timeout, because nobody would watch the consumer's thread. And not if the workers leave it no
+        # Not with a timeout, which could not stop the consumer's thread. And not if the workers leave it no
         # CPU: one more thread would compete for the GIL, and cost the workers as much as it produces.
         return self.timeouts.timeout is None and self.active < max(2, self._cpus)
 
@@ -231,7 +230,7 @@ class _Pool:
 
 
 class ThreadExecutor(PoolExecutor[TaskT, ResultT]):
-    """Runs tasks in threads; see `PoolExecutor`. `work` is called by several threads at once."""
+    """Runs tasks in threads. `work` is called by several threads at once."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""Messages and batches between processes: pipes, and shared memory in slots."""
+"""Messages and batches between processes: by pipes, and by shared memory in slots."""
 
 import contextlib
 import errno
@@ -32,13 +32,13 @@ def _frame(content: Any, parts: Sequence[Any]) -> list[memoryview]:
 
 
 def send(connection: socket.socket, content: Any, parts: Sequence[Any] = ()) -> None:
-    """Send a message, and wait until all of it is sent. `parts` are buffers of bytes, which are not copied."""
+    """Send a message, and wait until it is sent. `parts` are byte buffers, which are not copied."""
     for view in _frame(content, parts):
         connection.sendall(view)
 
 
 def receive_descriptor(connection: socket.socket) -> int:
-    """Receive a descriptor sent by `Outbox.put_descriptor`; call it where the descriptor is next in the stream."""
+    """Receive a descriptor sent by `Outbox.put_descriptor`, at its place in the stream."""
     data, descriptors, _, _ = socket.recv_fds(connection, 1, 1)
     if not data:
         raise EOFError
@@ -53,10 +53,7 @@ class Inbox:
         self._messages = self._read()
 
     def take(self) -> Message | None:
-        """Return the next message, or None if the socket does not block and the message is incomplete.
-
-        Raises `EOFError` or `OSError` if the peer closed the connection or is gone.
-        """
+        """Return the next message; None if it is incomplete. EOFError or OSError if the peer is gone."""
         return next(self._messages)
 
     def _read(self) -> Generator[Message | None]:
@@ -67,7 +64,7 @@ class Inbox:
             for size in sizes:
                 parts.append((yield from self._exactly(size)))  # noqa: PERF401 - a comprehension cannot yield
             message = content, parts
-            del content, parts  # keep nothing of a batch that the consumer drops
+            del content, parts  # hold no reference to the batch
             yield message
             del message
 
@@ -94,7 +91,6 @@ class Outbox:
         self._waiting: deque[tuple[memoryview, int | None]] = deque()
 
     def put(self, content: Any, parts: Sequence[Any] = ()) -> None:
-        """Queue a message; see `send`."""
         self._waiting.extend((view, None) for view in _frame(content, parts))
 
     def put_descriptor(self, descriptor: int) -> None:
@@ -102,7 +98,7 @@ class Outbox:
         self._waiting.append((memoryview(b"\0"), descriptor))
 
     def flush(self) -> bool:
-        """Send as much as the socket takes. Return True if nothing is left; drop everything if the peer is gone."""
+        """Send as much as the socket takes; return True if nothing is left. Drops everything if the peer is gone."""
         waiting = self._waiting
         while waiting:
             view, descriptor = waiting[0]
@@ -132,7 +128,7 @@ _MAP_FLAGS = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 
 class Slot:
-    """A piece of shared memory, as seen by one process, which owns the unnamed file `descriptor`; None creates one."""
+    """Shared memory as seen by one process, which owns the unnamed file `descriptor`; None creates one."""
 
     DESCRIPTORS = 2  # one of them for the mapping
 
@@ -141,14 +137,13 @@ class Slot:
         self._view: BytesArray = np.empty(0, np.uint8)
 
     def reserve(self, size: int) -> None:
-        """Allocate memory for `size` bytes; raise an `OSError` if there is not enough."""
         present = os.fstat(self.descriptor).st_size
         if present >= size:
             return
         # Round up by at most an eighth, so that slowly growing batches do not need a new mapping each time.
         step = max(_PAGE, 1 << max(0, size.bit_length() - 4))
         wanted = -(-size // step) * step
-        # The system overcommits memory, and kills a process that then uses it.
+        # The system overcommits memory, and kills processes that use it.
         if wanted - present > (available := available_bytes()):
             raise OSError(errno.ENOMEM, f"{wanted:,} bytes are needed, {available:,} are available")
         if hasattr(os, "posix_fallocate"):
@@ -164,7 +159,7 @@ class Slot:
         return self._view
 
     def write(self, parts: Sequence[memoryview]) -> list[Extent]:
-        """Write buffers one after another; raise an `OSError`, with nothing written, if there is not enough memory."""
+        """Write buffers one after another; OSError, with nothing written, if there is not enough memory."""
         extents: list[Extent] = []
         size = 0
         for part in parts:
@@ -201,7 +196,6 @@ class Ring:
         self._leases = BufferLeases()
 
     def take(self) -> int | None:
-        """Return the number of a free slot, or None."""
         while self._free:
             number = self._free.popleft()
             if len(self.slots) <= self._most:
@@ -217,7 +211,7 @@ class Ring:
         self._free.append(number)
 
     def lend(self, number: int, extents: Sequence[Extent]) -> list[Any]:
-        """Return the parts written to a slot, which becomes free again when nothing refers to any of them."""
+        """Return the buffers written to a slot, which becomes free when the last of them is dropped."""
         offset, length = extents[-1]
         try:
             block = self.slots[number].view(offset + length)
@@ -228,14 +222,10 @@ class Ring:
         return [lent[start : start + size] for start, size in extents]
 
     def missing(self, size: int) -> int:
-        """Return the bytes still to be allocated for all slots to have `size` bytes."""
         return sum(max(0, size - os.fstat(slot.descriptor).st_size) for slot in self.slots.values())
 
     def retire(self, most: int) -> bool:
-        """Use at most `most` slots from now on. Return True if that is less than before.
-
-        Slots that are lent are removed when they come back.
-        """
+        """Use at most `most` slots from now on (lent ones are removed later); return True if there were more."""
         before, self._most = self._most, min(self._most, most)
         return self._most < before
 

@@ -42,14 +42,14 @@ class NewSlot(NamedTuple):
 
 
 class ResultMessage(NamedTuple):
-    """The outcome of a task. The parts of its result come with this message unless they are in its slot."""
+    """The outcome of a task. Its buffers come with this message unless they are in its slot."""
 
     number: int
-    extents: list[Extent]  # the parts of the result in its slot; empty if they are not in the slot
+    extents: list[Extent]  # buffers of the result in its slot; empty if they are not there
     failure: str = ""  # why there is no result; empty if there is one
     traceback_text: str = ""
-    note: str = ""  # why the result is not in its slot, if that is unexpected
-    place: WorkerPosition | None = None  # the worker's place at the time of the failure; it may have moved on since
+    note: str = ""  # why the result is unexpectedly not in its slot
+    place: WorkerPosition | None = None  # the worker's position at the failure
 
 
 def serve(connection: socket.socket, name: str, work: Callable[[Any, WorkerStatus], Any] | None) -> None:
@@ -124,9 +124,9 @@ def _run(
         parts = take_apart(value)
     except WorkerLostError as lost:
         return ResultMessage(task.number, [], lost.reason, place=lost.place), []
-    except BaseException as error:  # SystemExit too: a transform does not decide when workers exit
+    except BaseException as error:  # even SystemExit: transforms do not end workers
         failure = f"{doing}: {type(error).__name__}: {error}"
-        place = replace(status.place(), index=-1)  # of the batch, not of its last sample
+        place = replace(status.place(), index=-1)  # the batch failed, not its last sample
         return ResultMessage(task.number, [], failure, traceback.format_exc(), place=place), []
     if slot is None or sum(part.nbytes for part in parts) <= SMALL_RESULT:
         return ResultMessage(task.number, []), parts
@@ -137,13 +137,12 @@ def _run(
 
 
 def _follow_parent() -> None:
-    """Exit when the parent exits."""
     parent = multiprocessing.parent_process()
     if parent is None:
         return
     sentinel: Any = parent.sentinel
     with contextlib.suppress(AttributeError, OSError):
-        # On Linux the kernel kills this process, even if something holds the GIL for ever or the process is stopped.
+        # On Linux the kernel kills this process, even one that holds the GIL for ever or is stopped.
         fcntl.fcntl(sentinel, fcntl.F_SETOWN, os.getpid())
         fcntl.fcntl(sentinel, fcntl.F_SETSIG, signal.SIGKILL)
         fcntl.fcntl(sentinel, fcntl.F_SETFL, fcntl.fcntl(sentinel, fcntl.F_GETFL) | fcntl.FASYNC)
@@ -168,7 +167,7 @@ _THREAD_VARIABLES = (
 
 
 def limit_threads() -> None:
-    """Limit libraries that would start one thread per core, in every worker, to a single thread."""
+    """Limit libraries that would start a thread per core in every worker to a single thread."""
     with contextlib.suppress(ImportError):
         importlib.import_module("threadpoolctl").threadpool_limits(1)
     torch, cv2 = sys.modules.get("torch"), sys.modules.get("cv2")

@@ -1,14 +1,13 @@
-"""Conversions on a Ray cluster: each part of a conversion is a task, which Ray runs again if its machine is lost.
+"""Conversions on a Ray cluster: each partition is a task, which Ray repeats if its machine is lost.
 
 ```python
 import dataload
 import dataload.ray
 
-source = dataload.open("/shared/train.tar", decode="auto")
-dataload.ray.convert(source, "/shared/train.array_record", shards=512, address="auto")
-```
+source = dataload.open("/shared/train.tar", decode="auto") dataload.ray.convert(source, "/shared/train.array_record",
+shards=512, address="auto") ```
 
-All machines need the same paths, or URLs, and the same packages. This is the only package that needs Ray.
+All machines need the same paths or URLs, and the same packages. This is the only package that needs Ray.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ def convert(
     address: str | None = None,
     **options: Any,
 ) -> ConvertReport:
-    """Convert a data set on a Ray cluster; see `dataload.convert.convert`.
+    """Convert a data set on a Ray cluster; see `dataload.convert.convert`, which takes the `options`.
 
     Args:
-        source: What `dataload.open` returns, or any source that pickles.
+        source: A source from `dataload.open`, or any other that pickles.
         destination: A path that all machines share, or a URL.
-        parts: See `RayEngine`.
+        parts: See `RayEngine`, as for `cpus`, `memory` and `address`.
         cpus: See `RayEngine`.
         memory: See `RayEngine`.
         address: See `RayEngine`.

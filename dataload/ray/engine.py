@@ -1,4 +1,4 @@
-"""The engine `ray`: each part of a task is a Ray task."""
+"""The engine `ray`: each partition of a task is a Ray task."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ from dataload.storage.remote.settings import parse_bytes
 _MOST_PARTS = 1000
 _RETRIES = 3
 _POLL_SECONDS = 1.0
-_END_SECONDS = 10.0  # to delete what is half written
+_END_SECONDS = 10.0  # to delete unfinished files
 _PAUSES = (1.0, 4.0, 16.0)
 _SAME_PATHS = "all machines of the cluster need the same paths: use a shared file system or URLs"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RayEngine:
-    """Runs each part as a Ray task, up to three times more if its worker or machine is lost.
+    """Runs each partition as a Ray task, and again up to three times if its worker or machine is lost.
 
-    It uses the Ray that this process has initialised, and leaves it running; otherwise it connects, and disconnects at
+    It uses the Ray that this process has initialised and leaves it running; otherwise it connects, and disconnects at
     the end.
 
     Attributes:
-        parts: Number of parts; by default one for each shard, but at most 1000.
-        cpus: CPUs that Ray reserves for a part.
-        memory: Bytes of memory that Ray reserves for a part, such as ``"4GB"``.
-        address: The cluster, as in ``ray.init``: by default what the variable RAY_ADDRESS says, or a cluster that runs
-            on this machine, or a new one on this machine alone. "auto" never starts one.
+        parts: Number of partitions; by default one for each shard, but at most 1000.
+        cpus: CPUs that Ray reserves for a partition.
+        memory: Bytes of memory that Ray reserves for a partition, such as ``"4GB"``.
+        address: The cluster, as in ``ray.init``: by default the one in RAY_ADDRESS, or one that runs on this machine,
+            or a new one on this machine alone. "auto" never starts one.
     """
 
     parts: int | None = None
@@ -55,11 +55,9 @@ class RayEngine:
             object.__setattr__(self, "memory", parse_bytes("memory", self.memory))
 
     def default_parts(self, shards: int) -> int:
-        """See `Engine`."""
         return min(shards, _MOST_PARTS)
 
     def run(self, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
-        """See `Engine`."""
         ray = load_optional("ray", needed_by="engine 'ray'", extra="ray")
         try:
             content: bytes = load_optional("ray.cloudpickle", needed_by="engine 'ray'", extra="ray").dumps(task)
@@ -104,14 +102,12 @@ class RayEngine:
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
             most = ", ".join(f"{max(node.get(name, 0) for node in nodes):,.0f} {name}" for name in wanted)
-            message = (
-                f"a part needs {self.cpus:g} CPU, {wanted['memory']:,} memory, and no machine of the cluster has that"
-            )
+            message = f"a partition needs {self.cpus:g} CPU, {wanted['memory']:,} memory, and no machine has that"
             warnings.warn(f"{message} (at most {most}): waiting for one to join", RuntimeWarning, stacklevel=2)
 
 
 def run_part(content: bytes, number: int, count: int, directory: str) -> tuple[Outcome, str]:
-    """Run a part in a worker of the cluster; return its outcome and the node."""
+    """Run a partition in a worker of the cluster; return its outcome and the node."""
     if os.path.isdir(directory):
         os.chdir(directory)  # for relative paths
     run = partial(attempt, partial(_unpickled, content), (number, count), lambda _: None)
@@ -119,7 +115,7 @@ def run_part(content: bytes, number: int, count: int, directory: str) -> tuple[O
     for pause in _PAUSES:
         if type(outcome.error) is not SourceError:
             break
-        time.sleep(pause)  # a worker of a lost machine may hold the lock of the part, until it notices
+        time.sleep(pause)  # a worker of a lost machine may still hold the partition's lock
         outcome = run()
     ray = load_optional("ray", needed_by="engine 'ray'", extra="ray")
     return outcome, ray.util.get_node_ip_address()
@@ -130,7 +126,7 @@ def _unpickled(content: bytes, *, part: tuple[int, int], progress: Callable[[int
 
 
 def _collect(ray: Any, pending: dict[Any, int], count: int, advance: Callable[[int], None]) -> list[Any]:
-    """Return what the parts return, in order; `pending` keeps the tasks that have not finished."""
+    """Return the values of the partitions, in order; `pending` keeps the unfinished tasks."""
     values: dict[int, Any] = {}
     done = 0
     while pending:
@@ -151,7 +147,7 @@ def _collect(ray: Any, pending: dict[Any, int], count: int, advance: Callable[[i
 
 
 def _cancel(ray: Any, tasks: list[Any]) -> None:
-    """Have tasks delete what is half written and end; kill those that take too long."""
+    """Have tasks delete unfinished files and end; kill those that take too long."""
     for task in tasks:
         ray.cancel(task)
     _, late = ray.wait(tasks, num_returns=len(tasks), timeout=_END_SECONDS) if tasks else ([], [])

@@ -1,7 +1,4 @@
-"""Storage of bytes: sources and the loader read and write files only through this package.
-
-A backend implements `Storage`; `storage_of` selects it by path: local files, or URLs.
-"""
+"""Storage of bytes. Sources and the loader read and write files only through this package."""
 
 from dataload.storage.backend import LeasedFile, Storage, read_limited, storage_of, unchanged
 from dataload.storage.local.atomic import AtomicFile

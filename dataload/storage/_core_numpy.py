@@ -1,9 +1,7 @@
-"""The core in numpy, used where `_core.c` could not be compiled; each function equals the one of the same name there.
+"""The core in numpy, used if `_core.c` could not be compiled. Each function equals its namesake there.
 
-Arguments called `data` are buffers, and `file` is the descriptor of the file behind a mapped one, or -1 for plain
-memory; or the descriptor, and when the file was changed last, in nanoseconds. All functions raise ValueError for a
-range outside its buffer, and `MapFault` if the file has shrunk or was changed since. Only the compiled core survives a
-file that shrinks during a copy, so files are not mapped without it.
+`file` is the descriptor behind the buffer `data`, -1 for plain memory, or a pair with the file's last change in ns.
+Errors: ValueError for a range outside the buffer, `MapFault` if the file has shrunk or changed.
 """
 
 import os
@@ -15,14 +13,11 @@ from dataload.types import Array, BytesArray, Int64Array
 
 
 class MapFault(Exception):
-    """A mapped file has shrunk, was changed, or its disk fails. The message is the offset of a fault, or the size."""
+    """A mapped file shrank or changed, or its disk failed. The message is the offset of the fault, or the size."""
 
 
 def gather(out: Any, data: Any, start: int, stride: int, indices: Int64Array, length: int, file: Any) -> None:
-    """Copy records of `length` bytes: row i of `out` is the record at ``start + indices[i] * stride`` in `data`.
-
-    `out` is a writable buffer of ``rows * length`` bytes; `indices` is (rows,) int64, at least 0; `stride` is positive.
-    """
+    """Copy records of `length` bytes at ``start + indices[i] * stride``, (rows,) int64, to the buffer `out`."""
     rows, size = len(indices), memoryview(data).nbytes
     target = np.frombuffer(out, np.uint8)
     if start < 0 or stride < 1 or length < 0:
@@ -65,10 +60,7 @@ def copies(data: Any, offsets: Int64Array, lengths: Int64Array, file: Any) -> li
 
 
 def hash_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, key: bytes, file: Any) -> None:
-    """Write the 64-bit HighwayHash of ranges of `data` to `out`, (rows,) uint64; `key` is 32 bytes.
-
-    The ranges are (rows,) int64 `offsets` and `lengths` in bytes.
-    """
+    """Write the 64-bit HighwayHash of ranges, (rows,) int64, of `data` to `out`, (rows,) uint64; `key`: 32 bytes."""
     source, target = np.frombuffer(data, np.uint8), np.frombuffer(out, np.uint8)
     _check_ranges(offsets, lengths, source.size)
     if len(key) != 32 or target.size != 8 * len(offsets):
@@ -110,7 +102,7 @@ _PACKET = 32  # bytes
 
 
 def highway_hashes(data: BytesArray, offsets: Int64Array, lengths: Int64Array, key: bytes) -> Any:
-    """Return the hashes, (rows,) uint64, of ranges of `data`, (rows,) offsets and lengths; the key is 32 bytes."""
+    """Return the hashes, (rows,) uint64, of ranges of `data`, (rows,) int64 offsets and lengths."""
     order = np.argsort(-lengths, kind="stable")  # those with a further packet come first
     starts, sizes = offsets[order], lengths[order]
     words = np.frombuffer(key, "<u8")
@@ -133,7 +125,6 @@ def _swap(words: Any) -> Any:
 
 
 def _mix(add: Any, mul: Any, words: Any) -> None:
-    """Mix (rows, 4) words into the state."""
     add[1] += words + mul[0]
     mul[0] ^= (add[1] & _LOW) * (add[0] >> _HALF)
     add[0] += mul[1]
@@ -148,7 +139,6 @@ def _zip(words: Any) -> Any:
 
 
 def _mix_rests(add: Any, mul: Any, ranges: list[BytesArray]) -> None:
-    """Mix the last bytes of ranges that do not end with a whole packet."""
     rows = [row for row, each in enumerate(ranges) if each.size % _PACKET]
     rests = [ranges[row][ranges[row].size // _PACKET * _PACKET :].tobytes() for row in rows]
     size = np.array([len(rest) for rest in rests], np.uint64)[:, None]
@@ -163,7 +153,6 @@ def _mix_rests(add: Any, mul: Any, ranges: list[BytesArray]) -> None:
 
 
 def _last_packet(rest: bytes) -> bytes:
-    """Return the packet for the last bytes, 1 to 31."""
     odd = len(rest) % 4
     whole = rest[: len(rest) - odd]
     if len(rest) & 16:
@@ -186,19 +175,14 @@ def lmdb_nodes(
     size: int,
     kind: int,
 ) -> int:
-    """Parse branch pages or leaf pages of LMDB, check all that they say, and return the number of nodes.
+    """Parse and check branch or leaf pages of LMDB, and return the number of nodes.
 
-    `kind` is the flag of the pages, 1 for branch pages and 2 for leaf pages; see `dataload.sources.lmdb.file`. `pages`
-    is (pages, page_size) uint8, contiguous, and `numbers`, (pages,) int64, are their numbers. `page_size` is a multiple
-    of 8 from 256 to 65,536, `header_size` 16 or 24, and `size` the bytes of the file that are in use.
+    `kind` is the flag of the pages: 1 for branches, 2 for leaves; see `dataload.sources.lmdb.file`. `pages` is
+    (pages, page_size) uint8, contiguous; `numbers`, (pages,) int64, are their numbers; `size` is the bytes in use.
 
-    `counts`, (pages,) int64, is filled with the nodes in each page, at most ``page_size // 10``. `out`, (4, capacity)
-    int64 with room for all, is filled by node: the number of the child page; or for leaf pages the value's offset in
-    the file, its length, the decimal number below 10**18 that the key is (-1 for other keys), and the size of the key
-    plus 65,536 times the flags.
-
-    For the first page that is refused, the result is -(8 * its row + a number from 1): it is not of this kind, its
-    bounds are wrong, a node or an entry lies outside it, or it points outside the file.
+    Fills `counts`, (pages,) int64, with the nodes of each page, and `out`, (4, capacity) int64: the number of the child
+    page, or for leaves the value's offset in the file, its length, the key as a decimal number below 10**18 (else -1),
+    and the key's size plus 65,536 times the flags. Returns -(8 * row + reason) for the first page that is refused.
     """
     fit = header_size in (16, 24) and 256 <= page_size <= 65536 and page_size % 8 == 0
     fit = fit and pages.size == len(numbers) * page_size and len(counts) == len(numbers)
@@ -235,7 +219,7 @@ def lmdb_nodes(
 
 
 def _check_headers(words: Array, counts: Int64Array, page_size: int, header_size: int, kind: int) -> tuple[int, int]:
-    """Fill `counts`; return the number of pages before the first that is refused, and why, 0 if none is."""
+    """Fill `counts`; return the number of pages before the first invalid one, and the reason (0 if all are valid)."""
     flags, lower, upper = words[:, header_size // 2 - 3 : header_size // 2].T.astype(np.int64)
     base = header_size if header_size == 24 else 0
     counts[:] = (lower + base - header_size) // 2
@@ -249,7 +233,7 @@ def _check_headers(words: Array, counts: Int64Array, page_size: int, header_size
 
 
 def _fill_branches(out: Int64Array, bad: BytesArray, words: Array, at: Int64Array, pages: int) -> None:
-    """Fill in the children of nodes, (nodes,) at these words; `pages` limits their numbers."""
+    """Fill in the children of nodes, whose offsets in words are (nodes,); `pages` limits their numbers."""
     low, high, top = (words[at + place].astype(np.int64) for place in range(3))
     children = low | high << 16 | top << 32
     out[0, : len(at)] = children
@@ -259,7 +243,7 @@ def _fill_branches(out: Int64Array, bad: BytesArray, words: Array, at: Int64Arra
 def _fill_entries(
     out: Int64Array, bad: BytesArray, words: Array, starts: Int64Array, room: Int64Array, header_size: int
 ) -> Int64Array:
-    """Fill in lengths, sizes of keys and flags; return (nodes,) the places of values, or of the numbers of pages."""
+    """Fill in lengths, key sizes and flags; return (nodes,) offsets of the values, or of their page numbers."""
     at = starts // 2
     low, high, flags, keys = (words[at + place].astype(np.int64) for place in range(4))
     length = low | high << 16
@@ -276,7 +260,6 @@ def _fill_entries(
 def _fill_large(
     out: Int64Array, bad: BytesArray, data: BytesArray, values: Int64Array, page_size: int, header_size: int, size: int
 ) -> None:
-    """Fill in the offsets of values in overflow pages."""
     rows = np.flatnonzero((out[3, : len(values)] >> 16 & _LARGE != 0) & (bad == 0))
     found = data[values[rows, None] + np.arange(8)].view(np.uint64).ravel()
     inside = (found >= 2) & (found < size // page_size)
@@ -287,7 +270,7 @@ def _fill_large(
 
 
 def _fill_decimals(out: Int64Array, bad: BytesArray, data: BytesArray, keys: Int64Array) -> None:
-    """Fill in the numbers that keys are, which begin at these places."""
+    """Fill in the keys that are decimal numbers, given the offsets of the keys."""
     sizes = out[3, : len(keys)] & 0xFFFF
     numbers = out[2, : len(keys)]
     numbers[:] = -1

@@ -21,7 +21,7 @@ from dataload.types import Int64Array
 
 
 class FileStream(io.RawIOBase):
-    """A file object over an open file; see `ReadableFile`. It does not close the file."""
+    """A file object over an open `ReadableFile`, which it does not close."""
 
     def __init__(self, file: Any) -> None:
         super().__init__()
@@ -47,14 +47,13 @@ class FileStream(io.RawIOBase):
         return count
 
     def read(self, size: int = -1, /) -> bytes:
-        """See `io.RawIOBase`; reads all that is asked for."""
         data = self._file.read(self._position, self._file.size - self._position if size < 0 else size)
         self._position += len(data)
         return data
 
 
 class ReadableFile(Protocol):
-    """An open file that any number of threads may read at any offset; see `LocalFile`."""
+    """An open file that any number of threads may read at any offset."""
 
     @property
     def size(self) -> int:
@@ -75,7 +74,7 @@ class ReadableFile(Protocol):
 
 
 class LeasedFile(Protocol):
-    """A local file that nobody evicts while this object exists."""
+    """A local file that is not evicted while this object exists."""
 
     @property
     def path(self) -> str:
@@ -119,11 +118,11 @@ class Storage(Protocol):
         ...
 
     def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> Sequence[bytes]:
-        """Return byte ranges of a file in the requested order; a range that exceeds the file is shorter."""
+        """Return byte ranges of a file in the requested order; ranges beyond its end are shorter."""
         ...
 
     def open(self, path: str, *, whole: bool = False) -> ReadableFile:
-        """Open a file for reading at any offset; `whole` says that most of it will be read."""
+        """Open a file for reading at any offset; `whole` announces that most of it will be read."""
         ...
 
     def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:
@@ -131,30 +130,30 @@ class Storage(Protocol):
 
         Args:
             path: The file.
-            mapped: Map it into memory, if that is safe; see `can_map`.
-            whole: Keep a copy here while it is read, because its format is read all over.
+            mapped: Map it into memory if that is safe; see `can_map`.
+            whole: Keep a local copy while it is read, for formats that read all over the file.
         """
         ...
 
     def lease(self, path: str) -> LeasedFile:
-        """Return a local file with the content of a file, which stays until the last reference is dropped."""
+        """Return a local copy of a file, which stays until the last reference is dropped."""
         ...
 
     def lend(self, path: str, holder: Any) -> tuple[LeasedFile, Any]:
-        """Return a lease for opening a file, and what `holder` keeps as long as the file is open.
+        """Return a lease for opening a file, and an object that `holder` keeps while the file is open.
 
         Args:
             path: The file.
-            holder: It has `is_open`, `is_deleted` and `release`, as `ReopenedFile`; others may need the room.
+            holder: An object like `ReopenedFile`, released if others need the room.
         """
         ...
 
     def create(self, path: str, *, overwrite: bool = False) -> AtomicFile:
-        """Start a file or directory that appears at `path` only when it is published."""
+        """Start an atomic file or directory, which appears at `path` when it is published."""
         ...
 
     def load(self, path: str) -> tuple[bytes, Any] | None:
-        """Return what a small file contains now, and its version for `replace`; None if there is no such file."""
+        """Return the content of a small file and its version for `replace`; None if it does not exist."""
         ...
 
     def replace(self, path: str, data: bytes, version: Any) -> Any:
@@ -163,16 +162,16 @@ class Storage(Protocol):
         Args:
             path: The file.
             data: Its content.
-            version: What it replaces: what `load` or `replace` has returned, None if there is no such file. Local
-                files are replaced whatever they are, so hold their lock.
+            version: Version to replace, as returned by `load` or `replace`; None to create. For local files the version
+                is not checked: hold the lock.
 
         Raises:
-            FileExistsError: The file is another version now.
+            FileExistsError: The file has another version now.
         """
         ...
 
     def etag(self, path: str) -> str | None:
-        """Return the ETag of an object; None if it has none, or is a local file."""
+        """Return the ETag of an object; None if it has none, and for local files."""
         ...
 
     def remove(self, path: str) -> None:
@@ -182,13 +181,13 @@ class Storage(Protocol):
     def lock(self, path: str) -> AbstractContextManager[None]:
         """Hold an exclusive lock named after `path`; raise a `SourceError` that names the holder if it is taken.
 
-        The lock of a URL excludes the other processes of this node; `replace` excludes those of other nodes.
+        The lock of a URL excludes other processes of this node only; `replace` excludes other nodes.
         """
         ...
 
 
 def read_limited(storage: Storage, path: str, most: int, what: str) -> bytes:
-    """Return the content of a file in one request; of more than `most` bytes, it is a CorruptFileError about `what`."""
+    """Return the content of a file in one request; a CorruptFileError about `what` if it exceeds `most` bytes."""
     data = storage.read_ranges(path, np.zeros(1, np.int64), np.array([most + 1]))[0]
     if len(data) > most:
         raise CorruptFileError(f"{what} has at most {most:,} bytes", path=path)
@@ -197,7 +196,7 @@ def read_limited(storage: Storage, path: str, most: int, what: str) -> bytes:
 
 @contextmanager
 def unchanged(storage: Storage, path: str, identity: FileIdentity) -> Generator[None]:
-    """Raise an error after reading a file if it is not of this version any more, instead of other errors."""
+    """Raise an error after reading a file if its version has changed, in place of any other error."""
     try:
         yield
     finally:
@@ -209,7 +208,7 @@ _LOCAL = LocalStorage()
 
 
 def storage_of(path: str, remote: Remote | None = None) -> Storage:
-    """Return the backend that holds a path or URL; `remote` has the settings of what is not on this machine."""
+    """Return the backend for a path or URL; `remote` holds the settings for URLs."""
     if not is_url(path):
         return _LOCAL
     from dataload.storage.remote.backend import RemoteStorage  # most data are local

@@ -30,17 +30,14 @@ def map_unpacked(
     mapped: bool = True,
     remote: Remote | None = None,
 ) -> RecordFile:
-    """Open a compressed file to copy records out of it. Its content is in the cache of the node, within its budget.
-
-    `unpack` decompresses the file into an array of `size` bytes, or raises an error. For `mapped`, see `can_map`.
-    """
+    """Open a compressed file for copying records; `unpack` fills `size` bytes, which are kept in the node's cache."""
     from dataload.storage.remote.backend import node_cache
     from dataload.storage.remote.files import keep, local_copy, open_shards
     from dataload.storage.remote.prefetch.shards import write  # most data are not compressed
 
     given = Remote() if remote is None else remote
     storage, cache, name = storage_of(path, remote), node_cache(given), absolute(path)
-    # The version of the compressed file identifies what is in it.
+    # The version of the compressed file identifies its content.
     identity = storage.identity(path)
     version = ObjectVersion(size, f"unpacked {identity!r}", has_etag=False)
 
@@ -62,17 +59,16 @@ def map_unpacked(
     )
 
 
-_PIECE = 1 << 22  # bytes
+_BLOCK_BYTES = 1 << 22
 _TEXT = "the text of the file"
 
 
 def is_compressed(path: str) -> bool:
-    """Return whether a name says that the file is compressed."""
     return path.lower().endswith((".gz", ".zst"))
 
 
 def read_text(path: str, limit: int, remote: Remote | None = None) -> bytes | bytearray:
-    """Return the text of a file, decompressed if its name says so; over `limit` bytes it is a CorruptFileError."""
+    """Return the text of a file, decompressed by its suffix; over `limit` bytes it is a CorruptFileError."""
     with storage_of(path, remote).open(path, whole=True) as file:
         if not is_compressed(path):
             check_size(file.size, limit, _TEXT, path=path)
@@ -86,9 +82,9 @@ def read_text(path: str, limit: int, remote: Remote | None = None) -> bytes | by
         else:
             read = gzip.GzipFile(fileobj=io.BufferedReader(FileStream(file))).read
         try:
-            while piece := read(_PIECE):
-                check_size(len(text) + len(piece), limit, _TEXT, path=path)
-                text += piece
+            while block := read(_BLOCK_BYTES):
+                check_size(len(text) + len(block), limit, _TEXT, path=path)
+                text += block
         except (DataloadError, MemoryError):
             raise
         except errors as error:

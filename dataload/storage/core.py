@@ -1,4 +1,4 @@
-"""The core, compiled if it can be: the functions through which all bytes leave a mapped file."""
+"""The core: the functions through which all bytes leave a mapped file, compiled if possible."""
 
 import functools
 import importlib
@@ -11,10 +11,7 @@ from dataload.storage import _core_numpy as _core
 
 @functools.cache
 def core():  # noqa: ANN201 - the type of a module has no name
-    """Return the module of the core: the extension made of `_core.c`, or `_core.py`.
-
-    The environment variable ``DATALOAD_CORE`` chooses: ``numpy`` for `_core.py`, ``compiled`` for the extension.
-    """
+    """Return the core: the compiled extension or `_core_numpy`. ``DATALOAD_CORE=numpy`` or ``compiled`` chooses."""
     wanted = os.environ.get("DATALOAD_CORE")
     if wanted:
         check_choice("DATALOAD_CORE", wanted, ("compiled", "numpy"))
@@ -28,13 +25,9 @@ def core():  # noqa: ANN201 - the type of a module has no name
 
 
 def core_name() -> str:
-    """Return which core is in use: "compiled" or "numpy"."""
     return "numpy" if core() is _core else "compiled"
 
 
 def can_map() -> bool:
-    """Return whether files are mapped: only if a file that shrinks meanwhile cannot kill the process.
-
-    That needs the compiled core. ``DATALOAD_SIGBUS_GUARD=0`` keeps it from handling SIGBUS; files are then not mapped.
-    """
+    """Return whether files are mapped: only if the core handles SIGBUS, so that a file that shrinks does no harm."""
     return core() is not _core and os.environ.get("DATALOAD_SIGBUS_GUARD") != "0"

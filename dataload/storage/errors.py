@@ -1,4 +1,4 @@
-"""Errors about files, translated to dataload's."""
+"""Errors about files, translated to dataload's exceptions."""
 
 import difflib
 import errno
@@ -24,7 +24,7 @@ _MOST_NAMES = 1000  # to compare with a name that does not exist
 
 
 def changed_error(path: str, was: int, now: int, *, index: int | None = None) -> ChangedFileError:
-    """Return the error for a file of `now` bytes that had more, `was`, when it was opened."""
+    """Return the error for a file that shrank from `was` to `now` bytes since it was opened."""
     return ChangedFileError(
         f"the file had {was} bytes when it was opened and has {now} now: it was changed while in use; open it again, "
         "and replace files by renaming new ones over them",
@@ -35,29 +35,26 @@ def changed_error(path: str, was: int, now: int, *, index: int | None = None) ->
 
 
 def outside_error(path: str, size: int, error: object) -> CorruptFileError:
-    """Return the error for a range that is not inside a file of `size` bytes."""
     return CorruptFileError(f"the table of records points outside the file: {error}", path=path, offset=size)
 
 
 def rewritten_error(path: str) -> ChangedFileError:
-    """Return the error for a file that is not the one whose table was read."""
+    """Return the error for a file that has been replaced since its table was read."""
     return ChangedFileError("the file has been rewritten since it was opened: open the data set again", path=path)
 
 
 def overwritten_error(path: str, was: int, now: int) -> ChangedFileError:
-    """Return the error for a file that was overwritten in place; it was changed at `was` and `now`, ns since 1970."""
+    """Return the error for a file overwritten in place; `was` and `now` are its change times, ns since 1970."""
     before, after = (time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at // 10**9)) for at in (was, now))
     return ChangedFileError(
-        f"the file was overwritten while it was in use: it was last changed at {before} when it was opened, and was "
-        f"changed again at {after}. What was read of it before is what it held when it was opened; what would be read "
-        "since may be torn (part old, part new). Open the data set again, and replace files by renaming new ones over "
-        "them",
+        f"the file was overwritten while it was in use: it was last changed at {before} when it was opened, and "
+        f"changed again at {after}. Earlier reads returned its old content; later ones may mix old and new. Open the "
+        "data set again, and replace files by renaming new ones over them",
         path=path,
     )
 
 
 def disk_error(path: str, offset: int) -> MachineError:
-    """Return the error for bytes that cannot be read of a file that nobody has changed."""
     return MachineError(
         f"the disk failed to read {path} at byte {offset}: the file has its full size and was not changed. See the "
         "kernel's log (dmesg) and the disk's health (smartctl -a), or the server's if it is a network file system, and "
@@ -80,13 +77,12 @@ def file_errors(path: str) -> Generator[None]:
             raise
         raise system_error("read", path, error) from error
     except MemoryError as error:
-        message = f"cannot read {path}: this needs more memory than this process may have; the file may be damaged"
+        message = f"cannot read {path}: this needs more memory than the process may use; the file may be damaged"
         raise MachineError(message, path=path) from error
 
 
 @contextmanager
 def cache_errors(root: str) -> Generator[None]:
-    """Translate the operating system's errors about the cache in the directory `root`."""
     try:
         yield
     except OSError as error:
@@ -96,7 +92,7 @@ def cache_errors(root: str) -> Generator[None]:
 
 
 def system_error(verb: str, path: str, error: OSError) -> SourceError:
-    """Return the error for one of the operating system's about `path`, with what to do about it."""
+    """Return the error for an operating system's error about `path`, with a remedy."""
     number = error.errno or 0
     kind = MachineError if number in MACHINE_ERRNOS else StoreError
     return kind(f"cannot {verb} {path}: {error.strerror or error}{_remedy(number, path)}", path=path)
@@ -113,18 +109,16 @@ def _remedy(number: int, path: str) -> str:
     if number == errno.ENOMEM:
         return "; use fewer workers, or smaller batches"
     if number in STORE_ERRNOS:
-        return "; the disk or the file server fails: see the system's log, and continue from the last state"
+        return "; the disk or the file server is failing: see the system's log, and continue from the last state"
     return ""
 
 
 def free_space(path: str) -> str:
-    """Describe the free space of the disk of `path`, which may not exist."""
     folder = _existing(path)
     return f"{shutil.disk_usage(folder).free:,} bytes are free in {folder}"
 
 
 def _existing(path: str) -> str:
-    """Return the deepest directory of `path` that exists."""
     folder = os.path.abspath(path)
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
@@ -132,11 +126,11 @@ def _existing(path: str) -> str:
 
 
 def describe_missing(path: str) -> str:
-    """Describe the deepest directory of `path` that exists, and what in it has a similar name."""
+    """Describe the deepest existing directory of `path`, and similar names in it."""
     parent = _existing(path)
     wanted = os.path.relpath(os.path.abspath(path), parent).split(os.sep)[0]
     with suppress(OSError), os.scandir(parent) as entries:
         names = [entry.name for entry in islice(entries, _MOST_NAMES)]
         if similar := difflib.get_close_matches(wanted, names, n=1, cutoff=0.75):
             return f"the directory {parent} exists; did you mean {similar[0]!r} in it?"
-    return f"the directory {parent} exists, nothing of that name is in it"
+    return f"the directory {parent} exists, but has no entry of that name"

@@ -1,4 +1,4 @@
-"""Arithmetic of paths and URLs. Pure (no I/O)."""
+"""Path and URL arithmetic. Pure (no I/O)."""
 
 import glob
 import os
@@ -18,7 +18,7 @@ _BROKEN = re.compile(r"(?:https?|s3|gs|az|abfss?|sftp|hdfs|file|memory):/(?!/)",
 
 
 def is_url(path: str) -> bool:
-    """Return whether `path` is a URL; raise a ConfigError if it names nothing, or lost a slash in `pathlib`."""
+    """Return whether `path` is a URL; ConfigError if it has no host, or lost a slash in `pathlib`."""
     if path.endswith("://") and _SCHEME.fullmatch(path):
         raise nameless_error(path)
     if _BROKEN.match(path):
@@ -27,13 +27,11 @@ def is_url(path: str) -> bool:
 
 
 def nameless_error(base: str) -> ConfigError:
-    """Return the error for a URL that ends after its scheme."""
     named = "server" if base.startswith("http") else "bucket"
     return ConfigError(f"the URL {base} names no {named}: expected {base}NAME/PATH", key="paths", value=base)
 
 
 def local_path(path: str) -> str:
-    """Return the path of a ``file://`` URL; anything else stays as it is."""
     if path[:7].lower() != "file://":
         return path
     host, slash, rest = path[7:].partition("/")
@@ -41,40 +39,32 @@ def local_path(path: str) -> str:
 
 
 def base_name(path: str) -> str:
-    """Return the last component of a path, which may end in a slash."""
     if is_url(path):
         return path.rstrip("/").rpartition("/")[2]
     return os.path.basename(os.path.normpath(path))
 
 
 def parent(path: str) -> str:
-    """Return the directory of a path; ``"."`` for a bare name."""
     if is_url(path):
         return path.rstrip("/").rpartition("/")[0]
     return os.path.dirname(path) or "."
 
 
 def absolute(path: str) -> str:
-    """Return the absolute path, which stays valid if the working directory changes."""
     return path if is_url(path) else os.path.abspath(path)
 
 
 def join(directory: str, name: str) -> str:
-    """Return the path of `name` in `directory`."""
     return f"{directory.rstrip('/')}/{name}" if is_url(directory) else os.path.join(directory, name)
 
 
 def are_plain(names: str) -> bool:
-    """Return whether one name, or several joined by ``/``, have only letters, digits and what cannot lead elsewhere."""
+    """Return whether names joined by ``/`` have only letters, digits and safe punctuation."""
     return _PLAIN.fullmatch(names) is not None
 
 
 def leads_elsewhere(name: Any, *, in_url: bool = False) -> str:
-    """Return why a name that a file holds may not be that of a file below a directory; "" if it must be.
-
-    The check of all formats whose files name others: whoever wrote such a file must not choose what else is opened.
-    Such a name is never expanded, neither as a pattern nor at a ``~``.
-    """
+    """Return why `name`, found in a file, is not a file below that file's directory; "" if it is. Never expanded."""
     if type(name) is str and are_plain(name):
         return ""
     shown = re.sub(r"//[^/]*@", "//", str(name).partition("?")[0])[:80]  # a URL may hold secrets
@@ -88,20 +78,15 @@ def leads_elsewhere(name: Any, *, in_url: bool = False) -> str:
 
 
 def named_files(file: str, names: Iterable[Any], directory: str | None = None) -> list[str]:
-    """Return the paths of what the file at `file` calls `names`: files below `directory`, by default its own.
-
-    Raises:
-        CorruptFileError: A name may lead elsewhere.
-    """
+    """Return the paths of `names` found in `file`, in `directory` or beside it; CorruptFileError if one is not."""
     directory, found = directory or parent(file), list[str]()
     for name in names:
         if reason := leads_elsewhere(name, in_url=is_url(directory)):
-            message = f"it names a file that it may not: {reason}. Open files elsewhere by a list of their own paths"
+            message = f"it must not name this file: {reason}. To open files elsewhere, list their paths"
             raise CorruptFileError(message, path=file)
         found.append(join(directory, name))
     return found
 
 
 def has_wildcards(path: str) -> bool:
-    """Return whether `path` contains ``*``, ``?`` or ``[``."""
     return glob.has_magic(path)

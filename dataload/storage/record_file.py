@@ -1,4 +1,4 @@
-"""The base class of open files from which records are copied."""
+"""Base class of open files from which records are copied."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator
@@ -47,7 +47,7 @@ _reading_tables: ContextVar[bool] = ContextVar("reading_tables", default=False)
 
 @contextmanager
 def reading_tables() -> Generator[None]:
-    """Say that what this thread reads of shards are tables, for which no whole shard is downloaded."""
+    """Mark reads of this thread as reads of tables, for which no whole shard is downloaded."""
     token = _reading_tables.set(True)
     try:
         yield
@@ -56,21 +56,20 @@ def reading_tables() -> Generator[None]:
 
 
 def is_reading_tables() -> bool:
-    """Return whether this thread is in a `reading_tables` block."""
     return _reading_tables.get()
 
 
 class RecordFile(ABC):
     """An open file from which batches of records are copied. Thread-safe.
 
-    `release` closes the file, and the next read opens it again, so a process can hold more of these than it may open
-    files. All reads raise CorruptFileError if a range is outside the file, and ChangedFileError if the file was written
-    to since it was opened, or was replaced while it was released.
+    `release` closes the file until the next read, so a process can hold more of these than it may open files. Reads
+    raise CorruptFileError for a range outside the file, and ChangedFileError if the file was written to or replaced
+    since.
 
     Attributes:
         path: Path as given.
         size: Size in bytes when the file was opened.
-        may_be_written: Whether others may write to the file, because the reader of its format notices what matters.
+        may_be_written: Whether others may write to the file; then the format's reader checks what matters.
     """
 
     path: str
@@ -78,39 +77,20 @@ class RecordFile(ABC):
     may_be_written: bool = False
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return the bytes [offset, offset + length)."""
         return self.copies(np.array([offset]), np.array([length]))[0]
 
     def gather(self, offsets: Int64Array, length: int) -> Array:
-        """Copy records of one length.
-
-        Args:
-            offsets: (rows,) int64, bytes.
-            length: Bytes of a record.
-
-        Returns:
-            (rows, length) uint8, contiguous, owned by the caller.
-        """
+        """Copy records of `length` bytes at `offsets`, (rows,) int64, to a new (rows, length) uint8."""
         return self.gather_every(0, 1, length, offsets)
 
     def gather_every(self, start: int, stride: int, length: int, indices: Int64Array) -> Array:
-        """Copy records of one length at a constant stride, overlapping or not.
-
-        Args:
-            start: Offset of record 0 in bytes.
-            stride: Bytes between the starts of consecutive records, at least 1.
-            length: Bytes of a record.
-            indices: (rows,) int64, records.
-
-        Returns:
-            (rows, length) uint8, contiguous, owned by the caller.
-        """
+        """Copy records `indices`, (rows,) int64, `stride` bytes apart, to a new (rows, length) uint8."""
         out = pooled_empty((len(indices), length), np.uint8)
         self._gather(out, start, stride, length, indices)
         return out
 
     def gather_ranges(self, offsets: Int64Array, lengths: Int64Array) -> BytesColumn:
-        """Copy ranges of different lengths, (rows,) int64 offsets and lengths in bytes, into one block of memory."""
+        """Copy ranges, (rows,) int64 offsets and lengths in bytes, into one block of memory."""
         ends = np.cumsum(lengths)
         # Negative lengths are refused where the ranges are checked.
         arena = pooled_empty((max(0, int(ends[-1])) if len(ends) else 0,), np.uint8)
@@ -127,11 +107,11 @@ class RecordFile(ABC):
 
     @abstractmethod
     def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
-        """See `gather_every`; fills `out`."""
+        """Fill `out` as `gather_every` does."""
 
     @abstractmethod
     def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
-        """See `gather_ranges`; fills `out`."""
+        """Fill `out` with ranges, one after another."""
 
     @abstractmethod
     def release(self) -> None:
@@ -142,7 +122,7 @@ class RecordFile(ABC):
 
 
 class MergedReads(RecordFile):
-    """A file read in few calls: ranges up to `gap` bytes apart share one, because another would take longer."""
+    """A file read in few calls: ranges up to `gap` bytes apart are read together, which is faster."""
 
     gap: int
 
@@ -163,7 +143,7 @@ class MergedReads(RecordFile):
             core().gather_ranges(out, data, positions, lengths, -1)
 
     def _load(self, offsets: Int64Array, lengths: Int64Array | int) -> tuple[BytesArray, Int64Array]:
-        """Read ranges, at least one, into one buffer; return it and the offset of each range in it."""
+        """Read ranges, at least one, into one buffer; return it with the offset of each range."""
         inside = (offsets >= 0) & (np.asarray(lengths) >= 0) & (offsets <= self.size) & (lengths <= self.size - offsets)
         if not inside.all():
             row = int(np.argmin(inside))
@@ -175,4 +155,4 @@ class MergedReads(RecordFile):
 
     @abstractmethod
     def _fill(self, buffer: BytesArray, runs: Runs) -> None:
-        """Read runs, which are inside the file, one after another into `buffer`."""
+        """Read runs, all inside the file, one after another into `buffer`."""

@@ -151,7 +151,7 @@ def test_verifying_a_cache_in_use(tmp_path, reader):
     assert (done.exit_code, done.stderr) == (
         1, "error: 1 damaged of 4 shards (0 by SHA-256, 2 by MD5, 2 by length)\n"
     )  # fmt: skip
-    assert done.stdout.startswith(f"{flipped}: its MD5 is {hashlib.md5(data).hexdigest()}, and that of the object is 0")
+    assert done.stdout.startswith(f"{flipped}: its MD5 is {hashlib.md5(data).hexdigest()}, and the object's is 0")
     done = cache("verify", "--cache", tmp_path, "--no-md5")
     assert (done.exit_code, done.stdout) == (0, "none damaged of 4 shards (0 by SHA-256, 0 by MD5, 4 by length)\n")
     os.truncate(short, 10)

@@ -128,7 +128,7 @@ WRONG = [
     ("cache prune --budget much", "budget must be a number of bytes such as 500GB or 64MiB, got 'much'"),
     # Conversions and indexes
     ("convert range:3 out.none", "'out.none'"),
-    ("convert range:3 file/out.syr", "cannot write to the directory file: file is no directory"),
+    ("convert range:3 file/out.syr", "cannot write to the directory file: file is not a directory"),
     ("convert range:3 x.lmdb", "exists: choose another name, or pass --overwrite to replace it"),
     ("convert range:3 c.tar --to-option indx=false", "did you mean 'index'?"),
     ("convert a.syr b.syr --map my_code", "--map is 'my_code': expected 'module:function'"),
@@ -202,7 +202,7 @@ WRONG = [
     ("show a.toml --step 0 --rank 1", "--rank needs --world-size"),
     ("show a.toml --step 0 --html none/page.html", NO_DIRECTORY),
     ("show a.toml --step 0 --npz none/b.npz", NO_DIRECTORY),
-    ("show a.toml --step 0 --tokenizer a.toml", "a.toml is no tokenizer.json"),
+    ("show a.toml --step 0 --tokenizer a.toml", "a.toml is not a tokenizer.json"),
     ("show a.toml --step 0 --set source.path=tokens.npy", "needs the option 'window': pass --set source.window=...\n"),
     ("show a.toml --state b.json", "--state: b.json cannot be read: No such file or directory"),
     ("show a.syr --records 0:21", "--records 0:21 is out of range: the data set has 20 records"),

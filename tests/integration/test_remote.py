@@ -402,7 +402,7 @@ def test_what_is_downloaded_to_learn_lengths_is_limited(server, shards, bucket, 
         if name not in (*WHOLE, "tar without an index", "jsonl"):
             open_source(1)
             return
-        with pytest.raises(ConfigError, match=r"part-0.* is read as a whole only to learn what it contains, and .* 1,"):
+        with pytest.raises(ConfigError, match=r"only the whole of .*part-0.* tells its number of records, and .* 1,"):
             open_source(1000)
         # Of 180,000: heads, and what tells that a file has to be read as a whole.
         assert proxy.counts.bytes.total() < 100_000

@@ -88,7 +88,7 @@ def test_lmdb_environments_are_told_apart_by_content(tmp_path):
 @pytest.mark.parametrize(
     ("path", "match"),
     [
-        ("missing.syr", r"there is no .*missing\.syr: the directory .* exists, nothing of that name is in it"),
+        ("missing.syr", r"there is no .*missing\.syr: the directory .* exists, but has no entry of that name"),
         ("no/such/dir/x.tar", r"there is no .*x\.tar: the directory .* exists"),
         ("missing", "there is no .*missing"),
         ("*.syr", r"nothing matches the pattern .*\*\.syr"),

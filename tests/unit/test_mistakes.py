@@ -59,7 +59,7 @@ dataload.open("trian.syr")
 dataload.from_config("trian.toml")
     ConfigError: cannot read the config trian.toml: the directory .* exists; did you mean 'train.toml' in it?
 dataload.open("zebra")
-    SourceNotFoundError: nothing of that name is in it
+    SourceNotFoundError: but has no entry of that name
 dataload.open("empty")
     SourceNotFoundError: the directory empty has no files with a suffix of a known format
 dataload.open("empty", format="tar")

@@ -27,15 +27,9 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, err
 
 
 class AtomicFile:
-    """A file or directory being written, inside a hidden folder in the directory of its destination, `path`.
+    """A file or directory written in a hidden, private folder beside its destination, `path`.
 
-    The name of the folder is unpredictable, and only this user may enter it, so nobody can place a link where the part
-    will be. `publish` makes the part durable and renames it to its destination; `abort` deletes it. A killed process
-    leaves a folder that no source opens, and does not affect what was at the destination. The next part for the same
-    destination deletes it; see `remove_leftovers`.
-
-    `temporary`, the path of the part until then, does not exist at first: `create` creates a file, and libraries that
-    create files or directories themselves are given this path.
+    `publish` renames `temporary` to the destination; `abort` deletes it, as does the next writer after a kill.
     """
 
     def __init__(self, path: str, *, overwrite: bool = False) -> None:
@@ -48,7 +42,7 @@ class AtomicFile:
         if not os.access(self.directory, os.W_OK | os.X_OK):
             raise SourceError(f"the directory {self.directory} cannot be written to", path=self.path)
         remove_leftovers(self.path)
-        self._check_destination()  # a leftover may have been the old one
+        self._check_destination()  # `remove_leftovers` may have restored the old one
         with write_errors(self.path):
             self._folder, self._lock = _make_folder(os.path.join(self.directory, _prefix(name)))
         self.temporary: str = os.path.join(self._folder, name)
@@ -65,7 +59,7 @@ class AtomicFile:
         return open(self.temporary, "xb", buffering=_BUFFER_BYTES)
 
     def spool(self, memory_bytes: int) -> IO[bytes]:
-        """Return a stream that is in memory up to `memory_bytes`, then in an unnamed file beside the destination."""
+        """Return a stream kept in memory up to `memory_bytes`, then in an unnamed file beside the destination."""
         return tempfile.SpooledTemporaryFile(memory_bytes, dir=self._folder)  # pyright: ignore[reportReturnType]
 
     def patch(self, offset: int, data: bytes, name: str = "") -> None:
@@ -95,7 +89,7 @@ class AtomicFile:
         self.abort()
 
     def abort(self) -> None:
-        """Delete what was not published. May be called twice."""
+        """Delete everything unpublished. May be called twice."""
         with contextlib.suppress(OSError):
             _clear(self._folder, self.path)
         if self._lock is not None:
@@ -110,7 +104,6 @@ class AtomicFile:
 
 
 def make_directory(path: str) -> None:
-    """Create a directory and those above it, as far as they do not exist."""
     with write_errors(path):
         try:
             os.makedirs(path, exist_ok=True)
@@ -118,19 +111,17 @@ def make_directory(path: str) -> None:
             taken = path
             while taken and not os.path.lexists(taken):
                 taken = os.path.dirname(taken)
-            message = f"cannot write to the directory {path}: {taken} is no directory; choose another destination"
+            message = f"cannot write to the directory {path}: {taken} is not a directory; choose another destination"
             raise ConfigError(message, key="path", value=path) from None
 
 
 def exists_error(path: str) -> ConfigError:
-    """Return the error for a destination that exists."""
     message = f"{path} exists: choose another name, or pass overwrite=True to replace it"
     return ConfigError(message, key="path", value=path)
 
 
 @contextlib.contextmanager
 def write_errors(path: str) -> Generator[None]:
-    """Translate the operating system's errors, such as a full disk; see `system_error`."""
     try:
         yield
     except OSError as error:
@@ -140,7 +131,6 @@ def write_errors(path: str) -> Generator[None]:
 
 
 def remove(path: str) -> None:
-    """Delete a file or directory, if it exists."""
     if os.path.isdir(path):
         shutil.rmtree(path, ignore_errors=True)
     else:
@@ -149,17 +139,13 @@ def remove(path: str) -> None:
 
 
 def remove_leftovers(path: str) -> None:
-    """Delete the folders of killed writers of `path`, and put an old directory back that one of them had moved aside.
-
-    A folder is deleted only if its writer has provably ended: the name says that the writer ran since this machine was
-    started, and the lock, which ends with its holder, is free.
-    """
+    """Delete folders of killed writers of `path` (this boot's, lock free); restore a directory that one moved aside."""
     directory, name = os.path.split(path)
     directory, prefix = directory or ".", _prefix(name)
     with contextlib.suppress(OSError):
         for found in os.listdir(directory):
             if found.startswith(prefix) and found.endswith(".tmp"):
-                with contextlib.suppress(OSError):  # its writer lives, or has just removed it
+                with contextlib.suppress(OSError):  # its writer is alive, or has just removed it
                     _remove_leftover(os.path.join(directory, found), path)
 
 
@@ -173,7 +159,7 @@ def _remove_leftover(folder: str, path: str) -> None:
 
 
 def _clear(folder: str, path: str) -> None:
-    """Delete the folder of a part; if the old directory is in it and nowhere else, put that back first."""
+    """Delete the folder of an atomic file; if the old directory is in it and nowhere else, restore that first."""
     aside = os.path.join(folder, os.path.basename(path) + _ASIDE)
     if os.path.lexists(aside) and not os.path.lexists(path):
         _rename_new(aside, path)
@@ -186,7 +172,7 @@ def _prefix(name: str) -> str:
 
 @cache
 def _machine() -> str:
-    """Return a short name for this machine since it was started, within which a free lock means that a writer ended."""
+    """Return a short name for this boot of this machine, within which a free lock means that a writer has ended."""
     try:
         with open("/proc/sys/kernel/random/boot_id", "rb") as stream:
             text = stream.read()
@@ -196,17 +182,14 @@ def _machine() -> str:
 
 
 def _make_folder(prefix: str) -> tuple[str, int | None]:
-    """Create and lock a folder; return its path and the descriptor that holds the lock, None where there are no locks.
-
-    Without a lock, nobody can tell whether the writer has ended, and the folder stays if it is killed.
-    """
+    """Create and lock a folder; return its path and the lock's descriptor, None if locks are not supported."""
     while True:
         folder = f"{prefix}{secrets.token_hex(6)}.tmp"
         os.mkdir(folder, 0o700)
         try:
             return folder, _lock(folder)
         except (BlockingIOError, FileNotFoundError):
-            continue  # before it was locked, another process took it for a leftover
+            continue  # another process took it for a leftover before the lock
         except OSError as error:
             if error.errno not in _UNSUPPORTED:
                 raise
@@ -226,13 +209,13 @@ def _lock(folder: str) -> int:
 
 
 def _replace(temporary: str, destination: str) -> None:
-    """Rename to a destination that may exist. What was there is left at or beside `temporary`."""
+    """Rename to a destination that may exist, leaving the old one at or beside `temporary`."""
     if not (os.path.isdir(temporary) and os.path.isdir(destination)):
         os.replace(temporary, destination)
     elif not _rename_with(_EXCHANGE, temporary, destination):
         names = os.listdir(temporary)
         if len(names) == 1 and os.path.isfile(inner := os.path.join(temporary, names[0])):
-            # Directories cannot be exchanged here, but the only file can be replaced inside the old one.
+            # Without an exchange of directories, replace the only file inside the old one.
             os.replace(inner, os.path.join(destination, names[0]))
             for other in set(os.listdir(destination)) - set(names):
                 remove(os.path.join(destination, other))
@@ -254,7 +237,7 @@ def _rename_new(temporary: str, destination: str) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination)
     if os.path.isdir(temporary):
         try:
-            os.rename(temporary, destination)  # never replaces a file, nor a directory with something in it
+            os.rename(temporary, destination)  # never replaces a file or a directory with content
         except OSError as error:
             if error.errno in (errno.ENOTEMPTY, errno.ENOTDIR):
                 raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), destination) from None
@@ -264,12 +247,12 @@ def _rename_new(temporary: str, destination: str) -> None:
         os.link(temporary, destination)
     except FileExistsError:
         raise
-    except OSError:  # no links either: a file that appears in this very moment is replaced
+    except OSError:  # without links, a file that appears just now is replaced
         os.rename(temporary, destination)
 
 
 def _rename_with(flag: int, source: str, destination: str) -> bool:
-    """Rename as `os` cannot; return False if the system or the file system cannot either."""
+    """Rename with a flag that `os` does not offer; return False if it is not supported."""
     rename = _libc_rename()
     if rename is None:
         return False
@@ -283,7 +266,6 @@ def _rename_with(flag: int, source: str, destination: str) -> bool:
 
 @cache
 def _libc_rename() -> Callable[[bytes, bytes, int], int] | None:
-    """Return the system's rename with flags; None if it has none."""
     try:
         library: Any = ctypes.CDLL(None, use_errno=True)
         if sys.platform == "darwin":

@@ -25,14 +25,11 @@ from dataload.types import Int64Array
 
 
 def append_text(path: str, text: str) -> None:
-    """Append lines as UTF-8 to a file, which is created if needed, in one write, so that processes can share the file.
-
-    They begin on a fresh line even if an earlier one was written in part, on a full disk for example.
-    """
+    """Append lines as UTF-8 in one write, after completing a torn last line; processes may share the file."""
     descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         with contextlib.suppress(OSError):  # of file systems without locks
-            fcntl.lockf(descriptor, fcntl.LOCK_EX)  # a write under way in another process looks like a torn line
+            fcntl.lockf(descriptor, fcntl.LOCK_EX)  # an unfinished write of another process looks like a torn line
         size = os.fstat(descriptor).st_size
         is_torn = bool(text) and size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
         data = ("\n" * is_torn + text).encode()
@@ -44,7 +41,6 @@ def append_text(path: str, text: str) -> None:
 
 
 def read_text(path: str, characters: int = -1) -> str:
-    """Return the text of a UTF-8 file, or only so many characters of it."""
     with open(path, encoding="utf-8", opener=open_regular) as stream:
         return stream.read(characters)
 
@@ -155,10 +151,10 @@ class LocalStorage:
             return None
 
     def replace(self, path: str, data: bytes, version: Any) -> None:  # noqa: ARG002 - the lock makes it needless
-        with write_errors(path), AtomicFile(path, overwrite=True) as part:
-            with part.create() as stream:
+        with write_errors(path), AtomicFile(path, overwrite=True) as file:
+            with file.create() as stream:
                 stream.write(data)
-            part.publish()
+            file.publish()
 
     def etag(self, path: str) -> None:  # noqa: ARG002 - for storage that has them
         return
@@ -168,7 +164,6 @@ class LocalStorage:
 
     @contextmanager
     def lock(self, path: str) -> Generator[None]:
-        """See `Storage.lock`. The lock ends with the process, even if that is killed."""
         name = os.path.join(os.path.dirname(path), f".{os.path.basename(path).lstrip('.')}.lock")
         with lock_file(name, path):
             yield
@@ -176,7 +171,6 @@ class LocalStorage:
 
 @contextmanager
 def lock_file(name: str, path: str) -> Generator[None]:
-    """Hold the lock of `path`, whose file is `name`."""
     descriptor = _lock_file(name, path)
     try:
         yield
@@ -186,7 +180,7 @@ def lock_file(name: str, path: str) -> Generator[None]:
 
 
 def _lock_file(name: str, path: str) -> int:
-    """Create and lock the file `name`, write to it who holds the lock, and return its descriptor."""
+    """Create and lock the file `name`, write the holder into it, and return its descriptor."""
     with file_errors(name):
         while True:
             descriptor = _open_lock(name)
@@ -222,13 +216,12 @@ def _open_lock(name: str) -> int:
             raise SourceError(f"{name} must be a lock file, but is a symbolic link: remove it", path=name) from None
         raise
     status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # a second name may be that of a file of value
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink > 1:  # another name of it may be a valuable file
         os.close(descriptor)
         raise SourceError(f"{name} must be a lock file, but is something else: remove it", path=name)
     return descriptor
 
 
 def open_files_limit() -> int:
-    """Return the number of files that this process may open."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 32 if soft == resource.RLIM_INFINITY else soft

@@ -15,15 +15,12 @@ Listing: TypeAlias = dict[str, dict[str, int]]
 """Folder, relative and ``""`` for the root, -> name of a file -> its size in bytes."""
 
 _MOST_THREADS = 16
-_PROBED = 4  # files from whose time it is known whether others wait for a disk or a server
+_PROBED = 4  # files whose time tells whether reading waits for a disk or a server
 _SLOW_SECONDS = 0.001  # for each file; faster ones are in memory, where threads gain nothing
 
 
 def list_folder(root: str, wanted: Callable[[str], object] = lambda _: True) -> tuple[Listing, int]:
-    """Return all folders below `root`, in each the files whose relative path is `wanted`, and their last change in ns.
-
-    Links are followed; a link to a folder above it is an error. Files whose name begins with a dot are left out.
-    """
+    """Return all folders below `root` with the files that are `wanted` by relative path, and the last change in ns."""
     found: Listing = {}
     newest = 0
     todo: list[tuple[str, tuple[tuple[int, int], ...]]] = [("", ())]
@@ -34,7 +31,9 @@ def list_folder(root: str, wanted: Callable[[str], object] = lambda _: True) -> 
             status = os.stat(path)
             here = status.st_dev, status.st_ino
             if here in above:
-                message = f"{path} is a link to a folder above it, so its files would have no end: remove the link"
+                message = (
+                    f"{path} is a link to a folder above it, which makes the list of files endless: remove the link"
+                )
                 raise SourceError(message, path=path)
             with os.scandir(path) as entries:
                 found[folder], folders, last = _list_entries(entries, f"{folder}/" if folder else "", wanted)
@@ -46,7 +45,7 @@ def list_folder(root: str, wanted: Callable[[str], object] = lambda _: True) -> 
 def _list_entries(
     entries: Iterable[os.DirEntry[str]], prefix: str, wanted: Callable[[str], object]
 ) -> tuple[dict[str, int], list[str], int]:
-    """Return the sizes of a folder's files by name, the relative paths of its folders, and the last change in ns."""
+    """Return a folder's file sizes by name, the relative paths of its subfolders, and the last change in ns."""
     files: dict[str, int] = {}
     newest = 0
     folders: list[str] = []
@@ -67,11 +66,7 @@ def _list_entries(
 
 
 def read_files(paths: Sequence[str], sizes: Sequence[int], indices: Sequence[int], newest: int) -> list[bytes]:
-    """Return the content of files, which must have these sizes; `indices` are those of their records, for messages.
-
-    None may have been changed after `newest`, in ns: the last change of all when they were listed. Slow files, on a
-    disk or a server, are read in threads.
-    """
+    """Return the content of files of these sizes, unchanged since `newest`, ns; `indices` are for messages."""
     begun = perf_counter()
     read = partial(_read_file, newest=newest)
     first = [*map(read, paths[:_PROBED], sizes[:_PROBED], indices[:_PROBED])]

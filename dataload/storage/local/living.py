@@ -1,4 +1,4 @@
-"""Files that are locked as long as their process lives, and other uses of such locks."""
+"""Files that stay locked while their process lives, and other uses of such locks."""
 
 from __future__ import annotations
 
@@ -13,19 +13,7 @@ from dataload.storage.local.atomic import write_errors
 
 
 class LivingFile:
-    """A new file that its process keeps locked; what a killed process leaves is unlocked, and deleted by the next.
-
-    The file is deleted with the last reference to this object.
-
-    Args:
-        directory: Where it is.
-        prefix: Start of its name.
-        content: Its content.
-
-    Attributes:
-        path: Its path.
-        descriptor: Its descriptor, for reading and writing.
-    """
+    """A file locked while this process lives, and deleted with this object, or by others after a kill."""
 
     def __init__(self, directory: str, prefix: str, content: bytes) -> None:
         living(directory)
@@ -36,7 +24,7 @@ class LivingFile:
                 stack.callback(os.close, descriptor)
                 with write_errors(path):
                     os.write(descriptor, content)
-                # Until it is locked, another process may take it for that of a dead one, and delete it.
+                # Before it is locked, another process may take its owner for dead, and delete it.
                 if lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and is_at(descriptor, path):
                     stack.pop_all()
                     break
@@ -47,7 +35,7 @@ class LivingFile:
 
 
 def living(directory: str) -> list[str]:
-    """Return the paths of the living files in a directory, and delete those of dead processes."""
+    """Return the paths of the living files in a directory, and delete files of dead processes."""
     found: list[str] = []
     with suppress(FileNotFoundError), os.scandir(directory) as files:
         for file in files:
@@ -67,7 +55,7 @@ def _delete(path: str, pid: int) -> None:
 
 @contextmanager
 def opened(path: str) -> Generator[int | None]:
-    """Open a file whose lock is asked for; None if it is gone."""
+    """Open a file in order to lock it; None if it is gone."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     except OSError:
@@ -80,7 +68,7 @@ def opened(path: str) -> Generator[int | None]:
 
 
 def lock(descriptor: int, kind: int) -> bool:
-    """Lock a file; return False if another process or thread holds the lock, and `kind` says not to wait."""
+    """Lock a file; return False if `kind` does not wait and the lock is taken."""
     with suppress(BlockingIOError):
         fcntl.flock(descriptor, kind)
         return True
@@ -88,7 +76,6 @@ def lock(descriptor: int, kind: int) -> bool:
 
 
 def is_at(descriptor: int, path: str) -> bool:
-    """Return whether an open file still has this name."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.lstat(path))
     except FileNotFoundError:

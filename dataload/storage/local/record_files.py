@@ -28,7 +28,7 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
-    """Open a regular file with the flags of `os.open`, without waiting for anything, and return its descriptor."""
+    """Open a regular file with the flags of `os.open`, without blocking, and return its descriptor."""
     with contextlib.suppress(FileNotFoundError):  # opening may create it
         _check_regular(path, os.stat(path))
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
@@ -54,7 +54,7 @@ _DO_NOT_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 
 
 def is_cold(descriptor: int, offset: int) -> bool:
-    """Return whether reading the byte at `offset` would wait for the disk; False if the system cannot tell."""
+    """Return whether reading the byte at `offset` would wait for the disk; False if unknown."""
     if _DO_NOT_WAIT is None or _WILL_NEED is None:
         return False
     try:
@@ -67,7 +67,7 @@ def is_cold(descriptor: int, offset: int) -> bool:
 
 
 def will_need(mapped: mmap.mmap, offsets: Int64Array, lengths: Int64Array | int) -> None:
-    """Tell the kernel to read these ranges, (n,) bytes, without waiting for them, except those outside the map."""
+    """Ask the kernel to read ranges, (n,) int64 bytes, ahead, skipping those outside the map."""
     if _WILL_NEED is None:
         return
     runs = merge_ranges(offsets, lengths, _PAGE)
@@ -78,7 +78,7 @@ def will_need(mapped: mmap.mmap, offsets: Int64Array, lengths: Int64Array | int)
 
 
 class FileIdentity(NamedTuple):
-    """Version of a file: size in bytes, time of the last change in ns, and the file's device and inode."""
+    """Version of a file: size in bytes, time of the last change in ns, and (device, inode)."""
 
     size: int
     changed: int
@@ -86,12 +86,11 @@ class FileIdentity(NamedTuple):
 
     @classmethod
     def of(cls, status: os.stat_result) -> FileIdentity:
-        """Return the version of the file with this status."""
         return cls(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
 
 
 class Handle:
-    """An open file, closed with the last reference to this object, and its version at opening (`changed` in ns)."""
+    """An open file and its version, closed with the last reference (`changed` in ns)."""
 
     __slots__ = ("__weakref__", "changed", "descriptor", "identity")
 
@@ -106,7 +105,7 @@ HandleT = TypeVar("HandleT", bound=Handle)
 
 
 class ReopenedFile(RecordFile, Generic[HandleT]):
-    """A local file, which `make` opens by its path; see `RecordFile`. A running read keeps its handle."""
+    """A local file that `make` opens by its path. A running read keeps its handle."""
 
     def __init__(self, path: str, make: Callable[[str], HandleT]) -> None:
         self.path = path
@@ -121,11 +120,10 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
 
     @property
     def is_open(self) -> bool:
-        """Whether the file is open here."""
         return self._handle is not None
 
     def is_deleted(self) -> bool:
-        """Return whether the file is open here, and has no name any more."""
+        """Return whether the file is open here but has been unlinked."""
         handle = self._handle
         with file_errors(self.path):
             return handle is not None and os.fstat(handle.descriptor).st_nlink == 0
@@ -136,7 +134,7 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
             return os.fstat(handle.descriptor).st_mtime_ns != handle.changed
 
     def _changed(self, handle: HandleT) -> ChangedFileError | None:
-        """Return, after a read, the error for a file that was changed since it was opened; None if it was not."""
+        """Return the error, after a read, if the file was changed since it was opened; else None."""
         with file_errors(self.path):
             now = os.fstat(handle.descriptor)
         if now.st_size < self.size:
@@ -174,7 +172,7 @@ class Mapping(Handle):
 
 
 class MappedFile(ReopenedFile[Mapping]):
-    """A memory-mapped file; see `RecordFile`."""
+    """A memory-mapped file."""
 
     def __init__(self, path: str, make: Callable[[str], Mapping] = Mapping) -> None:
         super().__init__(path, make)
@@ -213,10 +211,7 @@ class MappedFile(ReopenedFile[Mapping]):
         return outside_error(self.path, self.size, error)
 
     def _hint(self, mapping: Mapping, start: int, stride: int, lengths: Int64Array | int, indices: Int64Array) -> None:
-        """Ask the kernel to load cold ranges together, before they are touched one by one.
-
-        One offset is probed: if it is in the page cache, the next steps are not probed at all.
-        """
+        """Ask the kernel to load cold ranges together; if a probed offset is cached, skip the next steps."""
         if len(indices) < 2:
             return
         if self._warm_steps > 0:
@@ -228,7 +223,7 @@ class MappedFile(ReopenedFile[Mapping]):
 
 
 class UnmappedFile(ReopenedFile[Handle], MergedReads):
-    """A file that is read by `pread`, in few calls; see `RecordFile`. No change of the file can kill the process."""
+    """A file read by `pread`, in few calls. A change of the file cannot kill the process."""
 
     gap = 4096  # reading a page more is faster than another call
 

@@ -1,4 +1,4 @@
-"""Folders and files of caches, believed only if nobody else could have written them."""
+"""Folders and files of caches, trusted only if no other user could have written them."""
 
 import os
 import stat
@@ -10,7 +10,7 @@ from dataload.storage.errors import system_error
 
 
 def user_directory() -> str | None:
-    """Return the user's cache directory, which may not exist, or None if there is no home directory."""
+    """Return the user's cache directory, which may not exist; None without a home directory."""
     chosen = os.environ.get("XDG_CACHE_HOME", "")
     if not os.path.isabs(chosen):  # the specification says to ignore relative paths
         chosen = os.path.expanduser("~/Library/Caches" if sys.platform == "darwin" else "~/.cache")
@@ -18,7 +18,7 @@ def user_directory() -> str | None:
 
 
 def distrust(status: os.stat_result, *owners: int) -> str | None:
-    """Return why somebody other than this user, root and `owners` could have written a file or folder, or None."""
+    """Return why a user other than this one, root and `owners` could have written a file or folder; else None."""
     if stat.S_ISLNK(status.st_mode):
         return "it is a symbolic link"
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
@@ -26,22 +26,12 @@ def distrust(status: os.stat_result, *owners: int) -> str | None:
     if status.st_uid not in {os.geteuid(), 0, *owners}:
         return f"it belongs to user {status.st_uid}"
     if status.st_mode & stat.S_IWOTH:
-        return "everybody may write to it"
+        return "all users may write to it"
     return f"its group {status.st_gid} may write to it" if status.st_mode & stat.S_IWGRP else None
 
 
 def trusted_folder(root: str, *names: str, create: bool = True) -> str:
-    """Return a folder of a cache, whose path is `root` and `names`.
-
-    Args:
-        root: The directory of the cache. It may be a symbolic link; folders in it may not.
-        names: Names of the folders from there.
-        create: Create what is missing.
-
-    Raises:
-        ConfigError: Somebody else could have written to one of them.
-        SourceError: One of them does not exist or cannot be created.
-    """
+    """Return the folder ``root/names`` of a cache; ConfigError if another user could have written to any of them."""
     for path in accumulate((root, *names), os.path.join):
         try:
             if create:
@@ -54,8 +44,8 @@ def trusted_folder(root: str, *names: str, create: bool = True) -> str:
             raise system_error("create the cache", root, error) from error
         if reason := distrust(status):
             raise ConfigError(
-                f"{path} cannot be used as a cache, because {reason}: run `chmod go-w {path}` if nobody else has "
-                "written to it, or set remote.cache to a directory that only you can change",
+                f"{path} cannot be used as a cache, because {reason}: run `chmod go-w {path}` if no other user "
+                "has written to it, or set remote.cache to a directory that only you can change",
                 key="remote.cache",
                 value=root,
             )
@@ -63,7 +53,7 @@ def trusted_folder(root: str, *names: str, create: bool = True) -> str:
 
 
 def discard_untrusted(path: str) -> str:
-    """Delete a file that somebody else could have written, if there is one, and return its path."""
+    """Delete a file that another user could have written, if it exists, and return its path."""
     if os.path.lexists(path) and distrust(os.lstat(path)):
         os.unlink(path)
     return path

@@ -46,14 +46,14 @@ from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 from dataload.storage.table_cache import node_directory, node_folder
 from dataload.types import Int64Array
 
-_ROOM_SECONDS = 5.0  # for others to make room for a shard of which all is read, by ranges if need be
-_MOST_TURNS = 10  # times the time-out, in which a thread waits for room that others take, one after another
+_ROOM_SECONDS = 5.0  # wait for room for a shard read as a whole, before reading it by range
+_MOST_TURNS = 10  # times the time-out that a thread waits for room while others take turns
 _FEWEST_LISTED = 100  # a LIST answers for 1,000 objects
-_SHARE_OF_HOME = 1 / 10  # of its free bytes, for the user's cache directory, which nobody has named
+_SHARE_OF_HOME = 1 / 10  # of its free bytes, for the default cache directory
 
 
 class RemoteStorage:
-    """Files at URLs; see `Storage`. It adds to `remote` what it finds out about them."""
+    """Files at URLs. Adds the versions and listings that it learns to `remote`."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
@@ -62,7 +62,6 @@ class RemoteStorage:
         return self._version(path) is not None or self.is_directory(path)
 
     def is_directory(self, path: str) -> bool:
-        """See `Storage.is_directory`. A directory is what is a prefix of names, and no object itself."""
         if self._version(path) is not None or split_url(path)[0].startswith("http"):
             return False
         return bool(self._names(path))
@@ -156,7 +155,7 @@ class RemoteStorage:
             )
 
         def local(lease: Lease | None) -> ReopenedFile[Any] | None:
-            leases = [] if lease is None else [lease]  # for the first and only time that the file is opened
+            leases = [] if lease is None else [lease]  # the file is opened only once
             del lease
             return local_copy(path, version, leases.pop, mapped=mapped, listed=False, keep=kept) if leases else None
 
@@ -195,7 +194,7 @@ class RemoteStorage:
         return client.put(path, key, data, "create" if version is None else version)[1]
 
     def etag(self, path: str) -> str | None:
-        """See `Storage.etag`. That of a directory joins those of its objects."""
+        """Return the ETag of an object, or the joined ETags of the objects in a directory."""
         objects = [join(path, name) for name in self.list(path)] if self.is_directory(path) else [path]
         versions = [self.version(url) for url in objects]
         return " ".join(version.tag for version in versions) if all(each.has_etag for each in versions) else None
@@ -220,7 +219,7 @@ class RemoteStorage:
             yield
 
     def version(self, path: str) -> ObjectVersion:
-        """Return the version of a file; SourceNotFoundError if nothing is at that URL, or a directory."""
+        """Return the version of a file; SourceNotFoundError if the URL is missing or a directory."""
         version = self._version(path)
         if version is None:
             raise SourceNotFoundError(f"there is no {path}", path=path)
@@ -236,7 +235,7 @@ class RemoteStorage:
         return known[path]
 
     def _is_unknown(self, path: str) -> bool:
-        """Return whether nothing is known about an object, not even by a listing of its directory."""
+        """Return whether neither the object nor a listing of its directory has been looked up."""
         known = self._remote
         return path not in known.versions and path.rpartition("/")[0] not in known.listings and bool(split_url(path)[1])
 
@@ -253,7 +252,7 @@ class RemoteStorage:
                 raise ConfigError(f"{path}: web servers do not list files, so name them: {{000..127}}", key="paths")
             directories, objects = client.list(path, key)
             for name, version in objects:
-                if self._remote.versions.get(join(url, name)) is None:  # what is known stays
+                if self._remote.versions.get(join(url, name)) is None:  # known versions stay
                     self._remote.versions[join(url, name)] = version
             self._remote.listings[url] = tuple(sorted({*directories, *(name for name, _ in objects)}))
         return self._remote.listings[url]
@@ -271,22 +270,21 @@ class RemoteStorage:
         return self._remote.options.mode == "ranges"
 
     def _wait(self, path: str, version: ObjectVersion) -> Lease:
-        """Return a lease, for which others may have to end theirs."""
         self._check_scan(path, version, cached=True)
         lease = self._take(path, version, seconds=self._remote.options.timeout)
-        assert lease is not None, "only what may be read by range can do without"
+        assert lease is not None, "only a shard that may be read by range needs no lease"
         return lease
 
     def _check_scan(self, path: str, version: ObjectVersion, *, cached: bool) -> None:
-        """Refuse to read whole shards only to learn how many records they have, if that takes too many bytes."""
+        """Refuse to read whole shards only to count their records if that takes too many bytes."""
         opening, limit = self._remote.opening, parse_bytes("scan", self._remote.options.scan)
-        found = (self._remote.versions.get(url) or version for url in opening)  # others have about this size
+        found = (self._remote.versions.get(url) or version for url in opening)  # the rest have about this size
         total = sum(each.size for each in found)
         if total <= limit or (cached and self._shards.holds(ShardCache.name(path, version))):
             return
         raise ConfigError(
-            f"{path} is read as a whole only to learn what it contains, and of all {len(opening)} shards up to "
-            f"{total:,} bytes are downloaded, more than the {limit:,} that remote.scan allows: run `dataload index "
+            f"only the whole of {path} tells its number of records, and all {len(opening)} shards take up to {total:,} "
+            f"bytes, more than the {limit:,} that remote.scan allows: run `dataload index "
             f"--manifest` for {parent(path)} once, or raise remote.scan",
             key="remote.scan",
             value=limit,
@@ -297,16 +295,13 @@ class RemoteStorage:
             return self._shards.find(name)
 
     def _take(self, path: str, version: ObjectVersion, *, seconds: float, by_range: bool = False) -> Lease | None:
-        """Return a lease; None if the file may be read by range, and should be by the plan that downloads ahead.
-
-        Others have so many seconds to make room.
-        """
+        """Return a lease, waiting `seconds` for room; None if the prefetch plan says to read by range."""
         name, traffic = ShardCache.name(path, version), self._remote.traffic
 
         def download(descriptor: int) -> None:
             client, key = client_of(path, self._remote)
-            pieces = cut([0], [version.size], parse_bytes("part_bytes", self._remote.options.part_bytes))
-            client.fetch(path, key, version, pieces, lambda _, offset, data: write(descriptor, offset, data))
+            chunks = cut([0], [version.size], parse_bytes("part_bytes", self._remote.options.part_bytes))
+            client.fetch(path, key, version, chunks, lambda _, offset, data: write(descriptor, offset, data))
             traffic.downloaded(name)
 
         with downloading(), cache_errors(self._shards.root):
@@ -325,14 +320,14 @@ class RemoteStorage:
         return lease
 
     def _keep(self, path: str, lease: Lease) -> Any:
-        """Return what an open shard keeps: nothing if a plan protects it from eviction as long as it is wanted."""
+        """Return what an open shard keeps: nothing if a plan protects the shard from eviction."""
         board = self._remote.boards.get("board")
         planned = isinstance(board, BoardReader) or (board is not None and board.look(path) is not Coming.UNKNOWN)
         with cache_errors(self._shards.root):
             return None if planned else keep(self._shards, base_name(path), lease)
 
     def versions(self, paths: Sequence[str]) -> list[ObjectVersion]:
-        """Return the versions of files, with few requests: some at once, or a list of the directory of many."""
+        """Return the versions of files, concurrently for a few, by listing the directory for many."""
         unknown = [path for path in paths if path not in self._remote.versions]
         for directory, count in Counter(map(parent, unknown)).items():
             if count >= _FEWEST_LISTED and not directory.startswith("http"):
@@ -344,7 +339,7 @@ class RemoteStorage:
         return [self.version(path) for path in paths]
 
     def budget(self) -> int:
-        """Return the bytes that shards may take in the cache; 0 if there can be no cache where none was named."""
+        """Return the bytes that shards may take in the cache; 0 if no default cache is possible."""
         try:
             with cache_errors(self._shards.root):
                 return self._shards.limit()
@@ -354,7 +349,6 @@ class RemoteStorage:
             return 0
 
     def check_sizes(self, paths: Sequence[str]) -> None:
-        """Raise a ConfigError if one of the files is larger than what the cache may take."""
         largest = max(paths, key=lambda path: self.version(path).size)
         with cache_errors(self._shards.root):
             size, limit = self.version(largest).size, self._shards.most()
@@ -364,7 +358,7 @@ class RemoteStorage:
     def read_ahead(
         self, shards: CachedShards, uses: Iterator[Sequence[Use]], share: float, sharers: int, ranks: int
     ) -> ShardPrefetcher:
-        """Download shards into a part of the cache before they are read; see `ShardPrefetcher`."""
+        """Download shards into a share of the cache before they are read; see `ShardPrefetcher`."""
         cache = self._shards
         with cache_errors(cache.root):
             return ShardPrefetcher(shards, uses, self._remote, cache, share, sharers, ranks)
@@ -375,7 +369,7 @@ class RemoteStorage:
 
 
 def node_cache(remote: Remote) -> ShardCache:
-    """Return the cache that the settings name; ConfigError if they name none and there is no home directory."""
+    """Return the configured cache; ConfigError if none is configured and there is no home directory."""
     directory = node_directory(remote)
     if directory is None:
         raise ConfigError("there is no home directory to keep shards in: set remote.cache", key="remote.cache")

@@ -1,10 +1,9 @@
-"""A node's cache of whole shards, shared by its processes through nothing but files and locks.
+"""A node's cache of whole shards, shared by its processes through files and locks alone.
 
 ``<root>/shards/<name>~<version>~<size>`` are complete files that never change; ``~<MD5>`` follows if the ETag is one.
-The hidden ``.<same name>.part`` is being downloaded by the process that holds its exclusive lock; others wait for its
-end. Whoever reads a shard holds a shared lock on it, its lease; only files whose exclusive lock is free are evicted,
-the longest unused first. Locks end with their processes, so what a killed one leaves is an unlocked part, which the
-next download or eviction takes.
+The hidden ``.<same name>.part`` is a download by the process that holds its exclusive lock; others wait for that lock.
+Readers hold a shared lock, a lease. Only files without locks are evicted, least recently used first. Locks end with
+their processes, so a killed process leaves an unlocked download, which the next download or eviction takes over.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ from dataload.storage.remote.jobs import describe_jobs
 from dataload.storage.remote.settings import ObjectVersion
 
 _LONGEST_NAME = 80
-_MD5 = re.compile(r"[0-9a-f]{32}")  # that of several parts ends with their number
+_MD5 = re.compile(r"[0-9a-f]{32}")  # a multipart ETag ends with the number of parts
 _WITH_MD5 = ("s3://", "gs://")
-_SPARED = 20  # without a budget, one part in so many of the disk stays free
+_SPARED = 20  # without a budget, this fraction of the disk stays free, 1 in 20
 _SPARED_BYTES = 1 << 16  # with one, for the files of plans and jobs
 
 
@@ -39,7 +38,7 @@ _arrivals: PerProcess[Counter[str]] = PerProcess()  # of shards that this proces
 
 
 class Lease:
-    """The right to read a shard, a file of `size` bytes, until the last reference is dropped."""
+    """Permission to read a shard, a file of `size` bytes, until the last reference is dropped."""
 
     __slots__ = ("__weakref__", "path", "size")
 
@@ -50,12 +49,12 @@ class Lease:
 
 
 class CacheFullError(MachineError):
-    """There is no room for a shard, or another process does not complete it: others are being read."""
+    """The cache has no room for a shard because others are being read, or another process has stalled."""
 
 
 @dataclass(frozen=True, slots=True)
 class CachedFile:
-    """A file of the cache: path, size in bytes, and time of its last use in seconds since the epoch."""
+    """A file of the cache: path, size in bytes, and last use in seconds since the epoch."""
 
     path: str
     size: int
@@ -63,27 +62,20 @@ class CachedFile:
 
     @property
     def name(self) -> str:
-        """Its name, as `ShardCache.name` returns it."""
         return os.path.basename(self.path)
 
     @property
     def is_part(self) -> bool:
-        """True for a download that is under way, or was when its process was killed."""
+        """True for an unfinished download, running or abandoned."""
         return self.name.startswith(".")
 
     def is_used(self) -> bool:
-        """Return whether a process reads or writes it now."""
         with opened(self.path) as descriptor:
             return descriptor is not None and not lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 class ShardCache:
-    """The shards below the directory `root`, which is created if needed.
-
-    `budget` is the most bytes that shards take, as far as the disk has room; None leaves a twentieth of the disk free,
-    and limits shards to `share` of the room that would be free without them. `timeout` is the seconds to wait for a
-    process whose download makes no progress.
-    """
+    """The shards below `root`, at most `budget` bytes; None: a `share` of the free disk, sparing a twentieth."""
 
     def __init__(self, root: str, budget: int | None, *, share: float = 1, timeout: float = 120.0) -> None:
         self.root = root
@@ -94,7 +86,6 @@ class ShardCache:
 
     @staticmethod
     def name(url: str, version: ObjectVersion) -> str:
-        """Return the name of a shard's file, which is another for another version."""
         identity = hashlib.blake2b(f"{url}\0{version.tag}\0{version.size}".encode(), digest_size=10).hexdigest()
         name = re.sub(r"[^A-Za-z0-9_.-]", "_", url.rpartition("/")[2])[-_LONGEST_NAME:].lstrip(".")
         md5 = version.tag.strip('"')
@@ -118,10 +109,9 @@ class ShardCache:
             del lease  # evicted in between
             if not intact:
                 with suppress(FileNotFoundError):
-                    os.unlink(path)  # somebody has cut it: it is downloaded again
+                    os.unlink(path)  # another program has cut it: it is downloaded again
 
     def names(self) -> set[str]:
-        """Return the names of the shards that are here."""
         with suppress(FileNotFoundError):
             return {name for name in os.listdir(self._directory) if not name.startswith(".")}
         return set()
@@ -130,18 +120,16 @@ class ShardCache:
         return os.path.exists(os.path.join(self._directory, name))
 
     def progress(self, name: str) -> object:
-        """Return how far the download of a shard is, as a value that changes; None if nobody writes to it."""
+        """Return a value that changes as a shard's download advances; None if no process writes it."""
         with suppress(FileNotFoundError):
             status = os.stat(os.path.join(self._directory, f".{name}.part"))
             return (status.st_ino, status.st_mtime_ns) if status.st_size else None
         return None
 
     def evict(self, name: str) -> None:
-        """Delete a shard, if it is here and no process has a lease of it."""
         _evict(os.path.join(self._directory, name))
 
     def limit(self) -> int:
-        """Return the most bytes that all shards may take."""
         disk = os.statvfs(trusted_folder(self.root, "shards"))
         free = disk.f_bavail * disk.f_frsize
         if self._budget is not None and self._budget < free:
@@ -153,19 +141,17 @@ class ShardCache:
         return max(0, min(used + free - spared, int(self._share * (used + free))))
 
     def most(self) -> int:
-        """Return the budget, or the limit without one: others may give room on the disk back."""
+        """Return the budget, or the limit without one: other programs may free disk space again."""
         return self.limit() if self._budget is None else self._budget
 
     def check_size(self, url: str, size: int) -> None:
-        """Raise a ConfigError if a shard can never be in the cache."""
         if self._budget is not None and size > self._budget:
             raise self.too_small(url, size, self._budget)
 
     def too_small(self, url: str, size: int, budget: int) -> ConfigError:
-        """Return the error of a shard that is larger than what the cache may take."""
         return ConfigError(
             f"{url} has {size} bytes, and the budget of the cache {self._directory} is {budget}: raise "
-            "remote.budget to that of several shards, or choose remote.mode 'ranges' if the format can be read so",
+            "remote.budget to the size of several shards, or set remote.mode to 'ranges' if the format supports it",
             key="remote.budget",
             value=budget,
         )
@@ -178,11 +164,10 @@ class ShardCache:
         give_up: Callable[[], bool],
         wait: Wait | None = None,
     ) -> Lease:
-        """Return a lease of a shard, which this or another process downloads if it is not here.
+        """Return a lease of a shard, downloading it or waiting for another process that does.
 
-        `download` writes the shard to a descriptor. `give_up` drops one lease of this process that is not in use, and
-        returns whether it found one. `wait` lets others make room; None does not wait. A CacheFullError means that the
-        budget or the disk has no room, because other shards are being read.
+        `download` writes to a descriptor; `give_up` drops an unused lease of this process, if any; `wait` limits
+        waiting.
         """
         self.check_size(url, version.size)
         wait, remade, arrivals = wait or Wait(0), False, _arrivals.get(Counter)
@@ -190,14 +175,14 @@ class ShardCache:
             try:
                 lease = self._fetch_or_evict(url, version, download, give_up, wait)
             except CacheFullError as error:
-                # Other threads of this process take turns; that another job goes on does not help.
+                # Other threads of this process take turns; progress of other jobs does not help.
                 if not wait.goes_on(arrivals[self.root]):
                     raise CacheFullError(f"{error}; {self._holders()}", path=url) from error
             except FileNotFoundError as error:
                 if isinstance(error, SourceError):
                     raise
                 if remade:
-                    what = f"the cache {self._directory} is deleted again and again while it is in use"
+                    what = f"the cache {self._directory} is repeatedly deleted while it is in use"
                     raise SourceError(f"{what}: set remote.cache to another directory", path=url) from error
                 remade = bool(trusted_folder(self.root, "shards"))
             else:
@@ -213,7 +198,7 @@ class ShardCache:
         give_up: Callable[[], bool],
         wait: Wait,
     ) -> Lease | None:
-        """Return a lease; None if the disk was full, and has more room now. Others may fill it at any time."""
+        """Return a lease; None if the disk was full and an eviction made room."""
         try:
             return self._fetch(url, version, download, give_up, wait)
         except OSError as error:
@@ -224,22 +209,21 @@ class ShardCache:
             disk = os.statvfs(self._directory)
             raise CacheFullError(
                 f"the disk of the cache {self._directory} is full: {url} needs {version.size} bytes, the budget is "
-                f"{self._budget or 'all of the disk'}, and nothing is left to be evicted; free are "
-                f"{disk.f_bavail * disk.f_frsize:,} bytes",
+                f"{self._budget or 'all of the disk'}, and nothing is left to evict; "
+                f"{disk.f_bavail * disk.f_frsize:,} bytes are free",
                 path=url,
             ) from error
 
     def _holders(self) -> str:
-        """Return who uses the room, and what to do, for messages."""
         used = [file for file in self.files() if file.is_used()]
         names = [file.name.lstrip(".").partition("~")[0] for file in used]
         some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-        held = f"in use are {some} ({sum(file.size for file in used):,} bytes)" if used else "no shard is in use"
+        held = f"shards in use: {some} ({sum(file.size for file in used):,} bytes)" if used else "no shard is in use"
         remedy = "raise remote.budget, free space on the disk, or end one of these jobs"
         return f"{held}; {describe_jobs(self.root)}: {remedy}"
 
     def _await(self, descriptor: int, kind: int, wait: Wait, progress: Callable[[], object], what: str) -> None:
-        """Lock a file that another process has locked, as long as that one makes progress."""
+        """Lock a file that another process holds, waiting while that process makes progress."""
         own = Wait(self._timeout, pause=wait.pause)
         while not lock(descriptor, kind | fcntl.LOCK_NB):
             if not own.goes_on(progress()):
@@ -254,32 +238,32 @@ class ShardCache:
         wait: Wait,
     ) -> Lease:
         name = self.name(url, version)
-        path, part = os.path.join(self._directory, name), os.path.join(self._directory, f".{name}.part")
+        path, partial = os.path.join(self._directory, name), os.path.join(self._directory, f".{name}.part")
         while (lease := self.find(name)) is None:
-            descriptor = os.open(part, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
             ours = lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             try:
                 if not ours:
-                    # Wait for the download. The file has a lease afterwards, so no exclusive lock may be waited for.
-                    what = f"written to {part}"
+                    # Wait for the download, but not for an exclusive lock: the file has a lease afterwards.
+                    what = f"written to {partial}"
                     self._await(descriptor, fcntl.LOCK_SH, wait, lambda: self.progress(name), what)
                     continue
-                # Whoever had the lock may have published or evicted the file meanwhile.
-                if is_at(descriptor, part):
+                # The previous holder of the lock may have published or evicted the file.
+                if is_at(descriptor, partial):
                     if os.path.exists(path) or distrust(os.fstat(descriptor)):
-                        os.unlink(part)
+                        os.unlink(partial)
                         continue
                     self._fill(descriptor, url, version.size, download, give_up)
-                    with self._deciding():  # or who lists the directory now may see neither name
-                        os.rename(part, path)
+                    with self._deciding():  # else a concurrent listing may see neither name
+                        os.rename(partial, path)
                     lock(descriptor, fcntl.LOCK_SH)
                     if is_at(descriptor, path):
                         lease = Lease(path, os.dup(descriptor))
                         break
             except BaseException:
                 with suppress(OSError):
-                    if ours and is_at(descriptor, part):
-                        os.unlink(part)
+                    if ours and is_at(descriptor, partial):
+                        os.unlink(partial)
                 lock(descriptor, fcntl.LOCK_UN)  # a thread that still writes may hold a duplicate of the descriptor
                 raise
             finally:
@@ -299,7 +283,6 @@ class ShardCache:
 
     @contextmanager
     def _deciding(self) -> Generator[None]:
-        """Let one process at a time decide about room."""
         descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             self._await(descriptor, fcntl.LOCK_EX, Wait(0), self.names, f"unlocked {self._directory}")
@@ -321,7 +304,7 @@ class ShardCache:
         return sum(file.size for file in self.files())
 
     def files(self) -> list[CachedFile]:
-        """Return all files, also parts, by their last use."""
+        """Return all files, unfinished downloads included, least recently used first."""
         found: list[CachedFile] = []
         with suppress(FileNotFoundError), os.scandir(self._directory) as files:
             for file in files:
@@ -331,11 +314,11 @@ class ShardCache:
         return sorted(found, key=lambda file: file.used)
 
     def prune(self, budget: int = 0) -> list[CachedFile]:
-        """Delete unused files, the longest unused first, until the rest fits into `budget` bytes; return them."""
+        """Delete unused files, least recently used first, until the rest fits into `budget` bytes; return them."""
         with self._deciding():
             files, gone = self.files(), list[CachedFile]()
             used = sum(file.size for file in files)
-            # A part that nobody writes is of no use to anybody.
+            # Remove abandoned downloads first.
             for file in sorted(files, key=lambda file: not file.is_part):
                 if (file.is_part or used > budget) and _evict(file.path):
                     gone.append(file)
@@ -343,17 +326,16 @@ class ShardCache:
         return gone
 
     def remove(self, file: CachedFile) -> None:
-        """Delete a file, even if processes read it: they keep it, and the next one to open it downloads it again."""
+        """Delete a file even if it is being read: readers keep it, and the next opening downloads it again."""
         with self._deciding(), suppress(FileNotFoundError):
             os.unlink(file.path)
 
     def _evict_one(self) -> bool:
-        """Delete the file that has been unused for longest, and that nobody reads or writes."""
         return any(_evict(file.path) for file in self.files())
 
 
 def _evict(path: str) -> bool:
-    """Delete a file unless somebody reads or writes it; return whether it was deleted."""
+    """Delete a file without readers and writers; return whether it was deleted."""
     with opened(path) as descriptor, suppress(OSError):
         if descriptor is not None and lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and is_at(descriptor, path):
             os.unlink(path)
@@ -362,7 +344,7 @@ def _evict(path: str) -> bool:
 
 
 def _allocate(descriptor: int, size: int) -> None:
-    """Give a file its size, so that others count it, and a full disk shows now where the system can tell."""
+    """Reserve the space of a file, so that others count it and a full disk shows at once where supported."""
     if size and hasattr(os, "posix_fallocate"):
         try:
             os.posix_fallocate(descriptor, 0, size)

@@ -1,4 +1,4 @@
-"""Requests to object stores: bounded, repeated until the time-out, and made by clients of this process."""
+"""Requests to object stores: bounded in time and number, with retries, by clients of this process."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from dataload.storage.remote.traffic import Traffic
 T = TypeVar("T")
 
 _STALLS_IN_TIMEOUT = 12
-_CHUNK_BYTES = (1 << 18) + 1  # larger buffers are returned to the system, and faulted in again
+_BLOCK_BYTES = (1 << 18) + 1  # larger buffers are returned to the system, and faulted in again
 
 
 class _Ended(DataloadError):
-    """The receiver takes no more parts."""
+    """The receiver takes no more data."""
 
 
 class ObjectClient:
@@ -60,14 +60,13 @@ class ObjectClient:
         self._errors: Any = load_optional("obstore.exceptions", needed_by="URLs", extra="remote")
         self._base, self._given = base, remote.store
         self._store = self._make_store({"max_retries": 0})
-        # One thread more, for the request that `put_parts` makes inside of a request.
+        # One extra thread for the request that `put_parts` makes within a request.
         self._pool = DaemonThreads(self._options.connections + 1, "dataload-remote")
         self._traffic = Traffic()
         self._attempts = Attempts(self._options, self._secrets, self._errors, self._pool, self._traffic)
-        self._shared: ObjectClient | None = None  # kept alive for those who ask for it
+        self._shared: ObjectClient | None = None  # kept alive for other users
 
     def counted(self, traffic: Traffic) -> ObjectClient:
-        """Return the same client, which counts into `traffic`."""
         found = copy.copy(self)
         found._traffic, found._shared = traffic, self
         found._attempts = replace(self._attempts, traffic=traffic)
@@ -75,7 +74,7 @@ class ObjectClient:
 
     @cached_property
     def _upload_store(self) -> Any:
-        """The store for uploads in parts, each of which obstore repeats by itself."""
+        """The store for multipart uploads, where obstore repeats each failed request itself."""
         timeout = timedelta(seconds=self._options.timeout)
         return self._make_store({"max_retries": self._options.retries, "retry_timeout": timeout})
 
@@ -105,7 +104,6 @@ class ObjectClient:
             raise ConfigError(message, key="storage_options") from None
 
     def head(self, url: str, key: str) -> ObjectVersion | None:
-        """Return the version of an object, or None if there is none."""
         try:
             return self._attempts.make(
                 f"look up {url}", url, lambda: ObjectVersion.of(self._obstore.head(self._store, key), url)
@@ -114,7 +112,7 @@ class ObjectClient:
             return None
 
     def list(self, url: str, key: str) -> tuple[list[str], list[tuple[str, ObjectVersion]]]:
-        """Return the names of directories and of objects, with their versions, in a directory."""
+        """Return the directories and the objects, with their versions, of a directory."""
         page, group = self._options.timeout / REQUESTS_IN_TIMEOUT, self._options.timeout / _STALLS_IN_TIMEOUT
 
         def listed() -> Any:
@@ -130,16 +128,12 @@ class ObjectClient:
         url: str,
         key: str,
         version: ObjectVersion,
-        pieces: Sequence[Chunk],
+        chunks: Sequence[Chunk],
         receive: Callable[[Chunk, int, Any], Any],
     ) -> None:
-        """Fetch pieces of one version of an object, several at a time; ChangedFileError if it is another version now.
-
-        `receive` is called with a piece, and the offset and bytes of each part of it; see `stream`. Once this has
-        returned or raised, it is not called any more.
-        """
-        if len(pieces) == 1 and not can_be_interrupted():
-            self.stream(url, key, version, pieces[0], partial(receive, pieces[0]))
+        """Fetch chunks of one version concurrently; `receive` gets a chunk, and the offset and bytes of a block."""
+        if len(chunks) == 1 and not can_be_interrupted():
+            self.stream(url, key, version, chunks[0], partial(receive, chunks[0]))
             return
         receiving, ended = threading.Lock(), False
 
@@ -147,20 +141,20 @@ class ObjectClient:
             if ended:
                 raise _Ended
 
-        def get(piece: Chunk) -> None:
+        def get(chunk: Chunk) -> None:
             def keep(offset: int, data: Any) -> None:
                 with receiving:
                     check()
-                    receive(piece, offset, data)
+                    receive(chunk, offset, data)
 
-            self.stream(url, key, version, piece, keep, check)
+            self.stream(url, key, version, chunk, keep, check)
 
         futures: list[Future[None]] = []
         try:
-            if len(pieces) == 1:
-                self._pool.wait_for(lambda: get(pieces[0]))
+            if len(chunks) == 1:
+                self._pool.wait_for(lambda: get(chunks[0]))
                 return
-            futures.extend(self._pool.submit(get, piece) for piece in pieces)
+            futures.extend(self._pool.submit(get, chunk) for chunk in chunks)
             for future in futures:
                 future.result()
         except BaseException:
@@ -175,51 +169,44 @@ class ObjectClient:
         url: str,
         key: str,
         version: ObjectVersion,
-        piece: Chunk,
+        chunk: Chunk,
         receive: Callable[[int, Any], Any],
         check: Callable[[], None] = lambda: None,
     ) -> None:
-        """Fetch a piece of one version of an object, and call `receive` with the offset and bytes of each part of it.
-
-        A part comes again if the request is repeated. `check` is called before each part; the request ends if it raises
-        a `DataloadError`. Errors of `receive` are raised as they are. Other errors are those of `fetch`.
-        """
+        """Fetch a chunk of one version; `receive` gets the offset and bytes of blocks, which retries repeat."""
         failures: list[Exception] = []
 
         def get() -> None:
             check()
-            result = self._request(url, key, version, piece)
-            at, begun, whole = piece.start, time.perf_counter(), False
+            result = self._request(url, key, version, chunk)
+            at, begun, whole = chunk.start, time.perf_counter(), False
             try:
-                chunk = min(_CHUNK_BYTES, piece.stop - at + 1)
-                for data in result.stream(min_chunk_size=chunk):
+                block = min(_BLOCK_BYTES, chunk.stop - at + 1)
+                for data in result.stream(min_chunk_size=block):
                     at += len(data)
-                    if at > piece.stop:
-                        raise _too_long(url, piece.stop - piece.start)
+                    if at > chunk.stop:
+                        raise _too_long(url, chunk.stop - chunk.start)
                     check()
                     try:
                         receive(at - len(data), data)
                     except Exception as error:
                         failures.append(error)
                         raise _Ended from None
-                    if at == piece.stop and len(data) < chunk:
-                        break  # only the last chunk is smaller, and asking whether there is another takes time
-                _check_length(at - piece.start, piece)
+                    if at == chunk.stop and len(data) < block:
+                        break  # only the last block is smaller; waiting for another would take time
+                _check_length(at - chunk.start, chunk)
                 whole = True
             finally:
-                self._arrived(at - piece.start, begun, used=whole)
+                self._arrived(at - chunk.start, begun, used=whole)
 
         try:
-            self._attempts.make(f"read bytes {piece.start} to {piece.stop} of {url}", url, get)
+            self._attempts.make(f"read bytes {chunk.start} to {chunk.stop} of {url}", url, get)
         except _Ended:
             if failures:
                 raise failures.pop() from None
 
     def read(self, url: str, key: str, most: int) -> tuple[bytes, ObjectVersion, Any]:
-        """Return an object or its first bytes, its version, and what `put` takes to replace this version only.
-
-        It takes one request, unless there are more bytes than `most`.
-        """
+        """Return an object or its first `most` bytes, its version, and the `mode` for `put` to replace it."""
 
         def get() -> tuple[bytes, ObjectVersion, Any]:
             result = self._obstore.get(self._store, key)
@@ -235,11 +222,7 @@ class ObjectClient:
         return self._attempts.make(f"read {url}", url, get)
 
     def put(self, url: str, key: str, data: bytes, mode: Any) -> tuple[ObjectVersion | None, Any]:
-        """Store an object in one request; return its version, None if unknown, and what replaces this version only.
-
-        `mode` is "create", "overwrite", or what `read` or `put` has returned. FileExistsError if the object is in the
-        way.
-        """
+        """Store an object; return its version and the `mode` that replaces it. FileExistsError if `mode` forbids it."""
         attempts = 0
 
         def put() -> Any:
@@ -252,7 +235,7 @@ class ObjectClient:
                     raise
                 raise FileExistsError(url) from None
             except (self._errors.AlreadyExistsError, self._errors.PreconditionError):
-                # The answer to an earlier attempt, which succeeded, may have been lost.
+                # An earlier attempt may have succeeded, and its response been lost.
                 if attempts > 1:
                     result = self._obstore.get(self._store, key)
                     if result.meta["size"] == len(data) and _content(result, url, len(data)) == data:
@@ -266,10 +249,7 @@ class ObjectClient:
     def put_parts(
         self, url: str, key: str, read: Callable[[], Iterator[bytes]], part_bytes: int, *, overwrite: bool
     ) -> ObjectVersion | None:
-        """Store a large object in parts, which must not exist yet unless `overwrite`, and return its version.
-
-        It exists once its last part has arrived. A failure deletes the parts.
-        """
+        """Store a large object atomically by a multipart upload, and return its version."""
 
         def check() -> None:
             if not overwrite and self.head(url, key) is not None:
@@ -277,8 +257,7 @@ class ObjectClient:
 
         def parts() -> Iterator[bytes]:
             yield from read()
-            # Again, because an upload takes long, and obstore cannot make its end conditional. It cannot be called
-            # from inside a call either.
+            # Check again: the upload took long, and obstore cannot make its end conditional, nor be called from a call.
             self._pool.submit(check).result()
 
         def put() -> Any:
@@ -292,9 +271,9 @@ class ObjectClient:
     def delete(self, url: str, keys: Sequence[str]) -> None:
         self._attempts.make(f"delete {url}", url, lambda: self._obstore.delete(self._store, list(keys)))
 
-    def _request(self, url: str, key: str, version: ObjectVersion, piece: Chunk) -> Any:
-        options: dict[str, Any] = {"range": (piece.start, piece.stop)}
-        # A weak ETag never matches by the rules of HTTP, so it is only compared below.
+    def _request(self, url: str, key: str, version: ObjectVersion, chunk: Chunk) -> Any:
+        options: dict[str, Any] = {"range": (chunk.start, chunk.stop)}
+        # By HTTP's rules a weak ETag never matches, so it is only compared below.
         if version.has_etag and not version.tag.startswith("W/"):
             options["if_match"] = version.tag
         try:
@@ -315,13 +294,12 @@ class ObjectClient:
         )
 
 
-def _check_length(count: int, piece: Chunk) -> None:
-    if count != piece.stop - piece.start:  # obstore lets a short answer pass
-        raise OSError(f"{count} of {piece.stop - piece.start} bytes arrived")
+def _check_length(count: int, chunk: Chunk) -> None:
+    if count != chunk.stop - chunk.start:  # obstore accepts a short response
+        raise OSError(f"{count} of {chunk.stop - chunk.start} bytes arrived")
 
 
 def _content(result: Any, url: str, size: int) -> bytes:
-    """Return the body of an answer, which may have `size` bytes."""
     data = next(result.stream(min_chunk_size=size + 1), b"")
     if len(data) > size:
         raise _too_long(url, size)
@@ -329,18 +307,18 @@ def _content(result: Any, url: str, size: int) -> bytes:
 
 
 def _too_long(url: str, size: int) -> StoreError:
-    return StoreError(f"cannot read {url}: the answer is longer than the {size} bytes that it should have", path=url)
+    return StoreError(f"cannot read {url}: the response is longer than the expected {size} bytes", path=url)
 
 
 def _condition(meta: Any) -> Any:
-    """Return the mode of a put that replaces only the version described; Google's store knows it by a number."""
+    """Return the `mode` of a put that replaces only this version; Google's store identifies it by a number."""
     return {name: meta[name] for name in ("e_tag", "version") if meta[name] is not None}
 
 
 def _changed(url: str, version: ObjectVersion) -> ChangedFileError:
     if not version.listed:
         return rewritten_error(url)
-    message = "the object is not the one that the manifest of its directory lists; if the shards are right, run"
+    message = "the object is not the version in the manifest of its directory; if the shards are right, run"
     return ChangedFileError(f"{message} `dataload index --manifest {url.rpartition('/')[0]}`", path=url)
 
 

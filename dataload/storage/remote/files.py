@@ -33,7 +33,7 @@ _SECONDS_BETWEEN_TRIES = 1.0
 
 
 class RemoteFile(MergedReads):
-    """One version of a file, read by ranges; another version is an error. See `RecordFile`."""
+    """One version of a file, read by ranges; another version is an error."""
 
     gap = GAP
 
@@ -63,27 +63,25 @@ class RemoteFile(MergedReads):
             fetch(self.path, self._version, self._remote, [start], [stop], buffer[end - (stop - start) : end])
 
     def release(self) -> None:
-        """See `RecordFile`; nothing is open."""
+        """Do nothing: no file is open."""
 
 
 def fetch(
     url: str, version: ObjectVersion, remote: Remote, starts: list[int], stops: list[int], buffer: BytesArray
 ) -> None:
-    """Read ranges of an object one after another into `buffer`."""
-
-    def receive(piece: Chunk, offset: int, data: Any) -> None:
-        begin = piece.at + offset - piece.start
+    def receive(chunk: Chunk, offset: int, data: Any) -> None:
+        begin = chunk.at + offset - chunk.start
         buffer[begin : begin + len(data)] = np.frombuffer(data, np.uint8)
 
-    pieces = cut(starts, stops, parse_bytes("part_bytes", remote.options.part_bytes))
-    if pieces:
+    chunks = cut(starts, stops, parse_bytes("part_bytes", remote.options.part_bytes))
+    if chunks:
         client, key = client_of(url, remote)
         with downloading():
-            client.fetch(url, key, version, pieces, receive)
+            client.fetch(url, key, version, chunks, receive)
 
 
 class RemoteStream:
-    """A remote file that any number of threads may read at any offset, as `LocalFile`."""
+    """A remote file that any number of threads may read at any offset, like `LocalFile`."""
 
     def __init__(self, url: str, version: ObjectVersion, remote: Remote) -> None:
         self.path = url
@@ -103,7 +101,7 @@ class RemoteStream:
         return count
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def __enter__(self) -> Self:
         return self
@@ -113,16 +111,16 @@ class RemoteStream:
 
 
 class _OpenShards:
-    """The shards of the cache that this process has open, the longest unused first. Thread-safe."""
+    """The cached shards that this process has open, least recently used first. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._files: OrderedDict[int, weakref.ref[Any]] = OrderedDict()
 
-        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()  # those that open files keep
+        self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()  # of open files
 
     def keep(self, lease: Lease, most: int) -> bool:
-        """Give up files until the leases of the others and this one take `most` bytes; return whether they do."""
+        """Release files until all leases, this one included, take at most `most` bytes; return whether they do."""
         with self._lock:
             self._leases.add(lease)
         while self._leased() > most:
@@ -135,13 +133,12 @@ class _OpenShards:
             return sum(lease.size for lease in self._leases)
 
     def touch(self, file: Any) -> None:
-        """Make a file the most recently used; see `Storage.lend`."""
         with self._lock:
-            self._files[id(file)] = weakref.ref(file)  # always: the number may be that of a file that has gone
+            self._files[id(file)] = weakref.ref(file)  # always: a dead file may have had the same id
             self._files.move_to_end(id(file))
 
     def release_deleted(self) -> None:
-        """Release the files that were evicted, whose space is free only then."""
+        """Release evicted files, because their space stays in use until then."""
         with self._lock:
             files = [reference() for reference in self._files.values()]
         for file in files:
@@ -149,7 +146,6 @@ class _OpenShards:
                 file.release()
 
     def give_up(self) -> bool:
-        """Release the file that has been unused for longest; return whether there was one."""
         with self._lock:
             for key in [key for key, reference in self._files.items() if reference() is None]:
                 del self._files[key]
@@ -165,12 +161,11 @@ _shares: PerProcess[weakref.WeakValueDictionary[str, Shares]] = PerProcess()
 
 
 def open_shards() -> _OpenShards:
-    """Return the shards that this process has open."""
     return _opened.get(_OpenShards)
 
 
 def keep(cache: ShardCache, name: str, lease: Lease) -> Any:
-    """Return what a file keeps that no plan protects from eviction: its lease, and a share of the cache with room."""
+    """Return a file's lease and its share of the cache, for files that no plan protects; None if they do not fit."""
     own = _shares.get(weakref.WeakValueDictionary)
     shares = own.get(cache.root) or own.setdefault(cache.root, Shares(cache.root, cache.limit, name))
     return (lease, shares) if open_shards().keep(lease, shares.budget()) else None
@@ -185,13 +180,8 @@ def local_copy(
     listed: bool,
     keep: Callable[[Lease], Any],
 ) -> ReopenedFile[Any]:
-    """Open a shard in the cache as a local file that is called by its URL.
-
-    `take` returns a lease of the shard, each time that the file is opened, and `keep` what the open file holds, such as
-    the lease; without it, the shard can be evicted, and still be read. If `listed`, it is one of the `open_shards`,
-    which are released when the cache is full.
-    """
-    # The file may have been evicted and downloaded again before it is reopened: its name tells the version.
+    """Open a cached shard as a local file; `take` leases it at each opening, `keep` returns what the file holds."""
+    # The file may have been evicted and downloaded again before it is reopened; its name tells the version.
     identity = FileIdentity(version.size, version.number, (0, 0))
     made: list[weakref.ref[ReopenedFile[Any]]] = []
 
@@ -210,7 +200,7 @@ def local_copy(
         if mapped
         else UnmappedFile(url, lambda _: opened(_LeasedHandle))
     )
-    file.may_be_written = True  # its time is that of the last use
+    file.may_be_written = True  # its mtime is the last use
     if listed:
         made.append(weakref.ref(file))
         open_shards().touch(file)
@@ -226,12 +216,7 @@ class _LeasedMapping(Mapping):
 
 
 class ShardFile(RecordFile):
-    """A shard that is downloaded into the cache when its first record is read; see `RecordFile`.
-
-    Tables are read by ranges, from `ranged`, and so is everything while the cache has no room or `wants` returns False.
-    `find` opens the local file if it is there; `take` downloads it first, or returns None if it is to be read by
-    ranges.
-    """
+    """A shard downloaded when its first record is read; tables, and all while the cache is full, are read by range."""
 
     def __init__(
         self,
@@ -290,13 +275,13 @@ class ShardFile(RecordFile):
 
 
 LARGEST_PUT = 64 << 20
-"""Most bytes of an object that is written by one request, which alone can demand that nothing is replaced."""
+"""Maximum size of an object written by one request; only such a write can demand that nothing is replaced."""
 
-_SMALLEST_PART, _MOST_PARTS = 5 << 20, 9_000  # of an upload in parts; S3 takes at most 10,000
+_SMALLEST_PART, _MOST_PARTS = 5 << 20, 9_000  # of a multipart upload; S3 takes at most 10,000 parts
 
 
 class RemoteAtomicFile(AtomicFile):
-    """An `AtomicFile` that `publish` uploads; until then it is in the node's cache, or in a temporary folder."""
+    """An `AtomicFile` that `publish` uploads; until then it is in the node's cache or a temporary folder."""
 
     def __init__(self, url: str, remote: Remote, *, overwrite: bool) -> None:
         self._client, self._key = client_of(url, remote)
@@ -310,7 +295,6 @@ class RemoteAtomicFile(AtomicFile):
         self._overwrite, self._remote = overwrite, remote
 
     def publish(self, *, durable: bool = True) -> None:  # noqa: ARG002 - an object that exists is durable
-        """Upload the temporary, each file atomically."""
         names = sorted(os.listdir(self.temporary)) if os.path.isdir(self.temporary) else [""]
         for name in names:
             url, key = (f"{part}/{name}".rstrip("/") for part in (self.path, self._key))
@@ -342,5 +326,5 @@ class RemoteAtomicFile(AtomicFile):
 
     def abort(self) -> None:
         super().abort()
-        with suppress(OSError):  # another part for this URL is in it, or it is gone
+        with suppress(OSError):  # another write of this URL is in it, or it is gone
             os.rmdir(self.directory)

@@ -1,4 +1,4 @@
-"""The jobs that share a cache, and what each of them may take of its budget."""
+"""The jobs that share a cache, and the bytes that each may take."""
 
 from __future__ import annotations
 
@@ -16,16 +16,7 @@ _SECONDS_BETWEEN_LOOKS = 0.25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A claim to a part of a cache.
-
-    Attributes:
-        job: Process that stands for the job: the parent of ranks, otherwise `process`.
-        process: The process.
-        reads: The data, for people.
-        share: Fraction of the job's share; 0 for reads that are not planned.
-        need: Bytes that it cannot do without: the shards of a step that can only be read as a whole.
-        since: Time at which it was made.
-    """
+    """A claim of a process: `share` of its job's bytes (0 for unplanned reads), of which it needs `need`."""
 
     job: int = 0
     process: int = 0
@@ -36,19 +27,9 @@ class Claim:
 
 
 class Shares:
-    """The share of a claim, which is registered by a file that is locked as long as this object lives.
+    """The share of one claim in the cache at `root`, registered by a file that is locked while this object lives.
 
-    Each job has the bytes that it needs, and an equal part of the rest. All loaders of a process, and all ranks of a
-    job on this machine, divide the share of their job.
-
-    Args:
-        root: Directory of the cache.
-        limit: Returns the bytes that it may take.
-        reads: See `Claim`.
-        share: See `Claim`.
-        need: See `Claim`.
-        ranks: Number of ranks of the job on this machine.
-        sharers: Number of them that divide the share of the job.
+    Each job gets the bytes that it needs and an equal share of the rest; its processes and `sharers` ranks divide both.
     """
 
     def __init__(
@@ -73,17 +54,15 @@ class Shares:
         self._looked = -_SECONDS_BETWEEN_LOOKS
 
     def look(self) -> list[Claim]:
-        """Return all other claims."""
         if time.monotonic() - self._looked > _SECONDS_BETWEEN_LOOKS:
             if not os.path.exists(self._file.path):
-                self._register()  # somebody has deleted the cache
+                self._register()  # the cache was deleted
             self._others = [_read(path) for path in living(self._folder) if path != self._file.path]
             self._bytes = self._limit()
             self._looked = time.monotonic()
         return self._others
 
     def budget(self) -> int:
-        """Return the bytes that this claim may take."""
         own, others = self._own, self.look()
         needs = _needs([own, *others])
         job = needs[own.job] + max(0, self._bytes - sum(needs.values())) // len(needs)
@@ -94,13 +73,12 @@ class Shares:
         return max(own.need, int(job * own.share / max(shares, self._sharers)))
 
     def left(self) -> int:
-        """Return the bytes that jobs that were there before can do without."""
+        """Return the bytes that earlier jobs do not need."""
         needs = _needs([other for other in self.look() if other.since < self._own.since])
         return max(0, self._bytes - sum(need for job, need in needs.items() if job != self._own.job))
 
 
 def _needs(claims: list[Claim]) -> dict[int, int]:
-    """Return the bytes that each job cannot do without."""
     needs: dict[int, int] = {}
     for claim in claims:
         needs[claim.job] = max(needs.get(claim.job, 0), claim.need)
@@ -116,7 +94,6 @@ def _read(path: str) -> Claim:
 
 
 def describe_jobs(root: str) -> str:
-    """Return who uses a cache, for messages."""
     found = dict.fromkeys(
         f"process {claim.process} reads {claim.reads}" + (f" and needs {claim.need:,} bytes" if claim.need else "")
         for claim in map(_read, living(os.path.join(root, "jobs")))

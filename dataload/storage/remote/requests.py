@@ -1,4 +1,4 @@
-"""Requests to object stores: ranges, retries, and checks of what is answered."""
+"""Requests to object stores: ranges, retries, and checks of responses."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>|\bParse\(\s*(?:Header\(\s*)?(\w+)")  # o
 
 
 def is_permanent(error: Exception, errors: Any) -> bool:
-    """Return whether a request would fail again; `errors` is the module `obstore.exceptions`."""
+    """Return whether a retry would fail again; `errors` is the module `obstore.exceptions`."""
     kinds = ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError", "InvalidPathError")
     kinds += ("UnknownConfigurationKeyError",)
     permanent = isinstance(error, (ValueError, TypeError, *(getattr(errors, kind) for kind in kinds)))
@@ -54,21 +54,18 @@ def is_permanent(error: Exception, errors: Any) -> bool:
 
 
 def is_of_machine(error: Exception) -> bool:
-    """Return whether the system could not even make the request."""
     found = _SYSTEM.search(str(error))
     return found is not None and int(found[1]) in MACHINE_ERRNOS
 
 
 def is_throttled(error: BaseException) -> bool:
-    """Return whether a store asks for fewer requests."""
     return _THROTTLED.search(str(error)) is not None
 
 
 def failure_reason(error: BaseException, secrets: Iterable[str]) -> str:
-    """Return a short text for an error, without `secrets`."""
     text = str(error)
     code = _CODE.search(text)
-    # An answer of the server, which may repeat parts of the request, follows.
+    # The server's response follows, which may repeat secrets of the request.
     text = " ".join(re.split(r"\n\s*\n|<\?xml|<Error>|: <", text)[0].split())
     for secret in secrets:
         text = text.replace(secret, "***")
@@ -92,18 +89,18 @@ class Chunk:
 
 
 def cut(starts: Iterable[int], stops: Iterable[int], most: int, first: int = 0) -> list[Chunk]:
-    """Cut ranges into pieces of at most `most` bytes, to be received one after another from `first`."""
-    pieces: list[Chunk] = []
+    """Cut ranges into chunks of at most `most` bytes, to be received one after another from `first`."""
+    chunks: list[Chunk] = []
     for start, stop in zip(starts, stops, strict=True):
         for begin in range(start, stop, most):
             end = min(begin + most, stop)
-            pieces.append(Chunk(begin, end, first))
+            chunks.append(Chunk(begin, end, first))
             first += end - begin
-    return pieces
+    return chunks
 
 
 def split_url(url: str) -> tuple[str, str]:
-    """Return the URL of the store and the key of the object in it. Errors do not repeat what may be a secret."""
+    """Return the URL of the store and the object's key. Errors do not repeat possible secrets."""
     parts = urlsplit(url, allow_fragments=False)
     scheme = parts.scheme.lower()
     if scheme not in SCHEMES:
@@ -141,7 +138,6 @@ class Attempts:
     traffic: Traffic
 
     def make(self, what: str, url: str, call: Callable[[], T]) -> T:
-        """Call, and again after failures that may pass."""
         check_process()
         if not can_be_interrupted():
             return self._repeat(what, url, call)
@@ -154,7 +150,7 @@ class Attempts:
             raise interrupt or StoreError(f"cannot {what}", path=url) from None
 
     def _repeat(self, what: str, url: str, call: Callable[[], T]) -> T:
-        """Call until it succeeds. obstore's own texts may hold secrets."""
+        """Call until it succeeds. Texts of obstore may hold secrets and are not shown."""
         begun, attempts = time.monotonic(), 0
         last = begun + self.options.timeout * (1 - 1 / REQUESTS_IN_TIMEOUT)
         while True:
@@ -196,8 +192,8 @@ class Attempts:
             failed = False
         except BaseException as error:
             throttled = is_throttled(error)
-            if type(error).__name__ == "PanicException":  # of Rust, for what no store can have asked for
-                message = f"cannot {what}: obstore ends with {failure_reason(error, self.secrets)}"
+            if type(error).__name__ == "PanicException":  # a bug or a bad setting, not the store's answer
+                message = f"cannot {what}: obstore panicked with {failure_reason(error, self.secrets)}"
                 raise StoreError(f"{message}: check the endpoint and the other storage_options") from None
             raise
         finally:
@@ -207,12 +203,12 @@ class Attempts:
 
 
 def can_be_interrupted() -> bool:
-    """Return whether this is the thread that Ctrl-C interrupts. It cannot do that while obstore waits."""
+    """Return whether this is the thread that Ctrl-C interrupts, which cannot happen while obstore waits."""
     return threading.get_ident() == threading.main_thread().ident and callable(signal.getsignal(signal.SIGINT))
 
 
 def check_process() -> None:
-    """Raise in a forked child of a process that has used obstore: its threads are gone, and every call would hang."""
+    """Raise in a forked child of a process that used obstore, whose threads are gone: every call would hang."""
     if first_process("obstore") != os.getpid():
         raise SourceError(
             "this process was forked by one that had read from a URL, whose connections do not survive that: start "
@@ -225,13 +221,7 @@ _NAME = re.compile(r"[^~]*~[0-9a-f]{20}~(\d+)(?:~([0-9a-f]{32}))?")
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """The result of comparing a shard with what is known about it.
-
-    Attributes:
-        path: Its file.
-        by: The evidence: "sha256", "md5" or "length"; None if the name of the file tells nothing.
-        problem: The difference; None if there is none.
-    """
+    """A comparison of a shard with its name or hash: the evidence, `by` (None: there is none), and the difference."""
 
     path: str
     by: Literal["sha256", "md5", "length"] | None
@@ -239,15 +229,9 @@ class Checked:
 
 
 def check_shard(file: CachedFile, sha256: str | None = None, *, md5: bool = True) -> Checked | None:
-    """Compare a shard with its recorded length, and with a hash if one is known; None if it has gone meanwhile.
-
-    Args:
-        file: The shard.
-        sha256: Its SHA-256, if known; used in place of the MD5.
-        md5: Whether to compare with the MD5 in its name. The ETags of encrypted objects may only look like one.
-    """
+    """Compare a shard with its length and `sha256`, or else the `md5` in its name; None if it is gone."""
     with opened(file.path) as descriptor:
-        # The lease keeps it from being evicted, but tells nobody that the shard is in use.
+        # This lock prevents eviction, but does not count as a use of the shard.
         if descriptor is None or not lock(descriptor, fcntl.LOCK_SH) or not is_at(descriptor, file.path):
             return None
         named = _NAME.fullmatch(file.name)
@@ -260,7 +244,7 @@ def check_shard(file: CachedFile, sha256: str | None = None, *, md5: bool = True
         if expected is None:
             return Checked(file.path, "length")
         found = _digest(descriptor, by)
-        differs = f"its {by.upper()} is {found}, and that of the object is {expected}"
+        differs = f"its {by.upper()} is {found}, and the object's is {expected}"
         return Checked(file.path, cast("Any", by), None if found == expected else differs)
 
 
@@ -278,11 +262,7 @@ _REMEDY = "write a manifest (`dataload index --manifest`), or name the shards: {
 async def list_directory(
     obstore: Any, store: Any, url: str, key: str, *, page_seconds: float, group_seconds: float
 ) -> tuple[list[str], list[tuple[str, ObjectVersion]]]:
-    """Return the names of directories and of objects, with their versions, in a directory.
-
-    Each page has to arrive in `page_seconds`. If there are directories inside, the list has to end in `group_seconds`
-    more than the pages before took.
-    """
+    """Return the directories and the objects, with their versions, of a directory; each step is limited in time."""
     found: dict[str, ObjectVersion] = {}
     begun = time.monotonic()
     depth = key.count("/") + 1 if key else 0
@@ -291,13 +271,12 @@ async def list_directory(
         for meta in page:
             if max(len(meta["path"]), len(meta["e_tag"] or "")) > _LONGEST:
                 raise StoreError(
-                    f"cannot list {url}: the store gives a name or an ETag of more than {_LONGEST} characters, which "
-                    "no object has",
+                    f"cannot list {url}: the store returned a name or an ETag of more than {_LONGEST} characters",
                     path=url,
                 )
             name, *inner = meta["path"].split("/")[depth:] or [""]
             if inner or not meta["size"]:  # a directory, or the mark of one
-                # Only a list that groups names skips what is inside. It shows no pages, so time alone bounds it.
+                # Only a grouped listing skips nested names. It has no pages, so only time bounds it.
                 seconds = group_seconds + time.monotonic() - begun
                 listing = await _in_time(obstore.list_with_delimiter_async(store, key or None), url, seconds)
                 return _grouped(listing, url, key)

@@ -40,10 +40,10 @@ _PUBLIC = {
         "base",
     ),
 }
-"""Arguments of obstore's stores that hold no secret; every other may."""
+"""Arguments of obstore's stores that hold no secret; all others may."""
 
 _SAFE_HEADERS = {
-    *("authorization", "cookie", "proxy-authorization"),  # which redirects to another origin leave out
+    *("authorization", "cookie", "proxy-authorization"),  # not sent when redirected to another origin
     *("accept", "accept-language", "cache-control", "pragma", "referer", "user-agent"),
     *("x-amz-request-payer", "x-goog-user-project"),
 }
@@ -66,25 +66,24 @@ def parse_bytes(name: str, value: Any) -> int:
 class RemoteOptions:
     """Settings for reading data at URLs.
 
-    Local files, which ``file://`` names, too, are read where they are: they are not copied to the cache, and these
-    settings may stay where a program or config sometimes reads local data. Only compressed shards of MDS are kept in
-    the cache, decompressed, wherever they are.
+    Local files, including ``file://`` URLs, are read in place, so a program or config that sometimes reads local data
+    may keep these settings. Only compressed MDS shards are cached, decompressed, wherever they are.
 
     Attributes:
         cache: Directory for whole shards, shared by the processes of a node; by default ``dataload`` in the user's
             cache directory.
-        budget: Most bytes that the cache takes, such as ``"500GB"``. By default it leaves a twentieth of the disk free
-            if `cache` is given; in the user's cache directory it takes a tenth of the bytes that are free.
-        mode: ``"shards"`` downloads whole shards into the cache, ``"ranges"`` fetches the bytes of the records that are
-            read. With ``"auto"`` a loader chooses when it starts, by the order, the sizes and the budget (see
-            `dataload.storage.remote.prefetch.choice.choose`), refuses what neither serves, and logs its choice;
-            without a loader shards are taken if a cache is given or the format needs them, and otherwise ranges.
-        scan: Most bytes that opening a data set may download, such as ``"1GB"``, where only whole shards tell how many
-            records they have: tar archives without an index, LMDB, compressed ArrayRecord. A manifest tells it, too.
-        connections: Most requests at once in a process.
-        part_bytes: Most bytes of one request, such as ``"8MiB"``.
-        timeout: Seconds in which a range has to arrive, with all retries.
-        retries: Most times that a failed request is repeated.
+        budget: Maximum size of the cache, such as ``"500GB"``. By default it leaves a twentieth of the disk free if
+            `cache` is given; in the user's cache directory it takes a tenth of the free bytes.
+        mode: ``"shards"`` downloads whole shards into the cache, ``"ranges"`` fetches only the bytes that are read.
+            With ``"auto"`` a loader chooses when it starts, by the order, the sizes and the budget (see
+            `dataload.storage.remote.prefetch.choice.choose`), refuses if neither is fast, and logs its choice;
+            without a loader, shards are used if a cache is given or the format needs them, otherwise ranges.
+        scan: Maximum bytes to download when opening a data set, such as ``"1GB"``, if only whole shards tell how many
+            records they have: tar archives without an index, LMDB, compressed ArrayRecord. A manifest avoids it.
+        connections: Maximum number of concurrent requests of a process.
+        part_bytes: Maximum size of one request, such as ``"8MiB"``.
+        timeout: Seconds for a range to arrive, all retries included.
+        retries: Maximum number of retries of a failed request.
     """
 
     cache: str | PathLike[str] | None = None
@@ -111,16 +110,10 @@ class RemoteOptions:
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
-        """Return the names of all options."""
         return tuple(each.name for each in fields(cls))
 
     @classmethod
     def parse(cls, given: Mapping[str, Any]) -> RemoteOptions:
-        """Create the options from a table.
-
-        Raises:
-            ConfigError: An option is unknown or out of range.
-        """
         for name in given:
             if name not in cls.names():
                 raise ConfigError(f"remote has no option {name!r}: {closest(name, cls.names())}", key="remote")
@@ -128,10 +121,7 @@ class RemoteOptions:
 
 
 class StoreOptions:
-    """Keyword arguments of obstore's stores; ``credential_provider`` may be text, ``"module:function"``.
-
-    Values appear neither in repr nor in errors. Options with secrets refuse to be pickled.
-    """
+    """Keyword arguments of obstore's stores; secrets are neither shown nor pickled."""
 
     __slots__ = ("_given",)
 
@@ -139,7 +129,6 @@ class StoreOptions:
         self._given = dict(given)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the keyword arguments, with the provider imported."""
         found = dict(self._given)
         follows = found.pop("headers_follow_redirects", False)
         client = found.get("client_options")
@@ -148,9 +137,9 @@ class StoreOptions:
             unsafe := sorted({str(name) for name in headers if str(name).lower() not in _SAFE_HEADERS})
         ):
             raise ConfigError(
-                f"storage_options.client_options.default_headers has {', '.join(unsafe)}, which would go to another "
-                "server, too, if this one redirects there: use Authorization or Cookie, which would not, or say "
-                "storage_options={'headers_follow_redirects': True} if no secret is in it or the server can be trusted",
+                f"storage_options.client_options.default_headers has {', '.join(unsafe)}, which a redirect would "
+                "send to another server: use Authorization or Cookie, which are not sent on, or pass "
+                "storage_options={'headers_follow_redirects': True} if it holds no secret or the server is trusted",
                 key="storage_options",
             )
         provider = found.get("credential_provider")
@@ -161,11 +150,9 @@ class StoreOptions:
         return found
 
     def secrets(self) -> list[tuple[str, str]]:
-        """Return names and texts of the values that may be secret."""
         return _secrets(self._given)
 
     def digest(self) -> str:
-        """Return a hash that tells options apart within this process."""
         return hashlib.blake2b(repr(sorted(self._given.items(), key=str)).encode(), digest_size=16).hexdigest()
 
     def __bool__(self) -> bool:
@@ -191,7 +178,9 @@ class StoreOptions:
             _refuse(f"storage_options has {', '.join(names)}, which may be secret and is not sent to other processes")
         provider = self._given.get("credential_provider")
         if provider is not None and not isinstance(provider, str) and not _is_importable(provider):
-            _refuse("credential_provider is no function or class of an importable module, so other processes lack it")
+            _refuse(
+                "credential_provider is not a function or class of an importable module, so other processes lack it"
+            )
         return StoreOptions, (self._given,)
 
 
@@ -240,9 +229,9 @@ def _is_public(name: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ObjectVersion:
-    """Version of an object: its size in bytes, and its ETag, or the time of its last change if it has none.
+    """Version of an object: size in bytes, and ETag (or time of the last change without one).
 
-    `has_etag` says whether requests can demand `tag`; `listed`, whether this comes from a manifest, not from the store.
+    `has_etag` says whether requests can demand `tag`; `listed` that a manifest, not the store, gave the version.
     """
 
     size: int
@@ -252,14 +241,13 @@ class ObjectVersion:
 
     @classmethod
     def of(cls, meta: Any, url: str) -> ObjectVersion:
-        """Return the version in obstore's description of an object."""
         size, tag = int(meta["size"]), meta["e_tag"]
         if not 0 <= size < 1 << 63:
-            raise StoreError(f"the store says that {url} has {size} bytes, which no object can have", path=url)
+            raise StoreError(f"the store reports an impossible size of {url}: {size} bytes", path=url)
         return cls(size, tag or meta["last_modified"].isoformat(), bool(tag))
 
     def matches(self, other: ObjectVersion) -> bool:
-        """Return whether these may be the same, where the store or a manifest leaves the ETag or its quotes out."""
+        """Return whether both may be the same version, if one lacks the ETag or its quotes."""
         same = self.has_etag != other.has_etag or self.tag.strip('"') == other.tag.strip('"')
         return same and self.size == other.size
 
@@ -273,12 +261,10 @@ class ObjectVersion:
 class Remote:
     """A source's settings and knowledge of data at URLs, which are sent to other processes with the source.
 
-    `versions` has the versions of objects by URL, None for one that does not exist: objects that a source has opened
-    stay at the version found first, and one that changes afterwards is an error. `boards` is what loaders tell the
-    readers: ``"board"``, what the plan that downloads ahead says about shards, and ``"mode"``, what the mode ``"auto"``
-    stands for since the last loader has started. `ranges` fetches ranges ahead in this process, if anything does.
-    `opening` has the URLs of the shards of a data set that is being opened, if their format or lengths are unknown.
-    `clients`, by store, end with this object or by `release`.
+    `versions` by URL, None for a missing object, are fixed at the first look: a later change is an error. `boards`
+    tells readers the plan for shards (``"board"``) and what mode ``"auto"`` stands for (``"mode"``). `ranges` has the
+    range prefetcher of the process. `opening` has the shards of a data set being opened, if their format or lengths are
+    unknown. `clients`, by store, end with this object or by `release`.
     """
 
     store: StoreOptions = field(default_factory=lambda: StoreOptions({}))
@@ -295,21 +281,19 @@ class Remote:
 
     @property
     def traffic(self) -> Traffic:
-        """Counters of the downloads of this process."""
         return self.traffics.get(lambda: Traffic(self.options.connections))
 
     @property
     def reads_ahead(self) -> bool:
-        """True while something fetches data before they are read."""
         return "board" in self.boards or bool(self.ranges)
 
     def expect(self, url: str, size: int, etag: str) -> None:
-        """Note the version of an object that a manifest lists, so that nobody asks the store."""
+        """Note the version of an object that a manifest lists, which saves a request."""
         self.versions.setdefault(url, ObjectVersion(size, etag, True, listed=True))
 
     @contextmanager
     def learning(self, paths: Iterable[str]) -> Generator[None]:
-        """Let nothing be downloaded, beyond the option `scan`, only to learn what shards contain."""
+        """Limit downloads that only learn what shards contain to the option `scan`."""
         self.opening[:] = (path for path in paths if is_url(path))
         try:
             yield
@@ -317,7 +301,7 @@ class Remote:
             self.opening.clear()
 
     def release(self) -> None:
-        """Close connections and threads that nobody else uses; the next use makes new ones."""
+        """Close connections and threads that are not shared; the next use makes new ones."""
         self.clients.drop()
 
     def __reduce__(self) -> Any:
@@ -325,7 +309,7 @@ class Remote:
 
     @classmethod
     def of(cls, storage_options: Any = None, remote: Any = None) -> Remote:
-        """Return what the options ``storage_options=`` and ``remote=`` say; `remote` may be a `Remote` already."""
+        """Return the settings for the options ``storage_options=`` and ``remote=``, which may be a `Remote`."""
         if isinstance(remote, Remote):
             return remote
         for name, value in (("storage_options", storage_options), ("remote", remote)):
@@ -336,7 +320,7 @@ class Remote:
 
 
 def is_plain(base: str, given: dict[str, Any]) -> bool:
-    """Return whether the user has named an http:// server; client options of ours replace those of the environment."""
+    """Return whether the user has named an http:// server; our client options override the environment's."""
     endpoints = [base, *(value for name, value in given.items() if "endpoint" in name.lower())]
     for name, value in os.environ.items():
         if name.startswith(("AWS_", "AZURE_", "GOOGLE_")):

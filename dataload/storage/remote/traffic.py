@@ -1,4 +1,4 @@
-"""Figures of what a process downloads on behalf of a source, and its last requests."""
+"""Counters of a process's downloads on behalf of a source, and its last requests."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ _KEPT = 256  # requests until the next report
 
 @dataclass(frozen=True, slots=True)
 class Downloads:
-    """Data that were downloaded from object stores and web servers.
+    """Data downloaded from object stores and web servers.
 
     Attributes:
-        requests: Requests, with those that were repeated.
-        retries: Requests that repeated one that had failed.
-        throttled: Answers with the status 429 or 503, by which a store asks for fewer requests.
-        nbytes: Bytes of objects that arrived. Of an answer that broke off, they are counted in blocks of a mebibyte if
-            it was fetched ahead, and not at all otherwise.
-        wasted_bytes: Bytes of them that nobody used: between ranges that were merged, of answers that failed, and of
-            shards that this process evicted before they were read.
-        request_seconds: Time of all requests together.
-        transfer_seconds: The part of it from the beginnings of the answers to their ends.
-        shards_found: Shards that were in the cache when they were first wanted.
+        requests: Requests, including retries.
+        retries: Requests that repeated a failed one.
+        throttled: Responses with status 429 or 503, by which a store asks for fewer requests.
+        nbytes: Bytes of objects that arrived. A response that broke off counts in blocks of a mebibyte if it was
+            prefetched, and otherwise not at all.
+        wasted_bytes: Bytes that were not used: between merged ranges, of failed responses, and of shards that this
+            process evicted before they were read.
+        request_seconds: Total time of all requests.
+        transfer_seconds: Time from the beginnings of the responses to their ends.
+        shards_found: Shards in the cache when they were first needed.
         shards_downloaded: Downloads of whole shards into the cache.
         shards_again: Shards downloaded again after eviction.
         connections: Maximum number of concurrent requests. A limit, not a sum.
@@ -70,7 +70,7 @@ class Downloads:
 
 
 class Request(NamedTuple):
-    """A request: its purpose, its begin and end in seconds of `time.perf_counter`, and whether it failed."""
+    """A request: purpose, begin and end in seconds of `time.perf_counter`, and whether it failed."""
 
     what: str
     begun: float
@@ -79,7 +79,7 @@ class Request(NamedTuple):
 
 
 class Report(NamedTuple):
-    """The downloads of a worker process since its last report: the figures, and the last requests."""
+    """A worker process's counters and requests since its last report."""
 
     downloads: Downloads
     requests: list[Request]
@@ -87,18 +87,17 @@ class Report(NamedTuple):
 
 @dataclass(slots=True)
 class Traffic:
-    """Adds up `Downloads` in one process. Thread-safe; a thread whose request ends calls `listeners` with it."""
+    """Adds up `Downloads` in one process. Thread-safe; `listeners` are called with each finished request."""
 
     connections: int = 0
     listeners: list[Callable[[Request], None]] = field(default_factory=list[Callable[[Request], None]])
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _figures: Counter[str] = field(default_factory=Counter[str])
-    _shards: set[str] = field(default_factory=set[str])  # that were found or downloaded
+    _shards: set[str] = field(default_factory=set[str])  # found or downloaded
     _last: deque[Request] = field(default_factory=lambda: deque[Request](maxlen=_KEPT))
     _reported: Downloads = field(default_factory=Downloads)
 
     def add(self, **figures: float) -> None:
-        """Add to figures of `Downloads`."""
         with self._lock:
             self._figures.update(figures)  # pyright: ignore[reportArgumentType] # seconds may be fractions
 
@@ -111,29 +110,25 @@ class Traffic:
             listener(request)
 
     def downloaded(self, shard: str) -> None:
-        """Count the download of a shard into the cache."""
         with self._lock:
             again = shard in self._shards
             self._shards.add(shard)
         self.add(shards_downloaded=1, shards_again=again)
 
     def found(self, shard: str) -> None:
-        """Count a shard that is in the cache."""
         with self._lock:
             self._shards.add(shard)
         self.add(shards_found=1)
 
     def knows(self, shard: str) -> bool:
-        """Return whether a shard was counted."""
         return shard in self._shards
 
     def total(self) -> Downloads:
-        """Return the figures so far."""
         with self._lock:
             return Downloads(**self._figures, connections=self.connections)  # pyright: ignore[reportArgumentType]
 
     def report(self) -> Report | None:
-        """Return what is new since the last call; None if nothing is."""
+        """Return the counters since the last call; None if nothing has changed."""
         now = self.total()
         if now == replace(self._reported, connections=now.connections):
             return None

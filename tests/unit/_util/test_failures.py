@@ -178,7 +178,7 @@ def test_a_bug_of_ours_in_the_users_source_is_ours(break_reading):
         outcome(Own(lambda index: source[index]))
 
 
-FAILS = "; the disk or the file server fails: see the system's log, and continue from the last"
+FAILS = "; the disk or the file server is failing: see the system's log, and continue from the last"
 
 
 @pytest.mark.parametrize(

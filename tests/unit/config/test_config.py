@@ -145,7 +145,7 @@ def write(directory, name, text):
         ("a.yaml", "", r"a\.yaml has 2 errors:\n  source is missing: .* table .*\n  loader\.batch_size is missing"),
         ("a.json", '{"source": 3, "sampler": "x"}', r"(?s)source is 3: .*sampler is 'x': expected a table"),
         ("a.toml", b"\xff", r"cannot read the config .*a\.toml: it is not UTF-8 text"),
-        ("a.toml", None, r"cannot read the config .*a\.toml: the directory .* exists, nothing of that name"),
+        ("a.toml", None, r"cannot read the config .*a\.toml: the directory .* exists, but has no entry of that name"),
     ],
 )
 def test_files_that_are_no_configs(tmp_path, name, text, match):

@@ -80,7 +80,7 @@ def test_what_has_no_text(tmp_path, file):
     with pytest.raises(ConfigError, match=r"has no token '<eos>': .*<end>"):
         Tokenize.of(file, end_token="<eos>")
     (tmp_path / "x.json").write_text("{}")
-    with pytest.raises(ConfigError, match=r"x\.json is no tokenizer.json: "):
+    with pytest.raises(ConfigError, match=r"x\.json is not a tokenizer.json: "):
         Tokenize.of(str(tmp_path / "x.json"))
     with pytest.raises(SourceNotFoundError):
         Tokenize.of(str(tmp_path / "y.json"))

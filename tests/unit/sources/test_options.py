@@ -309,5 +309,5 @@ def test_memory_that_there_is_not(paths, monkeypatch):
         assert isinstance(caught.value.__cause__, MemoryError)
         assert caught.value.path == "a"
     monkeypatch.setattr(Greedy, "_open_shard", lambda *_: np.empty(1 << 60, np.uint8))
-    with pytest.raises(SourceError, match="cannot read a: this needs more memory than this process may have; the file"):
+    with pytest.raises(SourceError, match="cannot read a: this needs more memory than the process may use; the file"):
         len(Greedy(paths))

@@ -187,7 +187,7 @@ def test_what_was_there_comes_back_when_the_new_one_cannot_take_its_place(writer
 @pytest.mark.parametrize("directory", ["file", "file/a/b"])
 def test_a_file_where_the_directory_would_be(writer_of, tmp_path, directory):
     (tmp_path / "file").touch()
-    message = f"cannot write to the directory {tmp_path}/{directory}: {tmp_path}/file is no directory; choose another"
+    message = f"cannot write to the directory {tmp_path}/{directory}: {tmp_path}/file is not a directory; choose"
     writer = writer_of.__new__(writer_of)
     with pytest.raises(ConfigError, match=message):
         writer.__init__(tmp_path / directory / "out")

@@ -31,10 +31,10 @@ def test_names_inside(name):
 def test_names_elsewhere(name):
     assert leads_elsewhere(name).endswith("is not the name of a file below this directory")
     for file in ("d/x.json", "s3://bucket/d/x.json"):
-        with pytest.raises(CorruptFileError, match=r"d/x\.json: it names a file that it may not: ") as caught:
+        with pytest.raises(CorruptFileError, match=r"d/x\.json: it must not name this file: ") as caught:
             named_files(file, ["good", name])
         assert "u:p" not in str(caught.value)
-        assert str(caught.value).endswith("Open files elsewhere by a list of their own paths")
+        assert str(caught.value).endswith("To open files elsewhere, list their paths")
 
 
 def test_names_at_urls():

@@ -1,4 +1,4 @@
-"""A file by which the plan that downloads ahead tells readers, in all processes, which shards to wait for."""
+"""A file by which the prefetch plan tells readers, in all processes, which shards to wait for."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dataload._util.threads import Wait
 from dataload.storage.local.living import LivingFile
 from dataload.storage.remote.cache import Lease
 
-_LONGEST_WAIT = 5.0  # seconds, for a shard that nobody writes to
+_LONGEST_WAIT = 5.0  # seconds, for a shard without progress
 
 
 class Coming(IntEnum):
@@ -29,24 +29,20 @@ _KNOWN = frozenset(map(int, Coming))
 
 
 class Board:
-    """The plan for each shard, told to all processes that read on its behalf, and the shards that they wait for.
-
-    It is a file with two bytes for each shard, the second of which is not 0 while a reader waits. It is not mapped,
-    because whoever shortens a mapped file kills the process.
-    """
+    """The plan for each shard, and whether a reader waits: a file with 2 bytes per shard."""
 
     def __init__(self, directory: str, urls: Sequence[str]) -> None:
         self.numbers: dict[str, int] = {url: number for number, url in enumerate(urls)}
         self._living = LivingFile(directory, "plan-", bytes(2 * len(urls)))
-        self._file = self._living.descriptor
+        self._file = self._living.descriptor  # not mapped: truncating a mapped file kills its readers
 
     def set(self, shard: int, coming: Coming) -> None:
-        """Publish what is known about a shard. Without it, its reader waits for seconds, and helps itself."""
+        """Publish the plan for a shard. Without one, its reader waits for seconds and then downloads it itself."""
         with suppress(OSError):
             os.pwrite(self._file, bytes([coming]), 2 * shard)
 
     def take_waiting(self) -> list[int]:
-        """Return the shards that a reader has waited for since the last call."""
+        """Return the shards that readers have waited for since the last call."""
         found = os.pread(self._file, 2 * len(self.numbers), 0)[1::2]
         waiting = [shard for shard, waits in enumerate(found) if waits] if found.strip(b"\0") else []
         for shard in waiting:
@@ -54,12 +50,10 @@ class Board:
         return waiting
 
     def clear(self) -> None:
-        """Tell all readers to help themselves."""
         with suppress(OSError):
             os.pwrite(self._file, bytes(2 * len(self.numbers)), 0)
 
     def look(self, url: str, *, waits: bool = False) -> Coming:
-        """Return what the plan says about a shard."""
         return _look(self._file, self.numbers.get(url), waits=waits)
 
     def __reduce__(self) -> Any:
@@ -67,7 +61,7 @@ class Board:
 
 
 class BoardReader:
-    """A `Board` in another process; see there."""
+    """A `Board` in another process."""
 
     def __init__(self, path: str, numbers: Mapping[str, int]) -> None:
         self._path = path
@@ -93,7 +87,7 @@ class BoardReader:
 def _look(file: int, number: int | None, *, waits: bool) -> Coming:
     with suppress(OSError):
         found = b"" if number is None else os.pread(file, 1, 2 * number)
-        if number is None or not found or found[0] not in _KNOWN:  # of no interest, or somebody else wrote to the file
+        if number is None or not found or found[0] not in _KNOWN:  # not planned, or the file was damaged
             return Coming.UNKNOWN
         coming = Coming(found[0])
         if waits and coming is Coming.SOON:
@@ -105,15 +99,12 @@ def _look(file: int, number: int | None, *, waits: bool) -> Coming:
 def wait_for(
     board: Board | BoardReader, url: str, find: Callable[[], Lease | None], progress: Callable[[], object]
 ) -> Lease | Coming:
-    """Wait for a shard that a plan downloads, and return a lease of it, or what its reader should do instead.
-
-    `find` returns a lease if the shard is here, `progress` how far its download is; None if no process writes to it.
-    """
+    """Wait for a planned shard, while its `progress` changes; return a lease of it, or what its reader should do."""
     waited, wait = False, Wait(_LONGEST_WAIT)
     while (lease := find()) is None:
         coming = board.look(url, waits=True)
         if coming is not Coming.SOON:
-            # If the plan has given up meanwhile, the records that are needed now are less than a shard.
+            # If the plan has given up, reading the needed records by range is less than a shard.
             return Coming.NEVER if waited else coming
         if not wait.goes_on(progress()):
             return Coming.UNKNOWN

@@ -1,4 +1,4 @@
-"""The choice of a loader between whole shards and ranges of data at URLs. Pure (no I/O)."""
+"""A loader's choice between whole shards and ranges for data at URLs. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ LARGE_BYTES = 1 << 18
 """Bytes of a range from which its request costs little."""
 
 FEW_USED = 1 / 4
-"""Part of the shards' bytes below which ranges are fetched, if these are large; if not, a smaller part."""
+"""Fraction of the shards' bytes below which large ranges are fetched; smaller ranges need a smaller fraction."""
 
 FAR = 2
-"""Times the budget that shards may take which a loader reads together; the rest is read by range."""
+"""Shards that are read together may take this many times the budget; the rest is read by range."""
 
-_POOL_PARTS = 4  # a pool spans more shards than hold its records, because some wait for long
-_STRETCH_PARTS = 4
-_MOST_ROWS = 9 / 10  # the last records of a shard in a pool are not worth to keep it
-_GROUP_BYTES, _GROUP_STEPS = 1 << 23, 32  # as ranges are merged when they are fetched ahead
+_POOL_FRACTION = 4  # of the budget, 1 in 4: a pool spans more shards than its records fill, as some wait long
+_STRETCH_FRACTION = 4
+_MOST_ROWS = 9 / 10  # a shard is not kept for its last records in a pool
+_GROUP_BYTES, _GROUP_STEPS = 1 << 23, 32  # as the range prefetcher merges ranges
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reads:
-    """Measures of the records that a loader reads: bytes of all their shards, and the fraction of them that is `used`.
+    """Measures of a loader's reads: bytes of all shards, and the fraction of them that is `used`.
 
-    `together_bytes` are the bytes of the shards that it reads at the same time, counted over as many records as take a
-    quarter of the budget, without the shards of the tenth of the records that come from the most shards. `record_bytes`
-    is the mean size of a record, `range_bytes` of the records in one request, if they are fetched by ranges.
+    `together_bytes` is the size of the shards read at the same time, over as many records as fill a quarter of the
+    budget, without the shards of the most scattered tenth. `record_bytes` and `range_bytes` are means per record and
+    request.
     """
 
     data_bytes: int
@@ -42,35 +42,35 @@ class Reads:
     range_bytes: int
 
     def of_ranks(self, ranks: int) -> Reads:
-        """Return the same for ranks of one node: they read other records of the same shards, from the same cache."""
+        """Return the same for all ranks of a node, which read other records of the same shards."""
         return replace(self, used=min(1.0, self.used * ranks))
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A way to read data, whole shards or ranges, and the reason for it, for people."""
+    """A way to read data, and the reason in words."""
 
     mode: Literal["shards", "ranges"]
     reason: str
 
 
 def sharers_of(data_bytes: int, ranks: int, budget: float) -> int:
-    """Return how many of a node's ranks share the cache; 1 if it holds all data, as nobody then takes others' room."""
+    """Return how many of a node's ranks compete for the cache; 1 if it holds all data."""
     return 1 if data_bytes <= budget else ranks
 
 
 def rank_budget(limit: int, share: float, sharers: int, largest: int) -> int:
-    """Return the bytes of a cache that one of several ranks plans with: its part, or room for the largest shard."""
+    """Return the bytes of a cache that one rank plans with: its share, or room for the largest shard."""
     return max(int(share / sharers * limit), min(limit, largest))
 
 
 def measure(
     steps: StepsAhead, ends: Int64Array, numbers: Int64Array, sizes: Int64Array, record_bytes: float, budget: int
 ) -> Reads:
-    """Return what a loader reads, given its first steps; `budget` is the bytes that the cache may take.
+    """Measure a loader's reads from its first steps; `budget` is the bytes that the cache may take.
 
-    `ends`, (parts,) int64, is the cumulative number of records, and `numbers`, (parts,) int64, the shard of each part;
-    -1 if that does not matter. `sizes`, (shards,) int64, and `record_bytes`, a mean, are in bytes.
+    `ends`, (components,) int64, are cumulative numbers of records, `numbers`, (components,) int64, their shards (-1 if
+    not read through the cache). `sizes`, (shards,) int64, and the mean `record_bytes` are in bytes.
     """
     found = numbers[np.searchsorted(ends, steps.indices, side="right")]
     indices, found = steps.indices[found >= 0], found[found >= 0]
@@ -79,7 +79,7 @@ def measure(
     total = touched if rows >= all_rows else int(sizes.sum())
     used = min(1.0, max(rows * record_bytes / max(1, touched), all_rows * record_bytes / max(1, total)))
     per_step = max(1, rows // len(steps.ends))
-    stretch = max(per_step, int(budget / _STRETCH_PARTS * used / max(1.0, record_bytes)))
+    stretch = max(per_step, int(budget / _STRETCH_FRACTION * used / max(1.0, record_bytes)))
     shards, counts = np.unique(found[:stretch], return_counts=True)
     fullest = np.argsort(-counts, kind="stable")
     needed = int(np.searchsorted(np.cumsum(counts[fullest]), _MOST_ROWS * counts.sum())) + 1
@@ -93,28 +93,23 @@ def measure(
 
 
 def _requests(indices: Int64Array, ends: Int64Array, record_bytes: float, per_step: int) -> int:
-    """Return about how many requests fetch the records of steps, if neighbours are fetched together."""
+    """Estimate the number of requests for the records of steps, if neighbours are fetched together."""
     if not len(indices):
         return 1
     group = max(per_step, min(_GROUP_STEPS * per_step, int(_GROUP_BYTES / max(1.0, record_bytes))))
     length = int(ends[-1]) + 1
     keys = np.sort(np.arange(len(indices)) // group * length + indices)
     apart = np.diff(keys) > 1 + GAP / max(1.0, record_bytes)
-    parts = np.searchsorted(ends, keys % length, side="right")
+    components = np.searchsorted(ends, keys % length, side="right")
     groups = keys // length
-    return int((apart | (np.diff(parts) != 0) | (np.diff(groups) != 0)).sum()) + 1
+    return int((apart | (np.diff(components) != 0) | (np.diff(groups) != 0)).sum()) + 1
 
 
 def choose(reads: Reads, budget: int) -> Choice:
-    """Choose how data are read.
+    """Choose how data are read: by the first of these rules that applies, else a ConfigError.
 
-    The first of these rules that applies decides. If none does, as for small records that are shuffled globally, far
-    beyond the budget, a ConfigError is raised.
-
-    1. Less than a quarter of the shards' bytes is used: ranges. If requests are for less than 256 KiB, less must be
-       used in proportion, because small requests cost more than the bytes that they save.
-    2. The data, or the shards that are read together, fit into the budget: shards. The latter holds for orders by
-       shards and for pools.
+    1. Less than a quarter of the shards' bytes is used (in proportion less for requests below 256 KiB): ranges.
+    2. The data, or the shards that are read together, fit into the budget: shards.
     3. Requests are for at least 256 KiB: ranges.
     4. The data, or the shards that are read together, take less than twice the budget: shards.
     """
@@ -132,7 +127,7 @@ def choose(reads: Reads, budget: int) -> Choice:
         )
     if together <= FAR * budget:
         return Choice("shards", f"the shards that are read together take {together:,} bytes, the budget is {budget:,}")
-    pool = int(budget / _POOL_PARTS / max(1, reads.record_bytes))
+    pool = int(budget / _POOL_FRACTION / max(1, reads.record_bytes))
     shuffle = (
         f"shuffle in a pool: sampler=PoolShuffle(ShardSequential(source.shard_lengths, seed), {pool}, seed)"
         if pool
@@ -142,7 +137,7 @@ def choose(reads: Reads, budget: int) -> Choice:
         f"records of about {reads.record_bytes:,} bytes are read in an order that needs shards of {together:,} bytes "
         f"at the same time, and the cache may take {budget:,}: neither whole shards nor ranges of "
         f"{reads.range_bytes:,} bytes are fast; {shuffle}, raise remote.budget, or set remote.mode to 'ranges' or "
-        "'shards' to read them nevertheless",
+        "'shards' to read them anyway",
         key="remote.mode",
         value="auto",
     )

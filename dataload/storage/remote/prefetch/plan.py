@@ -1,4 +1,4 @@
-"""Which shards to download and to evict, given the order in which they will be read. Pure (no I/O)."""
+"""Which shards to download and to evict, given the order of reads. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,12 @@ from typing import NamedTuple
 
 from dataload.errors import ConfigError
 
-_FEW = 4  # if the budget is short, a shard is not kept or fetched again for the last quarter of its records
+_FEW = 4  # under pressure, a shard is not kept or fetched again for its last quarter
 _MOST_USES = 1 << 18  # planned ahead, at about 200 bytes each
 
 
 class Use(NamedTuple):
-    """A shard that some steps read.
-
-    Attributes:
-        first: The first of these steps, counted over all epochs.
-        last: The last of them.
-        epoch: Their epoch.
-        shard: The shard.
-        rows: Number of records that they read.
-    """
+    """A shard of which the steps `first` to `last`, counted over all epochs, read `rows` records in one epoch."""
 
     first: int
     last: int
@@ -34,17 +26,14 @@ class Use(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Download a shard, for which there is room."""
+    """Download a shard; there is room for it."""
 
     shard: int
 
 
 @dataclass(frozen=True, slots=True)
 class Evict:
-    """Delete a shard, if it is there; with `by_range`, the rest of the epoch reads its remaining records by range.
-
-    `unread` says that nothing has been read of its last download.
-    """
+    """Delete a shard; if `by_range`, the rest of the epoch reads it by range; if `unread`, its download was wasted."""
 
     shard: int
     by_range: bool
@@ -52,7 +41,7 @@ class Evict:
 
 
 def step_bytes(uses: Sequence[Use], sizes: Sequence[int], whole: Iterable[int]) -> int:
-    """Return the bytes of the shards of most steps, and of the largest one, that cannot be read by range."""
+    """Return the median bytes of the shards of a step that must be read whole, at least the largest of them."""
     whole = frozenset(whole)
     needed: Counter[int] = Counter()
     for first, shard in {(use.first, use.shard) for use in uses if use.shard in whole}:
@@ -62,11 +51,7 @@ def step_bytes(uses: Sequence[Use], sizes: Sequence[int], whole: Iterable[int]) 
 
 
 def check_fit(need: int, budget: int | None) -> None:
-    """Check that the shards that cannot be read by range, and that are read together, fit into the budget.
-
-    Raises:
-        ConfigError: For most steps they do not fit, so that they would be downloaded again and again.
-    """
+    """Raise a ConfigError if the shards of a step that must be read whole do not fit into the budget."""
     if budget is not None and need > budget:
         raise ConfigError(
             f"shards of {need:,} bytes are read together, can only be read as a whole, and do not fit into the "
@@ -78,21 +63,11 @@ def check_fit(need: int, budget: int | None) -> None:
 
 
 class CachePlan:
-    """The downloads and evictions of one consumer.
+    """The downloads, in order of first use, and evictions of one consumer; `sizes` and `budget` in bytes.
 
-    Shards are downloaded in the order of their first use. The shard whose next use is farthest is evicted, but never
-    for a shard that is wanted later than itself. If the budget is smaller than what a pool spans, a shard of which
-    fewer than a quarter of the records are left in the epoch makes room instead; these are then read by range, so
-    that each shard is downloaded once in an epoch.
-
-    Args:
-        sizes: Bytes of each shard.
-        budget: Most bytes of all shards that are resident; None means no limit.
-        resident: Shards that are there already.
-        whole: Shards that cannot be read by range.
-
-    Attributes:
-        budget: The same, infinite for no limit. It may change at any time.
+    The shard whose next use is farthest is evicted, unless the new one is needed even later. If the budget is smaller
+    than the span of a pool, a shard with less than a quarter of its records left in the epoch is evicted and its rest
+    read by range, so that each shard is downloaded once per epoch.
     """
 
     def __init__(
@@ -105,13 +80,13 @@ class CachePlan:
         self._used = sum(sizes[shard] for shard in self.resident)
         self._position = 0  # steps that were received
         self._epoch = 0  # of the position
-        self._ahead: deque[Use] = deque()  # uses whose shards may be missing
-        self._current: deque[Use] = deque()  # all uses that are not over
+        self._ahead: deque[Use] = deque()  # uses with possibly missing shards
+        self._current: deque[Use] = deque()  # all unfinished uses
         self._uses: dict[int, deque[Use]] = {}  # the same by shard
         self._planned: Counter[tuple[int, int]] = Counter()  # rows of a shard in an epoch
-        self._left: Counter[tuple[int, int]] = Counter()  # rows of those that were not received
+        self._left: Counter[tuple[int, int]] = Counter()  # rows not received yet
         self._fetched: dict[int, int] = {}  # the epoch for which a shard was made resident
-        self._unread: set[int] = set()  # downloaded, and nothing of them was received
+        self._unread: set[int] = set()  # downloaded, but not used yet
         self._by_range: dict[int, int] = {}  # the epoch in which a shard is read by range
         self._ended = False
 
@@ -127,7 +102,6 @@ class CachePlan:
             self._ended = False
 
     def wants_more(self) -> bool:
-        """Return whether more uses are needed for the next decision."""
         if self._ended or len(self._current) >= _MOST_USES:
             return False
         wanted = self._next_missing()
@@ -138,17 +112,12 @@ class CachePlan:
         return sum(self._next_use(shard, wanted.first) == math.inf for shard in self.resident) > 1
 
     def receive(self, steps: int) -> None:
-        """Say how many steps the consumer has received."""
         self._position = steps
         while self._current and self._current[0].last < steps:
             self._end(self._current.popleft())
 
     def next(self, waiting: Collection[int] = ()) -> Download | Evict | None:
-        """Return what to do next, which then counts as done; None means to wait for the consumer.
-
-        Args:
-            waiting: Shards that readers wait for. While one of them is not resident, no other one is kept for later.
-        """
+        """Return the next action, which then counts as done, or None to wait. Readers wait for `waiting` shards."""
         if self.exceeds_budget:
             return self._give_back()
         urgent = not self.resident.issuperset(waiting)
@@ -171,31 +140,28 @@ class CachePlan:
         return Download(shard)
 
     def lose(self, shard: int) -> None:
-        """Say that a resident shard was evicted by somebody else."""
         self._remove(shard)
         if self._next_use(shard) < math.inf:
             self._ahead.appendleft(self._uses[shard][0])
 
     def _resume(self, waiting: Collection[int]) -> None:
-        """Go back to a use that was planned before the shard made room for that of a later step."""
+        """Go back to a use planned before its shard was evicted for a later step."""
         missing = (shard for shard in waiting if shard not in self.resident and self._uses.get(shard))
         use = min((self._uses[shard][0] for shard in missing), default=None)
         if use is not None and not (self._ahead and self._ahead[0].first <= use.first):
             self._ahead.appendleft(use)
 
     def is_by_range(self, shard: int) -> bool:
-        """Return whether a shard is read by range until its next download."""
         return shard in self._by_range
 
     def forget(self, shard: int) -> None:
-        """Say that a shard could not be downloaded; nothing more is planned for it in this epoch."""
+        """Note that a shard could not be downloaded; it is not planned again in this epoch."""
         if shard in self.resident:
             self._remove(shard)
         self._by_range[shard] = self._fetched[shard]
 
     @property
     def exceeds_budget(self) -> bool:
-        """True while more is resident than the budget allows, because that has shrunk."""
         return bool(self.resident) and self._used > self.budget
 
     def _give_back(self) -> Evict:
@@ -229,7 +195,7 @@ class CachePlan:
     def _make_room(self, wanted: Use, *, urgent: bool) -> Evict | None:
         if not self.resident:
             return None if wanted.shard in self._whole else self._skip(wanted)
-        # As Belady's algorithm would at that step, even if its choice is still being read until then.
+        # Belady's choice at that step, even if that shard is still read until then.
         at = wanted.first
         later = {shard: self._next_use(shard, at) for shard in self.resident}
         idle = [shard for shard in self.resident if self._next_use(shard) > at]
@@ -237,12 +203,12 @@ class CachePlan:
         victim = max(idle, key=lambda shard: (later[shard], shard), default=None)
         by_range = False
         if victim is None or later[victim] < farthest:
-            # Still, one shard should be on its way while others are read.
+            # Still, keep one shard on its way while others are read.
             if not urgent and any(map(self._is_untouched, self.resident)):
                 return None
             last = max(later, key=later.__getitem__)
             if victim is not None and self._is_nearly_read(last):
-                victim, by_range = last, True  # its few records are less than the other's next download
+                victim, by_range = last, True  # reading its few records is cheaper than downloading the other again
                 self._by_range[victim] = self._uses[victim][0].epoch
             elif victim is None and wanted.shard in self._whole:
                 victim = last
@@ -276,7 +242,7 @@ class CachePlan:
                     del counter[key]
 
     def _rest(self, shard: int) -> float:
-        """Return the part of a shard's rows that is still to be read, in the epoch of its next use."""
+        """Return the fraction of a shard's rows still to be read in the epoch of its next use."""
         uses = self._uses.get(shard)
         key = shard, uses[0].epoch if uses else -1
         return self._left[key] / self._planned[key] if uses else 0

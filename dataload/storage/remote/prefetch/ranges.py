@@ -24,18 +24,17 @@ _GROUP_BYTES, _GROUP_STEPS = 1 << 23, 32  # steps whose ranges are merged
 
 @dataclass(frozen=True, slots=True)
 class StepRanges:
-    """The ranges that one step reads: URLs, each with (n,) int64 offsets and lengths in bytes."""
+    """The ranges of one step: URLs, each with (n,) int64 offsets and lengths in bytes."""
 
     ranges: Sequence[tuple[str, Int64Array, Int64Array]]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all ranges."""
         return sum(int(lengths.sum()) for _, _, lengths in self.ranges)
 
 
 class _Fetched:
-    """The ranges of one file that some steps read, merged into runs, one after another in a buffer."""
+    """The ranges of one file for some steps, merged into runs, one after another in a buffer."""
 
     def __init__(self, url: str, runs: Runs, part_bytes: int, last: int) -> None:
         self.url = url
@@ -44,23 +43,21 @@ class _Fetched:
         lengths = runs.stops - runs.starts
         self.begins = np.cumsum(lengths) - lengths
         self.buffer = np.empty(int(lengths.sum()), np.uint8)
-        self.pieces = cut(runs.starts.tolist(), runs.stops.tolist(), part_bytes)
-        self.left = np.zeros(len(lengths), np.int64)  # pieces that have not arrived, by run
-        for piece in self.pieces:
-            self.left[self._run_of(piece)] += 1
+        self.chunks = cut(runs.starts.tolist(), runs.stops.tolist(), part_bytes)
+        self.left = np.zeros(len(lengths), np.int64)  # missing chunks, by run
+        for chunk in self.chunks:
+            self.left[self._run_of(chunk)] += 1
         self.errors: list[Exception] = []  # of requests
 
-    def _run_of(self, piece: Chunk) -> int:
-        return int(np.searchsorted(self.starts, piece.start, side="right")) - 1
+    def _run_of(self, chunk: Chunk) -> int:
+        return int(np.searchsorted(self.starts, chunk.start, side="right")) - 1
 
-    def write(self, piece: Chunk, offset: int, data: Any) -> None:
-        """Keep bytes of the file, which are part of a piece."""
-        at = piece.at + offset - piece.start
+    def write(self, chunk: Chunk, offset: int, data: Any) -> None:
+        at = chunk.at + offset - chunk.start
         self.buffer[at : at + len(data)] = np.frombuffer(data, np.uint8)
 
-    def end(self, piece: Chunk) -> None:
-        """Say that all bytes of a piece are there."""
-        self.left[self._run_of(piece)] -= 1
+    def end(self, chunk: Chunk) -> None:
+        self.left[self._run_of(chunk)] -= 1
 
     def copy(self, runs: Int64Array, starts: Int64Array, stops: Int64Array, targets: list[BytesArray]) -> None:
         """Copy ranges, each inside one of `runs`, into `targets`."""
@@ -70,11 +67,7 @@ class _Fetched:
 
 
 class RangePrefetcher(DownloadThreads[_Fetched]):
-    """Fetches ranges in the background, merged over several steps, and hands them to the reads that want them.
-
-    It looks twice as far ahead whenever a read has to wait for a request that was made too late, up to `_MOST_BYTES`:
-    as far as bandwidth and latency need.
-    """
+    """Fetches ranges of several steps in the background; looks farther ahead whenever a read had to wait."""
 
     def __init__(self, versions: Mapping[str, ObjectVersion], steps: Iterator[StepRanges], remote: Remote) -> None:
         super().__init__(remote)
@@ -86,12 +79,11 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         self._received = self._planned = 0  # steps
         self._window = 0  # bytes
         self._held: dict[str, deque[_Fetched]] = {}
-        self._bytes = 0  # of all that is held
+        self._bytes = 0  # in `_held`
         remote.ranges["ahead"] = self
         self._start("range", ("ranges", self._run, 1))
 
     def received(self) -> None:
-        """Say that the consumer has received another step."""
         with self._lock:
             self._received += 1
             self._planner.notify()
@@ -102,10 +94,7 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         self._held.clear()
 
     def fill(self, url: str, buffer: BytesArray, starts: Int64Array, stops: Int64Array) -> Int64Array:
-        """Copy runs of a file one after another into `buffer`, waiting for those that are on their way.
-
-        Return the numbers of the runs that are not being fetched, (n,) int64; their place in the buffer is left alone.
-        """
+        """Copy runs of a file into `buffer`, waiting for requested ones; return (n,) int64, the runs not requested."""
         ends = np.cumsum(stops - starts)
         targets = [buffer[end - size : end] for end, size in zip(ends.tolist(), (stops - starts).tolist(), strict=True)]
         missing = np.arange(len(starts))
@@ -126,7 +115,7 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         return np.concatenate([missing, *failed])
 
     def _plan_beyond(self, seen: int | None) -> int | None:
-        """Return how many steps are planned, once that is more than `seen`; None if it never will be."""
+        """Wait until more than `seen` steps are planned, and return their number; None if none will be."""
         with self._lock:
             if seen == self._planned and not self._ended and self._bytes <= _MOST_BYTES:
                 self._window = max(self._window, self._bytes)
@@ -139,10 +128,10 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         self._planner.notify()
 
     def _wait(self, fetched: _Fetched, runs: Int64Array) -> bool:
-        """Return whether runs have arrived. If that has failed before, their reader tries again."""
+        """Wait for runs; return False if that has failed before, so that the reader fetches them."""
         with self._lock:
             if fetched.left[runs].any() and not fetched.errors:
-                if not self._parts:  # all that is planned has been requested, so the requests began too late
+                if not self._chunks:  # the queue is empty, so the requests began too late
                     self._grow()
                 self._arrived.wait_for(lambda: self._stopped or fetched.errors or not fetched.left[runs].any())
                 for error in fetched.errors:
@@ -155,7 +144,7 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
             self._plan_requests()
         finally:
             with self._lock:
-                self._ended = True  # nobody waits for a plan
+                self._ended = True  # no reader waits for a plan
                 self._arrived.notify_all()
 
     def _plan_requests(self) -> None:
@@ -174,8 +163,8 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
                 for each in fetched:
                     self._held.setdefault(each.url, deque()).append(each)
                     self._bytes += each.buffer.nbytes
-                    self._parts.extend((each, piece) for piece in each.pieces)
-                self._part.notify_all()
+                    self._chunks.extend((each, chunk) for chunk in each.chunks)
+                self._queued.notify_all()
                 self._arrived.notify_all()
             if not group:
                 return
@@ -188,7 +177,7 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
             while len(group) < most and nbytes < _GROUP_BYTES and (step := next(self._steps, None)) is not None:
                 group.append(step)
                 nbytes += step.nbytes
-        except Exception:  # of the order, or of a table: the step that is at fault will raise it again
+        except Exception:  # an error of the order or a table: its step raises it again
             self._steps = iter(())
         return group
 
@@ -203,7 +192,6 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
         return fetched
 
     def _drop_received(self) -> bool:
-        """Forget what was read; return whether something was."""
         dropped = False
         for held in self._held.values():
             while held and held[0].last < self._received:
@@ -211,16 +199,16 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
                 dropped = True
         return dropped
 
-    def _fetch_part(self, owner: _Fetched, piece: Chunk) -> None:
+    def _fetch_chunk(self, owner: _Fetched, chunk: Chunk) -> None:
         try:
             client, key = client_of(owner.url, self._remote)
-            receive = functools.partial(owner.write, piece)
-            client.stream(owner.url, key, self._versions[owner.url], piece, receive, self._check)
-        except Exception as error:  # the read that wants it tries again, and raises what is wrong
-            owner.errors.append(error.with_traceback(None))  # which refers to this frame
+            receive = functools.partial(owner.write, chunk)
+            client.stream(owner.url, key, self._versions[owner.url], chunk, receive, self._check)
+        except Exception as error:  # the reader retries, and raises the error
+            owner.errors.append(error.with_traceback(None))  # the traceback refers to this frame
         else:
             with self._lock:
-                owner.end(piece)
+                owner.end(chunk)
         with self._lock:
             self._arrived.notify_all()
 

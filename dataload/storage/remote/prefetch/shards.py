@@ -1,4 +1,4 @@
-"""Shards downloaded before they are read, in the order in which they will be."""
+"""Shards downloaded before they are read, in the order of the reads."""
 
 from __future__ import annotations
 
@@ -30,22 +30,16 @@ from dataload.storage.remote.prefetch.threads import DownloadThreads, Stopped
 from dataload.storage.remote.requests import Chunk, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 
-_ROOM_SECONDS = 2.0  # for others to give room back, where ranges can be read instead
+_ROOM_SECONDS = 2.0  # wait for room before reading by range
 SHARDS_AT_ONCE = 4
-"""Shards that a process downloads at once: the last parts of one overlap the first ones of the next."""
+"""Shards that a process downloads at once: the last chunks of one overlap the first of the next."""
 
-_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between two looks at what the consumer has received
+_PAUSE, _LONGEST_PAUSE = 0.01, 0.5  # seconds between checks of the consumer's progress
 
 
 @dataclass(frozen=True, slots=True)
 class CachedShards:
-    """The shards of a source that are read through the cache.
-
-    Attributes:
-        urls: Their URLs.
-        versions: Their versions.
-        whole: Numbers of those that cannot be read by range.
-    """
+    """URLs and versions of the shards read through the cache; `whole` has those that cannot be read by range."""
 
     urls: Sequence[str]
     versions: Sequence[ObjectVersion]
@@ -53,33 +47,25 @@ class CachedShards:
 
 
 class _Dropped(Stopped):
-    """A shard is not wanted any more."""
+    """The plan has evicted a shard before it arrived."""
 
 
 class _Job:
-    """The parts of one shard that are still to arrive. Writes end with the last of them, even into a deleted file."""
+    """The missing chunks of one shard. Writes end with the last of them, even into a deleted file."""
 
-    def __init__(self, shard: int, descriptor: int, parts: int, changed: threading.Condition) -> None:
+    def __init__(self, shard: int, descriptor: int, chunks: int, changed: threading.Condition) -> None:
         self.shard = shard
         self.descriptor = os.dup(descriptor)
         weakref.finalize(self, os.close, self.descriptor).atexit = False
-        self.left = parts
+        self.left = chunks
         self.changed = changed
         self.errors: list[BaseException] = []
 
 
 class ShardPrefetcher(DownloadThreads[_Job]):
-    """Downloads shards into the cache in the background, and evicts what is wanted last.
+    """Downloads shards into the cache in the background, and evicts the ones needed last.
 
-    Args:
-        shards: The shards.
-        uses: Which of them the next steps read, in blocks; computed as far ahead as needed.
-        remote: How they are read.
-        cache: Where they are kept.
-        share: Part of the cache that may be used.
-        sharers: Number of processes that share this part. Each plans for its fraction, so that none waits for room that
-            others hold with their leases; what it evicts stays for the others until room is needed.
-        ranks: Number of ranks of the job on this machine.
+    `uses` yields the shards of the next steps. `sharers` processes divide `share`, the usable fraction of the cache.
     """
 
     def __init__(
@@ -99,9 +85,9 @@ class ShardPrefetcher(DownloadThreads[_Job]):
         self._planner, self._shard = self._condition(), self._condition()
         self._received = 0
         self._wanted: deque[int] = deque()  # shards to download
-        self._running: dict[int, None] = {}  # and those that are being downloaded, in the order of the plan
-        self._asked: set[int] = set()  # those of them whose parts are queued
-        self._dropped: set[int] = set()  # those of them that the plan has evicted before they arrived
+        self._running: dict[int, None] = {}  # shards being downloaded, in the order of the plan
+        self._asked: set[int] = set()  # running, and their chunks are queued
+        self._dropped: set[int] = set()  # running, but evicted by the plan before they arrived
         self._failed: set[int] = set()
         self._leases: OrderedDict[int, Lease] = OrderedDict()
         names = [cache.name(url, version) for url, version in zip(shards.urls, shards.versions, strict=True)]
@@ -129,10 +115,9 @@ class ShardPrefetcher(DownloadThreads[_Job]):
         )
 
     def _wait_for_share(self, need: int) -> None:
-        """Wait until the other jobs leave what this one cannot do without."""
         wait = Wait(self._remote.options.timeout if need else 0)
         while need > (left := self._shares.left()):
-            while open_shards().give_up():  # for the others meanwhile
+            while open_shards().give_up():  # release room for the other jobs
                 pass
             if not wait.goes_on(left):
                 who = describe_jobs(self._cache.root)
@@ -146,7 +131,7 @@ class ShardPrefetcher(DownloadThreads[_Job]):
                 )
 
     def received(self) -> None:
-        """Say that the consumer has received another step. Only one thread may call this."""
+        """Note that the consumer has received another step. Only one thread may call this."""
         self._received += 1
 
     def _release(self) -> None:
@@ -154,7 +139,6 @@ class ShardPrefetcher(DownloadThreads[_Job]):
         self._leases.clear()
 
     def _run(self) -> None:
-        """Carry out the plan."""
         try:
             while not self._stopped:
                 self._plan.receive(self._received)
@@ -164,21 +148,21 @@ class ShardPrefetcher(DownloadThreads[_Job]):
                 elif (action := self._next()) is not None:
                     self._do(action)
                 else:
-                    spent = time.monotonic() - begun  # planning takes a few percent of the time at most
+                    spent = time.monotonic() - begun  # limits planning to a few percent of the time
                     with self._lock:
                         if not self._stopped:
                             self._planner.wait(min(_LONGEST_PAUSE, max(_PAUSE, 20 * spent)))
         except Stopped:
             pass
         except Exception as error:
-            self._board.clear()  # readers help themselves, and meet an error of the order at its step
-            warnings.warn(f"nothing more is downloaded ahead: {error!r}", RuntimeWarning, stacklevel=2)
+            self._board.clear()  # readers download themselves, and meet the error at its step
+            warnings.warn(f"prefetching has stopped: {error!r}", RuntimeWarning, stacklevel=2)
         finally:
-            del self._shares  # nothing is planned any more
+            del self._shares  # no more plans
 
     def _next(self) -> Download | Evict | None:
         with self._lock:
-            for shard in self._failed - self._running.keys():  # others are not to be started twice
+            for shard in self._failed - self._running.keys():  # running ones must not start twice
                 self._failed.remove(shard)
                 self._plan.forget(shard)
             coming = {*self._running, *self._wanted}
@@ -256,7 +240,7 @@ class ShardPrefetcher(DownloadThreads[_Job]):
                     self._leases.popitem(last=False)
 
     def _fetch_shard(self, shard: int) -> Lease | None:
-        """Return a lease of a shard, or None if it cannot be downloaded, of which its reader finds the reason."""
+        """Return a lease of a shard; None if the download fails, which its reader then reports."""
         url, version, timeout = self._shards.urls[shard], self._shards.versions[shard], self._remote.options.timeout
         self._check()
         coming = Coming.UNKNOWN
@@ -288,17 +272,17 @@ class ShardPrefetcher(DownloadThreads[_Job]):
             self._shard.wait(seconds)
 
     def _download(self, shard: int, descriptor: int) -> None:
-        pieces = cut(
+        chunks = cut(
             [0], [self._shards.versions[shard].size], parse_bytes("part_bytes", self._remote.options.part_bytes)
         )
-        job = _Job(shard, descriptor, len(pieces), threading.Condition(self._lock))
+        job = _Job(shard, descriptor, len(chunks), threading.Condition(self._lock))
         with self._lock:
-            # Requests are made in the order of the plan, but no shard waits for one that others download.
+            # Requests follow the order of the plan, but never wait for a download of another process.
             self._shard.wait_for(lambda: self._stopped or self._is_next(shard), timeout=_LONGEST_PAUSE)
             self._asked.add(shard)
             self._shard.notify_all()
-            self._parts.extend((job, piece) for piece in pieces)
-            self._part.notify(len(pieces))
+            self._chunks.extend((job, chunk) for chunk in chunks)
+            self._queued.notify(len(chunks))
             while job.left and not job.errors:
                 self._check()
                 job.changed.wait(_LONGEST_PAUSE)
@@ -310,20 +294,20 @@ class ShardPrefetcher(DownloadThreads[_Job]):
     def _is_next(self, shard: int) -> bool:
         return all(earlier in self._asked for earlier in itertools.takewhile(shard.__ne__, self._running))
 
-    def _fetch_part(self, owner: _Job, piece: Chunk) -> None:
+    def _fetch_chunk(self, owner: _Job, chunk: Chunk) -> None:
         if owner.errors:
             return
         url, version = self._shards.urls[owner.shard], self._shards.versions[owner.shard]
         error: BaseException | None = None
         try:
             client, key = client_of(url, self._remote)
-            client.stream(url, key, version, piece, lambda at, data: write(owner.descriptor, at, data), self._check)
-        except BaseException as found:  # raised by the thread that waits for the shard
+            client.stream(url, key, version, chunk, lambda at, data: write(owner.descriptor, at, data), self._check)
+        except BaseException as found:  # raised in the thread that waits for the shard
             error = found
         with self._lock:
             if error is None:
-                owner.left -= 1  # a shard of which a part is missing is never complete, whatever ended it
-            # The traceback refers to this frame, so an error that nobody takes would keep the deleted file open.
+                owner.left -= 1  # a shard that lacks a chunk is never complete
+            # The traceback refers to this frame, so an unhandled error would keep the deleted file open.
             elif not (self._stopped or owner.errors):
                 owner.errors.append(error)
             error = None
@@ -331,7 +315,6 @@ class ShardPrefetcher(DownloadThreads[_Job]):
 
 
 def write(descriptor: int, offset: int, data: Any) -> None:
-    """Write all of `data` at an offset."""
     view = memoryview(data)
     while len(view):
         count = os.pwrite(descriptor, view, offset)

@@ -1,4 +1,4 @@
-"""Threads that fetch parts of objects before they are read."""
+"""Threads that fetch chunks of objects before they are read."""
 
 from __future__ import annotations
 
@@ -20,33 +20,29 @@ _CLOSE_SECONDS = 1.0
 
 
 class Stopped(DataloadError):
-    """Reading ahead has ended; nobody sees this error."""
+    """Prefetching has ended. This error is never raised to users."""
 
 
 class DownloadThreads(ABC, Generic[T]):
-    """Fetches queued parts in as many threads as there are connections, until it is closed.
-
-    Its threads are daemons: the end of the interpreter does not wait for a request.
-    """
+    """Fetches queued chunks in as many daemon threads as there are connections, until it is closed."""
 
     def __init__(self, remote: Remote) -> None:
         self._remote = remote
         self._pid = os.getpid()
-        self._lock = threading.Lock()  # of all below, and of what subclasses add
-        self._part = threading.Condition(self._lock)
-        self._conditions = [self._part]  # those that threads wait for
+        self._lock = threading.Lock()  # guards everything below, and the state of subclasses
+        self._queued = threading.Condition(self._lock)
+        self._conditions = [self._queued]  # that threads wait for
         self._stopped = False
-        self._parts: deque[tuple[T, Chunk]] = deque()
+        self._chunks: deque[tuple[T, Chunk]] = deque()
         self._threads: list[threading.Thread] = []
 
     def _condition(self) -> threading.Condition:
-        """Return a new condition, which `close` notifies."""
         self._conditions.append(threading.Condition(self._lock))
         return self._conditions[-1]
 
-    def _start(self, part: str, *others: tuple[str, Callable[[], None], int]) -> None:
-        """Start the threads that fetch parts, and others: name, target and number. Names are for people."""
-        kinds = [*others, (part, self._fetch_parts, self._remote.options.connections)]
+    def _start(self, name: str, *others: tuple[str, Callable[[], None], int]) -> None:
+        """Start the threads that fetch chunks, and others: (name, target, number). Names are for people."""
+        kinds = [*others, (name, self._fetch_chunks, self._remote.options.connections)]
         self._threads += [
             threading.Thread(target=target, name=f"dataload-ahead-{kind}-{number}", daemon=True)
             for kind, target, count in kinds
@@ -56,12 +52,12 @@ class DownloadThreads(ABC, Generic[T]):
             thread.start()
 
     def close(self) -> None:
-        """Stop fetching. May be called twice; a forked child may call it, too."""
+        """Stop fetching. May be called twice, and in a forked child."""
         if self._pid != os.getpid():
             return
         with self._lock:
             self._stopped = True
-            self._parts.clear()
+            self._chunks.clear()
             self._release()
             for condition in self._conditions:
                 condition.notify_all()
@@ -72,21 +68,21 @@ class DownloadThreads(ABC, Generic[T]):
 
     @abstractmethod
     def _release(self) -> None:
-        """Let go of everything, and of the readers that wait. Called by `close`, with the lock."""
+        """Let go of everything, and wake the readers that wait. Called by `close`, with the lock."""
 
     @abstractmethod
-    def _fetch_part(self, owner: T, piece: Chunk) -> None:
-        """Fetch a part on behalf of `owner`, which keeps the errors."""
+    def _fetch_chunk(self, owner: T, chunk: Chunk) -> None:
+        """Fetch a chunk on behalf of `owner`, which keeps the errors."""
 
-    def _fetch_parts(self) -> None:
+    def _fetch_chunks(self) -> None:
         while True:
             with self._lock:
-                while not (self._parts or self._stopped):
-                    self._part.wait()
+                while not (self._chunks or self._stopped):
+                    self._queued.wait()
                 if self._stopped:
                     return
-                owner, piece = self._parts.popleft()
-            self._fetch_part(owner, piece)
+                owner, chunk = self._chunks.popleft()
+            self._fetch_chunk(owner, chunk)
             del owner  # it may hold memory, or a file
 
     def _check(self) -> None:

@@ -130,7 +130,7 @@ FILES = [  # file, its text (None: it is missing), error, message
     *(
         (
             INFO, info_of(split),
-            CorruptFileError, f"{INFO}: it names a file that it may not: '{re.escape(shown)}' is not the name of a fil",
+            CorruptFileError, f"{INFO}: it must not name this file: '{re.escape(shown)}' is not the name of a fil",
         )
         for split, shown in (
             ({"filepathTemplate": "/etc/{SPLIT}"}, "/etc/train"),

@@ -110,7 +110,7 @@ def test_an_image_is_decoded_as_its_name_says_and_never_by_a_program(tmp_path, p
         assert source[0][suffix].shape == (8, 8, 3)
         message = f"an image that is named as {SUFFIXES[suffix].upper()} cannot be decoded as such: "
         for number, (name, _) in [*enumerate(contents)][1:]:
-            found = "it begins with b'text'" if name is None else f"its content is {name}: name it as what it is, or d"
+            found = "it begins with b'text'" if name is None else f"its content is {name}: rename it by its format, or"
             refuses(source, [0, number], f"field '{suffix}' of '{number}': {message}{found}")
     assert programs() == []
 

@@ -154,9 +154,8 @@ def test_a_file_that_is_written_to_is_an_error(own, kind, read, data, offset):
         read(file, *rows)
     assert str(caught.value) == (
         f"{own}: the file was overwritten while it was in use: it was last changed at 2001-09-09 01:46:40 UTC when it "
-        "was opened, and was changed again at 2001-09-09 01:46:41 UTC. What was read of it before is what it held when "
-        "it was opened; what would be read since may be torn (part old, part new). Open the data set again, and "
-        "replace files by renaming new ones over them"
+        "was opened, and changed again at 2001-09-09 01:46:41 UTC. Earlier reads returned its old content; later ones "
+        "may mix old and new. Open the data set again, and replace files by renaming new ones over them"
     )
     assert file.is_written()
     file.may_be_written = True  # as LMDB's

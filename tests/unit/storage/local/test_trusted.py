@@ -48,7 +48,7 @@ def test_folders_that_others_may_write_to_are_refused(tmp_path, folder):
             use(root)
 
     for path in (root, root / folder):
-        for mode, who in ((0o777, "everybody"), (0o770, r"its group \d+")):
+        for mode, who in ((0o777, "all users"), (0o770, r"its group \d+")):
             path.chmod(mode)
             refused(path, f"{who} may write to it")
         path.chmod(0o755)

@@ -119,7 +119,7 @@ def test_a_lease_that_never_ends(stored, tmp_path, monkeypatch):
     lease = ShardCache(str(tmp_path), budget).fetch("s3://b/other.tar", version, lambda _: None, lambda: False)
     monkeypatch.setattr("dataload.storage.remote.backend._ROOM_SECONDS", 0.05)
     assert read_all(stored, "tar", tmp_path, budget=budget) == list(range(SHARDS * RECORDS))
-    with pytest.raises(MachineError, match=r"has no room for memory://.*in use are other\.tar"):
+    with pytest.raises(MachineError, match=r"has no room for memory://.*shards in use: other\.tar"):
         opened(stored, "array_record", tmp_path, budget=budget, timeout=0.3)
     del lease
 

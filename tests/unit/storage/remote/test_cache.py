@@ -147,7 +147,7 @@ def test_a_disk_that_stays_full_or_fails(tmp_path):
     node = Node(tmp_path, 500)
     match = (
         r"the disk of the cache .* is full: s3://bucket/x needs 100 bytes, the budget is 500, and nothing is left to "
-        r"be evicted; free are [\d,]+ bytes; no shard is in use; no other process is registered: raise remote"
+        r"evict; [\d,]+ bytes are free; no shard is in use; no other process is registered: raise remote"
     )
     with pytest.raises(MachineError, match=match):
         node.fetch("x", download=full)
@@ -203,8 +203,8 @@ def test_who_waits_for_room_in_vain_learns_who_has_it(tmp_path):
     shares = Shares(str(tmp_path), node.cache.limit, "train-00.tar and 3 more", 1.0, 200)
     match = (
         r"no room for s3://bucket/e, which needs 100 bytes, 50 more than the budget leaves beside the shards that "
-        rf"are being read; in use are a, b, c and 1 more \(400 bytes\); process {os.getpid()} reads train-00.tar and 3 "
-        r"more and needs 200 bytes: raise remote.budget, free space on the disk, or end one of these jobs"
+        rf"are being read; shards in use: a, b, c and 1 more \(400 bytes\); process {os.getpid()} reads train-00.tar "
+        r"and 3 more and needs 200 bytes: raise remote.budget, free space on the disk, or end one of these jobs"
     )
     with pytest.raises(CacheFullError, match=match):
         node.fetch("e", Wait(0.01))
@@ -293,7 +293,7 @@ def test_a_download_that_does_not_get_on_is_not_waited_for(tmp_path):
     first = threading.Thread(target=lambda: node.fetch("x", download=hangs))
     first.start()
     begun.wait()
-    match = r"another process has not written to .*\.x~.*\.part for 0.1 s; in use are x \(100 bytes\); no other process"
+    match = r"another process has not written to .*\.x~.*\.part for 0.1 s; shards in use: x \(100 bytes\); no other"
     try:
         with pytest.raises(CacheFullError, match=match):
             node.fetch("x")
@@ -372,7 +372,7 @@ def test_a_cache_that_is_deleted_while_it_is_used(tmp_path):
     assert (cache.names(), cache.files(), cache.holds(name), cache.find(name)) == (set(), [], False, None)
     assert node.content("a") == b"\2" * 100
     assert (cache.names(), cache.holds(name)) == ({name}, True)
-    with pytest.raises(SourceError, match="shards is deleted again and again while it is in use: set"):
+    with pytest.raises(SourceError, match="shards is repeatedly deleted while it is in use: set"):
         node.fetch("b", download=lambda _: shutil.rmtree(node.root))
     with pytest.raises(SourceNotFoundError):
         node.fetch("c", download=raising(SourceNotFoundError("there is no s3://bucket/c")))
@@ -401,7 +401,7 @@ def test_checks(node):
         with open(file.path, "r+b") as stream:
             stream.write(b"\2")
     wrong = hashlib.md5(b"\2" + content[1:]).hexdigest()
-    assert check_shard(found["tagged"]).problem == f"its MD5 is {wrong}, and that of the object is {md5}"
+    assert check_shard(found["tagged"]).problem == f"its MD5 is {wrong}, and the object's is {md5}"
     assert "its SHA256 is" in check_shard(found["plain"], sha256).problem
     os.truncate(found["plain"].path, 60)
     assert check_shard(found["plain"]).problem == "it has 60 bytes, and the object has 100"

@@ -93,7 +93,7 @@ def test_providers_are_sent_by_reference(given):
 
 
 def test_providers_that_cannot_be_sent():
-    with pytest.raises(ConfigError, match="credential_provider is no function or class of an importable module"):
+    with pytest.raises(ConfigError, match="credential_provider is not a function or class of an importable module"):
         pickle.dumps(StoreOptions({"credential_provider": lambda: provider()}))
     with pytest.raises(ConfigError, match="'nowhere:f' must be an importable 'module:function'"):
         StoreOptions({"credential_provider": "nowhere:f"}).arguments()

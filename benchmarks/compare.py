@@ -26,9 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload.bench.results import RESULTS_VERSION, Measurement, Results
+from dataload.bench.runner import RESULTS_VERSION, Measurement, Results, ratios_of
 from dataload.bench.table import by_workload, describe_task
-from dataload.bench.timing import ratios_of
 from dataload.errors import printable
 
 CHANCE = 0.01

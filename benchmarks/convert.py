@@ -22,9 +22,9 @@ from typing import Any
 import dataload
 from benchmarks.formats import SIZES
 from benchmarks.harness import ROOT, against, aim, blobs, made
+from benchmarks.workloads import floats, repeat_records
 from dataload.bench.child import used
-from dataload.bench.timing import Spread
-from dataload.bench.workloads import floats, repeat_records
+from dataload.bench.runner import Spread
 from dataload.codecs.tensorprotos import encode
 from dataload.convert import convert
 from dataload.convert.blocks import BlockSize, read_records

@@ -11,12 +11,11 @@ from functools import partial
 import numpy as np
 
 import dataload
-from benchmarks.harness import Case, run_cases, show, through
+from benchmarks.harness import Case, run_cases, seconds_of, show, through
 from benchmarks.peers import torch_loader
+from benchmarks.workloads import busy_numbers
 from dataload.bench import readings
 from dataload.bench.task import Task
-from dataload.bench.timing import seconds_of
-from dataload.bench.workloads import busy_numbers
 
 LARGE = 4 << 20  # float32 values of a batch of 16 MB
 ROWS = 16

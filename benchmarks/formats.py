@@ -19,8 +19,8 @@ import numpy as np
 
 import dataload
 from benchmarks.harness import Case, against, batches, blobs, loaders, made, more_workers, run_cases
-from dataload.bench.readings import memcpy
-from dataload.bench.workloads import floats, repeat_records
+from benchmarks.limits import memcpy
+from benchmarks.workloads import floats, repeat_records
 
 WORKERS = range(5)
 

@@ -5,6 +5,7 @@ import itertools
 import math
 import shutil
 import tempfile
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,10 +17,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import dataload
-from dataload.bench import workloads
+from benchmarks import workloads
 from dataload.bench.child import used
 from dataload.bench.data import write_once
-from dataload.bench.timing import Spread, ratios_of
+from dataload.bench.runner import Spread, ratios_of
 from dataload.samplers import GlobalShuffle
 
 ROOT = Path(tempfile.gettempdir()) / "dataload-benchmarks"
@@ -79,6 +80,28 @@ def content(batch):
     for value in values:
         found = zlib.crc32(value, found)
     return found
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return the seconds that one call takes."""
+    begun = perf_counter()
+    work()
+    return perf_counter() - begun
+
+
+def median_seconds(work: Callable[[], object], repeats: int = 5) -> float:
+    """Return the median seconds of several calls."""
+    return median(seconds_of(work) for _ in range(repeats))
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Return the most memory that Python and numpy allocate during one call."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @dataclass(frozen=True)

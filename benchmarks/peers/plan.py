@@ -18,10 +18,8 @@ from typing import Any
 import dataload
 from benchmarks.peers import Peer, get_peer, why_missing
 from benchmarks.peers.field import Field
-from dataload.bench.data import Data, Written, write_once
-from dataload.bench.plan import Choices
-from dataload.bench.results import Measurement
-from dataload.bench.runner import child_environment
+from dataload.bench.data import Choices, Data, Written, write_once
+from dataload.bench.runner import Measurement, child_environment
 from dataload.bench.task import Task
 from dataload.errors import ConfigError, printable, text_of
 

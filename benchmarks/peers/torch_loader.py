@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.limits import generators, stack_rows
 from benchmarks.peers.field import Field, expand_files, load, tensor_columns, worker_options
 from dataload._util.caches import PerProcess
 from dataload._util.indexing import even_split
-from dataload.bench.readings import generators, stack_rows
 from dataload.bench.task import Reading, Task
 from dataload.sources.base import Source
 from dataload.types import Int64Array

@@ -4,12 +4,27 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataload.analysis.design import BLUE, LIGHT, ORANGE, SKY, YELLOW, Theme, key, new_figure, place, swatch, whole
+from dataload.analysis.design import (
+    BLUE,
+    LIGHT,
+    ORANGE,
+    SKY,
+    YELLOW,
+    Theme,
+    key,
+    new_figure,
+    place,
+    short,
+    swatch,
+    whole,
+)
 from dataload.analysis.job_plan import ClusterPlan
+from dataload.errors import printable
 from dataload.samplers.order_sample import OrderSample, ShardLayout, displacements, expected_shards, shards_per_batch
 from dataload.samplers.quality import OrderReport
 from dataload.samplers.streams.report import Followed, StreamPlanner, StreamReport, follow
@@ -26,6 +41,7 @@ _PANEL, _PANEL_TITLE = 3.65, 44  # width in inches, and in characters
 _ROWS = 64
 _ROW_BEGINNINGS = 10  # per row, approximately; with more, the picture would be all lines
 _CELLS = 1 << 20
+_BAR, _LABEL = 0.32, 44  # inches, and characters
 _DIGIT = 0.078  # inches; width of a digit of a sequence's number
 
 
@@ -194,4 +210,32 @@ def plan_figure(plan: ClusterPlan, about: str, *, theme: Theme = LIGHT) -> Figur
     total.set(xlabel="step of epoch 0", ylabel="shards that nodes begin to read in a hundredth", xlim=(0, plan.steps))
     for axis in (shards.xaxis, shards.yaxis, total.xaxis, total.yaxis, bar.ax.yaxis):
         whole(axis)
+    return figure
+
+
+def rates_figure(panels: Mapping[str, Mapping[str, tuple[float, float, float]]], *, theme: Theme = LIGHT) -> Figure:
+    """Draw records per second as bars, a panel for each data set.
+
+    Args:
+        panels: Data set -> reader -> median, low and high rate of the repeats; the thin line at a bar's end is the
+            spread from low to high.
+    """
+    tall = [_BAR * max(1, len(rates)) for rates in panels.values()]
+    best = (f"{name}: up to {short(max(rates.values())[0])} records/s" for name, rates in panels.items())
+    about = "Bars: medians; lines at their ends: spread of repeats"
+    finding = "; ".join(best) or "Nothing was measured"
+    figure, top = new_figure(_WIDTH, sum(tall) + 1.1 * len(tall), finding, about, theme)
+    for (name, rates), inches in zip(panels.items(), tall, strict=True):
+        top -= inches + 0.45
+        axes = place(figure, theme, left=4.0, bottom=top, width=_WIDTH - 5.2, height=inches, xlabel="records/s")
+        middle, low, high = np.array(list(rates.values())).T
+        bars = axes.barh(
+            range(len(rates)), middle, 0.62, xerr=[middle - low, high - middle], color=BLUE, ecolor=theme.ink, capsize=3
+        )
+        axes.bar_label(bars, [short(rate) for rate in middle], padding=6, fontsize=8.5, color=theme.ink)
+        axes.set_yticks(range(len(rates)), [printable(reader, _LABEL) for reader in rates], parse_math=False)
+        axes.set_ylim(len(rates) - 0.5, -0.5)  # the first bar is on top
+        axes.set_title(printable(name, _LABEL), loc="left", fontsize=10, color=theme.ink, parse_math=False)
+        whole(axes.xaxis, 8)
+        top -= 0.65
     return figure

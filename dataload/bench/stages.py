@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dataload.api import record_loader
-from dataload.bench.timing import Spread
+from dataload.bench.runner import Spread
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.loader.step import nbytes

@@ -1,24 +1,29 @@
-"""Curves of tiny sizes: every point is there."""
+"""Costs over tiny sizes: every size has a row."""
 
-from dataload.bench.scale import measure_scale
+from itertools import groupby
+
+from benchmarks.scale import scale
 
 
-def test_every_size_has_a_point(tmp_path):
+def test_every_size_has_a_row():
     sizes = {"ordered": (1000, 10**9), "loaded": (1000, 2000), "shards": (1, 2), "ranks": (1, 3)}
-    times, memory, loader, opening, reading, ranks = measure_scale(tmp_path, **sizes, records_of_ranks=200_000)
+    rows = scale(**sizes, records_of_ranks=200_000)
+    found = [list(group) for _, group in groupby(rows, key=lambda row: row["title"])]
     orders = {"sequential", "global", "shards, pool of 1,024"}
-    for curve, names, xs in (
-        (times, orders, [1000, 10**9]),
-        (memory, orders, [1000, 10**9]),
-        (loader, {"in order", "shuffled"}, [1000, 2000]),
-        (opening, {"open"}, [1, 2]),
-        (reading, {"read_batch"}, [1, 2]),
-        (ranks, orders, [1, 3]),
+    for table, names, cases in zip(
+        found,
+        (orders, orders, {"in order", "shuffled"}, {"open"}, {"read_batch"}, orders),
+        (
+            "1,000 1,000,000,000 records",
+            "1,000 1,000,000,000 records",
+            "1,000 2,000 records",
+            *["1 2 shards"] * 2,
+            "1 3 ranks",
+        ),
+        strict=True,
     ):
-        assert set(curve.lines) == names, curve.title
-        for points in curve.lines.values():
-            assert [x for x, _ in points] == xs
-            assert all(y > 0 for _, y in points)
+        *counts, size = cases.split()
+        assert [row["case"] for row in table] == [f"{count} {size}" for count in counts]
+        assert all(set(row) == {"title", "case", *names} and all(row[name] > 0 for name in names) for row in table)
     # A permutation of 10^9 records would take 8 GB, and a block of it 128 KiB.
-    assert all(line[-1][1] < 8e6 for line in memory.lines.values())
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["1-0.syr", "2-0.syr", "2-1.syr"]
+    assert all(found[1][1][name] < 8e6 for name in orders)

@@ -1,19 +1,18 @@
 """Costs against the number of records, shards and ranks. The largest sizes exist in the index plane only."""
 
-from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
+from benchmarks.harness import median_seconds, peak_bytes, show
 from dataload._util.indexing import even_split
 from dataload.api import open_source
 from dataload.bench.data import write_once
-from dataload.bench.results import Curve
-from dataload.bench.timing import median_seconds, peak_bytes
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequential, ShardSequential
 from dataload.sources.memory import RangeSource
@@ -24,42 +23,30 @@ _SHARD_RECORDS = 65_536
 _BATCH = 256
 
 
-def measure_scale(
-    directory: Path,
+def scale(
     *,
     ordered: Sequence[int] = tuple(10**power for power in range(3, 11)),
     loaded: Sequence[int] = tuple(10**power for power in range(3, 9)),
     shards: Sequence[int] = (1, 2, 4, 8, 16, 32, 64),
     ranks: Sequence[int] = (1, 2, 4, 8, 16, 32, 64, 128, 256),
     records_of_ranks: int = 10**8,
-) -> tuple[Curve, ...]:
-    """Measure all curves, each over its sizes, in about a minute; small files go to `directory`."""
-    size, stored = "records of the data", max(shards) * 512
-    opening, reading = (partial(measure, directory, stored) for measure in (_opening, _reading))
-    return (
-        _curve(f"Orders: one index, in blocks of {_BLOCK:,}", size, "ns", ordered, _order_times),
-        _curve("Orders: peak memory to the first block", size, "bytes", ordered, _order_memory),
-        _curve(f"Loader over RangeSource, batches of {_BATCH}: one sample", size, "ns", loaded, _loading),
-        _curve(f"Syrah, {stored:,} records: time to open", "shards", "ms", shards, opening),
-        _curve(f"Syrah, {stored:,} records of 64 B: one record, shuffled", "shards", "ns", shards, reading),
-        _curve(
-            f"One rank's plan of a step of {_BATCH} rows, of {records_of_ranks:,} records",
-            "ranks",
-            "us",
-            ranks,
-            partial(_planning, records_of_ranks),
-        ),
-    )
-
-
-def _curve(
-    title: str, x_label: str, y_label: str, sizes: Sequence[int], measure: Callable[[int], Mapping[str, float]]
-) -> Curve:
-    lines: dict[str, list[tuple[float, float]]] = defaultdict(list)
-    for size in sizes:
-        for name, cost in measure(size).items():
-            lines[name].append((size, cost))
-    return Curve(title, x_label, y_label, {name: tuple(points) for name, points in lines.items()})
+) -> list[dict[str, Any]]:
+    """Measure each cost over its sizes, in about a minute; return a row of JSON for each size."""
+    stored = max(shards) * 512
+    planned = f"One rank's plan of a step of {_BATCH} rows, of {records_of_ranks:,} records, us"
+    rows: list[dict[str, Any]] = []
+    with TemporaryDirectory() as name:
+        opening, reading = (partial(measure, Path(name), stored) for measure in (_opening, _reading))
+        for title, size, sizes, measure in (
+            (f"Orders: one index, in blocks of {_BLOCK:,}, ns", "records", ordered, _order_times),
+            ("Orders: peak memory to the first block, bytes", "records", ordered, _order_memory),
+            (f"Loader over RangeSource, batches of {_BATCH}: one sample, ns", "records", loaded, _loading),
+            (f"Syrah, {stored:,} records: time to open, ms", "shards", shards, opening),
+            (f"Syrah, {stored:,} records of 64 B: one record, shuffled, ns", "shards", shards, reading),
+            (planned, "ranks", ranks, partial(_planning, records_of_ranks)),
+        ):
+            rows += show(title, title, [{"case": f"{count:,} {size}", **measure(count)} for count in sizes])
+    return rows
 
 
 def _samplers(records: int) -> Mapping[str, Callable[[], Sampler]]:

@@ -89,8 +89,10 @@ def bench_command(
     # Every argument is checked before the first measurement.
     _check_targets(json, picture)
     run = describe_run(shlex.join(["dataload", *sys.argv[1:]]))
-    clone: Any = _import_benchmarks() if any(moved.values()) else None
-    more = {} if clone is None else clone.beside.beside(peers, peer_python or ())
+    clone, more = None, dict[str, Any]()
+    if any(moved.values()):
+        clone = _import_benchmarks()
+        more = clone.beside.beside(peers, peer_python or ())
     choices = Choices(
         orders=cast("Any", choose("orders", orders, get_args(Order))),
         workers=numbers("workers", workers),
@@ -109,10 +111,10 @@ def bench_command(
                 directory.mkdir(parents=True, exist_ok=True)
                 directory = Path(opened.enter_context(TemporaryDirectory(dir=directory)))
         else:
-            get, make = clone.workloads.get_workload, clone.workloads.made_data
-            data = [make(get(name), records) for name in made or ["floats-4k"]]
+            work = cast("Any", clone).workloads
+            data = [work.made_data(work.get_workload(name), records) for name in made or ["floats-4k"]]
         found = side_by_side(data, formats, choices, repeats, directory, wide=wide, **more)
-    results = Results(**run, **found, rows=tuple(clone.scale.scale()) if scale else ())
+    results = Results(**run, **found, rows=tuple(cast("Any", clone).scale.scale()) if scale else ())
     if json is not None:
         _write(json, json_module.dumps(results.to_json(), indent=1))
     if picture is not None:

@@ -24,7 +24,6 @@ from benchmarks import (
     orders,
     remote,
     samples,
-    scale,
     tables,
     tokens,
 )
@@ -56,7 +55,6 @@ CASES = {
     "first-batch": execution.first_batch,
     "memory": execution.memory,
     "adaptive": adaptive.adaptive,
-    "scale": scale.scale,
     "remote": remote.remote,
     **convert.CASES,
 }

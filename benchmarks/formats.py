@@ -54,10 +54,7 @@ SIZES = {
 
 
 def over_format(title, size, source, limits, floors, *, read="read_batch", extra=()):
-    """Time the limits, the source and loaders; the first limit is the base of all ratios and of the `floors`.
-
-    `extra` are pairs (name of another limit, floors).
-    """
+    """Time the limits (`extra`: others, and their floors), the source and loaders; ratios are to the first limit."""
     with ExitStack() as held:
         held.enter_context(source)
         through_source = Case(f"source.{read}", lambda: map(getattr(source, read), size.plan))

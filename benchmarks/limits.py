@@ -29,17 +29,13 @@ _READER_BUFFER = 4096
 
 def plan_readers(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
     """Plan the limits and this library's loader; generators have one order, and worker processes."""
-    if "generator" not in written:
-        return [*plan_limits(data, written, choices), *plan_loaders(data, written, choices)]
-    choices = replace(choices, orders=("sequential",), executor="processes", cold=False)
+    if "generator" in written:
+        choices = replace(choices, orders=("sequential",), executor="processes", cold=False)
     return [*plan_limits(data, written, choices), *plan_loaders(data, written, choices)]
 
 
 def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
-    """Plan the limits of the machine, and bare loops over the formats' own libraries, in each order.
-
-    Every row is compared with the first limit of its order.
-    """
+    """Plan the limits of the machine, and bare loops over the formats' own libraries, in each order."""
     first = next(iter(written))
     name, reading = ("decode", "decode_loop") if data.decodes else ("copy in memory", "gather")
     limits = [
@@ -79,10 +75,7 @@ def decoding_loader(task: Task) -> Reading:
 
 
 def gather(task: Task) -> Reading:
-    """Copy records that are in memory, on one thread or several: nothing that returns new batches can be faster.
-
-    Arrays are copied by ``np.take``, bytes of any length by `memcpy`.
-    """
+    """Copy records that are in memory: nothing that returns new batches can be faster."""
     kept = 2 if task.workers < 2 else _AHEAD + 2
     with open_data(task) as source:
         columns = {name: _gathering(column, kept) for name, column in source.read_batch(np.arange(len(source))).items()}
@@ -106,10 +99,7 @@ def _gathering(column: Any, kept: int) -> Callable[[Int64Array], Any]:
 
 
 def memcpy(stored: memoryview, lengths: Int64Array, kept: int = 2) -> Callable[[Int64Array], list[memoryview]]:
-    """Return a function that copies records of any length into memory that is used again: a memcpy for each record.
-
-    The records lie one after another in `stored`. The last `kept` batches are valid.
-    """
+    """Return a function that copies records of any length from `stored`; the last `kept` batches are valid."""
     starts = np.cumsum(lengths) - lengths
     arenas = cycle([[memoryview(b"")] for _ in range(kept)])
 

@@ -44,10 +44,7 @@ _EXPLAINED = (
 
 
 def best(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Return this library's best reader of each format, and the best of each peer; the fastest first.
-
-    A reader appears with another order only if it has no `global`, so that like is compared with like.
-    """
+    """Return this library's best reader of each format, and the best of each peer; a `global` order goes first."""
     found: dict[tuple[str, ...], Measurement] = {}
     for measurement in measurements:
         task = measurement.task

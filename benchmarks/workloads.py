@@ -30,11 +30,9 @@ _TOKENS = 50_304
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One kind of made data; `records` and `batch_size` are defaults, `decodes` fields that hold JPEG files.
+    """One kind of made data: a few `different` records, over and over; `decodes` are fields that hold JPEG files.
 
-    `different` returns a few different records, which are repeated as often as needed; `version`, part of the names of
-    cached files, is raised when it makes something else. `formats` None means all that can be written; ``"generator"``
-    has no file. `reading` is the function of `benchmarks.limits` that opens the loader, if the usual one is not enough.
+    `version` is raised when they change; `formats` None means all; `reading`, of `benchmarks.limits`, opens the loader.
     """
 
     name: str

@@ -83,11 +83,7 @@ class Field:
         return value.tobytes() if self.kind == "array" else bytes(value)
 
     def decoder(self) -> Callable[[Any], Any]:
-        """Return a function that decodes a record, or a component of a tar archive; made once a batch.
-
-        It takes bytes or a memoryview, and returns bytes, or a writable array that owns its memory, as torch wants it.
-        Of an array the last bytes count, so it also decodes ``.npy`` files.
-        """
+        """Return a function that decodes a record, or a component of a tar archive; made once a batch."""
         codec = resolve_codec(self.codec)
         if codec is not None:
             return lambda data: codec.decode(data)[self.name]

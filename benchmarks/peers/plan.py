@@ -39,13 +39,8 @@ def plan_peers(
 ) -> tuple[list[Task], list[Measurement]]:
     """Return the tasks of peers over the data, and a measurement with its error for each impossible peer.
 
-    Of the data in our formats, `written`, peers read the tar archive; of LMDB and ArrayRecord they get files of their
-    own with bare bytes, which is how they are used, in the directory `cache`. A peer that has none of the chosen orders
-    is measured with one that it has; generators have one order. `interpreters` maps the name of a peer to the Python of
-    the environment that it lives in.
-
-    Raises:
-        ConfigError: There is no such peer.
+    Peers read the tar archive of `written`, of LMDB and ArrayRecord files of their own with bare bytes, as these are
+    used. A peer without the chosen orders is measured with one that it has.
     """
     tasks: list[Task] = []
     missing: list[Measurement] = []

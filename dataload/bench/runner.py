@@ -89,7 +89,7 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """A run of ``dataload bench``, of ``python -m benchmarks`` or of ``python -m benchmarks.instructions``.
+    """A run of ``dataload bench`` or of ``python -m benchmarks``.
 
     `date` is ISO 8601 in UTC. `rows` are cases of ``benchmarks/``, with ``title``, ``case`` and their figures.
     """
@@ -125,11 +125,7 @@ def measure_all(
     run: Callable[[Task], Answer | str],
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Measurement, ...]:
-    """Measure tasks in rounds; return one measurement per task, in order.
-
-    A task that fails is not tried again. Checksums are of the first round. `run` returns the answer or the reason why
-    there is none, as `run_task` does; `progress` is called with the number of finished measurements.
-    """
+    """Measure tasks in rounds, with checksums in the first; return one measurement per task, in order."""
     answers: dict[int, list[Answer]] = {i: [] for i in range(len(tasks))}
     errors: dict[int, str] = {}
     done = 0
@@ -150,11 +146,7 @@ def measure_all(
 def run_task(
     task: Task, *, interpreters: Mapping[str, str] | None = None, timeout: float | None = None
 ) -> Answer | str:
-    """Measure a task in a new process; return the answer, or one line that says why there is none.
-
-    `interpreters` are the Pythons of readers with an environment of their own. The default `timeout` is 2 minutes and
-    40 times the task's seconds.
-    """
+    """Measure a task in a new process, of its own Python if it has one; return the answer, or why there is none."""
     python = (interpreters or {}).get(task.name, sys.executable)
     limit = _LEAST_TIMEOUT + 40 * task.seconds if timeout is None else timeout
     try:
@@ -198,10 +190,7 @@ def child_environment() -> dict[str, str]:
 
 
 def agreeing(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """Replace the answers of each reader that read other records than this library by an error.
-
-    Limits read bytes without decoding them, so they are not compared.
-    """
+    """Replace answers of readers that read other records than this library by an error; limits decode nothing."""
     ours = (_checksum(measurement) for measurement in measurements if measurement.task.kind == "dataload")
     expected = next((checksum for checksum in ours if checksum is not None), None)
     return tuple(

@@ -82,8 +82,8 @@ def bench_command(
         raise ConfigError("--set changes a config: give one with --loader", key="set", value=overrides)
     if path is not None and made:
         raise ConfigError(f"--made makes data instead of {path}: give one of the two", key="made", value=made)
-    moved = {"made": made or path is None, "peers": peers, "peer-python": peer_python, "scale": scale}
-    old = {**moved, "cold": cold, "seed": seed, "wide": wide, "html": html, "dark": dark}
+    moved = {"made": made or path is None, "peers": peers, "peer-python": peer_python}
+    old = {**moved, "cold": cold, "scale": scale, "seed": seed, "wide": wide, "html": html, "dark": dark}
     for name in (name for name, value in old.items() if value):
         print_warning(_DEPRECATED.get(name, f"--{name} is deprecated: use `python -m benchmarks` in a clone"))
     # Every argument is checked before the first measurement.
@@ -114,7 +114,7 @@ def bench_command(
             work = cast("Any", clone).workloads
             data = [work.made_data(work.get_workload(name), records) for name in made or ["floats-4k"]]
         found = side_by_side(data, formats, choices, repeats, directory, wide=wide, **more)
-    results = Results(**run, **found, rows=tuple(cast("Any", clone).scale.scale()) if scale else ())
+    results = Results(**run, **found)
     if json is not None:
         _write(json, json_module.dumps(results.to_json(), indent=1))
     if picture is not None:
@@ -185,6 +185,7 @@ def measure_tasks(
 
 
 _DEPRECATED = {
+    "scale": "--scale is deprecated and has no effect: use `python -m benchmarks orders overhead open`",
     "wide": "--wide is deprecated: --json has all figures, and `python -m benchmarks` shows them",
     "html": "--html is deprecated and writes nothing: use --json and --picture, or `python -m benchmarks`",
     "dark": "--dark is deprecated and has no effect",
@@ -196,7 +197,7 @@ def _import_benchmarks() -> Any:
     if os.path.isfile("benchmarks/beside.py") and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())  # run in a clone, but from an installed script
     try:
-        for name in ("beside", "scale", "workloads"):
+        for name in ("beside", "workloads"):
             import_module(f"benchmarks.{name}")
         return import_module("benchmarks")
     except ModuleNotFoundError as error:

@@ -118,7 +118,7 @@ class Case:
 
 
 def run_cases(title, cases, *, rows=rows_of, same=content, rounds=ROUNDS, seconds=SECONDS):
-    """Time warm cases in interleaved rounds; print and return their rows. All cases have the `same` of their batches."""
+    """Time warm cases in interleaved rounds; print and return their rows. All cases have the `same` batches."""
     if same is not None:
         _verify(title, cases, same)
     steps = [_endless(case.epoch) for case in cases]

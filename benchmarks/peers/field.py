@@ -22,13 +22,7 @@ FieldKind: TypeAlias = Literal["array", "bytes", "image"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """The one field of the records that peers read.
-
-    Attributes:
-        dtype: Name of the dtype of arrays.
-        shape: Shape of one array; () for other kinds.
-        codec: Codec of the records in formats that store only bytes; None where these are the bytes of the field.
-    """
+    """The one field of the records that peers read; `codec` is None where records are the bytes of the field."""
 
     name: str
     kind: FieldKind

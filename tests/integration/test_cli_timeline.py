@@ -4,7 +4,7 @@ import io
 import json
 
 import pytest
-from command_line import facts, ok
+from command_line import facts, ok, run
 from figures import assert_no_overlap
 
 from dataload.analysis.pictures import timeline_figure
@@ -78,6 +78,12 @@ def test_a_picture_and_a_trace_are_written(config, tmp_path):
     assert sum(event["name"] == "wait" for event in events) == 5
     found = facts("timeline", config, "--steps", 5, "--picture", picture, "--trace", trace)
     assert (found["picture"], found["trace"]) == (str(picture), str(trace))
+
+
+def test_dark_is_deprecated(config):
+    for command in ("timeline", "order", "plan"):
+        result = run(command, config, "--dark", *(("--steps", 2) if command == "timeline" else ()))
+        assert "--dark is deprecated and has no effect" in result.stderr, command
 
 
 # The picture

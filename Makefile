@@ -154,7 +154,7 @@ bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed
 # The tables of README.md and docs/performance.md, from one run.
 TABLE := benchmarks/results/readme.json
 readme-table: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed
-	$(BIN)/dataload bench --made floats-4k --records 50000 --formats syrah,torchrecord,lmdb,tar,array_record \
+	$(BIN)/python -m benchmarks --made floats-4k --records 50000 --formats syrah,torchrecord,lmdb,tar,array_record \
 		--repeats 5 --seconds 2 --peers all --peer-python $(PEERS)/bin/python \
 		--peer-python 'DALI on CPU=$(DALI)/bin/python' --json $(TABLE)
 	$(BIN)/python -m benchmarks.readme_table $(TABLE)

@@ -1,1 +1,1 @@
-"""Regression cases of this library, and the peers that ``dataload bench --peers`` measures."""
+"""Regression cases of this library, and the peers that they measure."""

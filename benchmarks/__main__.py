@@ -1,4 +1,7 @@
-"""python -m benchmarks [NAME ...] [--json FILE]: run all cases, or those named; then print a line for each aim."""
+"""python -m benchmarks [NAME ...] [--json FILE]: run all cases, or those named; then print a line for each aim.
+
+python -m benchmarks --made WORKLOAD [--formats ...] [--peers ...]: compare formats and other loaders on made data.
+"""
 
 import argparse
 import json
@@ -24,8 +27,8 @@ from benchmarks import (
     tables,
     tokens,
 )
-from dataload.bench.results import Results
-from dataload.bench.runner import describe_run
+from benchmarks.workloads import WORKLOADS
+from dataload.bench.runner import Results, describe_run
 
 CASES = {
     **formats.CASES,
@@ -57,15 +60,44 @@ CASES = {
 }
 
 
-def main():
-    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+def parse():
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("names", nargs="*", choices=[[], *CASES], metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--json", type=Path, help="write the figures to this file")
     parser.add_argument("--size", default=remote.SIZE, help="bytes of the data of the case remote, such as 2GB")
-    arguments = parser.parse_args()
+    made = parser.add_argument_group("made data, in processes of their own")
+    made.add_argument("--made", action="append", choices=[*WORKLOADS], help="the records; repeatable")
+    made.add_argument("--formats", help="names, separated by commas")
+    made.add_argument("--orders", default="global", help="any of global, pool, sequential")
+    made.add_argument("--workers", default="0,1,2", help="numbers of workers")
+    made.add_argument("--executor", default="threads", choices=("threads", "processes"))
+    made.add_argument("--batch-size", type=int, help="records per batch")
+    made.add_argument("--records", type=int, help="number of records")
+    made.add_argument("--repeats", type=int, default=3, help="rounds; tables show medians")
+    made.add_argument("--seconds", type=float, default=2.0, help="of each measurement, after a warm-up")
+    made.add_argument("--seed", type=int, default=0, help="of the orders")
+    made.add_argument("--cold", action="store_true", help="drop files from the page cache, measure the first epoch")
+    made.add_argument("--cache", type=Path, default=harness.ROOT, help="directory that keeps the written files")
+    made.add_argument("--peers", help="also measure other loaders: all, or names")
+    made.add_argument("--peer-python", action="append", default=[], help="Python of all peers, or NAME=PATH")
+    return parser.parse_args()
+
+
+def main():
+    arguments = parse()
     run = describe_run(shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]))
     machine = {"cpus": run["machine"]["cpus"], **run["versions"]}
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
+    found = beside.made(arguments) if arguments.made else {"rows": tuple(cases(arguments))}
+    if arguments.json:
+        arguments.json.write_text(json.dumps(Results(**run, **found).to_json(), indent=1), "utf-8")
+    aims(found.get("rows", ()))
+
+
+def cases(arguments):
+    """Run the cases, and return their rows."""
     print(
         f"Steady state: all is open and warm; {harness.ROUNDS} interleaved rounds of {harness.SECONDS:g} s a case.\n"
         "ratio: median of the ratios to the first case of the same round; spread: their quartiles.\n"
@@ -76,12 +108,16 @@ def main():
         begun = perf_counter()
         rows += CASES[name](size=arguments.size) if name == "remote" else CASES[name]()
         print(f"  [{name}: {perf_counter() - begun:.0f} s]", flush=True)
-    if arguments.json:
-        arguments.json.write_text(json.dumps(Results(**run, rows=tuple(rows)).to_json(), indent=1), "utf-8")
+    return rows
+
+
+def aims(rows):
+    """Print a line for each aim."""
     aimed = [row["met"] for row in rows if row.get("met") is not None]
-    print("\nAims")
-    print("\n".join(harness.summary(rows)))
-    print(f"\n{aimed.count(False)} of {len(aimed)} aims not met in this run")
+    if aimed:
+        print("\nAims")
+        print("\n".join(harness.summary(rows)))
+        print(f"\n{aimed.count(False)} of {len(aimed)} aims not met in this run")
 
 
 if __name__ == "__main__":

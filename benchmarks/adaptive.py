@@ -18,9 +18,9 @@ import numpy as np
 
 import dataload
 from benchmarks.harness import SEED, blobs, made, show, wait_until_idle
+from benchmarks.workloads import floats, get_workload
 from dataload._util.machine import usable_cpus
-from dataload.bench.timing import ratios_of
-from dataload.bench.workloads import floats, get_workload
+from dataload.bench.runner import ratios_of
 
 AIM_AUTO, AIM_MORE = 0.9, 0.97
 

@@ -1,4 +1,4 @@
-"""Other loaders at their best settings beside this one, 4 KB records, in one run of the engine of `dataload bench`.
+"""Other loaders at their best settings beside this one, measured as `dataload bench` measures.
 
 Every measurement has a process of its own. ``PEER_PYTHON=PATH`` names the Python of an environment with the peers,
 ``DALI_PYTHON=PATH`` that of DALI, ``TF_PYTHON=PATH`` that of TensorFlow; without them, the peers that this environment
@@ -8,18 +8,18 @@ has are measured.
 import os
 from functools import partial
 from statistics import median
+from typing import get_args
 
 from benchmarks.harness import ROOT, aim
-from benchmarks.peers import PEERS
-from benchmarks.peers.plan import plan_peers
+from benchmarks.limits import plan_readers
+from benchmarks.peers import PEERS, plan
+from benchmarks.workloads import get_workload, made_data, write_made
 from dataload.bench import table
-from dataload.bench.data import Written, made_data, write
-from dataload.bench.plan import Choices, plan_limits, plan_loaders
-from dataload.bench.results import FileFacts
-from dataload.bench.runner import agreeing, measure_all, run_task
-from dataload.bench.timing import ratios_of
-from dataload.bench.workloads import get_workload
-from dataload.cli.output import print_table
+from dataload.bench.data import Choices, Written, plan_loaders, write
+from dataload.bench.runner import FileFacts, ratios_of
+from dataload.bench.task import Order
+from dataload.cli.bench import choose, measure_tasks, numbers, side_by_side
+from dataload.errors import ConfigError, closest
 
 TITLE = "Beside peers, 4 KB records"
 AIMS = (("DALI on CPU", "tar", 10), ("WebDataset", "tar", 20), ("Grain", "array_record", 40))
@@ -31,17 +31,9 @@ def peers(records=20_480, rounds=5, seconds=0.5):
     data = made_data(get_workload("floats-4k"), records)
     written = {name: write(data, name, ROOT) for name in ("syrah", "torchrecord", "lmdb", "tar", "array_record")}
     choices = Choices(orders=("global",), workers=(0, 2), batch_size=data.batch_size, seconds=seconds)
-    pythons = interpreters()
     names = [name for name, peer in PEERS.items() if "generator" not in peer.readings]
-    tasks, missing = plan_peers(names, data, written, choices, ROOT, interpreters=pythons)
-    planned = [*plan_limits(data, written, choices), *plan_loaders(data, written, choices), *tasks]
-    measured = agreeing(measure_all(planned, rounds, run=partial(run_task, interpreters=pythons)))
-    found = [*measured, *missing]
-    print(f"\n{TITLE}, a process for each row and round")
-    print_table(*table.shortened(table.RATE_COLUMNS, table.rate_rows(found)))
-    for line in (*table.settings(measured), *table.problems(found)):
-        print(f"  {line}")
-    return _rows(found, AIMS, TITLE)
+    planned = _plan(names, interpreters(), data, written, choices, ROOT)
+    return _rows(measure_tasks(TITLE, *planned, rounds, interpreters(), wide=True), AIMS, TITLE)
 
 
 def own_readers(records=20_480, rounds=5, seconds=0.5):
@@ -49,21 +41,50 @@ def own_readers(records=20_480, rounds=5, seconds=0.5):
     data = made_data(get_workload("floats-4k"), records)
     written = {name: write(data, name, ROOT) for name in ("tar", "tfrecord")}
     choices = Choices(orders=("sequential",), workers=(0, 2), batch_size=data.batch_size, seconds=seconds)
-    pythons = interpreters()
-    tasks, missing = plan_peers(
-        [name for name, _, _ in OWN_READERS], data, written, choices, ROOT, interpreters=pythons
-    )
+    names = [name for name, _, _ in OWN_READERS]
+    tasks, missing = plan.plan_peers(names, data, written, choices, ROOT, interpreters=interpreters())
     del written["tar"]  # from which MDS is written
     for path in {task.path for task in tasks if task.format == "mds"}:
         written["mds"] = Written(path, {}, FileFacts(data.name, "mds", records, 0, None))
-    planned = [*plan_loaders(data, written, choices), *tasks]
-    measured = agreeing(measure_all(planned, rounds, run=partial(run_task, interpreters=pythons)))
-    found = [*measured, *missing]
-    print(f"\n{OWN_TITLE}, a process for each row and round")
-    print_table(*table.shortened(table.RATE_COLUMNS, table.rate_rows(found)))
-    for line in (*table.settings(measured), *table.problems(found)):
-        print(f"  {line}")
-    return _rows(found, OWN_READERS, OWN_TITLE)
+    planned = [*plan_loaders(data, written, choices), *tasks], missing
+    return _rows(measure_tasks(OWN_TITLE, *planned, rounds, interpreters(), wide=True), OWN_READERS, OWN_TITLE)
+
+
+def made(arguments):
+    """Measure made data as the command line says; return the files and measurements of `Results`."""
+    choices = Choices(
+        orders=choose("orders", arguments.orders, get_args(Order)),
+        workers=numbers("workers", arguments.workers),
+        batch_size=arguments.batch_size or 0,
+        executor=arguments.executor,
+        seconds=arguments.seconds,
+        cold=arguments.cold,
+        seed=arguments.seed,
+    )
+    data = [made_data(get_workload(name), arguments.records) for name in arguments.made]
+    more = beside(arguments.peers, arguments.peer_python)
+    return side_by_side(data, arguments.formats, choices, arguments.repeats, arguments.cache, **more, wide=True)
+
+
+def beside(peers, pythons):
+    """Return the arguments of `side_by_side` that add limits and peers; both texts are those of the command line."""
+    found = {}
+    for setting in sorted(pythons, key=lambda setting: "=" in setting):  # one peer's overrides that of all
+        if "=" not in setting and os.sep in setting:
+            found |= dict.fromkeys(PEERS, setting)
+            continue
+        name, _, found[name] = setting.partition("=")
+        if not found[name] or name not in PEERS:
+            message = f"--peer-python must be PATH, or NAME=PATH with the name of a peer, got {setting!r}"
+            raise ConfigError(f"{message}: {closest(name, PEERS)}", key="peer_python", value=setting)
+    names = tuple(PEERS) if peers == "all" else () if peers is None else choose("peers", peers, tuple(PEERS))
+    return {"plan": partial(_plan, names, found), "write": write_made, "interpreters": found}
+
+
+def _plan(names, pythons, data, written, choices, cache):
+    """Plan limits, loaders and peers; return the tasks, and the measurements that are impossible."""
+    tasks, missing = plan.plan_peers(names, data, written, choices, cache, interpreters=pythons)
+    return [*plan_readers(data, written, choices), *tasks], missing
 
 
 def interpreters():

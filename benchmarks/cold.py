@@ -13,9 +13,9 @@ import numpy as np
 
 import dataload
 from benchmarks.harness import SEED, made, show
+from benchmarks.workloads import floats
 from dataload.bench.child import drop_cached
-from dataload.bench.timing import Spread, ratios_of
-from dataload.bench.workloads import floats
+from dataload.bench.runner import Spread, ratios_of
 
 SHARDS, RECORDS, BATCH = 8, 2048, 256
 ORDERS = {"sequential": False, "shards and pool": "shards", "global": "global"}

@@ -26,30 +26,23 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload.bench.results import RESULTS_VERSION, Measurement, Results
-from dataload.bench.table import by_workload, describe_task
-from dataload.bench.timing import ratios_of
+from dataload.bench.runner import RESULTS_VERSION, Measurement, Results, ratios_of
+from dataload.bench.table import describe_task
 from dataload.errors import printable
 
 CHANCE = 0.01
 
 
 class Entry(NamedTuple):
-    """One thing that a run measured.
-
-    Attributes:
-        name: Its name.
-        values: Ratio to the limit in each round, or another figure.
-        ours: Whether its regressions count.
-        error: Why there are no values.
-        cost: Whether lower values are better.
-    """
+    """One thing that a run measured: rates, ratios to the limit (`relative`), or a cost, where lower is better."""
 
     name: str
     values: Sequence[float]
-    ours: bool
+    ours: bool  # its regressions count
     error: str | None = None
     cost: bool = False
+    relative: bool = False
+    rate: float | None = None  # of a limit: records/s
 
 
 class Row(NamedTuple):
@@ -64,10 +57,7 @@ class Row(NamedTuple):
 
 
 def chance_of_lower(lower: Sequence[float], higher: Sequence[float]) -> float:
-    """Return how often chance alone would rank the first values as low among all, or lower (one-sided).
-
-    Equal values share their rank.
-    """
+    """Return how often chance alone ranks the first values as low among all, or lower (one-sided); ties share ranks."""
     values = np.concatenate([lower, higher])
     ordered = np.sort(values)
     ranks = np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right") + 1  # doubled
@@ -94,28 +84,32 @@ def verdict_of(old: Sequence[float], new: Sequence[float], threshold: float) -> 
 
 
 def compare(old: Results, new: Results, threshold: float) -> list[tuple[str, list[Row]]]:
-    """Return a table for each workload, and for each table of cases, that both runs have: its title and its rows.
-
-    Raises:
-        ValueError: They have none in common.
-    """
-    sections = [_of_workload(name, *runs) for name, *runs in _common(*(_by_workload(run) for run in (old, new)))]
-    sections += [_of_cases(title, *runs) for title, *runs in _common(*map(_by_title, (old.rows, new.rows)))]
+    """Return a table for each workload, and for each table of cases, that both runs have: its title and its rows."""
+    before, after = _entries(old), _entries(new)
+    sections = [_section(title, before[title], after[title], threshold) for title in before if title in after]
     if not sections:
         raise ValueError("the two runs have no workload in common")
-    return [
-        (title, [_row(before.get(key), after.get(key), threshold) for key in {**before, **after}])
-        for title, before, after in sections
-    ]
+    return sections
 
 
-def _common(old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    return ((key, old[key], new[key]) for key in old if key in new)
+def _entries(run: Results) -> dict[str, dict[str, Entry]]:
+    found: dict[str, dict[str, Entry]] = {}
+    for row in run.rows:
+        cases = found.setdefault(row["title"], {})
+        cases[row["case"]] = _case(row, first=not cases)
+    for m in run.measurements:
+        rate = median(m.rates) if m.task.kind == "limit" and m.answers else None
+        entry = Entry(describe_task(m.task), m.rates, m.task.kind == "dataload", m.error, rate=rate)
+        found.setdefault(m.task.workload, {})[_identity(run, m)] = entry
+    return found
 
 
-def _by_workload(run: Results) -> dict[str, dict[str, Measurement]]:
-    workloads = by_workload(run.measurements).items()
-    return {name: {_identity(run, m): m for m in found} for name, found in workloads}
+def _case(row: Mapping[str, Any], *, first: bool) -> Entry:
+    name, ours = row["case"], row.get("aim") is not None
+    if "seconds" in row:
+        return Entry(f"{name}, ms", [row["seconds"] * 1e3], ours, cost=True, relative=True)
+    values = row.get("ratios") or [row[key] for key in ("ratio",) if key in row]
+    return Entry(name, values, ours, relative=True, rate=row.get("records_per_second") if first and values else None)
 
 
 def _identity(run: Results, measurement: Measurement) -> str:
@@ -129,41 +123,22 @@ def _identity(run: Results, measurement: Measurement) -> str:
     return json.dumps(parts, sort_keys=True, default=str)
 
 
-def _of_workload(name: str, old: Mapping[str, Measurement], new: Mapping[str, Measurement]) -> Any:
-    limits = ((key, a, b) for key, a, b in _common(old, new) if a.task.kind == "limit" and a.answers and b.answers)
-    limit, before, after = next(limits, ("", None, None))
-    title = f"{name}: no limit in common, so these are records/s, which another machine changes"
-    if limit:
-        title = f"{name}: {_moved(before.task.name, median(before.rates), median(after.rates))}"
-
-    def entry(measurement: Measurement, base: Measurement | None) -> Entry:
-        task, rates = measurement.task, measurement.rates
-        values = ratios_of(rates, base.rates) if base else rates
-        return Entry(describe_task(task), values, task.kind == "dataload", measurement.error)
-
-    runs = ((old, before), (new, after))
-    return title, *({key: entry(m, base) for key, m in run.items() if key != limit} for run, base in runs)
+def _section(title: str, old: Mapping[str, Entry], new: Mapping[str, Entry], threshold: float) -> tuple[str, list[Row]]:
+    """Compare rates by their ratios to the first limit that both runs have."""
+    limits = ((key, e.rate, new[key].rate) for key, e in old.items() if e.rate is not None and key in new)
+    limit, before, after = next((each for each in limits if each[2] is not None), (None, 0.0, 0.0))
+    if limit is not None:
+        title += f": {_moved(old[limit].name, before, after)}"
+        old, new = (_to_limit(run, limit) for run in (old, new))
+    elif not all(entry.relative for entry in old.values()):
+        title += ": no limit in common, so these are records/s, which another machine changes"
+    return title, [_row(old.get(key), new.get(key), threshold) for key in {**old, **new}]
 
 
-def _by_title(rows: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Mapping[str, Any]]]:
-    found: dict[str, dict[str, Mapping[str, Any]]] = {}
-    for row in rows:
-        found.setdefault(row["title"], {})[row["case"]] = row
-    return found
-
-
-def _of_cases(title: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> Any:
-    base = next(iter(before))
-    if "ratio" in before[base] and base in after:
-        title += f": {_moved(base, *(run[base]['records_per_second'] for run in (before, after)))}"
-    return title, *({case: _case(row) for case, row in run.items()} for run in (before, after))
-
-
-def _case(row: Mapping[str, Any]) -> Entry:
-    name, ours = row["case"], row.get("aim") is not None
-    if "seconds" in row:
-        return Entry(f"{name}, ms", [row["seconds"] * 1e3], ours, cost=True)
-    return Entry(name, row.get("ratios") or [row[key] for key in ("ratio",) if key in row], ours)
+def _to_limit(run: Mapping[str, Entry], limit: str) -> dict[str, Entry]:
+    base = run[limit].values
+    entries = {key: entry for key, entry in run.items() if entry.relative or key != limit}
+    return {k: e if e.relative else e._replace(values=ratios_of(e.values, base)) for k, e in entries.items()}
 
 
 def _moved(name: str, old: float, new: float) -> str:

@@ -22,9 +22,9 @@ from typing import Any
 import dataload
 from benchmarks.formats import SIZES
 from benchmarks.harness import ROOT, against, aim, blobs, made
+from benchmarks.workloads import floats, repeat_records
 from dataload.bench.child import used
-from dataload.bench.timing import Spread
-from dataload.bench.workloads import floats, repeat_records
+from dataload.bench.runner import Spread
 from dataload.codecs.tensorprotos import encode
 from dataload.convert import convert
 from dataload.convert.blocks import BlockSize, read_records
@@ -127,10 +127,7 @@ def write_all(directory, suffix, records, options, shards=SHARDS):
 
 
 def convert_part(path, destination, options, part):
-    """Convert in this process; returns the most memory that it has had of its own, in bytes.
-
-    Pages of the files that it maps do not count: they are the page cache's.
-    """
+    """Convert in this process; return the most memory of its own, in bytes, without pages of mapped files."""
     peak, ended = 0, Event()
 
     def watch():

@@ -11,9 +11,8 @@ from unittest import mock
 import numpy as np
 
 import dataload
-from benchmarks.harness import SEED, Case, aim, batches, blobs, loaders, made, run_cases
-from dataload.bench.timing import median_seconds
-from dataload.bench.workloads import floats
+from benchmarks.harness import SEED, Case, aim, batches, blobs, loaders, made, median_seconds, run_cases
+from benchmarks.workloads import floats
 
 MILLION = 1 << 20
 

@@ -11,12 +11,11 @@ from functools import partial
 import numpy as np
 
 import dataload
-from benchmarks.harness import Case, run_cases, show, through
+from benchmarks import limits
+from benchmarks.harness import Case, run_cases, seconds_of, show, through
 from benchmarks.peers import torch_loader
-from dataload.bench import readings
+from benchmarks.workloads import busy_numbers
 from dataload.bench.task import Task
-from dataload.bench.timing import seconds_of
-from dataload.bench.workloads import busy_numbers
 
 LARGE = 4 << 20  # float32 values of a batch of 16 MB
 ROWS = 16
@@ -106,7 +105,7 @@ def iterators():
             options = {"open": {"records": ROWS * 50_000, "work": 8_000}, "executor": executor}
             settings = {"kind": "dataload", "reading": "", "path": "", "format": "generator", "order": "sequential"}
             task = Task(workload="streams", name=name, workers=workers, batch_size=ROWS, options=options, **settings)
-            reading = readings.multistream(task) if executor else torch_loader.groups(task)
+            reading = limits.multistream(task) if executor else torch_loader.groups(task)
             opened.callback(reading.close)
             floor = 1.8 if (executor, workers) == ("processes", 2) else None
             cases.append(Case(name, partial(reading.batches, 0), floor))

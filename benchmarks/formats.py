@@ -19,8 +19,8 @@ import numpy as np
 
 import dataload
 from benchmarks.harness import Case, against, batches, blobs, loaders, made, more_workers, run_cases
-from dataload.bench.readings import memcpy
-from dataload.bench.workloads import floats, repeat_records
+from benchmarks.limits import memcpy
+from benchmarks.workloads import floats, repeat_records
 
 WORKERS = range(5)
 
@@ -54,10 +54,7 @@ SIZES = {
 
 
 def over_format(title, size, source, limits, floors, *, read="read_batch", extra=()):
-    """Time the limits, the source and loaders; the first limit is the base of all ratios and of the `floors`.
-
-    `extra` are pairs (name of another limit, floors).
-    """
+    """Time the limits (`extra`: others, and their floors), the source and loaders; ratios are to the first limit."""
     with ExitStack() as held:
         held.enter_context(source)
         through_source = Case(f"source.{read}", lambda: map(getattr(source, read), size.plan))

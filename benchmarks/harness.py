@@ -1,25 +1,26 @@
 """Data, cases and tables that all benchmarks share. Made data are those of `dataload.bench`."""
 
-import gc
 import itertools
 import math
 import shutil
 import tempfile
+import tracemalloc
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 import dataload
-from dataload.bench import workloads
-from dataload.bench.child import used
+from benchmarks import workloads
+from dataload.bench.child import Stretch, stretch, used
 from dataload.bench.data import write_once
-from dataload.bench.timing import Spread, ratios_of
+from dataload.bench.runner import Spread, ratios_of
+from dataload.cli.output import print_table
 from dataload.samplers import GlobalShuffle
 
 ROOT = Path(tempfile.gettempdir()) / "dataload-benchmarks"
@@ -29,6 +30,8 @@ ROUNDS = 5
 SECONDS = 0.4  # of a case in a round
 _WARM_UP = 0.1  # of each round: an idle loader has batches ready, which nobody has paid for
 _VERIFIED = 16  # steps
+_NUMBERS = ("records/s", "us/batch", "ratio", "spread", "faults", "sys us")
+_COLUMNS = {"case": "left", **dict.fromkeys(_NUMBERS, "right"), "aim": "left"}
 
 
 def blobs(size):
@@ -37,10 +40,7 @@ def blobs(size):
 
 
 def made(name, different, count, *, field=None, **options):
-    """The path of a data set called `name`, whose suffix is the format, written on first use.
-
-    `count` records repeat those of `different`; of these only the bytes of `field`, for formats that store bytes.
-    """
+    """The path of `count` records, written on first use: those of `different`, or their bytes of `field`, repeated."""
     ROOT.mkdir(exist_ok=True)
     if shutil.disk_usage(ROOT).free < 12 << 30:
         raise SystemExit(f"the benchmarks need 12 GiB in {ROOT}; set TMPDIR to another directory")
@@ -81,16 +81,33 @@ def content(batch):
     return found
 
 
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return the seconds that one call takes."""
+    begun = perf_counter()
+    work()
+    return perf_counter() - begun
+
+
+def median_seconds(work: Callable[[], object], repeats: int = 5) -> float:
+    """Return the median seconds of several calls."""
+    return median(seconds_of(work) for _ in range(repeats))
+
+
+def peak_bytes(work: Callable[[], object]) -> int:
+    """Return the most memory that Python and numpy allocate during one call."""
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
 @dataclass(frozen=True)
 class Case:
-    """One way to make batches.
+    """One way to make batches; `floor` is the aim for its ratio to the first case, `least` that for items a second.
 
-    Attributes:
-        name: Name in the table.
-        epoch: Returns the batches of an epoch.
-        floor: Aim for the ratio to the first case, if any.
-        least: Aim for the items per second, if any.
-        compared: Whether its first batches must be those of the first case.
+    The first batches of a case that is `compared` must be those of the first case.
     """
 
     name: str
@@ -100,37 +117,24 @@ class Case:
     compared: bool = True
 
 
-class _Slice(NamedTuple):
-    """Figures of a case in a round; page faults and system time include those of worker processes."""
-
-    rate: float
-    rows: float
-    faults: float
-    system: float
-
-
 def run_cases(title, cases, *, rows=rows_of, same=content, rounds=ROUNDS, seconds=SECONDS):
-    """Time cases in interleaved rounds; prints the rate of each and its ratio to the first, and returns rows of JSON.
-
-    Everything stays open and is warm: this is the steady state. `rows` counts the items of a batch; `same` returns what
-    the first batches of all cases must have in common, or is None.
-    """
+    """Time warm cases in interleaved rounds; print and return their rows. All cases have the `same` batches."""
     if same is not None:
         _verify(title, cases, same)
     steps = [_endless(case.epoch) for case in cases]
-    found: list[list[_Slice]] = [[] for _ in cases]
+    found: list[list[Stretch]] = [[] for _ in cases]
     for number in range(rounds + 1):
         for endless, slices in zip(steps, found, strict=True):
-            gc.collect()
             measured = _measure(endless, rows, seconds if number else seconds / 2)
             if number:  # the first round warms up
                 slices.append(measured)
     for endless in steps:
         endless.close()
     print(f"\n{title}")
-    print(f"  {'':44} {'records/s':>12} {'us/batch':>9} {'ratio':>6}  {'spread':>11} {'faults':>7} {'sys us':>7}  aim")
-    base = [one.rate for one in found[0]]
-    return [_report(title, case, slices, base) for case, slices in zip(cases, found, strict=True)]
+    base = [one.records / one.seconds for one in found[0]]
+    reports = [_report(title, case, slices, base) for case, slices in zip(cases, found, strict=True)]
+    print_table(_COLUMNS, [line for line, _ in reports])
+    return [row for _, row in reports]
 
 
 def _verify(title, cases, same):
@@ -143,25 +147,20 @@ def _verify(title, cases, same):
             assert found == expected, f"{title}: {case.name} read something else than {cases[0].name}"
 
 
-def _endless(epoch) -> Iterator[Any]:
-    while True:
-        yield from epoch()
+def _endless(epoch) -> Iterator[tuple[int, Any]]:
+    for number in itertools.count():
+        for batch in epoch():
+            yield number, batch
 
 
 def _measure(endless, rows, seconds):
-    begun = perf_counter()
-    for _ in endless:
-        if perf_counter() - begun > min(_WARM_UP, seconds):
-            break
-    total = steps = 0
-    before, begun = used(), perf_counter()
-    for batch in endless:
-        total, steps = total + rows(batch), steps + 1
-        if perf_counter() - begun > seconds:
-            break
-    took, usage = perf_counter() - begun, used().since(before)
+    def check(batch):
+        return rows(batch), 0, 0
+
+    stretch(endless, check, min(_WARM_UP, seconds))
+    measured = stretch(endless, check, seconds)
     wait_until_idle()
-    return _Slice(total / took, total / steps, usage.faults / steps, usage.system / steps)
+    return measured
 
 
 def wait_until_idle():
@@ -176,21 +175,20 @@ def wait_until_idle():
 
 
 def _report(title, case, slices, base):
-    rates = [one.rate for one in slices]
+    rates = [one.records / one.seconds for one in slices]
     ratios = ratios_of(rates, base)
-    rate, rows, faults, system = (median(values) for values in zip(*slices, strict=True))
+    each = [(one.records, one.usage.faults, one.usage.system, one.batches) for one in slices]
+    rate, (rows, faults, system) = median(rates), (median(v[i] / v[3] for v in each) for i in range(3))
     aims = [f">= {case.floor}"] if case.floor is not None else []
     aims += [f">= {case.least:,.0f}/s"] if case.least is not None else []
     spread = Spread.of(ratios)
     met = spread.median >= (case.floor or 0) and rate >= (case.least or 0) if aims else None
     verdict = f"{', '.join(aims)}  {'met' if met else 'NOT MET'}" if aims else ""
-    print(
-        f"  {case.name:44} {rate:12,.0f} {rows / rate * 1e6:9.1f} {spread.median:6.2f}"
-        f"  {spread.low:5.2f}-{spread.high:5.2f} {faults:7.1f} {system * 1e6:7.1f}  {verdict}"
-    )
+    line = (case.name, f"{rate:,.0f}", f"{rows / rate * 1e6:.1f}", f"{spread.median:.2f}")
+    line += (f"{spread.low:.2f}-{spread.high:.2f}", f"{faults:.1f}", f"{system * 1e6:.1f}", verdict)
     figures = {"records_per_second": rate, "ratio": spread.median, "ratios": ratios, "rates": rates}
     figures |= {"faults_per_batch": faults, "system_us_per_batch": system * 1e6}
-    return {"title": title, "case": case.name, **figures, "aim": case.floor or case.least, "met": met}
+    return line, {"title": title, "case": case.name, **figures, "aim": case.floor or case.least, "met": met}
 
 
 def against(row, base, floor, name=None):

@@ -18,7 +18,7 @@ from types import ModuleType, SimpleNamespace
 import numpy as np
 
 from benchmarks.harness import ROOT, Case, against, run_cases
-from dataload.bench.workloads import get_workload
+from benchmarks.workloads import get_workload
 from dataload.compat import torchrecord
 
 COUNT, BATCH, WORKERS = 512, 32, (0, 1, 2)

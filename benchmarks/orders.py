@@ -6,9 +6,8 @@ from contextlib import ExitStack
 import numpy as np
 
 import dataload
-from benchmarks.harness import SEED, Case, made, run_cases, show, through
-from dataload.bench.timing import peak_bytes, seconds_of
-from dataload.bench.workloads import floats
+from benchmarks.harness import SEED, Case, made, peak_bytes, run_cases, seconds_of, show, through
+from benchmarks.workloads import floats
 from dataload.loader.order import BLOCK_ROWS
 from dataload.samplers import (
     BatchSampler,

@@ -1,4 +1,4 @@
-"""python -m benchmarks.readme_table RESULTS.json: put a run of `dataload bench --json` into README.md, in short, and
+"""python -m benchmarks.readme_table RESULTS.json: put a run of made data with --json into README.md, in short, and
 into docs/performance.md, with all settings.
 
 ``make readme-table`` does the run and this. The tables replace the text between the two markers; nothing in them is
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from dataload.bench.results import Measurement, Results
+from dataload.bench.runner import Measurement, Results
 from dataload.bench.table import RATE_COLUMNS, by_workload, problems, rate_rows, settings
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
@@ -44,10 +44,7 @@ _EXPLAINED = (
 
 
 def best(measurements: Sequence[Measurement]) -> list[Measurement]:
-    """Return this library's best reader of each format, and the best of each peer; the fastest first.
-
-    A reader appears with another order only if it has no `global`, so that like is compared with like.
-    """
+    """Return this library's best reader of each format, and the best of each peer; a `global` order goes first."""
     found: dict[tuple[str, ...], Measurement] = {}
     for measurement in measurements:
         task = measurement.task

@@ -25,9 +25,9 @@ from benchmarks.harness import (
 )
 from benchmarks.peers.field import Field
 from benchmarks.peers.torch_loader import LmdbRecords, Memmap
+from benchmarks.workloads import floats, get_workload, made_data
 from dataload._util.machine import usable_cpus
-from dataload.bench.data import made_data, write
-from dataload.bench.workloads import floats, get_workload
+from dataload.bench.data import write
 
 COUNT, BATCH = 64 * 256, 256
 

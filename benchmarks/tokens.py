@@ -5,8 +5,8 @@ from contextlib import ExitStack
 import numpy as np
 
 from benchmarks.harness import ROOT, Case, against, batches, loaders, more_workers, run_cases
-from dataload.bench.data import made_data, write
-from dataload.bench.workloads import get_workload
+from benchmarks.workloads import get_workload, made_data
+from dataload.bench.data import write
 from dataload.sources.tokens.reader import TokenSource
 
 T = 1024

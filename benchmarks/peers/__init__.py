@@ -26,18 +26,10 @@ from dataload.errors import ConfigError, closest
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Another loader.
+    """Another loader; `imports` are modules that must be installed, and `packages` what pip installs, first its own.
 
-    Attributes:
-        name: Name in tables.
-        imports: Modules that must be installed, that of the peer first.
-        packages: Packages whose versions are shown; the first is what pip installs.
-        readings: Format -> function that opens the peer, given task and field.
-        orders: The orders that it has.
-        write: Writes the one format of `readings`, which only this peer reads, given a source, the field and a
-            directory; returns its path.
-        kinds: What fields may hold.
-        workers: Whether it takes a number of workers. If not, it decides about threads itself, and is measured once.
+    `write` writes the one format of `readings` that only this peer reads, given a source, the field and a directory,
+    and returns its path. A peer without `workers` decides about threads itself, and is measured once.
     """
 
     name: str
@@ -116,23 +108,14 @@ PEERS: Mapping[str, Peer] = {peer.name: peer for peer in _ALL}
 
 
 def get_peer(name: str) -> Peer:
-    """Return the peer called `name`.
-
-    Raises:
-        ConfigError: There is none.
-    """
+    """Return the peer called `name`."""
     if name not in PEERS:
         raise ConfigError(f"there is no peer {name!r}: {closest(name, PEERS)}", key="peers", value=name)
     return PEERS[name]
 
 
 def open_peer(task: Task) -> Reading:
-    """Open the peer that a task names, over its data: the ``Task.reading`` of all peers.
-
-    Raises:
-        ConfigError: The peer does not have the order, or the task lacks the options of a peer.
-        MissingDependencyError: The peer is not installed.
-    """
+    """Open the peer that a task names, over its data: the ``Task.reading`` of all peers."""
     peer = get_peer(task.name)
     if task.order not in peer.orders:
         raise ConfigError(

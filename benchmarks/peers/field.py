@@ -22,13 +22,7 @@ FieldKind: TypeAlias = Literal["array", "bytes", "image"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """The one field of the records that peers read.
-
-    Attributes:
-        dtype: Name of the dtype of arrays.
-        shape: Shape of one array; () for other kinds.
-        codec: Codec of the records in formats that store only bytes; None where these are the bytes of the field.
-    """
+    """The one field of the records that peers read; `codec` is None where records are the bytes of the field."""
 
     name: str
     kind: FieldKind
@@ -83,11 +77,7 @@ class Field:
         return value.tobytes() if self.kind == "array" else bytes(value)
 
     def decoder(self) -> Callable[[Any], Any]:
-        """Return a function that decodes a record, or a component of a tar archive; made once a batch.
-
-        It takes bytes or a memoryview, and returns bytes, or a writable array that owns its memory, as torch wants it.
-        Of an array the last bytes count, so it also decodes ``.npy`` files.
-        """
+        """Return a function that decodes a record, or a component of a tar archive; made once a batch."""
         codec = resolve_codec(self.codec)
         if codec is not None:
             return lambda data: codec.decode(data)[self.name]

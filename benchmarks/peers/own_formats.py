@@ -22,13 +22,7 @@ _MOSAICML_ALGORITHMS = {"global": "naive", "pool": "py1e"}
 
 
 def mds(task: Task, field: Field) -> Reading:
-    """Run MosaicML Streaming on local MDS shards.
-
-    Set up as "Quick Start" and "Shuffling" of its documentation do: ``MDSWriter`` with typed columns, no compression,
-    the default shard size; ``StreamingDataset(local=...)`` told the batch size, behind its ``StreamingDataLoader``. The
-    pool order is its default ``py1e``, the global order its ``naive``. JPEG files are stored as bytes and decoded in
-    ``__getitem__``, as its how-to guides do for transforms.
-    """
+    """Run MosaicML Streaming on local MDS shards."""
     streaming = load("streaming", "mosaicml-streaming")
     # Shared memory that an earlier process left under the same names would refuse this one.
     streaming.base.util.clean_stale_shared_memory()
@@ -61,12 +55,7 @@ def write_mds(source: Source[Any], field: Field, directory: str) -> str:
 
 
 def litdata(task: Task, field: Field) -> Reading:
-    """Run LitData on its optimized format.
-
-    Set up as its README does: chunks of 64 MB, as ``optimize`` writes them, ``StreamingDataset`` on the directory, with
-    ``shuffle`` (chunks, and the records within a chunk), behind ``StreamingDataLoader``; JPEG files are stored as bytes
-    and decoded by ``transform``. It has no order over all records.
-    """
+    """Run LitData on its optimized format."""
     package = load("litdata", "litdata")
     options: dict[str, Any] = {"shuffle": task.order == "pool", "drop_last": False}
     transform = DecodeJpeg(field.name) if field.kind == "image" else None
@@ -89,14 +78,7 @@ def write_litdata(source: Source[Any], field: Field, directory: str) -> str:
 
 
 def arrow(task: Task, field: Field) -> Reading:
-    """Run Hugging Face datasets on Arrow files.
-
-    Set up as "Use with NumPy", "Use with PyTorch" and "Differences between Dataset and IterableDataset" of its
-    documentation do. Without workers: ``shuffle``, which makes a mapping of indices, then ``iter`` by batches, with the
-    format numpy for arrays. With workers: torch's DataLoader over the data set in the format torch. The pool order is
-    ``to_iterable_dataset().shuffle(buffer_size=1000)``. JPEG files are stored as bytes and decoded by
-    ``with_transform``, or by ``map`` where the data set is iterable.
-    """
+    """Run Hugging Face datasets on Arrow files."""
     dataset = load("datasets", "datasets").load_from_disk(task.path)
     form = "torch" if task.workers else "numpy"
     if task.order == "pool":
@@ -144,12 +126,7 @@ def write_arrow(source: Source[Any], field: Field, directory: str) -> str:
 
 
 def lance(task: Task, field: Field) -> Reading:
-    """Run Lance: a columnar format with random access, and threads of its own.
-
-    Set up as its documentation does: ``LanceDataset.take`` of the rows of a batch for a shuffled order ("Random
-    access"), ``to_batches`` with its default readahead for a sequential one. A process that has used Lance must not be
-    forked, so no worker processes are put around it.
-    """
+    """Run Lance: a columnar format with random access, and threads of its own."""
     dataset = load("lance", "pylance").dataset(task.path)
 
     def batches(epoch: int) -> Iterator[Any]:
@@ -195,12 +172,7 @@ def write_lance(source: Source[Any], field: Field, directory: str) -> str:
 
 
 def bagz(task: Task, field: Field) -> Reading:
-    """Run bagz: a format with an index, and batches of records read by threads of its own.
-
-    Set up with what its README documents: ``Reader.read_indices`` of a batch, with the limits of the records in memory
-    (``LimitsStorage.IN_MEMORY``, which saves a read for each record) and the default parallelism. The file is a
-    ``.bag``, not compressed, as the other formats here. bagz is not a loader: nothing is read ahead between batches.
-    """
+    """Run bagz: a format with an index, and batches of records read by threads of its own."""
     package = load("bagz", "bagz")
     options = package.Reader.Options(limits_storage=package.LimitsStorage.IN_MEMORY)
     reader = package.Reader(task.path, options)

@@ -18,10 +18,8 @@ from typing import Any
 import dataload
 from benchmarks.peers import Peer, get_peer, why_missing
 from benchmarks.peers.field import Field
-from dataload.bench.data import Data, Written, write_once
-from dataload.bench.plan import Choices
-from dataload.bench.results import Measurement
-from dataload.bench.runner import child_environment
+from dataload.bench.data import Choices, Data, Written, write_once
+from dataload.bench.runner import Measurement, child_environment
 from dataload.bench.task import Task
 from dataload.errors import ConfigError, printable, text_of
 
@@ -41,13 +39,8 @@ def plan_peers(
 ) -> tuple[list[Task], list[Measurement]]:
     """Return the tasks of peers over the data, and a measurement with its error for each impossible peer.
 
-    Of the data in our formats, `written`, peers read the tar archive; of LMDB and ArrayRecord they get files of their
-    own with bare bytes, which is how they are used, in the directory `cache`. A peer that has none of the chosen orders
-    is measured with one that it has; generators have one order. `interpreters` maps the name of a peer to the Python of
-    the environment that it lives in.
-
-    Raises:
-        ConfigError: There is no such peer.
+    Peers read the tar archive of `written`, of LMDB and ArrayRecord files of their own with bare bytes, as these are
+    used. A peer without the chosen orders is measured with one that it has.
     """
     tasks: list[Task] = []
     missing: list[Measurement] = []

@@ -47,15 +47,7 @@ class _Stack:
 
 
 def grain(task: Task, field: Field) -> Reading:
-    """Run Grain's Dataset API on ArrayRecord files: batches ahead in threads, or in worker processes.
-
-    Set up as its documentation does: ``MapDataset.source(ArrayRecordDataSource)``, ``seed``, ``shuffle`` before
-    ``repeat``, a map that parses, ``to_iter_dataset`` with read options, ``mp_prefetch``. ``batch`` comes before
-    ``to_iter_dataset``, so that its threads make batches: a thread for each CPU and 16 batches ahead, or, in worker
-    processes, none, as the documentation of ``ReadOptions`` recommends for data in memory. Measured on two CPUs, 4 KB
-    records: 15,000/s and 20,000/s, its DataLoader with the default 16 threads and 500 elements ahead 1,800/s, without
-    threads 8,000/s; a source that offers batched reads (``_getitems``) is no faster.
-    """
+    """Run Grain's Dataset API on ArrayRecord files: batches ahead in threads, or in worker processes."""
     package = load("grain", "grain")
     flags = load("absl.flags", "grain").FLAGS
     if not flags.is_parsed():  # worker processes ask for Grain's flags, which absl.app would have parsed
@@ -88,12 +80,7 @@ def _close(batches: Any) -> None:
 
 
 def tf_data(task: Task, field: Field) -> Reading:
-    """Run tf.data on TFRecord files of Examples, with threads of its own.
-
-    Set up as "Better performance with the tf.data API" of its documentation does: ``batch`` before a ``map`` that
-    parses a batch at once by ``tf.io.parse_example``, ``num_parallel_calls`` and ``prefetch`` of ``AUTOTUNE``. It
-    shuffles by a buffer only.
-    """
+    """Run tf.data on TFRecord files of Examples, with threads of its own."""
     tf = load("tensorflow", "tensorflow-cpu")
     kind = tf.string if field.kind == "bytes" else tf.dtypes.as_dtype(field.dtype)
     features = {field.name: tf.io.FixedLenFeature(field.shape, kind)}
@@ -112,13 +99,7 @@ def _numpy_columns(batch: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def dali(task: Task, field: Field) -> Reading:
-    """Run NVIDIA DALI on the CPU, on tar archives with its index.
-
-    Set up as "Data Loading: Webdataset" of its documentation does: ``fn.readers.webdataset`` with ``index_paths``,
-    ``random_shuffle`` with the default ``initial_fill`` of 1,024, decoding by ``fn.decoders``, as many threads as
-    workers, the default prefetch of two batches. DALI has only threads (``py_num_workers`` is for sources written in
-    Python), and no order over all records. The chapter "Performance Tuning" finds the defaults right for typical uses.
-    """
+    """Run NVIDIA DALI on the CPU, on tar archives with its index."""
     threads = max(1, task.workers)
     fn, archives = load("nvidia.dali.fn", _DALI), expand_files(task.path)
     options = {"batch_size": task.batch_size, "num_threads": threads, "prefetch_queue_depth": 2}
@@ -160,12 +141,7 @@ def dali(task: Task, field: Field) -> Reading:
 
 
 def tar_shards(task: Task, field: Field) -> Reading:
-    """Run WebDataset on tar archives, behind a WebLoader.
-
-    Set up as its author's example of training does: shards shuffled, then a shuffle buffer of 1,000 samples, decoding,
-    batches made in the workers, and a ``WebLoader`` around it with ``batch_size=None``. It has no order over all
-    records, and the seed of the task is not used: by default each epoch is shuffled anew.
-    """
+    """Run WebDataset on tar archives, behind a WebLoader."""
     wds = load("webdataset", "webdataset")
     shards = expand_files(task.path)
     if len(shards) < task.workers:
@@ -201,13 +177,7 @@ def write_tar_shards(source: Source[Any], field: Field, directory: str) -> str:
 
 
 def _spdl(records_class: type[Stored], task: Task, field: Field) -> Reading:
-    """Run SPDL's pipeline of threads over records of our formats.
-
-    Set up as "Building High-Performance DataLoaders" of its documentation does: the source yields the indices of a
-    batch, one stage with the concurrency of the workers reads and decodes them, a sink holds 3 batches (the default).
-    Batches come in the order of completion, as by default, and the source is continuous, so the pipeline survives the
-    end of an epoch. SPDL reads no record format itself; `torch_loader` reads for it, one batch at a time.
-    """
+    """Run SPDL's pipeline of threads over records of our formats."""
     builder = load("spdl.pipeline", "spdl-core").PipelineBuilder
     records = records_class(task.path, field)
     threads = max(1, task.workers)

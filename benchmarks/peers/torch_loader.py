@@ -20,10 +20,10 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.limits import generators, stack_rows
 from benchmarks.peers.field import Field, expand_files, load, tensor_columns, worker_options
 from dataload._util.caches import PerProcess
 from dataload._util.indexing import even_split
-from dataload.bench.readings import generators, stack_rows
 from dataload.bench.task import Reading, Task
 from dataload.sources.base import Source
 from dataload.types import Int64Array
@@ -61,11 +61,7 @@ class Memmap:
 
 
 class Stored:
-    """Records stored as bytes.
-
-    Subclasses read a format: ``_find()`` looks at the files once and returns the number of records, ``_open(held)``
-    opens them, to be closed with the stack, and ``_read(opened, indices)`` reads.
-    """
+    """Records stored as bytes, which subclasses find (`_find`), open (`_open`) and read (`_read`)."""
 
     _find: Callable[[], int]
     _open: Callable[[ExitStack], Any]
@@ -204,11 +200,7 @@ RECORDS: Mapping[str, Callable[[Task, Field], Reading]] = {
 def torch_reading(
     task: Task, dataset: Any, held: ExitStack | None = None, *, bulk: bool = False, start: str | None = None
 ) -> Reading:
-    """Run torch's DataLoader over a map-style data set whose items are field -> value.
-
-    With `bulk` it asks the data set for a list of indices at a time, and takes the answer as the batch. `start` says
-    how worker processes are started, if not in the system's default way.
-    """
+    """Run torch's DataLoader over items of field -> value; with `bulk`, over lists of indices at a time."""
     data = load("torch.utils.data", "torch")
     generator = load("torch", "torch").Generator().manual_seed(task.seed)
     sampler: Any = data.SequentialSampler(dataset)
@@ -226,13 +218,7 @@ def torch_reading(
 
 
 def groups(task: Task, _: None = None) -> Reading:
-    """Run one torch DataLoader for each group of rows that follow iterators: as many groups as workers.
-
-    The recipe of Speechmatics' eBook "How to build a streaming DataLoader with PyTorch": the rows are divided into
-    groups, each group is an ``IterableDataset`` that yields one item of each of its rows, and has a torch DataLoader of
-    its own with one worker (``num_workers=1``, ``batch_size=None``); a batch joins one part of each. Without workers,
-    one group runs in this process.
-    """
+    """Run one torch DataLoader for each group of rows that follow iterators: as many groups as workers."""
     data = load("torch.utils.data", "torch")
     several: dict[str, Any] = {"num_workers": min(1, task.workers), "persistent_workers": task.workers > 0}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import os
 import textwrap
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from dataload._util.lazy import load_optional
@@ -18,7 +17,6 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (".pdf", ".png", ".svg")
 _DPI = 120
-_FEW_POWERS = 300  # times as much: axes with a smaller range have ticks between powers of ten
 _MARGIN = 0.3  # inches
 _LINE = 1.35  # line height, in font sizes
 _TITLE, _SUBTITLE = 15, 9.5  # points
@@ -27,45 +25,9 @@ _BOLD, _PLAIN = 0.62, 0.56  # mean width of a character, in font sizes
 # Okabe and Ito's colours, which differ for colour-blind readers, too.
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
 BLUE, VERMILLION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"
-SERIES = (BLUE, ORANGE, GREEN, PURPLE, SKY, VERMILLION)
-
-
-@dataclass(frozen=True, slots=True)
-class Theme:
-    """The colours of a picture that depend on its background.
-
-    Attributes:
-        work: The colour of the consumer's work.
-        tints: Fills under text in `ink`, told apart by colour-blind readers if they touch.
-    """
-
-    page: str
-    band: str
-    line: str
-    soft: str
-    work: str
-    ink: str
-    tints: tuple[str, ...]
-
-
-LIGHT = Theme(
-    page="#ffffff",
-    band="#f1f3f5",
-    line="#d3d9df",
-    soft="#59636e",
-    work="#59636e",
-    ink="#1b1f24",
-    tints=("#c1d9f7", "#f5e1a8", "#bdadf7", "#d4a8bf", "#83c397"),
-)
-DARK = Theme(
-    page="#14181c",
-    band="#1e242a",
-    line="#3a434c",
-    soft="#9ca7b3",
-    work="#e0e5e9",
-    ink="#eceff2",
-    tints=("#39679d", "#7a631b", "#565d69", "#5a1466", "#14521f"),
-)
+PAGE, BAND, LINE, SOFT, INK = "#ffffff", "#f1f3f5", "#d3d9df", "#59636e", "#1b1f24"
+TINTS = ("#c1d9f7", "#f5e1a8", "#bdadf7", "#d4a8bf", "#83c397")
+"""Fills under text in `INK`, told apart by colour-blind readers if they touch."""
 
 
 def check_picture(path: str) -> None:
@@ -81,15 +43,10 @@ def check_picture(path: str) -> None:
     load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
 
 
-def new_figure(width: float, height: float, title: str, subtitle: str, theme: Theme) -> tuple[Figure, float]:
-    """Return a figure with a title that says the finding and a subtitle that says what is drawn.
+def new_figure(width: float, height: float, title: str, subtitle: str) -> tuple[Figure, float]:
+    """Return a figure of `width` inches, and the inches from its lower edge to the subtitle, which are `height`.
 
-    Args:
-        width: In inches.
-        height: In inches, of everything below the subtitle.
-
-    Returns:
-        The figure, and the inches from its lower edge to the subtitle.
+    The title says the finding, and the subtitle what is drawn.
     """
     # pyplot would keep every figure alive and select a backend for the whole process.
     module = load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
@@ -101,31 +58,29 @@ def new_figure(width: float, height: float, title: str, subtitle: str, theme: Th
         for text, size in ((lines, _TITLE), (below, _SUBTITLE))
     )
     total = math.ceil(_DPI * (height + _MARGIN + of_title + of_below)) / _DPI  # half a pixel would be transparent
-    figure = module.Figure(figsize=(width, total), dpi=_DPI, facecolor=theme.page)
+    figure = module.Figure(figsize=(width, total), dpi=_DPI, facecolor=PAGE)
     x, top = _MARGIN / width, 1 - _MARGIN / total
     options: dict[str, Any] = {"va": "top", "linespacing": _LINE, "parse_math": False}
-    figure.text(x, top, lines, fontsize=_TITLE, fontweight="bold", color=theme.ink, **options)
-    figure.text(x, top - of_title / total, below, fontsize=_SUBTITLE, color=theme.soft, **options)
+    figure.text(x, top, lines, fontsize=_TITLE, fontweight="bold", color=INK, **options)
+    figure.text(x, top - of_title / total, below, fontsize=_SUBTITLE, color=SOFT, **options)
     return figure, height
 
 
-def place(
-    figure: Figure, theme: Theme, *, left: float, bottom: float, width: float, height: float, **labels: Any
-) -> Axes:
+def place(figure: Figure, *, left: float, bottom: float, width: float, height: float, **labels: Any) -> Axes:
     """Return axes at a place given in inches, with the least that frames data; `labels` are properties of axes."""
     wide, tall = figure.get_size_inches()
-    axes = figure.add_axes((left / wide, bottom / tall, width / wide, height / tall), facecolor=theme.page)
+    axes = figure.add_axes((left / wide, bottom / tall, width / wide, height / tall), facecolor=PAGE)
     axes.spines[["top", "right", "left"]].set_visible(False)
-    axes.spines["bottom"].set_color(theme.line)
-    axes.tick_params(colors=theme.soft, labelsize=8.5, length=3, color=theme.line)
+    axes.spines["bottom"].set_color(LINE)
+    axes.tick_params(colors=SOFT, labelsize=8.5, length=3, color=LINE)
     axes.tick_params(axis="y", length=0)
     axes.set(**labels)
     for label in (axes.xaxis.label, axes.yaxis.label):
-        label.set(color=theme.soft, fontsize=9)
+        label.set(color=SOFT, fontsize=9)
     return axes
 
 
-def key(figure: Figure, theme: Theme, entries: dict[str, Any], *, left: float, top: float, columns: int = 12) -> None:
+def key(figure: Figure, entries: dict[str, Any], *, left: float, top: float, columns: int = 12) -> None:
     """Explain the marks at a place given in inches, so many in a line; `entries` maps texts to what they explain."""
     wide, tall = figure.get_size_inches()
     legend = figure.legend(
@@ -136,7 +91,7 @@ def key(figure: Figure, theme: Theme, entries: dict[str, Any], *, left: float, t
         ncols=max(1, min(columns, len(entries))),
         fontsize=9,
         frameon=False,
-        labelcolor=theme.ink,
+        labelcolor=INK,
         handlelength=1.2,
         handletextpad=0.5,
         columnspacing=1.6,
@@ -158,15 +113,6 @@ def whole(axis: Any, most: int = 6) -> None:
     ticker: Any = load_optional("matplotlib.ticker", needed_by="a picture", extra="plot")
     axis.set_major_locator(ticker.MaxNLocator(most, integer=True, min_n_ticks=1))
     axis.set_major_formatter(_tick)
-
-
-def logarithmic(axis: Any) -> None:
-    """Put ticks at powers of ten, of a short axis also between them, with short labels."""
-    ticker: Any = load_optional("matplotlib.ticker", needed_by="a picture", extra="plot")
-    low, high = axis.get_view_interval()
-    axis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5) if high < _FEW_POWERS * low else (1,)))
-    axis.set_major_formatter(_tick)
-    axis.set_minor_locator(ticker.NullLocator())
 
 
 def _tick(value: float, _: object) -> str:

@@ -1,15 +1,39 @@
-"""Pictures of orders and streams."""
+"""Pictures of orders, streams, plans, rates and timelines."""
 
 from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Mapping
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dataload.analysis.design import BLUE, LIGHT, ORANGE, SKY, YELLOW, Theme, key, new_figure, place, swatch, whole
+from dataload.analysis.design import (
+    BAND,
+    BLUE,
+    GREEN,
+    INK,
+    LINE,
+    ORANGE,
+    PAGE,
+    PURPLE,
+    SKY,
+    SOFT,
+    TINTS,
+    VERMILLION,
+    YELLOW,
+    key,
+    new_figure,
+    place,
+    short,
+    swatch,
+    whole,
+)
 from dataload.analysis.job_plan import ClusterPlan
+from dataload.analysis.timeline import CONSUMER, Timeline
+from dataload.errors import printable
 from dataload.samplers.order_sample import OrderSample, ShardLayout, displacements, expected_shards, shards_per_batch
 from dataload.samplers.quality import OrderReport
 from dataload.samplers.streams.report import Followed, StreamPlanner, StreamReport, follow
@@ -26,32 +50,31 @@ _PANEL, _PANEL_TITLE = 3.65, 44  # width in inches, and in characters
 _ROWS = 64
 _ROW_BEGINNINGS = 10  # per row, approximately; with more, the picture would be all lines
 _CELLS = 1 << 20
+_BAR, _LABEL = 0.32, 44  # inches, and characters
 _DIGIT = 0.078  # inches; width of a digit of a sequence's number
 
 
-def order_figure(
-    sample: OrderSample, shards: ShardLayout, report: OrderReport, about: str, *, theme: Theme = LIGHT
-) -> Figure:
+def order_figure(sample: OrderSample, shards: ShardLayout, report: OrderReport, about: str) -> Figure:
     """Draw where records end up, how far they move, and how many shards each batch mixes, side by side."""
     if not sample.whole:
         about = f"{about} (a sample: {len(sample.indices):,} positions of {sample.length:,})"
-    figure, height = new_figure(_WIDTH, 4.85, _sentence(report.mixing.verdict), about, theme)
+    figure, height = new_figure(_WIDTH, 4.85, _sentence(report.mixing.verdict), about)
     lefts = [0.95 + number * (_PANEL + 0.95) for number in range(3)]
     at: dict[str, Any] = {"bottom": 0.65, "width": _PANEL, "height": 3.35}
-    places, moves, mixing = (place(figure, theme, left=left, **at) for left in lefts)
-    _head(places, theme, "where each record of the data comes")
+    places, moves, mixing = (place(figure, left=left, **at) for left in lefts)
+    _head(places, "where each record of the data comes")
     _draw_places(places, sample)
 
     _, _, found = moves.hist(displacements(sample), _BINS, range=(0, 1), density=True, color=BLUE)
     (ideal,) = moves.plot([0, 1], [2, 0], color=ORANGE, linewidth=2)
-    _head(moves, theme, report.displacement.verdict)
+    _head(moves, report.displacement.verdict)
     moves.set(
         xlabel="distance from index order (fraction of the epoch)",
         ylabel="density of records (per such fraction)",
         xlim=(0, 1),
         ylim=(0, None),
     )
-    key(figure, theme, {"this order": found, "a uniform shuffle": ideal}, left=lefts[0], top=height - 0.15)
+    key(figure, {"this order": found, "a uniform shuffle": ideal}, left=lefts[0], top=height - 0.15)
 
     noun = "shards" if shards.files else "parts"
     per_batch = shards_per_batch(sample, shards)
@@ -61,7 +84,7 @@ def order_figure(
     mixing.plot(sample.steps[shown], per_batch[shown], "o", color=BLUE, **dots)
     mixing.plot(sample.steps[shown], expected[shown], color=ORANGE, linewidth=2, marker="o" if len(shown) == 1 else "")
     most = max(1, sample.epoch_steps - 1)
-    _head(mixing, theme, f"how many {noun} each batch mixes")
+    _head(mixing, f"how many {noun} each batch mixes")
     mixing.set(
         xlabel=f"step of epoch {sample.epoch}",
         ylabel=f"{noun} in a batch of all ranks, of {len(shards):,}",
@@ -92,9 +115,9 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def _head(axes: Axes, theme: Theme, finding: str) -> None:
+def _head(axes: Axes, finding: str) -> None:
     text = textwrap.fill(_sentence(finding), _PANEL_TITLE)
-    axes.set_title(text, loc="left", fontsize=10, fontweight="bold", color=theme.ink, pad=9)
+    axes.set_title(text, loc="left", fontsize=10, fontweight="bold", color=INK, pad=9)
 
 
 def _evenly(count: int) -> Int64Array:
@@ -102,7 +125,7 @@ def _evenly(count: int) -> Int64Array:
     return np.unique(np.linspace(0, count - 1, min(count, _DOTS)).astype(np.int64))
 
 
-def stream_figure(planner: StreamPlanner, report: StreamReport, about: str, *, theme: Theme = LIGHT) -> Figure:
+def stream_figure(planner: StreamPlanner, report: StreamReport, about: str) -> Figure:
     """Draw which sequence each row follows: rows over steps, with the numbers of the sequences where they fit.
 
     A long epoch is cut after the steps in which a row starts about ten sequences; of many rows the first 64 are shown.
@@ -117,18 +140,18 @@ def stream_figure(planner: StreamPlanner, report: StreamReport, about: str, *, t
     shown += "" if rows == report.rows else f", rows 0 to {rows - 1:,} of {report.rows:,}"
 
     tall = 0.34 if rows <= 12 else 0.16
-    figure, height = new_figure(_WIDTH, 1.2 + tall * rows, _finding(report), f"{about}: {shown}", theme)
-    axes = place(figure, theme, left=0.85, bottom=0.65, width=_WIDTH - 1.15, height=tall * rows)
-    _draw_rows(axes, found, rows, report.chunk, theme, numbered=tall > 0.3)
+    figure, height = new_figure(_WIDTH, 1.2 + tall * rows, _finding(report), f"{about}: {shown}")
+    axes = place(figure, left=0.85, bottom=0.65, width=_WIDTH - 1.15, height=tall * rows)
+    _draw_rows(axes, found, rows, report.chunk, numbered=tall > 0.3)
     axes.set(xlabel=f"step of epoch {report.epoch}", ylabel="row of all ranks", xlim=(0, steps))
     whole(axes.xaxis, 12)
     whole(axes.yaxis, 12)
     entries = {
-        "one sequence, with its number": swatch(theme.tints[0]),
-        "a new sequence starts": axes.plot([], [], color=theme.ink, linewidth=1.5)[0],
-        "no record": swatch(theme.band, theme.line),
+        "one sequence, with its number": swatch(TINTS[0]),
+        "a new sequence starts": axes.plot([], [], color=INK, linewidth=1.5)[0],
+        "no record": swatch(BAND, LINE),
     }
-    key(figure, theme, entries, left=0.85, top=height - 0.15)
+    key(figure, entries, left=0.85, top=height - 0.15)
     return figure
 
 
@@ -139,26 +162,26 @@ def _finding(report: StreamReport) -> str:
     return f"{finding}; {report.filler:.1%} of the cells are empty" if report.filler else finding
 
 
-def _draw_rows(axes: Axes, found: Followed, rows: int, chunk: int, theme: Theme, *, numbered: bool) -> None:
+def _draw_rows(axes: Axes, found: Followed, rows: int, chunk: int, *, numbered: bool) -> None:
     from matplotlib.colors import ListedColormap
 
     stream_id = found.stream_id[:, :rows].T
-    steps, most = stream_id.shape[1], len(theme.tints)
+    steps, most = stream_id.shape[1], len(TINTS)
     tints = np.ma.masked_array(stream_id % most, stream_id < 0)
     axes.imshow(
         tints,
-        cmap=ListedColormap(theme.tints),
+        cmap=ListedColormap(TINTS),
         vmin=0,
         vmax=most - 1,
         aspect="auto",
         interpolation="nearest",
         extent=(0, steps, rows - 0.5, -0.5),  # row 0 is at the top, centred at 0
     )
-    axes.set_facecolor(theme.band)
-    axes.hlines(np.arange(rows - 1) + 0.5, 0, steps, color=theme.page, linewidth=1.5)
+    axes.set_facecolor(BAND)
+    axes.hlines(np.arange(rows - 1) + 0.5, 0, steps, color=PAGE, linewidth=1.5)
     # Rows that never continue would be all lines.
     step, row, offset = np.nonzero(found.is_first[:, :rows] & found.continues[:rows, None])
-    axes.vlines(step + offset / chunk, row - 0.45, row + 0.45, color=theme.ink, linewidth=1.5)
+    axes.vlines(step + offset / chunk, row - 0.45, row + 0.45, color=INK, linewidth=1.5)
     if not numbered:
         return
     cell = (_WIDTH - 1.15) / steps
@@ -167,31 +190,204 @@ def _draw_rows(axes: Axes, found: Followed, rows: int, chunk: int, theme: Theme,
         for start, stop in zip(starts, [*starts[1:], steps], strict=True):
             text = str(ids[start])
             if ids[start] >= 0 and (stop - start) * cell > _DIGIT * (len(text) + 1):
-                axes.text((start + stop) / 2, number, text, ha="center", va="center", size=8.5, color=theme.ink)
+                axes.text((start + stop) / 2, number, text, ha="center", va="center", size=8.5, color=INK)
 
 
-def plan_figure(plan: ClusterPlan, about: str, *, theme: Theme = LIGHT) -> Figure:
+def plan_figure(plan: ClusterPlan, about: str) -> Figure:
     """Draw which shards nodes begin to read when, and how many shards nodes begin to read at a time."""
     from matplotlib.colors import LinearSegmentedColormap
 
     most = f"{plan.readers_at_once:,} of {plan.nodes:,} node{'' if plan.nodes == 1 else 's'}"
     finding = f"At most {most} begin to read the same shard in the same hundredth of an epoch"
-    figure, height = new_figure(_WIDTH, 4.6, finding, about, theme)
+    figure, height = new_figure(_WIDTH, 4.6, finding, about)
     at: dict[str, Any] = {"bottom": 0.65, "height": height - 1.25, "width": 5.2}
-    shards, total = (place(figure, theme, left=left, **at) for left in (0.95, 8.2))
-    scale = LinearSegmentedColormap.from_list("load", [theme.band, SKY, BLUE if theme is LIGHT else YELLOW])
+    shards, total = (place(figure, left=left, **at) for left in (0.95, 8.2))
+    scale = LinearSegmentedColormap.from_list("load", [BAND, SKY, BLUE])
     image = shards.imshow(
         plan.load, cmap=scale, aspect="auto", origin="lower", extent=(0, plan.steps, 0, plan.shards), vmin=0
     )
-    bar = figure.colorbar(image, cax=place(figure, theme, left=6.3, **{**at, "width": 0.16}))
+    bar = figure.colorbar(image, cax=place(figure, left=6.3, **{**at, "width": 0.16}))
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue] # a Spine
-    bar.set_label("times that a node begins to read a shard", color=theme.soft, fontsize=9)
-    _head(shards, theme, "which shards nodes begin to read when")
+    bar.set_label("times that a node begins to read a shard", color=SOFT, fontsize=9)
+    _head(shards, "which shards nodes begin to read when")
     shards.set(xlabel="step of epoch 0", ylabel="shard")
     starts = np.arange(len(plan.load)) * plan.steps / len(plan.load)
     total.bar(starts, plan.load.sum(axis=0), plan.steps / len(plan.load), align="edge", color=BLUE)
-    _head(total, theme, "how much is asked of the store at a time")
+    _head(total, "how much is asked of the store at a time")
     total.set(xlabel="step of epoch 0", ylabel="shards that nodes begin to read in a hundredth", xlim=(0, plan.steps))
     for axis in (shards.xaxis, shards.yaxis, total.xaxis, total.yaxis, bar.ax.yaxis):
         whole(axis)
     return figure
+
+
+def rates_figure(panels: Mapping[str, Mapping[str, tuple[float, float, float]]]) -> Figure:
+    """Draw records per second as bars, a panel for each data set.
+
+    Args:
+        panels: Data set -> reader -> median, low and high rate of the repeats; the thin line at a bar's end is the
+            spread from low to high.
+    """
+    tall = [_BAR * max(1, len(rates)) for rates in panels.values()]
+    best = (f"{name}: up to {short(max(rates.values())[0])} records/s" for name, rates in panels.items())
+    about = "Bars: medians; lines at their ends: spread of repeats"
+    finding = "; ".join(best) or "Nothing was measured"
+    figure, top = new_figure(_WIDTH, sum(tall) + 1.1 * len(tall), finding, about)
+    for (name, rates), inches in zip(panels.items(), tall, strict=True):
+        top -= inches + 0.45
+        axes = place(figure, left=4.0, bottom=top, width=_WIDTH - 5.2, height=inches, xlabel="records/s")
+        middle, low, high = np.array(list(rates.values())).T
+        bars = axes.barh(
+            range(len(rates)), middle, 0.62, xerr=[middle - low, high - middle], color=BLUE, ecolor=INK, capsize=3
+        )
+        axes.bar_label(bars, [short(rate) for rate in middle], padding=6, fontsize=8.5, color=INK)
+        axes.set_yticks(range(len(rates)), [printable(reader, _LABEL) for reader in rates], parse_math=False)
+        axes.set_ylim(len(rates) - 0.5, -0.5)  # the first bar is on top
+        axes.set_title(printable(name, _LABEL), loc="left", fontsize=10, color=INK, parse_math=False)
+        whole(axes.xaxis, 8)
+        top -= 0.65
+    return figure
+
+
+_STAGES = {
+    "download": YELLOW,
+    "read": BLUE,
+    "decode": SKY,
+    "transform": ORANGE,
+    "collate": PURPLE,
+    "batch_transform": GREEN,
+}
+_WAITS, _WORKS, _MAKES, _DOWNLOADS = "consumer waits", "consumer works", "consumer makes", "downloads"
+_LEFT, _LANE = 1.5, 0.5  # inches
+_START = 0.25  # part of the time that workers may take to start before that is left out
+_KEEPS_UP = 0.05  # part of the time that a consumer may wait
+
+
+def timeline_figure(timeline: Timeline, about: str) -> Figure:
+    """Draw who worked when: a lane for each worker, the consumer's and that of requests below; bars are stages.
+
+    `Timeline.to_trace` shows single steps and their records. `about` says what was run.
+    """
+    made_here = any(step.worker == CONSUMER and step.rows for step in timeline.steps)  # not only joined
+    names = [*timeline.workers, *([_MAKES] if made_here else []), CONSUMER, *([_DOWNLOADS] * bool(timeline.requests))]
+    begun = _begin(timeline)
+    seconds = max(timeline.ended - begun, 1e-6)
+    unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3)
+    tall = _LANE * len(names)
+    figure, height = new_figure(_WIDTH, 1.15 + tall, _verdict(timeline), _described(about, timeline))
+    axes = place(figure, left=_LEFT, bottom=0.6, width=_WIDTH - _LEFT - 1.15, height=tall)
+    axes.set(xlabel=f"time ({unit})", xlim=(0, seconds * scale), ylim=(len(names) - 0.5, -0.5))
+    axes.set_yticks(range(len(names)), [_label(name, timeline) for name in names])
+    axes.tick_params(axis="y", labelcolor=INK, labelsize=9.5)
+    axes.barh(range(len(names)), seconds * scale, 0.84, color=BAND, zorder=0)
+    for (what, name), (spans, colours) in _spans(timeline, _MAKES if made_here else CONSUMER).items():
+        bars = [((first - begun) * scale, (last - first) * scale) for first, last in spans]
+        axes.broken_barh(bars, (names.index(name) - 0.42, 0.84), color=colours, linewidth=0, label=what)
+    entries = _entries(timeline)
+    for before, step in pairwise(timeline.steps):
+        if step.epoch != before.epoch:
+            look: dict[str, Any] = {"color": INK, "linewidth": 1.2, "linestyle": (0, (4, 3)), "zorder": 0.5}
+            entries["a new epoch"] = axes.axvline((step.asked - begun) * scale, **look)
+    for number, name in enumerate(names):
+        options: dict[str, Any] = {"va": "center", "size": 9, "color": SOFT, "clip_on": False}
+        axes.text(1.01, number, _share(timeline, name, seconds), transform=axes.get_yaxis_transform(), **options)
+    key(figure, entries, left=_LEFT, top=height - 0.15)
+    return figure
+
+
+def _verdict(timeline: Timeline) -> str:
+    """Return in one sentence whether the consumer gets its batches in time, and if not, why. Pure."""
+    share, count = _waits(timeline), len(timeline.workers)
+    shares = _shares(timeline)
+    name = max(shares, key=lambda name: shares[name], default=None)
+    most = "" if name is None else f", and {name} takes {shares[name]:.0%} of the work"
+    if not timeline.steps:
+        return "No batch was received"
+    if not count:
+        return f"The consumer makes its batches itself, {share:.0%} of the time{most}"
+    who = "One worker" if count == 1 else f"{count} workers"
+    waits_for = f"the consumer waits {share:.0%} of the time"
+    if share < _KEEPS_UP:
+        return f"{who} keep{'s' if count == 1 else ''} up: {waits_for}"
+    return f"{who} {'does' if count == 1 else 'do'} not keep up: {waits_for}{most}"
+
+
+def _waits(timeline: Timeline) -> float:
+    """Return the part of its time that the consumer waits, without the first wait, in which workers start."""
+    waits = sorted({(step.asked, step.received) for step in timeline.steps})
+    waited = sum(received - asked for asked, received in waits[1:])
+    worked = sum(ended - begun for begun, ended in timeline.work)
+    return waited / (waited + worked) if waited + worked else 0.0
+
+
+def _shares(timeline: Timeline) -> dict[str, float]:
+    """Return the part of the work that each stage takes, stages in their usual order."""
+    seconds = dict.fromkeys(_STAGES, 0.0)
+    for stage, begun, ended in (span for step in timeline.steps for span in step.spans):
+        seconds[stage] += ended - begun
+    total = sum(seconds.values())
+    return {name: took / total for name, took in seconds.items() if took}
+
+
+def _begin(timeline: Timeline) -> float:
+    """Return when the picture begins: with the first work, if most of the time nothing happens before it."""
+    works = [step.spans[0][1] for step in timeline.steps if step.spans]
+    works += [request.begun for request in timeline.requests]
+    first = min(works, default=timeline.begun)
+    return first if first - timeline.begun > _START * (timeline.ended - timeline.begun) else timeline.begun
+
+
+def _described(about: str, timeline: Timeline) -> str:
+    if not timeline.steps:
+        return about
+    first, last = timeline.steps[0], timeline.steps[-1]
+    of_first, word = ("", "") if first.epoch == last.epoch else (f" of epoch {first.epoch}", "step ")
+    left_out = _begin(timeline) - timeline.begun
+    start = f"; the {left_out:.1f} s in which workers start are left out" if left_out else ""
+    return f"{about}: step {first.step:,}{of_first} to {word}{last.step:,} of epoch {last.epoch}{start}"
+
+
+def _label(name: str, timeline: Timeline) -> str:
+    """Return the name of a lane, with the rows of a worker that makes the same ones of every batch."""
+    worker = name.removeprefix("dataload-")
+    first = timeline.steps[0] if timeline.steps else None
+    same = [s for s in timeline.steps if first is not None and (s.epoch, s.step) == (first.epoch, first.step)]
+    ends = np.cumsum([step.rows for step in same]).tolist()
+    rows = {step.worker: f"\nrows {end - step.rows}-{end - 1}" for step, end in zip(same, ends, strict=True)}
+    return name if worker == name else f"worker {worker}{rows.get(name, '') if len(rows) > 1 else ''}"
+
+
+def _spans(timeline: Timeline, makes: str) -> dict[tuple[str, str], tuple[list[tuple[float, float]], Any]]:
+    """Return, by what it is and lane, when something lasts, and its colours; `makes` is the consumer's lane of work."""
+    found: dict[tuple[str, str], tuple[list[tuple[float, float]], Any]] = {
+        (_WAITS, CONSUMER): (list(dict.fromkeys((step.asked, step.received) for step in timeline.steps)), VERMILLION),
+        (_WORKS, CONSUMER): (timeline.work, SOFT),
+    }
+    for step in timeline.steps:
+        for stage, begun, ended in step.spans:
+            name = makes if step.worker == CONSUMER else step.worker
+            found.setdefault((stage, name), ([], _STAGES[stage]))[0].append((begun, ended))
+    if timeline.requests:
+        spans = [(request.begun, request.ended) for request in timeline.requests]
+        found["request", _DOWNLOADS] = spans, [INK if request.failed else YELLOW for request in timeline.requests]
+    return found
+
+
+def _share(timeline: Timeline, name: str, seconds: float) -> str:
+    """Return how much of the time a lane is busy, as text."""
+    if name == _DOWNLOADS:
+        return f"{len(timeline.requests):,} request{'' if len(timeline.requests) == 1 else 's'}"
+    if name == CONSUMER:
+        return f"waits {_waits(timeline):.0%}"
+    return f"busy {timeline.busy_seconds(CONSUMER if name == _MAKES else name) / seconds:.0%}"
+
+
+def _entries(timeline: Timeline) -> dict[str, Any]:
+    """Return the texts of the key and what they explain."""
+    entries = {
+        f"{name} {'<1%' if share < 0.005 else f'{share:.0%}'}": swatch(_STAGES[name])
+        for name, share in _shares(timeline).items()
+    }
+    entries |= {_WAITS: swatch(VERMILLION), _WORKS: swatch(SOFT)}
+    if any(request.failed for request in timeline.requests):
+        entries["failed request"] = swatch(INK)
+    return {**entries, "idle": swatch(BAND, LINE)}

@@ -12,7 +12,7 @@ import os
 import re
 import resource
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -28,10 +28,7 @@ _LEAST_WARM_UP = 0.25
 
 
 def measure(task: Task) -> Answer:
-    """Open the data, warm up, take batches for about ``task.seconds``, and return the figures.
-
-    The warm-up is the first epoch, or ``task.seconds`` of it: it starts the workers and touches the memory.
-    """
+    """Open the data, warm up in the first epoch, take batches for about ``task.seconds``; return the figures."""
     if task.cold:
         drop_cached(task.path)
     begun = perf_counter()
@@ -51,13 +48,13 @@ def _take(task: Task, reading: Reading, open_seconds: float, opened: float) -> A
     checksum = reading.check(batch)[2]
     del batch
     # The first epoch is read to its end for its checksum, unless that takes far too long.
-    first = _stretch(batches, reading, task.seconds * (_WHOLE_FACTOR if task.whole else 1), epochs=1)
+    first = stretch(batches, reading.check, task.seconds * (_WHOLE_FACTOR if task.whole else 1), epochs=1)
     steady = first
     if not task.cold:
         least = task.seconds * _LEAST_WARM_UP - first.seconds
         if least > 0:
-            _stretch(batches, reading, least)
-        steady = _stretch(batches, reading, task.seconds)
+            stretch(batches, reading.check, least)
+        steady = stretch(batches, reading.check, task.seconds)
     return Answer(
         open_seconds=open_seconds,
         first_batch_seconds=first_batch,
@@ -89,7 +86,7 @@ class Usage(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class _Stretch:
+class Stretch:
     """Counts of some time; `whole` says whether it has ended with an epoch."""
 
     seconds: float
@@ -101,10 +98,13 @@ class _Stretch:
     usage: Usage
 
 
-def _stretch(
-    batches: Iterator[tuple[int, Any]], reading: Reading, seconds: float, epochs: float = math.inf
-) -> _Stretch:
-    """Take batches for some seconds, or to the end of the given number of epochs."""
+def stretch(
+    batches: Iterator[tuple[int, Any]],
+    check: Callable[[Any], tuple[int, int, int]],
+    seconds: float,
+    epochs: float = math.inf,
+) -> Stretch:
+    """Take batches for some seconds, or to the end of an epoch; `check` returns records, bytes and checksum."""
     gc.collect()
     records = nbytes = steps = checksum = 0
     whole = False
@@ -113,11 +113,11 @@ def _stretch(
         if epoch >= epochs:
             whole = True
             break
-        rows, size, found = reading.check(batch)
+        rows, size, found = check(batch)
         records, nbytes, steps, checksum = records + rows, nbytes + size, steps + 1, checksum + found
         if perf_counter() - begun > seconds:
             break
-    return _Stretch(perf_counter() - begun, records, nbytes, steps, checksum, whole, used().since(before))
+    return Stretch(perf_counter() - begun, records, nbytes, steps, checksum, whole, used().since(before))
 
 
 def _epochs(reading: Reading) -> Iterator[tuple[int, Any]]:
@@ -130,10 +130,7 @@ def _epochs(reading: Reading) -> Iterator[tuple[int, Any]]:
 
 
 def drop_cached(path: str) -> None:
-    """Drop a file, or the files of a directory, from the page cache. Needs no rights; mapped pages stay.
-
-    A system without the call for that is a ConfigError.
-    """
+    """Drop a file, or the files of a directory, from the page cache; mapped pages stay."""
     if not path:
         return
     if not hasattr(os, "posix_fadvise"):

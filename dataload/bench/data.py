@@ -1,21 +1,25 @@
-"""The data of a benchmark: written in several formats once, and kept."""
+"""The data of a benchmark, written in several formats once and kept; and the measurements of the loader over them."""
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from time import perf_counter
+from typing import Any, Literal
 
 import numpy as np
 
 from dataload._util.fingerprint import digest
-from dataload.bench.results import FileFacts
-from dataload.bench.timing import seconds_of
-from dataload.bench.workloads import Workload
+from dataload.api import open_source
+from dataload.bench.runner import FileFacts
+from dataload.bench.task import Order, Reading, Task
 from dataload.convert import convert
 from dataload.convert.sharded import create
 from dataload.errors import ConfigError
+from dataload.loader.loader import Loader
+from dataload.loader.order import Shuffle
 from dataload.loader.step import nbytes
 from dataload.sources.base import Source
 from dataload.sources.registry import added_formats, built_in_formats, get_format
@@ -27,9 +31,9 @@ _SPARE_BYTES = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Records to be written in several formats; `decodes` are fields that hold JPEG files, to be decoded.
+    """Records to be written in several formats, and the function of a `Task` that opens the loader over them.
 
-    `content` identifies the records, as part of the names of cached files.
+    `content` identifies the records, as part of the names of cached files; `decodes` are fields of JPEG files.
     """
 
     name: str
@@ -39,27 +43,16 @@ class Data:
     formats: tuple[str, ...]
     batch_size: int
     decodes: tuple[str, ...] = ()
+    reading: str = f"{__name__}:loader"
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """Data in one format; generators have no path.
-
-    `options` are those with which `dataload.open` returns the written records; for generators, their number.
-    """
+    """Data in one format; with `options`, `dataload.open` returns the written records."""
 
     path: str
     options: Mapping[str, Any]
     facts: FileFacts
-
-
-def made_data(workload: Workload, records: int | None = None) -> Data:
-    """Return the records of a workload, or the given number of them."""
-    count = workload.records if records is None else records
-    made = workload.make(count)
-    content = digest(workload.name, workload.version, count)
-    formats = workload.formats or _writable()
-    return Data(workload.name, content, made, tuple(made[0]), formats, workload.batch_size, workload.decodes)
 
 
 def own_data(path: str, source: Source[Any], records: int | None) -> Data:
@@ -75,18 +68,17 @@ def own_data(path: str, source: Source[Any], records: int | None) -> Data:
         )
     fields = tuple(name for name in first if name != "__key__")
     chosen = source if records is None else source[: min(records, len(source))]
-    return Data(path, digest(source.fingerprint(), len(chosen)), chosen, fields, _writable(), 256)
+    return Data(path, digest(source.fingerprint(), len(chosen)), chosen, fields, writable_formats(), 256)
 
 
-def _writable() -> tuple[str, ...]:
+def writable_formats() -> tuple[str, ...]:
+    """Return the names of the formats that can be written."""
     return tuple(entry.name for entry in (*built_in_formats(), *added_formats()) if entry.writer is not None)
 
 
 def write(data: Data, format_name: str, cache: Path) -> Written:
     """Write the data in a format, unless they are in the cache directory."""
     count = len(data.records)
-    if format_name == "generator":  # makes its records when they are read
-        return Written("", {"records": count}, FileFacts(data.name, format_name, count, 0, None))
     directory = cache / data.content / format_name
     facts_file = directory / "facts.json"
     suffixes = (".npy",) if format_name == "tokens" else get_format(format_name).suffixes
@@ -95,7 +87,9 @@ def write(data: Data, format_name: str, cache: Path) -> Written:
         shutil.rmtree(directory, ignore_errors=True)  # left by an interrupted run
         directory.mkdir(parents=True)
         _check_room(data, directory)
-        seconds = seconds_of(lambda: _write(data, format_name, target))
+        begun = perf_counter()
+        _write(data, format_name, target)
+        seconds = perf_counter() - begun
         facts_file.write_text(json.dumps({"nbytes": _size(target), "write_seconds": seconds}), "utf-8")
     facts = FileFacts(data.name, format_name, count, **json.loads(facts_file.read_text("utf-8")))
     return Written(str(target), _options(data, format_name), facts)
@@ -144,3 +138,72 @@ def _check_room(data: Data, directory: Path) -> None:
 
 def _size(path: Path) -> int:
     return sum(file.stat().st_size for file in (path, *path.rglob("*")) if file.is_file())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """The settings to compare; each measurement takes about `seconds`."""
+
+    orders: tuple[Order, ...]
+    workers: tuple[int, ...]
+    batch_size: int
+    executor: str = "threads"
+    seconds: float = 2.0
+    cold: bool = False
+    seed: int = 0
+
+    def task(self, data: Data, **settings: Any) -> Task:
+        """Return a task with these choices and other settings."""
+        return Task(workload=data.name, batch_size=self.batch_size, seed=self.seed, seconds=self.seconds, **settings)
+
+
+def plan_loaders(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
+    """Plan the loader over each format, in each order, with each number of workers."""
+    return [
+        choices.task(
+            data,
+            kind="dataload",
+            name="dataload",
+            path=one.path,
+            format=one.facts.format,
+            reading=data.reading,
+            order=order,
+            workers=workers,
+            cold=choices.cold,
+            options={"open": one.options, "executor": choices.executor},
+        )
+        for one in written.values()
+        for order in choices.orders
+        for workers in choices.workers
+    ]
+
+
+_SHUFFLES: Mapping[Order, Shuffle | Literal[False]] = {"global": "global", "pool": "shards", "sequential": False}
+
+
+def open_data(task: Task) -> Source[Any]:
+    """Open the data of a task with what the format needs to return fields."""
+    return open_source(task.path, format=task.format, **task.options.get("open", {}))
+
+
+def loader(task: Task, transform: Callable[[Any], Any] | None = None) -> Reading:
+    """Open `dataload.Loader` with the kind of workers in the option ``executor``."""
+    held = ExitStack()
+    source = held.enter_context(open_data(task))
+    executor = task.options.get("executor", "threads")
+    made: Loader[Any] = Loader(
+        source,
+        batch_size=task.batch_size,
+        shuffle=_SHUFFLES[task.order],
+        seed=task.seed,
+        transform=transform,
+        num_workers=task.workers,
+        executor=executor,
+    )
+    held.callback(made.close)
+
+    def batches(epoch: int) -> Iterator[Any]:
+        made.set_epoch(epoch)
+        return iter(made)
+
+    return Reading({"executor": executor, "num_workers": task.workers, "prefetch": 2}, batches, held=held)

@@ -1,29 +1,121 @@
-"""Run measurements: each repeat of each task in a process of its own, in interleaved rounds."""
+"""Run measurements, each repeat of each task in a process of its own, in interleaved rounds; and their results."""
+
+from __future__ import annotations
 
 import json
 import os
 import platform
 import re
 import signal
+import statistics
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from dataload._util.machine import usable_cpus
-from dataload.bench.results import Measurement
 from dataload.bench.task import Answer, Task
 from dataload.errors import printable
 
+RESULTS_VERSION = 2
+_READABLE = (1, 2)  # 1 had no warm-up
 _PACKAGES = ("dataload", "numpy", "lmdb", "array-record", "pymongo", "protobuf", "simplejpeg", "torch")
 _LEAST_TIMEOUT = 120.0
 _MESSAGE_CHARACTERS = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """The spread of several values: quartiles, or the lowest and highest of fewer than four."""
+
+    median: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: list[float]) -> Self:
+        """Return the spread of one or more values."""
+        if len(values) < 4:
+            return cls(statistics.median(values), min(values), max(values))
+        low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+        return cls(middle, low, high)
+
+
+def ratios_of(rates: Sequence[float], base: Sequence[float]) -> list[float]:
+    """Return rate over base rate for each round that both have finished. A reading that fails skips later rounds."""
+    return [mine / its for mine, its in zip(rates, base, strict=False) if its]
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A task and the answers of the repeats that succeeded; `error` says why there are none, or fewer."""
+
+    task: Task
+    answers: tuple[Answer, ...]
+    error: str | None = None
+
+    @property
+    def rates(self) -> list[float]:
+        """Records per second of each repeat."""
+        return [answer.records_per_second for answer in self.answers]
+
+    @property
+    def records_per_second(self) -> Spread | None:
+        """Spread of the rates; None without an answer."""
+        return Spread.of(self.rates) if self.answers else None
+
+    def ratio_to(self, other: Measurement | None) -> Spread | None:
+        """Return the spread of the ratios to another's rates; None where no round has both."""
+        ratios = ratios_of(self.rates, other.rates) if other is not None else []
+        return Spread.of(ratios) if ratios else None
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """Size and cost of a data set in one format; `write_seconds` is None for generators, which have no file."""
+
+    workload: str
+    format: str
+    records: int
+    nbytes: int
+    write_seconds: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Results:
+    """A run of ``dataload bench`` or of ``python -m benchmarks``.
+
+    `date` is ISO 8601 in UTC. `rows` are cases of ``benchmarks/``, with ``title``, ``case`` and their figures.
+    """
+
+    date: str
+    machine: Mapping[str, Any]
+    versions: Mapping[str, str]
+    command: str
+    files: tuple[FileFacts, ...] = ()
+    measurements: tuple[Measurement, ...] = ()
+    rows: tuple[Mapping[str, Any], ...] = ()
+    version: int = RESULTS_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Self:
+        """Return the results in what `to_json` returned; raise a ValueError for anything else or an unknown version."""
+        found = values.get("version")
+        if found not in _READABLE:
+            known = " or ".join(map(str, _READABLE))
+            raise ValueError(f"expected results of dataload bench, version {known}, got version {found!r}")
+        from pydantic import TypeAdapter  # takes 60 ms to import
+
+        return TypeAdapter(cls).validate_python(values)
 
 
 def measure_all(
@@ -33,11 +125,7 @@ def measure_all(
     run: Callable[[Task], Answer | str],
     progress: Callable[[int], None] | None = None,
 ) -> tuple[Measurement, ...]:
-    """Measure tasks in rounds; return one measurement per task, in order.
-
-    A task that fails is not tried again. Checksums are of the first round. `run` returns the answer or the reason why
-    there is none, as `run_task` does; `progress` is called with the number of finished measurements.
-    """
+    """Measure tasks in rounds, with checksums in the first; return one measurement per task, in order."""
     answers: dict[int, list[Answer]] = {i: [] for i in range(len(tasks))}
     errors: dict[int, str] = {}
     done = 0
@@ -58,11 +146,7 @@ def measure_all(
 def run_task(
     task: Task, *, interpreters: Mapping[str, str] | None = None, timeout: float | None = None
 ) -> Answer | str:
-    """Measure a task in a new process; return the answer, or one line that says why there is none.
-
-    `interpreters` are the Pythons of readers with an environment of their own. The default `timeout` is 2 minutes and
-    40 times the task's seconds.
-    """
+    """Measure a task in a new process, of its own Python if it has one; return the answer, or why there is none."""
     python = (interpreters or {}).get(task.name, sys.executable)
     limit = _LEAST_TIMEOUT + 40 * task.seconds if timeout is None else timeout
     try:
@@ -106,10 +190,7 @@ def child_environment() -> dict[str, str]:
 
 
 def agreeing(measurements: Sequence[Measurement]) -> tuple[Measurement, ...]:
-    """Replace the answers of each reader that read other records than this library by an error.
-
-    Limits read bytes without decoding them, so they are not compared.
-    """
+    """Replace answers of readers that read other records than this library by an error; limits decode nothing."""
     ours = (_checksum(measurement) for measurement in measurements if measurement.task.kind == "dataload")
     expected = next((checksum for checksum in ours if checksum is not None), None)
     return tuple(

@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from dataload.api import record_loader
-from dataload.bench.timing import Spread
+from dataload.bench.runner import Spread
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.loader.step import nbytes
@@ -36,11 +36,7 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """The time of each stage of a config, and in `verdict` what limits the config as it is.
-
-    `stages` run in the consumer's thread, one stage more each time; then the config as it is, and the same batches from
-    memory, which no loader can beat.
-    """
+    """Times with one stage more each time, then of the config as it is and of batches from memory; its verdict."""
 
     stages: tuple[StageTime, ...]
     verdict: str
@@ -53,10 +49,7 @@ def as_list(samples: list[Any]) -> list[Any]:
 
 
 def stage_overrides(settings: DataloadConfig) -> dict[str, list[str]]:
-    """Return, by name of the last stage, the overrides of a config that leave only its first stages. Pure.
-
-    A config without transform and collate function reads columns, so its batches are collated where they are read.
-    """
+    """Return, by name of the last stage, the overrides of a config that leave only its first stages. Pure."""
     loader, source = settings.loader, settings.source
     decode = source is not None and not isinstance(source, tuple) and source.decode is not None
     without = {
@@ -86,10 +79,7 @@ def measure_stages(
     seconds: float = 2.0,
     repeats: int = 3,
 ) -> StageReport:
-    """Run a config, as `dataload.from_config` takes it, with more and more of its stages, in interleaved rounds.
-
-    Each measurement takes about `seconds`.
-    """
+    """Run a config with one stage more each time, in interleaved rounds of about `seconds` each."""
     from dataload.config import read_config  # pydantic takes 60 ms to import
 
     overrides = [*overrides, "loader.epochs=null"]  # a measurement takes as many epochs as it needs

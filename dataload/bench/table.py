@@ -1,10 +1,11 @@
-"""Results as rows of text, for tables on screen, in Markdown and in HTML. Pure (no I/O)."""
+"""Results as rows of text, for tables on screen and in Markdown. Pure (no I/O)."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import astuple
 from statistics import median
 from typing import TypeAlias
 
-from dataload.bench.results import Curve, FileFacts, Measurement
+from dataload.bench.runner import FileFacts, Measurement, Spread
 from dataload.bench.task import Task
 
 Table: TypeAlias = tuple[dict[str, str], list[tuple[str, ...]]]
@@ -55,6 +56,14 @@ def describe_task(task: Task) -> str:
     return f"{task.name}, {task.format}, {task.order}, {task.workers} worker{'' if task.workers == 1 else 's'}"
 
 
+def rates(measurements: Sequence[Measurement]) -> dict[str, dict[str, tuple[float, float, float]]]:
+    """Return workload -> reading -> median, low and high rate, of those that have an answer."""
+    return {
+        name: {describe_task(m.task): astuple(Spread.of(m.rates)) for m in found}
+        for name, found in by_workload([m for m in measurements if m.answers]).items()
+    }
+
+
 def problems(measurements: Sequence[Measurement]) -> list[str]:
     """Return a line for each measurement that failed, was impossible, or ended before its last repeat."""
     return [f"{describe_task(m.task)}: {m.error}" for m in measurements if m.error is not None]
@@ -94,18 +103,6 @@ def file_rows(files: Sequence[FileFacts]) -> list[tuple[str, ...]]:
         )
         for file in files
     ]
-
-
-def curve_table(curve: Curve) -> Table:
-    """Return a curve as a table with a row for each size."""
-    sizes = sorted({x for points in curve.lines.values() for x, _ in points})
-    known = [dict(points) for points in curve.lines.values()]
-    columns = {curve.x_label: "right", **{f"{name}, {curve.y_label}": "right" for name in curve.lines}}
-    return columns, [(f"{x:,.0f}", *(_figure(points[x]) if x in points else "" for points in known)) for x in sizes]
-
-
-def _figure(value: float) -> str:
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"
 
 
 def _row(measurement: Measurement, compared: Sequence[Measurement | None]) -> tuple[str, ...]:

@@ -117,8 +117,7 @@ class Answer:
 def check_batch(batch: Mapping[str, Any]) -> tuple[int, int, int]:
     """Return the records of a batch, their bytes, and the sum of their checksums modulo 2^64.
 
-    Only the first item and the size of each field count, so that the check costs every reader the same little. A batch
-    maps each field to a (rows, ...) array, or to a list of arrays, bytes or texts.
+    Only the first item and the size of each field count, which costs every reader the same little.
     """
     rows = nbytes = total = 0
     for value in batch.values():

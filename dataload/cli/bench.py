@@ -18,27 +18,32 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from dataload._util.settings import check_directory
-from dataload.analysis.design import DARK, LIGHT, check_picture
+from dataload.analysis.design import check_picture
+from dataload.analysis.pictures import rates_figure
 from dataload.bench import table
-from dataload.bench.data import Data, Written, made_data, own_data, write
-from dataload.bench.plan import Choices, plan_limits, plan_loaders
-from dataload.bench.report import rates_figure, report
-from dataload.bench.results import Curve, Measurement, Results
-from dataload.bench.runner import agreeing, describe_run, measure_all, run_task
-from dataload.bench.scale import measure_scale
+from dataload.bench.data import Choices, Data, Written, own_data, plan_loaders, write
+from dataload.bench.runner import (
+    FileFacts,
+    Measurement,
+    Results,
+    Spread,
+    agreeing,
+    describe_run,
+    measure_all,
+    run_task,
+)
 from dataload.bench.stages import StageReport, measure_stages
 from dataload.bench.task import Order, Task
-from dataload.bench.timing import Spread
-from dataload.bench.workloads import WORKLOADS, get_workload
-from dataload.cli.options import Codec, Dark, Decode, Fields, Options, Overrides, Picture, SourceFormat, SourceOptions
+from dataload.cli.options import Codec, Decode, Fields, Options, Overrides, Picture, SourceFormat, SourceOptions
 from dataload.cli.output import ProgressBar, print_line, print_table, print_warning
 from dataload.errors import ConfigError, closest
 from dataload.executors.factory import ExecutorName
 
+_MOVED = typer.Option(hidden=True)  # to `python -m benchmarks`, or gone; accepted for a release
+
 
 def bench_command(
-    path: Annotated[str | None, typer.Argument(help="Your own data: anything that `dataload inspect` takes.")] = None,
-    made: Annotated[list[str] | None, typer.Option(help=f"Or made data: {', '.join(WORKLOADS)}. Repeatable.")] = None,
+    path: Annotated[str | None, typer.Argument(help="Your data: anything that `dataload inspect` takes.")] = None,
     formats: Annotated[str | None, typer.Option(help="Formats to compare, separated by commas.")] = None,
     orders: Annotated[str, typer.Option(help="Any of global, pool, sequential.")] = "global",
     workers: Annotated[str, typer.Option(help="Numbers of workers.")] = "0,1,2",
@@ -47,24 +52,9 @@ def bench_command(
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; tables show medians.")] = 3,
     seconds: Annotated[float, typer.Option(min=0.05, help="Seconds per measurement, after a warm-up.")] = 2.0,
     executor: Annotated[ExecutorName, typer.Option(help="Kind of workers.")] = "threads",
-    cold: Annotated[
-        bool, typer.Option("--cold", help="Drop files from the page cache, and measure the first epoch.")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the orders.")] = 0,
     cache: Annotated[str | None, typer.Option(help="Directory that keeps the written files.")] = None,
     json: Annotated[str | None, typer.Option(help="Write the figures to this file.")] = None,
     picture: Picture = None,
-    dark: Dark = False,
-    html: Annotated[str | None, typer.Option(help="Write a report with everything to this file.")] = None,
-    wide: Annotated[bool, typer.Option("--wide", help="Show all columns of the tables.")] = False,
-    peers: Annotated[
-        str | None,
-        typer.Option(help="Also measure other loaders: all, or names. Needs a clone of the repository."),
-    ] = None,
-    peer_python: Annotated[
-        list[str] | None, typer.Option(help="The Python of all peers, or NAME=PATH: that of one peer. Repeatable.")
-    ] = None,
-    scale: Annotated[bool, typer.Option("--scale", help="Also measure costs against records, shards, ranks.")] = False,
     loader: Annotated[str | None, typer.Option(help="Show where the time of a config goes, and nothing else.")] = None,
     overrides: Overrides = None,
     format: SourceFormat = None,  # noqa: A002 - the option's name
@@ -72,25 +62,41 @@ def bench_command(
     codec: Codec = None,
     decode: Decode = None,
     option: Options = None,
+    made: Annotated[list[str] | None, _MOVED] = None,
+    peers: Annotated[str | None, _MOVED] = None,
+    peer_python: Annotated[list[str] | None, _MOVED] = None,
+    scale: Annotated[bool, typer.Option("--scale", hidden=True)] = False,
+    cold: Annotated[bool, typer.Option("--cold", hidden=True)] = False,
+    seed: Annotated[int, _MOVED] = 0,
+    wide: Annotated[bool, typer.Option("--wide", hidden=True)] = False,
+    html: Annotated[str | None, _MOVED] = None,
+    dark: Annotated[bool, typer.Option("--dark", hidden=True)] = False,
 ) -> None:
-    """Compare formats and loaders on your data or on made data, side by side in one run."""
+    """Compare formats on your data, side by side in one run."""
     if loader is not None:
-        given = {"PATH": path, "--made": made, "--formats": formats, "--batch-size": batch_size, "--records": records}
-        given |= {"--peers": peers, "--scale": scale, "--cold": cold, "--picture": picture, "--html": html}
+        given = {"PATH": path, "--formats": formats, "--batch-size": batch_size, "--records": records}
+        given |= {"--made": made, "--peers": peers, "--scale": scale, "--cold": cold, "--picture": picture}
         _time_stages(loader, overrides or (), seconds, repeats, json, given)
         return
     if overrides:
         raise ConfigError("--set changes a config: give one with --loader", key="set", value=overrides)
     if path is not None and made:
         raise ConfigError(f"--made makes data instead of {path}: give one of the two", key="made", value=made)
+    moved = {"made": made or path is None, "peers": peers, "peer-python": peer_python}
+    old = {**moved, "cold": cold, "scale": scale, "seed": seed, "wide": wide, "html": html, "dark": dark}
+    for name in (name for name, value in old.items() if value):
+        print_warning(_DEPRECATED.get(name, f"--{name} is deprecated: use `python -m benchmarks` in a clone"))
     # Every argument is checked before the first measurement.
-    _check_targets(json, picture, html)
+    _check_targets(json, picture)
     run = describe_run(shlex.join(["dataload", *sys.argv[1:]]))
-    plan_peers, interpreters = _peers(peers, peer_python or ())
+    clone, more = None, dict[str, Any]()
+    if any(moved.values()):
+        clone = _import_benchmarks()
+        more = clone.beside.beside(peers, peer_python or ())
     choices = Choices(
-        orders=cast("Any", _choose("orders", orders, get_args(Order))),
-        workers=_numbers("workers", workers),
-        batch_size=batch_size or 0,  # 0: that of the data
+        orders=cast("Any", choose("orders", orders, get_args(Order))),
+        workers=numbers("workers", workers),
+        batch_size=batch_size or 0,
         executor=executor,
         seconds=seconds,
         cold=cold,
@@ -100,31 +106,108 @@ def bench_command(
         directory = Path(cache) if cache is not None else _own_directory()
         if path is not None:
             wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
-            all_data = [own_data(wanted.path, opened.enter_context(wanted.open()), records)]
+            data = [own_data(wanted.path, opened.enter_context(wanted.open()), records)]
             if wanted.is_function:  # nothing would tell that it returns other data
                 directory.mkdir(parents=True, exist_ok=True)
                 directory = Path(opened.enter_context(TemporaryDirectory(dir=directory)))
         else:
-            all_data = [made_data(get_workload(name), records) for name in made or ["floats-4k"]]
-        every = [data.formats if formats is None else _choose("formats", formats, data.formats) for data in all_data]
-        found: list[tuple[dict[str, Written], tuple[Measurement, ...]]] = []
-        for data, names in zip(all_data, every, strict=True):
-            own = replace(choices, batch_size=batch_size or data.batch_size)
-            written: dict[str, Written] = {}
-            for name in names:
-                with ProgressBar(f"writing {data.name} as {name}"):
-                    written[name] = write(data, name, directory)
-            tasks, missing = plan_peers(data, written, own, directory)
-            tasks = [*plan_limits(data, written, own), *plan_loaders(data, written, own), *tasks]
-            found.append((written, (*_measure(data.name, tasks, repeats, interpreters), *missing)))
-            _print(data, *found[-1], wide=wide)
-    results = Results(
-        **run,
-        files=tuple(one.facts for written, _ in found for one in written.values()),
-        measurements=tuple(measurement for _, measured in found for measurement in measured),
-        curves=_curves() if scale else (),
-    )
-    _save(results, json, picture, html, dark=dark)
+            work = cast("Any", clone).workloads
+            data = [work.made_data(work.get_workload(name), records) for name in made or ["floats-4k"]]
+        found = side_by_side(data, formats, choices, repeats, directory, wide=wide, **more)
+    results = Results(**run, **found)
+    if json is not None:
+        _write(json, json_module.dumps(results.to_json(), indent=1))
+    if picture is not None:
+        rates_figure(table.rates(results.measurements)).savefig(picture)
+        print_line(f"drawn to {picture}")
+
+
+def side_by_side(
+    all_data: Sequence[Data],
+    formats: str | None,
+    choices: Choices,
+    repeats: int,
+    cache: Path,
+    *,
+    plan: Callable[..., tuple[Sequence[Task], Sequence[Measurement]]] = lambda *given: (plan_loaders(*given[:3]), ()),
+    write: Callable[[Data, str, Path], Written] = write,
+    interpreters: Mapping[str, str] | None = None,
+    wide: bool = False,
+) -> dict[str, Any]:
+    """Write data in several formats, measure and print; return the files and measurements of `Results`.
+
+    A batch size of 0 is that of the data. `plan` takes data, written files, choices and the cache, and returns tasks
+    and the measurements that are impossible.
+    """
+    files: list[FileFacts] = []
+    measurements: list[Measurement] = []
+    every = [data.formats if formats is None else choose("formats", formats, data.formats) for data in all_data]
+    for data, names in zip(all_data, every, strict=True):
+        own = replace(choices, batch_size=choices.batch_size or data.batch_size)
+        written: dict[str, Written] = {}
+        for name in names:
+            with ProgressBar(f"writing {data.name} as {name}"):
+                written[name] = write(data, name, cache)
+        planned = plan(data, written, own, cache)
+        facts = [one.facts for one in written.values()]
+        measurements += measure_tasks(data.name, *planned, repeats, interpreters, files=facts, wide=wide)
+        files += facts
+    return {"files": tuple(files), "measurements": tuple(measurements)}
+
+
+def measure_tasks(
+    title: str,
+    tasks: Sequence[Task],
+    missing: Sequence[Measurement],
+    repeats: int,
+    interpreters: Mapping[str, str] | None = None,
+    *,
+    files: Sequence[FileFacts] = (),
+    wide: bool = False,
+) -> list[Measurement]:
+    """Measure tasks and print them as one table, which ends with `missing`; return all."""
+    run = partial(run_task, interpreters=interpreters)
+    with ProgressBar(f"measuring {title}") as bar:
+        measured = measure_all(tasks, repeats, run=run, progress=lambda done: bar(done, len(tasks) * repeats))
+    found = [*agreeing(measured), *missing]
+    print_line(title, "bold")
+    if files:
+        print_table(table.FILE_COLUMNS, table.file_rows(files))
+        print_line()
+    rows = table.rate_rows(found)
+    print_table(*((table.RATE_COLUMNS, rows) if wide else table.shortened(table.RATE_COLUMNS, rows)))
+    for problem in table.problems(found):
+        print_warning(problem)
+    for line in table.settings(found) if wide else ():
+        print_line(line)
+    print_line()
+    return found
+
+
+_DEPRECATED = {
+    "scale": "--scale is deprecated and has no effect: use `python -m benchmarks orders overhead open`",
+    "wide": "--wide is deprecated: --json has all figures, and `python -m benchmarks` shows them",
+    "html": "--html is deprecated and writes nothing: use --json and --picture, or `python -m benchmarks`",
+    "dark": "--dark is deprecated and has no effect",
+}
+
+
+def _import_benchmarks() -> Any:
+    """Import what has moved to the repository; a clone is found in the working directory, too."""
+    if os.path.isfile("benchmarks/beside.py") and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())  # run in a clone, but from an installed script
+    try:
+        for name in ("beside", "workloads"):
+            import_module(f"benchmarks.{name}")
+        return import_module("benchmarks")
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("benchmarks"):
+            raise
+        raise ConfigError(
+            "give a PATH to your data: made data and other loaders are measured by `python -m benchmarks`, which the "
+            "repository has and the installed package does not. Run it in a clone, or put the clone on PYTHONPATH",
+            key="path",
+        ) from error
 
 
 def _own_directory() -> Path:
@@ -150,7 +233,7 @@ def _time_stages(
     for name, value in given.items():
         if value:
             raise ConfigError(f"--loader measures a config and nothing else: remove {name}", key="loader")
-    _check_targets(json, None, None)
+    _check_targets(json, None)
     with ProgressBar(f"measuring {config}"):
         report = measure_stages(config, overrides=overrides, seconds=seconds, repeats=repeats)
     print_table({"stage": "left", "records/s": "right", "us/batch": "right", "added": "right"}, _rows(report))
@@ -174,24 +257,12 @@ def _rows(report: StageReport) -> list[tuple[str, ...]]:
     return rows
 
 
-def _check_targets(json: str | None, picture: str | None, html: str | None) -> None:
+def _check_targets(json: str | None, picture: str | None) -> None:
     """Check that everything can be written."""
-    for key, target in (("json", json), ("html", html)):
-        if target is not None:
-            check_directory(target, key)
-    for drawn in (picture, f"{html}.svg" if html is not None else None):  # the report holds such pictures
-        if drawn is not None:
-            check_picture(drawn)
-
-
-def _save(results: Results, json: str | None, picture: str | None, html: str | None, *, dark: bool) -> None:
     if json is not None:
-        _write(json, json_module.dumps(results.to_json(), indent=1))
+        check_directory(json, "json")
     if picture is not None:
-        rates_figure(results, theme=DARK if dark else LIGHT).savefig(picture)
-        print_line(f"drawn to {picture}")
-    if html is not None:
-        _write(html, report(results))
+        check_picture(picture)
 
 
 def _write(path: str, text: str) -> None:
@@ -199,75 +270,8 @@ def _write(path: str, text: str) -> None:
     print_line(f"written to {path}")
 
 
-def _measure(
-    name: str, tasks: Sequence[Task], repeats: int, interpreters: Mapping[str, str]
-) -> tuple[Measurement, ...]:
-    run = partial(run_task, interpreters=interpreters)
-    with ProgressBar(f"measuring {name}") as bar:
-        return agreeing(measure_all(tasks, repeats, run=run, progress=lambda done: bar(done, len(tasks) * repeats)))
-
-
-def _curves() -> tuple[Curve, ...]:
-    with ProgressBar("measuring how costs grow"), TemporaryDirectory() as directory:
-        curves = measure_scale(Path(directory))
-    for curve in curves:
-        print_line(curve.title, "bold")
-        print_table(*table.curve_table(curve))
-        print_line()
-    return curves
-
-
-def _peers(
-    names: str | None, pythons: Sequence[str]
-) -> tuple[Callable[..., tuple[Sequence[Task], Sequence[Measurement]]], dict[str, str]]:
-    """Return a function that plans the measurements of the peers, and the Python of those that have their own."""
-    if names is None and not pythons:
-        return lambda *_: ((), ()), {}
-    package = _import_peers()
-    known = tuple(package.PEERS)
-    interpreters: dict[str, str] = {}
-    for setting in sorted(pythons, key=lambda setting: "=" in setting):  # one peer's overrides that of all
-        if "=" not in setting and os.sep in setting:
-            interpreters |= dict.fromkeys(known, setting)
-            continue
-        name, _, interpreters[name] = setting.partition("=")
-        if not interpreters[name] or name not in known:
-            message = f"--peer-python must be PATH, or NAME=PATH with the name of a peer, got {setting!r}"
-            raise ConfigError(f"{message}: {closest(name, known)}", key="peer_python", value=setting)
-    chosen = known if names == "all" else () if names is None else _choose("peers", names, known)
-    return partial(package.plan.plan_peers, chosen, interpreters=interpreters), interpreters
-
-
-def _import_peers() -> Any:
-    if os.path.isfile("benchmarks/peers/__init__.py") and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # run in a clone, but from an installed script
-    try:
-        import_module("benchmarks.peers.plan")
-        return import_module("benchmarks.peers")
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("benchmarks"):
-            raise
-        raise ConfigError(
-            "--peers needs benchmarks/peers, which the repository has and the installed package does not: run the "
-            "command in a clone of the repository, or put the clone on PYTHONPATH",
-            key="peers",
-        ) from error
-
-
-def _print(data: Data, written: dict[str, Written], measured: Sequence[Measurement], *, wide: bool) -> None:
-    print_line(data.name, "bold")
-    print_table(table.FILE_COLUMNS, table.file_rows([one.facts for one in written.values()]))
-    print_line()
-    rows = table.rate_rows(measured)
-    print_table(*((table.RATE_COLUMNS, rows) if wide else table.shortened(table.RATE_COLUMNS, rows)))
-    for problem in table.problems(measured):
-        print_warning(problem)
-    for line in table.settings(measured) if wide else ():
-        print_line(line)
-    print_line()
-
-
-def _choose(key: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
+def choose(key: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
+    """Return the names in an option, each of which is allowed."""
     # Some names contain a comma.
     whole = "|".join(sorted(map(re.escape, allowed), key=len, reverse=True))
     chosen = tuple(re.findall(rf"\s*({whole}|[^,\s][^,]*?)\s*(?:,|$)", text))
@@ -279,7 +283,8 @@ def _choose(key: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
     return chosen
 
 
-def _numbers(key: str, text: str) -> tuple[int, ...]:
+def numbers(key: str, text: str) -> tuple[int, ...]:
+    """Return the numbers in an option."""
     if not re.fullmatch(r"\s*\d+\s*(,\s*\d+\s*)*", text):
         message = f"--{key} must be numbers of 0 or more, separated by commas, got {text!r}"
         raise ConfigError(message, key=key, value=text)

@@ -84,7 +84,8 @@ Address: TypeAlias = Annotated[
     typer.Option(help="ray: the cluster. Default: RAY_ADDRESS, or one on this machine.", rich_help_panel=_PANEL),
 ]
 Picture: TypeAlias = Annotated[str | None, typer.Option(help="Save a picture: .png, .svg or .pdf.")]
-Dark: TypeAlias = Annotated[bool, typer.Option("--dark", help="Draw the picture on a dark background.")]
+Dark: TypeAlias = Annotated[bool, typer.Option("--dark", hidden=True)]
+NOT_DARK = "--dark is deprecated and has no effect"
 
 
 _FUNCTION = Format(name="function", source="", parse_argument=str)

@@ -9,11 +9,21 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 import typer
 
-from dataload.analysis.design import DARK, LIGHT, check_picture
+from dataload.analysis.design import check_picture
 from dataload.analysis.pictures import order_figure, stream_figure
 from dataload.api import record_loader
-from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides, Picture, check_steps, parse_range, ranks_of
-from dataload.cli.output import count_of, print_json, print_line, print_table
+from dataload.cli.options import (
+    NOT_DARK,
+    ConfigFile,
+    Dark,
+    JsonFlag,
+    Overrides,
+    Picture,
+    check_steps,
+    parse_range,
+    ranks_of,
+)
+from dataload.cli.output import count_of, print_json, print_line, print_table, print_warning
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler, BucketBatchSampler
@@ -55,6 +65,8 @@ def order_command(
     With --steps, print only indices: one line, or one JSON object, per step.
     """
     _check(steps, rank, picture, quality)
+    if dark:
+        print_warning(NOT_DARK)
     settings = [*(overrides or ()), *ranks_of(rank, world_size)]
     with record_loader(config, overrides=settings) as loader:
         planner = loader.batch_sampler
@@ -68,7 +80,7 @@ def order_command(
         else:
             facts, draw, show = _judge(loader, epoch, quality)
         if picture is not None:
-            draw(f"{facts['order']}, epoch {epoch}", theme=DARK if dark else LIGHT).savefig(picture)
+            draw(f"{facts['order']}, epoch {epoch}").savefig(picture)
     if json:
         print_json({**facts, "picture": picture})
         return

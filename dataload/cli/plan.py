@@ -9,11 +9,11 @@ import typer
 from rich.filesize import decimal
 
 from dataload._util.indexing import even_split
-from dataload.analysis.design import DARK, LIGHT, check_picture
+from dataload.analysis.design import check_picture
 from dataload.analysis.job_plan import Cluster, ClusterPlan, plan_job
 from dataload.analysis.pictures import plan_figure
 from dataload.api import open_source
-from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides, Picture
+from dataload.cli.options import NOT_DARK, ConfigFile, Dark, JsonFlag, Overrides, Picture
 from dataload.cli.output import count_of, print_json, print_line, print_table, print_warning
 from dataload.config import read_config
 from dataload.errors import ConfigError
@@ -52,6 +52,8 @@ def plan_command(
 
     Without data: dataload plan train.toml --nodes 128 --records 10000000000 --shards 100000 --record-bytes 100kB
     """
+    if dark:
+        print_warning(NOT_DARK)
     if picture is not None:
         check_picture(picture)
     line = parse_bytes("--bandwidth", bandwidth.removesuffix("/s"))
@@ -67,7 +69,7 @@ def plan_command(
     plan = plan_job(job, bandwidth=line, budget=budget, mode=options.mode)
     if picture is not None:
         about = f"{config}: {count_of(nodes, 'node')} of {count_of(gpus, 'rank')}"
-        plan_figure(plan, about, theme=DARK if dark else LIGHT).savefig(picture)
+        plan_figure(plan, about).savefig(picture)
     if json:
         print_json({**plan.to_json(), "picture": picture})
         return

@@ -1,6 +1,5 @@
 """``dataload timeline``."""
 
-from collections.abc import Callable
 from itertools import islice
 from time import sleep
 from typing import Annotated, Any
@@ -8,15 +7,14 @@ from typing import Annotated, Any
 import typer
 
 from dataload._util.settings import check_directory
-from dataload.analysis.design import DARK, LIGHT, check_picture
-from dataload.analysis.timeline import CONSUMER, Timeline, TimelineStep, record_timeline
-from dataload.analysis.timeline_picture import timeline_figure
+from dataload.analysis.design import check_picture
+from dataload.analysis.pictures import timeline_figure
+from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
 from dataload.api import from_config
-from dataload.cli.options import ConfigFile, Dark, JsonFlag, Overrides, Picture
-from dataload.cli.output import count_of, print_json, print_line
+from dataload.cli.options import NOT_DARK, ConfigFile, Dark, JsonFlag, Overrides, Picture
+from dataload.cli.output import count_of, print_json, print_line, print_warning
 from dataload.errors import ConfigError
 from dataload.loader.base import LoaderBase
-from dataload.loader.loader import Loader
 
 
 def timeline_command(
@@ -31,6 +29,8 @@ def timeline_command(
     json: JsonFlag = False,
 ) -> None:
     """Run a loader for some steps and show who worked, who waited, and what limits it."""
+    if dark:
+        print_warning(NOT_DARK)
     if picture is not None:
         check_picture(picture)
     if trace is not None:
@@ -41,9 +41,7 @@ def timeline_command(
             _consume(loader, steps, model_ms / 1000)
         statistics = loader.statistics()
         if timeline.steps and picture is not None:
-            records = _records_of(loader) if isinstance(loader, Loader) else None
-            drawn = timeline_figure(timeline, config, records=records, theme=DARK if dark else LIGHT)
-            drawn.savefig(picture)
+            timeline_figure(timeline, config).savefig(picture)
     if not timeline.steps:
         raise ConfigError(f"{config} has no steps in epoch {epoch}", key="epoch", value=epoch)
     if trace is not None:
@@ -59,15 +57,6 @@ def timeline_command(
     print_line(verdict, "bold")
     for path in filter(None, (picture, trace)):
         print_line(f"wrote {path}")
-
-
-def _records_of(loader: Loader[Any]) -> Callable[[TimelineStep], list[int]]:
-    """Return a function that gives the indices of the records of a step."""
-
-    def records(step: TimelineStep) -> list[int]:
-        return loader.batch_sampler_of(step.epoch).plan(step.step, epoch=step.epoch).wanted.tolist()
-
-    return records
 
 
 def _consume(loader: LoaderBase[Any], steps: int, model_seconds: float) -> None:

@@ -9,14 +9,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import fail, ok, run
+from command_line import fail, run
 
 import dataload
-from dataload.bench.report import curves_figure
-from dataload.bench.results import Curve, Results
+from dataload.analysis.pictures import rates_figure
+from dataload.bench.runner import Results, Spread
 from dataload.bench.stages import StageReport, StageTime
 from dataload.bench.table import RATE_COLUMNS
-from dataload.bench.timing import Spread
 from dataload.errors import ConfigError
 
 TESTS = Path(__file__).parents[1]
@@ -28,29 +27,72 @@ QUICK = ("--workers", "0", "--repeats", 1, "--seconds", 0.05)
 
 def bench(*arguments, json_to=None):
     """Return the lines that a run prints, and what it writes as JSON."""
-    lines = ok("bench", *arguments, *(["--json", json_to] if json_to else [])).splitlines()
-    return lines, json.loads(json_to.read_text()) if json_to else None
+    result = run("bench", *arguments, *(["--json", json_to] if json_to else []))
+    assert result.exit_code == 0, result.output
+    assert all(" is deprecated: use `python -m benchmarks`" in line for line in result.stderr.splitlines())
+    return result.stdout.splitlines(), json.loads(json_to.read_text()) if json_to else None
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _fonts():
     """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
-    figure = curves_figure([])
-    figure.text(0, 0, r"text $x \times \mathdefault{10^{3}}$")
-    figure.text(0, 0, "text", fontweight="bold")
-    figure.savefig(io.BytesIO())
+    rates_figure({"a": {"b": (1.0, 1.0, 1.0)}}).savefig(io.BytesIO())
 
 
-def test_a_small_run(tmp_path, monkeypatch):
-    """With curves of costs, whose measurement takes long."""
-    curve = Curve("Orders, a block at a time", "records", "ns/record", {"global": ((1000, 12.5), (2000, 13.0))})
-    monkeypatch.setattr("dataload.cli.bench.measure_scale", lambda directory: (curve,) if directory.is_dir() else ())
-    page, picture = tmp_path / "out.html", tmp_path / "out.svg"
-    lines, told = bench(
-        *("--made", "floats-64", "--records", 600, "--formats", "syrah", "--batch-size", 100, *QUICK, "--scale"),
-        *("--cache", tmp_path / "cache", "--html", page, "--picture", picture),
-        json_to=tmp_path / "out.json",
-    )
+@pytest.fixture
+def own(tmp_path):
+    path = str(tmp_path / "own.syr")
+    with dataload.create(path) as writer:
+        writer.extend({"x": np.full(8, i, np.float32), "y": i} for i in range(300))
+    return path
+
+
+def test_a_small_run(tmp_path, own):
+    options = ("--records", 200, "--formats", "torchrecord,tar", *QUICK, "--cache", tmp_path / "cache")
+    lines, told = bench(own, *options, json_to=tmp_path / "out.json")
+    results = Results.from_json(told)
+    assert [(m.task.kind, m.task.format, m.error) for m in results.measurements] == [
+        ("dataload", "torchrecord", None),
+        ("dataload", "tar", None),
+    ]
+    assert len({answer.checksum for m in results.measurements for answer in m.answers}) == 1
+    assert [(file.workload, file.format, file.records) for file in results.files] == [
+        (own, "torchrecord", 200),
+        (own, "tar", 200),
+    ]
+    assert lines[0] == own
+    plain = [" ".join(line.split()) for line in lines]
+    assert any(line.startswith("reader format order workers records/s") for line in plain)
+    assert max(map(len, lines[:9])) <= 132
+    rows = [line.split()[:4] for line in lines if line.startswith("dataload ")]
+    assert rows == [["dataload", name, "global", "0"] for name in ("torchrecord", "tar")]
+
+
+def test_a_picture_of_the_rates(tmp_path, own):
+    picture = tmp_path / "out.svg"
+    bench(own, "--records", 50, "--formats", "syrah", *QUICK, "--cache", tmp_path, "--picture", picture)
+    assert picture.read_text().startswith("<?xml")
+
+
+# Options that are deprecated, and what has moved to the repository
+
+
+def test_old_options_warn(tmp_path, own):
+    old = ("--wide", "--cold", "--seed", 3, "--html", tmp_path / "page.html", "--dark", "--scale")
+    result = run("bench", own, "--formats", "syrah", *QUICK, "--cache", tmp_path / "cache", *old)
+    assert result.exit_code == 0, result.output
+    for name in ("wide", "cold", "seed", "html", "dark", "scale"):
+        assert f"--{name} is deprecated" in result.stderr
+    assert result.stderr.count("`python -m benchmarks") == 5
+    assert not (tmp_path / "page.html").exists()
+    (head,) = (line for line in result.stdout.splitlines() if line.startswith("reader"))
+    assert " ".join(head.split()) == " ".join(RATE_COLUMNS)
+    assert "dataload, syrah, global, 0 workers: executor threads, num_workers 0, prefetch 2" in result.stdout
+
+
+def test_made_data_have_limits(tmp_path):
+    options = ("--made", "floats-64", "--records", 600, "--formats", "syrah", "--batch-size", 100)
+    lines, told = bench(*options, *QUICK, "--cache", tmp_path / "cache", json_to=tmp_path / "out.json")
     results = Results.from_json(told)
     assert [(m.task.kind, m.task.name, m.error) for m in results.measurements] == [
         ("limit", "copy in memory, 1 thread", None),
@@ -58,34 +100,7 @@ def test_a_small_run(tmp_path, monkeypatch):
         ("dataload", "dataload", None),
     ]
     assert len({answer.checksum for m in results.measurements for answer in m.answers}) == 1
-    assert [(file.workload, file.format, file.records) for file in results.files] == [("floats-64", "syrah", 600)]
-    assert lines[0] == "floats-64"
-    plain = [" ".join(line.split()) for line in lines]
-    assert "reader format order workers records/s x limit first touch/s faults/batch sys us/batch" in plain
-    assert max(map(len, lines[:9])) <= 132
-    (row,) = (line.split() for line in lines if line.startswith("dataload "))
-    assert row[:4] == ["dataload", "syrah", "global", "0"]
-    begin = plain.index("Orders, a block at a time")
-    assert plain[begin + 1 : begin + 4] == ["records global, ns/record", "1,000 12.5", "2,000 13"]
-    assert results.curves == (curve,)
-    for shown in ("copy in memory, 2 threads", "How costs grow", "<summary>Orders, a block at a time</summary>"):
-        assert shown in page.read_text()
-    assert picture.read_text().startswith("<?xml")
-
-
-def test_all_columns_for_data_of_the_users_own(tmp_path):
-    path = str(tmp_path / "own.syr")
-    with dataload.create(path) as writer:
-        writer.extend({"x": np.full(8, i, np.float32), "y": i} for i in range(300))
-    options = ("--wide", "--records", 200, "--formats", "torchrecord", *QUICK, "--cache", tmp_path / "cache")
-    lines, _ = bench(path, *options)
-    assert lines[0] == path
-    (head,) = (line for line in lines if line.startswith("reader"))
-    assert " ".join(head.split()) == " ".join(RATE_COLUMNS)
-    assert [line.split()[:2] for line in lines if line.startswith("torchrecord")] == [["torchrecord", "200"]]
-    (row,) = (line.split() for line in lines if line.startswith("dataload "))
-    assert row[:4] == ["dataload", "torchrecord", "global", "0"]
-    assert "dataload, torchrecord, global, 0 workers: executor threads, num_workers 0, prefetch 2" in lines
+    assert "reader format order workers records/s x limit" in " ".join(" ".join(lines).split())
 
 
 # Peers
@@ -134,7 +149,7 @@ def test_peers_without_a_clone(monkeypatch, tmp_path):
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "benchmarks").is_dir()])
     error = fail(2, "bench", "--made", "floats-64", "--peers", "all", "--cache", tmp_path / "cache").stderr
-    assert "--peers needs benchmarks/peers, which the repository has" in error
+    assert "give a PATH to your data: made data and other loaders are measured by `python -m benchmarks`" in error
     assert "put the clone on PYTHONPATH" in error
     # In a clone it is found, also where the command itself is an installed script.
     monkeypatch.chdir(TESTS.parent)
@@ -204,15 +219,15 @@ def test_what_a_stage_adds_is_about_nothing_within_the_spread_of_the_repeats(mon
     assert dict(zip(ADDED, found, strict=True)) == ADDED
 
 
-def test_by_default_files_are_kept_where_nobody_else_can_put_some(tmp_path, monkeypatch):
+def test_by_default_files_are_kept_where_nobody_else_can_put_some(tmp_path, monkeypatch, own):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     directory = tmp_path / f"dataload-bench-{os.geteuid()}"
 
     def refused():
-        error = fail(2, "bench", "--made", "floats-64", "--formats", "syrah").stderr
+        error = fail(2, "bench", own, "--formats", "syrah").stderr
         return "must be a directory that only you can write to, but is not: remove it, or set --cache" in error
 
-    bench("--made", "floats-64", "--records", 16, "--formats", "syrah", *QUICK)
+    bench(own, "--records", 16, "--formats", "syrah", *QUICK)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     directory.chmod(0o770)
     assert refused()

@@ -11,7 +11,6 @@ from command_line import facts, fail, ok
 from figures import assert_no_overlap
 
 import dataload
-from dataload.analysis.design import DARK, LIGHT
 from dataload.analysis.pictures import order_figure, stream_figure
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, ShardSequential
 from dataload.samplers.order_sample import ShardLayout, expected_shards, sample_order, shards_per_batch
@@ -212,12 +211,11 @@ def test_the_picture_is_a_png(config, tmp_path):
     assert facts("order", config, "--picture", path)["picture"] == str(path)
 
 
-@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
-def test_the_picture_carries_the_data(theme):
+def test_the_picture_carries_the_data():
     lengths = (*(100,) * 19, 99)  # 1,999 is prime: no distance is at the edge of a bar
     order = PoolShuffle(ShardSequential(lengths, 0), 300, 0)
     shards = ShardLayout.of(1999, lengths)
-    sample, figure = drawn(BatchSampler(sampler=order, batch_size=32), shards, "a $pool$", theme=theme)
+    sample, figure = drawn(BatchSampler(sampler=order, batch_size=32), shards, "a $pool$")
     title, about = figure.texts
     assert title.get_text().startswith("A batch mixes ")
     assert about.get_text() == "a $pool$"
@@ -430,7 +428,7 @@ def test_the_picture_of_streams_carries_the_data(streams, tmp_path):
 
 def test_the_picture_of_many_long_rows_shows_some(tmp_path):
     order = StreamSampler(sequence_lengths=[50] * 10_000, rows=100, mode="pack")
-    figure = stream_figure(order, stream_report(order), "long", theme=DARK)
+    figure = stream_figure(order, stream_report(order), "long")
     (image,) = figure.axes[0].images
     assert image.get_array().shape == (64, 500)
     assert figure.texts[1].get_text() == "long: steps 0 to 499 of 5,000, rows 0 to 63 of 100"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import dataload
-from dataload.analysis.design import LIGHT, new_figure
+from dataload.analysis.design import new_figure
 from dataload.analysis.job_plan import Cluster, plan_job, touches
 from dataload.cli.app import app
 from dataload.convert import convert
@@ -33,7 +33,7 @@ MEGABYTE = 10**6
 @pytest.fixture(scope="module", autouse=True)
 def _fonts():
     """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
-    figure, _ = new_figure(1, 1, "x", "x", LIGHT)
+    figure, _ = new_figure(1, 1, "x", "x")
     figure.savefig(io.BytesIO(), format="svg")
 
 

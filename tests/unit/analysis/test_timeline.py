@@ -17,8 +17,8 @@ from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
 from dataload.analysis import live as live_module
 from dataload.analysis import timeline as timeline_module
 from dataload.analysis.live import describe, live_view
+from dataload.analysis.pictures import timeline_figure
 from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
-from dataload.analysis.timeline_picture import timeline_figure
 from dataload.errors import MissingDependencyError
 from dataload.loader.base import Progress
 from dataload.loader.recorder import Recorder

@@ -1,14 +1,12 @@
 """Made-up results, whose figures can be worked out by hand."""
 
-import io
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from dataload.bench.report import curves_figure
-from dataload.bench.results import Measurement, Results
+from dataload.bench.runner import Measurement, Results
 from dataload.bench.task import Answer, Task
 
 TESTS = Path(__file__).parents[2]
@@ -62,7 +60,7 @@ def make_peer(*rates, **task):
     return make_measurement(*rates, **{"kind": "peer", "name": "Grain", **task})
 
 
-def make_results(*measurements, files=(), curves=(), **changes):
+def make_results(*measurements, files=(), **changes):
     values = {
         "date": "2026-01-02T03:04:05+00:00",
         "machine": {"system": "Linux 6", "processor": "A processor", "cpus": 2, "memory": 25_000_000_000},
@@ -70,7 +68,6 @@ def make_results(*measurements, files=(), curves=(), **changes):
         "command": "dataload bench --made floats",
         "files": tuple(files),
         "measurements": tuple(measurements),
-        "curves": tuple(curves),
     }
     return Results(**{**values, **changes})
 
@@ -86,12 +83,3 @@ def made():
         peer=make_peer,
         results=make_results,
     )
-
-
-@pytest.fixture(scope="session")
-def fonts():
-    """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
-    figure = curves_figure([])
-    figure.text(0, 0, r"text $x \times \mathdefault{10^{3}}$")
-    figure.text(0, 0, "text", fontweight="bold")
-    figure.savefig(io.BytesIO())

@@ -8,14 +8,14 @@ import bench_readings
 import numpy as np
 import pytest
 
+from benchmarks.limits import plan_limits
+from benchmarks.workloads import get_workload, made_data
 from dataload.api import open_source
 from dataload.bench import child
 from dataload.bench.child import drop_cached, measure
-from dataload.bench.data import made_data, write
-from dataload.bench.plan import Choices, plan_limits, plan_loaders
+from dataload.bench.data import Choices, plan_loaders, write
 from dataload.bench.runner import run_task
 from dataload.bench.task import check_batch, check_record
-from dataload.bench.workloads import get_workload
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import compare
-from dataload.bench.results import FileFacts
+from dataload.bench.runner import FileFacts
 
 STEADY = [100.0, 100.3, 99.8, 100.1, 99.9, 100.2]
 

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import dataload
+from benchmarks.workloads import get_workload, made_data
 from dataload.api import open_source
-from dataload.bench.data import made_data, own_data, write
-from dataload.bench.workloads import get_workload
+from dataload.bench.data import own_data, write
 from dataload.errors import ConfigError
 
 

@@ -14,9 +14,8 @@ import dataload
 from benchmarks.peers import PEERS, Field, get_peer, why_missing
 from benchmarks.peers import plan as peers_plan
 from benchmarks.peers.plan import plan_peers
-from dataload.bench.data import made_data, write
-from dataload.bench.plan import Choices
-from dataload.bench.workloads import get_workload
+from benchmarks.workloads import get_workload, made_data, write_made
+from dataload.bench.data import Choices, write
 from dataload.errors import ConfigError
 
 TORCH, MEMMAP, GROUPS = "torch DataLoader", "torch DataLoader, memmap", "torch DataLoader per group of rows"
@@ -38,7 +37,7 @@ def plan(tmp_path, data, choices, monkeypatch):
     monkeypatch.setattr(peers_plan, "why_missing", lambda peer, python: None)
 
     def plan(*names, formats=("lmdb", "tar", "array_record"), data=data, choices=choices, interpreters=None):
-        written = {name: write(data, name, tmp_path) for name in formats}
+        written = {name: write_made(data, name, tmp_path) for name in formats}
         return plan_peers(names, data, written, choices, tmp_path, interpreters=interpreters or {})
 
     return plan

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import readme_table
-from dataload.bench.results import FileFacts, Results
+from dataload.bench.runner import FileFacts, Results
 
 ROOT = Path(__file__).parents[3]
 

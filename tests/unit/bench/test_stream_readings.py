@@ -10,12 +10,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.limits import bare_generators, multistream, plan_readers
 from benchmarks.peers.torch_loader import groups as torch_groups
-from dataload.bench.data import made_data, write
-from dataload.bench.plan import Choices, plan_limits, plan_loaders
-from dataload.bench.readings import bare_generators, multistream
+from benchmarks.workloads import busy_numbers, get_workload, made_data, write_made
+from dataload.bench.data import Choices
 from dataload.bench.task import MODULUS, Task
-from dataload.bench.workloads import busy_numbers, get_workload
 
 ROWS, STEPS = 5, 7
 
@@ -108,7 +107,7 @@ def test_a_closed_reading_gives_nothing(reading):
 @pytest.fixture
 def written(tmp_path):
     data = made_data(get_workload("streams"), 32)
-    return data, {"generator": write(data, "generator", tmp_path)}
+    return data, {"generator": write_made(data, "generator", tmp_path)}
 
 
 def test_generators_have_no_file(written, tmp_path):
@@ -123,12 +122,12 @@ def test_generators_have_no_file(written, tmp_path):
 
 def test_one_limit_and_a_row_for_each_number_of_workers(written):
     choices = Choices(orders=("global", "pool"), workers=(0, 2), batch_size=16, cold=True)
-    limits, loaders = plan_limits(*written, choices), plan_loaders(*written, choices)
-    assert [(t.kind, t.name, t.workers, t.cold) for t in limits] == [("limit", "bare generators, 1 process", 0, False)]
+    limit, *loaders = plan_readers(*written, choices)
+    assert [(t.kind, t.name, t.workers, t.cold) for t in [limit]] == [("limit", "bare generators, 1 process", 0, False)]
     assert [(t.kind, t.name, t.order, t.workers, t.cold) for t in loaders] == [
         ("dataload", "dataload", "sequential", workers, False) for workers in (0, 2)
     ]
-    for planned in (*limits, *loaders):
+    for planned in (limit, *loaders):
         module, _, name = planned.reading.partition(":")
         made = getattr(importlib.import_module(module), name)(replace(planned, workers=0))
         with closing(made):

@@ -2,16 +2,16 @@
 
 import pytest
 
-from dataload.bench.results import Curve, FileFacts
+from dataload.bench.runner import FileFacts
 from dataload.bench.table import (
     FILE_COLUMNS,
     RATE_COLUMNS,
     baselines,
-    curve_table,
     describe_task,
     file_rows,
     problems,
     rate_rows,
+    rates,
     shortened,
 )
 
@@ -124,8 +124,9 @@ def test_tasks_and_files(made):
     assert {len(row) for row in rows} == {len(FILE_COLUMNS)}
 
 
-def test_a_curve_has_a_row_for_each_size_and_gaps_where_a_line_has_no_point():
-    lines = {"global": ((1000, 0.25), (1_000_000, 1234.56)), "pool": ((10_000, 3.0), (1000, 2.0))}
-    columns, rows = curve_table(Curve("Order", "records", "ns/record", lines))
-    assert columns == {"records": "right", "global, ns/record": "right", "pool, ns/record": "right"}
-    assert rows == [("1,000", "0.25", "2"), ("10,000", "", "3"), ("1,000,000", "1,235", "")]
+def test_rates_of_a_picture(made):
+    measured = [made.limit(1000), made.ours(100, 300, workers=2), made.peer(error="gone"), made.ours(5, workload="b")]
+    assert rates(measured) == {
+        "floats": {"copy": (1000, 1000, 1000), "dataload, syrah, global, 2 workers": (200, 100, 300)},
+        "b": {"dataload, syrah, global, 0 workers": (5, 5, 5)},
+    }

@@ -5,8 +5,8 @@ import importlib.util
 import numpy as np
 import pytest
 
-from dataload.bench import workloads
-from dataload.bench.workloads import WORKLOADS, get_workload
+from benchmarks import workloads
+from benchmarks.workloads import WORKLOADS, get_workload
 
 
 @pytest.fixture(autouse=True)

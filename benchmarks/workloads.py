@@ -9,7 +9,10 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dataload._util.fingerprint import digest
 from dataload._util.lazy import load_optional
+from dataload.bench.data import Data, Written, writable_formats, write
+from dataload.bench.runner import FileFacts
 from dataload.errors import ConfigError, closest
 from dataload.types import Array
 
@@ -27,11 +30,9 @@ _TOKENS = 50_304
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """One kind of made data; `records` and `batch_size` are defaults, `decodes` fields that hold JPEG files.
+    """One kind of made data: a few `different` records, over and over; `decodes` are fields that hold JPEG files.
 
-    `different` returns a few different records, which are repeated as often as needed; `version`, part of the names of
-    cached files, is raised when it makes something else. `formats` None means all that can be written; ``"generator"``
-    has no file.
+    `version` is raised when they change; `formats` None means all; `reading`, of `benchmarks.limits`, opens the loader.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Workload:
     formats: tuple[str, ...] | None = None
     decodes: tuple[str, ...] = ()
     version: int = 1
+    reading: str | None = None
 
     def make(self, count: int) -> Records:
         """Return the given number of records."""
@@ -116,14 +118,25 @@ def busy_numbers(sequence: int, count: int, work: int = 1_000) -> Iterator[int]:
         yield value
 
 
+def _first_numbers() -> Records:
+    return [{"data": number} for number in busy_numbers(0, 100)]
+
+
 _ALL = (
     Workload("floats-4k", 100_000, 256, partial(floats, 1024)),
     Workload("floats-64", 1_000_000, 1024, partial(floats, 16)),
     Workload("blobs", 1_000, 32, partial(blobs, 20_000, 600_000, 64)),
-    Workload("jpeg", 2_000, 32, _photos, decodes=("jpg",), version=2),  # 500 x 375
+    Workload("jpeg", 2_000, 32, _photos, None, ("jpg",), 2, "decoding_loader"),  # 500 x 375
     Workload("pictures", 2_000, 32, _pictures),
     Workload("tokens", 100_000, 64, _tokens, ("tokens",)),
-    Workload("streams", 16_000, 16, lambda: [{"data": n} for n in busy_numbers(0, 100)], ("generator",)),
+    Workload(
+        "streams",
+        16_000,
+        16,
+        lambda: [{"data": n} for n in busy_numbers(0, 100)],
+        ("generator",),
+        reading="multistream",
+    ),
 )
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}
 
@@ -133,3 +146,21 @@ def get_workload(name: str) -> Workload:
     if name not in WORKLOADS:
         raise ConfigError(f"there is no workload {name!r}: {closest(name, WORKLOADS)}", key="made", value=name)
     return WORKLOADS[name]
+
+
+def made_data(workload: Workload, records: int | None = None) -> Data:
+    """Return the records of a workload, or the given number of them."""
+    count = workload.records if records is None else records
+    made = workload.make(count)
+    content = digest(workload.name, workload.version, count)
+    reading = {"reading": f"benchmarks.limits:{workload.reading}"} if workload.reading else {}
+    formats = workload.formats or writable_formats()
+    return Data(workload.name, content, made, tuple(made[0]), formats, workload.batch_size, workload.decodes, **reading)
+
+
+def write_made(data: Data, format_name: str, cache: Path) -> Written:
+    """Write made data in a format, unless they are in the cache; generators have no file."""
+    if format_name != "generator":
+        return write(data, format_name, cache)
+    count = len(data.records)
+    return Written("", {"records": count}, FileFacts(data.name, format_name, count, 0, None))

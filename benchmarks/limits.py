@@ -1,23 +1,21 @@
-"""Readings of this library, and of the bare loops that are its limits."""
+"""The limits of the machine, bare loops over records, and the readings of this library that only made data need."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from itertools import cycle, islice
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import numpy as np
 
+from benchmarks.workloads import WORKLOADS, busy_numbers
 from dataload._util.lazy import load_optional
-from dataload.api import open_source
-from dataload.bench.task import Order, Reading, Task
-from dataload.bench.workloads import WORKLOADS, busy_numbers
-from dataload.loader.loader import Loader
-from dataload.loader.order import Shuffle
+from dataload.bench.data import Choices, Data, Written, loader, open_data, plan_loaders
+from dataload.bench.task import Reading, Task
 from dataload.samplers import GlobalShuffle, PoolShuffle, Sequential
-from dataload.sources.base import Source
 from dataload.streams import MultiStreamLoader
 from dataload.types import Array, Int64Array
 
@@ -26,55 +24,60 @@ _POOL = 1024
 _READER_BUFFER = 4096
 
 
-_SHUFFLES: Mapping[Order, Shuffle | Literal[False]] = {"global": "global", "pool": "shards", "sequential": False}
+# The plan
 
 
-def _open(task: Task) -> Source[Any]:
-    """Open the data of a task with what the format needs to return fields."""
-    return open_source(task.path, format=task.format, **task.options.get("open", {}))
+def plan_readers(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
+    """Plan the limits and this library's loader; generators have one order, and worker processes."""
+    if "generator" in written:
+        choices = replace(choices, orders=("sequential",), executor="processes", cold=False)
+    return [*plan_limits(data, written, choices), *plan_loaders(data, written, choices)]
 
 
-def loader(task: Task) -> Reading:
-    """Open `dataload.Loader` with threads, or with processes by the option ``executor``."""
-    held = ExitStack()
-    source = held.enter_context(_open(task))
-    executor = task.options.get("executor", "threads")
-    made: Loader[Any] = Loader(
-        source,
-        batch_size=task.batch_size,
-        shuffle=_SHUFFLES[task.order],
-        seed=task.seed,
-        transform=_decoder(task),
-        num_workers=task.workers,
-        executor=executor,
-    )
-    held.callback(made.close)
+def plan_limits(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
+    """Plan the limits of the machine, and bare loops over the formats' own libraries, in each order."""
+    first = next(iter(written))
+    name, reading = ("decode", "decode_loop") if data.decodes else ("copy in memory", "gather")
+    limits = [
+        (first, f"{name}, 1 thread", reading, 1),
+        (first, f"{name}, 2 threads", reading, 2),
+        ("lmdb", "lmdb txn.get, nothing copied", "lmdb_get", 0),
+        ("array_record", "array_record read", "array_record_read", 0),
+    ]
+    if "generator" in written:
+        limits = [("generator", "bare generators, 1 process", "bare_generators", 0)]
+    return [
+        choices.task(
+            data,
+            kind="limit",
+            name=name if order == choices.orders[0] else f"{name}, {order}",
+            path=written[form].path,
+            format=form,
+            reading=f"{__name__}:{reading}",
+            order=order,
+            workers=workers,
+            options={"open": written[form].options},
+        )
+        for order in choices.orders
+        for form, name, reading, workers in limits
+        if form in written
+    ]
 
-    def batches(epoch: int) -> Iterator[Any]:
-        made.set_epoch(epoch)
-        return iter(made)
 
-    return Reading({"executor": executor, "num_workers": task.workers, "prefetch": 2}, batches, held=held)
-
-
-def _decoder(task: Task) -> Callable[[Any], Any] | None:
-    if task.workload not in WORKLOADS or not WORKLOADS[task.workload].decodes:
-        return None
+def decoding_loader(task: Task) -> Reading:
+    """Open `dataload.Loader` over JPEG files, which a transform decodes."""
     (field,) = WORKLOADS[task.workload].decodes
     decode = load_optional("simplejpeg", needed_by="decoding", extra="tar").decode_jpeg
-    return lambda sample: {**sample, field: decode(sample[field])}
+    return loader(task, lambda sample: {**sample, field: decode(sample[field])})
 
 
 # Limits
 
 
 def gather(task: Task) -> Reading:
-    """Copy records that are in memory, on one thread or several: nothing that returns new batches can be faster.
-
-    Arrays are copied by ``np.take``, bytes of any length by `memcpy`.
-    """
+    """Copy records that are in memory: nothing that returns new batches can be faster."""
     kept = 2 if task.workers < 2 else _AHEAD + 2
-    with _open(task) as source:
+    with open_data(task) as source:
         columns = {name: _gathering(column, kept) for name, column in source.read_batch(np.arange(len(source))).items()}
         count = len(source)
 
@@ -96,10 +99,7 @@ def _gathering(column: Any, kept: int) -> Callable[[Int64Array], Any]:
 
 
 def memcpy(stored: memoryview, lengths: Int64Array, kept: int = 2) -> Callable[[Int64Array], list[memoryview]]:
-    """Return a function that copies records of any length into memory that is used again: a memcpy for each record.
-
-    The records lie one after another in `stored`. The last `kept` batches are valid.
-    """
+    """Return a function that copies records of any length from `stored`; the last `kept` batches are valid."""
     starts = np.cumsum(lengths) - lengths
     arenas = cycle([[memoryview(b"")] for _ in range(kept)])
 
@@ -152,7 +152,7 @@ def decode_loop(task: Task) -> Reading:
     """Decode JPEGs from a list in memory, in threads: no order, and lists instead of batches."""
     simplejpeg = load_optional("simplejpeg", needed_by="decoding", extra="tar")
     (field,) = WORKLOADS[task.workload].decodes
-    with _open(task) as source:
+    with open_data(task) as source:
         files = [bytes(record[field]) for record in source]
     held = ExitStack()
     run = _in_threads(held, task.workers, simplejpeg.decode_jpeg)

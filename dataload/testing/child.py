@@ -1,7 +1,4 @@
-"""Read sources in a separate process, new or forked.
-
-A new process tests pickling, another hash seed and lazy opening. In either, a file that kills its reader does no harm.
-"""
+"""Read sources in a separate process: a new one, which tests pickling, hash seeds and lazy opening, or a forked one."""
 
 import contextlib
 import faulthandler
@@ -20,16 +17,16 @@ from typing import Any, NoReturn
 
 from dataload.testing.compare import record_digest
 
-_TIMEOUT_SECONDS = 20  # for each ten sources, or fewer
+_TIMEOUT_SECONDS = 20  # for up to ten sources
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The content of one source, as read by another process."""
+    """The content of a source as another process read it."""
 
     digests: tuple[str, ...] = ()  # one per record, in index order
-    fingerprint: str = ""  # the result of `fingerprint()`, if the source has it
-    error: str = ""  # the exception as "Class: message", if there is one
+    fingerprint: str = ""  # result of `fingerprint()`, if the source has it
+    error: str = ""  # the exception as "Class: message", if reading failed
     error_classes: tuple[str, ...] = ()  # names of its class and base classes
     error_path: str = ""  # its `path`, if it has one
 
@@ -56,7 +53,7 @@ def failed_reading(error: Exception) -> Reading:
 
 
 def read_in_new_process(sources: Sequence[Any]) -> list[Reading]:
-    """Pickle sources and read them completely in one new process with another PYTHONHASHSEED."""
+    """Pickle sources and read them in one new process with another PYTHONHASHSEED."""
     pickles = pickle.dumps([pickled(source) for source in sources])
     environment = {
         **os.environ,
@@ -74,11 +71,11 @@ def read_in_new_process(sources: Sequence[Any]) -> list[Reading]:
 
 
 def read_in_fork(sources: Sequence[Any], *, read: Callable[[Any], Reading] = read_whole) -> list[Reading]:
-    """Read sources one after another with `read`, in one forked child; an AssertionError if it dies or hangs."""
+    """Read sources in one forked child with `read`; raise AssertionError if it dies or hangs."""
     with tempfile.TemporaryFile() as answers:
         child = multiprocessing.get_context("fork").Process(target=_answer, args=(answers, sources, read))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which are intended here
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which are intended
             child.start()
         seconds = _timeout(sources)
         child.join(seconds)
@@ -106,7 +103,7 @@ def main() -> None:
 
 
 def pickled(source: Any) -> bytes:
-    """Pickle a source; raise AssertionError if that is impossible."""
+    """Pickle a source; raise AssertionError if that fails."""
     try:
         return pickle.dumps(source)
     except Exception as error:
@@ -118,10 +115,10 @@ def _ending(code: int) -> str:
 
 
 def _readings(answers: Any, sources: Sequence[Any], ending: str) -> list[Reading]:
-    """Return the readings that a child sent, which should be one per source."""
+    """Return the readings that a child sent; check that they are one per source."""
     readings: list[Reading] = []
     answers.seek(0)
-    with contextlib.suppress(EOFError, pickle.UnpicklingError):  # a child that is killed may leave half of one
+    with contextlib.suppress(EOFError, pickle.UnpicklingError):  # a killed child may leave a truncated reading
         while len(readings) < len(sources):
             readings.append(pickle.load(answers))  # noqa: S301 - from the process that this one started
     if len(readings) < len(sources):
@@ -135,10 +132,10 @@ def _send(reading: Reading, answers: Any) -> None:
 
 
 def _answer(answers: Any, sources: Sequence[Any], read: Callable[[Any], Reading]) -> NoReturn:
-    """Run in the forked child: send the readings and exit without running this process's exit handlers."""
+    """Run in the forked child: send the readings and exit without this process's exit handlers."""
     code = 1
-    faulthandler.disable()  # the parent reports what kills this process
-    warnings.simplefilter("ignore")  # if warnings are errors, one would look like a refusal
+    faulthandler.disable()  # the parent reports the death of this process
+    warnings.simplefilter("ignore")  # otherwise a warning raised as an error would look like a refusal
     with contextlib.suppress(BaseException):
         for source in sources:
             _send(read(source), answers)

@@ -135,7 +135,7 @@ class Made(Result):
 def test_a_task_is_as_large_as_is_of_use(seconds, values, settings, sizes):
     executor = Recorded(seconds, values)
     first = RowTask(0, 0, 5, ("start",), 1)
-    made = workers.PartSteps(executor, first, **{"window": 2, "hand_over": 1, **settings})
+    made = workers.RowSteps(executor, first, **{"window": 2, "hand_over": 1, **settings})
     for _ in range(60):
         made.request()
         made.take()

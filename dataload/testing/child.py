@@ -21,7 +21,7 @@ _TIMEOUT_SECONDS = 20  # for up to ten sources
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadReport:
     """The content of a source as another process read it."""
 
     digests: tuple[str, ...] = ()  # one per record, in index order
@@ -31,7 +31,7 @@ class Reading:
     error_path: str = ""  # its `path`, if it has one
 
 
-def read_whole(source: Any) -> Reading:
+def read_whole(source: Any) -> ReadReport:
     """Read every record, one at a time and all together."""
     try:
         indices = range(len(source))
@@ -39,20 +39,20 @@ def read_whole(source: Any) -> Reading:
         if hasattr(source, "__getitems__"):
             together = tuple(record_digest(record) for record in source.__getitems__(list(indices)))
             if together != digests:
-                return Reading(digests, error="AssertionError: __getitems__ and __getitem__ differ")
-        return Reading(digests, fingerprint=source.fingerprint() if hasattr(source, "fingerprint") else "")
+                return ReadReport(digests, error="AssertionError: __getitems__ and __getitem__ differ")
+        return ReadReport(digests, fingerprint=source.fingerprint() if hasattr(source, "fingerprint") else "")
     except Exception as error:
         return failed_reading(error)
 
 
-def failed_reading(error: Exception) -> Reading:
+def failed_reading(error: Exception) -> ReadReport:
     """Return the reading of a source that raised `error`."""
     classes = tuple(kind.__name__ for kind in type(error).__mro__)
     text = f"{type(error).__name__}: {error}"
-    return Reading(error=text, error_classes=classes, error_path=str(getattr(error, "path", None) or ""))
+    return ReadReport(error=text, error_classes=classes, error_path=str(getattr(error, "path", None) or ""))
 
 
-def read_in_new_process(sources: Sequence[Any]) -> list[Reading]:
+def read_in_new_process(sources: Sequence[Any]) -> list[ReadReport]:
     """Pickle sources and read them in one new process with another PYTHONHASHSEED."""
     pickles = pickle.dumps([pickled(source) for source in sources])
     environment = {
@@ -70,7 +70,7 @@ def read_in_new_process(sources: Sequence[Any]) -> list[Reading]:
     return _readings(io.BytesIO(ended.stdout), sources, f"{_ending(ended.returncode)}: {last[0]}")
 
 
-def read_in_fork(sources: Sequence[Any], *, read: Callable[[Any], Reading] = read_whole) -> list[Reading]:
+def read_in_fork(sources: Sequence[Any], *, read: Callable[[Any], ReadReport] = read_whole) -> list[ReadReport]:
     """Read sources in one forked child with `read`; raise AssertionError if it dies or hangs."""
     with tempfile.TemporaryFile() as answers:
         child = multiprocessing.get_context("fork").Process(target=_answer, args=(answers, sources, read))
@@ -96,7 +96,7 @@ def main() -> None:
         try:
             source = pickle.loads(data)  # noqa: S301
         except Exception as error:
-            reading = Reading(error=f"unpickling raises {type(error).__name__}: {error}")
+            reading = ReadReport(error=f"unpickling raises {type(error).__name__}: {error}")
         else:
             reading = read_whole(source)
         _send(reading, sys.stdout.buffer)
@@ -114,9 +114,9 @@ def _ending(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
-def _readings(answers: Any, sources: Sequence[Any], ending: str) -> list[Reading]:
+def _readings(answers: Any, sources: Sequence[Any], ending: str) -> list[ReadReport]:
     """Return the readings that a child sent; check that they are one per source."""
-    readings: list[Reading] = []
+    readings: list[ReadReport] = []
     answers.seek(0)
     with contextlib.suppress(EOFError, pickle.UnpicklingError):  # a killed child may leave a truncated reading
         while len(readings) < len(sources):
@@ -126,12 +126,12 @@ def _readings(answers: Any, sources: Sequence[Any], ending: str) -> list[Reading
     return readings
 
 
-def _send(reading: Reading, answers: Any) -> None:
+def _send(reading: ReadReport, answers: Any) -> None:
     pickle.dump(reading, answers)
     answers.flush()
 
 
-def _answer(answers: Any, sources: Sequence[Any], read: Callable[[Any], Reading]) -> NoReturn:
+def _answer(answers: Any, sources: Sequence[Any], read: Callable[[Any], ReadReport]) -> NoReturn:
     """Run in the forked child: send the readings and exit without this process's exit handlers."""
     code = 1
     faulthandler.disable()  # the parent reports the death of this process

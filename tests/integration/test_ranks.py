@@ -82,7 +82,7 @@ ERRORS = {
     "lanes": "ConfigError: lanes must be a multiple of world_size, 8, so that each rank has its own; got 4$",
     "checkpoint": r"StateMismatchError: the state was saved with other data or another order: .*\n  source .*$",
     "global batch": "ConfigError: global_batch_size is 12, which 8 ranks cannot share equally: give a multiple of ",
-    "dead": "DataloadError: the loaders of all processes could not be compared: a process has ended or is not reading; look ",
+    "dead": "DataloadError: the loaders of all processes could not be compared: a process has ended or is not reading",
 }
 
 

@@ -164,7 +164,7 @@ def test_what_a_policy_cannot_bridge_is_named(policy, values, message):
         ({"pad": [4, "8"]}, "collate.x.pad[1]", r"collate.x.pad\[1\] must be an integer >= 0, got '8'"),
         (
             *({"pad": [2, 4]}, "collate.x.pad"),
-            "cannot pad 'x': a value has length 5, and the longest of the lengths to pad to is 4; add a",
+            "cannot pad 'x': a value has length 5, but the longest of the lengths to pad to is 4; add a",
         ),
         ("pad", None, "padding field 'x' adds the true lengths as x_length, a field that exists"),
     ],

@@ -10,7 +10,7 @@ from typing import Any
 
 from dataload.errors import ClosedSourceError, SourceNotFoundError
 from dataload.testing.cases import Case, Maker, maker_check, source_check
-from dataload.testing.child import Reading, pickled, read_in_fork, read_in_new_process
+from dataload.testing.child import ReadReport, pickled, read_in_fork, read_in_new_process
 from dataload.testing.compare import record_digest
 from dataload.testing.traits import NotApplicable, close, expect, expect_equal, expect_raises
 
@@ -231,7 +231,7 @@ def check_moved_files(maker: Maker) -> None:
     expect(path.name in str(error), f"the error does not name {path.name}: {error}")
 
 
-def _check_reading(case: Case, reading: Reading, where: str) -> None:
+def _check_reading(case: Case, reading: ReadReport, where: str) -> None:
     expect(not reading.error, f"{case.source!r} in {where}: {reading.error}")
     wanted = tuple(record_digest(case.oracle[index]) for index in case.indices)
     expect(

@@ -9,7 +9,7 @@ from typing import Any
 
 from dataload.errors import SourceNotFoundError
 from dataload.testing.cases import Case, Maker, maker_check, source_check
-from dataload.testing.child import Reading, failed_reading, read_in_fork, read_in_new_process
+from dataload.testing.child import ReadReport, failed_reading, read_in_fork, read_in_new_process
 from dataload.testing.compare import difference, record_digest
 from dataload.testing.traits import NotApplicable, SourceTraits, close, expect, expect_raises
 
@@ -161,10 +161,10 @@ def check_corruptions(maker: Maker) -> None:
         _check_refused(reading, f"a data set after corrupt(path, {kind!r})", copy)
 
 
-def _read(maker: Maker, paths: list[Path]) -> list[Reading]:
+def _read(maker: Maker, paths: list[Path]) -> list[ReadReport]:
     """Read each data set, or return the constructor's error."""
     opened: list[Any] = []
-    readings: list[Reading | None] = []
+    readings: list[ReadReport | None] = []
     for path in paths:
         try:
             opened.append(maker.open(path))
@@ -176,7 +176,7 @@ def _read(maker: Maker, paths: list[Path]) -> list[Reading]:
     return [reading or next(later) for reading in readings]
 
 
-def _check_refused(reading: Reading, what: str, path: Path) -> None:
+def _check_refused(reading: ReadReport, what: str, path: Path) -> None:
     count = len(reading.digests)
     expect(reading.error, f"{what} reads as {count} records, without an error but not as written")
     expect("SourceError" in reading.error_classes, f"{what} raises {reading.error}, expected a SourceError")

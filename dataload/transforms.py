@@ -1,4 +1,4 @@
-"""Transforms of samples, and the context that they may ask for."""
+"""Transforms of samples, and the context passed to them."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -25,12 +25,12 @@ class Drop(Enum):
 
 
 DROP: Final[Literal[Drop.DROP]] = Drop.DROP
-"""Returned by the function of a conversion (``map=``) in place of a record that is not to be written."""
+"""Returned by the function of a conversion (``map=``) to leave out a record."""
 
 
 @dataclass(frozen=True)
 class SampleContext:
-    """The index and the epoch of a sample, and random numbers of its own.
+    """The index and epoch of a sample, and its random numbers.
 
     Attributes:
         index: Index of the record in the source.
@@ -44,7 +44,7 @@ class SampleContext:
 
     @cached_property
     def generator(self) -> np.random.Generator:
-        """The sample's generator in this epoch: the same for any number of workers, and after a resume."""
+        """The sample's random generator in this epoch, the same for any number of workers and after a resume."""
         return generator(self.seed, "transform", self.epoch, self.index)
 
 
@@ -60,11 +60,7 @@ class NamedTransform:
 def compose(
     transform: Transform | Sequence[Transform] | None, setting: str = "transform", argument: str = "a sample"
 ) -> tuple[NamedTransform, ...]:
-    """Return the transforms of a `setting` that is None, a function of an `argument`, or a list of functions.
-
-    Raises:
-        ConfigError: One is no function of a sample, or of a sample and its context.
-    """
+    """Return the transforms of a `setting` that is None, a function of an `argument`, or a list of functions."""
     functions: Sequence[Any] = transform if isinstance(transform, (list, tuple)) else [transform]
     named: list[NamedTransform] = []
     for function in functions if transform is not None else ():

@@ -1,10 +1,10 @@
-"""The vocabulary of dataload as types: records, batches, and the protocols of sources, samplers, codecs and writers.
+"""The types of dataload: records, batches, and the protocols of sources, samplers, codecs and writers.
 
-The protocols are structural: a class that has the methods satisfies them without inheriting anything.
+The protocols are structural: a class with these methods satisfies them without inheriting.
 
-To plug in data of your own, write a `RandomAccessSource`. The other source protocols are optional and only make it
-faster: `BatchReader` reads many records at once, `ColumnReader` reads a batch as columns, `Sharded` tells where files
-begin and end, `ReadsAhead` fetches records before they are read.
+To plug in your own data, write a `RandomAccessSource`. The other source protocols are optional and make it faster:
+`BatchReader` reads many records at once, `ColumnReader` reads a batch as columns, `Sharded` tells where files begin
+and end, `ReadsAhead` fetches records before they are read.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ Record: TypeAlias = dict[str, Any]
 """One record of a source with fields, as a dict from field name to `Value`."""
 
 Batch: TypeAlias = dict[str, Any]
-"""Several records as columns: a dict from field name to an array of shape ``(rows, *shape)``. Text has a list of `rows`
-values instead, bytes a list or a `BytesColumn`."""
+"""Several records as columns: a dict from field name to an array of shape ``(rows, *shape)``. Text is a list of `rows`
+values, bytes are a list or a `BytesColumn`."""
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -58,13 +58,13 @@ T_contra = TypeVar("T_contra", contravariant=True)
 
 
 class BytesColumn(Sequence[bytes]):
-    """The bytes values of a batch, lying in one block of memory; a value becomes a bytes object when it is asked for.
+    """The bytes values of a batch in one block of memory. An item access returns a bytes object.
 
-    It compares, concatenates and pickles as the list of its values. `view` gives a value without a copy.
+    It compares, concatenates and pickles as the list of its values. `view` returns a value without a copy.
 
     Args:
         blocks: Blocks of memory, (bytes,) uint8.
-        block_of: (rows,) int64, the block of each value; None for the only one.
+        block_of: (rows,) int64, the block of each value; None for a single block.
         starts: (rows,) int64, offset of each value in its block.
         stops: (rows,) int64, its end.
     """
@@ -82,14 +82,14 @@ class BytesColumn(Sequence[bytes]):
 
     @classmethod
     def packed(cls, block: BytesArray, ends: Int64Array) -> Self:
-        """Return the column of values that lie one after another in `block` and end at `ends`, (rows,) int64."""
+        """Return a column of consecutive values in `block` that end at `ends`, (rows,) int64."""
         starts = np.zeros_like(ends)
         starts[1:] = ends[:-1]
         return cls([block], None, starts, ends)
 
     @classmethod
     def scattered(cls, pieces: Sequence[tuple[Int64Array, BytesColumn]], rows: int) -> Self:
-        """Return one column from `pieces`: row numbers, (k,) int64, and values. Every row is in exactly one piece."""
+        """Merge `pieces`, pairs of row numbers, (k,) int64, and values; every row is in exactly one piece."""
         blocks: list[BytesArray] = []
         block_of, starts, stops = np.empty((3, rows), np.int64)
         for where, piece in pieces:
@@ -107,7 +107,7 @@ class BytesColumn(Sequence[bytes]):
         return int((self._stops - self._starts).sum())
 
     def view(self, row: int) -> memoryview:
-        """Return a value as a read-only view, which keeps the memory of the whole column."""
+        """Return a value as a read-only view, which keeps the memory of the whole column alive."""
         block = self._blocks[0 if self._block_of is None else self._block_of[row]]
         return block.data[self._starts[row] : self._stops[row]].toreadonly()
 
@@ -164,7 +164,7 @@ class FieldSpec:
         dtype: A numpy dtype name, ``"bytes"``, ``"str"``, or ``"unknown"`` if only a record can tell.
         shape: Shape of the value in one record. An axis is None if its length varies between records; the whole
             shape is None if the number of dimensions is unknown or varies.
-        classes: Names of the classes that the numbers 0, 1, ... stand for; None if values are no labels.
+        classes: Class names for the numbers 0, 1, ...; None if values are not labels.
     """
 
     dtype: str
@@ -180,15 +180,15 @@ class FieldSpec:
 
 @runtime_checkable
 class RandomAccessSource(Protocol[T_co]):
-    """A source of records by index. This is all that a source of your own needs.
+    """A source of records by index: the minimum for your own source.
 
-    PyTorch's map-style datasets and Grain's data sources satisfy it as they are. A source must meet these obligations:
+    PyTorch's map-style datasets and Grain's data sources satisfy it unchanged. A source has these obligations:
 
     - `__getitem__` is thread-safe, and may be called with any index, in any order and repeatedly.
     - The same index always gives the same record.
     - A returned record belongs to the caller; later reads do not change it.
-    - The source pickles, if it is used with worker processes. It should pickle its settings and reopen its files on
-      first use.
+    - With worker processes, the source can be pickled. It should pickle its settings and reopen its files on first
+      use.
 
     Examples:
         >>> class Squares:
@@ -244,22 +244,22 @@ class ColumnReader(Protocol):
 
 @runtime_checkable
 class Sharded(Protocol):
-    """Optional: tells how the records are divided among files."""
+    """Optional: tells how records are divided among files."""
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
-        """The number of records in each file, in index order. They add up to ``len``."""
+        """The number of records in each file, in index order; their sum is ``len``."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class StepsAhead:
-    """Consecutive steps of one epoch that a loader will make.
+    """Consecutive future steps of a loader in one epoch.
 
     Attributes:
         epoch: Number of the epoch.
-        indices: (rows,) int64, the indices of all records that they read on this rank, step after step.
-        ends: (steps,) int64, where each step's indices end.
+        indices: (rows,) int64, the indices of all records that this rank reads, step after step.
+        ends: (steps,) int64, end of each step's indices.
         epoch_steps: Number of steps in the whole epoch.
     """
 
@@ -270,32 +270,32 @@ class StepsAhead:
 
 
 class AheadReader(Protocol):
-    """Fetches in the background what the next steps will read."""
+    """Fetches the records of the next steps in the background."""
 
     def received(self) -> None:
-        """Say that the consumer has received another step."""
+        """Report that the consumer has received another step."""
         ...
 
     def close(self) -> None:
-        """Stop within a second. May be called twice, and by a forked child, where it does nothing."""
+        """Stop within a second. May be called twice, and by a forked child, where it has no effect."""
         ...
 
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """Optional: fetches records before they are read, because a loader knows which ones it will read."""
+    """Optional: fetches records before they are read, because a loader knows its next records."""
 
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
-        """Start to fetch what the next steps read; None if nothing is gained by that.
+        """Start to fetch the records of the next steps; return None if that gains nothing.
 
         Args:
-            share: Part of the cache's budget that it may use, in (0, 1].
-            fields: Names of the fields that they read; None means all.
+            steps: The steps from the first one that the consumer has not received, across epochs. They are computed on
+                demand; iterate in one thread only.
+            fields: Names of the fields to read; None means all.
             here: Whether this process reads them, and not others.
-            steps: The steps from the first one that the consumer has not received, across the ends of epochs. They are
-                computed as they are taken, which may be done in any one thread.
+            share: Fraction of the cache's budget that it may use, in (0, 1].
         """
         ...
 
@@ -305,8 +305,8 @@ class Sampler(Protocol):
     """An order of records: maps positions in an epoch to indices in a source.
 
     A sampler is immutable, and `indices` is a pure function of the sampler's fields, the epoch and the positions. It
-    keeps no state, no random generator and no worker count. So any part of the order can be computed anywhere, and a
-    position is all that a checkpoint needs.
+    keeps no state, no random generator and no worker count. Any part of the order can therefore be computed anywhere,
+    and a checkpoint needs only a position.
     """
 
     def __len__(self) -> int:
@@ -339,7 +339,7 @@ class Codec(Protocol):
 
 
 class RecordWriter(Protocol[T_contra]):
-    """Writes records one after another. Nothing appears at the destination until `close` is called."""
+    """Writes records one after another. Nothing appears at the destination before `close` is called."""
 
     def write(self, record: T_contra, /) -> None:
         """Append one record."""

@@ -1,1 +1,1 @@
-"""Small helpers without a place of their own: randomness, indexing, checks, optional imports."""
+"""Helpers shared by all packages: randomness, indexing, checks, optional imports."""

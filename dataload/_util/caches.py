@@ -1,4 +1,4 @@
-"""Values that are kept: the last ones, one per process, or up to a number of bytes."""
+"""Caches: of the last values, of a value per process, and of decoded parts of files."""
 
 import os
 import sys
@@ -14,11 +14,7 @@ T = TypeVar("T")
 
 
 class Memo(Generic[T]):
-    """Values for the last few keys. Not part of its owner's value, and never pickled.
-
-    It holds two by default because a loader may be at the end of one epoch and at the start of the next at once.
-    Concurrent threads may drop each other's entries, which are then computed again.
-    """
+    """Values for the last keys: two by default, because a loader may be in two epochs at once. Never pickled."""
 
     __slots__ = ("_entries", "_size")
 
@@ -31,7 +27,10 @@ class Memo(Generic[T]):
 
     def keep(self, key: Any, value: T) -> T:
         others = [entry for entry in self._entries.items() if entry[0] != key]
-        self._entries = {key: value, **dict(others[: self._size - 1])}  # a new dict: others may be reading the old one
+        self._entries = {
+            key: value,
+            **dict(others[: self._size - 1]),
+        }  # a new dict: other threads may be reading the old one
         return value
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -39,17 +38,14 @@ class Memo(Generic[T]):
 
 
 def on_fork(callback: Callable[[], None]) -> None:
-    """Have `callback` called in every child that this process forks, where the system can."""
+    """Call `callback` in every child that this process forks, where the system supports it."""
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=callback)
 
 
 @cache
 def first_process(library: str) -> int:
-    """Return the process that first asked this about a library: this one, or one of which it is a fork.
-
-    For libraries that do not survive a fork once they were used.
-    """
+    """Return the process that first used a library that does not survive forks: this one or an ancestor."""
     del library
     return os.getpid()
 
@@ -59,7 +55,7 @@ _pickling = threading.local()
 
 @contextmanager
 def pickling_for_worker() -> Generator[None]:
-    """Tell objects that this thread pickles inside the ``with`` that they go to a worker process."""
+    """Mark pickles made by this thread inside the ``with`` block as sent to a worker process."""
     _pickling.for_worker = True
     try:
         yield
@@ -68,19 +64,13 @@ def pickling_for_worker() -> Generator[None]:
 
 
 def is_pickled_for_worker() -> bool:
-    """Return whether what this thread is pickling goes to a new process of this program, ours or `multiprocessing`'s.
-
-    Other pickles may be loaded on another machine, or much later.
-    """
+    """Return whether this thread pickles for a new process of this program, ours or `multiprocessing`'s."""
     context: Any = sys.modules.get("multiprocessing.context")
     return getattr(_pickling, "for_worker", False) or (context is not None and context.get_spawning_popen() is not None)
 
 
 class PerProcess(Generic[T]):
-    """A value that each process makes on first use, once, whatever number of threads ask for it.
-
-    What a forked child inherits is left alone, not closed: it belongs to the parent.
-    """
+    """A value that each process makes on first use. A forked child leaves the parent's value alone."""
 
     def __init__(self) -> None:
         self._value: tuple[int, T] | None = None
@@ -88,23 +78,23 @@ class PerProcess(Generic[T]):
         self._locks: dict[int, threading.Lock] = {}
 
     def get(self, make: Callable[[], T]) -> T:
-        """Return the value of this process, made by `make` if there is none yet."""
+        """Return this process's value, made by `make` on first use."""
         value, pid = self._value, os.getpid()
         if value is not None and value[0] == pid:
             return value[1]
-        # Each process has a lock of its own: a thread of the parent may have held the parent's at the moment of the
-        # fork, and would never release it here.
+        # Each process has its own lock: a thread of the parent may have held the parent's lock during the fork, and
+        # would never release it here.
         with self._locks.setdefault(pid, threading.Lock()):
             value = self._value
             if value is None or value[0] != pid:
                 drops = self._drops
                 self._value = value = pid, make()
-                if drops != self._drops:  # during `make`: only those who have asked before use the value
+                if drops != self._drops:  # dropped during `make`: only earlier callers use the value
                     self._value = None
             return value[1]
 
     def drop(self) -> T | None:
-        """Forget the value, also one that is being made; return it if it is of this process."""
+        """Forget the value, even one being made; return it if this process made it."""
         self._drops += 1
         value, self._value = self._value, None
         return value[1] if value is not None and value[0] == os.getpid() else None
@@ -129,17 +119,14 @@ class _Parts:
 
 
 class DecodedCache:
-    """Decoded parts of files, the last used ones, of at most `limit` bytes; one part stays, whatever its size.
-
-    Thread-safe; each process has its own.
-    """
+    """The last decoded parts of files, up to `limit` bytes but at least one. Thread-safe, separate per process."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
         self._parts: PerProcess[_Parts] = PerProcess()
 
     def get(self, key: Hashable, decode: Callable[[], tuple[Any, int]]) -> Any:
-        """Return a part; if it is not there, `decode` returns it and its bytes, in one thread at a time."""
+        """Return a part; if it is missing, `decode` returns it and its size in bytes, one thread at a time."""
         parts = self._parts.get(_Parts)
         with parts.lock:
             found = parts.found.get(key)
@@ -167,7 +154,6 @@ class DecodedCache:
             parts.leave(self._limit, 1)
 
     def clear(self) -> None:
-        """Forget all parts."""
         self._parts.drop()
 
     def __reduce__(self) -> Any:

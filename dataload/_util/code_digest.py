@@ -1,4 +1,4 @@
-"""Digests of what functions do: equal in every process, different after a change that could change their results."""
+"""Digests of functions: equal in every process, different after a change that could change their results."""
 
 import builtins
 import copyreg
@@ -22,7 +22,7 @@ import numpy as np
 _PLAIN = frozenset({bool, int, float, complex, str, type(None), type(...), type(NotImplemented), range})
 _LOCKS = frozenset({type(threading.Lock()), type(threading.RLock())})
 _CHANGING = (random.Random, np.random.Generator, np.random.RandomState, np.random.BitGenerator)
-_DYNAMIC = (eval, exec, globals, __import__, importlib.import_module, sys.modules)  # lead to code that no digest sees
+_DYNAMIC = (eval, exec, globals, __import__, importlib.import_module, sys.modules)  # run code that a digest cannot see
 _PARTS: dict[Any, tuple[str, ...]] = {
     property: ("fget", "fset", "fdel"),
     staticmethod: ("__func__",),
@@ -35,7 +35,7 @@ _PARTS: dict[Any, tuple[str, ...]] = {
         *("co_flags", "co_names", "co_varnames", "co_freevars", "co_cellvars"),
     ),
 }
-# Attributes of classes that say nothing of their behaviour, or differ between processes.
+# Class attributes that do not affect behaviour, or differ between processes.
 _OF_CLASSES = frozenset({
     *("__module__", "__doc__", "__dict__", "__weakref__", "__annotations__", "__annotate__", "__annotate_func__"),
     *("__annotations_cache__", "__firstlineno__", "__static_attributes__", "__abstractmethods__", "_abc_impl"),
@@ -54,41 +54,36 @@ _TWO = re.compile(r"LOAD_FAST|STORE_FAST")
 
 
 def code_digest(function: Any) -> str:
-    """Return a digest of everything that decides on the results of a function.
+    """Return a digest of everything that decides a function's results; raise ValueError if that is unknown.
 
-    It covers the bytecode of the function, and of the functions and classes that it uses; their defaults, closures,
-    attributes and global values; the attributes of imported modules; the state of objects, or their `fingerprint()`;
-    and the versions of Python and of installed packages.
-
-    Raises:
-        ValueError: It uses something that might change unnoticed; the message names it.
+    It covers the bytecode of the function and of the functions and classes that it uses; their defaults, closures,
+    attributes and globals; the state or `fingerprint()` of objects; and the versions of Python and of packages.
     """
     reader = _Reader({})
     try:
         reader.add((*sys.version_info[:2], function))
     except ValueError:
         raise
-    except Exception as error:  # modules and classes of users may raise anything
-        raise ValueError(f"it uses what cannot be looked at ({type(error).__name__}: {error})") from error
+    except Exception as error:  # users' modules and classes may raise anything
+        raise ValueError(f"it uses an object that cannot be inspected ({type(error).__name__}: {error})") from error
     return reader.hash.hexdigest()
 
 
 class _Reader:
-    """Hashes what decides on the behaviour of values; an object that was met before counts by its number."""
+    """Hashes values by their behaviour; an object met before counts by its number."""
 
     def __init__(self, seen: Mapping[int, tuple[int, Any]]) -> None:
         self.hash = hashlib.blake2b(digest_size=16)
-        self._seen = dict(seen)  # with the object, so that no other gets its id
+        self._seen = dict(seen)  # also holds the object, so that its id is not reused
 
     def add(self, value: Any) -> None:
-        """Hash a value."""
         kind: Any = type(value)
         numbered = kind not in (tuple, types.CodeType)
         if kind in _PLAIN:
             self._put(kind.__name__, value)
         elif kind in (bytes, bytearray):
             self._put(kind.__name__, hashlib.blake2b(value).digest())
-        elif kind in (set, frozenset):  # their order depends on PYTHONHASHSEED
+        elif kind in (set, frozenset):  # the order of a set depends on PYTHONHASHSEED
             self._put(kind.__name__, sorted(map(self._apart, value)))
         elif (kind in (np.ndarray, np.memmap) or isinstance(value, np.generic)) and not value.dtype.hasobject:
             name = "number" if isinstance(value, np.generic) else "array"
@@ -117,7 +112,7 @@ class _Reader:
 
 
 def _parts(value: Any, kind: Any) -> Sequence[Any]:
-    """Return the values that decide on the behaviour of a value."""
+    """Return the values that decide a value's behaviour."""
     if kind in (tuple, list):
         return value
     if kind in (dict, types.MappingProxyType):
@@ -139,13 +134,13 @@ def _in_order(values: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 def _state(value: Any, kind: Any) -> Sequence[Any]:
-    """Return the class of an object and what pickle would keep of it, or its fingerprint."""
+    """Return an object's class and its pickled state or fingerprint."""
     try:
         if callable(getattr(kind, "fingerprint", None)):
             return kind.__qualname__, str(value.fingerprint())
         for name in _PICKLING:
             version = _installed(next(each for each in kind.__mro__ if name in vars(each))) or ""
-            if " " in version and not version.startswith("numpy "):  # others may pickle addresses, as torch does
+            if " " in version and not version.startswith("numpy "):  # other classes may pickle addresses, as torch does
                 raise _unknown(value)
         reduce: Any = copyreg.dispatch_table.get(kind)
         found: Any = value.__reduce_ex__(2) if reduce is None else reduce(value)
@@ -153,7 +148,7 @@ def _state(value: Any, kind: Any) -> Sequence[Any]:
         raise _unknown(value) from error
     chosen = any(isinstance(getattr(kind, name, None), types.FunctionType) for name in _PICKLING)
     own = () if chosen else _in_order(getattr(value, "__dict__", {}))
-    if isinstance(found, str):  # a name, which tells nothing unless the class has chosen it
+    if isinstance(found, str):  # only a name: accepted if the class chose it
         if not chosen:
             raise _unknown(value)
         found = kind, (found,)
@@ -164,8 +159,8 @@ def _state(value: Any, kind: Any) -> Sequence[Any]:
 
 
 def _used(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:
-    """Return what a function reaches by closures, global names, imports and attributes of modules, each with a name."""
-    known, variables = function.__globals__, dict[str, list[Any]]()  # the values of variables; some have several
+    """Return the named objects that a function reaches by closures, globals, imports and attributes of modules."""
+    known, variables = function.__globals__, dict[str, list[Any]]()  # values of variables; a variable may have several
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         try:
             variables[name] = [cell.cell_contents]
@@ -190,7 +185,7 @@ def _used(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:
     for code, instructions in codes:
         shared = {*code.co_cellvars, *code.co_freevars}
         for at, (operation, name) in enumerate(instructions):
-            # LOAD_FAST of a shared variable loads its cell, for a function within.
+            # LOAD_FAST of a shared variable loads its cell for an inner function.
             if operation in _LOADS and not (operation == "LOAD_FAST" and name in shared):
                 for each in variables.get(name, ()):
                     if isinstance(each, types.ModuleType):
@@ -201,13 +196,13 @@ def _used(function: types.FunctionType) -> tuple[tuple[str, Any], ...]:
 
 
 def _imported(instructions: Sequence[_Instruction], known: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the variables that an import within a function sets, and their values."""
+    """Yield the variables that an import within a function sets, with their values."""
     (_, level), (_, names), (_, name), *following = instructions
     package = known.get("__package__") or str(known.get("__name__")).rpartition(".")[0]
     full = importlib.util.resolve_name("." * level + name, package)
     try:
-        module: Any = __import__(full, fromlist=names or ())  # submodules among the names are imported, too
-    except ImportError:  # there may be another way
+        module: Any = __import__(full, fromlist=names or ())  # the names may include submodules, which are imported
+    except ImportError:  # the function may handle it
         return
     except Exception as error:
         raise ValueError(f"it imports {full!r}, which fails") from error
@@ -223,7 +218,7 @@ def _imported(instructions: Sequence[_Instruction], known: Mapping[str, Any]) ->
 
 
 def _of_module(module: types.ModuleType, following: Sequence[_Instruction]) -> tuple[str, Any]:
-    """Return the attribute of a module that the next instructions load, with its name; otherwise the module."""
+    """Return the module attribute that the next instructions load, with its name, or else the module."""
     value: Any = module
     name = module.__name__
     for operation, attribute in following:
@@ -237,7 +232,7 @@ def _of_module(module: types.ModuleType, following: Sequence[_Instruction]) -> t
 
 
 def _codes(code: types.CodeType) -> Iterator[tuple[types.CodeType, list[_Instruction]]]:
-    """Yield code and the codes within it, each with its instructions; since Python 3.13, one may do the work of two."""
+    """Yield a code object and its inner ones with their instructions; since Python 3.13, one may do the work of two."""
     instructions: list[_Instruction] = []
     for each in dis.get_instructions(code):
         both = _TWO.findall(each.opname) if isinstance(each.argval, tuple) else ()
@@ -255,7 +250,7 @@ def _unknown(value: Any) -> ValueError:
 
 
 def _installed(value: Any) -> str | None:
-    """Return package and version of a module, function or class that is found by its name; None for anything else."""
+    """Return package and version of a module, or of a function or class found by its name; otherwise None."""
     if isinstance(value, np.ufunc):
         return f"numpy {np.__version__}" if getattr(np, value.__name__, None) is value else None
     if isinstance(value, types.ModuleType):
@@ -266,14 +261,14 @@ def _installed(value: Any) -> str | None:
         found: Any = sys.modules.get(module)
         for name in value.__qualname__.split("."):
             found = getattr(found, name, None)
-        if found is not value:  # such as what a factory has made, or a method of an object
+        if found is not value:  # such as a factory's function, or a bound method
             return "builtins" if isinstance(value, type) and not value.__flags__ & _HEAP_TYPE else None
     else:
         return None
     root = str(module).partition(".")[0]
     package = sys.modules.get(root)
     path = str(getattr(package, "__file__", None) or "")
-    if root == "dataload":  # whose releases give equal results
+    if root == "dataload":  # all releases of dataload give equal results
         return root
     if root in sys.stdlib_module_names and (not path or path.startswith(os.path.dirname(os.__file__) + os.sep)):
         return root

@@ -1,4 +1,4 @@
-"""The owner of a failure: the one place that decides whose fault an exception is."""
+"""The owner of a failure: decides in one place who is responsible for an exception."""
 
 import errno
 import re
@@ -28,18 +28,18 @@ unreachable or forbidden. `machine`: memory, disk space or descriptors run out, 
 use is wrong. `dataload`: a bug of ours. `on_error` and `max_bad` apply to `record` only."""
 
 MACHINE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EFBIG})
-"""Numbers of the system's errors about lack of disk space, descriptors and memory."""
+"""errno values for lack of disk space, descriptors or memory."""
 
 STORE_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT})
-"""Numbers of the system's errors about a disk or a file server that fails, whoever asked it."""
+"""errno values for a failing disk or file server, whoever made the call."""
 
-BUG = "this is a bug of dataload, and no record is at fault: please report it, with this message and its traceback"
+BUG = "this is a bug in dataload, not a fault of a record: please report it with this message and its traceback"
 """Advice for failures whose owner is `dataload`."""
 
 RAISE = opmap["RAISE_VARARGS"]
 """The instruction of a ``raise`` statement."""
 
-_NO_MEMORY = re.compile("out of memory|allocate memory", re.IGNORECASE)  # as torch says it
+_NO_MEMORY = re.compile("out of memory|allocate memory", re.IGNORECASE)  # torch's wording
 _MOST_CAUSES = 16
 _MARK = "_dataload_users"
 
@@ -47,21 +47,17 @@ LIBRARIES = sys.stdlib_module_names | {
     *("PIL", "array_record", "bson", "cloudpickle", "cramjam", "google_crc32c", "lmdb", "msgpack", "numpy", "obstore"),
     *("pyarrow", "pydantic", "ray", "rich", "simplejpeg", "soundfile", "tokenizers", "torch", "yaml"),
 }
-"""Modules that dataload calls. What they raise belongs to their caller."""
+"""Modules that dataload calls. Their errors belong to their caller."""
 
 
 def mark_users(error: BaseException) -> None:
-    """Say that the caller has just called the user's function or source, which raised `error`.
-
-    Call it where dataload calls these, in the `except` clause: a function written in C has no frame that would show it.
-    """
+    """Record in an `except` clause that the user's function or source raised `error`; C code leaves no frame."""
     trace = error.__traceback__
-    with suppress(Exception):  # exceptions of others may refuse attributes
+    with suppress(Exception):  # some exceptions refuse attributes
         setattr(error, _MARK, trace is None or _raised_by_user(trace.tb_next, default=True))
 
 
 def owner_of(error: BaseException) -> Owner:
-    """Return the owner of a failure."""
     if owner := _of_system(error):
         return owner
     if isinstance(error, (StoreError, SourceNotFoundError)):
@@ -88,7 +84,7 @@ def _of_system(error: BaseException) -> Owner | None:
 
 
 def _causes(error: BaseException) -> Iterator[BaseException]:
-    for _ in range(_MOST_CAUSES):  # they may go round in a circle
+    for _ in range(_MOST_CAUSES):  # causes may form a cycle
         if error.__cause__ is None:
             return
         error = error.__cause__

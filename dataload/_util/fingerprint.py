@@ -21,29 +21,22 @@ def digest(*parts: Any) -> str:
 
 
 def identify(source: Any) -> str:
-    """Return the fingerprint of a source.
-
-    A source without a `fingerprint` method is known by the name of its class and its length only, so a state is also
-    accepted by a source of the same class and length that holds other data.
-    """
+    """Return a source's fingerprint; without that method, its class name and length, which other data may share."""
     own = getattr(source, "fingerprint", None)
     return str(own()) if callable(own) else digest(type(source).__qualname__, len(source))
 
 
 def fingerprint(value: Any) -> str:
-    """Identify a value object, such as a sampler, by its class and its content.
+    """Identify a value object, such as a sampler, by its class and content.
 
-    The object is a frozen dataclass, or has a `fingerprint` method or its own repr. If its repr shows an address, its
-    class and pickled state identify it. Functions, and objects that pickle refuses, count by name only.
+    Content is a dataclass's fields, the object's `fingerprint()`, its own repr or, if that shows an address, its
+    pickled state. Functions, and objects that pickle refuses, count by name only.
     """
     return digest(_canonical(value, ()))
 
 
 def describe(value: Any, depth: int = 0) -> str:
-    """Return one of our value objects, such as a sampler, as text: its class and settings, of long ones the length.
-
-    Of an object of another's class only the name is shown, because it may hold a secret.
-    """
+    """Return a value object as text: class and shortened settings; for others only the class, to hide secrets."""
     if isinstance(value, (str, int, float, np.generic, types.NoneType)):
         return repr(value)
     ours = type(value).__module__.startswith("dataload.")
@@ -61,12 +54,12 @@ def describe(value: Any, depth: int = 0) -> str:
 
 
 def shows_address(value: Any) -> bool:
-    """Return True if the repr of a value contains an address, so that it differs from process to process."""
+    """Return whether a value's repr contains an address, which differs between processes."""
     return _ADDRESS.search(repr(value)) is not None
 
 
 def _canonical(value: Any, outer: tuple[int, ...]) -> Any:
-    """Return lists and tuples whose repr depends on the content alone; `outer` has the ids of the objects around it."""
+    """Return lists and tuples whose repr depends on the content alone; `outer` has the ids of enclosing objects."""
     own = getattr(value, "fingerprint", None)
     if callable(own):
         return own()
@@ -80,10 +73,10 @@ def _canonical(value: Any, outer: tuple[int, ...]) -> Any:
         return type(value).__qualname__, fields
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, Any]", np.ascontiguousarray(value))
-        if array.dtype.hasobject:  # its bytes are addresses
+        if array.dtype.hasobject:  # the bytes of object arrays are addresses
             return str(array.dtype), array.shape, _canonical(array.tolist(), outer)
         return str(array.dtype), array.shape, hashlib.blake2b(array.tobytes(), digest_size=16).hexdigest()
-    if isinstance(value, (set, frozenset)):  # their order depends on PYTHONHASHSEED
+    if isinstance(value, (set, frozenset)):  # the order of a set depends on PYTHONHASHSEED
         return sorted(repr(_canonical(item, outer)) for item in cast("set[Any]", value))
     if isinstance(value, (list, tuple)):
         return [_canonical(item, outer) for item in cast("list[Any]", value)]
@@ -98,13 +91,13 @@ def _name(key: Any, outer: tuple[int, ...]) -> str:
 
 
 def _attributes(value: Any, outer: tuple[int, ...]) -> Any:
-    """Return the name of an object, or of its class, and what pickle would keep of the object."""
+    """Return the name of an object or of its class, and the object's pickled state."""
     name = getattr(value, "__qualname__", type(value).__qualname__)
     if len(outer) > _MAX_DEPTH:
         return name
     try:
         reduced: Any = value.__reduce_ex__(2)
-    except Exception:  # a function, a lock, an open file: no state to see
+    except Exception:  # a function, a lock or an open file has no visible state
         return name
     if isinstance(reduced, str):
         return name

@@ -1,4 +1,4 @@
-"""HTML for notebooks: escaped, without scripts, in the colours of the page. Pure (no I/O)."""
+"""HTML for notebooks: escaped, without scripts, in the page's colours. Pure (no I/O)."""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -14,7 +14,7 @@ _CELL = "text-align:left;padding:.1em 1em .1em 0;color:inherit;background:transp
 def html_table(
     title: str, lines: Iterable[str], columns: Iterable[str] = (), rows: Iterable[Iterable[Any]] = ()
 ) -> str:
-    """Return a title, lines of text, and a table unless it has no rows. All texts are escaped."""
+    """Return a title, lines of text and a table (omitted without rows), all escaped."""
 
     def row(tag: str, cells: Iterable[Any]) -> str:
         return "<tr>" + "".join(f'<{tag} style="{_CELL}">{_text(cell)}</{tag}>' for cell in cells) + "</tr>"
@@ -26,8 +26,8 @@ def html_table(
 
 
 def html_of_source(source: Any) -> str | None:
-    """Return the size and the fields of a source; None, so that notebooks show its `repr`, if it cannot tell them."""
-    with suppress(Exception):  # it is closed, say
+    """Return the size and fields of a source; None if they are unavailable, so that notebooks show its `repr`."""
+    with suppress(Exception):  # it may be closed
         return html_table(repr(source), [f"{len(source):,} records"], ("field", "type"), source.fields.items())
     return None
 

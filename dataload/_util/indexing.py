@@ -1,4 +1,4 @@
-"""Checks of indices, and arithmetic for datasets stored in several files. Pure (no I/O)."""
+"""Index checks, and arithmetic for datasets stored in several files. Pure (no I/O)."""
 
 import itertools
 import operator
@@ -13,8 +13,8 @@ from dataload.types import Int64Array
 
 
 def check_index(index: SupportsIndex, length: int) -> int:
-    """Return `index` as an int in [0, length); a negative index counts from the end. Bools and floats are refused."""
-    if isinstance(index, (bool, np.bool_)):  # both have __index__, the latter in numpy 1
+    """Return `index` as an int in [0, length); negative indices count from the end, bools and floats are refused."""
+    if isinstance(index, (bool, np.bool_)):  # both have __index__ (np.bool_ in numpy 1)
         raise TypeError(f"an index must be an integer, got {index}")
     try:
         number = operator.index(index)
@@ -27,10 +27,7 @@ def check_index(index: SupportsIndex, length: int) -> int:
 
 
 def as_indices(indices: Any, length: int) -> Int64Array:
-    """Return integers as (rows,) int64, contiguous, all in [0, length); negative indices count from the end.
-
-    The result is `indices` itself if nothing had to be converted.
-    """
+    """Return indices as contiguous (rows,) int64 in [0, length); negative ones count from the end. Copies if needed."""
     if isinstance(indices, np.ndarray):
         array = indices
     elif isinstance(indices, range):
@@ -59,7 +56,7 @@ def as_indices(indices: Any, length: int) -> Int64Array:
     array = np.ascontiguousarray(array)
     if array.size == 0:
         return array
-    # Viewed as unsigned, negative numbers are huge, so a single comparison checks both bounds.
+    # As unsigned integers, negative numbers are huge, so one comparison checks both bounds.
     if int(np.maximum.reduce(array.view(np.uint64))) < length:
         return array
     outside = array[(array < -length) | (array >= length)]
@@ -69,13 +66,13 @@ def as_indices(indices: Any, length: int) -> Int64Array:
 
 
 def split_by_shard(ends: Int64Array, indices: Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-    """Split (rows,) int64 `indices` by shard, in shard order; `ends`, (shards,) int64, counts records cumulatively.
+    """Yield (shard, sorted indices within it, their rows in the request), in shard order.
 
-    Yields a shard, the indices within it in ascending order, (k,) int64, and their rows in the request, (k,) int64.
+    `indices` is (rows,) int64; `ends`, (shards,) int64, counts records cumulatively; both results are (k,) int64.
     """
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
-    # Search once per shard or once per row, whichever are fewer. cuts[s] is where shard s ends in the sorted request.
+    # Search once per shard or per row, whichever are fewer. Shard s ends at cuts[s] in the sorted request.
     if len(ends) <= len(indices):
         cuts = np.searchsorted(ordered, ends, side="left")
         shards = np.flatnonzero(np.diff(cuts, prepend=0)).tolist()
@@ -111,7 +108,7 @@ def expand_braces(pattern: str) -> list[str]:
     choices: Iterable[str]
     if match is numbers:
         first, last = match.group(1), match.group(2)
-        # As in bash, a leading zero means a fixed width.
+        # A leading zero fixes the width, as in bash.
         padded = any(len(n) > 1 and n.startswith("0") for n in (first, last))
         width = max(len(first), len(last)) if padded else 0
         step = 1 if int(last) >= int(first) else -1
@@ -123,7 +120,7 @@ def expand_braces(pattern: str) -> list[str]:
 
 
 def missing_parts(names: Iterable[str]) -> tuple[str, int] | None:
-    """Return a missing name and the number of all, for files whose names tell how many there are; None if none is.
+    """Return a missing name and the total for files named like "00001-of-00003"; None if the set is complete.
 
     Examples:
         >>> missing_parts(["a-00000-of-00003.tar", "b-1-of-1.tar", "c-7.tar"])
@@ -136,7 +133,7 @@ def missing_parts(names: Iterable[str]) -> tuple[str, int] | None:
             sets.setdefault((head, count, tail, len(number)), set()).add(int(number))
     for (head, count, tail, width), numbers in sets.items():
         if len(numbers) < int(count):
-            first = 1 if int(count) in numbers else 0  # some count from 1
+            first = 1 if int(count) in numbers else 0  # some writers count from 1
             number = next(number for number in itertools.count(first) if number not in numbers)
             return f"{head}{number:0{width}d}-of-{count}{tail}", int(count) - len(numbers)
     return None

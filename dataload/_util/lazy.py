@@ -12,15 +12,15 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package or module.
 
-    `homes` gives the module of each name, as ``"module"`` or ``"module:name there"``; `moved` gives the public module
-    that now has a deprecated name; `submodules` are imported when they are used as attributes.
+    `homes` maps names to ``"module"`` or ``"module:other_name"``; `moved` maps deprecated names to their new public
+    module; `submodules` are imported when used as attributes.
     """
 
     def get(name: str) -> Any:
         if name in homes:
             module, _, there = homes[name].partition(":")
             value = getattr(import_module(module), there or name)
-            setattr(sys.modules[package], name, value)  # the next use costs nothing
+            setattr(sys.modules[package], name, value)  # later uses do not come here
             return value
         if moved is not None and name in moved:
             message = f"{package}.{name} is deprecated: use {moved[name]}.{name}"

@@ -9,16 +9,16 @@ from dataload.errors import CorruptFileError, MachineError
 from dataload.types import Int64Array
 
 MAX_RECORD_BYTES = 1 << 30
-"""Default of the option `max_record_bytes` of every format."""
+"""Default of the option `max_record_bytes`."""
 
 FIELD_BYTES = 512
-"""About what the Python objects of one field take, besides its values."""
+"""Approximate size of a field's Python objects without its values."""
 
 MOST_BYTES = 1 << 48
-"""What larger sizes are cut to, so that the sums of many fit into int64."""
+"""Larger sizes are cut to this limit, so that their sums fit into int64."""
 
-_MOST_AXES = 63  # numpy allows 64, and a batch has one more
-_MOST_ITEMS = 1 << 40  # of an array that has none: numpy multiplies the extents beside 0, and rows, into an int64
+_MOST_AXES = 63  # numpy allows 64, and a batch adds one
+_MOST_ITEMS = 1 << 40  # of an empty array: numpy multiplies the other extents and the rows into an int64
 
 
 def no_memory(path: str | None, index: int, what: str = "") -> MachineError:
@@ -31,13 +31,13 @@ def no_memory(path: str | None, index: int, what: str = "") -> MachineError:
 
 
 def fits(shape: Sequence[int], items: int) -> bool:
-    """Return whether an array of a shape, of any integers, has so many items, and numpy can hold a batch of them."""
+    """Return whether an array of `shape` (any integers) has that many items, and numpy can hold a batch of them."""
     known = len(shape) <= _MOST_AXES and min(shape, default=0) >= 0 and math.prod(shape) == items
     return known and (items > 0 or math.prod(filter(None, shape)) < _MOST_ITEMS)
 
 
 def check_size(size: int, limit: int, what: str, *, path: str | None = None, index: int | None = None) -> None:
-    """Raise if `what` takes more than `limit` bytes. Call this before allocating them; codecs do not know the path."""
+    """Raise if `what` takes more than `limit` bytes. Call it before allocation; codecs do not know the path."""
     if size > limit:
         raise CorruptFileError(
             f"{what} takes {size:,} bytes of memory, and max_record_bytes is {limit:,}: the file is damaged or "
@@ -48,20 +48,14 @@ def check_size(size: int, limit: int, what: str, *, path: str | None = None, ind
 
 
 def check_lengths(lengths: Int64Array, limit: int, indices: Int64Array, path: str) -> None:
-    """Raise for the first of the records at `indices`, (rows,), that is stored in more than `limit` bytes."""
+    """Raise for the first of the records `indices`, (rows,) int64, stored in more than `limit` bytes."""
     if int(lengths.max()) > limit:
         row = int(np.argmax(lengths > limit))
         check_size(int(lengths[row]), limit, "the record", path=path, index=int(indices[row]))
 
 
 class Claims:
-    """The bytes that the records of one read take so far, held against the limit before they are allocated.
-
-    Args:
-        indices: (rows,) int64, the records.
-        limit: Most bytes of each.
-        path: Their file.
-    """
+    """Memory claimed by the records `indices`, (rows,) int64, of one read, at most `limit` bytes each."""
 
     def __init__(self, indices: Int64Array, limit: int, path: str) -> None:
         self.indices: Int64Array = indices
@@ -70,7 +64,7 @@ class Claims:
         self._each, self._more, self._most = 0, np.zeros(len(indices), np.int64), 0
 
     def add(self, sizes: int | Int64Array, rows: Int64Array | None = None) -> None:
-        """Add bytes for each record; or for those at `rows`, which may repeat, and each for itself."""
+        """Claim bytes for each record; or for those at `rows`, which may repeat, separately."""
         if isinstance(sizes, int) and rows is None:
             self._each += sizes
         else:

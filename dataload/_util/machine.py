@@ -1,4 +1,4 @@
-"""The CPUs and the memory that this process may use, and how many CPUs it keeps busy."""
+"""The CPUs and memory available to this process, and the CPUs that it keeps busy."""
 
 from __future__ import annotations
 
@@ -12,10 +12,8 @@ from typing import NamedTuple
 
 
 class _ControlGroup(NamedTuple):
-    """A control group."""
-
-    directory: Path  # may not be visible in a container
-    version: int  # 1 or 2; the names of the files differ
+    directory: Path  # may be invisible in a container
+    version: int  # 1 or 2; they differ in file names
 
 
 class _MemoryNames(NamedTuple):
@@ -23,7 +21,7 @@ class _MemoryNames(NamedTuple):
 
     limit: str  # a file
     used: str  # a file
-    # Lines of its statistics that count pages of files, which are given up before memory runs out.
+    # Counters of file pages, which the system frees before memory runs out.
     cached: tuple[str, str]
 
 
@@ -34,22 +32,18 @@ _MEMORY_NAMES = {
 
 
 def usable_cpus() -> int:
-    """Return the number of CPUs that this process is bound to, or its control groups' quota, rounded up, if less."""
+    """Return the CPUs that this process may use: its affinity, or its control groups' quota if smaller, rounded up."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     quota = cgroup_quota()
     return count if quota is None else max(1, min(count, math.ceil(quota)))
 
 
 def cpu_demand() -> float:
-    """Return the seconds that the threads of this process have used a CPU or waited for a busy one.
-
-    Unlike CPU time alone, this tells work from waiting for storage or for the GIL on a busy machine as well. Where
-    the system does not count the waits (Linux does), it is the CPU time. Takes some 10 us per thread.
-    """
+    """Return seconds that this process's threads used a CPU or (on Linux) waited for one; takes 10 us a thread."""
     waited = 0
     with suppress(OSError, ValueError, IndexError):
         for thread in os.listdir("/proc/self/task"):
-            with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            with suppress(FileNotFoundError, ProcessLookupError):  # the thread has ended
                 waited += int(_read(f"/proc/self/task/{thread}/schedstat").split()[1])
     return process_time() + 1e-9 * waited
 
@@ -63,10 +57,10 @@ def _read(path: str) -> bytes:
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:
-    """Return the CPUs that the control groups of this process allow, or None if they set no limit."""
+    """Return the CPU quota of this process's control groups, or None without a limit."""
     quotas: list[float] = []
     for group, version in _control_groups("cpu", root):
-        with suppress(OSError, ValueError, IndexError):  # not visible, or "max"
+        with suppress(OSError, ValueError, IndexError):  # invisible, or "max"
             if version == 2:
                 quota, period = (group / "cpu.max").read_text().split()
             else:
@@ -77,13 +71,13 @@ def cgroup_quota(root: Path = Path("/")) -> float | None:
 
 
 def available_bytes(root: Path = Path("/")) -> int:
-    """Return the memory that this process can still use: the machine's, or that of its control groups if less."""
+    """Return the memory still available to this process: the machine's or its control groups', if less."""
     found: list[int] = []
     with suppress(OSError, ValueError, KeyError):
         found.append(_numbers(root / "proc/meminfo")["MemAvailable:"] * 1024)
     for group, version in _control_groups("memory", root):
         names = _MEMORY_NAMES[version]
-        with suppress(OSError, ValueError, KeyError):  # not visible, or no limit
+        with suppress(OSError, ValueError, KeyError):  # invisible, or no limit
             limit, used = (int((group / name).read_text()) for name in (names.limit, names.used))
             statistics = _numbers(group / "memory.stat")
             found.append(max(0, limit - used + sum(statistics[name] for name in names.cached)))
@@ -91,7 +85,7 @@ def available_bytes(root: Path = Path("/")) -> int:
 
 
 def _control_groups(controller: str, root: Path) -> Iterator[_ControlGroup]:
-    """Yield the groups that limit this process, each before the groups around it, whose limits apply too."""
+    """Yield the control groups that limit this process, innermost first."""
     try:
         lines = (root / "proc/self/cgroup").read_bytes().splitlines()
     except OSError:
@@ -102,7 +96,7 @@ def _control_groups(controller: str, root: Path) -> Iterator[_ControlGroup]:
         if not controllers:
             mount, version = mounts, 2
         elif controller in controllers.split(","):
-            # Controllers of one hierarchy share a directory, usually with a link for each.
+            # The controllers of a hierarchy share a directory, usually linked under each name.
             shared = mounts / controllers
             mount, version = shared if shared.is_dir() else mounts / controller, 1
         else:

@@ -1,8 +1,7 @@
 """Random numbers by address: every random choice is a pure function of a seed, a purpose and an epoch or index.
 
-No generator is carried along, and nothing computes ``seed + epoch``, which would make epoch 1 of seed 3 equal epoch 0
-of seed 4. Keys are BLAKE2b hashes, and bits come from the 64-bit finalizer written out below, so an order does not
-depend on the version of numpy.
+Nothing computes ``seed + epoch``, which would make epoch 1 of seed 3 equal to epoch 0 of seed 4. Keys are BLAKE2b
+hashes, and bits come from the 64-bit finalizer below, so an order does not depend on the numpy version.
 """
 
 import hashlib
@@ -15,7 +14,7 @@ import numpy.typing as npt
 from dataload.errors import ConfigError
 
 ORDER_VERSION = 1
-"""Version of all orders, raised when any order changes for the same seed. A state of another version is refused."""
+"""Version of all orders, raised when any order changes for the same seed. States of other versions are refused."""
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -26,33 +25,26 @@ _SHIFT_30, _SHIFT_27, _SHIFT_31 = np.uint64(30), np.uint64(27), np.uint64(31)
 
 
 def check_seed(seed: Any) -> int:
-    """Return `seed` as a Python int. Floats and strings are refused rather than silently rounded or hashed."""
+    """Return `seed` as a Python int; floats and strings are refused."""
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
         raise ConfigError(f"seed must be an integer, got {seed!r} ({type(seed).__name__})", key="seed", value=seed)
     return int(seed.__index__())
 
 
 def derive_key(seed: int, purpose: str, *address: int | str, words: int = 4) -> UInt64Array:
-    """Return the key for one purpose at one address, (words,) uint64, statistically independent of all other keys.
-
-    `purpose` is the use of the random numbers, such as ``"shuffle"``; `address` the rest, such as the epoch. `words` is
-    at most 8.
-    """
+    """Return an independent key, (words <= 8,) uint64, for a purpose such as ``"shuffle"`` and an address."""
     text = "\x1f".join([repr(int(seed)), purpose, *map(_address_part, address)])
     digest = hashlib.blake2b(text.encode(), digest_size=8 * words, person=b"dataload").digest()
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
 def _address_part(part: int | str) -> str:
-    # By value and not by type: numpy's 3 and Python's 3 are the same epoch.
+    # Values count, not types: numpy's 3 and Python's 3 are the same epoch.
     return f"str:{part}" if isinstance(part, str) else f"int:{operator.index(part)}"
 
 
 def hash64(key: np.uint64, values: npt.NDArray[Any]) -> UInt64Array:
-    """Hash (n,) integers to 64 well-mixed bits each, with the output function of SplitMix64 (Steele, Lea, Flood 2014).
-
-    For a given key, distinct values have distinct hashes, (n,) uint64.
-    """
+    """Hash (n,) integers to (n,) uint64 by SplitMix64's output function, which is a bijection for a given key."""
     bits = values.astype(np.uint64)  # a copy: the steps below work in place
     bits *= _GOLDEN_GAMMA
     bits += key
@@ -66,5 +58,5 @@ def hash64(key: np.uint64, values: npt.NDArray[Any]) -> UInt64Array:
 
 def generator(seed: int, purpose: str, *address: int | str) -> np.random.Generator:
     """Return a numpy generator for an address, for use in transforms (augmentation)."""
-    # Philox takes the key directly; SeedSequence would hash it again.
+    # Philox uses the key directly; SeedSequence would hash it again.
     return np.random.Generator(np.random.Philox(key=derive_key(seed, purpose, *address, words=2)))

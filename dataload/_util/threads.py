@@ -10,14 +10,11 @@ from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeVar
 
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two looks
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two checks
 
 
 class Wait:
-    """A wait that begins now, and is over after so many `seconds` in which nothing has changed.
-
-    It is over after `most` seconds in spite of progress. `pause` sleeps for so many seconds.
-    """
+    """A wait that ends after `seconds` without progress, or after `most` seconds. `pause` sleeps."""
 
     def __init__(self, seconds: float, most: float = math.inf, pause: Callable[[float], Any] = time.sleep) -> None:
         self._seconds = seconds
@@ -28,7 +25,7 @@ class Wait:
         self._seen: Any = None
 
     def goes_on(self, progress: Any = None) -> bool:
-        """Pause before the next look; return False if the wait is over. Another value of `progress` prolongs it."""
+        """Pause, and return False if the wait has ended. A new value of `progress` prolongs it."""
         now = time.monotonic()
         if progress is not None and progress != self._seen:
             self._seen, self._last = progress, now
@@ -44,7 +41,7 @@ P = ParamSpec("P")
 
 
 class DaemonThreads(Executor):
-    """A pool like `ThreadPoolExecutor`; neither Ctrl-C nor the end of the interpreter waits for its threads."""
+    """A pool like `ThreadPoolExecutor`; neither Ctrl-C nor the interpreter's exit waits for its threads."""
 
     def __init__(self, count: int, name: str = "dataload-pool") -> None:
         self._count, self._name = count, name
@@ -56,13 +53,12 @@ class DaemonThreads(Executor):
         weakref.finalize(self, self._calls.put, None).atexit = False
 
     def submit(self, fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Call `fn` in a thread."""
         future: Future[T] = Future()
         self._put(partial(_fulfil, future, partial(fn, *args, **kwargs)))
         return future
 
     def wait_for(self, call: Callable[[], T], seconds: float = -1) -> T:
-        """Return the result of a call in a thread, or raise a TimeoutError. It costs a third of `submit`."""
+        """Return the result of a call in a thread, or raise TimeoutError; three times as fast as `submit`."""
         ended, found, errors = threading.Lock(), list[T](), list[BaseException]()
         ended.acquire()
 
@@ -77,12 +73,12 @@ class DaemonThreads(Executor):
         if not ended.acquire(timeout=seconds):
             raise TimeoutError
         if errors:
-            raise errors.pop()  # not from a local variable: its traceback would refer to it
+            raise errors.pop()  # no local variable: the error's traceback would refer to it
         return found.pop()
 
     def _put(self, call: Callable[[], None]) -> None:
         if self._ended:
-            raise RuntimeError("a call was submitted after the threads were told to end")
+            raise RuntimeError("a call was submitted after shutdown")
         self._calls.put(call)
         if not self._idle.acquire(blocking=False):
             with self._lock:
@@ -93,7 +89,7 @@ class DaemonThreads(Executor):
                     thread.start()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the threads after the calls that are queued, or after those that run."""
+        """End the threads after the queued calls, or only after the running ones."""
         self._ended = True
         try:
             while cancel_futures:
@@ -107,7 +103,7 @@ class DaemonThreads(Executor):
             thread.join()
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        # Not after Ctrl-C, nor in a generator that Ctrl-C ends: calls that run may take as long as their time-outs.
+        # Do not wait after Ctrl-C, or in a generator that it ends: running calls may last until their time-outs.
         self.shutdown(wait=kind is None or issubclass(kind, Exception), cancel_futures=kind is not None)
 
 
@@ -122,6 +118,6 @@ def _fulfil(future: Future[Any], call: Callable[[], Any]) -> None:
 def _work(calls: SimpleQueue[Callable[[], None] | None], idle: threading.Semaphore) -> None:
     while (call := calls.get()) is not None:
         call()
-        del call  # it may hold memory, or a file
+        del call  # it may hold memory or a file
         idle.release()
     calls.put(None)  # for the other threads

@@ -1,4 +1,4 @@
-"""Certificates: hashes of batches that another machine, world size or release can check."""
+"""Certificates: hashes of batches that another machine, world size or release can verify."""
 
 from __future__ import annotations
 
@@ -22,47 +22,30 @@ from dataload.loader.state import is_count
 from dataload.samplers import BatchPlan
 from dataload.sources.shards import locate
 
-_ROW_BYTES = 4  # enough to find the row that differs; that one does is known from the hash of the step
+_ROW_BYTES = 4  # the step's hash detects a difference; these only locate the row
 
 
 @dataclass(frozen=True, slots=True)
 class StepHashes:
-    """The batch of one step, of all ranks together, as hashes.
+    """Hashes of one step's batch, all ranks together."""
 
-    Attributes:
-        order: Hash of the indices, 16 hexadecimal digits.
-        batch: Hash of the values, 32 hexadecimal digits.
-        rows: Short hash of each row, base64.
-    """
-
-    order: str
-    batch: str
-    rows: str
+    order: str  # of the indices, 16 hexadecimal digits
+    batch: str  # of the values, 32 hexadecimal digits
+    rows: str  # a short hash of each row, base64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Certificate:
-    """Hashes of what some steps of a loader served.
+    """Hashes of consecutive steps of a loader."""
 
-    Attributes:
-        versions: Of dataload, its orders, and numpy, when it was made.
-        source: Fingerprint of the data.
-        order: Fingerprint of the sampler.
-        step_size: Items of all ranks per step: the global batch size, unless the plan makes batches of its own.
-        epoch: Number of the epoch.
-        first: Number of the first step.
-        steps: Hashes of consecutive steps.
-        version: Version of this format.
-    """
-
-    versions: dict[str, str]
-    source: str
-    order: str
-    step_size: int
+    versions: dict[str, str]  # of dataload, its orders, and numpy
+    source: str  # fingerprint of the data
+    order: str  # fingerprint of the sampler
+    step_size: int  # items per step, all ranks together
     epoch: int
-    first: int
+    first: int  # number of the first step
     steps: tuple[StepHashes, ...]
-    version: int = 1
+    version: int = 1  # of this format
 
     def to_json(self) -> str:
         """Return the certificate as JSON, one line per step."""
@@ -72,11 +55,6 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        """Read what `to_json` returned.
-
-        Raises:
-            ConfigError: It is not a certificate, or one of a newer release.
-        """
         try:
             values = json.loads(text)
             if values["version"] != 1:
@@ -89,25 +67,14 @@ class Certificate:
                 _rows(step)
             dict(found.versions)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            if isinstance(error, ConfigError):  # a ValueError, too
+            if isinstance(error, ConfigError):  # a subclass of ValueError
                 raise
-            raise ConfigError(f"this is not a certificate, as `dataload certify` writes: {error!r}") from error
+            raise ConfigError(f"this is not a certificate of `dataload certify`: {error!r}") from error
         return found
 
 
 def certify(loaders: Sequence[Loader[Any]], epoch: int, steps: range, *, release: str) -> Certificate:
-    """Return the certificate of some steps.
-
-    Args:
-        loaders: One loader per rank, in the order of ranks.
-        epoch: Number of the epoch.
-        steps: Consecutive steps.
-        release: Version of dataload, for messages.
-
-    Raises:
-        IndexError: The epoch has no such step.
-        WorkerError: A step failed.
-    """
+    """Return the certificate of consecutive steps; `loaders` has one loader per rank, in rank order."""
     planner = loaders[0].batch_sampler
     return Certificate(
         versions={"dataload": release, "orders": str(ORDER_VERSION), "numpy": np.__version__},
@@ -121,17 +88,11 @@ def certify(loaders: Sequence[Loader[Any]], epoch: int, steps: range, *, release
 
 
 def check_certificate(certificate: Certificate, loaders: Sequence[Loader[Any]]) -> str | None:
-    """Return the first difference between a certificate and what loaders serve here; None if there is none.
-
-    The number of ranks may differ from that of the certificate, the rows of all ranks together may not.
-
-    Raises:
-        ConfigError: The loaders have steps of another size.
-    """
+    """Return the first difference between a certificate and the loaders' batches, or None; ranks may differ."""
     planner = loaders[0].batch_sampler
     if planner.step_size != certificate.step_size:
         raise ConfigError(
-            f"the certificate is of steps of {certificate.step_size} for all ranks together, these have "
+            f"the certificate's steps have {certificate.step_size} items over all ranks, these have "
             f"{planner.step_size}: choose world_size and loader.batch_size so that their product is the same"
         )
     last = certificate.first + len(certificate.steps)
@@ -157,9 +118,9 @@ def _difference(
     if there.order != here.order:
         changed = "sampler or seed" if fingerprint(loaders[0].batch_sampler.order) != certificate.order else "order"
         at = "" if row is None else f"; the first row that differs is {row}"
-        return f"another {changed}: its records are not those of the certificate{at}"
+        return f"another {changed}: the step has other records than in the certificate{at}"
     if row is None:
-        return "the hash of the step differs, and that of no row"
+        return "the hash of the step differs, although no row's hash does"
     name = f"row {row}"
     if len(indices) == len(rows_here):  # rows are records
         name += f", record {indices[row]} ({locate(source, indices[row])}),"
@@ -173,7 +134,7 @@ def _rows(step: StepHashes) -> list[bytes]:
 
 
 def _hash_step(loaders: Sequence[Loader[Any]], epoch: int, step: int) -> tuple[StepHashes, list[int]]:
-    """Return the hashes of a step of all ranks, and its indices; in an order that no number of ranks changes."""
+    """Return the hashes and the indices of a step of all ranks, in an order independent of the number of ranks."""
     rows: list[tuple[int, int, bytes]] = []
     records: list[tuple[int, int, int, int]] = []  # row, rank, number in the batch, index
     for rank, loader in enumerate(loaders):
@@ -195,13 +156,13 @@ def _hash_step(loaders: Sequence[Loader[Any]], epoch: int, step: int) -> tuple[S
 
 
 def _hash_rows(batch: Any, plan: BatchPlan) -> list[tuple[int, bytes]]:
-    """Return number and hash of each row, without rows that only fill up the batch."""
+    """Return number and hash of each row, except for padding rows."""
     mask: Any = plan.valid if plan.valid is not None and plan.valid.ndim == 1 else None
     if isinstance(batch, Mapping):
         fields = dict(cast("Mapping[str, Any]", batch))
         if mask is not None and "valid" in fields:
-            mask = as_array(fields.pop("valid"))  # without bad records, unlike that of the plan
-        # The mask, which depends on the number of ranks, has made a field of a batch without any.
+            mask = as_array(fields.pop("valid"))  # unlike the plan's mask, it excludes bad records
+        # To add the mask, which depends on the number of ranks, the loader put an array batch into the field "data".
         batch = fields["data"] if fields.keys() == {"data"} else fields
     rows = count_rows(batch, plan)
     is_whole = not rows and planned_rows(plan) > 0  # such as a single number
@@ -217,7 +178,7 @@ def _hash_rows(batch: Any, plan: BatchPlan) -> list[tuple[int, bytes]]:
 
 
 def _add(digest: Any, value: Any) -> None:
-    """Add a value to a hash: its kind, its shape, and its bytes."""
+    """Add a value's kind, shape and bytes to a hash."""
     if isinstance(value, Mapping):
         for name in sorted(cast("Mapping[Any, Any]", value), key=str):
             digest.update(repr(name).encode())
@@ -232,7 +193,7 @@ def _add(digest: Any, value: Any) -> None:
             raise _not_hashable(value)
         array = np.asarray(array)
         if not isinstance(value, (np.ndarray, np.generic)) and array.dtype.name != str(value.dtype).split(".")[-1]:
-            digest.update(str(value.dtype).encode())  # one that numpy lacks
+            digest.update(str(value.dtype).encode())  # a dtype that numpy lacks
         if array.dtype.hasobject:
             _add(digest, array.tolist())
             return
@@ -250,6 +211,6 @@ def _add(digest: Any, value: Any) -> None:
 
 def _not_hashable(value: Any) -> ConfigError:
     return ConfigError(
-        f"no certificate can compare values of {type(value).__name__}, which the batches have: make them arrays, or "
-        "leave them out in a transform"
+        f"the batches have values of {type(value).__name__}, which a certificate cannot compare: convert them to "
+        "arrays, or remove them in a transform"
     )

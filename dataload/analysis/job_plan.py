@@ -26,43 +26,33 @@ from dataload.storage.remote.prefetch.choice import Choice, choose, measure, sha
 from dataload.types import Int64Array, Sampler, StepsAhead
 
 MOST_ROWS = 1 << 21
-"""Records of an epoch up to which all are walked. Of more, every so manieth stands for its neighbours."""
+"""Maximum number of records to walk. Longer epochs are sampled at even intervals."""
 
-_FEWEST_PER_SHARD = 8  # records that are walked, so that nearly every rank that reads a shard is seen to do so
-_MOST_STEPS = 5000  # of a thinned epoch
+_FEWEST_PER_SHARD = 8  # sampled records, so that nearly every rank that reads a shard is found
+_MOST_STEPS = 5000  # in a thinned epoch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
     """A training job: an order dealt to ranks, and the shards that hold its records.
 
-    A thinned job has fewer records: each stands for several neighbours, and a node perhaps for all. At the level of
-    shards it is like the job itself.
-
-    Attributes:
-        planner: The batches, of any rank.
-        ends: (shards,) int64, cumulative number of records.
-        sizes: (shards,) int64, bytes.
-        ranks_per_node: Ranks on a node; rank r is on node ``r // ranks_per_node``.
-        records_per_row: Records of a node that each row stands for.
-        nodes_per_node: Nodes that each node stands for.
+    In a thinned job each record stands for several neighbours, and a node perhaps for all; shards are read alike.
     """
 
-    planner: BatchPlanner
-    ends: Int64Array
-    sizes: Int64Array
-    ranks_per_node: int
-    records_per_row: float = 1
-    nodes_per_node: int = 1
+    planner: BatchPlanner  # of any rank
+    ends: Int64Array  # (shards,), cumulative number of records
+    sizes: Int64Array  # (shards,), bytes
+    ranks_per_node: int  # rank r is on node r // ranks_per_node
+    records_per_row: float = 1  # records of a node that each row stands for
+    nodes_per_node: int = 1  # nodes that each node stands for
 
     @property
     def nodes(self) -> int:
-        """Number of nodes."""
         return self.planner.world_size // self.ranks_per_node
 
     @property
     def is_apart(self) -> bool:
-        """True if ranks read different shards, because each has its own lanes."""
+        """Whether ranks read different shards, because each has its own lanes."""
         return isinstance(self.planner, BatchSampler) and isinstance(self.planner.sampler, Lanes)
 
     @property
@@ -71,17 +61,10 @@ class Cluster:
         return float(self.sizes.sum()) / max(1, int(self.ends[-1]))
 
     def ranks(self, nodes: Iterable[int]) -> list[int]:
-        """Return the ranks on some nodes."""
         return [node * self.ranks_per_node + rank for node in nodes for rank in range(self.ranks_per_node)]
 
     def thinned(self, nodes: int, most_rows: int = MOST_ROWS) -> Cluster:
-        """Return a job of which `nodes` nodes read at most about `most_rows` records in an epoch.
-
-        If lanes keep the ranks apart, it has the same ranks. Otherwise all nodes read alike, and it has one node.
-
-        Raises:
-            ConfigError: The job is too large, and its order cannot be thinned.
-        """
+        """Return a job whose `nodes` nodes read at most about `most_rows` records per epoch: all ranks, or one node."""
         planner, items = self.planner, self.planner.items(0)
         apart = self.is_apart
         if items * (nodes / self.nodes if apart else 1) <= most_rows:
@@ -91,7 +74,7 @@ class Cluster:
         factor = math.ceil(items * nodes / self.nodes / most_rows)
         ranks, each = planner.world_size, self
         if not apart:
-            # As few records of a shard as one node reads, or nobody would be seen to read them all.
+            # Keep enough records of a shard for each node that reads it.
             factor, ranks = max(self.nodes, math.ceil(items / most_rows)), self.ranks_per_node
             each = replace(self, nodes_per_node=self.nodes)
         factor = max(1, min(factor, int(self.ends[-1]) // (_FEWEST_PER_SHARD * len(self.ends)) or 1))
@@ -108,7 +91,7 @@ class Cluster:
 
 
 def _thin(sampler: Sampler, factor: int, most_rows: int) -> Sampler:
-    """Return an order in which every record stands for `factor` neighbours; shards keep their places in it."""
+    """Return an order in which each record stands for `factor` neighbours; shards keep their places."""
     if isinstance(sampler, Sequential):
         return Sequential(len(sampler) // factor)
     if isinstance(sampler, GlobalShuffle) and sampler.parent is None:
@@ -147,7 +130,7 @@ def steps_of(job: Cluster, ranks: Sequence[int], epoch: int, most_steps: int | N
             _join(steps_ahead(EpochPlanners(planner.with_ranks(rank=rank)), Cursor(epoch, 0), epoch + 1), shown)
             for rank in ranks
         ]
-    # Together, because a pool is run for all of them.
+    # All ranks at once, because a pool is run for all of them.
     rows = planner.with_ranks(rank=0).deal(range(shown), epoch=epoch)[0] + np.array(ranks)[:, None, None]
     length = len(planner.sampler)
     inside = rows < (rows.max(initial=0) + 1 if planner.tail == "pad" else length)
@@ -167,25 +150,17 @@ def _join(blocks: Iterable[StepsAhead], steps: int) -> StepsAhead:
 
 @dataclass(frozen=True, slots=True)
 class Touches:
-    """The shards that nodes read in an epoch, (touches,) int64 each, by node and shard.
-
-    Attributes:
-        node: The node.
-        shard: The shard.
-        first: The first step that reads it.
-        last: The last one.
-        rows: Records.
-    """
+    """The shards that nodes read in an epoch, sorted by node and shard, (touches,) int64 each."""
 
     node: Int64Array
     shard: Int64Array
-    first: Int64Array
-    last: Int64Array
-    rows: Int64Array
+    first: Int64Array  # first step that reads the shard
+    last: Int64Array  # last step that reads the shard
+    rows: Int64Array  # number of records
 
 
 def touches(job: Cluster, nodes: Sequence[int], epoch: int, most_steps: int | None = None) -> Touches:
-    """Return the shards that some nodes read in an epoch, or in its first steps."""
+    """Return the shards that nodes read in an epoch, or in its first steps."""
     ranks, shards = job.ranks(nodes), len(job.ends)
     found = steps_of(job, ranks, epoch, most_steps)
     node = np.repeat(np.array(ranks) // job.ranks_per_node, [len(each.indices) for each in found])
@@ -200,50 +175,32 @@ def touches(job: Cluster, nodes: Sequence[int], epoch: int, most_steps: int | No
 
 
 BINS = 100
-"""Parts of an epoch, and of the shards, by which load is counted."""
+"""Number of bins for the load, over the epoch and over the shards."""
 
-_MOST_RANKS = 16  # with more, the first step is computed for one node only
+_MOST_RANKS = 16  # with more ranks, the first step is computed for one node only
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
-    """The downloads, cache and load of the nodes of a job.
-
-    Attributes:
-        nodes: Number of nodes.
-        ranks_per_node: Ranks on each.
-        steps: Steps of an epoch.
-        data_bytes: Bytes of all shards.
-        shards: Number of shards.
-        mode: Whether whole shards or ranges are downloaded, and the reason.
-        walked: Part of an epoch's records that were looked at; the others are like their neighbours.
-        node_bytes: Bytes that nodes read in the first epoch, the mean and the most.
-        together_bytes: Most bytes of shards that a node reads at the same time: the cache in which each is downloaded
-            once in an epoch. 0 for ranges.
-        first_bytes: Bytes that a node needs before the first batch; downloads for later batches share its line.
-        first_seconds: Time that the line takes for them.
-        readers: Nodes that read the same shard in an epoch, the mean and the most.
-        readers_at_once: Most nodes that begin to read the same shard in the same hundredth of an epoch.
-        load: (BINS, BINS), nodes that begin to read shards: parts of the shards over parts of the epoch.
-    """
+    """The downloads, cache and load of a job's nodes."""
 
     nodes: int
     ranks_per_node: int
-    steps: int
-    data_bytes: int
+    steps: int  # of an epoch
+    data_bytes: int  # of all shards
     shards: int
-    mode: Choice
-    walked: float
-    node_bytes: tuple[float, float]
-    together_bytes: int
-    first_bytes: int
-    first_seconds: float
-    readers: tuple[float, int]
-    readers_at_once: int
-    load: Int64Array
+    mode: Choice  # whole shards or ranges, and the reason
+    walked: float  # fraction of an epoch's records that were walked
+    node_bytes: tuple[float, float]  # read per node in the first epoch, mean and maximum
+    together_bytes: int  # cache in which a node downloads each shard once per epoch; 0 for ranges
+    first_bytes: int  # needed by a node before its first batch
+    first_seconds: float  # time to download them
+    readers: tuple[float, int]  # nodes that read the same shard in an epoch, mean and maximum
+    readers_at_once: int  # maximum number of nodes that begin to read a shard in the same hundredth of an epoch
+    load: Int64Array  # (BINS, BINS), nodes that begin to read shards: shards over the epoch
 
     def to_json(self) -> dict[str, Any]:
-        """Return all but the load in values of JSON, with the names of former simulations for a release."""
+        """Return JSON values without the load; former fields of the simulation are null for a release."""
         names = (name for name in self.__slots__ if name not in ("load", "mode"))
         values = {name: getattr(self, name) for name in names}
         former = dict.fromkeys(("epoch_bytes", "again_bytes", "wait_seconds", "simulated"))
@@ -253,19 +210,9 @@ class ClusterPlan:
 def plan_job(
     job: Cluster, *, bandwidth: float, budget: int | None, mode: Literal["auto", "shards", "ranges"]
 ) -> ClusterPlan:
-    """Plan a job.
-
-    Args:
-        job: The job.
-        bandwidth: Bytes per second of each node's line.
-        budget: Bytes of each node's cache; None means room for all shards.
-        mode: Whether whole shards or ranges are downloaded; "auto" chooses as a loader does.
-
-    Raises:
-        ConfigError: The order has no steps, neither whole shards nor ranges serve it, or it is too long to be walked.
-    """
+    """Plan a job; `bandwidth` in bytes per second and `budget` in bytes are per node, None fits all shards."""
     if not job.planner.steps(0):
-        raise ConfigError("the order has no steps: there is nothing to plan", key="sampler", value=job.planner.order)
+        raise ConfigError("the order has no steps to plan", key="sampler", value=job.planner.order)
     choice = _choose(job, budget) if mode == "auto" else Choice(mode, "remote.mode says so")
     thin = job.thinned(job.nodes)
     found = touches(thin, range(thin.nodes), 0)
@@ -295,7 +242,7 @@ def plan_job(
 
 
 def _choose(job: Cluster, budget: int | None) -> Choice:
-    """Return how the loader of rank 0 would read, which sees its first steps."""
+    """Return the mode that the loader of rank 0 would choose from its first steps."""
     data_bytes = int(job.sizes.sum())
     budget = data_bytes if budget is None else budget
     block = steps_of(job, [0], 0, max(1, (1 << 17) // job.planner.rows_per_step))[0]
@@ -305,13 +252,13 @@ def _choose(job: Cluster, budget: int | None) -> Choice:
 
 
 def _first_bytes(job: Cluster) -> int:
-    """Return the most bytes of shards that a node reads in the first step."""
+    """Return the maximum bytes of shards that a node reads in the first step."""
     found = touches(job, range(job.nodes if job.planner.world_size <= _MOST_RANKS else 1), 0, 1)
     return int(np.bincount(found.node, job.sizes[found.shard]).max())
 
 
 def _together(job: Cluster, found: Touches) -> int:
-    """Return the most bytes of shards that one node reads at the same time."""
+    """Return the maximum bytes of shards that a node reads at the same time."""
     last = found.last
     if job.records_per_row > 1:
         last = last + _late_steps(job)
@@ -323,12 +270,12 @@ def _together(job: Cluster, found: Touches) -> int:
 
 
 def _late_steps(job: Cluster) -> int:
-    """Return the steps by which the last record of a shard leaves a pool after the last one that was walked."""
+    """Return how many steps after the last walked record the last record of a shard leaves a pool."""
     sampler: Any = getattr(job.planner, "sampler", None)
     pool, lanes = getattr(sampler, "pool_size", None), getattr(sampler, "lanes", 1)
     if pool is None:
         return 0
-    # The last of n records leaves after about pool * ln n steps of the pool.
+    # The last of n records leaves after about pool * ln(n) steps of the pool.
     return int(pool * np.log(job.records_per_row) * lanes / job.planner.step_size)
 
 

@@ -1,4 +1,4 @@
-"""A live view of a loader: on a terminal, in a notebook, or as lines of a log. rich is imported on first use."""
+"""A live view of a loader on a terminal, in a notebook, or as log lines. rich is imported on first use."""
 
 import sys
 import threading
@@ -21,15 +21,15 @@ _RECENT_SAMPLES = 20  # the view shows the last ten seconds
 
 @contextmanager
 def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None, every: float | None = 30.0) -> Generator[None]:
-    """Show a few lines about a loader while it is used: its position, its speed, who waits, and what the limit is.
+    """Show a loader's position, speed, waits and bottleneck in a few lines while it is used.
 
     On a terminal and in a notebook, the lines are refreshed, and rates, waits and the verdict cover the last ten
-    seconds. Elsewhere, as in the log of a cluster's job, one line is written every so many seconds and at the end, and
-    covers the time since the last one. An error while showing ends the view, not the loop.
+    seconds. Elsewhere, as in the log of a cluster job, one line is written at intervals and at the end, and covers the
+    time since the previous line. An error while showing ends the view, not the loop.
 
     Args:
         loader: A `Loader` or `MultiStreamLoader`.
-        stream: Where to show the lines; by default the notebook's cell, else stderr.
+        stream: Destination of the lines; by default the notebook's cell, otherwise stderr.
         every: Seconds between two lines where `stream` is not a terminal; None writes nothing there.
 
     Raises:
@@ -77,14 +77,14 @@ def describe(progress: Progress, recent: Statistics) -> list[str]:
 
 
 def _in_notebook() -> bool:
-    """Return whether this process is the kernel of a notebook, which shows what IPython displays."""
+    """Return whether this process is a notebook kernel, which shows what IPython displays."""
     ipython: Any = sys.modules.get("IPython")
     shell = None if ipython is None else ipython.get_ipython()
     return shell is not None and hasattr(shell, "kernel")
 
 
 class _Output(Protocol):
-    """A place where a view shows its lines. Used by the view's thread."""
+    """A destination for a view's lines. Used by the view's thread."""
 
     def start(self) -> None: ...
     def show(self, lines: list[str]) -> None: ...
@@ -101,7 +101,7 @@ class _Terminal:
         self._live: Any = live.Live(
             console=console.Console(file=stream),
             auto_refresh=False,
-            # Redirect what is printed to above the lines, but only if it goes to the terminal.
+            # Print other output above the lines, but only if it goes to the terminal.
             redirect_stdout=sys.stdout.isatty(),
             redirect_stderr=sys.stderr.isatty(),
         )
@@ -153,7 +153,7 @@ class _Log:
 
 
 class _View:
-    """Refreshes the lines in its own thread, so that they change even while the consumer waits."""
+    """Refreshes the lines in a thread, so that they change even while the consumer waits."""
 
     def __init__(
         self, loader: LoaderBase[Any], output: _Output, *, seconds: float | None = None, samples: int = _RECENT_SAMPLES
@@ -167,7 +167,7 @@ class _View:
         self._thread.start()
 
     def _run(self) -> None:
-        # A terminal that is gone, or a closed loader, must end the view and not the training run.
+        # A closed terminal or loader must end the view and not the training run.
         with suppress(Exception), ExitStack() as stack:
             stack.callback(self._stop)
             self._output.start()

@@ -1,4 +1,4 @@
-"""The steps that served a record, and the records that were served when the loss was high."""
+"""The steps that served a record, and the records that were served in steps of high loss."""
 
 from __future__ import annotations
 
@@ -25,17 +25,7 @@ _MOST_EPOCHS = 100_000
 
 
 def trace_record(loader: Loader[Any], index: int, epochs: Iterable[int], steps: range | None = None) -> list[Serving]:
-    """Return where some epochs serve a record, on all ranks: computed from the order, without reading data.
-
-    Args:
-        loader: The loader, of any rank; a state that was loaded counts.
-        index: Index of the record.
-        epochs: Numbers of the epochs.
-        steps: The steps of each epoch to search, by default all.
-
-    Raises:
-        ConfigError: The source has no such record.
-    """
+    """Return where epochs serve a record on all ranks (by default in all steps), computed without reading data."""
     records = len(loader.source)
     if not 0 <= index < records:
         raise ConfigError(f"index {index} is out of range: the source has {records} records", key="index", value=index)
@@ -46,11 +36,7 @@ def trace_record(loader: Loader[Any], index: int, epochs: Iterable[int], steps: 
 
 
 def find_key(source: Any, key: str) -> int:
-    """Return the index of the first record with a key, after looking at the keys of all records before it.
-
-    Raises:
-        ConfigError: No record has this key, or records have no keys.
-    """
+    """Return the index of the first record with a key, by looking at the keys of all records before it."""
     keys: set[str] = set()
     for index in range(len(source)):
         found = locate(source, index).key
@@ -67,27 +53,15 @@ def find_key(source: Any, key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class StepLosses:
-    """The loss of some steps.
-
-    Attributes:
-        epochs: Epoch of each step, (n,).
-        steps: Number of each step in its epoch, (n,).
-        losses: Loss of each step, (n,).
-    """
+    """The loss of some steps, (n,) each."""
 
     epochs: Int64Array
-    steps: Int64Array
+    steps: Int64Array  # numbered within their epoch
     losses: Float64Array
 
     @classmethod
     def parse(cls, text: str, loader: Loader[Any]) -> StepLosses:
-        """Read CSV with the columns ``step``, ``loss`` and, optionally, ``epoch``.
-
-        Without epochs, steps are counted from the start of epoch 0 over all epochs, as most loggers do.
-
-        Raises:
-            ConfigError: A column is missing, or a line is not of finite numbers or names a step that does not exist.
-        """
+        """Read CSV with ``step``, ``loss`` and optionally ``epoch``; without it, steps count over all epochs."""
         reader = csv.DictReader(io.StringIO(text.removeprefix("\ufeff")))
         names = reader.fieldnames or ()
         for name in ("step", "loss"):
@@ -103,19 +77,16 @@ class StepLosses:
             except (TypeError, ValueError):
                 raise ConfigError(found + repr({name: line[name] for name in names}), key="spike") from None
             if not np.isfinite(loss):
-                raise ConfigError(f"{found}{loss}: end the losses before it", key="spike")
+                raise ConfigError(f"{found}{loss}: remove this line and all lines after it", key="spike")
             rows.append((*_find_step(loader, epoch, step, reader.line_num, firsts), loss))
         if not rows:
-            raise ConfigError("the losses have no lines", key="spike")
+            raise ConfigError("the file of losses has no lines", key="spike")
         epochs, steps, losses = zip(*rows, strict=True)
         return cls(np.array(epochs, np.int64), np.array(steps, np.int64), np.array(losses, np.float64))
 
 
 def _find_step(loader: Loader[Any], epoch: int | None, step: int, line: int, firsts: list[int]) -> tuple[int, int]:
-    """Return epoch and step of a line; without an epoch, the step is counted over all epochs.
-
-    `firsts` has the first steps of epochs from 0 on, so counted; those that are missing are added.
-    """
+    """Return epoch and step of a line; `firsts`, the first steps of epochs counted over all epochs, grows on demand."""
 
     def steps_of(epoch: int) -> int:
         return loader.batch_sampler_of(epoch).steps(epoch)
@@ -136,44 +107,26 @@ def _find_step(loader: Loader[Any], epoch: int | None, step: int, line: int, fir
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """A record or a shard, and the steps that had it.
+    """A record or a shard, and the steps that had it."""
 
-    Attributes:
-        index: Index of the record, or number of the shard.
-        name: Its location.
-        loss: Mean loss of the steps that had it.
-        steps: Number of these steps.
-    """
-
-    index: int
-    name: str
-    loss: float
-    steps: int
+    index: int  # of the record, or number of the shard
+    name: str  # its location
+    loss: float  # mean over its steps
+    steps: int  # number of steps
 
 
 @dataclass(frozen=True, slots=True)
 class SpikeReport:
-    """Records and shards, those of the highest mean loss first.
+    """Records and shards by mean loss, highest first."""
 
-    Attributes:
-        loss: Mean loss of all steps.
-        spread: Standard deviation of the loss of a step.
-        records: The suspects among records.
-        shards: The suspects among shards, if there are several.
-    """
-
-    loss: float
-    spread: float
+    loss: float  # mean over all steps
+    spread: float  # standard deviation over the steps
     records: Sequence[Suspect]
-    shards: Sequence[Suspect]
+    shards: Sequence[Suspect]  # empty with a single shard
 
 
 def rank_by_loss(loader: Loader[Any], losses: StepLosses, *, top: int = 20) -> SpikeReport:
-    """Rank records and shards by the mean loss of the steps that had them, on any rank.
-
-    A record that was served in several steps of high loss is a better suspect than one of a single step; records of
-    one step cannot be told apart.
-    """
+    """Rank records and shards by the mean loss of their steps on all ranks; more steps are better evidence."""
     served, of_step = _served(loader, losses)
     indices, inverse = np.unique(served, return_inverse=True)
     mean, count = _mean_loss(inverse, losses.losses[of_step], len(indices))
@@ -195,14 +148,14 @@ def rank_by_loss(loader: Loader[Any], losses: StepLosses, *, top: int = 20) -> S
 
 
 def _served(loader: Loader[Any], losses: StepLosses) -> tuple[Int64Array, Int64Array]:
-    """Return the records of each step, once each, and the place of their step in `losses`; both (n,)."""
+    """Return the distinct records of each step, and the place of their step in `losses`; both (n,)."""
     found: list[Int64Array] = []
     places: list[Int64Array] = []
     for epoch in np.unique(losses.epochs).tolist():
         planner = loader.batch_sampler_of(epoch)
         at = np.flatnonzero(losses.epochs == epoch)
         at = at[np.argsort(losses.steps[at], kind="stable")]
-        # Runs of consecutive steps are computed together.
+        # Compute consecutive steps together.
         for run in np.split(at, np.flatnonzero(np.diff(losses.steps[at]) != 1) + 1):
             most = max(1, _BLOCK_ROWS // (planner.rows_per_step * planner.world_size))
             for part in np.split(run, range(most, len(run), most)):
@@ -220,6 +173,6 @@ def _mean_loss(groups: Int64Array, losses: Float64Array, size: int) -> tuple[Flo
 
 
 def _highest(mean: Float64Array, count: Int64Array, top: int) -> list[int]:
-    """Return the groups of the highest mean; among equal ones those with more steps first."""
+    """Return the groups with the highest mean, at equal means those with more steps first."""
     order = np.lexsort((-count, -mean))
     return [int(i) for i in order[: top + np.count_nonzero(count == 0)] if count[i]][:top]

@@ -1,4 +1,4 @@
-"""Samples of tar archives as DALI's reader gives them: one array per output."""
+"""Samples of tar archives as DALI's reader returns them: one array per output."""
 
 import os
 import warnings
@@ -18,7 +18,7 @@ from dataload.storage import storage_of
 from dataload.types import Array, Int64Array
 
 Missing: TypeAlias = Literal["empty", "skip", "error"]
-"""The treatment of a sample that lacks an output: an empty array, no sample, or an error."""
+"""Policy for samples that lack an output: give an empty array, skip the sample, or raise an error."""
 
 _NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
 _DTYPES = {name.upper(): np.dtype(name) for name in _NUMBERS} | {"FLOAT": np.dtype("float32")}
@@ -26,14 +26,14 @@ _DTYPES = {name.upper(): np.dtype(name) for name in _NUMBERS} | {"FLOAT": np.dty
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One output: the first file of a sample, in archive order, with one of `extensions`; read as `dtype`."""
+    """One output: the first file of a sample with one of `extensions`, in archive order, read as `dtype`."""
 
     extensions: tuple[str, ...]
     dtype: np.dtype[Any]
 
 
 def parse_outputs(ext: Any, dtypes: Any, *, case_sensitive: bool) -> tuple[Output, ...]:
-    """Return the outputs that the arguments `ext` and `dtypes` describe, or raise a ConfigError."""
+    """Return the outputs for the arguments `ext` and `dtypes`."""
     sets: list[Any] = list(ext) if isinstance(ext, Sequence) and not isinstance(ext, str) else [ext]
     if not sets or not all(isinstance(names, str) for names in sets):
         raise ConfigError(f"ext must be one or more sets of extensions ('jpg;png', 'cls'), got {ext!r}", key="ext")
@@ -46,14 +46,14 @@ def parse_outputs(ext: Any, dtypes: Any, *, case_sensitive: bool) -> tuple[Outpu
     outputs: list[Output] = []
     for names, dtype in zip(sets, given, strict=True):
         extensions = (names if case_sensitive else names.lower()).split(";")
-        if not extensions[-1]:  # a semicolon at the end adds no extension
+        if not extensions[-1]:  # a trailing semicolon adds no extension
             extensions.pop()
         outputs.append(Output(tuple(extensions), _parse_dtype(dtype)))
     return tuple(outputs)
 
 
 def _parse_dtype(given: Any) -> np.dtype[Any]:
-    """Return the dtype for a name ("INT32"), a member of DALI's own enumeration or a numpy type."""
+    """Return the dtype for a name ("INT32"), a member of DALI's enumeration or a numpy type."""
     is_dtype = isinstance(given, (np.dtype, type))
     dtype = np.dtype(cast("Any", given)) if is_dtype else _DTYPES.get(str(getattr(given, "name", given)).upper())
     if dtype is None or dtype not in _DTYPES.values():
@@ -62,16 +62,7 @@ def _parse_dtype(given: Any) -> np.dtype[Any]:
 
 
 class OutputSource(FileSource[tuple[Array, ...]]):
-    """A source of tuples: for each output the bytes of one file, as an array of the output's dtype.
-
-    Like DALI, it trusts index files as long as they stay inside the archive. Without `index_paths` it scans the
-    archives. If not `case_sensitive`, the extensions of `outputs` must be in lower case.
-
-    Raises:
-        ConfigError: The index files do not match the archives. On first use: a sample lacks an output (`missing` is
-            "error"), or the size of a file is not a multiple of its dtype's.
-        CorruptFileError: On first use, if an archive or index contradicts its format or the other.
-    """
+    """A source of tuples with one array per output. Like DALI, it trusts index files that stay inside the archive."""
 
     format_name = "tar"
 
@@ -84,6 +75,7 @@ class OutputSource(FileSource[tuple[Array, ...]]):
         missing: Missing,
         case_sensitive: bool,
     ) -> None:
+        # If not `case_sensitive`, the extensions in `outputs` must be in lower case.
         super().__init__(paths, outputs=outputs, missing=missing, case_sensitive=case_sensitive)
         self._indexes = pair_indexes(self._paths, index_paths or False, "index_paths")
         self._settings: tuple[tuple[Output, ...], Missing, bool] = outputs, missing, case_sensitive
@@ -116,8 +108,7 @@ class _Reader(ShardReader[tuple[Array, ...]]):
         samples = indices if self._kept is None else self._kept[indices]
         return list(zip(*(self._arrays(output, samples) for output in range(len(self._outputs))), strict=True))
 
-    def _check_samples(self, missing: Missing) -> Int64Array | None:
-        """Return the numbers of the samples to read; None for all of them."""
+    def _check_samples(self, missing: Missing) -> Int64Array | None:  # None: all samples
         everything = np.arange(len(self._table))
         present = np.ones(len(self._table), bool)
         for number, output in enumerate(self._outputs):
@@ -138,7 +129,7 @@ class _Reader(ShardReader[tuple[Array, ...]]):
         return ConfigError(f"{key}: {self._file.path}: sample {sample}{named}: {reason}", key=key)
 
     def _ranges(self, output: int, samples: Int64Array) -> tuple[npt.NDArray[np.bool_], Int64Array, Int64Array]:
-        """Return which of `samples` have the output, and the offset and length of its bytes (0 if it is missing)."""
+        """Return whether each sample has the output (bool), and offset and length of its bytes (0 if missing)."""
         components = self._table.components(self._first[output], samples)
         found = components >= 0
         components = np.maximum(components, 0)

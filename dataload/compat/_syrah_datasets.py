@@ -1,4 +1,4 @@
-"""Syrah's datasets, which are torch's where it is installed; `dataload.compat.syrah` imports them on first use."""
+"""Syrah's datasets: torch datasets where torch is installed. `dataload.compat.syrah` imports them on first use."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dataload.types import Array
 
 
 class _ConcatDataset:
-    """The part of torch's `ConcatDataset` that `SyrahConcatDataset` needs, where torch is missing."""
+    """The parts of torch's `ConcatDataset` that `SyrahConcatDataset` needs, for use without torch."""
 
     def __init__(self, datasets: Iterable[Any]) -> None:
         self.datasets = list(datasets)
@@ -77,7 +77,7 @@ class SyrahDataset(_Dataset):
         return tuple(self._process(key, self.syr.get_array(item, key)) for key in self.keys)
 
     def __getitems__(self, items: Sequence[SupportsIndex]) -> list[tuple[Any, ...]]:
-        """Return several items, read all at once. PyTorch's `DataLoader` calls this."""
+        """Return several items in one read. PyTorch's `DataLoader` calls this."""
         # Respect subclasses that override __getitem__.
         if type(self).__getitem__ is not SyrahDataset.__getitem__ or not self.keys:
             return [self[item] for item in items]

@@ -14,7 +14,7 @@ _MODULE: Final = "dataload.compat.torchrecord"
 
 @functools.cache
 def message_class(name: str) -> Any:
-    """Return the class of a message, ``"TensorProto"`` or ``"TensorProtos"``."""
+    """Return the class ``"TensorProto"`` or ``"TensorProtos"``."""
     found = _load("message_factory").GetMessageClass(_pool().FindMessageTypeByName(f"{_PACKAGE}.{name}"))
     found.__module__ = _MODULE  # where pickle looks for it
     return found
@@ -22,7 +22,7 @@ def message_class(name: str) -> Any:
 
 @functools.cache
 def _pool() -> Any:
-    # A pool of our own, because another package may have registered caffe2's messages.
+    # A private pool, because another package may have registered caffe2's messages.
     pool = _load("descriptor_pool").DescriptorPool()
     pool.Add(_load("descriptor_pb2").FileDescriptorProto(**_SCHEMA))
     return pool

@@ -1,4 +1,4 @@
-"""TorchRecord's images as tensors and batches; imported on first use, because it takes seconds to import torch."""
+"""TorchRecord's images as tensors and batches. Imported on first use, because torch takes seconds to import."""
 
 import functools
 from collections.abc import Sequence
@@ -35,10 +35,7 @@ def collate_images(samples: Sequence[tuple[torch.Tensor, int]]) -> list[torch.Te
 
 
 class ImageLoader(DataLoader[Any]):
-    """torch's loader with threads for workers.
-
-    What takes time releases the GIL, and handing 19 MB, a batch of 32, to another process costs as much as making them.
-    """
+    """torch's loader with threads as workers: decoding releases the GIL, and sending 19 MB costs as much."""
 
     def __init__(self, dataset: TRDataset, *, batch_sampler: TRSampler, num_workers: int) -> None:
         super().__init__(cast("Any", dataset), batch_sampler=batch_sampler, num_workers=num_workers)
@@ -48,7 +45,7 @@ class ImageLoader(DataLoader[Any]):
             sampler=_Order(batch_sampler),
             collate=collate_images,
             num_workers=num_workers,
-            rank=0,  # as before, every process reads everything
+            rank=0,  # as in the original, every process reads everything
             world_size=1,
         )
 
@@ -57,8 +54,6 @@ class ImageLoader(DataLoader[Any]):
 
 
 class _Order:
-    """The order of a `TRSampler`."""
-
     def __init__(self, sampler: TRSampler) -> None:
         self._epoch = functools.lru_cache(2)(sampler.record_numbers)
 

@@ -18,9 +18,9 @@ bytes of a file. Results equal DALI's, with these deliberate differences:
 - An offset or size beyond the archive is reported at the start, not when its sample is read.
 - A negative `shard_id` is refused.
 - An index of version 1.2 may lack the names, as DALI's documentation shows.
-- Flags are True, False, 1 or 0, and other numbers are whole. DALI cuts fractions off and takes ``"no"`` for True.
-- `reader_meta()` and `epoch_size()` need no name of the reader, because there is only one.
-- Errors are dataload's own, most of them a ValueError; DALI raises a RuntimeError.
+- Flags are True, False, 1 or 0, and numbers must be whole. DALI cuts fractions off and takes ``"no"`` for True.
+- `reader_meta()` and `epoch_size()` take no reader name, because the pipeline has only one reader.
+- Errors are dataload's, most of them a ValueError; DALI raises a RuntimeError.
 """
 
 from __future__ import annotations
@@ -78,9 +78,8 @@ def webdataset(
     """Read tar archives of samples as DALI does.
 
     `dont_use_mmap`, `read_ahead`, `prefetch_queue_depth`, `skip_cached_images`, `preserve`, `bytes_per_sample_hint`,
-    `tensor_init_bytes`, `device` and `name` only tell DALI how to work. They are checked and otherwise ignored: nothing
-    is read before `next` asks for it. `dataload.Loader` reads ahead. For each keyword,
-    None stands for its default.
+    `tensor_init_bytes`, `device` and `name` only tune DALI. They are checked and otherwise ignored: each batch is read
+    on request. `dataload.Loader` prefetches. For each keyword, None means its default.
 
     Args:
         paths: One or more archives.
@@ -97,10 +96,10 @@ def webdataset(
         stick_to_shard: If True, read the same shard in each epoch; otherwise move on to the next one.
         pad_last_batch: Fill each epoch up to whole batches, as many for each shard, by repeating its last sample.
         random_shuffle: Draw samples from a pool of the next `initial_fill` samples.
-        initial_fill: Samples in the pool, if there is one. A sample comes at most ``initial_fill - 1`` positions early.
-        seed: Seed of that order; -1 uses a different one each time.
+        initial_fill: Samples in the pool. A sample comes at most ``initial_fill - 1`` positions early.
+        seed: Seed of the pool; -1 draws a new seed each time.
         shuffle_after_epoch: Reorder the archives for each epoch. Implies `stick_to_shard`, which must not be set too.
-        shuffle_after_epoch_seed: Seed of that order, the same for all shards.
+        shuffle_after_epoch_seed: Seed of the archive order, the same for all shards.
         lazy_init: Open the archives at the first batch.
 
     Raises:
@@ -111,7 +110,7 @@ def webdataset(
     given = _convert(locals())
     _check_ignored(given)
     if given["shuffle_after_epoch"] and given["stick_to_shard"]:
-        raise ConfigError("shuffle_after_epoch and stick_to_shard exclude each other", key="shuffle_after_epoch")
+        raise ConfigError("shuffle_after_epoch and stick_to_shard cannot both be set", key="shuffle_after_epoch")
     missing = str(given["missing_component_behavior"]).lower() or "empty"
     check_choice("missing_component_behavior", missing, get_args(Missing))
     num_shards = check_count("num_shards", given["num_shards"], least=1)
@@ -142,7 +141,7 @@ def webdataset(
 
 
 def _convert(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments of `webdataset` as DALI converts them: None to the default, 0 and 1 to flags, 8.0 to 8."""
+    """Convert arguments as DALI does: None to the default, 0 and 1 to flags, 8.0 to 8."""
     converted = dict(arguments)
     for name, default in (webdataset.__kwdefaults__ or {}).items():
         value = arguments[name]
@@ -158,7 +157,7 @@ def _convert(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_ignored(given: Mapping[str, Any]) -> None:
-    """Refuse values of ignored arguments that DALI would refuse."""
+    """Refuse the values of ignored arguments that DALI would refuse."""
     if given["device"] is not None:
         check_choice("device", given["device"], ("cpu",))
     if not isinstance(given["name"], (str, type(None))):
@@ -168,23 +167,20 @@ def _check_ignored(given: Mapping[str, Any]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class EpochOrder:
-    """The settings that decide the order of the samples; see the arguments of `webdataset`.
-
-    `pool_size` None does not shuffle. `archives_seed` decides the order of archives in each epoch; None keeps it.
-    """
+    """The settings of the order of samples; see `webdataset`."""
 
     batch_size: int
     num_shards: int
     shard_id: int
     stick: bool
     pad: bool
-    pool_size: int | None
+    pool_size: int | None  # None: do not shuffle
     seed: int
-    archives_seed: int | None
+    archives_seed: int | None  # None: keep the archives' order
 
 
 class IndexStream:
-    """An endless stream of sample indices; `lengths` are the numbers of samples in the archives."""
+    """An endless stream of sample indices; `lengths` are the samples per archive."""
 
     def __init__(self, plan: EpochOrder, lengths: tuple[int, ...]) -> None:
         self._plan = plan
@@ -192,7 +188,7 @@ class IndexStream:
         if self.samples < plan.num_shards:
             message = f"num_shards is {plan.num_shards}, but there are only {self.samples} samples: each needs one"
             raise ConfigError(message, key="num_shards", value=plan.num_shards)
-        # The samples of all shards, with each shard filled up to the size of the largest if the plan pads.
+        # With padding, every shard has the size of the largest.
         self.samples_padded: int = -(-self.samples // plan.num_shards) * plan.num_shards if plan.pad else self.samples
         seed = plan.archives_seed
         self._all: Sampler = Sequential(self.samples) if seed is None else ShardSequential(lengths, seed)
@@ -200,7 +196,7 @@ class IndexStream:
         self._begin_epoch()
 
     def take(self, count: int) -> Int64Array:
-        """Return the next `count` indices, (count,) int64."""
+        """Return the next indices, (count,) int64."""
         parts: list[Int64Array] = []
         while count:
             if self._position == self._length:
@@ -227,7 +223,7 @@ class IndexStream:
 
 
 class WebdatasetReader(Iterator[tuple[list[Array], ...]]):
-    """An endless iterator over batches, made by `webdataset`. It takes the place of a DALI pipeline with one reader.
+    """An endless iterator over batches, made by `webdataset`, in place of a DALI pipeline with one reader.
 
     The archives are released by `close`, at the end of a ``with`` block, or when the reader is garbage-collected.
     """
@@ -242,7 +238,7 @@ class WebdatasetReader(Iterator[tuple[list[Array], ...]]):
         return tuple(map(list, zip(*samples, strict=True)))
 
     def run(self) -> tuple[list[Array], ...]:
-        """Return the next batch: for each output a list of one-dimensional arrays, which belong to the caller."""
+        """Return the next batch: for each output a list of one-dimensional arrays, owned by the caller."""
         return next(self)
 
     def reader_meta(self, name: str | None = None) -> dict[str, int]:  # noqa: ARG002 - there is one reader
@@ -258,7 +254,7 @@ class WebdatasetReader(Iterator[tuple[list[Array], ...]]):
         }
 
     def epoch_size(self, name: str | None = None) -> int:
-        """Return the number of samples of all shards together, including padding if `pad_last_batch` is set."""
+        """Return the number of samples in all shards, including padding if `pad_last_batch` is set."""
         return self.reader_meta(name)["epoch_size_padded"]
 
     def close(self) -> None:

@@ -1,10 +1,10 @@
 """Grain's random access data sources, implemented by dataload. Import them from here instead of ``grain.sources``.
 
 They work with Grain's own loaders and with `dataload.Loader`, which also reads Grain's own sources. The sources of
-`dataload.open` work with Grain's loaders, too, and in their worker processes.
+`dataload.open` also work with Grain's loaders and their worker processes.
 
-A file that was written with a `group_size` other than 1 gives a warning; Grain logs an error. Two of Grain's own tests
-do not pass, because they call a private method, `_reader_idx_and_position`.
+Files written with a `group_size` other than 1 cause a warning; Grain logs an error. Two of Grain's own tests do not
+pass, because they call a private method, `_reader_idx_and_position`.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ PathOrInstruction: TypeAlias = str | os.PathLike[str] | FileInstruction
 
 
 class RecordKeyError(IndexError, ValueError):
-    """A record key is outside [0, len). Grain raises a ValueError for it, sequences an IndexError."""
+    """A record key is outside [0, len). Grain raises a ValueError, sequences raise an IndexError."""
 
 
 class ArrayRecordDataSource:
@@ -65,8 +65,8 @@ class ArrayRecordDataSource:
         paths: PathOrInstruction | Sequence[PathOrInstruction],
         reader_options: Mapping[str, str] | None = None,
     ) -> None:
-        # As in Grain, do not read ahead, because records are read in random order. Options also choose the package
-        # array_record: it is faster for one record, which is what Grain's DataLoader reads at a time.
+        # As in Grain, do not read ahead, because records are read in random order. Options also select the package
+        # array_record, which is faster for single records, as Grain's DataLoader reads them.
         options = {"readahead_buffer_size": "0", **(reader_options or {})}
         self._options = ",".join(f"{name}:{value}" for name, value in options.items())
         self._parts = ArrayRecordSource(paths).paths  # turns FileInstructions into slices; opens nothing
@@ -111,13 +111,13 @@ class ArrayRecordDataSource:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the files. As in Grain, reading afterwards opens them again."""
+        """Close the files. As in Grain, the next read reopens them."""
         readers, self._readers = self._readers, {}
         for reader in readers.values():
             reader.close()
 
     def __repr__(self) -> str:
-        """Return the same text as Grain's source, because Grain's checkpoints contain it."""
+        """Return the text that Grain's source returns, because Grain's checkpoints contain it."""
         paths = hashlib.sha1("".join(self.paths).encode(), usedforsecurity=False)
         return f"ArrayRecordDataSource(hash_of_paths={paths.hexdigest()})"
 
@@ -163,19 +163,19 @@ class RangeDataSource:
 
 
 class SharedMemoryDataSource(shared_memory.ShareableList[Any]):
-    """Numbers, texts, bytes and None in shared memory. A pickle of it refers to the memory and holds no data.
+    """Numbers, texts, bytes and None in shared memory. A pickle refers to the memory and holds no data.
 
     Args:
         elements: The values. None attaches to the memory called `name`.
-        name: The name of the memory; None makes one up.
+        name: The name of the memory; None generates one.
 
     Raises:
-        ConfigError: There are neither elements nor a name, or a text or bytes end in a zero byte.
+        ConfigError: Neither elements nor a name are given, or a text or bytes value ends in a zero byte.
     """
 
     def __init__(self, elements: Sequence[Any] | None = None, *, name: str | None = None) -> None:
         if elements is None and name is None:
-            raise ConfigError("pass elements, or the name of shared memory that has some", key="elements")
+            raise ConfigError("pass elements, or the name of existing shared memory", key="elements")
         for number, element in enumerate(() if elements is None else elements):
             if isinstance(element, (str, bytes)) and element[-1:] in ("\0", b"\0"):  # Python's list would strip it
                 message = f"element {number} ends in a zero byte, which is lost in shared memory: {element[-20:]!r}"
@@ -202,13 +202,13 @@ def tfds_data_source(data: Any, split: Any = None, *, fields: Sequence[str] | No
     """Return the same as ``tfds.data_source``, without TensorFlow Datasets.
 
     Args:
-        data: The directory that holds ``dataset_info.json``; or a result of ``tfds.data_source``, which is returned
+        data: The directory with ``dataset_info.json``; or a result of ``tfds.data_source``, which is returned
             unchanged.
         split: As in TensorFlow Datasets, for example ``"train[:75%]"``. A list gives a list, None a dict of all splits.
         fields: Names of the features to read; None means all.
 
     Raises:
-        ConfigError: `data` is neither; or see `dataload.sources.array_record.tfds.TfdsSource`.
+        ConfigError: `data` is not one of these; or see `dataload.sources.array_record.tfds.TfdsSource`.
         SourceError: See `dataload.sources.array_record.tfds.TfdsSource`.
     """
     if isinstance(data, (str, os.PathLike)):

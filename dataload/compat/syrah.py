@@ -2,9 +2,9 @@
 
 Differences from the original:
 
-- Files and datasets can be pickled, and work in forked processes without being reopened.
+- Files and datasets can be pickled, and work in forked processes without reopening.
 - A written file appears at its path when it is closed, and an `add_item` that fails leaves nothing in it.
-- Every number in a file is checked. A file that contradicts itself raises `CorruptFileError`, which is a `ValueError`.
+- Every number in a file is checked. An inconsistent file raises `CorruptFileError`, which is a `ValueError`.
 - Returned arrays are writable. They are flat as before, but the file keeps their shapes for `dataload.open`.
 - Without torch, the datasets are plain sequences.
 """
@@ -33,28 +33,28 @@ __all__ = ["File", "FileError", "SyrahConcatDataset", "SyrahDataset"]
 
 
 def __getattr__(name: str) -> Any:
-    """Load the datasets on first use, because it takes seconds to import torch, whose classes they extend."""
+    """Import the datasets on first use: they extend torch classes, and torch takes seconds to import."""
     if name in ("SyrahConcatDataset", "SyrahDataset"):
         return getattr(importlib.import_module("dataload.compat._syrah_datasets"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 class FileError(SourceError, OSError):
-    """A file is closed or open in the other mode, or the operating system reported an error."""
+    """The file is closed or open in the other mode, or the operating system reported an error."""
 
 
 class File:
     """A Syrah file, open for reading or for writing.
 
-    A file open for writing must be closed, by `close` or by a ``with`` block. If the block is left by an exception,
-    the file contains the items added until then.
+    Close a file open for writing with `close` or a ``with`` block. If an exception leaves the block, the file contains
+    the items added until then.
 
     Args:
         file_path: The file. Mode ``"w"`` replaces an existing file.
         mode: ``"r"`` or ``"w"``.
 
     Raises:
-        ConfigError: The mode is neither.
+        ConfigError: The mode is neither ``"r"`` nor ``"w"``.
         SourceNotFoundError: The file, or the directory to write to, does not exist.
         FileError: The operating system reported an error.
         CorruptFileError: The file is damaged or is not a Syrah file.
@@ -66,7 +66,7 @@ class File:
         self.open(file_path, mode)
 
     def open(self, file_path: str | os.PathLike[str], mode: str) -> None:
-        """Close this file and open the same or another one. Worker processes do not need to call this."""
+        """Close this file and open the same or another one. Worker processes do not need to call this method."""
         if mode not in ("r", "w"):
             raise ConfigError(f"a Syrah file is opened with mode 'r' or 'w', got {mode!r}", key="mode", value=mode)
         self.close()
@@ -76,7 +76,7 @@ class File:
             raise FileError(f"{self._path} is a directory; a Syrah dataset is a file", path=self._path)
         directory = os.path.dirname(self._path) or "."
         if mode == "w" and not os.path.exists(directory):  # as the original; our writer would create it
-            raise SourceNotFoundError(f"there is no directory {directory} to write to", path=self._path)
+            raise SourceNotFoundError(f"the directory {directory} does not exist", path=self._path)
         with _os_errors():
             if mode == "w":
                 self._writer = SyrahWriter(self._path, overwrite=True)
@@ -86,7 +86,7 @@ class File:
             self._reader = reader
 
     def close(self) -> None:
-        """Release the file. A file open for writing is complete then. Closing it again has no effect."""
+        """Release the file and complete a file open for writing. Closing it again has no effect."""
         reader, writer = self._reader, self._writer
         self._reader = self._writer = None
         if reader is not None:
@@ -102,7 +102,7 @@ class File:
         self.close()
 
     def num_items(self) -> int:
-        """Return the number of items in the file, or added so far. This also works after `close`."""
+        """Return the number of items in the file, or added so far; also works after `close`."""
         return self._num_items
 
     def add_item(self, item: Mapping[str, Array]) -> None:
@@ -148,7 +148,7 @@ class File:
         Raises:
             FileError: The file is not open for reading.
             IndexError: The index is too large.
-            KeyError: There is no such array.
+            KeyError: No array has this name.
             TypeError: The index is not an integer, or the format does not support the dtype.
             ConfigError: The index is negative, or the size of the array is not a multiple of the size of `dtype`.
             UnicodeDecodeError: `dtype` is ``"str"`` and the bytes are not UTF-8.
@@ -162,7 +162,7 @@ class File:
     def get_columns(self, indices: Iterable[SupportsIndex | str], names: Sequence[str]) -> list[list[Array]]:
         """Return, for each name, a list of the arrays of several items, as `get_array` would return them.
 
-        The original has no such method. Arrays of equal length are read all at once.
+        The original lacks this method. Arrays of equal length are read together.
         """
         reader, positions = self._readable(), [self._position(index) for index in indices]
         specs = [reader.fields.get(name) for name in names]
@@ -188,7 +188,7 @@ class File:
 
 @contextmanager
 def _os_errors() -> Generator[None]:
-    """Raise errors of the operating system as `FileError`, which is an `OSError` as in the original."""
+    """Raise operating system errors as `FileError`, an `OSError` as in the original."""
     try:
         yield
     except SourceError as error:
@@ -198,7 +198,7 @@ def _os_errors() -> Generator[None]:
 
 
 def check_position(number: int, length: int, what: str) -> int:
-    """Return `number` if it is in [0, length), else raise the same class of error as the original."""
+    """Return `number` if it is in [0, length), otherwise raise the original's class of error."""
     if number < 0:
         raise ConfigError(f"index {number} is negative; there are {length} {what}", key="index", value=number)
     if number >= length:
@@ -207,7 +207,7 @@ def check_position(number: int, length: int, what: str) -> int:
 
 
 def _to_value(name: Any, array: Any) -> Array | str:
-    """Return the value that a `SyrahWriter` takes for an array."""
+    """Convert an array to the value that `SyrahWriter` takes."""
     if not isinstance(name, str):
         raise ConfigError(f"names of arrays must be strings, got {name!r} ({type(name).__name__})")
     if isinstance(array, str):  # as np.array([array])
@@ -222,7 +222,7 @@ def _to_value(name: Any, array: Any) -> Array | str:
 
 
 def _flat(value: Any) -> Array:
-    """Return a value of a `SyrahSource` as a one-dimensional array."""
+    """Convert a value of a `SyrahSource` to a one-dimensional array."""
     if isinstance(value, str):
         return np.array([value])
     return np.frombuffer(bytearray(value), np.uint8) if isinstance(value, bytes) else np.asarray(value).reshape(-1)

@@ -2,15 +2,15 @@
 
 Differences from the original:
 
-- The sampler shuffles through the pool, not the dataset. An epoch therefore contains each record exactly once, for any
-  number of records and workers, and `TRDataset` returns the requested records, also for PyTorch's own `DataLoader`.
+- The sampler runs the shuffle pool, not the dataset. An epoch therefore contains each record exactly once, for any
+  number of records and workers, and `TRDataset` returns the requested records to PyTorch's own `DataLoader`, too.
 - Each epoch has a different order. Without shuffling, it is the order of the file.
 - A missing key raises `CorruptFileError` instead of giving the next record. Keys may have any width.
 - A written file appears when it is complete, and replaces an existing TorchRecord.
 - `default_transform` resizes with torch, several times as fast as Pillow. As with pillow-simd, which the original
   recommends, some 0.3% of the values differ from Pillow's by 1/255.
-- The workers of `TorchRecord` are threads if it has the default transform, and failures are `WorkerError`s then.
-- `DataLoader` is torch's, which takes the same arguments.
+- With the default transform, the workers of `TorchRecord` are threads, and failures are `WorkerError`s.
+- `DataLoader` is torch's; it takes the same arguments.
 """
 
 import math
@@ -62,7 +62,7 @@ _POOL_PER_WORKER = 64
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("TensorProto", "TensorProtos"):  # these need protobuf, which is imported on demand
+    if name in ("TensorProto", "TensorProtos"):  # these need protobuf, imported on first use
         return message_class(name)
     if name == "DataLoader":
         return _torch_images(name).DataLoader
@@ -77,8 +77,8 @@ def default_data_process_func(data: str) -> Any:
         the label.
 
     Raises:
-        IndexError: There is no label.
-        CorruptFileError: The file is not an image of the format that its name says.
+        IndexError: The line has no label.
+        CorruptFileError: The file is not an image of the format that its name implies.
     """
     parts = data.split(" ")
     if len(parts) < 2:
@@ -99,7 +99,7 @@ def default_transform(tensor_protos: Any) -> tuple[Any, int]:
 
     Raises:
         IndexError: The message has fewer than two tensors.
-        ValueError: The number of pixels does not fit the dims, or the label is no number.
+        ValueError: The number of pixels does not match the dims, or the label is not a number.
     """
     images = _torch_images("default_transform")
     image, label = images.read_image(tensor_protos)
@@ -147,7 +147,7 @@ class Writer:
         self.data_process_func: Callable[[str], Any] = data_process_func
 
     def parse_data_list(self) -> list[str]:
-        """Return the lines in the order in which to write them."""
+        """Return the lines in writing order."""
         with file_errors(self.data_list), open(open_regular(self.data_list)) as stream:
             lines = [line.strip() for line in stream]
         if self.shuffle:
@@ -199,7 +199,7 @@ class TRSampler:
         num_workers: Number of the loader's workers, which decides the size of the pool.
 
     Raises:
-        ConfigError: A number is less than 1, or there are fewer sub-databases.
+        ConfigError: A number is less than 1, or greater than the number of sub-databases.
         CorruptFileError: The file is truncated or damaged.
     """
 
@@ -231,7 +231,7 @@ class TRSampler:
             yield list(map(tuple, keys[start : start + self.batch_size].tolist()))
 
     def record_numbers(self, epoch: int) -> Int64Array:
-        """Return the records of an epoch in order, as numbers that count those of all sub-databases."""
+        """Return the records of an epoch in order, numbered across all sub-databases."""
         databases, numbers, _ = self._keys(epoch).T
         return np.concatenate(([0], np.cumsum(self._lengths)))[databases] + numbers
 
@@ -265,8 +265,8 @@ class TRDataset:
         proto: Class of the messages, by default `TensorProtos`.
 
     Raises:
-        ConfigError: There are fewer than `record_num` sub-databases.
-        CorruptFileError: The file is truncated or damaged; or, on reading a record, it is missing.
+        ConfigError: The file has fewer than `record_num` sub-databases.
+        CorruptFileError: The file is truncated or damaged; when a record is read: it is missing.
     """
 
     def __init__(
@@ -296,7 +296,7 @@ class TRDataset:
         return self._samples([item])[0]
 
     def __getitems__(self, items: Sequence[SupportsIndex | Sequence[int]]) -> list[Any]:
-        """Return several samples, read all at once. PyTorch's `DataLoader` calls this."""
+        """Return several samples in one read. PyTorch's `DataLoader` calls this."""
         if type(self).__getitem__ is not TRDataset.__getitem__:  # respect subclasses that override __getitem__
             return [self[item] for item in items]
         return self._samples(items)
@@ -306,7 +306,7 @@ class TRDataset:
         return self._source.stored([self._index((db_idx, key_idx))])[0]
 
     def parse_byte(self, byte_str: bytes) -> Any:
-        """Return the sample for the stored bytes of a message."""
+        """Return the sample decoded from a message's stored bytes."""
         message = (self.proto or message_class("TensorProtos"))()
         message.ParseFromString(byte_str)
         return self.transform(message)
@@ -351,14 +351,14 @@ def TorchRecord(
 
 
 class _StoredSource(TorchRecordSource):
-    """A source that also gives the stored bytes of records."""
+    """A source that also returns the stored bytes of records."""
 
     def stored(self, indices: list[int]) -> list[bytes]:
         return cast("LMDBShard[Any]", self._data_set().reader(0)).stored(np.array(indices, np.int64))
 
 
 def _lengths(path: str, record_num: int) -> tuple[int, ...]:
-    """Return the number of records in each of the first `record_num` sub-databases."""
+    """Return the record counts of the first `record_num` sub-databases."""
     check_count("record_num", record_num, least=1)
     with file_errors(path):
         entries = {found.name: found.entries for found in list_subdatabases(os.fspath(path))}

@@ -1,4 +1,4 @@
-"""Batches as global arrays, copied to devices ahead of their use."""
+"""Batches as global arrays, copied to devices before they are used."""
 
 from typing import Any, cast
 
@@ -19,11 +19,11 @@ from dataload.streams.loader import MultiStreamLoader
 class DeviceLoader(DevicePrefetcher[Any]):
     """Gives a loader's batches as global arrays over a sharding, copied to the devices while the model works.
 
-    Each process reads the rows of its rank, and its devices hold them. A global array has the rows of all ranks, those
-    of rank 0 first. Text, bytes and other objects are left alone. JAX makes 64-bit numbers 32-bit unless
-    ``jax_enable_x64`` is set, and on the CPU its arrays may share the memory of the loader's.
+    Each process reads the rows of its rank, and its devices hold them. A global array has the rows of all ranks, in
+    the order of ranks. Text, bytes and other objects are left alone. JAX makes 64-bit numbers 32-bit unless
+    ``jax_enable_x64`` is set, and on the CPU its arrays may share the memory of the loader's arrays.
 
-    Take `state_dict` from this object and not from `loader`, which is already ahead by the batches being copied.
+    Take `state_dict` from this object and not from `loader`, whose position is ahead by the batches being copied.
 
     Args:
         loader: A `dataload.Loader` or `dataload.streams.MultiStreamLoader`, with the rank that `distributed_place`
@@ -37,10 +37,10 @@ class DeviceLoader(DevicePrefetcher[Any]):
         sharding: The sharding.
 
     Raises:
-        ConfigError: The loader has another rank, or `tail="partial"` or a batch size that the sharding cannot split;
-            `depth` is less than 1; or `distributed_place` refuses the sharding. By the iterator: a batch has rows that
-            the sharding cannot split; on several ranks, which all need arrays of the same shape, a batch has another
-            shape than the first; or JAX has no dtype for an array.
+        ConfigError: The loader has another rank, `tail="partial"`, or a batch size that the sharding cannot split;
+            `depth` is less than 1; or `distributed_place` refuses the sharding. From the iterator: the sharding cannot
+            split the rows of a batch; a batch differs in shape from the first one, on several ranks; or JAX does not
+            support a dtype.
     """
 
     def __init__(self, loader: Loader[Any] | MultiStreamLoader, sharding: Sharding, *, depth: int = 2) -> None:
@@ -56,7 +56,7 @@ class DeviceLoader(DevicePrefetcher[Any]):
         rank, ranks, blocks = self._rows
         if (planner.rank, planner.world_size) != (rank, ranks):
             raise ConfigError(
-                f"the loader has rank {planner.rank} of {planner.world_size}, and the sharding gives this process the "
+                f"the loader has rank {planner.rank} of {planner.world_size}, but the sharding gives this process the "
                 f"rows of rank {rank} of {ranks}: build it with Loader(..., **distributed_place(sharding))",
                 key="rank",
                 value=planner.rank,
@@ -75,7 +75,7 @@ class DeviceLoader(DevicePrefetcher[Any]):
     def _indivisible(self, name: str, rows: int) -> ConfigError:
         blocks = self._rows.blocks
         message = (
-            f"{name} must be a multiple of {blocks}, into which the sharding splits the rows of a rank; got {rows}"
+            f"{name} must be a multiple of {blocks}, the blocks that the sharding splits a rank's rows into; got {rows}"
         )
         return ConfigError(message, key="batch_size", value=rows)
 

@@ -12,11 +12,11 @@ from dataload.loader.order import DistributedPlace
 
 
 class RowBlocks(NamedTuple):
-    """The distribution of the rows of a batch over processes and devices."""
+    """The distribution of a batch's rows over processes and devices."""
 
-    rank: int  # of this process among those that hold different rows
+    rank: int  # among the processes that hold different rows
     ranks: int
-    blocks: int  # equal blocks that the rows of each rank are split into
+    blocks: int  # equal blocks per rank
 
 
 def distributed_place(sharding: Sharding | None = None) -> DistributedPlace:
@@ -28,8 +28,8 @@ def distributed_place(sharding: Sharding | None = None) -> DistributedPlace:
             rows. By default, each process is a rank: `jax.process_index` of `jax.process_count`.
 
     Raises:
-        ConfigError: `sharding` is not one, this process has none of its devices, or the rows of its processes overlap
-            without being the same.
+        ConfigError: `sharding` is not a `Sharding`, this process has none of its devices, or the rows of its processes
+            overlap without being the same.
     """
     if sharding is None:
         return DistributedPlace(rank=jax.process_index(), world_size=jax.process_count())
@@ -38,7 +38,7 @@ def distributed_place(sharding: Sharding | None = None) -> DistributedPlace:
 
 
 def row_blocks(sharding: Any) -> RowBlocks:
-    """Return how a sharding distributes rows; see `distributed_place` for the errors."""
+    """Return how a sharding distributes rows; raises like `distributed_place`."""
     if not isinstance(sharding, Sharding):
         rule = "must be a jax.sharding.Sharding, such as NamedSharding(mesh, PartitionSpec('data'))"
         raise setting_error("sharding", sharding, rule)
@@ -56,9 +56,9 @@ def row_blocks(sharding: Any) -> RowBlocks:
     if len({*blocks}) < len(blocks) or len({*map(len, ranks)}) > 1:
         found = ", ".join(f"process {process}: {sorted(blocks)}" for process, blocks in sorted(held.items()))
         raise ConfigError(
-            "processes must hold the same rows or none in common, and equally many, for each to read one part of a "
-            f"batch; of {sharding.num_devices} rows, the blocks of the sharding begin at {found}: order the devices of "
-            "the mesh by process, as jax.make_mesh does",
+            "any two processes must hold either the same rows or different rows, and equally many, so that each reads "
+            f"one part of a batch; of {sharding.num_devices} rows, the blocks of the sharding begin at {found}: order "
+            "the devices of the mesh by process, as jax.make_mesh does",
             key="sharding",
             value=sharding,
         )

@@ -1,4 +1,4 @@
-"""The inverse of an order: where a record is served. Pure (no I/O)."""
+"""The inverse of an order: the steps that serve a record. Pure (no I/O)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,9 +15,9 @@ _BLOCK = 1 << 18
 
 
 def positions_of(sampler: Sampler, index: int, *, epoch: int, below: int = MAX_LENGTH) -> Int64Array:
-    """Return the positions, below `below`, at which an epoch of `sampler` has a record: (n,) int64, ascending.
+    """Return the positions under `below` of a record in an epoch, (n,) int64, ascending.
 
-    A sampler may have a method of this name, without `sampler`, that computes them. Otherwise the order is searched.
+    It searches the order, unless the sampler has a method ``positions_of(index, *, epoch, below)``.
     """
     below = min(below, len(sampler))
     compute: Any = getattr(sampler, "positions_of", None)
@@ -39,8 +39,8 @@ class Serving:
         step: Number of the step in the epoch.
         rank: Rank that gets the row.
         row: Row of that rank's batch.
-        offset: The record's place in a row of several: its number in the chunk, or its first element in a packed row.
-            None if a row is one record.
+        offset: The record's place in a row of several records: its number in the chunk, or its first element in a
+            packed row. None if a row is one record.
     """
 
     epoch: int
@@ -51,7 +51,7 @@ class Serving:
 
 
 def servings_of(planner: BatchPlanner, index: int, *, epoch: int, steps: range | None = None) -> list[Serving]:
-    """Return where an epoch serves a record, on all ranks, by step and rank; filler does not count.
+    """Return all rows in which an epoch serves a record, by step and rank, without padding.
 
     Args:
         planner: The plan of any rank.
@@ -60,8 +60,7 @@ def servings_of(planner: BatchPlanner, index: int, *, epoch: int, steps: range |
         steps: The steps to search, by default all of the epoch.
 
     Raises:
-        ConfigError: `index` or `epoch` is not an integer of 0 or more; or `steps` is None and the epoch is that of a
-            mixture that never ends.
+        ConfigError: `index` or `epoch` is not an integer of 0 or more; or `steps` is None and the mixture never ends.
     """
     check_count("index", index, least=0)
     total = planner.steps(check_count("epoch", epoch, least=0))
@@ -73,7 +72,7 @@ def servings_of(planner: BatchPlanner, index: int, *, epoch: int, steps: range |
     if isinstance(planner, BatchSampler):
         size, ranks, origin = planner.step_size, planner.world_size, planner.origin
         start, below = (min(planner.items(epoch), origin + step * size) for step in (steps.start, steps.stop))
-        if steps.start and below - start <= _BLOCK:  # the inverse would begin at 0
+        if steps.start and below - start <= _BLOCK:  # `positions_of` would begin at position 0
             block = np.arange(start, below)
             found = block[planner.sampler.indices(block, epoch=epoch) == index]
         else:
@@ -91,7 +90,7 @@ def servings_of(planner: BatchPlanner, index: int, *, epoch: int, steps: range |
 
 
 def _places(plan: BatchPlan, index: int) -> list[tuple[int, int | None]]:
-    """Return the row and the offset of a record wherever a plan has it."""
+    """Return the rows and offsets at which a plan has a record."""
     at = np.flatnonzero(plan.indices == index)
     if plan.packing is not None:
         return list(zip(plan.packing.rows[at].tolist(), plan.packing.starts[at].tolist(), strict=True))

@@ -1,4 +1,4 @@
-"""Samples of an order, from which its quality is judged: runs of steps from all over an epoch. Pure (no I/O)."""
+"""Samples of an order for measuring its quality: runs of steps from the whole epoch. Pure (no I/O)."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ WHOLE_UP_TO = 2**20
 """Epochs of up to this many positions are measured completely."""
 
 PLACES = 20
-"""Number of runs sampled from a longer epoch: two per tenth, because each costs a pool shuffle a full look-back."""
+"""Number of runs sampled from a longer epoch: two per tenth, because a pool shuffle looks far back for each."""
 
 _SAMPLED_ROWS = 2**18
 _PARTS = 100
-_SIZES = 33  # batch sizes for which an expectation is computed; the others are interpolated
+_SIZES = 33  # number of batch sizes with a computed expectation; others are interpolated
 _FACTORS = 256
 
 
@@ -33,7 +33,7 @@ def global_rows(planner: BatchPlanner, steps: range, *, epoch: int) -> tuple[Int
         bounds = planner.origin + np.arange(steps.start, steps.stop + 1) * planner.global_batch_size
         bounds = np.minimum(bounds, planner.items(epoch))
         return planner.sampler.indices(np.arange(bounds[0], bounds[-1]), epoch=epoch), np.diff(bounds)
-    # A planner of one rank, of which `world_size` steps make one of all ranks. Without filler, which ranks add.
+    # A planner of one rank makes a global step in several steps, without the padding that ranks add.
     tail = "drop" if planner.tail == "drop" else "partial"
     alone = planner.with_ranks(rank=0, world_size=1, tail=tail) if planner.world_size > 1 else planner
     size = planner.step_size // alone.step_size
@@ -46,10 +46,10 @@ def global_rows(planner: BatchPlanner, steps: range, *, epoch: int) -> tuple[Int
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class OrderSample:
-    """All steps of an epoch, or runs of consecutive steps from all over it, for all ranks together."""
+    """All steps of an epoch, or runs of consecutive steps, for all ranks together."""
 
     epoch: int
-    whole: bool  # whether the sample has all steps of the epoch
+    whole: bool  # whether the sample is the complete epoch
     epoch_steps: int
     length: int  # positions in the epoch
     records: int  # upper bound (exclusive) of the indices
@@ -60,11 +60,11 @@ class OrderSample:
 
 
 def sample_order(planner: BatchPlanner, *, epoch: int = 0) -> OrderSample:
-    """Sample an epoch: all of it up to `WHOLE_UP_TO` positions, otherwise 20 runs, at the same steps in each epoch."""
+    """Return a whole epoch of up to `WHOLE_UP_TO` positions, otherwise 20 runs at the same steps in each epoch."""
     check_count("epoch", epoch, least=0)
     total, items = planner.steps(epoch), planner.items(epoch)
     if not total:
-        raise ConfigError("the order has no steps: there is nothing to judge", key="sampler", value=planner.order)
+        raise ConfigError("the order has no steps to measure", key="sampler", value=planner.order)
     rows = planner.rows_per_step * planner.world_size
     whole = total * rows <= WHOLE_UP_TO
     runs = [range(total)] if whole else _runs(total, rows)
@@ -87,10 +87,10 @@ def sample_order(planner: BatchPlanner, *, epoch: int = 0) -> OrderSample:
 
 
 def _runs(total: int, rows: int) -> list[range]:
-    """Return runs of equal length, one from each of as many equal parts of the epoch."""
+    """Return runs of equal length, one from each of equal parts of the epoch."""
     length = min(max(1, _SAMPLED_ROWS // (PLACES * rows)), max(1, total // PLACES))
     count = min(PLACES, total)
-    # Not equidistant, because the distance might coincide with that of shards or lanes.
+    # Not equidistant, because the distance might coincide with the period of shards or lanes.
     bits = hash64(derive_key(0, "order-sample", words=1)[0], np.arange(count)).tolist()
     runs: list[range] = []
     for i in range(count):
@@ -101,16 +101,16 @@ def _runs(total: int, rows: int) -> list[range]:
 
 
 def displacements(sample: OrderSample) -> Float64Array:
-    """Return how far each record is from index order as a fraction of the data, (rows,) float64 in [0, 1)."""
+    """Return each record's distance from index order as a fraction of the data, (rows,) float64 in [0, 1)."""
     return np.abs((sample.indices + 0.5) / sample.records - (sample.positions + 0.5) / sample.length)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ShardLayout:
-    """Consecutive parts of the index range, whose mixing is measured."""
+    """Consecutive parts of the index range whose mixing is measured."""
 
     ends: Int64Array  # (shards,), the index after the last record of each shard
-    files: bool  # whether these are the files of the data set; otherwise they are equal parts of it
+    files: bool  # whether these are the data set's files; otherwise equal parts
 
     @classmethod
     def of(cls, records: int, shard_lengths: Sequence[int] | None = None) -> ShardLayout:
@@ -133,14 +133,14 @@ class ShardLayout:
 
 
 def shards_per_batch(sample: OrderSample, shards: ShardLayout) -> Int64Array:
-    """Return how many shards the rows of each batch come from, (batches,) int64."""
+    """Return the number of distinct shards in each batch, (batches,) int64."""
     shard = np.searchsorted(shards.ends, sample.indices, side="right")
     occurring = np.unique(sample.batches * len(shards) + shard) // len(shards)
     return np.bincount(occurring, minlength=len(sample.steps))
 
 
 def expected_shards(shards: ShardLayout, sizes: Int64Array) -> Float64Array:
-    """Return the expected number of shards in batches of these sizes, drawn from all records without replacement."""
+    """Return the expected number of shards in batches of these sizes, drawn without replacement."""
     lengths, times = np.unique(shards.lengths, return_counts=True)
     known = np.unique(sizes)
     if len(known) > _SIZES:
@@ -150,7 +150,7 @@ def expected_shards(shards: ShardLayout, sizes: Int64Array) -> Float64Array:
 
 
 def _log_missed(lengths: Int64Array, records: int, size: int) -> Float64Array:
-    """Return the logarithm of the probability that `size` records drawn without replacement miss each shard."""
+    """Return the log-probability that `size` records drawn without replacement miss each shard, (shards,) float64."""
     # The product of (1 - length / (records - i)) for i < size, in at most _FACTORS runs of nearly equal factors.
     cuts = np.unique(np.linspace(0, min(size, records), _FACTORS + 1).astype(np.int64)).tolist()
     total = np.zeros(len(lengths))

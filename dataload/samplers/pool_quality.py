@@ -1,4 +1,4 @@
-"""The mixing quality of shuffle pools, computed from their distribution without running one. Pure (no I/O)."""
+"""The mixing quality of shuffle pools, computed from their distribution without running them. Pure (no I/O)."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -21,21 +21,21 @@ _PRECISION = 256
 
 
 def pool_size_for(shard_lengths: Sequence[int], batch_size: int, quality: float, seed: int = 0) -> int | None:
-    """Return the smallest pool size, to about 1%, with which batches mix shards to a given quality.
+    """Return the smallest pool size, to about 1%, that mixes the shards of a batch to a given quality.
 
     The order is ``PoolShuffle(ShardSequential(shard_lengths, seed), pool_size, seed)``, in the middle of the epoch.
 
     Args:
         shard_lengths: Records of each shard, in index order.
         batch_size: Rows of a batch, all ranks together.
-        quality: Number of shards in a batch as a fraction of that in a uniform shuffle, above 0 and below 1.
+        quality: Number of shards in a batch as a fraction of the number in a uniform shuffle, above 0 and below 1.
         seed: Any integer.
 
     Returns:
-        Positions in the pool. None if only a pool of the whole data reaches the quality.
+        Positions in the pool. None if only a pool of all records reaches the quality.
 
     Raises:
-        ConfigError: `quality` or `batch_size` is out of its range, or there are no shards.
+        ConfigError: `quality` or `batch_size` is out of range, or `shard_lengths` is empty.
 
     Examples:
         >>> pool_size_for((1_000,) * 100, batch_size=64, quality=0.5)
@@ -60,7 +60,7 @@ def pool_size_for(shard_lengths: Sequence[int], batch_size: int, quality: float,
 
 
 class PoolTrial:
-    """Batches on which pools are tried. All pools use the same random numbers, so that a larger pool is never worse."""
+    """Batches for comparing pool sizes with the same random numbers, so that a larger pool is never worse."""
 
     def __init__(self, shard_lengths: Sequence[int], batch_size: int, seed: int = 0) -> None:
         lengths = check_lengths("shard_lengths", shard_lengths)
@@ -69,7 +69,7 @@ class PoolTrial:
         batches = min(max(_ROWS // rows, _FEWEST_BATCHES), _MOST_BATCHES)
         keys = derive_key(check_seed(seed), "pool-size", words=2)
         cells = np.arange(batches * rows)
-        # One order per epoch, because each caches only two epochs.
+        # One order per epoch, because an order caches only two epochs.
         self._orders = tuple(ShardSequential(lengths, seed) for _ in range(_EPOCHS))
         self._shards = ShardLayout(np.cumsum(lengths), files=True)
         self._ideal = float(expected_shards(self._shards, np.array([rows]))[0])
@@ -82,7 +82,7 @@ class PoolTrial:
         self._waits = uniform(keys[1], cells).reshape(batches, rows)
 
     def mixing(self, pool_size: int) -> float:
-        """Return the mean number of shards in a batch as a fraction of that in a uniform shuffle."""
+        """Return the mean number of shards in a batch as a fraction of the number in a uniform shuffle."""
         positions = self._emitted(min(pool_size, self.records))
         shard = np.empty_like(positions)
         for epoch, order in enumerate(self._orders):
@@ -94,12 +94,9 @@ class PoolTrial:
         return float(found.mean()) / self._ideal
 
     def _emitted(self, size: int) -> Int64Array:
-        """Return the parent positions in each batch, (batches, rows) int64.
-
-        Going back from the batch, each step writes to a random slot. So the times at which the batch's slots were
-        last written are sums of geometric waiting times: until any of them is hit, then any of the rest, and so on.
-        That is the exact distribution, at the cost of a few numbers per row for a pool of any size.
-        """
+        """Return the parent positions in each batch, (batches, rows) int64, from their exact distribution."""
+        # Going back from the batch, each step writes to a random slot. So the times at which the batch's slots were
+        # last written are sums of geometric waiting times: until any slot is hit, then any of the rest, and so on.
         steady = self.records - size  # from here on the pool drains: each slot comes once
         drains = self._starts >= steady
         slots = (self._slots * size).astype(np.int64)
@@ -110,24 +107,24 @@ class PoolTrial:
         again = np.diff(np.take_along_axis(slots, order, 1), axis=1, prepend=-1) == 0
         is_new = np.empty_like(again)
         np.put_along_axis(is_new, order, ~again, 1)
-        left = np.cumsum(is_new[:, ::-1], axis=1)[:, ::-1]  # slots of the batch not yet found
-        with np.errstate(divide="ignore"):  # if all slots are wanted, the first step hits one
+        left = np.cumsum(is_new[:, ::-1], axis=1)[:, ::-1]  # slots of the batch that are not yet found
+        with np.errstate(divide="ignore"):  # log1p(-1): if all slots are wanted, the first step hits one
             waits = 1 + np.floor(np.log(self._waits) / np.log1p(-left / size))
         back = np.cumsum(np.where(is_new, waits, 0), axis=1)
         written = np.minimum(self._starts, steady)[:, None] - back
-        # Which slot it was does not matter to the content, so slots are not permuted. A slot that was never written
-        # still holds its initial content.
+        # The slot's number does not affect its content, so slots are not permuted. A slot that was never written still
+        # holds its initial content.
         emitted = np.where(written >= 0, written.astype(np.int64) + size, slots)
-        # What a slot emits the second time was written in this batch, the first time.
+        # A slot's second value in a batch was written when the batch emitted the first.
         before = np.take_along_axis(times, order, 1)[:, :-1] + size
         second = np.take_along_axis(emitted, order, 1)
         second[:, 1:] = np.where(again[:, 1:], before, second[:, 1:])
         np.put_along_axis(emitted, order, second, 1)
-        # A batch in which draining begins is treated as before it, and might then look too far ahead.
+        # The batch in which draining begins is treated like earlier ones, and might look too far ahead.
         return np.minimum(emitted, self.records - 1)
 
     def _drained(self, batches: int, size: int) -> Int64Array:
-        """Return slots of batches while the pool drains, (batches, rows) int64, without repeats in a batch."""
+        """Return slots of batches while the pool drains, (batches, rows) int64, distinct within a batch."""
         rows = self._slots.shape[1]
         at_once = size // rows
         parts = [np.empty(0, np.int64)]

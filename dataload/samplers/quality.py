@@ -22,13 +22,13 @@ from dataload.samplers.order_sample import (
 from dataload.types import Int64Array
 
 _QUANTILES = (0.1, 0.25, 0.5, 0.75, 0.9, 0.99)
-_TOLERANCE = 0.05  # relative difference that counts as none
+_TOLERANCE = 0.05  # maximum relative difference that counts as equal
 _SIGMAS = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Figure:
-    """A measured number, and its expectation in a uniform shuffle."""
+    """A measured number and its expectation in a uniform shuffle."""
 
     found: float
     ideal: float
@@ -41,12 +41,12 @@ class Figure:
 
     @property
     def is_ideal(self) -> bool:
-        """Whether found and ideal differ by at most 5%, or by no more than chance explains."""
+        """Whether found and ideal differ by at most 5% or by no more than chance explains."""
         return abs(self.found - self.ideal) <= max(_TOLERANCE * self.ideal, _SIGMAS * self.error)
 
     @property
     def proviso(self) -> str:
-        """A qualification for verdicts, if chance alone explains more than 5%."""
+        """A qualification for verdicts if chance alone explains more than 5%."""
         return ", within chance" if _SIGMAS * self.error > _TOLERANCE * self.ideal else ""
 
 
@@ -59,7 +59,6 @@ class Displacement:
 
     @property
     def verdict(self) -> str:
-        """The finding in words."""
         ratio = self.mean.found / self.mean.ideal
         if self.mean.is_ideal:
             return f"records move as far as in a uniform shuffle{self.mean.proviso}"
@@ -70,16 +69,15 @@ class Displacement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """The number of shards that the rows of a global batch come from."""
+    """The number of shards in a global batch."""
 
     shards: int
-    noun: str  # "shards", or "parts" if equal parts of one shard take their place
+    noun: str  # "shards", or "parts" for equal parts of a single shard
     per_batch: Figure  # mean over the batches
-    middle: float | None  # ratio of found to ideal in the middle fifth of the epoch; None if that has no steps
+    middle: float | None  # found / ideal in the middle fifth of the epoch; None without steps there
 
     @property
     def verdict(self) -> str:
-        """The finding in words."""
         found, ideal = self.per_batch.found, self.per_batch.ideal
         if self.per_batch.is_ideal:
             return f"a batch mixes as many {self.noun} as in a uniform shuffle{self.per_batch.proviso}"
@@ -88,17 +86,17 @@ class Mixing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Multiplicity:
-    """The number of times that records come in an epoch."""
+    """The number of times that records occur in an epoch."""
 
     records: int
-    positions: int  # positions in the sample
+    positions: int  # number of positions in the sample
     whole: bool  # whether the sample is the whole epoch
-    repeated: int  # records that come more than once in the sample
-    never: int | None  # records that never come; None if the sample is not the whole epoch
+    repeated: int  # records that occur more than once in the sample
+    never: int | None  # records that never occur; None if the sample is not the whole epoch
 
     @classmethod
     def of(cls, indices: Int64Array, records: int, *, whole: bool) -> Self:
-        """Count records in a sample of (positions,) int64 indices, which may be the whole epoch."""
+        """Count the records in a sample of an epoch, or in the whole epoch; `indices` is (positions,) int64."""
         counts = np.unique(indices, return_counts=True)[1]
         repeated = int(np.count_nonzero(counts > 1))
         never = records - len(counts) if whole else None
@@ -106,13 +104,12 @@ class Multiplicity:
 
     @property
     def verdict(self) -> str:
-        """The finding in words."""
         if not self.whole:
-            found = f"{self.repeated:,} records come" if self.repeated else "no record comes"
-            return f"{found} twice or more among the {self.positions:,} positions sampled"
+            found = f"{self.repeated:,} records occur" if self.repeated else "no record occurs"
+            return f"{found} twice or more in the {self.positions:,} sampled positions"
         if not self.repeated and not self.never:
-            return "each record comes once"
-        return f"{self.repeated:,} records come more than once, {self.never:,} of {self.records:,} do not come"
+            return "each record occurs once"
+        return f"{self.repeated:,} records occur more than once, {self.never:,} of {self.records:,} never"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,9 +123,9 @@ class OrderReport:
         steps: Steps in the epoch.
         looked_at: Positions that were measured.
         sampled: Whether only a sample was measured.
-        displacement: The distances that records move.
-        mixing: The number of shards that batches come from.
-        multiplicity: The number of times that records come.
+        displacement: The distances of records from index order.
+        mixing: The number of shards in a batch.
+        multiplicity: The number of times that records occur.
         decay: Deprecated, None.
         repeats: Deprecated, None.
     """
@@ -151,7 +148,7 @@ class OrderReport:
 
 
 def as_json(value: Any) -> Any:
-    """Return a report for `json.dumps`, with the ratios and verdicts of its parts."""
+    """Return a report for `json.dumps`, with ratios and verdicts."""
     if not is_dataclass(value):
         return value
     found = {field.name: as_json(getattr(value, field.name)) for field in fields(value)}
@@ -162,8 +159,8 @@ def order_report(planner: BatchPlanner, *, shard_lengths: Sequence[int] | None =
     """Measure how well the order of an epoch mixes.
 
     Args:
-        planner: The planner of any rank. Batches are those of all ranks together.
-        shard_lengths: Records of each shard, in index order. With None or one shard, 100 equal parts take their place.
+        planner: The planner of any rank. Batches cover all ranks together.
+        shard_lengths: Records of each shard, in index order. With None or one shard, 100 equal parts are used instead.
         epoch: Number of the epoch, from 0.
 
     Raises:
@@ -180,14 +177,14 @@ def order_report(planner: BatchPlanner, *, shard_lengths: Sequence[int] | None =
 
 @dataclass(frozen=True, slots=True)
 class BucketFiller:
-    """The share of filler in the batches of length buckets, estimated from a sample of long epochs."""
+    """The fraction of padding in the batches of length buckets, estimated from a sample of long epochs."""
 
-    longest: float  # if the rows of a batch are padded to the longest of them
-    boundary: float  # if they are padded to the boundary of their bucket
+    longest: float  # if rows are padded to the longest row of the batch
+    boundary: float  # if rows are padded to the boundary of their bucket
 
     @classmethod
     def of(cls, planner: BucketBatchSampler, *, epoch: int) -> Self:
-        """Measure the filler of the batches of one rank each; without rows that only fill up a batch."""
+        """Measure the padding in the batches of one rank, without rows that only fill up a batch."""
         tail = "drop" if planner.tail == "drop" else "partial"
         sample = sample_order(planner.with_ranks(rank=0, world_size=1, tail=tail), epoch=epoch)
         lengths = np.asarray(planner.lengths)[sample.indices]
@@ -217,7 +214,7 @@ def judge_order(sample: OrderSample, shards: ShardLayout) -> OrderReport:
 def _displacement(sample: OrderSample) -> Displacement:
     at = (sample.positions + 0.5) / sample.length
     moved = displacements(sample)
-    # The expectation depends on the position, between 1/4 and 1/2, which is not an error.
+    # Subtract the expectation at each position, between 1/4 and 1/2, which is not an error.
     error = _error(moved - (at**2 - at + 0.5), sample.batches * PLACES // len(sample.steps))
     found = np.quantile(moved, _QUANTILES).tolist()
     return Displacement(
@@ -227,11 +224,7 @@ def _displacement(sample: OrderSample) -> Displacement:
 
 
 def _error(values: Float64Array, blocks: Int64Array) -> float:
-    """Return the standard error of the mean of values that are dependent within blocks.
-
-    It is estimated from differences of neighbouring blocks, so that a steady change over the epoch does not count as
-    an error (von Neumann et al., "The mean square successive difference", 1941).
-    """
+    """Return the standard error of a mean over dependent blocks, from differences of neighbours (von Neumann, 1941)."""
     counts = np.bincount(blocks)
     present = counts > 0
     means = np.bincount(blocks, values)[present] / counts[present]

@@ -1,4 +1,4 @@
-"""Join the samples of all workers into the steps that the consumer receives."""
+"""Join the samples of all workers into the batches that the consumer receives."""
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from dataload.streams.rows import RowStart
 from dataload.streams.workers import RowSteps, StreamWorkers
 
 ADDED = ("stream_id", "offset", "is_first", "valid")
-"""Fields that each batch has in addition to those of its samples."""
+"""Fields added to the samples' fields in every batch."""
 
 T = TypeVar("T")
 
@@ -33,11 +33,11 @@ class BatchMaker:
 
     @property
     def joins(self) -> bool:
-        """Whether workers stack their samples, so that only the results are joined here."""
+        """Whether workers stack their samples, which are then only joined here."""
         return self.collate is default_collate
 
     def __call__(self, parts: Sequence[RowGroup], rows: StepRows, epoch: int, step: int) -> StepResult:
-        """Return a step whose `batch` is a pair of the batch and `rows`, the joined rows of all parts."""
+        """Return a step whose `batch` is a pair: the batch, and the joined rows of all workers."""
         spans: list[StageSpan] = []
 
         def run(stage: str, function: Callable[[], T]) -> T:
@@ -52,7 +52,7 @@ class BatchMaker:
         batch = run("collate", lambda: self._collate(parts, rows))
         if taken := [name for name in ADDED if name in batch]:
             raise ConfigError(
-                f"samples have a field {taken[0]!r}, and batches get one of that name: rename it in make_stream",
+                f"samples have a field {taken[0]!r}, a name that the loader adds to batches: rename it in make_stream",
                 key=taken[0],
             )
         batch.update(
@@ -86,10 +86,7 @@ class BatchMaker:
         size: int = 0,
         spans: Sequence[StageSpan] = (),
     ) -> StepResult:
-        """Return a step with a batch or an error, and who worked on it when.
-
-        Its spans end with that of the last worker to finish.
-        """
+        """Return a step with a batch or an error; the spans of the last worker to finish come last."""
         ends = parts if len(parts) == 1 else sorted(parts, key=lambda part: part.spans[-1][2])
         shares = [(part.worker, self.rows // len(parts), part.spans) for part in parts]
         return StepResult(
@@ -115,11 +112,8 @@ def deliver(
     step: int,
     starts: tuple[RowStart, ...],
 ) -> Generator[StepResult]:
-    """Yield the steps of an epoch from `step` on, where the rows are at `starts`.
-
-    No name here may refer to a batch or an error while the consumer has it. `has_ended` returns True for the rows of
-    the step after the last.
-    """
+    """Yield the steps of an epoch from `step` on, until `has_ended` returns True for a step's rows."""
+    # No name here may refer to a batch or an error while the consumer has it.
     lost: list[WorkerLostError] = []
     last: StepRows | None = None
     each = workers.follow(epoch, step, starts)
@@ -130,8 +124,8 @@ def deliver(
             except WorkerLostError as error:
                 if lost or error.place.epoch != epoch or error.place.step <= step:
                     raise
-                # Make the steps of the task before the lost one again: errors come after good batches, and if one of
-                # these steps is at fault (it cannot be pickled, say) the error names that one.
+                # Repeat the lost task's steps one by one: good batches are delivered before the error, which then
+                # names the step at fault (one that cannot be pickled, for example).
                 lost.append(error)
                 _close(each)
                 workers.replace()
@@ -154,8 +148,7 @@ def deliver(
 
 
 def _take(each: list[RowSteps]) -> list[RowGroup]:
-    """Return the next step of all workers."""
-    for steps in each:  # all work before the consumer waits for the first
+    for steps in each:  # start all workers before waiting for the first
         steps.request()
     return [steps.take() for steps in each]
 

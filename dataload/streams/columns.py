@@ -1,4 +1,4 @@
-"""Samples stacked by several workers and joined into what one worker would have stacked. Pure (no I/O)."""
+"""Samples stacked by several workers and joined into one batch, as one worker would have. Pure (no I/O)."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ _PLAIN = frozenset((*_NUMBERS, str, bytes))
 
 @dataclass(frozen=True, slots=True)
 class Stacked:
-    """The samples of a worker's rows: columns if they are alike, else the samples themselves."""
+    """The samples of a worker's rows: as columns if all have the same form, otherwise as a list."""
 
     count: int
     columns: Any = None  # the stacked samples, as from `default_collate`
@@ -26,7 +26,7 @@ class Stacked:
 
 
 def stack(samples: list[Any]) -> Stacked:
-    """Stack samples if they are alike; otherwise leave that to `join`, which has all samples of the batch."""
+    """Stack samples that have the same form; leave others to `join`, which has all samples of the batch."""
     form = _form(samples[0]) if samples else None
     if form is None or any(_form(sample) != form for sample in samples[1:]):
         return Stacked(len(samples), samples=samples)
@@ -34,7 +34,7 @@ def stack(samples: list[Any]) -> Stacked:
 
 
 def merge(steps: list[Stacked]) -> list[Stacked]:
-    """Return the samples of all steps in a list of one, or `steps` if they are not stacked alike."""
+    """Return a list with one entry for all steps, or `steps` if their columns differ in form."""
     given = [step for step in steps if step.count]
     if len(given) < 2 or given[0].form is None or not all(_alike(step, given[0]) for step in given[1:]):
         return steps
@@ -43,13 +43,13 @@ def merge(steps: list[Stacked]) -> list[Stacked]:
 
 
 def cut(merged: Stacked, counts: Sequence[int]) -> list[Stacked]:
-    """Return merged steps, with these numbers of samples."""
+    """Split merged steps into steps with these numbers of samples."""
     edges = itertools.pairwise(itertools.accumulate(counts, initial=0))
     return [Stacked(stop - start, _cut(merged.columns, start, stop), merged.form) for start, stop in edges]
 
 
 def join(parts: Sequence[Stacked], valid: BoolArray) -> Any:
-    """Return what `default_collate` makes of the samples, with blanks for the cells that are not valid."""
+    """Return `default_collate` of the samples, with blanks in the cells that are not valid, (rows * chunk,) bool."""
     given = [part for part in parts if part.count]
     first = given[0]
     if first.form is not None and all(_alike(part, first) for part in given[1:]):
@@ -58,7 +58,7 @@ def join(parts: Sequence[Stacked], valid: BoolArray) -> Any:
 
 
 def samples_of(parts: Sequence[Stacked]) -> list[Any]:
-    """Return the samples of all parts, one after another."""
+    """Return the samples of all parts, one part after another."""
     return [
         sample
         for part in parts
@@ -67,7 +67,7 @@ def samples_of(parts: Sequence[Stacked]) -> list[Any]:
 
 
 def spread(samples: list[Any], valid: BoolArray) -> list[Any]:
-    """Return a list with the samples in valid cells and blanks in others."""
+    """Put the samples into the valid cells and blanks into the others."""
     if valid.all():
         return samples
     rest = iter(samples)
@@ -75,7 +75,7 @@ def spread(samples: list[Any], valid: BoolArray) -> list[Any]:
 
 
 def blank(sample: Any) -> Any:
-    """Return a blank of the same form: zeros, empty text, or None for anything else."""
+    """Return a blank value of the same form: zeros, empty text, or None for anything else."""
     if isinstance(sample, Mapping):
         return {name: blank(value) for name, value in cast("Mapping[str, Any]", sample).items()}
     if isinstance(sample, tuple):
@@ -89,7 +89,7 @@ def blank(sample: Any) -> Any:
 
 
 def _form(sample: Any) -> Any:
-    """Return what decides how a sample is stacked."""
+    """Return the types, dtypes and shapes that decide how a sample is stacked."""
     if type(sample) in _PLAIN:
         return type(sample)
     if isinstance(sample, np.ndarray):
@@ -107,7 +107,7 @@ def _form(sample: Any) -> Any:
 
 
 def _alike(part: Stacked, other: Stacked) -> bool:
-    # Columns of Python ints are int64 only if that suffices.
+    # Columns of Python ints are int64 only if the values fit.
     return part.form == other.form and _dtypes(part.columns) == _dtypes(other.columns)
 
 

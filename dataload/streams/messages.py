@@ -1,4 +1,4 @@
-"""The steps of a worker's rows: requests for them, and their outcomes, in groups of several steps."""
+"""Requests for the steps of a worker's rows, and their results, several steps in a message."""
 
 from __future__ import annotations
 
@@ -23,36 +23,33 @@ Float64Array: TypeAlias = npt.NDArray[np.float64]
 class RowTask(NamedTuple):
     """A request for the next steps of a worker's rows."""
 
-    session: int  # a run of consecutive steps; a new one starts at `step`, with the rows at `starts`
+    session: int  # number of a run of consecutive steps; a new one starts at `step`, with the rows at `starts`
     epoch: int
     step: int  # the first step of the session
     starts: tuple[RowStart, ...]  # empty after the first task of a session
-    most: int  # steps to make at most
+    most: int  # maximum number of steps
 
 
 class StepRows(NamedTuple):
     """The rows of some workers at one step."""
 
-    # (5, rows) int64: the sequence of each row's first item and the item's number within it, both -1 for a row
-    # without items; then the `RowPosition` of the row after the step.
+    # (5, rows) int64: sequence and offset of each row's first item (-1 without items); then its `RowPosition`
     numbers: Int64Array
-    flags: BoolArray  # (2, rows, chunk) bool: where a sequence starts, and where there is an item
+    flags: BoolArray  # (2, rows, chunk) bool: `is_first` and `valid`
     seconds: Float64Array  # (rows,) float64, time taken by each row
-    states: tuple[Any, ...]  # the own state of each row's stream, None if it has none
+    states: tuple[Any, ...]  # `state_dict()` of each row's stream, or None
 
     @property
     def valid(self) -> BoolArray:
-        """(rows, chunk) bool, where there is an item."""
+        """Cells that have an item, (rows, chunk) bool."""
         return self.flags[1]
 
     def starts(self) -> tuple[RowStart, ...]:
-        """Return where each row continues after this step."""
         positions = itertools.starmap(RowPosition, self.numbers[2:].T.tolist())
         return tuple(map(RowStart, positions, self.states))
 
     @classmethod
     def join(cls, parts: Sequence[StepRows]) -> StepRows:
-        """Return the rows of all parts, one after another."""
         if len(parts) == 1:
             return parts[0]
         numbers, flags, seconds, states = zip(*parts, strict=True)
@@ -65,41 +62,41 @@ class StepRows(NamedTuple):
 
 
 class RowGroup(NamedTuple):
-    """The outcome of one step of a worker's rows."""
+    """The result of one step of a worker's rows."""
 
     rows: StepRows | None
     stacked: Stacked  # the samples of all items, row after row
-    # Empty, or the one reason why the other fields are. The consumer removes it from the list, because its traceback
-    # refers to frames that refer to this part, and the two would keep each other alive.
+    # At most one error, in place of the other fields. The consumer removes it from the list: its traceback refers to
+    # frames that refer to this object, and they would keep each other alive.
     failures: list[WorkerError]
     spans: list[StageSpan]
     worker: str
 
 
 class Step(NamedTuple):
-    """One step of a worker's rows, as it is made."""
+    """One step of a worker's rows."""
 
-    numbers: list[tuple[int, ...]]  # five of each row, see `StepRows`
+    numbers: list[tuple[int, ...]]  # five numbers per row, see `StepRows`
     starts: list[list[bool]]  # for each row, whether its items start a sequence
     chunk: int
-    times: list[float]  # when the step began, and when each row had its items
+    times: list[float]  # time at the start and after each row
     states: tuple[Any, ...]  # see `StepRows`
     stacked: Stacked  # the samples of all items, row after row
 
 
 class RowResults(NamedTuple):
-    """The outcome of a `RowTask`: consecutive steps, in few arrays of all of them, which is a faster message."""
+    """The result of a `RowTask`. A few arrays for all steps pickle faster than an object per step."""
 
     numbers: Int64Array  # (steps, 5, rows) int64, see `StepRows`
     flags: BoolArray  # (steps, 2, rows, chunk) bool
     times: Float64Array  # (steps, 1 + rows) float64, see `Step`
     states: list[tuple[Any, ...]]  # of each step
     counts: list[int]  # items of each step
-    stacked: list[Stacked]  # the samples of all steps together, or of each step
+    stacked: list[Stacked]  # one entry for all steps, or one per step
     failures: list[WorkerError]  # of the step after these; see `RowGroup`
-    spans: list[list[StageSpan]]  # of each step, that of the failed step included
+    spans: list[list[StageSpan]]  # of each step, including the failed one
     worker: str
-    total_seconds: float  # time that the task took
+    total_seconds: float  # duration of the task
 
     @classmethod
     def of(
@@ -112,7 +109,7 @@ class RowResults(NamedTuple):
     ) -> RowResults:
         stacked = [step.stacked for step in made]
         return cls(
-            # A row of memory for each number, because batches get the first two as they are.
+            # Each number is contiguous in memory, because batches use the first two without copying.
             np.array([list(zip(*step.numbers, strict=True)) for step in made], np.int64),
             _flags(made),
             np.array([step.times for step in made]),
@@ -142,7 +139,7 @@ class RowResults(NamedTuple):
 
 
 def _flags(made: list[Step]) -> BoolArray:
-    """Return the flags of steps, (steps, 2, rows, chunk)."""
+    """Return `is_first` and `valid`, (steps, 2, rows, chunk) bool."""
     if not made:
         return np.zeros((0, 2, 0, 0), np.bool_)
     chunk, rows = made[0].chunk, len(made[0].starts)

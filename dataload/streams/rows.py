@@ -1,4 +1,4 @@
-"""One row and the stream that it follows, in the worker that owns the row."""
+"""One row of a batch and the stream that it follows, in the worker that owns the row."""
 
 import contextlib
 import copy
@@ -19,8 +19,7 @@ from dataload.transforms import NamedTransform
 from dataload.types import Int64Array
 
 SequenceMode: TypeAlias = Literal["independent", "split"]
-"""`independent`: each row goes through all sequences, again and again. `split`: each sequence belongs to one row, once
-per epoch."""
+"""`independent`: every row repeats all sequences. `split`: each sequence goes to one row, once per epoch."""
 
 _BLOCK = 1024
 
@@ -28,19 +27,19 @@ _BLOCK = 1024
 class RowPosition(NamedTuple):
     """The position of a row in its sequences."""
 
-    epoch: int  # number of the row's pass through its sequences; in mode `split` the loader's epoch
+    epoch: int  # the row's passes through its sequences so far; in mode `split` the loader's epoch
     position: int  # position in the order of this pass
-    offset: int  # items taken from the sequence at this position
+    offset: int  # items taken from the current sequence
 
 
 @dataclass(frozen=True, slots=True)
 class SequenceOrder:
-    """The orders of all rows of all ranks."""
+    """The order of sequences for every row of every rank."""
 
     sequences: int
     rows: int  # over all ranks
     mode: SequenceMode  # see `SequenceMode`
-    # whether each pass has another order, in mode `independent` for each row; else all have the given one
+    # whether each pass (in mode `independent`, of each row) is a new permutation
     shuffle: bool
     seed: int
 
@@ -49,7 +48,7 @@ class SequenceOrder:
         return self.sequences if self.mode == "independent" else len(range(row, self.sequences, self.rows))
 
     def find(self, row: int, epoch: int, positions: Int64Array) -> Int64Array:
-        """Return the sequences, (n,) int64, at (n,) positions of a pass of a row; rows of all ranks are numbered."""
+        """Return the sequences at positions of a pass, both (n,) int64. `row` counts the rows of all ranks."""
         address = ("split", epoch) if self.mode == "split" else ("independent", epoch, row)
         positions = row + positions * self.rows if self.mode == "split" else positions
         if not self.shuffle:
@@ -58,7 +57,7 @@ class SequenceOrder:
 
 
 class RowOrder:
-    """The order of one row, computed in blocks: a single position takes nearly as long as a block."""
+    """The order of one row, computed in blocks because one position costs almost as much as a block."""
 
     def __init__(self, order: SequenceOrder, row: int) -> None:
         self._order = order
@@ -66,7 +65,6 @@ class RowOrder:
         self._blocks: Memo[Int64Array] = Memo()
 
     def __getitem__(self, at: tuple[int, int]) -> int:
-        """Return the sequence at (epoch, position)."""
         epoch, position = at
         block, within = divmod(position, _BLOCK)
         known = self._blocks.recall((epoch, block))
@@ -105,14 +103,14 @@ class StreamContext:
 
 @dataclass(frozen=True, slots=True)
 class StreamSpec:
-    """The work of all rows. Pickled once per worker process."""
+    """The settings of all rows. Pickled once per worker process."""
 
     make_stream: NamedTransform
     sequences: Sequence[Any]
     order: SequenceOrder  # the sequences of each row
     chunk: int  # items of a row per step
     ends: ChunkEnd
-    stacks: bool  # whether the worker stacks samples into columns; else the consumer collates them
+    stacks: bool  # whether workers stack samples into columns; otherwise the consumer collates them
 
     def stream(self, sequence: int, context: StreamContext) -> Any:
         step = self.make_stream
@@ -120,10 +118,10 @@ class StreamSpec:
 
 
 class RowStart(NamedTuple):
-    """The position where a row starts, and the ``state_dict()`` of its stream there."""
+    """The position of a row, and the ``state_dict()`` of its stream there."""
 
     position: RowPosition
-    state: Any = None  # if the stream has none, items are skipped instead
+    state: Any = None  # None: skip the items before the position
 
 
 class Taken(NamedTuple):
@@ -132,11 +130,11 @@ class Taken(NamedTuple):
     sequence: int  # of the first item
     offset: int  # number of the first item within its sequence
     samples: list[Any]
-    starts: list[bool]  # for each item, whether its sequence starts with it
+    starts: list[bool]  # for each item, whether it starts its sequence
 
 
 def describe(sequences: Sequence[Any], number: int) -> str:
-    """Return a sequence's number and its shortened repr, for messages."""
+    """Return a sequence's number and shortened repr, for messages."""
     try:
         text = printable(repr(sequences[number]), _REPR_CHARACTERS)
     except Exception as error:
@@ -145,15 +143,12 @@ def describe(sequences: Sequence[Any], number: int) -> str:
 
 
 class RowStream:
-    """The streams of one row: each is made when the row reaches it, and closed when the row leaves it.
-
-    `row` is numbered among those of all ranks. `status` is told about each step's sequence, as `base` plus its number;
-    `StreamLocator` decodes the sum.
-    """
+    """The streams of one row, each made when the row reaches it and closed when the row leaves it."""
 
     def __init__(self, plan: StreamSpec, row: int, start: RowStart, status: WorkerStatus, base: int) -> None:
         self.sequence: int = -1  # -1 before the first
         self._epoch, self._position, self._offset = start.position
+        # `row` counts the rows of all ranks. `status` gets `base` plus the sequence; see `StreamLocator`.
         self._plan = plan
         self._row = row
         self._order = RowOrder(plan.order, row)
@@ -171,7 +166,7 @@ class RowStream:
         return self._epoch, self._position, self._offset
 
     def take(self) -> Taken:
-        """Return the items of the next step: `chunk`, or fewer at the end of a padded sequence or of the epoch."""
+        """Return the items of the next step: fewer than `chunk` at the end of a padded sequence or of the epoch."""
         chunk, ends = self._plan.chunk, self._plan.ends
         first, samples, starts, left = (-1, -1), list[Any](), list[bool](), 0
         if self._iterator is not None:
@@ -189,7 +184,7 @@ class RowStream:
                 if ends == "drop":
                     samples, starts = [], []
                 left += 1
-                if left > 2 * self._count and self._plan.order.mode == "independent":  # this includes a whole pass
+                if left > 2 * self._count and self._plan.order.mode == "independent":  # this includes a complete pass
                     raise SourceError(self._nothing()) from None
                 continue
             offset = self._offset
@@ -210,7 +205,7 @@ class RowStream:
         return f"none of {self._count} sequences gave an item"
 
     def _open(self) -> Iterator[Any] | None:
-        """Make the stream at the current position; return None if the row has no more sequences."""
+        """Open the stream at the current position, or return None if the row has no more sequences."""
         if self._position >= self._count:
             if self._plan.order.mode == "split":
                 return None
@@ -224,7 +219,7 @@ class RowStream:
         if saved is not None:
             if not self._has_state:
                 raise StateMismatchError(
-                    f"the state includes a stream's own state, but {type(stream).__name__} has no state_dict and "
+                    f"the saved state includes a stream's state, but {type(stream).__name__} has no state_dict and "
                     "load_state_dict"
                 )
             stream.load_state_dict(saved)
@@ -240,7 +235,7 @@ class RowStream:
         return iterator
 
     def state(self) -> Any:
-        """Return a copy of the stream's own state, or None if it has no ``state_dict``."""
+        """Return a copy of the stream's ``state_dict()``, or None if it has no such method."""
         return copy.deepcopy(self._stream.state_dict()) if self._has_state else None
 
     def _leave(self) -> None:
@@ -254,5 +249,5 @@ class RowStream:
         for closed in (iterator, stream) if iterator is not stream else (stream,):
             close = getattr(closed, "close", None)
             if callable(close):
-                with contextlib.suppress(ValueError):  # a generator that hangs in another thread
+                with contextlib.suppress(ValueError):  # a generator that still runs in another thread
                     close()

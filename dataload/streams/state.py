@@ -1,4 +1,4 @@
-"""The position of a multi-stream loader, as a checkpoint holds it. Pure (no I/O)."""
+"""The position of a multi-stream loader in a checkpoint. Pure (no I/O)."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ _SAME_STEP = {"epoch": "epoch", "step": "step", "batch_size": "rows of each rank
 
 
 def identify_sequences(sequences: Sequence[Any]) -> str:
-    """Return the sequences' own fingerprint, or one of their number."""
+    """Return the sequences' own fingerprint, or a fingerprint of their number."""
     own = getattr(sequences, "fingerprint", None)
     return str(own()) if callable(own) else digest(len(sequences))
 
@@ -36,9 +36,9 @@ class MultiStreamState:
     """The position of the rows of one rank: independent of workers, prefetch and chunk."""
 
     epoch: int
-    step: int  # steps of the epoch that the consumer has received
+    step: int  # steps that the consumer has received in this epoch
     rows: tuple[RowPosition, ...]
-    streams: tuple[Any, ...]  # the own state of each row's stream; empty if no stream has one
+    streams: tuple[Any, ...]  # `state_dict()` of each row's stream; empty if no stream has that method
     sequences: str
     mode: str
     shuffle: bool
@@ -50,17 +50,16 @@ class MultiStreamState:
     version: int = len(_MIGRATIONS) + 1
 
     def starts(self) -> tuple[RowStart, ...]:
-        """Return where each row continues."""
         return tuple(map(RowStart, self.rows, self.streams or (None,) * len(self.rows)))
 
     def to_json(self) -> dict[str, Any]:
-        """Return a dict for JSON if the streams' own states are: three numbers per row, and those states."""
+        """Return a dict for JSON, if the streams' states are: three numbers per row, and those states."""
         fields = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         return {**fields, "rows": [list(position) for position in self.rows], "streams": list(self.streams)}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
-        """Read what `to_json` returned, in this release or an earlier one."""
+        """Read a state of this or an earlier release."""
         values = upgrade(state, cls, "MultiStreamLoader", _MIGRATIONS)
         check_counts(values, "epoch", "step", "batch_size", "rank", "world_size")
         rows, streams = values["rows"], values["streams"]
@@ -75,7 +74,7 @@ class MultiStreamState:
 
     @classmethod
     def load(cls, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], here: Self) -> Self:
-        """Return the saved position of this rank's rows. `state` is this rank's, or a list of those of all ranks."""
+        """Return this rank's saved position, from its own state or a list of the states of all ranks."""
         if isinstance(state, Sequence) and not isinstance(state, (str, bytes)):
             return cls.deal([cls.from_json(each) for each in state], here)
         saved = cls.from_json(cast("Mapping[str, Any]", state))
@@ -86,15 +85,15 @@ class MultiStreamState:
 
     @classmethod
     def deal(cls, states: Sequence[Self], here: Self) -> Self:
-        """Return the rows of this rank from the states of all ranks that saved them, in any order."""
+        """Deal the rows saved by all ranks (states in any order) to the ranks of this run."""
         ranks = {state.rank: state for state in states}
         if not states or sorted(ranks) != list(range(states[0].world_size)) or len(ranks) != len(states):
             raise StateMismatchError(
-                f"the states of all ranks are needed, one of each; found ranks {sorted(s.rank for s in states)}"
+                f"load_state_dict needs one state from every rank; found ranks {sorted(s.rank for s in states)}"
                 + (f" of {states[0].world_size}" if states else "")
             )
         for state in states:
-            check_same(state, states[0], _SAME_ORDER | _SAME_STEP, hint=". All ranks must save their state at one step")
+            check_same(state, states[0], _SAME_ORDER | _SAME_STEP, hint=". All ranks must save at the same step")
         saved = states[0]
         total, rows = saved.batch_size * saved.world_size, here.batch_size * here.world_size
         differences = [f"rows (of all ranks): {total} in the state, {rows} here"] if total != rows else []
@@ -124,16 +123,16 @@ StateT = TypeVar("StateT")
 
 
 def reset_state(state: StateT, is_first: Any, *, axis: int = 0, initial: Any = 0) -> StateT:
-    """Return the state for a model to start a step with: the initial state for each row that starts a sequence.
+    """Return the model state for the next step: `initial` in rows that start a sequence, `state` in the others.
 
     Args:
-        state: A numpy array or torch tensor with an axis for the rows; or a tuple, list or dict of these, as an LSTM
-            has; None stays None. It is not modified; gradients flow through a tensor.
-        is_first: A batch's ``is_first``, (rows,) or (rows, chunk): array or tensor. Only the first column of a chunk
-            counts, for a model that takes whole chunks. If sequences may also start inside a chunk (``ends="next"``),
-            either accept that, or run the model record by record, each with its column.
+        state: A numpy array or torch tensor with an axis for the rows; a tuple, list or dict of these, as for an LSTM;
+            or None. It is not modified; gradients flow through a tensor.
+        is_first: A batch's ``is_first``, (rows,) or (rows, chunk): array or tensor. For a model that takes whole
+            chunks, only the first column counts. If sequences may also start inside a chunk (``ends="next"``), either
+            accept that, or run the model record by record, each with its column.
         axis: The axis of the rows: 0, or 1 for the ``(layers, rows, hidden)`` of torch's LSTM and GRU.
-        initial: The initial state: a number, or something that broadcasts to `state`.
+        initial: The initial state: a number, or a value that broadcasts to `state`.
 
     Examples:
         >>> import numpy as np
@@ -156,7 +155,7 @@ def _reset(state: Any, rows: Any, axis: int, initial: Any) -> Any:
     shape[axis] = -1
     if not hasattr(state, "new_tensor"):
         return np.where(np.asarray(rows).reshape(shape), initial, state).astype(state.dtype, copy=False)
-    # A torch tensor. torch is not imported here: the tensor's methods make others on its device.
+    # A torch tensor. Its own methods make new tensors on its device, so torch is not imported here.
     flags = rows.to(state.device) if hasattr(rows, "new_tensor") else state.new_tensor(np.asarray(rows, np.float32))
     start = state.new_tensor(initial) if isinstance(initial, np.ndarray) else initial
     return state.where((flags == 0).reshape(shape), start).to(state.dtype)

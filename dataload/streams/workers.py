@@ -1,4 +1,4 @@
-"""The workers of a multi-stream loader: each owns a fixed part of the rows, and all of them make every step."""
+"""The workers of a multi-stream loader. Each owns a fixed group of rows, and every worker contributes to every step."""
 
 from __future__ import annotations
 
@@ -24,14 +24,11 @@ _MESSAGE_COST = 40
 """Cost of a message with a result, relative to waking a thread: it takes one to two milliseconds of CPU time."""
 
 _MOST_SECONDS = 0.2
-"""Time after which a task ends with the steps that it has: they took longer than expected, and the consumer waits."""
+"""Seconds after which a task returns the steps made so far, because the consumer waits."""
 
 
 class RowWork:
-    """Makes the steps of a worker's rows, one after another. Called by one worker only.
-
-    The rows are numbered among those of all ranks; `first` is the row of the batch that they begin at.
-    """
+    """Makes the steps of one worker's rows. `first` is their first row in the batch; `rows` count all ranks."""
 
     def __init__(self, plan: StreamSpec, first: int, rows: Sequence[int]) -> None:
         self.plan = plan
@@ -45,7 +42,7 @@ class RowWork:
         return type(self), (self.plan, self._first, self._rows)  # without open streams
 
     def __call__(self, task: RowTask, status: WorkerStatus) -> RowResults:
-        """Return the next steps: at most `task.most`, or those before the first error and the error."""
+        """Return up to `task.most` steps, or the steps before the first error and the error."""
         begun = perf_counter()
         if task.session != self._session:
             self._begin(task, status)
@@ -68,7 +65,7 @@ class RowWork:
         ]
 
     def _make(self, epoch: int, made: list[Step], failures: list[WorkerError]) -> list[StageSpan]:
-        """Add the next step to `made`, or its error to `failures`; return the spans of its stages."""
+        """Add the next step to `made` or its error to `failures`; return the spans of its stages."""
         times = [perf_counter()]
         taken: list[Taken] = []
         try:
@@ -96,7 +93,7 @@ class RowWork:
         )
 
     def _error(self, epoch: int, row: int, error: BaseException) -> WorkerError:
-        """Return the error of the next step; `row` is the one that failed, or their number if it was none of them."""
+        """Return the error of the next step; `row` is the failed row, or the number of rows if no row failed."""
         where, indices = "", ()
         if row < len(self._streams):
             stream = self._streams[row]
@@ -110,7 +107,6 @@ class RowWork:
         return failure
 
     def close(self) -> None:
-        """Close all streams, even if closing one of them fails."""
         streams, self._streams = self._streams, []
         if streams:
             with contextlib.ExitStack() as closing:
@@ -118,16 +114,15 @@ class RowWork:
                     closing.callback(stream.close)
 
     def __del__(self) -> None:
-        self.close()  # in a worker process nothing else does
+        self.close()  # nothing else closes it in a worker process
 
 
 class StreamLocator(NamedTuple):
-    """Decodes (row, sequence) from the index of a worker's status."""
+    """Decodes row and sequence from a worker's status; returns (-1, "") if they are unknown."""
 
     plan: StreamSpec
 
     def __call__(self, place: WorkerPosition) -> tuple[int, str]:
-        """Return the sequence that the worker is at, and its row and sequence in words; (-1, "") if unknown."""
         if place.index < 0:
             return -1, ""
         row, sequence = divmod(place.index, self.plan.order.sequences)
@@ -135,15 +130,12 @@ class StreamLocator(NamedTuple):
 
 
 def parts_of(rows: int, most: int) -> int:
-    """Return the largest number of equal parts of `rows` that is at most `most`."""
+    """Return the largest divisor of `rows` that is at most `most`."""
     return next(parts for parts in range(min(rows, most), 0, -1) if rows % parts == 0)
 
 
 class StreamWorkers:
-    """Makes every step of all rows of this rank, numbered among those of all ranks; each worker makes its part.
-
-    As many workers as divide the rows are used, at most `workers`; 0 stands for the consumer's thread.
-    """
+    """Makes all rows of this rank with the most workers, up to `workers`, that divide them; 0 is the consumer."""
 
     def __init__(
         self,
@@ -173,10 +165,7 @@ class StreamWorkers:
         self._start()
 
     def follow(self, epoch: int, step: int, starts: tuple[RowStart, ...], *, ahead: bool = True) -> list[RowSteps]:
-        """Start a session: return the steps of each worker from `step` on, where its rows are at `starts`.
-
-        Nothing is made before it is requested if not `ahead`.
-        """
+        """Start a session at `step` and return each worker's steps; unless `ahead`, make them on request."""
         session = next(self._sessions)
         return [
             RowSteps(
@@ -189,12 +178,11 @@ class StreamWorkers:
         ]
 
     def replace(self) -> None:
-        """Continue with new workers: one that hung may come back, and would take items from streams of others."""
+        """Continue with new workers: a hung worker may wake up and take items from shared streams."""
         self.close()
         self._start()
 
     def close(self) -> None:
-        """Stop the workers, and close their streams."""
         for executor in self._executors:
             executor.close()
         for work in self._works:
@@ -205,18 +193,14 @@ class StreamWorkers:
         copied = [("make_stream", "make_stream", plan.make_stream.function), ("sequences", "sequences", plan.sequences)]
         self._works = [RowWork(plan, *part) for part in self._parts]
         self._executors: list[Executor[RowTask, RowResults]] = [
-            # What is copied is the same for all workers.
+            # All workers copy the same parts.
             make_executor(work, parts=() if number else copied, first=number, **self._settings)
             for number, work in enumerate(self._works)
         ]
 
 
 class RowSteps:
-    """The steps of one worker's rows, which it makes ahead of the consumer, several in a task.
-
-    `first` is the first task of a session, and `window` the tasks ahead of the one that is waited for. `hand_over` is
-    the cost of handing over a result, relative to waking a thread; 0 for tasks of one step.
-    """
+    """The steps of one worker's rows, made up to `window` tasks ahead; with `hand_over` 0, one step per task."""
 
     def __init__(
         self, executor: Executor[RowTask, RowResults], first: RowTask, *, window: int, hand_over: float
@@ -231,14 +215,12 @@ class RowSteps:
         self._ready: list[RowGroup] = []
 
     def request(self) -> None:
-        """Start tasks if the next step is still to be received."""
         while not self._ready and len(self._pending) <= self._window:
             most = len(next(self._sizes)) if self._hand_over else 1
             self._pending.append(self._executor.submit(self._task._replace(most=most)))
             self._task = self._task._replace(starts=())
 
     def take(self) -> RowGroup:
-        """Return the next step, which was requested."""
         if not self._ready:
             group = self._pending.popleft().result()
             if self._hand_over:
@@ -247,7 +229,6 @@ class RowSteps:
         return self._ready.pop()
 
     def close(self) -> None:
-        """Cancel what has not started."""
         self._ready.clear()
         while self._pending:
             self._pending.pop().cancel()

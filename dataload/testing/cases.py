@@ -1,4 +1,4 @@
-"""The parts of the conformance suite: checks, what they are given, and their results."""
+"""The parts of the conformance suite: checks, their arguments and their results."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Paths: TypeAlias = "Path | list[Path]"
 
 STANDARD_RECORDS = 37
-"""Records in the standard data set: a prime, so that no block or shard size divides it."""
+"""Records in the standard data set: a prime number, not divisible by any block or shard size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,75 +42,68 @@ class Case:
     """An open source and its expected records."""
 
     source: Any
-    oracle: Any  # the expected records: has a length, and returns a fresh record for each of `indices`
-    indices: tuple[int, ...]  # of the records that the oracle knows, ascending; for real data, perhaps a sample
+    oracle: Any  # the expected records: has a length, and returns a new record for each of `indices`
+    indices: tuple[int, ...]  # records that the oracle knows, ascending; a sample of large data sets
     traits: SourceTraits
 
     def pick(self, count: int, seed: int = 0) -> list[int]:
-        """Return `count` random indices, with repetitions; raise NotApplicable if there are no records."""
+        """Return `count` random indices, with repetitions; raise NotApplicable without records."""
         self.needs_records(1)
         chosen = generator(seed, "testing", count).integers(0, len(self.indices), count)
         return [self.indices[number] for number in chosen.tolist()]
 
     def permuted(self, seed: int = 0) -> list[int]:
-        """Return all known indices in a random order that is not ascending, unless there is only one."""
+        """Return all known indices in random order, not ascending if they are more than one."""
         shuffled = generator(seed, "testing").permutation(np.array(self.indices, np.int64)).tolist()
         return shuffled[::-1] if shuffled == sorted(shuffled) else shuffled
 
     def needs_records(self, count: int) -> None:
-        """Raise NotApplicable unless at least `count` records are known."""
+        """Raise NotApplicable if fewer than `count` records are known."""
         if len(self.indices) < count:
             raise NotApplicable("the data set is empty" if not self.indices else "too few records are known")
 
     def needs_all_records(self) -> None:
-        """Raise NotApplicable if the oracle knows only a sample of the records."""
+        """Raise NotApplicable if only a sample of the records is known."""
         if len(self.indices) != len(self.oracle):
             raise NotApplicable("only some of the records are known")
 
     def expected(self, indices: Sequence[int]) -> list[Any]:
-        """Return the oracle's records."""
         return [self.oracle[index] for index in indices]
 
     def stacked(self, indices: Sequence[int]) -> Any:
-        """Return the batch that the oracle's records make; raise NotApplicable if they cannot be stacked."""
+        """Return the oracle's records as a batch; raise NotApplicable if they cannot be stacked."""
         try:
             return default_collate(self.expected(indices))
         except ConfigError:
             raise NotApplicable("these records cannot be stacked") from None
 
     def method(self, name: str) -> Callable[..., Any]:
-        """Return an optional method of the source; raise NotApplicable if there is none."""
+        """Return an optional method of the source; raise NotApplicable if it is missing."""
         found = getattr(self.source, name, None)
         if found is None:
             raise NotApplicable(f"{type(self.source).__name__} has no {name}")
         return cast("Callable[..., Any]", found)
 
     def check_record(self, index: int, got: Any) -> None:
-        """Fail unless `got` is the record at `index`."""
         expect_equal(got, self.oracle[index], f"record {index}")
 
     def check_single_reads(self, indices: Iterable[int]) -> None:
-        """Fail unless ``source[index]`` is the record at `index`, for each of `indices`."""
         for index in indices:
             self.check_record(index, self.source[index])
 
     def check_request(self, indices: Sequence[int], request: Any = None) -> None:
-        """Fail unless `request`, by default `indices`, reads the records at `indices`, if need be one by one."""
+        """Fail unless `request`, by default `indices`, reads the records at `indices`."""
         items = list(indices) if request is None else request
         read = getattr(self.source, "__getitems__", None)
         self.check_records(indices, [self.source[index] for index in items] if read is None else read(items))
 
     def check_records(self, indices: Sequence[int], got: Sequence[Any]) -> None:
-        """Fail unless `got` are the records at `indices`, in that order."""
         expect(len(got) == len(indices), f"{len(got)} records for a request of {len(indices)}")
         for row, (index, record) in enumerate(zip(indices, got, strict=True)):
             expect_equal(record, self.oracle[index], f"row {row} (record {index})")
 
     def check_batch(self, indices: Sequence[int], request: Any = None, fields: list[str] | None = None) -> Any:
-        """Fail unless `read_batch` gives the columns of the records at `indices`, and return them.
-
-        If the records cannot be stacked, it must raise ConfigError, and the result is None.
-        """
+        """Check `read_batch` against the records at `indices`; return None if they cannot be stacked: ConfigError."""
         items = list(indices) if request is None else request
         records = self.expected(indices)
         if fields is not None:
@@ -127,7 +120,7 @@ class Case:
 
 
 class Maker:
-    """Writes and opens data sets with an author's backend, each in a directory of its own below `directory`."""
+    """Writes and opens data sets with an author's backend, each in its own directory below `directory`."""
 
     def __init__(self, backend: SourceSuite, directory: Path) -> None:
         self.backend = backend
@@ -149,23 +142,21 @@ class Maker:
         return directory / f"data{self.traits.suffix}"
 
     def records(self, count: int = STANDARD_RECORDS, seed: int = 0) -> list[Any]:
-        """Return records for `write`; see `sample_records`."""
         return sample_records(self.traits, count, seed)
 
     def write(self, records: Sequence[Any]) -> Path:
-        """Write a data set and return its path."""
         path = self.path()
         self.backend.write(path, records)
         return path
 
     def copy(self, path: Path) -> Path:
-        """Copy a data set, with the files beside it, to another directory."""
+        """Copy a data set and the files beside it to another directory."""
         copy = self.path()
         shutil.copytree(path.parent, copy.parent, dirs_exist_ok=True)
         return copy
 
     def open(self, path: Paths) -> Any:
-        """Open a data set, to be closed at the end of the check."""
+        """Open a data set; the end of the check closes it."""
         source = self.backend.open(path)
         self._opened.callback(close, source)
         return source
@@ -180,12 +171,10 @@ class Maker:
         return self.case_of(self.open(self.write(chosen)), chosen)
 
     def case_of(self, source: Any, records: Sequence[Any]) -> Case:
-        """Return the case of an open source and the records that were written."""
         oracle = self.oracle(records)
         return Case(source, oracle, tuple(range(len(oracle))), self.traits)
 
     def needs_files(self) -> None:
-        """Raise NotApplicable unless the records are stored in files."""
         if not self.traits.in_files:
             raise NotApplicable("the records are not stored in files")
 
@@ -197,9 +186,9 @@ class Check:
     name: str  # of the function, for example "check_duplicates"
     group: str  # the topic, for example "Reads"
     since: str  # the release that introduced the check
-    # "source" if the function takes a `Case` and only reads, so that it also runs on real data; or "maker".
+    # "source": takes a `Case` and only reads, so it also runs on real data; "maker": writes its own data
     needs: Literal["source", "maker"]
-    run: Callable[[Any], None]  # raises AssertionError, or whatever the source raised
+    run: Callable[[Any], None]  # raises AssertionError, or an error of the source
 
     @property
     def rule(self) -> str:
@@ -255,11 +244,7 @@ def checks_in(*modules: ModuleType) -> tuple[Check, ...]:
 
 
 def run_check(check: Check, backend: SourceSuite, directory: Path, standard: Path | None = None) -> None:
-    """Run one check on one backend; raise NotApplicable if there is nothing to check.
-
-    Args:
-        standard: The standard data set, if it is already written.
-    """
+    """Run one check on a backend, on the data set `standard` if it is already written."""
     with Maker(backend, directory) as maker:
         if check.needs == "maker":
             check.run(maker)

@@ -1,7 +1,4 @@
-"""Read sources in a separate process, new or forked.
-
-A new process tests pickling, another hash seed and lazy opening. In either, a file that kills its reader does no harm.
-"""
+"""Read sources in a separate process: a new one, which tests pickling, hash seeds and lazy opening, or a forked one."""
 
 import contextlib
 import faulthandler
@@ -20,21 +17,21 @@ from typing import Any, NoReturn
 
 from dataload.testing.compare import record_digest
 
-_TIMEOUT_SECONDS = 20  # for each ten sources, or fewer
+_TIMEOUT_SECONDS = 20  # for up to ten sources
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """The content of one source, as read by another process."""
+class ReadReport:
+    """The content of a source as another process read it."""
 
     digests: tuple[str, ...] = ()  # one per record, in index order
-    fingerprint: str = ""  # the result of `fingerprint()`, if the source has it
-    error: str = ""  # the exception as "Class: message", if there is one
+    fingerprint: str = ""  # result of `fingerprint()`, if the source has it
+    error: str = ""  # the exception as "Class: message", if reading failed
     error_classes: tuple[str, ...] = ()  # names of its class and base classes
     error_path: str = ""  # its `path`, if it has one
 
 
-def read_whole(source: Any) -> Reading:
+def read_whole(source: Any) -> ReadReport:
     """Read every record, one at a time and all together."""
     try:
         indices = range(len(source))
@@ -42,21 +39,21 @@ def read_whole(source: Any) -> Reading:
         if hasattr(source, "__getitems__"):
             together = tuple(record_digest(record) for record in source.__getitems__(list(indices)))
             if together != digests:
-                return Reading(digests, error="AssertionError: __getitems__ and __getitem__ differ")
-        return Reading(digests, fingerprint=source.fingerprint() if hasattr(source, "fingerprint") else "")
+                return ReadReport(digests, error="AssertionError: __getitems__ and __getitem__ differ")
+        return ReadReport(digests, fingerprint=source.fingerprint() if hasattr(source, "fingerprint") else "")
     except Exception as error:
         return failed_reading(error)
 
 
-def failed_reading(error: Exception) -> Reading:
+def failed_reading(error: Exception) -> ReadReport:
     """Return the reading of a source that raised `error`."""
     classes = tuple(kind.__name__ for kind in type(error).__mro__)
     text = f"{type(error).__name__}: {error}"
-    return Reading(error=text, error_classes=classes, error_path=str(getattr(error, "path", None) or ""))
+    return ReadReport(error=text, error_classes=classes, error_path=str(getattr(error, "path", None) or ""))
 
 
-def read_in_new_process(sources: Sequence[Any]) -> list[Reading]:
-    """Pickle sources and read them completely in one new process with another PYTHONHASHSEED."""
+def read_in_new_process(sources: Sequence[Any]) -> list[ReadReport]:
+    """Pickle sources and read them in one new process with another PYTHONHASHSEED."""
     pickles = pickle.dumps([pickled(source) for source in sources])
     environment = {
         **os.environ,
@@ -73,12 +70,12 @@ def read_in_new_process(sources: Sequence[Any]) -> list[Reading]:
     return _readings(io.BytesIO(ended.stdout), sources, f"{_ending(ended.returncode)}: {last[0]}")
 
 
-def read_in_fork(sources: Sequence[Any], *, read: Callable[[Any], Reading] = read_whole) -> list[Reading]:
-    """Read sources one after another with `read`, in one forked child; an AssertionError if it dies or hangs."""
+def read_in_fork(sources: Sequence[Any], *, read: Callable[[Any], ReadReport] = read_whole) -> list[ReadReport]:
+    """Read sources in one forked child with `read`; raise AssertionError if it dies or hangs."""
     with tempfile.TemporaryFile() as answers:
         child = multiprocessing.get_context("fork").Process(target=_answer, args=(answers, sources, read))
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which are intended here
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which are intended
             child.start()
         seconds = _timeout(sources)
         child.join(seconds)
@@ -99,14 +96,14 @@ def main() -> None:
         try:
             source = pickle.loads(data)  # noqa: S301
         except Exception as error:
-            reading = Reading(error=f"unpickling raises {type(error).__name__}: {error}")
+            reading = ReadReport(error=f"unpickling raises {type(error).__name__}: {error}")
         else:
             reading = read_whole(source)
         _send(reading, sys.stdout.buffer)
 
 
 def pickled(source: Any) -> bytes:
-    """Pickle a source; raise AssertionError if that is impossible."""
+    """Pickle a source; raise AssertionError if that fails."""
     try:
         return pickle.dumps(source)
     except Exception as error:
@@ -117,11 +114,11 @@ def _ending(code: int) -> str:
     return f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
 
 
-def _readings(answers: Any, sources: Sequence[Any], ending: str) -> list[Reading]:
-    """Return the readings that a child sent, which should be one per source."""
-    readings: list[Reading] = []
+def _readings(answers: Any, sources: Sequence[Any], ending: str) -> list[ReadReport]:
+    """Return the readings that a child sent; check that they are one per source."""
+    readings: list[ReadReport] = []
     answers.seek(0)
-    with contextlib.suppress(EOFError, pickle.UnpicklingError):  # a child that is killed may leave half of one
+    with contextlib.suppress(EOFError, pickle.UnpicklingError):  # a killed child may leave a truncated reading
         while len(readings) < len(sources):
             readings.append(pickle.load(answers))  # noqa: S301 - from the process that this one started
     if len(readings) < len(sources):
@@ -129,16 +126,16 @@ def _readings(answers: Any, sources: Sequence[Any], ending: str) -> list[Reading
     return readings
 
 
-def _send(reading: Reading, answers: Any) -> None:
+def _send(reading: ReadReport, answers: Any) -> None:
     pickle.dump(reading, answers)
     answers.flush()
 
 
-def _answer(answers: Any, sources: Sequence[Any], read: Callable[[Any], Reading]) -> NoReturn:
-    """Run in the forked child: send the readings and exit without running this process's exit handlers."""
+def _answer(answers: Any, sources: Sequence[Any], read: Callable[[Any], ReadReport]) -> NoReturn:
+    """Run in the forked child: send the readings and exit without this process's exit handlers."""
     code = 1
-    faulthandler.disable()  # the parent reports what kills this process
-    warnings.simplefilter("ignore")  # if warnings are errors, one would look like a refusal
+    faulthandler.disable()  # the parent reports the death of this process
+    warnings.simplefilter("ignore")  # otherwise a warning raised as an error would look like a refusal
     with contextlib.suppress(BaseException):
         for source in sources:
             _send(read(source), answers)

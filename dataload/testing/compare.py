@@ -15,10 +15,9 @@ snapshot: Callable[[Any], Any] = copy.deepcopy  # shares no memory with the orig
 
 
 def difference(got: Any, want: Any, label: str) -> str | None:
-    """Describe the first difference of two records or batches; return None if they are equal.
+    """Describe the first difference between two records or batches, or return None if they are equal bit by bit.
 
-    Stricter than ``==``: 1 is not 1.0, b"" is not bytearray(), -0.0 is not 0.0, and NaN equals the same NaN. `label`
-    names the value in the message, as in ``"record 3"``.
+    1 is not 1.0, b"" is not bytearray(), -0.0 is not 0.0, and NaN equals the same NaN. `label` names the value.
     """
     got, want = (list(value) if isinstance(value, BytesColumn) else value for value in (got, want))
     if type(got) is not type(want):
@@ -44,7 +43,7 @@ def _array_difference(got: Any, want: Any, label: str) -> str | None:
     if (got.dtype, got.shape) != (want.dtype, want.shape):
         return f"{label} is {got.dtype} {got.shape}, expected {want.dtype} {want.shape}"
     if got.dtype == np.longdouble or got.dtype.hasobject:
-        # A long double has 80 bits in 16 bytes, the rest is padding; objects are pointers.
+        # A long double has 80 bits in 16 bytes (the rest is padding); objects are pointers.
         same = bool(np.array_equal(got, want, equal_nan=got.dtype == np.longdouble))
     else:
         same = got.tobytes() == want.tobytes()
@@ -62,7 +61,7 @@ def show(value: Any) -> str:
 
 
 def record_digest(record: Any) -> str:
-    """Return 16 hexadecimal digits that are the same in every process for equal records."""
+    """Return 16 hexadecimal digits, the same in every process for equal records."""
     state = hashlib.blake2b(digest_size=8)
     for part in _canonical(record):
         state.update(len(part).to_bytes(8, "little"))
@@ -100,7 +99,7 @@ def arrays_in(value: Any) -> Iterator[np.ndarray[Any, Any]]:
 
 
 def overwrite(value: Any) -> int:
-    """Change every byte of every array and bytearray in `value`; return how many there are."""
+    """Change every byte of every array and bytearray in `value`; return their number."""
     count = 0
     for array in arrays_in(value):
         if array.nbytes:

@@ -13,7 +13,7 @@ _NAMES = ("a", "b1", "image", "x_y")
 
 
 def arrays(dtype: str, *, min_ndim: int = 0, empty: bool = True) -> st.SearchStrategy[Any]:
-    """Generate arrays of one dtype, with any bits and up to three dimensions; `empty` allows extents of 0."""
+    """Generate arrays of one dtype with any bits and up to three dimensions; `empty` allows extents of 0."""
     item = np.dtype(dtype)
 
     def fill(shape: tuple[int, ...]) -> st.SearchStrategy[Any]:
@@ -26,15 +26,12 @@ def arrays(dtype: str, *, min_ndim: int = 0, empty: bool = True) -> st.SearchStr
 
 def _array(data: bytes, item: np.dtype[Any], shape: tuple[int, ...]) -> Any:
     if item == np.bool_:
-        data = bytes(byte & 1 for byte in data)  # other bytes are not valid bools
+        data = bytes(byte & 1 for byte in data)  # only 0 and 1 are valid bools
     return np.frombuffer(data, item).reshape(shape).copy()
 
 
 def records_for(traits: SourceTraits) -> st.SearchStrategy[list[Any]]:
-    """Generate lists of records that a source with these traits must support.
-
-    All records in a list have the same fields, types and dtypes; shapes and lengths may vary.
-    """
+    """Generate lists of records for these traits: the same fields, types and dtypes; shapes and lengths vary."""
     smallest = 0 if traits.empty_values else 1
     fewest = 0 if traits.empty_dataset else 1
     record: st.SearchStrategy[Any]
@@ -61,11 +58,11 @@ def _values(kind: Any, smallest: int) -> st.SearchStrategy[Any]:
     if kind is int:
         return st.integers(-(2**63), 2**63 - 1)
     if kind is float:
-        # A format that writes floats as text keeps that a value is NaN, but neither its sign nor its payload.
+        # A text format preserves NaN, but not its sign or payload.
         return st.floats().map(lambda value: math.nan if math.isnan(value) else value)
     return arrays(kind, empty=smallest == 0)
 
 
 def requests_for(length: int, *, negative: bool = True) -> st.SearchStrategy[list[int]]:
-    """Generate requests for a source of `length` records: at least one index, in any order, with repetitions."""
+    """Generate requests for a source of `length` records: one or more indices in any order, with repetitions."""
     return st.lists(st.integers(-length if negative else 0, length - 1), min_size=1, max_size=3 * length)

@@ -17,16 +17,16 @@ class SourceSuite:
     """The conformance suite for sources. Subclass it in a class whose name begins with ``Test``.
 
     Only `write` and `open` are required. Each check ``check_x`` of `dataload.testing.checks` becomes an inherited test
-    ``test_x``. The tests cannot be redefined; list known failures in `expected_failures`, which fail when they are
-    fixed.
+    ``test_x``. Do not redefine the tests: list known failures in `expected_failures`. A listed check that passes is an
+    error.
 
     Attributes:
         traits: The abilities of the source. If a trait is False, the refusal is checked.
         expected_failures: Check name -> reason for its failure. Becomes ``xfail(strict=True)``.
-        processes_together: If True, leave out the tests of the checks in `dataload.testing.together.TOGETHER`. Call
-            `check_together` for all your suites instead, which starts one process for all of them.
-        written_once: If True, write the standard data set once for all checks that only read, and not for each. `open`
-            must then not depend on attributes that `write` sets on `self`, which is another object in each test.
+        processes_together: If True, skip the checks in `dataload.testing.together.TOGETHER`. Call `check_together` for
+            all your suites instead, which starts one process for all of them.
+        written_once: If True, write the standard data set once for all checks that only read. `open` must then not
+            depend on attributes that `write` sets on `self`, because each test has its own instance.
         protocol_version: Run only checks introduced up to this release, such as "0.1". None runs all. New checks come
             with minor releases.
 
@@ -57,7 +57,7 @@ class SourceSuite:
         """Write a data set with code that is independent of the source under test.
 
         Args:
-            path: A path ending in `traits.suffix`, unused, in an empty directory. Make it a file or a directory.
+            path: An unused path ending in `traits.suffix`, in an empty directory. Make it a file or a directory.
             records: Records of type `traits.record_type`. Their fields hold `traits.value_types`.
         """
         raise NotImplementedError(f"{type(self).__name__}.write(path, records): write the records to that path")
@@ -66,13 +66,13 @@ class SourceSuite:
         """Return the source for a data set.
 
         Args:
-            path: A path that was passed to `write`, or one that does not exist. If `traits.several_paths`, also a list
-                of paths, which are the shards of one data set.
+            path: A path that was passed to `write`, or a missing path. If `traits.several_paths`, also a list of paths:
+                the shards of one data set.
         """
         raise NotImplementedError(f"{type(self).__name__}.open(path): return a source of that path")
 
     def corrupt(self, path: Path, kind: str) -> None:
-        """Damage a data set in a way that reading must notice.
+        """Damage a data set in a way that reading must detect.
 
         Args:
             path: The path of a data set that `write` made.
@@ -81,7 +81,7 @@ class SourceSuite:
         raise NotImplementedError(f"{type(self).__name__}.corrupt(path, kind): damage the data set by {kind!r}")
 
     def expected(self, records: Sequence[Any]) -> Sequence[Any]:
-        """Return what the source gives for `records`, if the format adds a field or stores a number as an array."""
+        """Return the records that the source gives for `records`: a format may add a field or wrap a number."""
         return records
 
     def __init_subclass__(cls, **keywords: Any) -> None:
@@ -96,12 +96,12 @@ class SourceSuite:
                 own = parent.__dict__.get(test)
                 if own is not None and not hasattr(own, "from_the_suite"):
                     raise TypeError(
-                        f"{parent.__name__} redefines {test}: a check cannot be replaced; if it is known to fail, set "
+                        f"{parent.__name__} redefines {test}: a check cannot be replaced; for a known failure, set "
                         f"expected_failures = {{{check.name!r}: 'reason'}}"
                     )
             known_failure = cls.expected_failures.get(check.name)
             together = cls.processes_together and check.name in TOGETHER and known_failure is None
-            setattr(cls, test, None if together else _test(check, known_failure))  # pytest passes over None
+            setattr(cls, test, None if together else _test(check, known_failure))  # pytest ignores None
 
 
 def _test_name(check: Check) -> str:

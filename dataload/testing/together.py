@@ -1,4 +1,4 @@
-"""Checks of several sources in one process: starting a process per source is most of what these checks cost."""
+"""Checks of several sources in one process, because starting a process per source dominates their cost."""
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,11 +16,11 @@ TOGETHER: Mapping[str, Callable[[Sequence[Maker]], None]] = {
     "check_fork_after_read": fork_after_read,
     "check_fork_before_read": fork_before_read,
 }
-"""Checks that `SourceSuite.processes_together` leaves to `check_together`, by name."""
+"""Names of the checks that `SourceSuite.processes_together` leaves to `check_together`."""
 
 
 def check_together(name: str, backends: Sequence["SourceSuite"], directory: Path) -> None:
-    """Run one of the checks in `TOGETHER` on several backends. The error names the source that failed."""
+    """Run a check in `TOGETHER` on several backends. The error names the failing source."""
     with contextlib.ExitStack() as stack:
         makers = [Maker(backend, directory / str(number)) for number, backend in enumerate(backends)]
         TOGETHER[name]([stack.enter_context(maker) for maker in makers])

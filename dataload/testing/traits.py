@@ -1,4 +1,4 @@
-"""The abilities of a source, and the records that it is tested with."""
+"""The abilities of a source, and the records for testing it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dataload.testing.compare import arrays_in, difference, show
 
 
 class NotApplicable(Exception):
-    """Raised by a check that has nothing to check; the message says why."""
+    """Raised by a check that does not apply; the message says why."""
 
 
 def expect(condition: object, message: str) -> None:
-    """Fail with `message` unless the condition holds. Unlike `assert`, this works under ``python -O``."""
+    """Fail with `message` unless the condition holds, even under ``python -O``."""
     if not condition:
         raise AssertionError(message)
 
@@ -33,7 +33,7 @@ def expect_equal(got: Any, want: Any, label: str) -> None:
 def expect_raises(
     expected: type[BaseException] | tuple[type[BaseException], ...], call: Callable[[], Any], what: str
 ) -> BaseException:
-    """Fail unless `call` raises one of the `expected` exceptions; return it. `what` is the call in words."""
+    """Return the exception of `call`; fail unless it is one of `expected`. `what` describes the call."""
     kinds = expected if isinstance(expected, tuple) else (expected,)
     names = " or ".join(kind.__name__ for kind in kinds)
     try:
@@ -48,13 +48,13 @@ def expect_raises(
 def expect_each_raises(
     expected: type[BaseException], call: Callable[[Any], Any], arguments: Iterable[Any], what: str
 ) -> None:
-    """Fail unless `call` raises `expected` for each of `arguments`; `what` has ``{}`` for the argument."""
+    """Fail unless `call` raises `expected` for each argument; `what` has ``{}`` for the argument."""
     for argument in arguments:
         expect_raises(expected, partial(call, argument), what.format(repr(argument)))
 
 
 def close(source: Any) -> None:
-    """Close a source if it has `close`."""
+    """Close a source that has `close`."""
     method = getattr(source, "close", None)
     if method is not None:
         method()
@@ -62,7 +62,7 @@ def close(source: Any) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTraits:
-    """The abilities of a source. A trait that is False does not skip a check: the documented refusal is checked.
+    """The abilities of a source. A False trait does not skip checks: they then expect the documented refusal.
 
     Attributes:
         record_type: `dict` for records with fields, `bytes` for plain records. Determines what is written.
@@ -71,17 +71,17 @@ class SourceTraits:
         suffix: Suffix of the paths passed to `write`, for example ``".syr"``.
         in_files: Records are stored in files. If False, checks of files are skipped.
         several_paths: `open` also takes a list of paths, the shards of one data set.
-        empty_dataset: A data set may have no records. If False, that raises ConfigError or ValueError.
-        empty_values: Values may have zero bytes. If False, that raises ConfigError or ValueError.
+        empty_dataset: A data set may have no records. If False, writing one raises ConfigError or ValueError.
+        empty_values: Values may have zero bytes. If False, writing one raises ConfigError or ValueError.
         negative_index: ``source[-1]`` is the last record. If False, it raises IndexError.
         slices: ``source[a:b]`` is a source. If False, it raises TypeError.
         closes: After `close`, reading raises ClosedSourceError. If False, `close` has no effect on reads.
-        fork_safe: A forked child can read. If False, that raises an error, and neither hangs nor gives wrong records.
-        fingerprints: `fingerprint()` identifies the content. If False, there is no such method.
-        notices_cuts: A file that is cut off, or ends in zeros, is refused. If False, it reads as the records before
-            the cut, of which the last may be incomplete.
-        has_checksums: A file with any byte changed is refused. If False, values may be what the file now holds, but
-            the number of records is the same.
+        fork_safe: A forked child can read. If False, it gets an error instead of a hang or wrong records.
+        fingerprints: `fingerprint()` identifies the content. If False, the method does not exist.
+        notices_cuts: A file that is cut off, or ends in zeros, is refused. If False, the records before the cut are
+            read, and the last one may be incomplete.
+        has_checksums: A file with any byte changed is refused. If False, the changed bytes may be read, but the
+            number of records stays the same.
         corruptions: Kinds of damage that `corrupt` can do and that reading must detect.
     """
 
@@ -112,11 +112,7 @@ class SourceTraits:
 
 
 def sample_records(traits: SourceTraits, count: int, seed: int = 0) -> list[Any]:
-    """Return records that all differ, the same for the same arguments.
-
-    Arrays have one shape per field, so that they stack; bytes and text vary in length. Arrays are read-only, because
-    the records are made once and shared by many checks.
-    """
+    """Return distinct records, the same for the same arguments; each field has one shape, so that arrays stack."""
     return [dict(record) if isinstance(record, dict) else record for record in _made_once(traits, count, seed)]
 
 

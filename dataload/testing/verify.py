@@ -28,9 +28,9 @@ def check_source(
         source: Anything with ``len`` and ``[index]``. It is read, also by several threads, but not closed.
         expected: The expected records: a sequence or another source, such as the original of a converted data set. If
             None, the checks compare all ways of reading with ``source[i]``.
-        sample: Number of records to try: the first, the last, those at the ends of shards, and random ones. A smaller
+        sample: Number of records to read: the first, the last, those at shard boundaries, and random ones. A smaller
             data set is read completely.
-        traits: The abilities of the source. By default, its support for negative indices and slices is detected.
+        traits: The abilities of the source. By default, support for negative indices and slices is detected.
         report: Called with each result as soon as it is known.
 
     Returns:
@@ -81,7 +81,7 @@ def _text(error: Exception) -> str:
 
 
 class _Itself:
-    """A source's own records, read one at a time: the oracle for all other ways of reading."""
+    """A source's records, read one at a time: the oracle for all other ways of reading."""
 
     def __init__(self, source: Any) -> None:
         self._source = source
@@ -98,7 +98,7 @@ class _Itself:
 
 
 def _sample(source: Any, length: int, size: int) -> tuple[int, ...]:
-    """Return the indices to try, ascending."""
+    """Return the indices to read, ascending."""
     if length <= size:
         return tuple(range(length))
     ends = np.cumsum(getattr(source, "shard_lengths", (length,)))[:_MOST_AT_SHARDS]

@@ -1,4 +1,4 @@
-"""torch's DataLoader: its arguments, its batches, and our loader underneath."""
+"""torch's DataLoader with our loader underneath: the same arguments and batches."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from dataload.torch.datasets import MapDataset, as_torch_collates, columns_of
 from dataload.torch.drawn_order import DrawnOrder, GivenOrder
 
 _ITERABLE = (
-    "an IterableDataset has no records by index, so torch's own DataLoader serves it: without state_dict() to resume, "
-    "the same batches for any number of workers, statistics, or errors that name the record"
+    "an IterableDataset has no records by index, so torch's own DataLoader reads it. You lose state_dict() to resume, "
+    "batches that do not depend on num_workers, statistics, and errors that name the record"
 )
 
 
@@ -30,46 +30,45 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
     """A `Loader` with the arguments, defaults, attributes and batches of torch's `DataLoader`.
 
     ``state_dict`` and ``load_state_dict`` resume at any step, ``statistics`` says what limits training, and errors name
-    the step and the record. What else differs is in docs/from-torch.md:
+    the step and the record. Other differences are listed in docs/from-torch.md:
 
-    - ``shuffle=True`` is an order of dataload, whose seed `generator` gives once. Samplers are used as they are:
-      each is iterated once at the start of an epoch. Sequential ones are computed, with the same batches.
-    - Data sets of one's own are read in processes that start as torch's do. dataload's sources, arrays, tensors and
-      `TensorDataset` are read in threads, unless there is a `collate_fn`, `worker_init_fn` or
-      `multiprocessing_context`.
-    - An `IterableDataset` gives torch's own `DataLoader`, with a warning.
+    - ``shuffle=True`` uses an order of dataload, seeded once from `generator`. Your own sampler is iterated once, at
+      the start of each epoch. Sequential orders are computed and give the same batches.
+    - Your own data sets are read in processes, started as torch starts them. dataload's sources, arrays, tensors and
+      `TensorDataset` are read in threads, unless `collate_fn`, `worker_init_fn` or `multiprocessing_context` is given.
+    - An `IterableDataset` returns torch's own `DataLoader`, with a warning.
 
     Args:
         dataset: A map-style data set: anything with ``__len__`` and ``__getitem__``; or columns, as for `Loader`.
-        batch_size: Samples per batch; None gives samples that are not collated.
-        shuffle: Use another random order in each epoch.
+        batch_size: Samples per batch; None returns samples that are not collated.
+        shuffle: Use a new random order in each epoch.
         sampler: An iterable of indices with a length.
         batch_sampler: An iterable of lists of indices with a length, instead of `batch_size`, `shuffle`, `sampler` and
             `drop_last`.
         num_workers: Number of processes, or maximum number of threads.
-        collate_fn: Makes a batch of a list of samples; by default `torch.utils.data.default_collate`.
-        pin_memory: Copy batches to pinned memory if there is a CUDA device.
-        drop_last: Leave out the last batch if it is not full.
-        timeout: Seconds to wait for a batch of a worker; 0 waits for ever.
+        collate_fn: Makes a batch from a list of samples; by default `torch.utils.data.default_collate`.
+        pin_memory: Copy batches to pinned memory if a CUDA device is available.
+        drop_last: Drop the last batch if it is not full.
+        timeout: Seconds to wait for a worker's batch; 0 waits forever.
         worker_init_fn: Called with the number of each worker process when it starts.
-        multiprocessing_context: How processes start, by default as `multiprocessing` does.
-        generator: Where the seed of ``shuffle=True`` comes from, by default torch's global generator.
-        prefetch_factor: Batches to make ahead, per worker.
-        persistent_workers: Keep worker processes from one epoch to the next, and read ahead across its end. Otherwise
-            each epoch starts others, which see what has changed in `dataset`.
-        pin_memory_device: As torch's.
+        multiprocessing_context: Start method of the processes, by default that of `multiprocessing`.
+        generator: Source of the seed for ``shuffle=True``, by default torch's global generator.
+        prefetch_factor: Batches to prefetch per worker.
+        persistent_workers: Keep worker processes from one epoch to the next, and prefetch across the end of an epoch.
+            Otherwise each epoch starts new processes, which see changes to `dataset`.
+        pin_memory_device: As in torch.
         in_order: If False, batches come in completion order.
 
     Raises:
-        ValueError: Arguments contradict each other, as with torch; a `ConfigError` if a sampler has no length, and by
-            the iterator if the number of records has changed and there is no sampler.
-        TypeError: `dataset` is no data set; the message says what to write instead.
+        ValueError: Arguments contradict each other, as in torch. A `ConfigError` if a sampler has no length. From the
+            iterator: the number of records has changed, and `sampler` is not given.
+        TypeError: `dataset` is not a data set; the message says what to pass instead.
     """
 
-    batch_sampler: Any = None  # torch's; the loader's plan is that of `Loader`
+    batch_sampler: Any = None  # torch's; the loader's own plan is `Loader.batch_sampler`
 
     def __new__(cls, dataset: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Return torch's own loader for an `IterableDataset`: one of ours without its methods would be a lie."""
+        """Return torch's own loader for an `IterableDataset`, which cannot support our methods."""
         if cls is DataLoader and isinstance(dataset, data.IterableDataset):
             warnings.warn(_ITERABLE, UserWarning, stacklevel=2)
             return data.DataLoader(cast("Any", dataset), *args, **kwargs)
@@ -97,9 +96,11 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
         in_order: bool = True,
     ) -> None:
         if isinstance(dataset, data.IterableDataset):
-            raise TypeError("a subclass for an IterableDataset: derive it from torch.utils.data.DataLoader instead")
-        dataset = loadable(dataset)  # refuses paths and the like
-        own: Any = data.DataLoader.__init__  # checks the arguments, and sets all attributes
+            raise TypeError(
+                "a subclass cannot read an IterableDataset: derive it from torch.utils.data.DataLoader instead"
+            )
+        dataset = loadable(dataset)  # refuses a path, for example
+        own: Any = data.DataLoader.__init__  # checks the arguments and sets all attributes
         own(
             self, dataset, batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
             timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor=prefetch_factor,
@@ -109,21 +110,21 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
         plan = None if shuffle else self._plan()
         self._drawn = plan.drawn if isinstance(plan, GivenOrder) else None
         self._records = len(dataset)
-        self._fresh = False  # whether the order of the next epoch was drawn already
+        self._fresh = False  # whether the next epoch's order is already drawn
         self._map: MapDataset | None = None
         self._settings = self._loader_settings(plan)
         self._build(_draw_seed(generator, keeps=not shuffle))
-        # Threads only run code of dataload, which does not change between epochs.
+        # Threads run only dataload's code, which does not change between epochs.
         self._starts_anew = self._map is not None and num_workers > 0 and not persistent_workers
         self._reads_on = self._drawn is None and not self._starts_anew
 
     def _build(self, seed: int) -> None:
         Loader.__init__(self, **self._settings, seed=seed)
         if self._map is not None:
-            self._scaling = None  # as many processes as were asked for, as in torch
+            self._scaling = None  # use exactly num_workers processes, as torch does
 
     def _loader_settings(self, plan: BatchPlanner | None) -> dict[str, Any]:
-        """Return the arguments of `Loader`; a plan of None is ``shuffle=True``."""
+        """Return the arguments of `Loader`; plan None means ``shuffle=True``."""
         own_code = self.worker_init_fn, self.multiprocessing_context
         makes_batches = self.batch_sampler is not None
         columns = columns_of(self.dataset) if makes_batches and self.collate_fn is data.default_collate else None
@@ -148,7 +149,7 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
         }
 
     def _plan(self) -> BatchPlanner:
-        """Return the batches of the sampler or batch sampler: computed if that is equal, else as it gives them."""
+        """Return the planned batches: computed where the result is the same, otherwise drawn from the sampler."""
         sampler: Any = self.sampler
         size, records = self.batch_size or 1, len(cast("Any", self.dataset))
         if type(self.batch_sampler) is data.BatchSampler:
@@ -160,14 +161,14 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
             return BatchSampler(sampler=Sequential(len(sampler)), batch_size=size)
         if type(sampler) is data.DistributedSampler and not sampler.shuffle:
             rank, ranks, total = sampler.rank, sampler.num_replicas, sampler.total_size
-            if total <= records == len(cast("Any", sampler.dataset)):  # it repeats no record
+            if total <= records == len(cast("Any", sampler.dataset)):  # without repeated records
                 order = Subset(Sequential(records), range(total))
                 return BatchSampler(sampler=order, batch_size=size, rank=rank, world_size=ranks)
         drawn = DrawnOrder(sampler, records, batches=False, generator=self.generator)
         return GivenOrder(drawn=drawn, batch_size=size)
 
     def check_worker_number_rationality(self) -> None:
-        """Do nothing: torch would warn of more processes than CPUs, also where they are threads."""
+        """Do nothing: torch would warn about more processes than CPUs, even if the workers are threads."""
 
     def _read_until(self) -> int | None:
         return super()._read_until() if self._reads_on else self._cursor.epoch + 1
@@ -176,12 +177,12 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
         self._check_open()
         if self._drawn is None and (found := len(cast("Any", self.dataset))) != self._records:
             raise ConfigError(
-                f"the data set had {self._records} records when the loader was built, and has {found} now: build "
-                "another loader, or give a sampler",
+                f"the data set had {self._records} records when the loader was built and now has {found}: build "
+                "a new loader, or pass a sampler",
                 key="dataset",
             )
         if self._map is not None:
-            self._map.worker_init_fn = self.worker_init_fn  # which trainers set later
+            self._map.worker_init_fn = self.worker_init_fn  # trainers set it after construction
         if not self._reads_on:
             self._stop_delivery()
         epoch = self._start().epoch
@@ -201,7 +202,7 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
         super().set_epoch(epoch)
 
     def state_dict(self) -> dict[str, Any]:
-        """See `Loader.state_dict`. A sampler that draws from a `torch.Generator` adds the state of that, 7 KB."""
+        """See `Loader.state_dict`. A sampler that draws from a `torch.Generator` adds its state, 7 KB."""
         state = super().state_dict()
         drawn = {} if self._drawn is None else self._drawn.state(state["epoch"])
         return {**state, "sampler": {"seed": self._seed, **drawn}}
@@ -209,16 +210,16 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `Loader.load_state_dict`.
 
-        The seed of ``shuffle=True`` is that of the state. A sampler is iterated again, and what it gives must be what
-        it gave: it depends on its arguments, its epoch, or a `torch.Generator`, whose state is restored.
+        The loader takes the seed of ``shuffle=True`` from the state. A sampler is iterated again and must give the same
+        order, from its arguments, its epoch, or a `torch.Generator`, whose state is restored.
 
         Raises:
-            StateMismatchError: As `Loader.load_state_dict` does; or the sampler gives another order.
+            StateMismatchError: As for `Loader.load_state_dict`; or the sampler gives another order.
         """
         plain = dict(state)
         extra = plain.pop("sampler", None)
         if not isinstance(extra, Mapping) or type(cast("Mapping[str, Any]", extra).get("seed")) is not int:
-            raise StateMismatchError("this is no state of a dataload.torch.DataLoader: it has no seed in 'sampler'")
+            raise StateMismatchError("this is not a state of a dataload.torch.DataLoader: it has no seed in 'sampler'")
         saved = cast("Mapping[str, Any]", extra)
         if saved["seed"] != self._seed:
             with Loader(**self._settings, seed=saved["seed"]) as trial:  # a refused state changes nothing
@@ -234,7 +235,7 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
 
 
 def _draw_seed(generator: torch.Generator | None, *, keeps: bool) -> int:
-    """Return a seed that a generator of torch gives; with `keeps`, the generator stays as it was."""
+    """Draw a seed from a torch generator; with `keeps`, leave the generator's state unchanged."""
     own = torch.default_generator if generator is None else generator
     state = own.get_state()
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=own).item())
@@ -244,7 +245,6 @@ def _draw_seed(generator: torch.Generator | None, *, keeps: bool) -> int:
 
 
 def _alone(convert: Callable[[Any], Any], samples: list[Any]) -> Any:
-    """Return a sample of a loader that makes no batches."""
     return convert(samples[0])
 
 
@@ -254,7 +254,7 @@ def _start_method(context: Any) -> Any:
 
 
 def _batch_transform(*, columns: bool, pins: bool) -> Callable[[Any], Any] | None:
-    """Return the function that completes batches: of columns, or as a collation has made them."""
+    """Return the function that turns columns, or a collated batch, into the final batch."""
     if pins and torch.cuda.is_available():
         return _pinned_columns if columns else _pinned
     return as_torch_collates if columns else None

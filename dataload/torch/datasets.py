@@ -1,4 +1,4 @@
-"""Sources as torch's data sets, and data sets that torch's DataLoader takes as sources."""
+"""Sources as torch data sets, and torch data sets as sources."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dataload.types import BytesColumn, Int64Array, RandomAccessSource
 class SourceDataset(Dataset[Any]):
     """A source as a map-style dataset for PyTorch's own `DataLoader`.
 
-    `DataLoader` also takes built-in sources directly. This class adds a transform, and serves code that requires a
+    `DataLoader` also accepts built-in sources directly. This class adds a transform and works with code that requires a
     `Dataset`. Each batch is read with one call of ``__getitems__``.
 
     Args:
@@ -53,10 +53,7 @@ class SourceDataset(Dataset[Any]):
 
 
 class Rows:
-    """Rows of arrays or tensors in memory, or of a memory-mapped file, read many at a time.
-
-    `columns` have equal length; `make` makes a record or a batch of a list with a part of each.
-    """
+    """Rows of arrays or tensors in memory or memory-mapped; `make` builds a record or batch from a list of columns."""
 
     def __init__(self, columns: Sequence[Any], make: Callable[[list[Any]], Any]) -> None:
         self._columns = columns
@@ -69,7 +66,6 @@ class Rows:
         return self._make([column[index] for column in self._columns])
 
     def read_batch(self, indices: Int64Array, fields: Sequence[str] | None = None) -> Any:  # noqa: ARG002 - no names
-        """Return the rows at `indices`; see `dataload.types.ColumnReader`."""
         return self._make([_take(column, indices) for column in self._columns])
 
     def __repr__(self) -> str:
@@ -80,7 +76,7 @@ def _take(column: Any, indices: Int64Array) -> Any:
     if isinstance(column, torch.Tensor):
         return column.index_select(0, torch.from_numpy(indices))
     out = pooled_empty((len(indices), *column.shape[1:]), column.dtype)
-    return np.take(column, indices, axis=0, out=out, mode="clip")  # with "raise", numpy would buffer the output
+    return np.take(column, indices, axis=0, out=out, mode="clip")  # mode "raise" makes numpy buffer the output
 
 
 def _only(parts: list[Any]) -> Any:
@@ -88,10 +84,10 @@ def _only(parts: list[Any]) -> Any:
 
 
 def columns_of(dataset: Any) -> Any:
-    """Return a source that reads columns if `dataset` is one, or an array, a tensor or a `TensorDataset`; else None."""
+    """Return a source that reads columns of a source, array, tensor or `TensorDataset`; None for anything else."""
     if isinstance(dataset, Source):
         return cast("Any", dataset)
-    if type(dataset) in (np.ndarray, np.memmap):  # not a masked one
+    if type(dataset) in (np.ndarray, np.memmap):  # not a masked array
         array = cast("np.ndarray[Any, Any]", dataset)
         return Rows([array], _only) if array.ndim and array.dtype.kind in "biufc" else None
     tensors = dataset.tensors if type(dataset) is TensorDataset else [dataset]
@@ -106,7 +102,7 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 
 
 def as_torch_collates(batch: Any) -> Any:
-    """Return a batch of our own collation as torch's `default_collate` makes it; arrays are not copied."""
+    """Convert our collated batch to what torch's `default_collate` returns, without copying arrays."""
     if isinstance(batch, (np.ndarray, torch.Tensor)):
         return to_tensors(batch)
     if isinstance(batch, BytesColumn):
@@ -116,22 +112,19 @@ def as_torch_collates(batch: Any) -> Any:
     if isinstance(batch, tuple) or _is_list_of_tensors(batch):
         parts = [as_torch_collates(column) for column in cast("Sequence[Any]", batch)]
         return getattr(type(batch), "_make", list)(parts)
-    return default_collate(batch)  # a list has the values of a column
+    return default_collate(batch)  # a list is a column of values
 
 
 def _is_list_of_tensors(batch: Any) -> bool:
-    """Return whether a batch is one of a `TensorDataset`, whose list has columns."""
+    """Return whether a batch is a list of columns, as from a `TensorDataset`."""
     return isinstance(batch, list) and all(isinstance(part, torch.Tensor) for part in cast("list[Any]", batch))
 
 
 class MapDataset:
-    """A map-style data set of torch, which finds in worker processes what it finds in torch's.
-
-    If `whole`, one index of the data set is a list, for which it returns a batch. `worker_init_fn` is called with the
-    number of each worker process before it reads; `num_workers` is for `torch.utils.data.get_worker_info`.
-    """
+    """A torch map-style data set, with torch's worker info in worker processes."""
 
     def __init__(self, dataset: Any, *, whole: bool, num_workers: int) -> None:
+        # If `whole`, an index of the data set is a list, and `dataset[index]` a batch.
         self.dataset = dataset
         self.worker_init_fn: Callable[[int], object] | None = None
         self._whole = whole
@@ -145,7 +138,7 @@ class MapDataset:
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Return the records at `indices`; or with `whole`, the batch at them, and None for the other indices."""
+        """Return the records at `indices`; with `whole`, the batch in front, and None for the other indices."""
         if os.getpid() != self._pid:
             self._pid = os.getpid()
             self._set_up(multiprocessing.current_process().name)
@@ -155,7 +148,7 @@ class MapDataset:
         return many(indices) if many else [self.dataset[index] for index in indices]
 
     def _set_up(self, name: str) -> None:
-        """Set up a new process if it is a worker. Random numbers stay as they are: the loader seeds each step."""
+        """Set up a new worker process. Random generators are left alone: the loader seeds every step."""
         if not name.startswith("dataload-"):
             return
         number = int(name.rpartition("-")[2])

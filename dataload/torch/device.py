@@ -1,4 +1,4 @@
-"""Batches copied to a device ahead of their use."""
+"""Batches copied to a device before they are used."""
 
 from collections.abc import Callable, Generator, Iterator, Mapping
 from typing import Any, NamedTuple, cast
@@ -43,7 +43,7 @@ def to_pinned(batch: Any) -> Any:
     return map_leaves(batch, pin) if torch.cuda.is_available() else batch
 
 
-# Tensors made in a worker process would have to be copied on the way back.
+# Tensors made in a worker process would be copied on the way back.
 for _function in (to_tensors, to_pinned):
     cast("Any", _function).runs_in_consumer = True
 
@@ -69,7 +69,7 @@ def _as_tensor(value: Any, name: str) -> Any:
         return value
     array = cast("np.ndarray[Any, Any]", value)
     if not array.flags.writeable:
-        # torch ignores the flag, so writing to the tensor would change an array that belongs to someone else.
+        # torch ignores the read-only flag, so writing to the tensor would change an array owned by other code.
         array = array.copy()
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
@@ -82,21 +82,21 @@ def _as_tensor(value: Any, name: str) -> Any:
 
 
 def pin(value: Any, _: str = "") -> Any:
-    """Return a CPU tensor in pinned memory, and any other value unchanged."""
+    """Return a CPU tensor in pinned memory; return any other value unchanged."""
     if isinstance(value, torch.Tensor) and value.device.type == "cpu" and not value.is_pinned():
         return value.pin_memory()
     return value
 
 
 class _Ahead(NamedTuple):
-    """A batch on its way to the device, and the event that ends its copy."""
+    """A batch being copied to the device, and the event that marks the end of the copy."""
 
     batch: Any
     copied: Any
 
 
 class _Transfer:
-    """Copies batches to a device, on a separate stream if the device has streams."""
+    """Copies batches to a device, on a separate stream where the device has streams."""
 
     def __init__(self, device: torch.device, streams: Any, *, pins: bool) -> None:
         self._device = device
@@ -119,8 +119,8 @@ class _Transfer:
         consumer.wait_event(ahead.copied)
 
         def keep(value: Any, _: str) -> None:
-            # The memory belongs to the copying stream. Without this, that stream could reuse it as soon as Python drops
-            # the batch, before the kernels that the consumer has queued for the batch have run.
+            # The memory belongs to the copying stream. Without this call, that stream could reuse it as soon as Python
+            # drops the batch, before the consumer's kernels for the batch have run.
             if isinstance(value, torch.Tensor):
                 value.record_stream(consumer)
 
@@ -135,20 +135,20 @@ class _Transfer:
 class DeviceLoader(DevicePrefetcher[_Ahead]):
     """Gives a loader's batches as tensors on a device, copied there while the model works on earlier batches.
 
-    Copies run on a separate stream. When a batch is handed over, the current stream of the device waits for the copy,
-    but the host does not. On a device without streams, such as the CPU, each batch is converted on request, so the
-    same program runs there.
+    Copies run on a separate stream. When a batch is handed over, the device's current stream waits for the copy, but
+    the host does not. On a device without streams, such as the CPU, batches are converted on request, so the same
+    program runs there.
 
-    Take `state_dict` from this object and not from `loader`, which is already ahead by the batches being copied.
+    Take `state_dict` from this object and not from `loader`, whose position is ahead by the batches being copied.
 
-    If torch.distributed is initialised and `loader` has as many ranks as there are processes, all of them must ask for
-    their first batch: each waits for the others, to compare data, order, seed, batch size and position. See
-    `check_ranks`, which raises the error.
+    If torch.distributed is initialised and `loader` has one rank per process, all processes must ask for their first
+    batch: each waits for the others, to compare data, order, seed, batch size and position. See `check_ranks`, which
+    raises the error.
 
     Args:
         loader: A `dataload.Loader`.
         device: The device to copy to; ``"cuda"`` is the current CUDA device.
-        depth: Number of batches on the device ahead of the one that the consumer has.
+        depth: Number of batches to keep on the device beyond the consumer's current one.
         pin: Copy unpinned batches through pinned memory (see `to_pinned`). Otherwise the host waits for each copy.
 
     Attributes:
@@ -197,7 +197,7 @@ class DeviceLoader(DevicePrefetcher[_Ahead]):
 
 
 def _find_device(device: str | int | torch.device) -> tuple[torch.device, Any]:
-    """Return a device with its index, and the torch module with its streams (None if it has no streams)."""
+    """Return the device with its index, and the torch module of its streams (None without streams)."""
     try:
         found = torch.device(device)
     except RuntimeError as error:
@@ -212,5 +212,5 @@ def _find_device(device: str | int | torch.device) -> tuple[torch.device, Any]:
         )
     if found.type == "cpu" or not hasattr(module, "Stream"):
         return found, None
-    has_index = ":" in str(found)  # torch's annotations say that the index is always a number
+    has_index = ":" in str(found)  # torch's annotations say that the index is never None
     return (found if has_index else torch.device(found.type, module.current_device())), module

@@ -1,4 +1,4 @@
-"""Orders that an object gives when it is iterated, such as a sampler of torch, as batches of a loader."""
+"""Orders drawn by iterating over an object, such as a torch sampler."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ from dataload.types import Int64Array
 
 
 class DrawnOrder:
-    """The order that a sampler gave for one epoch, and the state in which it gives the same again.
-
-    If `batches`, the sampler gives lists of indices. From `generator`, torch's loader draws a seed before each epoch.
-    """
+    """One epoch's order as drawn from a sampler, and the sampler's state before the draw."""
 
     def __init__(self, sampler: Any, records: int, *, batches: bool, generator: torch.Generator | None) -> None:
         if not isinstance(sampler, Iterable) or not hasattr(sampler, "__len__"):
@@ -39,17 +36,16 @@ class DrawnOrder:
         self._generator = generator
         self.epoch: int = -1  # of `items`
         self.items: Sequence[Int64Array] | Int64Array = ()
-        self._state: dict[str, Any] = {}  # of the sampler, before it gave `items`
+        self._state: dict[str, Any] = {}  # the sampler's state before `items` were drawn
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the sampler: workers are sent what it gave."""
-        return {"records": self.records, "batches": self.batches, "epoch": -1, "items": ()}
+        return {"records": self.records, "batches": self.batches, "epoch": -1, "items": ()}  # workers get the indices
 
     def draw(self, epoch: int) -> None:
-        """Iterate over the sampler, for `epoch`."""
+        """Draw the order of `epoch` from the sampler."""
         state, generator = self._epoch_state(), self._own_generator() or torch.default_generator
         before = generator.get_state()
-        # As torch's loader does before each epoch, so that the same seeds give the same orders.
+        # torch's loader draws a seed before each epoch; do the same to get the same orders.
         torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         given = list(self.sampler)
         if not torch.equal(before, generator.get_state()):
@@ -71,17 +67,17 @@ class DrawnOrder:
         self._state = {**state, "digest": digest(np.asarray(flat).tobytes())}
 
     def state(self, epoch: int) -> dict[str, Any]:
-        """Return what `restore` needs to have the sampler give the order of `epoch`; plain values for JSON."""
+        """Return JSON values from which `restore` makes the sampler repeat the order of `epoch`."""
         if epoch == self.epoch:
             return dict(self._state)
         own = self._own_generator()
         return self._epoch_state() if own is None else {**self._epoch_state(), "generator": _encoded(own.get_state())}
 
     def restore(self, state: Mapping[str, Any], epoch: int) -> None:
-        """Bring the sampler to a saved state; if the epoch had begun, it must give the same order again."""
+        """Restore a saved sampler state; if the epoch had begun, the sampler must repeat its order."""
         if (number := state.get("epoch")) is not None:
             if not is_count(number):
-                raise StateMismatchError(f"the state has no epoch of a sampler: expected an integer, found {number!r}")
+                raise StateMismatchError(f"the state's sampler epoch must be an integer, found {number!r}")
             self.set_epoch(number)
         own, saved = self._own_generator(), state.get("generator")
         with nullcontext() if own is not None else torch.random.fork_rng(devices=[]):
@@ -101,7 +97,7 @@ class DrawnOrder:
 
     @contextmanager
     def undone_by_errors(self) -> Generator[None]:
-        """Bring the sampler back to its present state if an error is raised."""
+        """Restore the sampler's present state if an error is raised."""
         before = self.epoch, self.items, self._state
         epoch, own = self._epoch_state().get("epoch"), self._own_generator()
         generator = None if own is None else own.get_state()
@@ -128,7 +124,7 @@ class DrawnOrder:
         return found if isinstance(found, torch.Generator) else None
 
     def _holder(self, name: str) -> Any:
-        """Return the sampler, or the one inside of a batch sampler, that has an attribute."""
+        """Return the sampler, or the sampler in a batch sampler, that has this attribute."""
         for sampler in (self.sampler, getattr(self.sampler, "sampler", None)):
             if getattr(sampler, name, None) is not None:
                 return sampler
@@ -139,7 +135,7 @@ def _set_state(generator: torch.Generator, saved: Any) -> None:
     try:
         generator.set_state(torch.from_numpy(np.frombuffer(base64.b64decode(saved), np.uint8).copy()))
     except (TypeError, ValueError, RuntimeError) as error:
-        raise StateMismatchError(f"the state has no state of a torch.Generator: {error}") from error
+        raise StateMismatchError(f"the state's torch.Generator cannot be restored: {error}") from error
 
 
 def _encoded(state: torch.Tensor) -> str:
@@ -148,14 +144,14 @@ def _encoded(state: torch.Tensor) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GivenOrder(BatchPlanner):
-    """The batches of a `DrawnOrder`: as given (`batch_size` 1), or cut from its indices. All copies share `drawn`."""
+    """The batches of a `DrawnOrder`: as drawn (`batch_size` 1), or cut from its indices. Copies share `drawn`."""
 
     drawn: DrawnOrder
     batch_size: int = 1
 
     @property
     def order(self) -> Any:
-        """The class of the sampler; `DrawnOrder` compares what it gave."""
+        """The sampler's class. `DrawnOrder` compares the order itself."""
         return "given", type(self.drawn.sampler).__qualname__, self.drawn.batches
 
     @property
@@ -164,17 +160,18 @@ class GivenOrder(BatchPlanner):
 
     @property
     def items_per_step(self) -> int:
-        """Items per step: indices, or one batch."""
         return self.batch_size
 
     def items(self, epoch: int) -> int:
-        """Return the number of items that were drawn, or of an epoch not drawn yet, that the sampler promises."""
+        """Return the number of items drawn, or the sampler's length for an epoch not drawn yet."""
         return len(self.drawn.items if epoch == self.drawn.epoch else self.drawn.sampler)
 
     def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:
         if epoch != self.drawn.epoch:
             name = type(self.drawn.sampler).__name__
-            raise ConfigError(f"{name} gives an order when an epoch begins, so that of epoch {epoch} is not known now")
+            raise ConfigError(
+                f"{name} draws its order when an epoch begins, so the order of epoch {epoch} is not known yet"
+            )
         items, first = self.drawn.items, self.origin
         if self.drawn.batches:
             return [BatchPlan(step, cast("Int64Array", items[first + step])) for step in steps]

@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
 
 class JsonState:
-    """The state of a loader as one value of a checkpoint of ``torch.distributed.checkpoint``.
+    """The state of a loader as a single value in a checkpoint of ``torch.distributed.checkpoint``.
 
-    A loader is a `Stateful` itself. But then each key of its state is stored apart, and only the keys that a new loader
-    has are loaded: checkpoints of an earlier release with fewer keys, and states of streams with keys of their own, are
+    A loader is a `Stateful` itself, but then each key of its state is stored separately, and only the keys of the new
+    loader are loaded: checkpoints of an earlier release with fewer keys, and states of streams with their own keys, are
     refused. As JSON text, the state is one value.
 
     Args:
-        loader: An object with ``state_dict`` and ``load_state_dict`` whose states are for JSON.
+        loader: An object with ``state_dict`` and ``load_state_dict`` whose states are JSON values.
 
     Examples:
         >>> import dataload
@@ -45,7 +45,7 @@ class JsonState:
         """Load a state into the loader.
 
         Raises:
-            StateMismatchError: This is not a state of a `JsonState`, or the loader refuses the state.
+            StateMismatchError: `state` is not from a `JsonState`, or the loader refuses it.
         """
         text = state_dict.get("json")
         try:
@@ -68,28 +68,26 @@ _OTHER_DIMS = (
     *("cp", "pp", "sp", "tp"),
     *("context_parallel", "pipeline_parallel", "sequence_parallel", "tensor_parallel"),
 )
-"""Dimensions of meshes of torch, torchtitan, Accelerate and Lightning. Along the latter, all read the same batches."""
+"""Mesh dimensions of torch, torchtitan, Accelerate and Lightning. Ranks along the latter read the same batches."""
 
 
 def distributed_place(group: Any = None, *, data_dims: Sequence[str] | None = None) -> DistributedPlace:
     """Return the rank and the number of ranks, for ``Loader(..., **distributed_place())``.
 
-    They come from torch.distributed if it is initialised, else from the environment variables RANK and WORLD_SIZE that
-    torchrun sets, else they are 0 and 1. `Loader` itself only looks at the environment, and some launchers do not set
-    RANK.
+    They come from torch.distributed if it is initialised, otherwise from the environment variables RANK and WORLD_SIZE
+    that torchrun sets, otherwise they are 0 and 1. `Loader` itself looks only at the environment, and some launchers do
+    not set RANK.
 
     Args:
-        group: The processes, by default all. Either a process group, whose members read different data; or a
-            `DeviceMesh`, whose processes read the same batches if they differ in tensor, context or pipeline
-            parallelism only.
-        data_dims: Names of the dimensions of a mesh along which processes read different data. By default those with a
-            usual name, such as ``"dp"``, ``"dp_replicate"``, ``"dp_shard"`` or ``"fsdp"``. If yours has a usual name
-            but includes context parallelism, as torchtitan's ``"fsdp"`` may, pass the mesh called ``"batch"``.
+        group: The processes, by default all: a process group whose members read different data, or a `DeviceMesh`.
+            Processes of a mesh that differ only in tensor, context or pipeline parallelism read the same batches.
+        data_dims: Names of the mesh dimensions along which processes read different data. By default the usual names
+            are recognised, such as ``"dp"``, ``"dp_replicate"``, ``"dp_shard"`` or ``"fsdp"``. If one of these includes
+            context parallelism, as torchtitan's ``"fsdp"`` may, pass the mesh called ``"batch"``.
 
     Raises:
         ConfigError: This process is not in `group`; `group` is given but torch.distributed is not initialised; the
-            dimensions of a mesh have no names, or one that is not known; or one of the variables is missing or is not
-            an integer.
+            mesh dimensions have no names or unknown ones; or RANK or WORLD_SIZE is missing or is not an integer.
 
     Examples:
         >>> distributed_place()
@@ -142,7 +140,7 @@ def _find_data_dims(sizes: Mapping[str, int], data_dims: Sequence[str] | None) -
     if data_dims is not None:
         for name in data_dims:
             if name not in sizes:
-                message = f"data_dims has {name!r}, and the mesh has no such dimension: {closest(name, sizes)}"
+                message = f"data_dims has {name!r}, but the mesh has no such dimension: {closest(name, sizes)}"
                 raise ConfigError(message, key="data_dims", value=data_dims)
         return data_dims
     for name, size in sizes.items():
@@ -159,9 +157,9 @@ def _find_data_dims(sizes: Mapping[str, int], data_dims: Sequence[str] | None) -
 def check_ranks(loader: Loader[Any] | MultiStreamLoader, group: Any = None) -> None:
     """Check that the loaders of all processes read the same data in the same order, and continue at the same step.
 
-    All processes of the group must call this, and all of them raise the error. It does nothing if torch.distributed is
-    not initialised. `DeviceLoader` calls it before its first batch if its loader has as many ranks as there are
-    processes.
+    All processes of the group must call this function, and all of them raise the error. Without an initialised
+    torch.distributed it does nothing. `DeviceLoader` calls it before its first batch if its loader has one rank per
+    process.
 
     Args:
         loader: The loader of this process.
@@ -169,9 +167,9 @@ def check_ranks(loader: Loader[Any] | MultiStreamLoader, group: Any = None) -> N
             processes.
 
     Raises:
-        ConfigError: The loaders differ in data, order, seed, batch size, number of ranks or position; or there is no
-            process for one of the ranks.
-        DataloadError: Another process has ended, or does not call this.
+        ConfigError: The loaders differ in data, order, seed, batch size, number of ranks or position; or a rank has no
+            process.
+        DataloadError: Another process has ended, or does not call this function.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         return
@@ -180,20 +178,17 @@ def check_ranks(loader: Loader[Any] | MultiStreamLoader, group: Any = None) -> N
         found = _gather(mine, group)
     except RuntimeError as error:
         raise DataloadError(
-            "the loaders of all processes could not be compared: one has ended, or does not read; look for its own "
+            "the loaders of all processes could not be compared: a process has ended or is not reading; look for its "
             f"error ({error})"
         ) from error
     differences = find_differences(dict(found))
     if differences:
-        message = f"the loaders of {len(found)} processes do not fit together:"
+        message = f"the loaders of {len(found)} processes do not match:"
         raise ConfigError("\n  ".join((message, *differences)), key=differences[0].partition(":")[0])
 
 
 def check_ranks_at_start(loader: Loader[Any] | MultiStreamLoader) -> None:
-    """Call `check_ranks` if the loader has a rank for each process, and there are several.
-
-    Otherwise some processes may have no loader, and nobody should wait for them.
-    """
+    """Call `check_ranks` if the loader has one rank per process; otherwise some may have no loader."""
     if distributed.is_available() and distributed.is_initialized():
         processes = distributed.get_world_size()
         if processes > 1 and _facts(loader)["world_size"] == processes:
@@ -201,14 +196,14 @@ def check_ranks_at_start(loader: Loader[Any] | MultiStreamLoader) -> None:
 
 
 def _facts(loader: Loader[Any] | MultiStreamLoader) -> dict[str, Any]:
-    """Return the rank of a loader, and what must be the same for all ranks."""
+    """Return a loader's rank, and the settings that must be the same on all ranks."""
     state = loader.state_dict()
     if isinstance(loader, MultiStreamLoader):  # its ranks may be at different steps
         return {
             name: state[name] for name in ("rank", "world_size", "sequences", "mode", "shuffle", "seed", "batch_size")
         }
     plan = loader.batch_sampler_of(loader.epoch)
-    # Each process draws the seed of its torch DataLoader; if the order depends on it, the orders differ, too.
+    # Each process draws its own seed for a torch DataLoader; if the order uses it, the orders differ, too.
     seed = {} if isinstance(loader, data.DataLoader) else {"seed": loader.seed}
     return {
         "rank": plan.rank,
@@ -225,7 +220,6 @@ def _facts(loader: Loader[Any] | MultiStreamLoader) -> dict[str, Any]:
 
 
 def _gather(value: Any, group: Any) -> list[Any]:
-    """Return the values of all processes of a group or mesh."""
     values = [value]
     for one in [group.get_group(dim) for dim in range(group.ndim)] if _is_mesh(group) else [group]:
         parts: list[Any] = [None] * distributed.get_world_size(one)
@@ -235,7 +229,7 @@ def _gather(value: Any, group: Any) -> list[Any]:
 
 
 def find_differences(facts: Mapping[int, Mapping[str, Any]]) -> list[str]:
-    """Return a line for each fact that is not the same in all processes, given those of each process."""
+    """Return a line for each fact that differs between processes; `facts` is by process."""
     found: dict[str, dict[Any, list[int]]] = {}
     for process, of_process in sorted(facts.items()):
         for name, value in of_process.items():
@@ -252,7 +246,6 @@ _MOST_LISTED = 8
 
 
 def _listed(values: Mapping[Any, Sequence[int]]) -> str:
-    """Return values, and which processes have them."""
     texts: list[str] = []
     for value, processes in islice(values.items(), _MOST_LISTED):
         named = ", ".join(map(str, processes[:_MOST_LISTED])) + ", ..." * (len(processes) > _MOST_LISTED)

@@ -47,7 +47,7 @@ def test_places_in_a_mesh(eight):
             "different data: give data_dims, the names of the dimensions along which they do"
         )
         assert found["misspelt"].startswith(
-            "ConfigError: data_dims has 'dp_shart', and the mesh has no such dimension:"
+            "ConfigError: data_dims has 'dp_shart', but the mesh has no such dimension:"
         )
         assert found["unnamed"].endswith("the mesh have no names: give mesh_dim_names to init_device_mesh")
         outside = process > 1 and "ConfigError: this process is not in the process group: pass the group that it reads"
@@ -82,14 +82,14 @@ ERRORS = {
     "lanes": "ConfigError: lanes must be a multiple of world_size, 8, so that each rank has its own; got 4$",
     "checkpoint": r"StateMismatchError: the state was saved with other data or another order: .*\n  source .*$",
     "global batch": "ConfigError: global_batch_size is 12, which 8 ranks cannot share equally: give a multiple of ",
-    "dead": "DataloadError: the loaders of all processes could not be compared: one has ended, or does not read; look ",
+    "dead": "DataloadError: the loaders of all processes could not be compared: a process has ended or is not reading",
 }
 
 
 @pytest.mark.parametrize("name", ERRORS)
 def test_all_processes_fail_with_the_same_named_error(eight, name):
     expected = ERRORS[name]
-    disagree = r"ConfigError: the loaders of 8 processes do not fit together:\n  "
+    disagree = r"ConfigError: the loaders of 8 processes do not match:\n  "
     for process, one in enumerate(eight[0]):
         error = one["errors"].get(name)
         if expected is None or (name, process) == ("dead", 5):

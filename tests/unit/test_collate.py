@@ -164,7 +164,7 @@ def test_what_a_policy_cannot_bridge_is_named(policy, values, message):
         ({"pad": [4, "8"]}, "collate.x.pad[1]", r"collate.x.pad\[1\] must be an integer >= 0, got '8'"),
         (
             *({"pad": [2, 4]}, "collate.x.pad"),
-            "cannot pad 'x': a value has length 5, and the longest of the lengths to pad to is 4; add a",
+            "cannot pad 'x': a value has length 5, but the longest of the lengths to pad to is 4; add a",
         ),
         ("pad", None, "padding field 'x' adds the true lengths as x_length, a field that exists"),
     ],
@@ -179,8 +179,8 @@ ROWS = [{"tokens": np.arange(1 + i), "labels": np.arange(1 + i), "x": np.ones(1 
 BOTH = {"tokens": "pad", "labels": "pad"}
 GUESSED = (
     "padding fills the integer fields labels, tokens with 0, which a loss may count as a label: pass "
-    r"pad_value={'labels': 0, 'tokens': 0} with the values that you mean \(torch's cross_entropy ignores -100\), or "
-    "pad_value=0 to keep 0; without one, this is an error in the release after"
+    r"pad_value={'labels': 0, 'tokens': 0} with suitable values \(torch's cross_entropy ignores -100\), or "
+    "pad_value=0 to keep 0; the next release raises an error without pad_value"
 )
 
 
@@ -239,9 +239,7 @@ def test_wrong_pad_values(value, key, message):
     ],
 )
 def test_a_pad_value_must_fit_the_dtype(dtype, value, limits):
-    told = (
-        f"pad_value of field 't' is {value}, and its dtype is {dtype}, from {limits}.*: choose a number that fits, or"
-    )
+    told = f"pad_value of field 't' is {value}, but its dtype {dtype} holds {limits}.*: choose a number that fits, or"
     with pytest.raises(ConfigError, match=told):
         Collate({"t": "pad"}, pad_value={"t": value})([{"t": np.ones(2, dtype)}])
     assert np.isnan(Collate({"t": "pad"}, pad_value=np.nan)([{"t": np.ones(n, F32)} for n in (1, 2)])["t"][0, 1])

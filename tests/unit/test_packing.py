@@ -83,5 +83,5 @@ def test_pad_values_of_packed_rows_by_field():
         ConfigError, match="pad_value names 'lables', which is not a padded field: did you mean 'labels'"
     ):
         Pack({"lables": -100})(samples, rows)
-    with pytest.raises(ConfigError, match="pad_value of field 'labels' is 40000, and its dtype is int16"):
+    with pytest.raises(ConfigError, match="pad_value of field 'labels' is 40000, but its dtype int16"):
         Pack(40000)([{"labels": np.arange(3, dtype=np.int16)}], rows)

@@ -1,4 +1,4 @@
-"""Concurrency and processes: several threads and processes may read one source at once."""
+"""Concurrency and processes: several threads and processes may read one source at the same time."""
 
 import contextlib
 import pickle
@@ -10,7 +10,7 @@ from typing import Any
 
 from dataload.errors import ClosedSourceError, SourceNotFoundError
 from dataload.testing.cases import Case, Maker, maker_check, source_check
-from dataload.testing.child import Reading, pickled, read_in_fork, read_in_new_process
+from dataload.testing.child import ReadReport, pickled, read_in_fork, read_in_new_process
 from dataload.testing.compare import record_digest
 from dataload.testing.traits import NotApplicable, close, expect, expect_equal, expect_raises
 
@@ -21,10 +21,7 @@ _PICKLE_LIMIT = 64 * 1024
 
 @source_check("Concurrency")
 def check_threads(case: Case) -> None:
-    """Eight threads that read at once get the records they asked for.
-
-    Another thread may run between a seek and a read on one handle, or fill a shared buffer.
-    """
+    """Eight threads that read at the same time get the records that they requested."""
     case.needs_records(1)
 
     def work(number: int) -> None:
@@ -39,20 +36,14 @@ def check_threads(case: Case) -> None:
 
 @source_check("Concurrency")
 def check_threads_at_one_index(case: Case) -> None:
-    """Threads that ask for the same record each get their own.
-
-    A cache without a lock fails here, and so does one that returns the same object twice.
-    """
+    """Threads that request the same record each get their own copy, even from a cache."""
     for index in (case.indices[0], case.indices[-1]) if case.indices else ():
         _in_threads(lambda _, at=index: case.check_single_reads([at] * 10))
 
 
 @source_check("Concurrency")
 def check_threads_reading_columns(case: Case) -> None:
-    """Eight threads that read batches of columns at once each get their own.
-
-    A loader's worker threads do that; a buffer that two of them fill fails here.
-    """
+    """Eight threads that read batches of columns, as a loader's workers do, each get their own."""
     read_batch = case.method("read_batch")
     keys = [(number, turn) for number in range(_THREADS) for turn in range(5)]
     plans = {(number, turn): case.pick(9, seed=1 + number * 10 + turn) for number, turn in keys}
@@ -68,12 +59,9 @@ def check_threads_reading_columns(case: Case) -> None:
 
 @maker_check("Concurrency")
 def check_close_during_reads(maker: Maker) -> None:
-    """If `close` is called while other threads read, each read gives the right record or a ClosedSourceError.
-
-    An evaluation that is interrupted closes its source while threads still prefetch.
-    """
+    """If `close` is called while other threads read, each read gives the right record or a ClosedSourceError."""
     if not maker.traits.closes:
-        raise NotApplicable("there is nothing to close")
+        raise NotApplicable("the source has nothing to close")
     records = maker.records()
     path = maker.write(records)
     for _ in range(3):
@@ -92,10 +80,7 @@ def check_close_during_reads(maker: Maker) -> None:
 
 @maker_check("Concurrency")
 def check_first_use_by_threads(maker: Maker) -> None:
-    """The first use, which opens the files, may come from several threads at once.
-
-    That is how a loader starts.
-    """
+    """Several threads may make the first use, which opens the files, at the same time."""
     records = maker.records()
     path = maker.write(records)
     for _ in range(3):
@@ -148,10 +133,7 @@ def _in_threads(work: Callable[[int], None]) -> None:
 
 @source_check("Processes")
 def check_pickle(case: Case) -> None:
-    """A pickled copy reads the same records, whether the source was read before or not.
-
-    Worker processes get their source that way.
-    """
+    """A pickled copy, as sent to worker processes, reads the same records before and after reads."""
     case.check_single_reads(case.indices[:3])
     copy = _loaded(pickled(case.source))
     try:
@@ -165,10 +147,7 @@ def check_pickle(case: Case) -> None:
 
 @maker_check("Processes")
 def check_pickle_size(maker: Maker) -> None:
-    """A pickle is small, and its size depends neither on the number of records nor on what was read.
-
-    It holds settings, not data, because it is sent to every worker.
-    """
+    """A pickle holds settings, not data: its size depends neither on the number of records nor on reads."""
     maker.needs_files()
     sizes: list[int] = []
     for count in (10, 150):
@@ -184,20 +163,13 @@ def check_pickle_size(maker: Maker) -> None:
 
 @maker_check("Processes")
 def check_new_process(maker: Maker) -> None:
-    """A new process reads the same records from a pickle, and computes the same fingerprint.
-
-    It inherits no handle, no cache and no module state, and its PYTHONHASHSEED differs, so the hash of strings and the
-    order of sets do too.
-    """
+    """A new process, with another PYTHONHASHSEED, reads the same records and computes the same fingerprint."""
     new_process_reads([maker])
 
 
 @maker_check("Processes")
 def check_fork_after_read(maker: Maker) -> None:
-    """After reads and a fork, both child and parent read correctly; or the child gets an error.
-
-    They share descriptors, and therefore file offsets; locks and library state are copied as they were.
-    """
+    """After reads and a fork, both child and parent read correctly; or the child gets an error."""
     fork_after_read([maker])
 
 
@@ -208,7 +180,7 @@ def check_fork_before_read(maker: Maker) -> None:
 
 
 def new_process_reads(makers: Sequence[Maker]) -> None:
-    """Check one source of each maker, all of them in one new process."""
+    """Check one source of each maker in one new process."""
     cases = [maker.case() for maker in makers]
     for case in cases:
         _ = case.source[0]
@@ -221,7 +193,7 @@ def new_process_reads(makers: Sequence[Maker]) -> None:
 
 
 def fork_after_read(makers: Sequence[Maker]) -> None:
-    """Check one source of each maker, all of them in one forked child."""
+    """Check one source of each maker in one forked child."""
     cases = [maker.case() for maker in makers]
     for case in cases:
         _ = case.source[0]
@@ -229,13 +201,15 @@ def fork_after_read(makers: Sequence[Maker]) -> None:
         if case.traits.fork_safe:
             _check_reading(case, reading, "a forked child")
         else:
-            refused = f"reading {case.source!r} in a forked child raises nothing, but the traits say that it is refused"
+            refused = (
+                f"reading {case.source!r} in a forked child raises no error, but the traits say that it is refused"
+            )
             expect(reading.error, refused)
         case.check_single_reads(case.indices[1:] + case.indices[:1])
 
 
 def fork_before_read(makers: Sequence[Maker]) -> None:
-    """Check one unread source of each maker, all of them in one forked child."""
+    """Check one unread source of each maker in one forked child."""
     cases = [maker.case() for maker in makers]
     for case, reading in zip(cases, read_in_fork([case.source for case in cases]), strict=True):
         if case.traits.fork_safe or not reading.error:
@@ -245,10 +219,7 @@ def fork_before_read(makers: Sequence[Maker]) -> None:
 
 @maker_check("Processes")
 def check_moved_files(maker: Maker) -> None:
-    """A pickled copy whose files are gone raises SourceNotFoundError with the path.
-
-    A worker on a machine without the mount must not see an empty data set.
-    """
+    """A pickled copy whose files are gone raises SourceNotFoundError with the path, on any machine."""
     maker.needs_files()
     path = maker.write(maker.records())
     source = maker.open(path)
@@ -260,7 +231,7 @@ def check_moved_files(maker: Maker) -> None:
     expect(path.name in str(error), f"the error does not name {path.name}: {error}")
 
 
-def _check_reading(case: Case, reading: Reading, where: str) -> None:
+def _check_reading(case: Case, reading: ReadReport, where: str) -> None:
     expect(not reading.error, f"{case.source!r} in {where}: {reading.error}")
     wanted = tuple(record_digest(case.oracle[index]) for index in case.indices)
     expect(

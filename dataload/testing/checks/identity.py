@@ -1,4 +1,4 @@
-"""Identity: fingerprints name the content, and files give the records that were written, or an error."""
+"""Identity: fingerprints identify the content, and files give the records that were written, or an error."""
 
 from __future__ import annotations
 
@@ -9,19 +9,18 @@ from typing import Any
 
 from dataload.errors import SourceNotFoundError
 from dataload.testing.cases import Case, Maker, maker_check, source_check
-from dataload.testing.child import Reading, failed_reading, read_in_fork, read_in_new_process
+from dataload.testing.child import ReadReport, failed_reading, read_in_fork, read_in_new_process
 from dataload.testing.compare import difference, record_digest
 from dataload.testing.traits import NotApplicable, SourceTraits, close, expect, expect_raises
 
 
 @source_check("Identity")
 def check_fingerprint(case: Case) -> None:
-    """`fingerprint` returns 16 to 64 hexadecimal digits, the same before and after reads.
-
-    It is part of every saved state; a checkpoint is refused if it differs.
-    """
+    """`fingerprint` returns 16 to 64 hexadecimal digits, the same before and after reads."""
     if not case.traits.fingerprints:
-        expect(not hasattr(case.source, "fingerprint"), "there is a fingerprint, but the traits deny it")
+        expect(
+            not hasattr(case.source, "fingerprint"), "the source has a fingerprint, but the traits say that it has none"
+        )
         raise NotApplicable("the traits have no fingerprint")
     before = _fingerprint(case.source)
     case.check_single_reads(case.indices[:5])
@@ -30,25 +29,19 @@ def check_fingerprint(case: Case) -> None:
 
 @source_check("Identity")
 def check_fingerprint_of_slices(case: Case) -> None:
-    """Different slices have different fingerprints; the same slice has the same each time.
-
-    The state of a run over ``source[:1000]`` does not fit a run over all records.
-    """
+    """Different slices have different fingerprints; equal slices have equal fingerprints."""
     whole = _fingerprint(case.source)
     if not case.traits.slices or len(case.oracle) < 3:
-        raise NotApplicable("there are no slices, or too few records")
+        raise NotApplicable("the source has no slices, or too few records")
     parts = [case.source[where] for where in (slice(0, 2), slice(1, 3), slice(None, None, -1))]
     found = [whole, *map(_fingerprint, parts)]
     expect(len(set(found)) == len(found), "a slice has the fingerprint of another slice or of the whole")
-    expect(_fingerprint(case.source[0:2]) == found[1], "the same slice has another fingerprint the second time")
+    expect(_fingerprint(case.source[0:2]) == found[1], "two equal slices have different fingerprints")
 
 
 @maker_check("Identity")
 def check_fingerprint_of_moved_copy(maker: Maker) -> None:
-    """The same data have the same fingerprint when opened again, and when copied to another directory.
-
-    A training job that moves to another machine must resume there.
-    """
+    """Data opened again, or copied to another directory, keep their fingerprint, so that jobs resume there."""
     maker.needs_files()
     path = maker.write(maker.records())
     here = _fingerprint(maker.open(path))
@@ -59,10 +52,7 @@ def check_fingerprint_of_moved_copy(maker: Maker) -> None:
 
 @maker_check("Identity")
 def check_fingerprint_tells_data_apart(maker: Maker) -> None:
-    """The fingerprint changes if a record is missing or changed, or if two are exchanged.
-
-    Otherwise a checkpoint is resumed on data that it does not belong to.
-    """
+    """The fingerprint changes if a record is missing or changed, or if two are exchanged."""
     records = maker.records(8)
     others = {
         "without the last record": records[:-1],
@@ -85,7 +75,7 @@ def _fingerprint(source: Any) -> str:
 
 
 _EXAMPLES = 12
-_MOST_FILES = 16  # of a directory, that are damaged in one way each
+_MOST_FILES = 16  # maximum number of files of a directory that are damaged in one way each
 _TEXT = b"not what you expected\n"
 _DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "emptied": lambda _: b"",
@@ -101,10 +91,7 @@ _DAMAGES: dict[str, Callable[[bytes], bytes]] = {
 
 @maker_check("Errors")
 def check_missing_path(maker: Maker) -> None:
-    """A path that does not exist raises SourceNotFoundError, which names it, on first use at the latest.
-
-    If it were a data set without records, a job would train on nothing.
-    """
+    """A missing path raises SourceNotFoundError that names it, on first use at the latest, and is not created."""
     maker.needs_files()
     for path in (maker.path(), maker.path() / "no" / "such" / f"data{maker.traits.suffix}"):
         uses: dict[str, Callable[[Any], Any]] = {"len": len, "source[0]": lambda source: source[0]}
@@ -117,11 +104,11 @@ def check_missing_path(maker: Maker) -> None:
 
 @maker_check("Errors")
 def check_damaged_files(maker: Maker) -> None:
-    """A file that is cut, emptied or overwritten reads as before, or is a SourceError that names it.
+    """A file that is cut, emptied or overwritten reads as before, or raises a SourceError that names it.
 
-    It never reads as other or fewer records, raises another exception, crashes or hangs: yesterday's full disk must
-    show up today, and not in the loss curve. The reads happen in a separate process. Each file of a directory is
-    damaged in one way, or some of many; the first, the last and one of each suffix in all ways.
+    It never reads as other or fewer records, raises another exception, crashes or hangs. The reads happen in a separate
+    process. Each file of a directory is damaged in one way (of many files, a sample); the first, the last and one of
+    each suffix in all ways.
     """
     maker.needs_files()
     records = maker.records(12)
@@ -135,7 +122,7 @@ def check_damaged_files(maker: Maker) -> None:
 
 
 def _is_allowed(found: tuple[str, ...], wanted: tuple[str, ...], what: str, traits: SourceTraits) -> bool:
-    """Whether a format with these traits may read a damaged file as `found`."""
+    """Return whether a format with these traits may read a damaged file as `found`."""
     if (" cut to " in what or " zeros" in what) and not traits.notices_cuts:
         return len(found) <= len(wanted) and found[:-1] == wanted[: max(0, len(found) - 1)]
     if " changed in " in what and not traits.has_checksums:
@@ -152,7 +139,7 @@ def _damaged_copies(path: Path, maker: Maker) -> Iterator[tuple[str, Path]]:
         if file not in some:
             continue
         data = file.read_bytes()
-        turn = (number + number // len(damages)) % len(damages)  # files often take turns themselves, by field
+        turn = (number + number // len(damages)) % len(damages)  # directories often alternate between fields
         for what, damage in damages if file in damaged_in_all_ways else [damages[turn]]:
             copy = maker.copy(path)
             target = copy if path.is_file() else copy / file.relative_to(path)
@@ -162,10 +149,7 @@ def _damaged_copies(path: Path, maker: Maker) -> Iterator[tuple[str, Path]]:
 
 @maker_check("Errors")
 def check_corruptions(maker: Maker) -> None:
-    """The damage done by the author's `corrupt` is detected: a SourceError that names the file.
-
-    Only the author knows what a format can notice (a checksum, an index that disagrees with its data).
-    """
+    """The author's `corrupt`, which knows what the format can detect, leads to a SourceError that names the file."""
     if not maker.traits.corruptions:
         raise NotApplicable("the traits name no corruptions")
     copies: list[Path] = []
@@ -177,22 +161,22 @@ def check_corruptions(maker: Maker) -> None:
         _check_refused(reading, f"a data set after corrupt(path, {kind!r})", copy)
 
 
-def _read(maker: Maker, paths: list[Path]) -> list[Reading]:
-    """Read each data set. A source may refuse it in its constructor."""
+def _read(maker: Maker, paths: list[Path]) -> list[ReadReport]:
+    """Read each data set, or return the constructor's error."""
     opened: list[Any] = []
-    readings: list[Reading | None] = []
+    readings: list[ReadReport | None] = []
     for path in paths:
         try:
             opened.append(maker.open(path))
             readings.append(None)
         except Exception as error:
             readings.append(failed_reading(error))
-    # A file may kill its reader. A fork costs a tenth of a new process, but some libraries do not survive it.
+    # A file may kill its reader. A fork takes a tenth of the time of a new process, but breaks some libraries.
     later = iter(read_in_fork(opened) if maker.traits.fork_safe else read_in_new_process(opened))
     return [reading or next(later) for reading in readings]
 
 
-def _check_refused(reading: Reading, what: str, path: Path) -> None:
+def _check_refused(reading: ReadReport, what: str, path: Path) -> None:
     count = len(reading.digests)
     expect(reading.error, f"{what} reads as {count} records, without an error but not as written")
     expect("SourceError" in reading.error_classes, f"{what} raises {reading.error}, expected a SourceError")
@@ -203,10 +187,7 @@ def _check_refused(reading: Reading, what: str, path: Path) -> None:
 
 @maker_check("Round trip")
 def check_round_trip(maker: Maker) -> None:
-    """Any records that the format can hold, read by any request, equal what was written.
-
-    Varying shapes, no shape, values of zero bytes, NaNs, non-ASCII text, one record, many equal ones.
-    """
+    """Any records that the format can hold, read by any request, equal the records written."""
     from hypothesis import HealthCheck, given, settings
     from hypothesis import strategies as st
 

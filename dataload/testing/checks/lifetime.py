@@ -1,4 +1,4 @@
-"""Lifetime: what values own, what opening costs, what closing releases, and what `repr` shows."""
+"""Lifetime: who owns values, what opening costs, what closing releases, and what `repr` shows."""
 
 import contextlib
 import gc
@@ -22,10 +22,7 @@ from dataload.testing.traits import NotApplicable, close, expect, expect_equal, 
 
 @source_check("Ownership")
 def check_records_belong_to_caller(case: Case) -> None:
-    """Arrays of a record are writable, and writing to them changes no later read.
-
-    Transforms work in place; torch warns about read-only arrays and writes to them anyway.
-    """
+    """Arrays of a record are writable, and writing to them changes no later read."""
     for index in case.indices[:8]:
         _overwrite(case.source[index], f"record {index}")
         case.check_record(index, case.source[index])
@@ -37,10 +34,7 @@ def check_records_belong_to_caller(case: Case) -> None:
 
 @source_check("Ownership")
 def check_rows_do_not_share_memory(case: Case) -> None:
-    """Records of one request share no memory, even for the same index.
-
-    Augmenting one row in place must not augment another.
-    """
+    """Records of one request share no memory, even for the same index."""
     read = case.method("__getitems__")
     case.needs_records(1)
     indices = [case.indices[0], case.indices[-1], case.indices[0]]
@@ -54,10 +48,7 @@ def check_rows_do_not_share_memory(case: Case) -> None:
 
 @source_check("Ownership")
 def check_columns_belong_to_caller(case: Case) -> None:
-    """Columns of a batch are writable, and writing to them changes no later batch and no record.
-
-    Batches are normalised, masked and moved in place.
-    """
+    """Columns of a batch are writable, and writing to them changes no later batch or record."""
     read_batch = case.method("read_batch")
     for indices in (case.pick(8), list(case.indices)):
         batch = _read_batch(case, indices)
@@ -75,14 +66,11 @@ def _overwrite(value: Any, what: str) -> None:
 
 @source_check("Ownership")
 def check_values_survive_reads(case: Case) -> None:
-    """A value keeps its content while other records are read.
-
-    A reused buffer makes all rows of a batch the last one.
-    """
+    """A value keeps its content while other records are read."""
     case.needs_records(2)
     held = [case.source[index] for index in case.indices[:8]]
     before = snapshot(held)
-    # Compare with the expected records, not with the copy: the buffer may be overwritten already.
+    # Compare with the expected records, not with a copy: the buffer may already be overwritten.
     case.check_records(case.indices[:8], held)
     for index in case.indices:
         _ = case.source[index]
@@ -93,10 +81,7 @@ def check_values_survive_reads(case: Case) -> None:
 
 @source_check("Ownership")
 def check_batches_survive_reads(case: Case) -> None:
-    """A batch keeps its content while other batches are read.
-
-    Prefetching reads several batches before the first is consumed.
-    """
+    """A batch keeps its content while other batches are read, as when prefetching."""
     batch = _read_batch(case, case.indices[:3])
     before = snapshot(batch)
     _read_batch(case, case.indices[-3:])
@@ -105,10 +90,7 @@ def check_batches_survive_reads(case: Case) -> None:
 
 @maker_check("Ownership")
 def check_parts_of_large_batches_survive(maker: Maker) -> None:
-    """One row, or a view of a column, stays valid after the rest of a large batch is dropped and others are read.
-
-    Memory may only be reused if it is free, and a part of an array keeps the whole alive.
-    """
+    """A row or a view of a large batch stays valid after the rest is dropped and other batches are read."""
     data = [np.random.default_rng(seed).bytes(40_000) for seed in range(16)]
     records = data if maker.traits.record_type is bytes else [_large_record(maker, value) for value in data]
     case = maker.case(records)
@@ -134,10 +116,7 @@ def _one_part_of(batch: Any) -> Any:
 
 @maker_check("Ownership")
 def check_values_survive_close(maker: Maker) -> None:
-    """Records and batches stay valid after `close`, and after the source is gone.
-
-    A view of a closed memory map reads as zeros or other data, or kills the process.
-    """
+    """Records and batches stay valid after `close`, and after the source is gone."""
     case = maker.case()
     held = [case.source[index] for index in case.indices]
     read_batch = getattr(case.source, "read_batch", None)
@@ -150,10 +129,7 @@ def check_values_survive_close(maker: Maker) -> None:
 
 @maker_check("Ownership")
 def check_reading_changes_no_file(maker: Maker) -> None:
-    """Reading leaves every file of the data set unchanged.
-
-    Data sets are shared, and often stored where nobody may write.
-    """
+    """Reading leaves every file of the data set unchanged."""
     maker.needs_files()
     records = maker.records()
     path = maker.write(records)
@@ -186,10 +162,7 @@ _REPR_LIMIT = 200
 
 @maker_check("Lifecycle")
 def check_construction_opens_nothing(maker: Maker) -> None:
-    """Constructing a source opens no file and starts no thread; the first use does.
-
-    Sources are constructed to be pickled or inspected; handles opened then would belong to the wrong process.
-    """
+    """Constructing a source opens no file and starts no thread; the first use does."""
     maker.needs_files()
     path = maker.write(maker.records())
     before = _resources()
@@ -231,10 +204,7 @@ def check_close_twice(maker: Maker) -> None:
 
 @maker_check("Lifecycle")
 def check_read_after_close(maker: Maker) -> None:
-    """Every read after `close` is a ClosedSourceError, or continues if there is nothing to close.
-
-    Reopening silently would leak what `close` was called to release.
-    """
+    """Every read after `close` raises ClosedSourceError instead of reopening, or works if nothing was closed."""
     case = maker.case()
     _ = case.source[0]
     case.method("close")()
@@ -256,10 +226,7 @@ def _check_closed(source: Any, maker: Maker) -> None:
 
 @maker_check("Lifecycle")
 def check_close_releases_everything(maker: Maker) -> None:
-    """`close` releases every descriptor and every thread.
-
-    A run that reopens sources for every evaluation would otherwise hit the limit of descriptors.
-    """
+    """`close` releases every descriptor and every thread."""
     maker.needs_files()
     path = maker.write(maker.records())
     before: set[str] = set()
@@ -268,7 +235,7 @@ def check_close_releases_everything(maker: Maker) -> None:
         _use(source)
         close(source)
         if turn == 0:
-            before = _resources()  # what a library opens once and for all is open by now
+            before = _resources()  # a library may keep its own descriptors open from the first use on
     left = _left(before)
     expect(not left, f"after close these are still open: {left}")
 
@@ -296,7 +263,7 @@ def check_forgotten_source(maker: Maker) -> None:
 
 
 def _left(before: set[str]) -> set[str]:
-    """Return what is open and was not before, after a collection of garbage, which takes long, where that may help."""
+    """Return the resources opened since `before`; collect garbage, which is slow, only if there are some."""
     if _resources() <= before:
         return set()
     gc.collect()
@@ -304,22 +271,19 @@ def _left(before: set[str]) -> set[str]:
 
 
 def _resources() -> set[str]:
-    """Return the open descriptors, with what they refer to, and the running threads."""
+    """Return the open descriptors with their targets, and the running threads."""
     found = {f"thread {thread.name}" for thread in threading.enumerate()}
     for name in os.listdir("/proc/self/fd") if os.path.isdir("/proc/self/fd") else ():
         try:
             found.add(f"descriptor {name} ({os.readlink(f'/proc/self/fd/{name}')})")
         except OSError:
-            continue  # the descriptor of the listing itself
+            continue  # the descriptor used to list them
     return found
 
 
 @source_check("Lifecycle")
 def check_repr(case: Case) -> None:
-    """`repr` is short and shows no records and no memory address.
-
-    It appears in error messages and logs; an address makes equal sources look different.
-    """
+    """`repr` is short, the same for equal sources, and shows no records and no memory address."""
     text = repr(case.source)
     expect(text == repr(case.source), "repr changes from call to call")
     expect(len(text) <= _REPR_LIMIT, f"repr has {len(text)} characters, expected at most {_REPR_LIMIT}")

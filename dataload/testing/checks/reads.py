@@ -1,4 +1,4 @@
-"""Reads: an index names one record, whatever request it is part of."""
+"""Reads: an index identifies one record in any request."""
 
 import contextlib
 import itertools
@@ -15,10 +15,7 @@ from dataload.testing.traits import NotApplicable, close, expect, expect_each_ra
 
 @source_check("Reads")
 def check_length(case: Case) -> None:
-    """`len` is the number of records, and does not change.
-
-    Orders, epochs and checkpoints are computed from it before anything is read.
-    """
+    """`len` is the number of records, and does not change."""
     count = len(case.oracle)
     expect(len(case.source) == count, f"len is {len(case.source)}, expected {count}")
     for index in case.indices[:1]:
@@ -28,28 +25,19 @@ def check_length(case: Case) -> None:
 
 @source_check("Reads")
 def check_records(case: Case) -> None:
-    """``source[i]`` is record i, with the types, dtypes and shapes it was written with.
-
-    Changing the format in a config must change nothing else.
-    """
+    """``source[i]`` is record i, with the types, dtypes and shapes that were written."""
     case.check_single_reads(case.indices)
 
 
 @source_check("Reads")
 def check_repeated_reads(case: Case) -> None:
-    """The same index gives the same record, in any order and however often it is read.
-
-    A read-ahead buffer, a cache, or a leftover file position fails here.
-    """
+    """The same index gives the same record, in any order and in repeated reads."""
     case.check_single_reads([*reversed(case.indices), *case.pick(40), *case.indices[:1] * 3])
 
 
 @source_check("Reads")
 def check_request(case: Case) -> None:
-    """``__getitems__(indices)`` is the list of ``source[i]``.
-
-    It is a faster way to the same records; torch's fetcher and our loader call it instead of single reads.
-    """
+    """``__getitems__(indices)`` is the list of ``source[i]``."""
     got = case.method("__getitems__")(list(case.indices))
     expect(isinstance(got, list), f"__getitems__ gives a {type(got).__name__}, expected a list")
     case.check_records(case.indices, got)
@@ -57,10 +45,7 @@ def check_request(case: Case) -> None:
 
 @source_check("Reads")
 def check_request_order(case: Case) -> None:
-    """Records come in the order of the request, not of the file.
-
-    Reading in file order is faster and allowed, but then the rows must be put back in order, or a shuffle is lost.
-    """
+    """Records come in the order of the request, not of the file."""
     case.method("__getitems__")
     for indices in (case.permuted(), list(reversed(case.indices))):
         case.check_request(indices)
@@ -68,10 +53,7 @@ def check_request_order(case: Case) -> None:
 
 @source_check("Reads")
 def check_duplicates(case: Case) -> None:
-    """An index that occurs twice in a request gives two records.
-
-    Sampling with replacement and padded batches need that.
-    """
+    """An index that occurs twice in a request gives two records."""
     case.method("__getitems__")
     first, *_, last = case.pick(2)
     for indices in ([first, first], [last, first, last, last], [*case.indices[:3], *case.indices[:3]]):
@@ -80,10 +62,7 @@ def check_duplicates(case: Case) -> None:
 
 @source_check("Reads")
 def check_empty_request(case: Case) -> None:
-    """A request without indices gives ``[]``, and a batch without rows ``{}``.
-
-    The last step of a rank may be empty.
-    """
+    """A request without indices gives ``[]``, and a batch without rows ``{}``: a rank's last step may be empty."""
     read = case.method("__getitems__")
     for empty in ([], (), np.empty(0, np.int64), range(0)):
         got = read(empty)
@@ -94,24 +73,17 @@ def check_empty_request(case: Case) -> None:
 
 @source_check("Reads")
 def check_long_request(case: Case) -> None:
-    """A request may have more rows than there are records.
-
-    Large batches take other paths through a source than small ones (numpy's do from 500 rows on).
-    """
+    """A request may have more rows than the source has records."""
     case.method("__getitems__")
     case.check_request(case.pick(min(1100, 20 * len(case.indices))))
 
 
 @source_check("Reads")
 def check_iteration(case: Case) -> None:
-    """Iteration gives every record once, in index order, and then ends.
-
-    Python iterates over anything with ``__getitem__`` until IndexError: a source that raises something else, or wraps
-    around, never ends.
-    """
+    """Iteration gives every record once, in index order, and then ends."""
     whole = len(case.indices) == len(case.oracle)
     known = set(case.indices)
-    # One more than there are, to notice a source that continues without running forever.
+    # Request one more record than expected, so that a source that never ends is noticed.
     limit = len(case.oracle) + 1 if whole else min(len(case.oracle), 16)
     count = 0
     for index, record in enumerate(itertools.islice(iter(case.source), limit)):
@@ -124,7 +96,7 @@ def check_iteration(case: Case) -> None:
 
 
 class _Index:
-    """An object that is an integer only by `__index__`."""
+    """An integer only by `__index__`."""
 
     def __init__(self, value: int) -> None:
         self._value = value
@@ -135,10 +107,7 @@ class _Index:
 
 @source_check("Reads")
 def check_index_types(case: Case) -> None:
-    """Everything with ``__index__`` is an index, numpy integers included.
-
-    Orders are arrays, and their elements are not Python ints.
-    """
+    """Everything with ``__index__`` is an index, numpy integers included."""
     for index in case.indices[-1:] + case.indices[:1]:
         kinds: list[Any] = [np.int64, np.int32, np.uint64, _Index]
         for kind in kinds + ([np.uint8] if index < 256 else []):
@@ -147,10 +116,7 @@ def check_index_types(case: Case) -> None:
 
 @source_check("Reads")
 def check_request_types(case: Case) -> None:
-    """A request may be a list, a tuple, an integer array of any width, a range or an iterator.
-
-    Samplers pass arrays, torch passes lists, and people pass ranges.
-    """
+    """A request may be a list, a tuple, an integer array of any width, a range or an iterator."""
     case.method("__getitems__")
     indices = case.pick(7)
     for request in (
@@ -171,10 +137,7 @@ def check_request_types(case: Case) -> None:
 
 @source_check("Reads")
 def check_request_is_not_changed(case: Case) -> None:
-    """Reading does not write to the request.
-
-    A sampler may return the same array again.
-    """
+    """Reading does not write to the request: a sampler may return the same array again."""
     indices = np.array(case.pick(9), np.int64)
     before = indices.copy()
     case.method("__getitems__")(indices)
@@ -187,10 +150,7 @@ def check_request_is_not_changed(case: Case) -> None:
 
 @source_check("Reads")
 def check_slices(case: Case) -> None:
-    """A slice is a source of these records, made without reading them.
-
-    ``source[:1000]`` is how people make a small data set for a test.
-    """
+    """A slice is a source of these records, made without reading them."""
     source: Any = case.source
     if not case.traits.slices:
         expect_raises(TypeError, lambda: source[0:1], "source[0:1]")
@@ -208,14 +168,11 @@ def check_slices(case: Case) -> None:
 
 @source_check("Reads")
 def check_slices_are_sources(case: Case) -> None:
-    """A slice supports requests, batches, negative indices, further slices and pickling as a source does.
-
-    Whatever takes a source takes a part of one: the loader, a conversion, a worker process.
-    """
+    """A slice supports requests, batches, negative indices, further slices and pickling as a source does."""
     source: Any = case.source
     length = len(case.oracle)
     if not case.traits.slices or length != len(case.indices) or length < 4:
-        raise NotApplicable("there are no slices, or not enough records are known")
+        raise NotApplicable("the source has no slices, or too few records are known")
     for where in (slice(1, None), slice(None, None, -2)):
         part, span = source[where], range(length)[where]
         of_part = Case(part, case.expected(span), tuple(range(len(span))), case.traits)
@@ -240,10 +197,7 @@ def check_read(case: Case) -> None:
 
 @source_check("Reads")
 def check_reversed(case: Case) -> None:
-    """``reversed(source)`` gives the records from the last to the first.
-
-    Python derives it from ``len`` and ``[index]``; a source with its own method must agree.
-    """
+    """``reversed(source)`` gives the records from the last to the first."""
     last = case.indices[::-1][: 1 if len(case.indices) != len(case.oracle) else None]
     for index, record in zip(last, reversed(case.source), strict=False):
         case.check_record(index, record)
@@ -251,10 +205,7 @@ def check_reversed(case: Case) -> None:
 
 @source_check("Reads")
 def check_reads_in_order(case: Case) -> None:
-    """`reads_in_order` is a bool, and the same before and after reads.
-
-    The default order follows from it, and an order must not depend on what was read before.
-    """
+    """`reads_in_order`, which decides the default order, is a bool that reads do not change."""
     told: Any = case.method("reads_in_order")
     expect(isinstance(told, bool), f"reads_in_order is {told!r}, expected a bool")
     case.check_single_reads(case.pick(5))
@@ -263,10 +214,7 @@ def check_reads_in_order(case: Case) -> None:
 
 @source_check("Reads")
 def check_locate(case: Case) -> None:
-    """``locate(index)`` gives each record a location of its own, without reading it.
-
-    Reports of bad records and errors of workers use it to say where to look.
-    """
+    """``locate(index)`` gives each record its own location, for error messages, without reading the record."""
     locate = case.method("locate")
     length = len(case.oracle)
     seen: dict[Any, int] = {}
@@ -283,10 +231,7 @@ def check_locate(case: Case) -> None:
 
 @source_check("Reads")
 def check_shard_lengths(case: Case) -> None:
-    """`shard_lengths` are non-negative ints that add up to `len`.
-
-    Shard orders are computed from them alone; a wrong sum loses records or asks for missing ones.
-    """
+    """`shard_lengths` are non-negative ints that add up to `len`."""
     case.method("shard_lengths")
     _check_shards(case.source, len(case.oracle), "source")
 
@@ -298,4 +243,4 @@ def _check_shards(source: Any, length: int, what: str) -> None:
     shown = f"{what}.shard_lengths is {lengths!r}"
     expect(isinstance(lengths, tuple), f"{shown}, expected a tuple")
     expect(all(type(n) is int and n >= 0 for n in lengths), f"{shown}, expected non-negative ints")
-    expect(sum(lengths) == length, f"{shown}, which add up to {sum(lengths)}; there are {length} records")
+    expect(sum(lengths) == length, f"{shown}, which add up to {sum(lengths)}; the source has {length} records")

@@ -17,10 +17,7 @@ _LETTERS = bytes(97 + byte % 26 for byte in range(256))
 
 @maker_check("Sizes")
 def check_single_record(maker: Maker) -> None:
-    """A data set of one record is read like any other.
-
-    There is no stride to compute, and no second offset.
-    """
+    """A data set of one record is read like any other."""
     case = maker.case(maker.records(1))
     expect(len(case.source) == 1, f"len is {len(case.source)}, expected 1")
     case.check_record(0, case.source[0])
@@ -29,26 +26,20 @@ def check_single_record(maker: Maker) -> None:
 
 @maker_check("Sizes")
 def check_empty_dataset(maker: Maker) -> None:
-    """A data set without records has length 0 and no index, and reads as nothing; or writing it is refused by name.
-
-    A filter that keeps nothing makes one, and so does the last shard of a conversion.
-    """
+    """A data set without records has length 0, no index, and reads as nothing; or writing it raises an error."""
     if not maker.traits.empty_dataset:
         expect_raises((ConfigError, ValueError), lambda: len(maker.open(maker.write([]))), "an empty data set")
         return
     case = maker.case([])
     expect(len(case.source) == 0, f"len is {len(case.source)}, expected 0")
     case.check_request([])
-    expect(list(case.source) == [], "iterating over no records gives some")
-    expect_each_raises(IndexError, lambda index: case.source[index], (0, -1), "source[{}] of no records")
+    expect(list(case.source) == [], "iterating over an empty data set gives records")
+    expect_each_raises(IndexError, lambda index: case.source[index], (0, -1), "source[{}] of an empty data set")
 
 
 @maker_check("Sizes")
 def check_record_sizes(maker: Maker) -> None:
-    """Records of one byte, about a page, and more than a megabyte are read correctly side by side.
-
-    Block sizes, page boundaries and short length fields lie between them.
-    """
+    """Records of one byte, about a page, and more than a megabyte are read correctly side by side."""
     sizes = [1, 2, 511, 512, 513, _PAGE - 1, _PAGE, _PAGE + 1, 65_536, (1 << 20) + 3, 1, 7]
     case = maker.case(_records_of(maker, sizes))
     case.check_request([*case.indices, *reversed(case.indices)])
@@ -56,10 +47,7 @@ def check_record_sizes(maker: Maker) -> None:
 
 @maker_check("Sizes")
 def check_empty_values(maker: Maker) -> None:
-    """Values of zero bytes are read as such, between others that are not empty; or they are refused by name.
-
-    An empty caption is a caption. An offset that equals the next one must not read as missing, or as the rest.
-    """
+    """Values of zero bytes, such as empty captions, are read beside other values; or writing them raises an error."""
     records = _records_of(maker, [0, 5, 0, 0, 3, 0])
     if not maker.traits.empty_values:
         expect_raises((ConfigError, ValueError), lambda: maker.case(records).source[0], "an empty value")
@@ -88,17 +76,14 @@ def _value(kind: type, data: bytes, dtype: str) -> Any:
 
 @maker_check("Sizes")
 def check_shards(maker: Maker) -> None:
-    """Several files are one data set, in the order given, and no record is lost at a boundary.
-
-    Shards have different lengths, and some are empty.
-    """
+    """Several files, some of them empty, are one data set in the order given, without losses at boundaries."""
     if not maker.traits.several_paths:
         raise NotApplicable("open takes one path")
     lengths = [5, 1, 0, 3, 1, 0] if maker.traits.empty_dataset else [5, 1, 3, 1]
     records = maker.records(sum(lengths))
     starts = [sum(lengths[:shard]) for shard in range(len(lengths))]
     parts = [records[start : start + length] for start, length in zip(starts, lengths, strict=True)]
-    # The expected records may depend on the position in a file, as keys do, so they are computed per file.
+    # Expected records are computed per file, because they may depend on the position in it, as keys do.
     oracle = MemorySource([record for part in parts for record in maker.oracle(part)])
     source = maker.open([maker.write(part) for part in parts])
     case = Case(source, oracle, tuple(range(len(records))), maker.traits)
@@ -113,10 +98,7 @@ def check_shards(maker: Maker) -> None:
 
 @source_check("Bounds")
 def check_negative_index(case: Case) -> None:
-    """``source[-1]`` is the last record and ``source[-len]`` the first, or every negative index is an IndexError.
-
-    It must never be some other record.
-    """
+    """``source[-1]`` is the last record and ``source[-len]`` the first, or every negative index is an IndexError."""
     length = len(case.oracle)
     for index in case.indices[-3:][::-1] + case.indices[:1]:
         negative = index - length
@@ -128,10 +110,7 @@ def check_negative_index(case: Case) -> None:
 
 @source_check("Bounds")
 def check_negative_index_in_request(case: Case) -> None:
-    """A request treats negative indices as single reads do.
-
-    Otherwise the same index means two records.
-    """
+    """A request treats negative indices as single reads do."""
     read = case.method("__getitems__")
     length = len(case.oracle)
     indices = [*case.indices[-2:], *case.indices[:2]]
@@ -145,10 +124,7 @@ def check_negative_index_in_request(case: Case) -> None:
 
 @source_check("Bounds")
 def check_out_of_range(case: Case) -> None:
-    """An index out of range is an IndexError, even if no machine integer can hold it.
-
-    IndexError is what ends Python's iteration.
-    """
+    """An index out of range raises IndexError, which ends Python's iteration, even beyond machine integers."""
     length = len(case.oracle)
     outside = (length, length + 1, -length - 1, *_HUGE)
     expect_each_raises(IndexError, lambda index: case.source[index], outside, f"source[{{}}] of {length} records")
@@ -156,10 +132,7 @@ def check_out_of_range(case: Case) -> None:
 
 @source_check("Bounds")
 def check_index_error_text(case: Case) -> None:
-    """The IndexError names the index and the number of records.
-
-    A bare "list index out of range" from a worker, three hours into a run, helps nobody.
-    """
+    """The IndexError names the index and the number of records."""
     length = len(case.oracle)
     for index in (length, length + 1000):
         text = str(expect_raises(IndexError, lambda at=index: case.source[at], f"source[{index}]"))
@@ -168,10 +141,7 @@ def check_index_error_text(case: Case) -> None:
 
 @source_check("Bounds")
 def check_wrong_index_types(case: Case) -> None:
-    """A float, a string, a bool and None are not indices: TypeError.
-
-    Otherwise 1.5 is rounded, and a mask of bools is a request for records 0 and 1.
-    """
+    """A float, a string, a bool and None are not indices: TypeError."""
     source: Any = case.source
     wrong = (1.0, "1", None, True, np.float64(0), np.bool_(False), [0])
     expect_each_raises(TypeError, lambda index: source[index], wrong, "source[{}]")
@@ -179,10 +149,7 @@ def check_wrong_index_types(case: Case) -> None:
 
 @source_check("Bounds")
 def check_bad_index_in_request(case: Case) -> None:
-    """One bad index fails the whole request, nothing is returned in part, and the source still works.
-
-    A batch that lacks a row causes a shape error far away, or none at all.
-    """
+    """One bad index fails the whole request, no records are returned, and the source still works."""
     read = case.method("__getitems__")
     length, good = len(case.oracle), case.pick(3)
     bad = [[*good, index] for index in (length, -length - 1, 2**63)]
@@ -194,11 +161,7 @@ def check_bad_index_in_request(case: Case) -> None:
 
 @source_check("Columns")
 def check_columns(case: Case) -> None:
-    """``read_batch(indices)`` equals ``default_collate`` of the records: values, dtypes, shapes, order.
-
-    It exists because it is faster, and must not differ in anything else. If records cannot be stacked, both raise
-    ConfigError.
-    """
+    """``read_batch(indices)`` equals ``default_collate`` of the records, also in its ConfigError for ragged ones."""
     case.method("read_batch")
     for indices in (case.indices, case.permuted(), case.pick(12), case.pick(1)):
         case.check_batch(indices)
@@ -206,20 +169,14 @@ def check_columns(case: Case) -> None:
 
 @source_check("Columns")
 def check_columns_of_long_request(case: Case) -> None:
-    """The same holds for more rows than there are records.
-
-    Gathers of sorted and merged ranges go wrong here first.
-    """
+    """`read_batch` may be asked for more rows than the source has records."""
     case.method("read_batch")
     case.check_batch(case.pick(min(1100, 20 * len(case.indices))))
 
 
 @source_check("Columns")
 def check_columns_of_any_request(case: Case) -> None:
-    """`read_batch` takes what `__getitems__` takes: duplicates, negative indices, arrays, tuples, ranges, iterators.
-
-    The loader chooses between the two by speed.
-    """
+    """`read_batch` takes what `__getitems__` takes: duplicates, negative indices, arrays, tuples, ranges, iterators."""
     case.method("read_batch")
     first, last, length = case.indices[0], case.indices[-1], len(case.oracle)
     case.check_batch([last, first, last, last])
@@ -233,10 +190,7 @@ def check_columns_of_any_request(case: Case) -> None:
 
 @source_check("Columns")
 def check_columns_out_of_range(case: Case) -> None:
-    """One bad index fails the whole batch: IndexError if it is out of range, TypeError if it is not an index.
-
-    A fast path that clips or wraps gives a batch that looks right.
-    """
+    """One bad index fails the whole batch: IndexError if it is out of range, TypeError if it is not an index."""
     read_batch = case.method("read_batch")
     good, length = case.pick(2), len(case.oracle)
     bad = [[*good, index] for index in (length, -length - 1, 2**63)]
@@ -247,10 +201,7 @@ def check_columns_out_of_range(case: Case) -> None:
 
 @source_check("Columns")
 def check_columns_of_some_fields(case: Case) -> None:
-    """``read_batch(indices, fields)`` reads these fields, in that order; an unknown field is a ConfigError naming it.
-
-    Skipping unused fields is the cheapest optimisation; a typo in a name must not pass unnoticed.
-    """
+    """``read_batch(indices, fields)`` reads these fields in order, or raises a ConfigError naming an unknown one."""
     read_batch = case.method("read_batch")
     indices = case.pick(5)
     record = case.oracle[indices[0]]
@@ -260,7 +211,10 @@ def check_columns_of_some_fields(case: Case) -> None:
         unknown = f"{names[0]}s?"
         for chosen in (names[:1], names[::-1]):
             got = case.check_batch(indices, fields=chosen)
-            expect(got is None or list(got) == chosen, f"fields={chosen} gives them in the order {got and list(got)}")
+            expect(
+                got is None or list(got) == chosen,
+                f"fields={chosen} returns the fields in the order {got and list(got)}",
+            )
     call = f"read_batch(indices, [{unknown!r}])"
     error = expect_raises(ConfigError, lambda: read_batch(indices, [unknown]), call)
     expect(unknown in str(error), f"the error does not name the unknown field: {error}")
@@ -268,10 +222,7 @@ def check_columns_of_some_fields(case: Case) -> None:
 
 @source_check("Columns")
 def check_fields(case: Case) -> None:
-    """`fields` names the fields of every record, with the dtypes and shapes of their values.
-
-    Tools plan from it (`inspect`, a conversion, a buffer) without reading a record.
-    """
+    """`fields` names the fields of every record, with the dtypes and shapes of their values."""
     specs: Any = getattr(case.source, "fields", None)
     if not isinstance(specs, Mapping):
         raise NotApplicable(f"{type(case.source).__name__} has no fields")

@@ -96,7 +96,7 @@ def test_what_cannot_be_looked_at():
     nested = []
     for _ in range(10_000):
         nested = [nested]
-    with pytest.raises(ValueError, match=r"^it uses what cannot be looked at \(RecursionError: "):
+    with pytest.raises(ValueError, match=r"^it uses an object that cannot be inspected \(RecursionError: "):
         code_digest(lambda record: nested)
 
     def later(record):

@@ -223,7 +223,7 @@ ITERATORS = 'sampler={kind="iterators", make_stream="os:listdir", sequences=["a"
             "stands for one data set: the config must have one [source]",
         ),
         (("--gpus", 1, "--set", "source=null", "--set", ITERATORS), "is 'iterators': streams have no order to plan by"),
-        (("--gpus", 1, "--set", "source.path=range:0", "--set", "sampler=null"), "there is nothing to plan"),
+        (("--gpus", 1, "--set", "source.path=range:0", "--set", "sampler=null"), "no steps to plan"),
         ((*COUNTS, "--picture", "x.txt"), "x.txt: the suffix of a picture must be one of .pdf, .png, .svg"),
     ],
 )

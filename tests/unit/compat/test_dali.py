@@ -113,7 +113,7 @@ def test_needless_keywords_change_nothing(opened):
         ({"lazy_init": True, "shard_id": 1}, r"shard_id must be an integer in \[0, 1\), got 1"),
         ({"num_shards": 11}, "num_shards is 11, but there are only 10 samples: each needs one"),
         ({"seed": 1.5}, "seed must be an integer, got 1.5"),
-        ({"shuffle_after_epoch": True, "stick_to_shard": True}, "shuffle_after_epoch and stick_to_shard exclude each"),
+        ({"shuffle_after_epoch": True, "stick_to_shard": True}, "shuffle_after_epoch and stick_to_shard cannot both"),
         ({"pad_last_batch": 2}, "pad_last_batch must be True or False, got 2"),
         ({"device": "gpu"}, "device is 'gpu': did you mean 'cpu'"),
         ({"name": 1}, "name must be a string or None, got 1"),

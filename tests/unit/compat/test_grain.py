@@ -91,7 +91,7 @@ def test_array_records_are_those_of_the_original(original, files, form):
             ConfigError,
             "reader_options 'readahead_buffer_size:0,no_such:1'",
         ),
-        (lambda _: SharedMemoryDataSource(), ConfigError, "pass elements, or the name of shared memory that has some"),
+        (lambda _: SharedMemoryDataSource(), ConfigError, "pass elements, or the name of existing shared memory"),
         *(
             (lambda _, end=end: SharedMemoryDataSource(["a", end]), ConfigError, r"^element 1 ends in a zero .*a\\x00'")
             for end in ("a\0", b"a\0")

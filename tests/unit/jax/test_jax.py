@@ -113,7 +113,7 @@ def test_an_error_comes_after_the_batches_before_it(sharding):
         ),
         (
             {"batch_size": 5},
-            "batch_size must be a multiple of 2, into which the sharding splits the rows of a rank; got 5",
+            "batch_size must be a multiple of 2, the blocks that the sharding splits a rank's rows into; got 5",
         ),
         (
             {"rank": 1, "world_size": 2},
@@ -208,7 +208,7 @@ def test_processes_with_the_same_rows_have_the_same_rank(layout, ranks, blocks, 
 @pytest.mark.parametrize("layout", ["0a 0b 1b 1c 2c 2a", "0a 0b 0b 1c"])
 def test_processes_whose_rows_overlap(layout, monkeypatch):
     match = (
-        "processes must hold the same rows or none in common, and equally many, .* blocks of the sharding begin at proc"
+        "any two processes must hold either the same rows or different rows, .* blocks of the sharding begin at proc"
     )
     with pytest.raises(ConfigError, match=match):
         row_blocks(Layout(layout))

@@ -250,7 +250,7 @@ PAD_SMALL = {"batch_size": 2, "collate": {"labels": "pad"}, "pad_value": {"label
             {"transform": lambda _: dataload.DROP},
             "transform '.*<lambda>' returned dataload.DROP instead",
         ),
-        (SMALL, PAD_SMALL, "pad_value of field 'labels' is -100, and its dtype is uint8, from 0 to 255"),
+        (SMALL, PAD_SMALL, "pad_value of field 'labels' is -100, but its dtype uint8 holds 0 to 255"),
     ],
 )
 @pytest.mark.parametrize("workers", [0, 2])

@@ -227,7 +227,7 @@ def test_the_stated_error_is_about_the_real_one():
 
 
 REVERSED = Table((tuple(reversed(range(2000))),), 2000)
-FAR, ONCE = "records move as far as in a uniform shuffle", "each record comes once"
+FAR, ONCE = "records move as far as in a uniform shuffle", "each record occurs once"
 
 
 @pytest.mark.parametrize(
@@ -259,7 +259,7 @@ FAR, ONCE = "records move as far as in a uniform shuffle", "each record comes on
             Weighted([1.0] * 100, 100, seed=0),
             10,
             None,
-            [".*", ".*", r"\d+ records come more than once, \d+ of 100 do not come"],
+            [".*", ".*", r"\d+ records occur more than once, \d+ of 100 never"],
         ),
     ],
     ids=["small pool", "no shuffle", "reversed", "weighted"],
@@ -276,11 +276,11 @@ SAMPLED = {"records": 9, "positions": 5, "whole": False, "repeated": 0, "never":
 @pytest.mark.parametrize(
     ("part", "verdict"),
     [
-        (Multiplicity(**SAMPLED), "no record comes twice or more among the 5 positions sampled"),
-        (Multiplicity(**{**SAMPLED, "repeated": 2}), "2 records come twice or more among the 5 positions sampled"),
+        (Multiplicity(**SAMPLED), "no record occurs twice or more in the 5 sampled positions"),
+        (Multiplicity(**{**SAMPLED, "repeated": 2}), "2 records occur twice or more in the 5 sampled positions"),
         (
             Multiplicity(records=9, positions=9, whole=True, repeated=2, never=3),
-            "2 records come more than once, 3 of 9 do not come",
+            "2 records occur more than once, 3 of 9 never",
         ),
         (
             Mixing(shards=9, noun="parts", per_batch=Figure(found=4.0, ideal=5.0, error=0.5), middle=None),

@@ -297,7 +297,7 @@ ROWS = planners(
 EMPTY = BatchSampler(sampler=GlobalShuffle(3, 0), batch_size=4, tail="drop")
 NINE = BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=4)
 FUNCTIONS = [
-    (partial(order_report, EMPTY), "the order has no steps: there is nothing to judge"),
+    (partial(order_report, EMPTY), "the order has no steps to measure"),
     (partial(order_report, EMPTY.with_ranks(origin=3)), "the order has no steps"),
     (partial(order_report, NINE, epoch=-1), "epoch must be an integer >= 0, got -1"),
     (partial(order_report, NINE, shard_lengths=(10, -1)), "shard_lengths[1] must be an integer >= 0, got -1"),

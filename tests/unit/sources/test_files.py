@@ -17,7 +17,7 @@ from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, So
 from dataload.sources import file_source as files
 from dataload.sources.file_source import FileSource
 from dataload.storage.errors import file_errors
-from dataload.testing.child import Reading, read_in_fork
+from dataload.testing.child import ReadReport, read_in_fork
 from dataload.types import FieldSpec
 
 
@@ -204,7 +204,7 @@ def test_threads_of_a_forked_process_open_once(make):
         source.opened.clear()
         with ThreadPoolExecutor(8) as pool:
             found = list(pool.map(lambda i: int(source[i % 3]["x"][0, 0]), range(64)))
-        return Reading(digests=(str(found == [i % 3 for i in range(64)]), str(source.opened)))
+        return ReadReport(digests=(str(found == [i % 3 for i in range(64)]), str(source.opened)))
 
     [reading] = read_in_fork([source], read=read_by_threads)
     assert reading.digests == ("True", "['0.lines']")

@@ -590,10 +590,10 @@ def test_states_of_ranks_must_fit_together():
     with ranks_of(2, "split") as ranks, ranks_of(1, "split") as (alone,), ranks_of(1, "split", rows=2) as (smaller,):
         first, second = (loader.state_dict() for loader in ranks)
         for state, match in [
-            ([first], r"all ranks are needed, one of each; found ranks \[0\] of 2"),
+            ([first], r"needs one state from every rank; found ranks \[0\] of 2"),
             ([first, first], r"found ranks \[0, 0\] of 2"),
             ([], r"found ranks \[\]"),
-            ([first, {**second, "step": 2}], r"save their state at one step\n  step \(step\): 2 in the state, 0 here"),
+            ([first, {**second, "step": 2}], r"must save at the same step\n  step \(step\): 2 in the state, 0 here"),
             ([first, {**second, "seed": 2}], r"seed \(the seed\): 2 in the state, 3 here"),
             (first, r"load a list of all ranks' states\n  batch_size .*: 2 in the state, 4 here\n  world_size"),
             (4, "the state of a MultiStreamLoader is a dict, found int"),
@@ -703,7 +703,7 @@ def test_a_state_that_does_not_fit_the_stream_is_an_error():
 
 @pytest.mark.parametrize("name", ["stream_id", "offset", "is_first", "valid"])
 def test_a_field_that_is_added_is_refused(name):
-    message = f"samples have a field '{name}', and batches get one of that name"
+    message = f"samples have a field '{name}', a name that the loader adds to batches"
     loader = MultiStreamLoader(lambda n: [{name: n}], range(3), batch_size=1)
     with loader, pytest.raises(ConfigError, match=message) as caught:
         next(iter(loader))

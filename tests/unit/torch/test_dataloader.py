@@ -284,7 +284,9 @@ def test_past_batches_are_those_of_the_order_that_was_drawn():
     for epoch in range(2):
         found = list(loader)
         same([loader.batch(epoch, step) for step in range(4)], found)
-    with pytest.raises(ConfigError, match="RandomSampler gives an order when an epoch begins, so that of epoch 0 is "):
+    with pytest.raises(
+        ConfigError, match="RandomSampler draws its order when an epoch begins, so the order of epoch 0 is "
+    ):
         loader.batch(0, 1)
 
 
@@ -322,12 +324,12 @@ def test_an_order_that_cannot_be_had_again_is_refused():
         (state, r"Unseeded gives another order than when the state was saved, so the "),
         (
             dataload.Loader(range(10), batch_size=2).state_dict(),
-            r"no state of a dataload.torch.DataLoader: it has no seed",
+            r"not a state of a dataload.torch.DataLoader: it has no seed",
         ),
-        ({**state, "sampler": {"seed": loader.seed, "epoch": "x"}}, "no epoch of a sampler: expected an .*, found 'x'"),
+        ({**state, "sampler": {"seed": loader.seed, "epoch": "x"}}, "sampler epoch must be an integer, found 'x'"),
         (
             {**state, "sampler": {"seed": loader.seed, "generator": "AAAA"}},
-            "no state of a torch.Generator: .*(size|gen)",
+            "torch.Generator cannot be restored: .*(size|gen)",
         ),
         (DataLoader(range(9), 4, True).state_dict(), "saved with other data"),
     ):
@@ -370,7 +372,7 @@ def growing():
         ),
         (lambda: DataLoader(NUMBERS, sampler=[(0, 1)]), r"integers in \[0, 11\): 'tuple' object cannot be interpreted"),
         (lambda: DataLoader(NUMBERS, batch_sampler=[0]), r"list must give lists of integers in \[0, 11\)"),
-        (growing, "the data set had 4 records when the loader was built, and has 5 now: build another loader"),
+        (growing, "the data set had 4 records when the loader was built and now has 5: build a new loader"),
     ],
 )
 def test_what_cannot_be_read_is_refused(make, message):
@@ -449,7 +451,7 @@ class Stream(data.IterableDataset):
 
 def test_an_iterable_data_set_gets_the_loader_of_torch():
     with pytest.warns(
-        UserWarning, match=r"torch's own DataLoader serves it: without state_dict\(\) to resume"
+        UserWarning, match=r"torch's own DataLoader reads it. You lose state_dict\(\) to resume"
     ) as warned:
         loader = DataLoader(Stream(), 2)
     assert len(warned) == 1

@@ -239,10 +239,8 @@ def test_loaders_of_several_processes_are_compared_before_the_first_batch(compar
             next(iter(batches))
         assert len(found) == times
     compared(2, seed=3)
-    with pytest.raises(
-        ConfigError, match="the loaders of 2 processes do not fit together:\n  seed: 1 in process 0; 3 in"
-    ):
+    with pytest.raises(ConfigError, match="the loaders of 2 processes do not match:\n  seed: 1 in process 0; 3 in"):
         next(iter(DeviceLoader(loader(2), "cpu")))
     compared(3)
-    with pytest.raises(ConfigError, match="the loaders of 3 processes do not fit"):
+    with pytest.raises(ConfigError, match="the loaders of 3 processes do not match"):
         check_ranks(MultiStreamLoader(iter, [[1]], batch_size=1, rank=0, world_size=5))

@@ -98,4 +98,4 @@ def test_its_order_can_be_judged():
     mixture = RowMixture(parts=(part("split", lengths=[500] * 4), part(lengths=[500] * 4)))
     report = order_report(mixture)
     assert report == order_report(mixture.with_ranks(world_size=2, rank=1))
-    assert report.multiplicity.verdict == "2,000 records come more than once, 0 of 2,000 do not come"
+    assert report.multiplicity.verdict == "2,000 records occur more than once, 0 of 2,000 never"

@@ -200,7 +200,7 @@ def test_orders_can_be_judged(mode, chunk):
     served = streams.steps(0) * streams.rows_per_step if mode == "independent" else 2000
     assert (report.records, report.steps, report.looked_at) == (2000, streams.steps(0), served)
     assert report == order_report(streams)  # whatever the ranks
-    assert report.multiplicity.verdict == "each record comes once" or mode == "independent"
+    assert report.multiplicity.verdict == "each record occurs once" or mode == "independent"
     json.dumps(report.to_json())
     for world in (1, 2, 4):
         dealt = streams.with_ranks(rank=world - 1, world_size=world, tail="pad")

@@ -9,7 +9,7 @@ import dataload
 from benchmarks.harness import SEED, Case, made, run_cases, show, through
 from dataload.bench.timing import peak_bytes, seconds_of
 from dataload.bench.workloads import floats
-from dataload.loader.order import BLOCK_ROWS
+from dataload.loader.step import BLOCK_ROWS
 from dataload.samplers import (
     BatchSampler,
     GlobalShuffle,

@@ -51,6 +51,7 @@ class FileSource(Source[T_co]):
     Files are opened on first use in each process, not on construction.
 
     A backend implements `_open_shard`, sets `format_name`, and names the dataclass of its options in `options_type`.
+    `_prepare` is called at the end of the constructor.
     A backend without `options_type` passes the options that decide what is read to ``super().__init__`` by name.
 
     Args:
@@ -90,6 +91,10 @@ class FileSource(Source[T_co]):
         self._classes: Mapping[str, tuple[str, ...]] = {}
         self._closed = False
         self._fingerprint: str | None = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Check options against each other and the paths, and set what `_open_shard` needs; called once."""
 
     @abstractmethod
     def _open_shard(self, path: str) -> ShardReader[T_co]:

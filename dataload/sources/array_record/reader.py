@@ -79,12 +79,16 @@ class ArrayRecordSource(FileSource[Any]):
     ) -> None:
         several = [paths] if isinstance(paths, (str, PathLike, FileInstruction)) else paths
         super().__init__([as_path(path) for path in several], fields=fields, **options)
+
+    def _prepare(self) -> None:
         self._warned = False
         for path in self.paths:
             parse_selection(path)
         if self._selected is not None and self.options.codec is None:
             raise ConfigError(
-                "fields were given, but the records are plain bytes: give a codec too", key="fields", value=fields
+                "fields were given, but the records are plain bytes: give a codec too",
+                key="fields",
+                value=self._selected,
             )
 
     def _open_shard(self, path: str) -> ShardReader[Any]:

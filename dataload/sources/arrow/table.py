@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -34,14 +33,7 @@ from dataload.types import Batch, FieldSpec, Int64Array, Record
 class TableSource(FileSource[Record]):
     """The base class of sources of tables; see `dataload.codecs.arrow` for the values."""
 
-    def __init__(
-        self,
-        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
-        *,
-        fields: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(paths, fields=fields, **options)
+    def _prepare(self) -> None:
         self._cache = DecodedCache(self.options.cached_bytes)
 
     def close(self) -> None:

@@ -13,8 +13,9 @@ from dataload._util.clock import decoding
 from dataload._util.guards import FIELD_BYTES, check_lengths, check_size, fits, no_memory
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
-from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
+from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
 from dataload.sources.encoded import LoadedRecords
+from dataload.sources.fields import require_known
 from dataload.sources.file_source import FileSource
 from dataload.sources.mds.columns import Column, array_head, parse_column
 from dataload.sources.mds.format import INDEX_NAME, MDS, MDSOptions
@@ -235,9 +236,7 @@ class _MDSShard(ShardReader[Record]):
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> dict[str, Any]:
         """Return the values of columns: an array, a `BytesColumn` or a list for each."""
-        if unknown := [name for name in fields or () if name not in self._columns]:  # that the first shard has
-            message = f"{self._file.path} has no field {unknown[0]!r}: {closest(unknown[0], self._columns)}"
-            raise ConfigError(message, key="fields", value=unknown[0])
+        require_known(fields or (), self._columns, self._file.path)  # the first shard may have other columns
         offsets, lengths = self.ranges(indices, None)
         file: RecordFile | LoadedRecords = self._file
         starts = offsets

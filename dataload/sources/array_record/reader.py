@@ -49,7 +49,7 @@ class ArrayRecordSource(FileSource[Any]):
 
     Files written with ``group_size:1,uncompressed`` are read through a memory map, all others through the array_record
     package, which compares the hashes of all data. Each read through the map checks the headers of the chunks; it
-    compares hashes only with the option `verify_hashes`, as ``dataload verify`` does.
+    compares hashes only with the option `verify`, as ``dataload verify`` does.
 
     Args:
         paths: One file or several, each a path, a slice ``"path[start:stop]"`` of its records, or an object with
@@ -140,7 +140,7 @@ class _ArrayRecordFile(EncodedShard):
                 self.file,
                 mapped=options.map,
                 cache=options.cache,
-                verify_hashes=options.verify_hashes,
+                verify_hashes=options.verify,
                 limit=options.max_record_bytes,
                 remote=options.place,
             )

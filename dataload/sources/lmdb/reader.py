@@ -53,15 +53,14 @@ class _LMDBShard(LMDBShard):
     def __init__(self, path: str, options: LMDBOptions) -> None:
         def parse(file: RecordFile, info: FileInfo) -> tuple[KeyedValues, IndexKey | None]:
             tree = _choose(subdatabases(file, info), info.main, path, options.subdatabase)
-            if options.verify_pages:
+            if options.verify:
                 verify_pages(file, info, [info.main] if tree.name is None else [info.main, tree])
             names = () if tree.name is None else (tree.name,)
             # A writer with a writable map updates the file's time late, but the transaction number immediately.
             state = (info.transaction, tree.root)
-            cached = options.cache and not options.verify_pages
             key = (
                 IndexKey.of("lmdb-values", (file.path,), names, state=state, beside=path, remote=options.place)
-                if cached
+                if options.cache
                 else None
             )
             return find_table(

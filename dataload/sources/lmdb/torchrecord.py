@@ -74,13 +74,12 @@ class _TorchRecord(LMDBShard):
                     key="db_num",
                     value=options.db_num,
                 )
-            if options.verify_pages:
+            if options.verify:
                 verify_pages(file, info, [info.main, *trees])
             state = (info.transaction, info.main.root)
-            cached = options.cache and not options.verify_pages
             key = (
                 IndexKey.of("torchrecord", (file.path,), state=state, beside=path, remote=options.place)
-                if cached
+                if options.cache
                 else None
             )
             return find_table(

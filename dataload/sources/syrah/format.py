@@ -36,5 +36,4 @@ SYRAH = Format(
     suffixes=(".syr",),
     magic=b"GS\0",
     extra="syrah",
-    verify_options={"cache": False},
 )

@@ -46,9 +46,7 @@ class _TFRecordFile(EncodedShard):
         storage = storage_of(path, options.place)
         self._file = storage.map(path, mapped=options.map)
         self._limit = options.max_record_bytes
-        self._crc32c: Any = (
-            TFRECORD.require("google_crc32c", package="google-crc32c").value if options.verify_checksums else None
-        )
+        self._crc32c: Any = TFRECORD.require("google_crc32c", package="google-crc32c").value if options.verify else None
 
         def find() -> Int64Array:
             # Read instead of using the map: a page fault would also read the pages around it.

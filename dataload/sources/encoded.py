@@ -22,6 +22,9 @@ Gather: TypeAlias = Callable[[RecordFile, Int64Array, Int64Array], Any]
 """Copies the ranges of a file at offsets and lengths, both (rows,) int64 in bytes."""
 
 
+_NOTHING = nullcontext()
+
+
 def copy_records(file: RecordFile, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
     """Return each record as bytes, for users and for codecs that may keep what they are given."""
     return file.copies(offsets, lengths)
@@ -54,7 +57,7 @@ class EncodedShard(ShardReader[Any]):
 
     def _reading(self) -> AbstractContextManager[Any]:
         """Return the context of a read, until its records are decoded."""
-        return nullcontext()
+        return _NOTHING
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
         with self._reading():

@@ -21,7 +21,6 @@ class LMDBOptions(CodecReadOptions):
         cache: Keep the locations of a large environment's values in a hidden file, to open it faster next time.
         map: If False, read files with ``pread`` instead of mapping them into memory.
         verify_pages: Deprecated, see `verify`.
-        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
     subdatabase: str | None = None
@@ -53,7 +52,6 @@ class TorchRecordOptions(ReadOptions):
         cache: Keep the locations of a large directory's records in a hidden file, to open it faster next time.
         map: If False, read files with ``pread`` instead of mapping them into memory.
         verify_pages: Deprecated, see `verify`.
-        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
     db_num: int | None = None

@@ -15,7 +15,6 @@ class TFRecordOptions(CodecReadOptions):
         verify_checksums: Deprecated, see `verify`.
         cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
-        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
     verify_checksums: bool | None = deprecated_verify()

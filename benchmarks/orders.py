@@ -8,7 +8,7 @@ import numpy as np
 import dataload
 from benchmarks.harness import SEED, Case, made, peak_bytes, run_cases, seconds_of, show, through
 from benchmarks.workloads import floats
-from dataload.loader.order import BLOCK_ROWS
+from dataload.loader.step import BLOCK_ROWS
 from dataload.samplers import (
     BatchSampler,
     GlobalShuffle,

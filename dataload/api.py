@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
-from dataload.sources.discover import DataSetFiles, find_shards, split_format
-from dataload.sources.fields import common_classes
-from dataload.sources.file_source import FileSource
-from dataload.storage import Remote, is_url
+from dataload.sources.discover import discover
 
 if TYPE_CHECKING:
     from dataload.loader.loader import Loader
@@ -52,40 +49,7 @@ def open_source(
         >>> source = dataload.open("train-{000..127}.tar", decode="auto")  # doctest: +SKIP
         >>> source[0]  # doctest: +SKIP
     """
-    entry, rest = split_format(paths, format)
-    if entry is not None and entry.parse_argument is not None:
-        source = entry.open(entry.parse_argument(rest), fields=fields, options=options)
-        len(source)
-        return source
-    # What is found out here about the versions of objects goes on to the source.
-    remote = Remote.of(options.get("storage_options"), options.get("remote"))
-    return open_found(find_shards(paths, format, remote=remote, options=options), remote, fields, options)
-
-
-def open_found(
-    found: DataSetFiles, remote: Remote, fields: Sequence[str] | None, options: Mapping[str, Any]
-) -> Source[Any]:
-    """Open the shards that `find_shards` has found with `remote`."""
-    if any(map(is_url, found.files)) and "remote" in found.format.reader_options.names():
-        options = {**options, "storage_options": None, "remote": remote}
-    # A manifest says all; asking the first of its shards would be a request.
-    recorded = {} if found.listed else found.format.find_recorded(found.files, remote)
-    source = found.format.open(found.files, fields=fields, options={**recorded, **found.options, **options})
-    if isinstance(source, FileSource):
-        source.name_classes(common_classes(((entry.pattern, entry.fields) for entry in found.listed), "paths"))
-    known = found.known(options)
-    if known is not None and isinstance(source, FileSource) and all(map(is_url, found.files)):
-        source.open_on_first_use(known)  # and compared then
-        return source
-    len(source)  # opens the files, so that what is wrong with them is said here and not at the first batch
-    try:
-        if known is not None and fields is None:
-            for shard, (path, records) in enumerate(zip(found.files, source.shard_lengths, strict=True)):
-                known.check(shard, path, records)
-    except BaseException:
-        source.close()
-        raise
-    return source
+    return discover(paths, format, options).open(fields, options)
 
 
 def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any] | MultiStreamLoader:

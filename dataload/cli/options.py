@@ -13,7 +13,7 @@ from typing import Annotated, Any, TypeAlias
 import typer
 
 from dataload._util.settings import check_directory
-from dataload.api import open_found, open_source
+from dataload.api import open_source
 from dataload.cli.output import count_of
 from dataload.config.files import parse_assignment
 from dataload.config.references import REFERENCE_PATTERN, find_module, resolve_reference
@@ -162,7 +162,7 @@ class SourceOptions:
             return self.open()
         options = dict(self.options)
         fields = options.pop("fields", None)
-        return open_found(found, self.remote or Remote.of(None, None), fields, options)
+        return found.open(fields, options)
 
     def open(self, path: str | None = None, format: str | None = None) -> Source[Any]:  # noqa: A002
         """Open the data set, or one of its files."""

@@ -115,7 +115,8 @@ def _verify_files(
 ) -> None:
     found_shards = wanted.shards()
     entry, paths = found_shards.format, found_shards.files
-    options = {**found_shards.options, **entry.verify_options, **wanted.options}
+    verify = {"verify": True} if "verify" in entry.reader_options.names() else {}
+    options = {**found_shards.options, **entry.verify_options, **verify, **wanted.options}
     wanted = dataclasses.replace(wanted, options=options)
     if part is not None:
         paths = select_part(paths, *part)

@@ -354,7 +354,7 @@ class _StoredSource(TorchRecordSource):
     """A source that also returns the stored bytes of records."""
 
     def stored(self, indices: list[int]) -> list[bytes]:
-        return cast("LMDBShard[Any]", self._data_set().reader(0)).stored(np.array(indices, np.int64))
+        return cast("LMDBShard", self._data_set().reader(0)).stored(np.array(indices, np.int64))
 
 
 def _lengths(path: str, record_num: int) -> tuple[int, ...]:

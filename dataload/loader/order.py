@@ -3,8 +3,7 @@
 import functools
 import os
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, get_args
 
 from dataload._util.indexing import even_split
@@ -12,7 +11,6 @@ from dataload._util.randomness import derive_key
 from dataload._util.settings import check_count, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers import (
-    BatchPlan,
     BatchPlanner,
     BatchSampler,
     GlobalShuffle,
@@ -96,9 +94,6 @@ class DistributedPlace(TypedDict):
 
 _SMALLEST_POOL = 1024
 _LONGEST_PIECE = 32_768  # records
-BLOCK_ROWS = 16_384
-"""Rows whose plans are computed together. In blocks of a few hundred rows an index costs ten times more; the arrays of
-much longer blocks are returned to the system and faulted in again."""
 
 
 def plan_batches(
@@ -285,32 +280,3 @@ def _jax_processes() -> int:
     if backends is not None and started is not None and started():
         return backends.process_count()  # processes of TPUs find each other without `jax.distributed`
     return getattr(getattr(distributed, "global_state", None), "num_processes", None) or 1
-
-
-class BlockedPlans:
-    """The plans of one epoch, computed in blocks by the worker that needs a block first."""
-
-    def __init__(self, planner: BatchPlanner, epoch: int) -> None:
-        self._planner = planner
-        self._epoch = epoch
-        self._steps = planner.steps(epoch)
-        self._block_steps = max(1, BLOCK_ROWS // planner.rows_per_step)
-        self._blocks: dict[int, Sequence[BatchPlan]] = {}
-        self._lock = threading.Lock()
-
-    def __len__(self) -> int:
-        """Steps of the epoch."""
-        return self._steps
-
-    def __getitem__(self, step: int) -> BatchPlan:
-        block, offset = divmod(step, self._block_steps)
-        with self._lock:
-            plans = self._blocks.get(block)
-            if plans is None:
-                start = block * self._block_steps
-                steps = range(start, min(start + self._block_steps, self._steps))
-                plans = self._blocks[block] = self._planner.plans(steps, epoch=self._epoch)
-                # A slow worker may still need the previous block, but no older one.
-                for old in [number for number in self._blocks if number < block - 1]:
-                    del self._blocks[old]
-        return plans[offset]

@@ -2,6 +2,7 @@
 
 import random
 import sys
+import threading
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from os import getpid
@@ -10,14 +11,12 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from dataload._util.caches import Memo
 from dataload._util.failures import owner_of
 from dataload._util.randomness import derive_key
 from dataload.errors import ChangedFileError, SourceNotFoundError, WorkerError
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord
 from dataload.loader.fetch import BatchLoader, StageSpan, StepTrace
-from dataload.loader.order import BlockedPlans
 from dataload.loader.rescue import is_for_consumer, step_error
 from dataload.samplers import BatchPlan, BatchPlanner
 from dataload.sources.base import traffics_of
@@ -59,6 +58,39 @@ class StepsResult(NamedTuple):
     seconds: float  # time that it took
 
 
+BLOCK_ROWS = 16_384
+"""Rows whose plans are computed together. In blocks of a few hundred rows an index costs ten times more; the arrays of
+much longer blocks are returned to the system and faulted in again."""
+_MOST_BLOCKS = 4  # workers may be two blocks apart, and prefetching crosses from one epoch to the next
+
+
+class BlockedPlans:
+    """The plans of steps, computed in blocks by the worker that needs a block first. Pickled without the blocks."""
+
+    def __init__(self, planner: BatchPlanner) -> None:
+        self._planner = planner
+        self._blocks: dict[tuple[int, int, int], Sequence[BatchPlan]] = {}
+        self._lock = threading.Lock()
+
+    def find(self, epoch: int, origin: int, step: int) -> BatchPlan:
+        """Return the plan of a step of an epoch whose step 0 begins at item `origin`."""
+        size = max(1, BLOCK_ROWS // self._planner.rows_per_step)
+        block, offset = divmod(step, size)
+        with self._lock:
+            plans = self._blocks.get((epoch, origin, block))
+            if plans is None:
+                if origin != self._planner.origin:
+                    self._planner = self._planner.with_ranks(origin=origin)
+                steps = range(block * size, min((block + 1) * size, self._planner.steps(epoch)))
+                plans = self._blocks[epoch, origin, block] = self._planner.plans(steps, epoch=epoch)
+                if len(self._blocks) > _MOST_BLOCKS:
+                    del self._blocks[next(iter(self._blocks))]
+        return plans[offset]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._planner,)
+
+
 class StepWork:
     """Makes the batches of a `StepRange`. Thread-safe; pickled once for each worker process.
 
@@ -71,7 +103,7 @@ class StepWork:
         self.planner = planner
         self._reseeds = reseeds
         self._pid = getpid()  # of the consumer
-        self._plans: Memo[BlockedPlans] = Memo()  # of two epochs, because prefetching crosses from one to the next
+        self._plans = BlockedPlans(planner)
 
     def __call__(self, job: StepRange, status: WorkerStatus) -> StepsResult:
         """Return the batches of `job`, or those before the first error and the error."""
@@ -151,15 +183,8 @@ class StepWork:
     def _plan(self, job: StepRange, step: int) -> BatchPlan:
         if job.plans is not None:
             return job.plans[step - job.plans[0].step]
-        key = job.epoch, job.origin
         try:
-            plans = self._plans.recall(key)
-            if plans is None:
-                planner = self.planner
-                if job.origin != planner.origin:
-                    planner = planner.with_ranks(origin=job.origin)
-                plans = self._plans.keep(key, BlockedPlans(planner, job.epoch))
-            return plans[step]
+            return self._plans.find(job.epoch, job.origin, step)
         except Exception as error:
             raise step_error(step, job.epoch, " in the order", error) from error
 

@@ -218,10 +218,41 @@ class Source(ABC, Generic[T_co]):
         self.close()
 
 
-class SubsetSource(Source[T_co]):
-    """Some of the records of another source, `_parent`."""
+class ViewSource(Source[T_co]):
+    """The base class of sources whose records are those of other sources, `_parents`, at least one."""
 
-    _parent: Source[T_co]
+    _parents: tuple[Source[Any], ...]
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Fields of the first parent."""
+        return self._parents[0].fields
+
+    @property
+    def reads_in_order(self) -> bool:
+        """See `Source.reads_in_order`: whether it is true of any parent."""
+        return any(parent.reads_in_order for parent in self._parents)
+
+    def _traffics(self) -> Sequence[Traffic]:
+        # Parents may share one.
+        return [*{id(each): each for parent in self._parents for each in parent._traffics()}.values()]
+
+    def _files(self) -> Sequence[str]:
+        files = [parent._files() for parent in self._parents]
+        return [file for some in files for file in some] if all(files) else ()
+
+    def close(self) -> None:
+        """Close the parents too, because the user may only have this source."""
+        for parent in self._parents:
+            parent.close()
+
+
+class SubsetSource(ViewSource[T_co]):
+    """Some of the records of another source."""
+
+    def __init__(self, parent: Source[T_co]) -> None:
+        self._parents = (parent,)
+        self._parent = parent
 
     @property
     def parent(self) -> Source[T_co]:
@@ -243,17 +274,8 @@ class SubsetSource(Source[T_co]):
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         return self._parent._read_columns(self._map(indices), fields)
 
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        """Fields of the parent."""
-        return self._parent.fields
-
     def _locate(self, index: int) -> Location:
         return self._parent._locate(int(self._map(np.array([index], np.int64))[0]))
-
-    @property
-    def reads_in_order(self) -> bool:
-        return self._parent.reads_in_order
 
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
@@ -263,22 +285,12 @@ class SubsetSource(Source[T_co]):
         mapped = (replace(block, indices=self._map(block.indices)) for block in steps)
         return self._parent.read_ahead(mapped, fields, here=here, share=share)
 
-    def _traffics(self) -> Sequence[Traffic]:
-        return self._parent._traffics()
-
-    def _files(self) -> Sequence[str]:
-        return self._parent._files()
-
-    def close(self) -> None:
-        """Close the parent too, because the user may only have this part."""
-        self._parent.close()
-
 
 class SliceSource(SubsetSource[T_co]):
     """A slice of another source, which stores neither records nor indices."""
 
     def __init__(self, parent: Source[T_co], span: range) -> None:
-        self._parent = parent
+        super().__init__(parent)
         self._span = span
 
     def __len__(self) -> int:
@@ -308,7 +320,7 @@ class SelectionSource(SubsetSource[T_co]):
     """The records of another source that a rule selects; see `Source.filter` and `Source.split`."""
 
     def __init__(self, parent: Source[T_co], rule: Rule) -> None:
-        self._parent = parent
+        super().__init__(parent)
         self._rule = rule
         self._indices = rule.indices(len(parent))
 

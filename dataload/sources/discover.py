@@ -12,6 +12,9 @@ from typing import Any, cast
 import numpy as np
 
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
+from dataload.sources.base import Source
+from dataload.sources.fields import common_classes
+from dataload.sources.file_source import FileSource
 from dataload.sources.format import HEAD_BYTES, Format, describe_head
 from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest, renewal
 from dataload.sources.registry import (
@@ -58,11 +61,16 @@ def split_prefix(path: str) -> tuple[str | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class DataSetFiles:
-    """The shards of a data set, in index order and not open; `listed` are the manifests' entries with any of them."""
+    """The shards of a data set, in index order and not open; `listed` are the manifests' entries with any of them.
+
+    A format without files has an `argument` instead. `remote` knows what was found out about the versions of objects.
+    """
 
     format: Format
     files: list[str]
     listed: tuple[DataSetEntry, ...] = ()
+    argument: Any = None
+    remote: Remote | None = None
 
     @property
     def options(self) -> Mapping[str, Any]:
@@ -85,10 +93,46 @@ class DataSetFiles:
         known = next((entry.fields for entry in self.listed if entry.fields), {})
         return ListedShards(lengths, known, listed=True, identities=identities)
 
+    def open(self, selected: Sequence[str] | None, options: Mapping[str, Any]) -> Source[Any]:
+        """Open the data set, and its files unless a manifest describes them, so that errors come before reads."""
+        if not self.format.takes_paths:
+            source = self.format.open(self.argument, fields=selected, options=options)
+            len(source)
+            return source
+        if any(map(is_url, self.files)) and "remote" in self.format.reader_options.names():
+            options = {**options, "storage_options": None, "remote": self.remote}
+        # A manifest says all; asking the first of its shards would be a request.
+        recorded = {} if self.listed else self.format.find_recorded(self.files, self.remote)
+        known = self.known(options)
+        source = self.format.open(self.files, fields=selected, options={**recorded, **self.options, **options})
+        if isinstance(source, FileSource):
+            source.name_classes(common_classes(((entry.pattern, entry.fields) for entry in self.listed), "paths"))
+            if known is not None and all(map(is_url, self.files)):
+                source.open_on_first_use(known)  # and compared then
+                return source
+        len(source)  # opens the files
+        try:
+            if known is not None and selected is None:
+                for shard, (path, records) in enumerate(zip(self.files, source.shard_lengths, strict=True)):
+                    known.check(shard, path, records)
+        except BaseException:
+            source.close()
+            raise
+        return source
+
 
 def harmless_options(entry: Format) -> set[str]:
     """Return the names of the reader's options that do not affect the records."""
     return {each.name for each in fields(entry.reader_options) if not each.metadata.get("content", True)}
+
+
+def discover(paths: Any, name: str | None, options: Mapping[str, Any]) -> DataSetFiles:
+    """Find the format and the files of what `dataload.open` is given, without opening it; see `find_shards`."""
+    entry, rest = split_format(paths, name)
+    if entry is not None and entry.parse_argument is not None:
+        return DataSetFiles(entry, [], argument=entry.parse_argument(rest))
+    remote = Remote.of(options.get("storage_options"), options.get("remote"))
+    return find_shards(paths, name, remote=remote, options=options)
 
 
 def find_shards(
@@ -115,7 +159,7 @@ def find_shards(
     listed = tuple(listed for _, listed in found if listed is not None)
     if entry is None:
         entry = _listed_format(listed, files, remote) if len(listed) == len(found) else _common_format(files, remote)
-    return DataSetFiles(entry, files, listed)
+    return DataSetFiles(entry, files, listed, remote=remote)
 
 
 def _listed_format(listed: Sequence[DataSetEntry], files: Sequence[str], remote: Remote | None) -> Format:

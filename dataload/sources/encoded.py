@@ -1,16 +1,87 @@
-"""Records that lie anywhere in a file, for codecs that decode them together."""
+"""Shards whose records are stored as bytes, and records that lie anywhere in a file, for codecs that decode them."""
 
-from typing import Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
 from dataload._util.arrays import pooled_empty
 from dataload._util.clock import reading
+from dataload.codecs.codec import decode_batch, decode_records, takes_views
 from dataload.codecs.layout import RecordTable
+from dataload.collate import default_collate
+from dataload.sources.fields import select_fields
+from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile
 from dataload.storage.core import core
 from dataload.storage.local.record_files import MappedFile
-from dataload.types import BytesArray, BytesColumn, Int64Array
+from dataload.types import Batch, BytesArray, BytesColumn, Codec, FieldSpec, Int64Array
+
+Gather: TypeAlias = Callable[[RecordFile, Int64Array, Int64Array], Any]
+"""Copies the ranges of a file at offsets and lengths, both (rows,) int64 in bytes."""
+
+
+_NOTHING = nullcontext()
+
+
+def copy_records(file: RecordFile, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+    """Return each record as bytes, for users and for codecs that may keep what they are given."""
+    return file.copies(offsets, lengths)
+
+
+class EncodedShard(ShardReader[Any]):
+    """A shard whose records are stored as bytes, which a codec may decode. A format says where they lie in `_file`."""
+
+    _file: RecordFile
+    _fields: Mapping[str, FieldSpec]
+
+    def __init__(self, path: str, codec: Codec | None) -> None:
+        self._path = path
+        self._codec = codec
+        self._gather: Gather = gather_records if takes_views(codec) else copy_records
+        self._fields = {}
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """The fields of the first record, as far as the format has looked."""
+        return self._fields
+
+    def _locations(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return offsets and lengths of records, both (rows,) int64 in bytes."""
+        raise NotImplementedError
+
+    def _stored(self, indices: Int64Array, gather: Gather) -> Any:
+        """Return records as they are stored, in the form in which `gather` copies them."""
+        return gather(self._file, *self._locations(indices))
+
+    def _reading(self) -> AbstractContextManager[Any]:
+        """Return the context of a read, until its records are decoded."""
+        return _NOTHING
+
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
+        with self._reading():
+            return self._decode(self._stored(indices, self._gather), indices, fields)
+
+    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        codec = self._codec
+        with self._reading():
+            if codec is None and fields is None:
+                return self._stored(indices, RecordFile.gather_ranges)  # plain bytes have no columns
+            data = self._stored(indices, self._gather)
+            batch = None if codec is None else decode_batch(codec, data, fields)
+            return default_collate(self._decode(data, indices, fields)) if batch is None else batch
+
+    def _decode(
+        self, data: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
+    ) -> list[Any]:
+        """Return the records that are stored as `data`."""
+        codec = self._codec
+        records: list[Any] = [*data] if codec is None else decode_records(codec, data, indices.tolist(), self._path)
+        return records if fields is None else [select_fields(record, fields) for record in records]
+
+    def release(self) -> None:
+        self._file.release()
 
 
 class GatheredTable(RecordTable):

@@ -44,6 +44,14 @@ def common_classes(parts: Iterable[tuple[str, Mapping[str, FieldSpec]]], key: st
     return {name: classes for name, (_, classes) in known.items()}
 
 
+def require_known(names: Iterable[str], known: Iterable[str], owner: Any = None, *, key: str = "fields") -> None:
+    """Raise a ConfigError of `key` for the first of `names` that is not `known`; `owner` lacks the field."""
+    for name in names:
+        if name not in known:
+            lacks = "there is" if owner is None else f"{owner if isinstance(owner, str) else repr(owner)} has"
+            raise ConfigError(f"{lacks} no field {name!r}: {closest(name, known)}", key=key, value=name)
+
+
 def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:
     """Return the named fields of a record, in that order.
 

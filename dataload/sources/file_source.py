@@ -19,9 +19,9 @@ from dataload._util.indexing import as_indices
 from dataload._util.settings import check_fields
 from dataload._util.threads import DaemonThreads
 from dataload.collate import scatter_columns
-from dataload.errors import ClosedSourceError, ConfigError, DataloadError, MachineError, closest
+from dataload.errors import ClosedSourceError, ConfigError, DataloadError, MachineError
 from dataload.sources.base import Source
-from dataload.sources.fields import with_classes
+from dataload.sources.fields import require_known, with_classes
 from dataload.sources.format import Options, describe_value
 from dataload.sources.manifest_checks import ShardIdentity
 from dataload.sources.prefetch import read_ahead
@@ -51,6 +51,7 @@ class FileSource(Source[T_co]):
     Files are opened on first use in each process, not on construction.
 
     A backend implements `_open_shard`, sets `format_name`, and names the dataclass of its options in `options_type`.
+    `_prepare` is called at the end of the constructor.
     A backend without `options_type` passes the options that decide what is read to ``super().__init__`` by name.
 
     Args:
@@ -90,6 +91,10 @@ class FileSource(Source[T_co]):
         self._classes: Mapping[str, tuple[str, ...]] = {}
         self._closed = False
         self._fingerprint: str | None = None
+        self._prepare()
+
+    def _prepare(self) -> None:
+        """Check options against each other and the paths, and set what `_open_shard` needs; called once."""
 
     @abstractmethod
     def _open_shard(self, path: str) -> ShardReader[T_co]:
@@ -240,9 +245,7 @@ class FileSource(Source[T_co]):
         return fields[filled[0] if filled else 0]
 
     def _check_fields(self, known: Mapping[str, FieldSpec], path: str) -> None:
-        for name in self._selected or ():
-            if known and name not in known:
-                raise ConfigError(f"{path} has no field {name!r}: {closest(name, known)}", key="fields", value=name)
+        require_known((self._selected or ()) if known else (), known, path)
 
     def _read(self, indices: Int64Array) -> list[T_co]:
         try:
@@ -289,9 +292,7 @@ class FileSource(Source[T_co]):
         if fields is None:
             return self._selected
         known = opened.fields if self._selected is None else dict.fromkeys(self._selected)
-        for name in fields:
-            if known and name not in known:
-                raise ConfigError(f"{self!r} has no field {name!r}: {closest(name, known)}", key="fields", value=name)
+        require_known(fields if known else (), known, self)
         return fields
 
     def read_ahead(

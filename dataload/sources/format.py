@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
@@ -44,15 +45,7 @@ class Options:
 
     @classmethod
     def parse(cls, given: Mapping[str, Any], owner: str) -> Self:
-        """Create the options from keyword arguments.
-
-        Args:
-            given: Keyword arguments.
-            owner: The owner of the options for error messages, such as ``"format 'tar'"``.
-
-        Raises:
-            ConfigError: An option is unknown, missing or out of range.
-        """
+        """Create the options from keyword arguments; a ConfigError begins with `owner`, such as ``"format 'tar'"``."""
         for name in given:
             if name not in cls.names():
                 advice = _FUNCTIONS if callable(given[name]) else ""
@@ -131,18 +124,34 @@ class CodecOptions(FileOptions):
         object.__setattr__(self, "codec", resolve_codec(self.codec))
 
 
+def deprecated_verify() -> Any:
+    """Return the field of an option that is called `verify` since 0.3."""
+    return field(default=None, repr=False, metadata={"content": False, "renamed": "verify"})
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadOptions(FileOptions):
     """Base class of the options for reading files, which others may have written.
 
     Attributes:
         max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
+        verify: Read no tables of earlier runs, and check all that the format has for it: checksums and hashes of the
+            records that are read, and all pages of an LMDB database when it is opened.
     """
 
     max_record_bytes: int = dataclasses.field(default=MAX_RECORD_BYTES, metadata={"content": False})
+    verify: bool = dataclasses.field(default=False, metadata={"content": False})
 
     def __post_init__(self) -> None:
         FileOptions.__post_init__(self)
+        for each in fields(self):
+            if each.metadata.get("renamed") and isinstance(getattr(self, each.name), bool):
+                message = f"the option {each.name!r} is deprecated since 0.3: pass verify="
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                object.__setattr__(self, "verify", getattr(self, each.name))
+                object.__setattr__(self, each.name, None)
+        if self.verify and "cache" in self.names():
+            object.__setattr__(self, "cache", False)
         object.__setattr__(self, "max_record_bytes", check_count("max_record_bytes", self.max_record_bytes, least=1))
 
 
@@ -232,7 +241,8 @@ class Format:
             that our writer recorded in a file; None if the file is empty, so that another may tell.
         appends: Whether the writer only appends to a single file, but for its last 64 KiB: a conversion then computes
             its hash while it is written.
-        verify_options: Reader options with which ``dataload verify`` finds more damage.
+        verify_options: Deprecated since 0.3: ``dataload verify`` passes the option ``verify`` of the reader, if it has
+            one.
     """
 
     name: str
@@ -258,6 +268,11 @@ class Format:
     recorded_options: str | None = None
     appends: bool = False
     verify_options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+
+    def __post_init__(self) -> None:
+        if self.verify_options:
+            message = "Format.verify_options is deprecated since 0.3: give the reader an option `verify`"
+            warnings.warn(message, DeprecationWarning, stacklevel=3)
 
     @classmethod
     def from_class(cls, name: str, reference: str, source: Callable[..., Any]) -> Format:
@@ -313,9 +328,10 @@ class Format:
             MissingDependencyError: The package that adds the format cannot be imported.
         """
         given = dict(options or {})
-        self.reader_options.parse(given, f"format {self.name!r}")
-        selected = {} if fields is None else {"fields": fields}
-        source: Source[Any] = self.load(self.source)(argument, **selected, **given)
+        create = self.load(self.source)
+        if getattr(create, "options_type", None) is not self.reader_options:  # a `FileSource` parses its options itself
+            self.reader_options.parse(given, f"format {self.name!r}")
+        source: Source[Any] = create(argument, **({} if fields is None else {"fields": fields}), **given)
         return source
 
     def find_index(self, path: str) -> str | None:

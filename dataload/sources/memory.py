@@ -11,9 +11,9 @@ from dataload._util.fingerprint import digest
 from dataload._util.settings import check_fields
 from dataload.codecs.arrow import columns_of
 from dataload.collate import default_collate
-from dataload.errors import ConfigError, closest
+from dataload.errors import ConfigError
 from dataload.sources.base import Source
-from dataload.sources.fields import select_fields, spec_of
+from dataload.sources.fields import require_known, select_fields, spec_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array
 
 
@@ -62,9 +62,8 @@ class MemorySource(Source[Any]):
 
     def _check(self, fields: tuple[str, ...] | None) -> None:
         known = self._columns if self._columns is not None else (self._all_fields() if self._records else None)
-        for name in fields or ():
-            if known is not None and name not in known:
-                raise ConfigError(f"there is no field {name!r}: {closest(name, known)}", key="fields", value=name)
+        if known is not None:
+            require_known(fields or (), known)
 
     def __len__(self) -> int:
         return self._length
@@ -102,9 +101,7 @@ class MemorySource(Source[Any]):
             return super()._read_columns(indices, fields)
         selected = tuple(self._columns) if self._selected is None else self._selected
         chosen = selected if fields is None else fields
-        for name in chosen:
-            if name not in selected:
-                raise ConfigError(f"there is no field {name!r}: {closest(name, selected)}", key="fields", value=name)
+        require_known(chosen, selected)
         columns = {name: self._values(name, indices) for name in chosen}
         return {name: default_collate(c) if isinstance(c, list) else c for name, c in columns.items()}
 
@@ -190,9 +187,7 @@ class RangeSource(Source[dict[str, int]]):
         return [{"index": value} for value in self._values(indices).tolist()]
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        for name in fields or ():
-            if name != "index":
-                raise ConfigError(f"there is no field {name!r}: {closest(name, ['index'])}", key="fields", value=name)
+        require_known(fields or (), ("index",))
         return {"index": self._values(indices)} if fields != () else {}
 
     def _values(self, indices: Int64Array) -> Int64Array:

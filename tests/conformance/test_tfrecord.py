@@ -25,7 +25,7 @@ class TestTFRecord(FormatSuite):
     """Files by the description of the format; a file that was cut between two records is one of fewer records."""
 
     codec = None
-    source, options = TFRecordSource, {"verify_checksums": True}
+    source, options = TFRecordSource, {"verify": True}
     traits = SourceTraits(
         record_type=bytes,
         suffix=".tfrecord",

@@ -407,7 +407,7 @@ def run_array_record(data):
     if riegeli.parse_chunks(lambda offset, length: data[offset : offset + length], len(data)) is not None:
         path = as_file(data, "x.array_record")
         for verify in (False, True):
-            source = ArrayRecordSource(path, verify_hashes=verify, **READING)
+            source = ArrayRecordSource(path, verify=verify, **READING)
             read_all(source, len(data), PACKAGE_BYTES, strict=False)
 
 
@@ -428,7 +428,7 @@ def run_array_record_hashes(data):
     """Records that were altered, and whose hashes were not: none is served."""
     if riegeli.parse_chunks(lambda offset, length: data[offset : offset + length], len(data)) is None:
         return
-    with ArrayRecordSource(as_file(data, "x.array_record"), verify_hashes=True, cache=False) as source:
+    with ArrayRecordSource(as_file(data, "x.array_record"), verify=True, cache=False) as source:
         length = outcome(lambda: len(source))
         for index in range(0 if length == "refused" else min(length, MOST_RECORDS)):
             record = outcome(lambda index=index: source[index])
@@ -451,7 +451,7 @@ def run_lmdb_file(data):
     names = [] if isinstance(trees, str) else [tree.name.decode(errors="replace") for tree in trees[:3]]
     for name in (None, *names):
         read_all(LMDBSource(path, subdatabase=name, **READING), len(data))
-        outcome(lambda name=name: len(LMDBSource(path, subdatabase=name, verify_pages=True)))
+        outcome(lambda name=name: len(LMDBSource(path, subdatabase=name, verify=True)))
     read_all(TorchRecordSource(path, **READING), len(data))
 
 
@@ -747,7 +747,7 @@ def seeds_state():
 
 
 TABLE = {"strict": False}
-RECORDS = ({}, {"codec": "example"}, {"codec": "sequence_example", "verify_checksums": True})
+RECORDS = ({}, {"codec": "example"}, {"codec": "sequence_example", "verify": True})
 UNSIGNED = {"window": 3, "dtype": "uint16"}
 TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "npy": (run_npy, seeds_npy),
@@ -788,7 +788,7 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
             {},
             {"codec": "example"},
             {"codec": "sequence_example"},
-            {"verify_checksums": True},
+            {"verify": True},
         ),
         lambda: golden("tfrecord/*.tfrecord*"),
     ),

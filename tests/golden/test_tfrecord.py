@@ -23,7 +23,7 @@ def of_sequence(value):
 
 def test_bytes(tmp_path):
     expected = value_of(EXPECTED["bytes"])
-    with dataload.open(GOLDEN / "bytes.tfrecord", verify_checksums=True) as source:
+    with dataload.open(GOLDEN / "bytes.tfrecord", verify=True) as source:
         assert source.read(range(len(source))) == list(source) == expected
     assert len(dataload.open(GOLDEN / "empty.tfrecord")) == 0
     with dataload.create(tmp_path / "x.tfrecord") as writer:
@@ -34,7 +34,7 @@ def test_bytes(tmp_path):
 @pytest.mark.parametrize("verify", [False, True])
 def test_examples(verify):
     pattern = GOLDEN / "examples.tfrecord-{00000..00001}-of-00002"
-    with dataload.open(str(pattern), codec="example", verify_checksums=verify) as source:
+    with dataload.open(str(pattern), codec="example", verify=verify) as source:
         assert source.shard_lengths == (5, 4)
         expected = value_of(EXPECTED["examples"])
         for record in expected:

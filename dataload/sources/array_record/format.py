@@ -7,7 +7,7 @@ from typing import Any
 
 from dataload._util.caches import first_process
 from dataload.errors import ConfigError
-from dataload.sources.format import CodecOptions, CodecReadOptions, Format, ReadOptions
+from dataload.sources.format import CodecOptions, CodecReadOptions, Format, ReadOptions, deprecated_verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,15 +19,13 @@ class ArrayRecordOptions(CodecReadOptions):
             ``decode``. None returns bytes.
         reader_options: Options of array_record's reader in its own syntax, ``""`` for its defaults. None reads through
             the table of an uncompressed file if possible, and never reads ahead.
-        verify_hashes: Compare the hashes of all records that are read, also those of uncompressed files, which only the
-            package compares otherwise.
+        verify_hashes: Deprecated, see `verify`.
         cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
-        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
     reader_options: str | None = None
-    verify_hashes: bool = field(default=False, metadata={"content": False})
+    verify_hashes: bool | None = deprecated_verify()
     cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
 
@@ -59,7 +57,6 @@ ARRAY_RECORD = Format(
     extra="arrayrecord",
     content="bytes",
     recorded_options="dataload.sources.array_record.recorded:find_recorded",
-    verify_options={"verify_hashes": True, "cache": False},
 )
 
 

@@ -13,8 +13,6 @@ import numpy as np
 
 from dataload._util.caches import on_fork
 from dataload._util.limits import check_lengths
-from dataload.codecs.codec import decode_batch, decode_records
-from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
 from dataload.sources.array_record.format import ArrayRecordOptions, load_array_record
 from dataload.sources.array_record.layout import (
@@ -28,7 +26,7 @@ from dataload.sources.array_record.layout import (
     plan_reads,
 )
 from dataload.sources.array_record.map import MappedRecords
-from dataload.sources.fields import select_fields
+from dataload.sources.encoded import EncodedShard, Gather, copy_records
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import FileInstruction, ShardReader, as_path
 from dataload.storage import Storage, storage_of
@@ -51,7 +49,7 @@ class ArrayRecordSource(FileSource[Any]):
 
     Files written with ``group_size:1,uncompressed`` are read through a memory map, all others through the array_record
     package, which compares the hashes of all data. Each read through the map checks the headers of the chunks; it
-    compares hashes only with the option `verify_hashes`, as ``dataload verify`` does.
+    compares hashes only with the option `verify`, as ``dataload verify`` does.
 
     Args:
         paths: One file or several, each a path, a slice ``"path[start:stop]"`` of its records, or an object with
@@ -81,12 +79,16 @@ class ArrayRecordSource(FileSource[Any]):
     ) -> None:
         several = [paths] if isinstance(paths, (str, PathLike, FileInstruction)) else paths
         super().__init__([as_path(path) for path in several], fields=fields, **options)
+
+    def _prepare(self) -> None:
         self._warned = False
         for path in self.paths:
             parse_selection(path)
         if self._selected is not None and self.options.codec is None:
             raise ConfigError(
-                "fields were given, but the records are plain bytes: give a codec too", key="fields", value=fields
+                "fields were given, but the records are plain bytes: give a codec too",
+                key="fields",
+                value=self._selected,
             )
 
     def _open_shard(self, path: str) -> ShardReader[Any]:
@@ -122,13 +124,13 @@ class ArrayRecordSource(FileSource[Any]):
         return file_of(path)
 
 
-class _ArrayRecordFile(ShardReader[Any]):
+class _ArrayRecordFile(EncodedShard):
     """A file, or the selected part of it; `file` is its path without the slice."""
 
     def __init__(self, path: str, options: ArrayRecordOptions, *, has_fields: bool) -> None:
         self.file, self._first, stop = parse_selection(path)
+        super().__init__(self.file, cast("Codec | None", options.codec))
         self._limit: int = options.max_record_bytes
-        self._codec = codec = cast("Codec | None", options.codec)
         self._storage = storage_of(self.file, options.place)
         with self._storage.open(self.file) as file:
             self._size = file.size
@@ -138,7 +140,7 @@ class _ArrayRecordFile(ShardReader[Any]):
                 self.file,
                 mapped=options.map,
                 cache=options.cache,
-                verify_hashes=options.verify_hashes,
+                verify_hashes=options.verify,
                 limit=options.max_record_bytes,
                 remote=options.place,
             )
@@ -159,42 +161,24 @@ class _ArrayRecordFile(ShardReader[Any]):
                 f"{path} selects records {self._first} to {stop}; the file has {self._records}", key="paths", value=path
             )
         self._length = stop - self._first
-        self._fields = self.first_fields() if has_fields and codec is not None else {}
+        self._fields = self.first_fields() if has_fields and self._codec is not None else {}
 
     def __len__(self) -> int:
         return self._length
 
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        return self._fields
-
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
-        indices = indices + self._first
-        if self._codec is not None or fields is not None:
-            return self._decode(self._read_together(indices), indices, fields)
-        found = None if self._mapped is None else self._mapped.read(indices)
-        return self._read_through_package(indices) if found is None else found
+        return super().read(indices + self._first, fields)
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        indices = indices + self._first
-        data = self._read_together(indices)
-        if self._codec is None and fields is None:
-            return data  # pyright: ignore[reportReturnType] # plain bytes have no columns
-        batch = None if self._codec is None else decode_batch(self._codec, data, fields)
-        return default_collate(self._decode(data, indices, fields)) if batch is None else batch
+        return super().read_batch(indices + self._first, fields)
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:  # noqa: ARG002 - records are read whole
         return None if self._mapped is None else self._mapped.ranges(indices + self._first)
 
-    def _decode(
-        self, data: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
-    ) -> list[Any]:
-        codec = self._codec
-        records: list[Any] = [*data] if codec is None else decode_records(codec, data, indices.tolist(), self.file)
-        return records if fields is None else [select_fields(record, fields) for record in records]
-
-    def _read_together(self, indices: Int64Array) -> BytesColumn | list[bytes]:
-        found = None if self._mapped is None else self._mapped.read_together(indices)
+    def _stored(self, indices: Int64Array, gather: Gather) -> BytesColumn | list[bytes]:
+        found = None
+        if self._mapped is not None:
+            found = self._mapped.read(indices) if gather is copy_records else self._mapped.read_together(indices)
         return self._read_through_package(indices) if found is None else found
 
     def _read_through_package(self, indices: Int64Array) -> list[bytes]:

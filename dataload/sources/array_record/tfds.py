@@ -77,6 +77,7 @@ class TfdsSource(ArrayRecordSource):
         fields: Sequence[str] | None = None,
         reader_options: str | None = None,
         max_record_bytes: int = MAX_RECORD_BYTES,
+        verify: bool = False,
         storage_options: Mapping[str, Any] | None = None,
         remote: RemoteOptions | Remote | Mapping[str, Any] | None = None,
     ) -> None:
@@ -103,6 +104,7 @@ class TfdsSource(ArrayRecordSource):
             codec=parse_features(_read_text(features, place), features, names=fields, limit=max_record_bytes),
             reader_options=reader_options,
             max_record_bytes=max_record_bytes,
+            verify=verify,
             remote=place,
         )
 

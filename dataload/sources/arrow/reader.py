@@ -6,7 +6,6 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from os import PathLike, fspath
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -24,7 +23,7 @@ from dataload.sources.arrow.gather import Gatherer, plan_nodes
 from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout
 from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.shards import ShardReader
-from dataload.storage import Remote, join, local_path, named_files, read_limited, storage_of
+from dataload.storage import Remote, join, named_files, read_limited, storage_of
 from dataload.types import Batch, Int64Array, Record
 
 _MANY_COLUMNS = 32  # which one after another would copy the bytes of a batch as many times
@@ -217,17 +216,9 @@ class HuggingFaceSource(ArrowSource):
 
     format_name = "hugging_face"
 
-    def __init__(
-        self,
-        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
-        *,
-        fields: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
-        several = [paths] if isinstance(paths, (str, PathLike)) else list(paths)
-        place = ArrowOptions.parse(options, "format 'hugging_face'").place
-        files = [file for path in several for file in _data_files(local_path(fspath(path)), place)]
-        super().__init__(files, fields=fields, **options)
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._paths = tuple(file for path in self._paths for file in _data_files(path, self._remote))
 
 
 def _data_files(directory: str, remote: Remote | None) -> list[str]:

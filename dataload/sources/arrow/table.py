@@ -7,7 +7,6 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -25,6 +24,7 @@ from dataload.codecs.expansion import Sizes, check_views, expansion
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
 from dataload.sources.arrow.format import TableOptions
+from dataload.sources.fields import require_known
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.storage.errors import system_error
@@ -34,14 +34,7 @@ from dataload.types import Batch, FieldSpec, Int64Array, Record
 class TableSource(FileSource[Record]):
     """The base class of sources of tables; see `dataload.codecs.arrow` for the values."""
 
-    def __init__(
-        self,
-        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
-        *,
-        fields: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(paths, fields=fields, **options)
+    def _prepare(self) -> None:
         self._cache = DecodedCache(min(self.options.cached_bytes, self.options.max_record_bytes))
 
     def close(self) -> None:
@@ -91,10 +84,7 @@ class TableReader(ShardReader[Record]):
 
     def _columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> dict[str, Any]:
         names = tuple(self._schema.names) if fields is None else fields
-        for name in names:
-            if name not in self._numbers:
-                known = closest(name, self._schema.names)
-                raise ConfigError(f"{self._path} has no field {name!r}: {known}", key="fields", value=name)
+        require_known(names, self._numbers, self._path)
         with self._errors():
             columns = self._pick(indices, names, Claims(indices, self._limit, self._path))
         for name in names:

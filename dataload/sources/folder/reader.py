@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from os import PathLike, fspath
+from os import fspath
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -73,14 +73,7 @@ class FolderSource(FileSource[Record]):
     format_name = "folder"
     options_type: ClassVar[Any] = FolderOptions
 
-    def __init__(
-        self,
-        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
-        *,
-        fields: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(paths, fields=fields, **options)
+    def _prepare(self) -> None:
         patterns = {split_pattern(path)[1] or self.options.pattern for path in self._paths}
         if self.options.labels is not None and (patterns != {None} or len(self._paths) > 1):
             message = "labels names the files of one folder or archive, without a pattern"

@@ -41,5 +41,4 @@ JSONL = Format(
     suffixes=tuple(f"{name}{compressed}" for name in (".jsonl", ".ndjson") for compressed in ("", ".gz", ".zst")),
     lies_beside=True,
     extra="arrow",
-    verify_options={"cache": False},
 )

@@ -138,8 +138,7 @@ class JsonlSource(FileSource[Record]):
     format_name = "jsonl"
     options_type: ClassVar[Any] = JsonlOptions
 
-    def __init__(self, paths: Any, **options: Any) -> None:
-        super().__init__(paths, **options)
+    def _prepare(self) -> None:
         self._cache = DecodedCache(min(self.options.cached_bytes, self.options.max_record_bytes))
 
     @property

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dataload._util.settings import check_count
-from dataload.sources.format import CodecOptions, CodecReadOptions, FileOptions, Format, ReadOptions
+from dataload.sources.format import CodecOptions, CodecReadOptions, FileOptions, Format, ReadOptions, deprecated_verify
 
 DATA_FILE = "data.mdb"
 
@@ -20,14 +20,13 @@ class LMDBOptions(CodecReadOptions):
         subdatabase: Name of the database to read, in environments with several.
         cache: Keep the locations of a large environment's values in a hidden file, to open it faster next time.
         map: If False, read files with ``pread`` instead of mapping them into memory.
-        verify_pages: Check all pages of the database when it is opened, also what reading does not depend on.
-        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
+        verify_pages: Deprecated, see `verify`.
     """
 
     subdatabase: str | None = None
     cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
-    verify_pages: bool = field(default=False, metadata={"content": False})
+    verify_pages: bool | None = deprecated_verify()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,14 +51,13 @@ class TorchRecordOptions(ReadOptions):
         db_num: Expected number of sub-databases; by default any.
         cache: Keep the locations of a large directory's records in a hidden file, to open it faster next time.
         map: If False, read files with ``pread`` instead of mapping them into memory.
-        verify_pages: Check all pages of the database when it is opened, also what reading does not depend on.
-        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
+        verify_pages: Deprecated, see `verify`.
     """
 
     db_num: int | None = None
     cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
-    verify_pages: bool = field(default=False, metadata={"content": False})
+    verify_pages: bool | None = deprecated_verify()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +91,6 @@ LMDB = Format(
     extra="lmdb",
     content="bytes",
     recorded_options="dataload.sources.lmdb.file:find_recorded",
-    verify_options={"verify_pages": True},
 )
 
 TORCHRECORD = Format(
@@ -107,5 +104,4 @@ TORCHRECORD = Format(
     is_variant="dataload.sources.lmdb.snapshot:is_torchrecord",
     directory_file=DATA_FILE,
     extra="lmdb",
-    verify_options={"verify_pages": True},
 )

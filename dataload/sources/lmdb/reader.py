@@ -3,10 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
-from dataload.codecs.codec import decode_batch, decode_records, takes_views
-from dataload.collate import default_collate
 from dataload.errors import ConfigError, UnsupportedFormatError, closest
-from dataload.sources.fields import select_fields
 from dataload.sources.lmdb.file import FileInfo, Tree
 from dataload.sources.lmdb.format import LMDBOptions
 from dataload.sources.lmdb.snapshot import open_snapshot
@@ -14,7 +11,7 @@ from dataload.sources.lmdb.table import KeyedValues, KeyOrder, LMDBFileSource, L
 from dataload.sources.lmdb.tree import read_tree, subdatabases, verify_pages
 from dataload.storage import RecordFile
 from dataload.storage.table_cache import IndexKey, store_cached
-from dataload.types import Batch, Codec, Int64Array
+from dataload.types import Codec
 
 
 class LMDBSource(LMDBFileSource[Any]):
@@ -41,7 +38,7 @@ class LMDBSource(LMDBFileSource[Any]):
 
     options_type: ClassVar[Any] = LMDBOptions
 
-    def _open_shard(self, path: str) -> LMDBShard[Any]:
+    def _open_shard(self, path: str) -> LMDBShard:
         return _LMDBShard(path, self.options)
 
     @property
@@ -52,19 +49,18 @@ class LMDBSource(LMDBFileSource[Any]):
         return shard.keys.order
 
 
-class _LMDBShard(LMDBShard[Any]):
+class _LMDBShard(LMDBShard):
     def __init__(self, path: str, options: LMDBOptions) -> None:
         def parse(file: RecordFile, info: FileInfo) -> tuple[KeyedValues, IndexKey | None]:
             tree = _choose(subdatabases(file, info), info.main, path, options.subdatabase)
-            if options.verify_pages:
+            if options.verify:
                 verify_pages(file, info, [info.main] if tree.name is None else [info.main, tree])
             names = () if tree.name is None else (tree.name,)
             # A writer with a writable map updates the file's time late, but the transaction number immediately.
             state = (info.transaction, tree.root)
-            cached = options.cache and not options.verify_pages
             key = (
                 IndexKey.of("lmdb-values", (file.path,), names, state=state, beside=path, remote=options.place)
-                if cached
+                if options.cache
                 else None
             )
             return find_table(
@@ -75,39 +71,16 @@ class _LMDBShard(LMDBShard[Any]):
             )
 
         snapshot, (table, key) = open_snapshot(path, parse, mapped=options.map, remote=options.place)
-        super().__init__(snapshot, table.values, options.max_record_bytes)
+        super().__init__(snapshot, table.values, cast("Codec | None", options.codec), options.max_record_bytes)
         self.keys = table.keys
-        self._codec = cast("Codec | None", options.codec)
-        self._views = takes_views(self._codec)
         if key is not None:
             store_cached(key, table.pack())
         if self._codec is not None:
             self._fields = self.first_fields()
 
-    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
-        with self._snapshot.reading() as file:
-            values = self._together(file, indices) if self._views else self._copies(file, indices)
-            return self._records(values, indices, fields)
-
-    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        codec = self._codec
-        with self._snapshot.reading() as file:
-            if codec is None and fields is None:
-                return file.gather_ranges(self._offsets(indices), self._lengths(indices))  # pyright: ignore[reportReturnType]
-            values = self._together(file, indices) if self._views else self._copies(file, indices)
-            batch = None if codec is None else decode_batch(codec, values, fields)
-            return default_collate(self._records(values, indices, fields)) if batch is None else batch
-
     def key(self, index: int) -> str:
-        with self._snapshot.reading() as file:
+        with self._reading() as file:
             return self.keys.read(file, self._snapshot.info, index).decode(errors="backslashreplace")
-
-    def _records(
-        self, values: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
-    ) -> list[Any]:
-        codec = self._codec
-        records: list[Any] = [*values] if codec is None else decode_records(codec, values, indices.tolist(), self._path)
-        return records if fields is None else [select_fields(record, fields) for record in records]
 
 
 def _choose(named: Sequence[Tree], main: Tree, path: str, subdatabase: str | None) -> Tree:

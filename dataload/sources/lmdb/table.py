@@ -8,22 +8,21 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, TypeVar
 
 import numpy as np
 
 from dataload._util.limits import check_lengths
-from dataload.codecs.layout import RecordTable
-from dataload.sources.encoded import gather_records
+from dataload.sources.encoded import EncodedShard, copy_records
 from dataload.sources.file_source import FileSource
 from dataload.sources.lmdb.file import FileInfo, data_file
 from dataload.sources.lmdb.snapshot import Snapshot
 from dataload.sources.lmdb.tree import Nodes, read_key
-from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile
 from dataload.storage.table_cache import CachedTable, IndexKey, recall, within
-from dataload.types import Array, BytesColumn, FieldSpec, Int64Array
+from dataload.types import Array, Codec, Int64Array
 
 KeyOrder: TypeAlias = Literal["number", "bytes"]
 """Order of keys: numerical, or by their bytes, like LMDB."""
@@ -160,54 +159,41 @@ def find_table(
 T_co = TypeVar("T_co", covariant=True)
 
 
-class LMDBShard(ShardReader[T_co]):
+class LMDBShard(EncodedShard):
     """One environment, whose file is closed between `release` and the next read. Values have at most `limit` bytes."""
 
     whole = True
-    _fields: Mapping[str, FieldSpec]
 
-    def __init__(self, snapshot: Snapshot, values: Values, limit: int) -> None:
+    def __init__(self, snapshot: Snapshot, values: Values, codec: Codec | None, limit: int) -> None:
+        super().__init__(snapshot.info.path, codec)
         self._snapshot = snapshot
+        self._file = snapshot.file
         snapshot.sample(values.offsets, values.lengths)
         self._values = values
-        self._path = snapshot.info.path
-        self._fields = {}
         self._limit = limit
         self._has_large = bool(len(values.offsets)) and int(np.max(values.lengths)) > limit
 
     def __len__(self) -> int:
         return len(self._values.offsets)
 
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        """The fields of the first record."""
-        return self._fields
-
-    def release(self) -> None:
-        """Close the file."""
-        self._snapshot.file.release()
+    def _reading(self) -> AbstractContextManager[RecordFile]:
+        return self._snapshot.reading()
 
     def _offsets(self, indices: Int64Array) -> Int64Array:
         return self._values.offsets[indices]
 
-    def _lengths(self, indices: Int64Array) -> Int64Array:
+    def _locations(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         table = self._values.lengths
+        offsets = self._offsets(indices)
         lengths = np.full(len(indices), table, np.int64) if isinstance(table, int) else table[indices].astype(np.int64)
         if self._has_large:
             check_lengths(lengths, self._limit, indices, self._path)
-        return lengths
-
-    def _copies(self, file: RecordFile, indices: Int64Array) -> list[bytes]:
-        return file.copies(self._offsets(indices), self._lengths(indices))
-
-    def _together(self, file: RecordFile, indices: Int64Array) -> RecordTable | BytesColumn:
-        """Return the stored values in one block of memory, for codecs that copy what they keep."""
-        return gather_records(file, self._offsets(indices), self._lengths(indices))
+        return offsets, lengths
 
     def stored(self, indices: Int64Array) -> list[bytes]:
         """Return records as they are stored."""
-        with self._snapshot.reading() as file:
-            return self._copies(file, indices)
+        with self._reading():
+            return self._stored(indices, copy_records)
 
     def offset(self, index: int) -> int:
         return int(self._offsets(np.array([index]))[0])

@@ -11,7 +11,6 @@ from dataload._util.arrays import split_records
 from dataload._util.clock import decoding
 from dataload._util.limits import no_memory
 from dataload.codecs.codec import decode_batch, resolve_codec
-from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.fields import select_fields
 from dataload.sources.lmdb.file import FileInfo, Tree
@@ -22,7 +21,7 @@ from dataload.sources.lmdb.tree import Nodes, read_key, read_tree, subdatabases,
 from dataload.sources.shards import shard_of
 from dataload.storage import RecordFile
 from dataload.storage.table_cache import CachedTable, IndexKey, store_cached
-from dataload.types import Array, Batch, Codec, Int64Array, Record
+from dataload.types import Array, Codec, Int64Array, Record
 
 
 class TorchRecordSource(LMDBFileSource[Record]):
@@ -48,7 +47,7 @@ class TorchRecordSource(LMDBFileSource[Record]):
 
     options_type: ClassVar[Any] = TorchRecordOptions
 
-    def _open_shard(self, path: str) -> LMDBShard[Record]:
+    def _open_shard(self, path: str) -> LMDBShard:
         return _TorchRecord(path, self.options)
 
 
@@ -65,7 +64,7 @@ class _Parts:
         return CachedTable(self.values.pack(), {"widths": self.widths})
 
 
-class _TorchRecord(LMDBShard[Record]):
+class _TorchRecord(LMDBShard):
     def __init__(self, path: str, options: TorchRecordOptions) -> None:
         def parse(file: RecordFile, info: FileInfo) -> tuple[_Parts, IndexKey | None]:
             trees = _databases(subdatabases(file, info), path, file.path)
@@ -75,13 +74,12 @@ class _TorchRecord(LMDBShard[Record]):
                     key="db_num",
                     value=options.db_num,
                 )
-            if options.verify_pages:
+            if options.verify:
                 verify_pages(file, info, [info.main, *trees])
             state = (info.transaction, info.main.root)
-            cached = options.cache and not options.verify_pages
             key = (
                 IndexKey.of("torchrecord", (file.path,), state=state, beside=path, remote=options.place)
-                if cached
+                if options.cache
                 else None
             )
             return find_table(
@@ -92,8 +90,8 @@ class _TorchRecord(LMDBShard[Record]):
             )
 
         snapshot, (parts, key) = open_snapshot(path, parse, mapped=options.map, remote=options.place)
-        super().__init__(snapshot, parts.values, options.max_record_bytes)
-        self._codec = cast("Codec", resolve_codec("tensorprotos", options.max_record_bytes))
+        codec = resolve_codec("tensorprotos", options.max_record_bytes)
+        super().__init__(snapshot, parts.values, codec, options.max_record_bytes)
         self._ends, self._widths = parts.ends, parts.widths
         self._has_gaps = bool(len(self)) and int(parts.values.offsets.min()) < 0
         if key is not None:
@@ -101,18 +99,12 @@ class _TorchRecord(LMDBShard[Record]):
         self._fields = self.first_fields()
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
-        with self._snapshot.reading() as file:
-            values = self._together(file, indices)
+        codec = cast("Codec", self._codec)
+        with self._reading():
+            values = self._stored(indices, self._gather)
             with decoding():
-                batch = decode_batch(self._codec, values, fields)
+                batch = decode_batch(codec, values, fields)
                 return self._decode(values, indices, fields) if batch is None else split_records(batch, len(indices))
-
-    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        with self._snapshot.reading() as file:
-            values = self._together(file, indices)
-            with decoding():
-                batch = decode_batch(self._codec, values, fields)
-                return default_collate(self._decode(values, indices, fields)) if batch is None else batch
 
     def key(self, index: int) -> str:
         number, local = shard_of(self._ends, index)
@@ -133,19 +125,21 @@ class _TorchRecord(LMDBShard[Record]):
         return offsets
 
     def _decode(
-        self, values: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
+        self, data: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
     ) -> list[Record]:
+        codec = cast("Codec", self._codec)
         records: list[Record] = []
-        for value, index in zip(values, indices.tolist(), strict=True):
-            try:
-                record = self._codec.decode(value)
-            except (CorruptFileError, MemoryError) as error:
-                database, _, key = self.key(index).partition("/")
-                what = f"key {key} of sub-database {database}: "
-                if isinstance(error, MemoryError):
-                    raise no_memory(self._path, index, what) from error
-                raise CorruptFileError(f"{what}{error}", path=self._path, index=index) from error
-            records.append(record if fields is None else select_fields(record, fields))
+        with decoding():
+            for value, index in zip(data, indices.tolist(), strict=True):
+                try:
+                    record = codec.decode(value)
+                except (CorruptFileError, MemoryError) as error:
+                    database, _, key = self.key(index).partition("/")
+                    what = f"key {key} of sub-database {database}: "
+                    if isinstance(error, MemoryError):
+                        raise no_memory(self._path, index, what) from error
+                    raise CorruptFileError(f"{what}{error}", path=self._path, index=index) from error
+                records.append(record if fields is None else select_fields(record, fields))
         return records
 
 

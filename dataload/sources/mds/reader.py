@@ -1,10 +1,9 @@
 """The source of MDS data sets."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from os import PathLike, fspath
 from typing import Any, ClassVar
 
 import numpy as np
@@ -14,13 +13,14 @@ from dataload._util.clock import decoding
 from dataload._util.limits import FIELD_BYTES, check_lengths, check_size, fits, no_memory
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
-from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
+from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
 from dataload.sources.encoded import LoadedRecords
+from dataload.sources.fields import require_known
 from dataload.sources.file_source import FileSource
 from dataload.sources.mds.columns import Column, array_head, parse_column
 from dataload.sources.mds.format import INDEX_NAME, MDS, MDSOptions
 from dataload.sources.shards import ListedShards, ShardReader
-from dataload.storage import RecordFile, base_name, is_url, join, local_path, named_files, parent, storage_of
+from dataload.storage import RecordFile, base_name, is_url, join, named_files, parent, storage_of
 from dataload.storage.compressed import map_unpacked
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.record_files import MappedFile
@@ -143,19 +143,10 @@ class MDSSource(FileSource[Record]):
     format_name = "mds"
     options_type: ClassVar[Any] = MDSOptions
 
-    def __init__(
-        self,
-        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
-        *,
-        fields: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
-        several = [paths] if isinstance(paths, (str, PathLike)) else paths
-        super().__init__([*map(_index_of, several)], fields=fields, **options)
-        self._indexes = self._paths
-        self._shards: dict[str, ShardInfo] | None = None
+    def _prepare(self) -> None:
+        self._indexes = [*map(_index_of, self._paths)]
         shards = self._read_indexes()
-        self._shards = dict(shards)
+        self._shards: dict[str, ShardInfo] | None = dict(shards)
         self._paths = tuple(path for path, _ in shards)
         known = {column.name: column.spec for column in shards[0][1].columns}
         self._check_fields(known, self._indexes[0])
@@ -182,9 +173,8 @@ class MDSSource(FileSource[Record]):
         return {**super().__getstate__(), "_shards": None}
 
 
-def _index_of(path: str | PathLike[str]) -> str:
-    name = local_path(fspath(path))
-    return name if base_name(name) == INDEX_NAME else join(name, INDEX_NAME)
+def _index_of(path: str) -> str:
+    return path if base_name(path) == INDEX_NAME else join(path, INDEX_NAME)
 
 
 def _file_of(shard: ShardInfo, directory: str, remote: Any) -> str:
@@ -246,9 +236,7 @@ class _MDSShard(ShardReader[Record]):
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> dict[str, Any]:
         """Return the values of columns: an array, a `BytesColumn` or a list for each."""
-        if unknown := [name for name in fields or () if name not in self._columns]:  # that the first shard has
-            message = f"{self._file.path} has no field {unknown[0]!r}: {closest(unknown[0], self._columns)}"
-            raise ConfigError(message, key="fields", value=unknown[0])
+        require_known(fields or (), self._columns, self._file.path)  # the first shard may have other columns
         offsets, lengths = self.ranges(indices, None)
         file: RecordFile | LoadedRecords = self._file
         starts = offsets

@@ -14,7 +14,6 @@ class SyrahOptions(ReadOptions):
         shapes: Shape of each record's array by field name, for files without shapes. One extent may be -1.
         cache: Keep the layout of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
-        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
     shapes: Mapping[str, Sequence[int]] | None = None
@@ -36,5 +35,4 @@ SYRAH = Format(
     suffixes=(".syr",),
     magic=b"GS\0",
     extra="syrah",
-    verify_options={"cache": False},
 )

@@ -84,7 +84,6 @@ TAR = Format(
     index_path="dataload.sources.tar.index:index_path",
     index_writer="dataload.sources.tar.writer:write_index",
     recorded_options="dataload.sources.tar.table:find_recorded",
-    verify_options={"cache": False},
 )
 
 WIDS = Format(
@@ -93,5 +92,4 @@ WIDS = Format(
     reader_options=TarOptions,
     magic=lambda head: b'"wids-shard-index-v1"' in head and head.lstrip().startswith(b"{"),
     key_field=KEY,
-    verify_options={"cache": False},
 )

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike, fspath
 from typing import Any, ClassVar, Literal, cast
 
+from dataload._util.settings import check_fields
 from dataload.codecs.decoders import plan_decoders
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
 from dataload.sources.file_source import FileSource
@@ -48,18 +49,11 @@ class TarSource(FileSource[Record]):
     format_name = "tar"
     options_type: ClassVar[Any] = TarOptions
 
-    def __init__(
-        self,
-        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
-        *,
-        fields: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
-        if options.get("case_sensitive") is False and fields is not None and not isinstance(fields, str):
-            fields = [name.lower() for name in fields]
-        super().__init__(paths, fields=fields, **options)
+    def _prepare(self) -> None:
         self._index: dict[str, str] | Literal[False] | None = pair_indexes(self._paths, self.options.index)
         decode, case_sensitive = self.options.decode, self.options.case_sensitive
+        if not case_sensitive and self._selected is not None:
+            self._selected = check_fields([name.lower() for name in self._selected])
         decoders = plan_decoders(decode, names=("auto", "written"), case_sensitive=case_sensitive)
         self._settings = TarSettings(self.options, decoders)
 
@@ -138,17 +132,10 @@ class WidsSource(TarSource):
 
     format_name = "wids"
 
-    def __init__(
-        self,
-        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
-        *,
-        fields: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
-        several = [paths] if isinstance(paths, (str, PathLike)) else paths
-        place = Remote.of(options.pop("storage_options", None), options.pop("remote", None))
-        shards = [shard for path in several for shard in _read_index(local_path(fspath(path)), place)]
-        super().__init__([path for path, _, _ in shards], fields=fields, remote=place, **options)
+    def _prepare(self) -> None:
+        shards = [shard for path in self._paths for shard in _read_index(path, self._remote)]
+        self._paths = tuple(path for path, _, _ in shards)
+        super()._prepare()
         self._listed = {path: (count, index) for path, count, index in shards}
 
     def _open(self) -> OpenShards[Record]:

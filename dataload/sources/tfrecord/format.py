@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from dataload.sources.format import CodecOptions, CodecReadOptions, Format
+from dataload.sources.format import CodecOptions, CodecReadOptions, Format, deprecated_verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -12,14 +12,12 @@ class TFRecordOptions(CodecReadOptions):
     Attributes:
         codec: Decodes a record's bytes: the name of a codec, usually ``"example"`` or ``"sequence_example"``, a
             function ``bytes -> record``, or an object with ``decode``. None returns bytes.
-        verify_checksums: Compare the checksums of all records that are read. Those of their lengths always are, when
-            the records of a file are found.
+        verify_checksums: Deprecated, see `verify`.
         cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
-        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
-    verify_checksums: bool = field(default=False, metadata={"content": False})
+    verify_checksums: bool | None = deprecated_verify()
     cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
 
@@ -46,5 +44,4 @@ TFRECORD = Format(
     extra="tfrecord",
     content="bytes",
     default_codec="example",
-    verify_options={"verify_checksums": True, "cache": False},
 )

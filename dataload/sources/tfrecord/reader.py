@@ -1,24 +1,19 @@
 """The source of TFRecord files."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from dataload._util.limits import check_lengths
-from dataload.codecs.codec import decode_batch, decode_records, takes_views
-from dataload.codecs.layout import RecordTable
-from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
-from dataload.sources.encoded import gather_records
-from dataload.sources.fields import select_fields
+from dataload.sources.encoded import EncodedShard, Gather
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.tfrecord.format import TFRECORD, TFRecordOptions
 from dataload.sources.tfrecord.records import CRC_BYTES, FRAME_BYTES, HEAD_BYTES, check_data, find_records
-from dataload.storage import RecordFile, storage_of
+from dataload.storage import storage_of
 from dataload.storage.table_cache import CachedTable, IndexKey, remember
-from dataload.types import Batch, BytesColumn, FieldSpec, Int64Array
+from dataload.types import Codec, Int64Array
 
 _LEAST_CACHED = 100_000  # records; finding fewer takes 20 ms
 
@@ -45,15 +40,13 @@ class TFRecordSource(FileSource[Any]):
         return _TFRecordFile(path, self.options)
 
 
-class _TFRecordFile(ShardReader[Any]):
+class _TFRecordFile(EncodedShard):
     def __init__(self, path: str, options: TFRecordOptions) -> None:
+        super().__init__(path, cast("Codec | None", options.codec))
         storage = storage_of(path, options.place)
         self._file = storage.map(path, mapped=options.map)
-        self._codec: Any = options.codec
         self._limit = options.max_record_bytes
-        self._crc32c: Any = (
-            TFRECORD.require("google_crc32c", package="google-crc32c").value if options.verify_checksums else None
-        )
+        self._crc32c: Any = TFRECORD.require("google_crc32c", package="google-crc32c").value if options.verify else None
 
         def find() -> Int64Array:
             # Read instead of using the map: a page fault would also read the pages around it.
@@ -73,56 +66,30 @@ class _TFRecordFile(ShardReader[Any]):
     def __len__(self) -> int:
         return len(self._edges) - 1
 
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        return self._fields
-
-    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
-        if self._codec is None and fields is None and self._crc32c is None:
-            return self._file.copies(*self.ranges(indices, None))
-        return self._decode(self._together(indices), indices, fields)
-
-    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        if self._codec is None and fields is None and self._crc32c is None:
-            return self._file.gather_ranges(*self.ranges(indices, None))  # pyright: ignore[reportReturnType] # no columns
-        data = self._together(indices)
-        batch = None if self._codec is None else decode_batch(self._codec, data, fields)
-        return default_collate(self._decode(data, indices, fields)) if batch is None else batch
-
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - records are read whole
+        return self._locations(indices)
+
+    def _locations(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         offsets = self._edges[indices] + HEAD_BYTES
         lengths = self._edges[indices + 1] - CRC_BYTES - offsets
         if self._has_large:
-            check_lengths(lengths, self._limit, indices, self._file.path)
+            check_lengths(lengths, self._limit, indices, self._path)
         return offsets, lengths
 
-    def _together(self, indices: Int64Array) -> RecordTable | BytesColumn:
-        """Return the bytes of records, whose checksums are compared if that is wanted."""
-        offsets, lengths = self.ranges(indices, None)
-        gather = gather_records if takes_views(self._codec) else RecordFile.gather_ranges
+    def _stored(self, indices: Int64Array, gather: Gather) -> Any:
+        if self._crc32c is None:
+            return super()._stored(indices, gather)
+        offsets, lengths = self._locations(indices)
         data = gather(self._file, offsets, lengths)
-        if self._crc32c is not None:
-            crcs = self._file.gather(offsets + lengths, CRC_BYTES).view("<u4")[:, 0]
-            if (row := check_data(data, crcs, self._crc32c)) is not None:
-                raise CorruptFileError(
-                    f"the masked CRC-32C of the record differs from the one in the file, {int(crcs[row]):#x}",
-                    path=self._file.path,
-                    offset=int(offsets[row]),
-                    index=int(indices[row]),
-                )
+        crcs = self._file.gather(offsets + lengths, CRC_BYTES).view("<u4")[:, 0]
+        if (row := check_data(data, crcs, self._crc32c)) is not None:
+            raise CorruptFileError(
+                f"the masked CRC-32C of the record differs from the one in the file, {int(crcs[row]):#x}",
+                path=self._path,
+                offset=int(offsets[row]),
+                index=int(indices[row]),
+            )
         return data
-
-    def _decode(
-        self, data: Sequence[bytes | memoryview], indices: Int64Array, fields: tuple[str, ...] | None
-    ) -> list[Any]:
-        codec = self._codec
-        records: list[Any] = (
-            [*data] if codec is None else decode_records(codec, data, indices.tolist(), self._file.path)
-        )
-        return records if fields is None else [select_fields(record, fields) for record in records]
-
-    def release(self) -> None:
-        self._file.release()
 
 
 def _unpack(found: CachedTable, size: int) -> Int64Array | None:

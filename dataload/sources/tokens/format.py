@@ -39,7 +39,6 @@ class TokenOptions(ReadOptions):
         cache: Keep the ends of documents that `end_token` tells in a hidden file for later runs; see
             `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
-        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
     """
 
     window: int

@@ -139,14 +139,7 @@ class TokenSource(FileSource[Record]):
     format_name = "tokens"
     options_type: ClassVar[Any] = TokenOptions
 
-    def __init__(
-        self,
-        paths: str | PathLike[str] | Sequence[str | PathLike[str]],
-        *,
-        fields: Sequence[str] | None = None,
-        **options: Any,
-    ) -> None:
-        super().__init__(paths, fields=fields, **options)
+    def _prepare(self) -> None:
         self._documents = _pair_documents(self._paths, self.options.documents)
 
     @property

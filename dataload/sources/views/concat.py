@@ -14,18 +14,17 @@ from dataload._util.indexing import split_by_shard
 from dataload._util.settings import check_choice, setting_error
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
-from dataload.sources.base import Source
+from dataload.sources.base import Source, ViewSource
 from dataload.sources.fields import common_classes
 from dataload.sources.prefetch import ComponentPrefetch, StepsByComponent
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.adapt import as_source
-from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
 _KEY = "__key__"
 
 
-class ConcatSource(Source[Any]):
+class ConcatSource(ViewSource[Any]):
     """The records of several sources, one source after the other. Formats may differ, fields may not.
 
     Only ``__key__`` is left out if some sources have it and others do not.
@@ -40,26 +39,26 @@ class ConcatSource(Source[Any]):
     def __init__(self, sources: Sequence[Source[Any]]) -> None:
         if not sources:
             raise ConfigError("a ConcatSource needs at least one source, got none", key="sources", value=sources)
-        self._sources = tuple(sources)
+        self._parents = tuple(sources)
         self._ends: Int64Array | None = None
         self._drops_key: bool | None = None  # once it is known
 
     @property
     def sources(self) -> tuple[Source[Any], ...]:
         """The concatenated sources, in index order."""
-        return self._sources
+        return self._parents
 
     def _bounds(self) -> Int64Array:
         if self._ends is None:
-            ends = np.cumsum([len(source) for source in self._sources], dtype=np.int64)
-            common_classes(((f"source {n}", source.fields) for n, source in enumerate(self._sources)), "sources")
+            ends = np.cumsum([len(source) for source in self._parents], dtype=np.int64)
+            common_classes(((f"source {n}", source.fields) for n, source in enumerate(self._parents)), "sources")
             self._ends = ends
         return self._ends
 
     def _without_key(self, record: Any) -> Any:
         """Return a record or a batch without its key, unless all sources have keys."""
         if self._drops_key is None:
-            keyed = {_KEY in source.fields for source in self._sources if source.fields}
+            keyed = {_KEY in source.fields for source in self._parents if source.fields}
             self._drops_key = len(keyed) > 1
         if self._drops_key and isinstance(record, dict):
             cast("dict[str, Any]", record).pop(_KEY, None)
@@ -71,13 +70,13 @@ class ConcatSource(Source[Any]):
     def _read(self, indices: Int64Array) -> list[Any]:
         records: list[Any] = [None] * len(indices)
         for part, local, where in split_by_shard(self._bounds(), indices):
-            for row, record in zip(where.tolist(), self._sources[part].read(local), strict=True):
+            for row, record in zip(where.tolist(), self._parents[part].read(local), strict=True):
                 records[row] = self._without_key(record)
         return records
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         pieces = (
-            (where, self._sources[part].read_batch(local, fields))
+            (where, self._parents[part].read_batch(local, fields))
             for part, local, where in split_by_shard(self._bounds(), indices)
         )
         if fields is None:
@@ -92,7 +91,7 @@ class ConcatSource(Source[Any]):
         parts = StepsByComponent(steps, ends)
         found: list[AheadReader] = []
         try:
-            for part, source in enumerate(self._sources):
+            for part, source in enumerate(self._parents):
                 reader = None
                 if isinstance(source, ReadsAhead):
                     own = min(1.0, share * max(1, len(source)) / max(1, len(self)))
@@ -110,40 +109,22 @@ class ConcatSource(Source[Any]):
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """Fields of the first source."""
-        return self._without_key(dict(self._sources[0].fields))
+        return self._without_key(dict(self._parents[0].fields))
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
         """Number of records per shard of all sources, in index order."""
-        return tuple(length for source in self._sources for length in source.shard_lengths)
+        return tuple(length for source in self._parents for length in source.shard_lengths)
 
     def _locate(self, index: int) -> Location:
         part, local = shard_of(self._bounds(), index)
-        return self._sources[part].locate(local)
-
-    @property
-    def reads_in_order(self) -> bool:
-        """See `Source.reads_in_order`: whether it is true of any source."""
-        return any(source.reads_in_order for source in self._sources)
-
-    def _traffics(self) -> Sequence[Traffic]:
-        # Sources may share one.
-        return [*{id(each): each for source in self._sources for each in source._traffics()}.values()]
-
-    def _files(self) -> Sequence[str]:
-        files = [source._files() for source in self._sources]
-        return [file for some in files for file in some] if all(files) else ()
+        return self._parents[part].locate(local)
 
     def fingerprint(self) -> str:
-        return digest("concat", *(source.fingerprint() for source in self._sources))
-
-    def close(self) -> None:
-        """Close all sources."""
-        for source in self._sources:
-            source.close()
+        return digest("concat", *(source.fingerprint() for source in self._parents))
 
     def __repr__(self) -> str:
-        return f"ConcatSource({len(self._sources)} sources)"
+        return f"ConcatSource({len(self._parents)} sources)"
 
 
 Stop: TypeAlias = Literal["first", "longest", "never"]

@@ -21,10 +21,11 @@ from dataload._util.code_digest import code_digest
 from dataload._util.machine import usable_cpus
 from dataload._util.randomness import derive_key, hash64
 from dataload._util.settings import check_choice, check_count, setting_error
-from dataload.errors import ConfigError, SourceError, closest
+from dataload.errors import ConfigError, SourceError
 from dataload.executors import Executor, Result, TimeoutPolicy, WorkerLostError, WorkerStatus, worker_name
 from dataload.executors.factory import ExecutorName, make_executor
 from dataload.executors.serialization import sendable
+from dataload.sources.fields import require_known
 from dataload.storage import is_url, join
 from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, node_directory, remember, within
 from dataload.types import Int64Array
@@ -160,10 +161,7 @@ def run_filter(
     if not callable(work.predicate):
         raise setting_error("the predicate of filter", work.predicate, "must be a function of a record")
     check_choice("executor", executor, get_args(ExecutorName))
-    for name in work.fields or ():
-        if name not in work.source.fields:
-            known = closest(name, work.source.fields)
-            raise ConfigError(f"{work.source!r} has no field {name!r}: {known}", key="fields", value=name)
+    require_known(work.fields or (), work.source.fields if work.fields else (), work.source)
     workers = usable_cpus() if num_workers == "auto" else check_count("num_workers", num_workers, least=0)
     length = len(work.source)
     key = work.key(files)

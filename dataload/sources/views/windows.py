@@ -12,11 +12,11 @@ import numpy as np
 from dataload._util.arrays import pooled_empty, split_rows
 from dataload._util.fingerprint import digest
 from dataload._util.settings import as_tuple, check_choice, check_count
-from dataload.errors import ConfigError, closest
-from dataload.sources.base import Source
+from dataload.errors import ConfigError
+from dataload.sources.base import Source, ViewSource
+from dataload.sources.fields import require_known
 from dataload.sources.shards import Location
 from dataload.sources.views.adapt import WrappedSource, as_source
-from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
 Ends: TypeAlias = Literal["drop", "pad"]
@@ -67,7 +67,7 @@ def windows(
     return WindowSource(as_source(source), sequence_lengths, length, stride, ends, offsets or {})
 
 
-class WindowSource(Source[dict[str, Any]]):
+class WindowSource(ViewSource[dict[str, Any]]):
     """Windows over the sequences of another source; see `windows`."""
 
     def __init__(
@@ -79,6 +79,7 @@ class WindowSource(Source[dict[str, Any]]):
         ends: Ends,
         offsets: Mapping[str, Sequence[int]],
     ) -> None:
+        self._parents = (parent,)
         self._parent = parent
         check_choice("ends", ends, get_args(Ends))
         self._pads = ends == "pad"
@@ -133,10 +134,6 @@ class WindowSource(Source[dict[str, Any]]):
         before = self._spans.count_before(np.cumsum(self._parent.shard_lengths))
         return tuple(n for n in np.diff(before, prepend=0).tolist() if n) or (0,)
 
-    @property
-    def reads_in_order(self) -> bool:
-        return self._parent.reads_in_order
-
     def _locate(self, index: int) -> Location:
         return self._parent.locate(int(self._spans.of_windows(np.array([index]))[0][0]))
 
@@ -170,10 +167,7 @@ class WindowSource(Source[dict[str, Any]]):
         return {name: found[name] for name in chosen}
 
     def _check(self, fields: tuple[str, ...] | None) -> Sequence[str]:
-        for name in fields or ():
-            if name not in self._fields:
-                message = f"there is no field {name!r}: {closest(name, self._fields)}"
-                raise ConfigError(message, key="fields", value=name)
+        require_known(fields or (), self._fields)
         return tuple(self._fields) if fields is None else fields
 
     def _records(self, group: _Group, indices: Int64Array) -> tuple[Int64Array, Array]:
@@ -200,19 +194,9 @@ class WindowSource(Source[dict[str, Any]]):
 
         return self._parent.read_ahead(map(mapped, steps), names, here=here, share=share) if groups else None
 
-    def _traffics(self) -> Sequence[Traffic]:
-        return self._parent._traffics()
-
-    def _files(self) -> Sequence[str]:
-        return self._parent._files()
-
     def fingerprint(self) -> str:
         groups = [(group.names, group.offsets.tolist(), group.has_axis) for group in self._groups]
         return digest("windows", self._parent.fingerprint(), self._identity, groups)
-
-    def close(self) -> None:
-        """Close the parent too, because the user may only have the windows."""
-        self._parent.close()
 
     def __repr__(self) -> str:
         return f"WindowSource({self._parent!r}, {len(self)} windows in {len(self._spans.counts)} sequences)"
@@ -306,9 +290,8 @@ def _group(parent: Source[Any], length: int | None, offsets: Mapping[str, Sequen
             key="source",
         )
     grouped: dict[tuple[int, ...], list[str]] = {}
+    require_known(offsets, known, key="offsets")
     for name, given in offsets.items():
-        if name not in known:
-            raise ConfigError(f"there is no field {name!r}: {closest(name, known)}", key="offsets", value=name)
         grouped.setdefault(_check_offsets(name, given), []).append(name)
     rest = tuple(name for name in known if name not in offsets)
     plain = [_Group(rest, np.arange(length or 1), length is not None, () if length is None else (_IS_PAD,))]

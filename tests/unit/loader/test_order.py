@@ -1,5 +1,6 @@
 """What the loader's arguments ask for: order, batches, ranks."""
 
+import pickle
 import sys
 from types import SimpleNamespace
 
@@ -7,7 +8,8 @@ import numpy as np
 import pytest
 
 from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
-from dataload.loader.order import BlockedPlans, shuffled
+from dataload.loader.order import shuffled
+from dataload.loader.step import BlockedPlans
 from dataload.samplers import (
     BatchPlanner,
     BatchSampler,
@@ -251,13 +253,14 @@ def test_orders_of_ones_own_may_say_for_which_source_they_are():
 
 def test_blocks_of_plans_are_the_plans():
     planner = BatchSampler(sampler=GlobalShuffle(100_000, 1), batch_size=3, tail="pad")
-    blocks = BlockedPlans(planner, 2)
-    assert len(blocks) == planner.steps(2) == 33_334
+    blocks = BlockedPlans(planner)
+    assert planner.steps(2) == 33_334
     for step in (0, 1, 5460, 5461, 5462, 5459, 20_000, 33_333, 3):  # blocks are of 5,461 steps
         (expected,) = planner.plans(range(step, step + 1), epoch=2)
-        assert blocks[step].step == step
-        assert np.array_equal(blocks[step].indices, expected.indices)
-        assert np.array_equal(blocks[step].valid, expected.valid)
+        for found in (blocks.find(2, 0, step), pickle.loads(pickle.dumps(blocks)).find(2, 0, step)):
+            assert found.step == step
+            assert np.array_equal(found.indices, expected.indices)
+            assert np.array_equal(found.valid, expected.valid)
 
 
 def test_a_mixture_reads_the_parts_of_a_joined_source():

@@ -24,7 +24,7 @@ from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.errors import CorruptFileError, SourceError
 from dataload.sources.file_source import FileSource
-from dataload.sources.format import Options
+from dataload.sources.format import Format, Options
 from dataload.sources.registry import built_in_formats
 from dataload.sources.shards import ShardReader
 from dataload.sources.tokens.format import TokenOptions
@@ -72,6 +72,23 @@ def test_every_option_of_every_format():
                     options.parse({**needed, option: value}, name)
                 assert re.search(rf"\b{option}\b", str(caught.value)), (name, option, str(caught.value))
                 assert caught.value.key == option
+
+
+@pytest.mark.parametrize(
+    ("name", "old"), [("array_record", "verify_hashes"), ("lmdb", "verify_pages"), ("tfrecord", "verify_checksums")]
+)
+def test_verify_has_old_names_by_format(name, old):
+    (entry,) = (each for each in built_in_formats() if each.name == name)
+    with pytest.warns(DeprecationWarning, match=f"the option '{old}' is deprecated since 0.3: pass verify="):
+        found = entry.reader_options.parse({old: True}, name)
+    assert found.verify
+    assert not found.cache
+    assert found == entry.reader_options(verify=True)
+
+
+def test_verify_options_of_a_format_are_deprecated():
+    with pytest.warns(DeprecationWarning, match="give the reader an option `verify`"):
+        Format(name="own", source="own:Own", verify_options={"strict": True})
 
 
 ADVICE = "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="

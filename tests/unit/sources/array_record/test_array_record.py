@@ -324,7 +324,7 @@ def test_the_package_is_not_needed(no_package, plain_path, plain_records, tmp_pa
         assert {type(record) for record in source.read([5, 6])} == {bytes}
     values = [b"", b"a", b"", b"b" * 200_000]
     few = write_plain(tmp_path / "few", values)
-    assert list(ArrayRecordSource([plain_path, few], verify_hashes=True)) == [*plain_records, *values]
+    assert list(ArrayRecordSource([plain_path, few], verify=True)) == [*plain_records, *values]
     message = r"format 'array_record' needs array_record: pip install 'dataload\[arrayrecord\]'"
     with pytest.raises(MissingDependencyError, match=message):
         len(ArrayRecordSource(plain_path, reader_options=""))
@@ -426,7 +426,7 @@ def test_hashes_are_compared_if_asked(tmp_path, alike, byte, part, request):
     path = damaged(tmp_path, path, start := 64 + 2 * CHUNK_OF_4096 + byte)
     with ArrayRecordSource(path) as source:
         assert source[2] == (bytes([wanted[2][0] ^ 1]) + wanted[2][1:] if part == "data" else wanted[2])
-    with ArrayRecordSource(path, verify_hashes=True) as source:
+    with ArrayRecordSource(path, verify=True) as source:
         message = rf"record 2: the hash of the chunk's {part} is 0x[0-9a-f]+, but the chunk says 0x[0-9a-f]+"
         for indices in ([2], [1, 2, 3], range(40)):
             refuses(source, indices, message, index=2, offset=start - byte)

@@ -248,7 +248,7 @@ def test_all_pages_of_good_files_are_good(tmp_path, name, version):
         rows = range(shift % 7, 300, 7) if shift else range(300)
         items = [(key % n, value((n + shift) % 300)) for n in rows]
         make(tmp_path / "e", {subdatabase: items}, lib_version=version)
-    assert len(source_of(name, tmp_path / "e", verify_pages=True)) == 300
+    assert len(source_of(name, tmp_path / "e", verify=True)) == 300
 
 
 @pytest.mark.parametrize("version", list(lib_versions()))
@@ -282,6 +282,6 @@ def test_pages_that_reading_does_not_look_at(tmp_path, version):
         with source_of("large values", path) as source:
             assert len(source.read(range(300))) == 300
         with pytest.raises(CorruptFileError, match=message) as caught:
-            len(source_of("large values", path, verify_pages=True))
+            len(source_of("large values", path, verify=True))
         assert caught.value.offset % PAGE == 0
     assert CliRunner().invoke(app, ["verify", f"lmdb:{path}", "-o", "subdatabase=named"]).exit_code == 1

@@ -64,9 +64,9 @@ def test_damage(tmp_path, old, new, offset, index, message):
     data[old] = new
     path.write_bytes(data)
     with pytest.raises(CorruptFileError, match=rf"x\.tfrecord, byte {offset}, record {index}: {message}"):
-        dataload.open(path, format="tfrecord", verify_checksums=True).read_batch([0, index])
+        dataload.open(path, format="tfrecord", verify=True).read_batch([0, index])
     if "differs" in message:
-        assert dataload.open(path, verify_checksums=True).read([0, 2]) == [bytes(10), b"\2" * 30]
+        assert dataload.open(path, verify=True).read([0, 2]) == [bytes(10), b"\2" * 30]
         assert len(dataload.open(path)[1]) == 20
         with pytest.raises(CorruptFileError, match=r"x\.tfrecord, record 2: the record takes 30 bytes of memory"):
             dataload.open(path, max_record_bytes=29)[2]

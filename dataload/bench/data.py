@@ -72,8 +72,9 @@ def own_data(path: str, source: Source[Any], records: int | None) -> Data:
 
 
 def writable_formats() -> tuple[str, ...]:
-    """Return the names of the formats that can be written."""
-    return tuple(entry.name for entry in (*built_in_formats(), *added_formats()) if entry.writer is not None)
+    """Return the names of the formats that can be written and store any fields, which files of tokens do not."""
+    written = (entry for entry in (*built_in_formats(), *added_formats()) if entry.writer is not None)
+    return tuple(entry.name for entry in written if entry.name != "tokens")
 
 
 def write(data: Data, format_name: str, cache: Path) -> Written:

@@ -243,8 +243,8 @@ def build(what: Combination, run: Run, rank: int) -> Any:
             mode=mode, tail=what.tail, **ranks,
         )  # fmt: skip
     else:
-        common |= {"sampler": SAMPLERS[what.order](what.seed), "batch_size": run.batch_size, "tail": what.tail, **ranks}
-        planner = None
+        common |= {"batch_size": run.batch_size, "tail": what.tail, **ranks}
+        planner = SAMPLERS[what.order](what.seed)
     return Loader(source_of(what.format), sampler=planner, collate={"tokens": "pad"}, **common)
 
 

@@ -65,7 +65,7 @@ def test_a_forked_child_reads_uncompressed_files_and_is_refused_the_package(path
     def check_refused():
         message = (
             "the package array_record was used before this process was forked, and does not work in a fork: start "
-            "workers with multiprocessing_context=\"forkserver\" (torch's DataLoader) or start_method='forkserver' "
+            "workers with multiprocessing_context=\"forkserver\" (torch's DataLoader) or executor='forkserver' "
             "(dataload's loaders), or convert the data with options='group_size:1,uncompressed', which is read without "
             "the package"
         )

@@ -43,7 +43,9 @@ def expected(source, tmp_path):
 
 
 def run(source, tmp_path, **options):
-    return convert(source, tmp_path / "parts/b.syr", **{"shards": SHARDS, "engine": LocalEngine(workers=2), **options})
+    return convert(
+        source, tmp_path / "parts/b.syr", **{"shards": SHARDS, "engine": LocalEngine(num_workers=2), **options}
+    )
 
 
 def test_the_bytes_of_one_run(source, expected, tmp_path):
@@ -96,7 +98,7 @@ def test_a_part_that_is_always_killed_is_named_and_the_rest_is_kept(expected, so
         r"less memory"
     )
     with pytest.raises(SourceError, match=message):
-        run(fatal, tmp_path, engine=LocalEngine(workers=1))
+        run(fatal, tmp_path, engine=LocalEngine(num_workers=1))
     assert len(fatal.events()) == 4
     with pytest.raises(ConfigError, match=r"unfinished conversion in 5 parts: .* \(an engine does both with resume"):
         run(source, tmp_path)
@@ -154,7 +156,7 @@ KILLED = """
     from dataload.convert import LocalEngine, convert
     from part_sources import Eventful
     if __name__ == "__main__":
-        engine = LocalEngine(workers=2)
+        engine = LocalEngine(num_workers=2)
         convert(Eventful("log", "hang"), "parts/b.syr", shards=5, engine=engine, progress=lambda *_: None)
 """
 

@@ -206,7 +206,7 @@ def test_a_shard_that_changed_is_written_again(place):
     place.convert(shards=3)
     good = place.content(SHARDS[0])
     place.put(SHARDS[0], b"x" * len(good))
-    match = rf"{SHARDS[0]}: .* manifest of its directory lists; .* run `dataload index --manifest {place.url}`"
+    match = rf"{SHARDS[0]}: .* manifest of its directory; .* run `dataload index --manifest {place.url}`"
     with place.open() as source, pytest.raises(CorruptFileError, match=match):
         source[0]
     report = place.convert(shards=3, resume=True)

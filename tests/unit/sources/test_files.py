@@ -110,7 +110,7 @@ def test_one_path_or_several(make):
     ("paths", "fields", "error", "message"),
     [
         ([], None, ConfigError, "a source needs at least one path, got an empty list"),
-        ("no/x.lines", None, SourceNotFoundError, r"there is no .*: the directory .*/data exists, nothing of that nam"),
+        ("no/x.lines", None, SourceNotFoundError, r"there is no .*: the directory .*/data exists, but has no"),
         (["0.lines", "gone.lines"], None, SourceNotFoundError, r"there is no .*gone\.lines"),
         (".", None, SourceError, "cannot read .*: Is a directory"),
         (["0.lines", "bad.lines"], None, CorruptFileError, r"bad\.lines, record 0: a line is not a hexadecimal number"),

@@ -63,7 +63,7 @@ def here(tmp_path, monkeypatch):
         ("convert a.syr b.syr --map my_code:double", "20 records in b.syr"),
         pytest.param(
             "bench my_code:numbers --formats syrah --workers 0 --seconds 0.05 --repeats 1 --cache cache",
-            "copy in memory",
+            "us/batch",
             marks=pytest.mark.slow_suite,
         ),
         ("order a.toml --steps 1", "4 5 6 7"),

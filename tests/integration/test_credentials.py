@@ -96,7 +96,6 @@ def entry_points(url, local, tmp_path, options):
         "create": create,
         "convert": write,
         "a path as a source": lambda: dataload.Loader(url, batch_size=1),
-        "paths as a source": lambda: dataload.Loader([url], batch_size=1),
         "error_report": lambda: dataload.Loader([{"a": 1}], batch_size=1, error_report=url),
         "exclude": lambda: dataload.Loader([{"a": 1}], batch_size=1, exclude=url),
         "from_config": lambda: dataload.from_config(config),
@@ -172,6 +171,12 @@ def test_options_with_credentials(refusing, local, tmp_path, caplog, options, ur
 )
 def test_what_is_redacted(text, expected):
     assert redacted(text) == expected
+
+
+def test_a_list_of_urls_is_refused_without_their_credentials():
+    with pytest.raises(TypeError) as error:
+        dataload.Loader([f"https://me:{MARK}@host/x.tar"], batch_size=1)
+    assert MARK not in str(error.value)
 
 
 def test_attributes_of_errors():

@@ -7,21 +7,21 @@ bytes from another machine enters `downloading`.
 
 from contextvars import ContextVar, Token
 from time import perf_counter
+from typing import ClassVar
 
+_DECODES, _READS, _WAITS = 1, 2, 4
 _CURRENT: ContextVar["DecodeClock | None"] = ContextVar("dataload.decode_clock", default=None)
 
 
 class DecodeClock:
     """Adds up the seconds that the current thread spends decoding or waiting for downloads, within ``with clock:``."""
 
-    __slots__ = ("_token", "reads", "runs", "seconds", "waited", "waits")
+    __slots__ = ("_token", "phases", "seconds", "waited")
 
     def __init__(self) -> None:
         self.seconds: float = 0.0  # of decoding
         self.waited: float = 0.0  # seconds
-        self.runs: bool = False  # whether something is being decoded
-        self.waits: bool = False  # whether it waits for a download
-        self.reads: bool = False  # whether that is interrupted by `reading`
+        self.phases: int = 0  # those in progress
         self._token: Token[DecodeClock | None] | None = None
 
     def take_seconds(self) -> float:
@@ -43,7 +43,35 @@ class DecodeClock:
             self._token = None
 
 
-class decoding:
+class _Phase:
+    """Adds the time within its ``with`` block to the thread's clock, unless the phase is in progress already."""
+
+    __slots__ = ("_begun", "_clock")
+    _phase: ClassVar[int]
+    _within: ClassVar[int] = 0  # the phase that it interrupts
+
+    def __enter__(self) -> None:
+        clock = _CURRENT.get()
+        self._clock = None if clock is None or clock.phases & (self._phase | self._within) != self._within else clock
+        if self._clock is not None:
+            self._clock.phases += self._phase
+            self._begun = perf_counter()
+
+    def __exit__(self, *_: object) -> None:
+        clock = self._clock
+        if clock is None:
+            return
+        seconds = perf_counter() - self._begun
+        clock.phases -= self._phase
+        if self._phase == _DECODES:
+            clock.seconds += seconds
+        elif clock.phases & ~_WAITS == _DECODES:
+            clock.seconds -= seconds  # `decoding` adds all of its time when it ends
+        if self._phase == _WAITS:
+            clock.waited += seconds
+
+
+class decoding(_Phase):
     """Counts the time within ``with decoding():`` as decoding, where a loader would count it as reading.
 
     Enter it once for many records, when their bytes are in memory. It costs half a microsecond, does nothing outside of
@@ -59,57 +87,19 @@ class decoding:
         ...             return {"image": np.frombuffer(data, np.uint8).reshape(2, 2)}
     """
 
-    __slots__ = ("_begun", "_clock")
-
-    def __enter__(self) -> None:
-        clock = _CURRENT.get()
-        self._clock = None if clock is None or clock.runs else clock
-        if self._clock is not None:
-            self._clock.runs = True
-            self._begun = perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        clock = self._clock
-        if clock is not None:
-            clock.seconds += perf_counter() - self._begun
-            clock.runs = False
+    __slots__ = ()
+    _phase = _DECODES
 
 
-class reading:
+class reading(_Phase):
     """Counts the time within ``with reading():`` as reading also inside of `decoding`: for bytes read on demand."""
 
-    __slots__ = ("_begun", "_clock")
-
-    def __enter__(self) -> None:
-        clock = _CURRENT.get()
-        self._clock = clock if clock is not None and clock.runs and not clock.reads else None
-        if self._clock is not None:
-            self._clock.reads = True
-            self._begun = perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        if self._clock is not None:
-            self._clock.seconds -= perf_counter() - self._begun  # `decoding` adds all of its time when it ends
-            self._clock.reads = False
+    __slots__ = ()
+    _phase, _within = _READS, _DECODES
 
 
-class downloading:
+class downloading(_Phase):
     """Counts the time within ``with downloading():`` as waiting for a download. May be nested."""
 
-    __slots__ = ("_begun", "_clock")
-
-    def __enter__(self) -> None:
-        clock = _CURRENT.get()
-        self._clock = None if clock is None or clock.waits else clock
-        if self._clock is not None:
-            self._clock.waits = True
-            self._begun = perf_counter()
-
-    def __exit__(self, *_: object) -> None:
-        clock = self._clock
-        if clock is not None:
-            clock.waits = False
-            waited = perf_counter() - self._begun
-            clock.waited += waited
-            if clock.runs and not clock.reads:
-                clock.seconds -= waited
+    __slots__ = ()
+    _phase = _WAITS

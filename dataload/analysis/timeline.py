@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dataload.loader.base import LoaderBase
-from dataload.loader.fetch import StageSpan
+from dataload.loader.failures import StageSpan
 from dataload.loader.recorder import Recorder
 from dataload.loader.step import StepResult
 from dataload.storage.remote.traffic import Request

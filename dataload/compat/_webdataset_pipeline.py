@@ -10,11 +10,21 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Self
 
+from dataload._util.fingerprint import fingerprint
 from dataload.compat._webdataset_io import Opener, base, check_pipe, is_remote, wds
 from dataload.compat._webdataset_stages import Meter, Named, PipelineSplit, Share, Single, plan
 from dataload.compat._webdataset_state import PassState, Progress, Resumable
-from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, StoreError, WorkerError
+from dataload.errors import (
+    ConfigError,
+    CorruptFileError,
+    SourceError,
+    SourceNotFoundError,
+    StateMismatchError,
+    StoreError,
+    WorkerError,
+)
 from dataload.loader.loader import Loader
+from dataload.loader.state import LoaderState
 from dataload.samplers import Repeat, Sequential, ShardSequential, Subset
 from dataload.sources.tar.reader import TarSource
 from dataload.storage import Remote, is_url, local_path
@@ -32,7 +42,7 @@ class WebDataset(Resumable, base("WebDataset")):
     Args:
         urls: Archives, as WebDataset takes them.
         args: See WebDataset.
-        allow_pipe: PassState URLs ``pipe:COMMAND`` in a shell.
+        allow_pipe: Run URLs ``pipe:COMMAND`` in a shell.
         allow_pickle: Let `decode` and `xdecode` load pickles, which can run any code.
         storage_options: See `dataload.open`.
         remote: See `dataload.open`.
@@ -246,6 +256,42 @@ class WebDataset(Resumable, base("WebDataset")):
 
     def dataset(self) -> "WebDataset":
         return self
+
+    def state_at(self, epoch: int, position: int = 0, parts: Sequence[Progress] = (), **counts: int) -> dict[str, Any]:
+        """Return the state at a position; `counts` are what the position and `parts` do not tell."""
+        order = self.order()
+        whole, passes = self.epoch_order(order)
+        batching, world_size = self.plan().batching, self.place()[1]
+        least = batching.size * world_size if batching and not batching.partial else 1  # samples that make a value
+        length, plain = len(order), not counts and not parts
+        if plain and passes == 1 and length:  # each pass of an endless epoch counts as one
+            epoch, position = epoch + position // length, position % length
+        if plain and position > length * passes - least:
+            epoch, position = epoch + bool(position), 0
+        state = LoaderState(
+            epoch=epoch,
+            position=min(position, len(whole)),
+            length=len(whole),
+            source=self.archives().fingerprint(),
+            order=fingerprint(whole),
+        ).to_json()
+        more = {"counts": {"position": position, **counts}, "parts": [list(part) for part in parts]}
+        return state if plain else {**state, "webdataset": more}
+
+    def run_at(self, state: Mapping[str, Any]) -> PassState:
+        """Return the iteration that continues at a state, also one of a `dataload.Loader`."""
+        values = dict(state)
+        more = values.pop("webdataset", {"counts": {}, "parts": []})
+        saved = LoaderState.from_json(values)
+        saved.check(LoaderState.from_json(self.state_at(saved.epoch)))
+        try:
+            counts = {str(name): int(count) for name, count in more["counts"].items()}
+            parts = [Progress(*map(int, part)) for part in more["parts"]]
+            if min(itertools.chain((0,), counts.values(), *parts)) < 0:
+                raise ValueError
+        except (TypeError, ValueError, KeyError, AttributeError) as error:
+            raise StateMismatchError(f"webdataset in the state must have counts and parts, found {more!r}") from error
+        return PassState(saved.epoch, counts.get("position", saved.position), parts, counts)
 
     def inexact(self) -> Any:
         return self.plan().inexact

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
-from dataload._util.fingerprint import fingerprint
 from dataload.compat._webdataset_io import FluidInterface
-from dataload.errors import ConfigError, StateMismatchError
-from dataload.loader.state import LoaderState
+from dataload.compat._webdataset_stages import Share
+from dataload.errors import ConfigError
 from dataload.types import Sampler
-
-if TYPE_CHECKING:
-    from dataload.compat._webdataset_pipeline import WebDataset
 
 
 class Progress(NamedTuple):
@@ -23,6 +18,20 @@ class Progress(NamedTuple):
     number: int = 0  # of the pass
     used: int = 0  # samples of the share
     given: int = 0  # values in all passes
+
+
+class OrderedData(Protocol):
+    """The part of a `WebDataset` that positions and states need."""
+
+    repetitions: int
+
+    def order(self) -> Sampler: ...
+    def place(self) -> tuple[int, int, int, int]: ...
+    def share(self, order: Sampler, start: int, worker: int, workers: int) -> Share: ...
+    def state_at(
+        self, epoch: int, position: int = 0, parts: Sequence[Progress] = (), **counts: int
+    ) -> dict[str, Any]: ...
+    def run_at(self, state: Mapping[str, Any]) -> PassState: ...
 
 
 class PassState:
@@ -61,7 +70,7 @@ class PassState:
         before, start = divmod(self.position, max(1, len(order)))
         return start if number == before else 0
 
-    def reached(self, data: WebDataset, workers: int) -> tuple[int, Sequence[Progress]]:
+    def reached(self, data: OrderedData, workers: int) -> tuple[int, Sequence[Progress]]:
         """Return the position of the consumer; and how far each worker is from there, if that differs."""
         if not self.progress:
             return self.position, ()
@@ -80,46 +89,6 @@ class PassState:
             used = chunks * chunk
         start = self.start(order, number)
         return number * len(order) + min(start + used * shares[0].world_size, len(order)), ()
-
-
-def state_of(
-    data: WebDataset, epoch: int, position: int = 0, parts: Sequence[Progress] = (), **counts: int
-) -> dict[str, Any]:
-    """Return the state of a pipeline; `counts` are what the position and `parts` do not tell."""
-    order = data.order()
-    whole, passes = data.epoch_order(order)
-    batching, world_size = data.plan().batching, data.place()[1]
-    least = batching.size * world_size if batching and not batching.partial else 1  # samples that make a value
-    length, plain = len(order), not counts and not parts
-    if plain and passes == 1 and length:  # each pass of an endless epoch counts as one
-        epoch, position = epoch + position // length, position % length
-    if plain and position > length * passes - least:
-        epoch, position = epoch + bool(position), 0
-    state = LoaderState(
-        epoch=epoch,
-        position=min(position, len(whole)),
-        length=len(whole),
-        source=data.archives().fingerprint(),
-        order=fingerprint(whole),
-    ).to_json()
-    more = {"counts": {"position": position, **counts}, "parts": [list(part) for part in parts]}
-    return state if plain else {**state, "webdataset": more}
-
-
-def run_of(data: WebDataset, state: Mapping[str, Any]) -> PassState:
-    """Return the iteration that continues at a state, also one of a `dataload.Loader`."""
-    values = dict(state)
-    more = values.pop("webdataset", {"counts": {}, "parts": []})
-    saved = LoaderState.from_json(values)
-    saved.check(LoaderState.from_json(state_of(data, saved.epoch)))
-    try:
-        counts = {str(name): int(count) for name, count in more["counts"].items()}
-        parts = [Progress(*map(int, part)) for part in more["parts"]]
-        if min(itertools.chain((0,), counts.values(), *parts)) < 0:
-            raise ValueError
-    except (TypeError, ValueError, KeyError, AttributeError) as error:
-        raise StateMismatchError(f"webdataset in the state must have counts and parts, found {more!r}") from error
-    return PassState(saved.epoch, counts.get("position", saved.position), parts, counts)
 
 
 class Resumable(FluidInterface):
@@ -195,9 +164,9 @@ class Resumable(FluidInterface):
         """
         data, run = self.dataset(), self._next or self.run
         if run is None or run.over:
-            return state_of(data, self._epoch)
+            return data.state_at(self._epoch)
         if self.limit is not None and run.given >= self.limit:
-            return state_of(data, run.epoch + 1)
+            return data.state_at(run.epoch + 1)
         inexact = self.inexact()
         if inexact is not None and run.progress:
             raise ConfigError(
@@ -207,7 +176,7 @@ class Resumable(FluidInterface):
             )
         position, parts = run.reached(data, self.workers)
         workers = {"workers": max(self.workers, data.place()[3])} if parts else {}
-        return state_of(data, run.epoch, position, parts, **self.counts(run), **workers)
+        return data.state_at(run.epoch, position, parts, **self.counts(run), **workers)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken, with the same stages. Reads no sample.
@@ -216,7 +185,7 @@ class Resumable(FluidInterface):
             ConfigError: The archives are read as streams.
             StateMismatchError: The state is of other data or another order.
         """
-        self._next = run_of(self.dataset(), state)
+        self._next = self.dataset().run_at(state)
         self.enter(self._next)
 
     def inexact(self) -> Any:
@@ -231,6 +200,6 @@ class Resumable(FluidInterface):
         """Set the passes and values before a run."""
         raise NotImplementedError
 
-    def dataset(self) -> WebDataset:
+    def dataset(self) -> OrderedData:
         """Return the data set that gives the samples."""
         raise NotImplementedError

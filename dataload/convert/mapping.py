@@ -19,7 +19,7 @@ from dataload.convert.function_values import VALUES, describe_values
 from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError, WorkerError, message_of, printable, traceback_of
 from dataload.loader.bad_records import BadRecord, Budget
-from dataload.loader.rescue import StageError
+from dataload.loader.failures import StageError
 from dataload.sources.manifest import MapEntry
 from dataload.sources.manifest_checks import LONGEST_SOURCE, LONGEST_TEXT
 from dataload.sources.shards import locate

@@ -1,77 +1,24 @@
-"""One batch, straight down: read, transform, collate, complete. `rescue.py` takes over only where that fails."""
+"""One batch, straight down: read, transform, collate, finish. `step.py` calls `rescue.py` where that fails."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import repeat
 from operator import getitem
-from time import perf_counter
-from typing import Any, TypeAlias, cast
+from typing import Any, cast
 
 import numpy as np
 
 from dataload._util.arrays import PadValue, check_pad_value
-from dataload._util.clock import DecodeClock
 from dataload._util.failures import mark_users
 from dataload._util.settings import check_call, setting_error
 from dataload.collate import Collate, Pack, Policy, default_collate, in_chunks
 from dataload.errors import ConfigError, SourceError, closest
-from dataload.executors import WorkerStatus
-from dataload.loader.bad_records import BadRecord
-from dataload.loader.rescue import ErrorPolicy, Rescue, StageError, is_for_consumer
+from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
 from dataload.sources.fields import select_fields
 from dataload.transforms import DROP, NamedTransform, SampleContext
 from dataload.types import BatchReader, BytesColumn, ColumnReader, Int64Array
-
-StageSpan: TypeAlias = tuple[str, float, float]
-"""A stage, and its begin and end in seconds of `time.perf_counter`, which all processes of a machine share."""
-
-
-class StepTrace:
-    """The progress of one step: its stages, how long each took, and its bad records.
-
-    `clock` counts the parts of a stage that are spent decoding and waiting for downloads. They become spans of their
-    own at the ends of the stage, because a read may switch between them often.
-    """
-
-    __slots__ = ("_begun", "bad", "clock", "index", "spans", "stage", "status", "transform")
-
-    def __init__(self, status: WorkerStatus | None = None) -> None:
-        self.status: WorkerStatus = WorkerStatus() if status is None else status
-        self.stage: str = ""  # the one in progress; "" between stages
-        self.transform: str = ""  # the one that failed, if any
-        self.index: int | None = None  # the record that the stage works on, if it is a single one
-        self.spans: list[StageSpan] = []
-        self.bad: list[BadRecord] = []
-        self.clock: DecodeClock = DecodeClock()
-        self._begun = 0.0
-
-    def enter(self, stage: str, index: int | None = None) -> None:
-        """End the stage in progress, and begin another one."""
-        now = perf_counter()
-        if self.stage:
-            decoded, begun = self.clock.take_seconds(), self._begun
-            if waited := self.clock.take_wait():
-                self.spans.append(("download", begun, begun + waited))
-                begun += waited
-            self.spans.append((self.stage, begun, now - decoded))
-            if decoded:
-                self.spans.append(("decode", now - decoded, now))
-        self.stage, self.index, self.transform, self._begun = stage, index, "", now
-
-    def leave(self) -> None:
-        """End the stage in progress."""
-        self.enter("")
-
-    def failure(self, error: BaseException) -> StageError:
-        """End the stage that raised `error`, and return the error with that stage."""
-        if isinstance(error, StageError):
-            return error
-        stage = f"transform {self.transform!r}" if self.transform else self.stage
-        index = self.index
-        self.leave()
-        return StageError(stage, error, index)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,36 +49,20 @@ class BatchLoader:
         """Whether `load_together` can make the batches of several steps."""
         return self.reads_columns and self.batch_transform is None
 
-    def __call__(self, plan: BatchPlan, epoch: int, trace: StepTrace | None = None) -> Any:
-        """Return the batch of `plan`, or raise a `WorkerError` that names the step, the stage and the record."""
-        trace = StepTrace() if trace is None else trace
-        trace.status.at(epoch, plan.step)
-        try:
-            if not len(plan.indices) or self.policy.excluded_among(plan.indices):
-                return Rescue(self, plan, epoch, trace).load_rest()
-            return self.load(plan, epoch, trace)
-        except BaseException as error:
-            if is_for_consumer(error):
-                raise
-            failure = trace.failure(error)
-        try:
-            return Rescue(self, plan, epoch, trace).recover(failure)
-        finally:
-            del failure  # its traceback refers to this frame: each would keep the other alive
-
     def load(self, plan: BatchPlan, epoch: int, trace: StepTrace) -> Any:
         """Return the batch of a plan with at least one row; raise whatever goes wrong."""
         trace.enter("read")
         if self.reads_columns:
             with trace.clock:
                 batch = self.source.read_batch(plan.indices, self.fields)
-            return self.finish(batch, plan, trace)
-        samples = self.read(plan.indices, trace)
-        if self.transform:
-            trace.enter("transform")
-            samples = self.transformed(samples, plan.indices, epoch, trace)
-        trace.enter("collate")
-        return self.finish(self.collated(samples, plan), plan, trace)
+        else:
+            samples = self.read(plan.indices, trace)
+            if self.transform:
+                trace.enter("transform")
+                samples = self.transformed(samples, plan.indices, epoch, trace)
+            trace.enter("collate")
+            batch = self.collated(samples, plan)
+        return self.finished(batch, plan, trace)
 
     def read(self, indices: Int64Array, trace: StepTrace) -> list[Any]:
         """Return the records at `indices`, in that order, with the chosen fields."""
@@ -184,10 +115,10 @@ class BatchLoader:
             "collate", self.collate(samples) if plan.packing is None else self.collate(samples, plan.packing)
         )
 
-    def finish(self, batch: Any, plan: BatchPlan, trace: StepTrace) -> Any:
+    def finished(self, batch: Any, plan: BatchPlan, trace: StepTrace) -> Any:
         """Return a collated batch with what the plan adds, after `batch_transform`."""
         trace.leave()
-        batch = complete(batch, plan)
+        batch = finish(batch, plan)
         if self.batch_transform is not None:
             trace.enter("batch_transform")
             batch = batch_of("batch_transform", self.batch_transform(batch))
@@ -217,7 +148,7 @@ class BatchLoader:
         for plan in plans:
             start, stop = stop, stop + len(plan.indices)
             part = {name: column[start:stop] for name, column in named.items()}
-            batches.append(complete(part if has_fields else part[""], plan))
+            batches.append(finish(part if has_fields else part[""], plan))
         return batches
 
 
@@ -292,7 +223,7 @@ def check_names(source: Any, fields: Sequence[str] | None, collate: Any, *, tran
             raise ConfigError(message, key=f"collate.{name}", value=name)
 
 
-def complete(batch: Any, plan: BatchPlan) -> Any:
+def finish(batch: Any, plan: BatchPlan) -> Any:
     """Return a collated batch with the chunk axis, the mask and the columns of its plan; see `BatchPlan`.
 
     If something is added to a batch that is not a mapping, the batch becomes the field "data". With chunks, `batch`

@@ -20,11 +20,11 @@ from dataload.executors import Executor, TimeoutPolicy, WorkerLostError, WorkerS
 from dataload.executors.factory import ExecutorName, make_executor
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import EpochIteration, LoaderBase
+from dataload.loader.failures import ErrorPolicy, OnError
 from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
 from dataload.loader.order import Shuffle, explains_torch_names, plan_batches
 from dataload.loader.pipeline import Prefetch, StepDelivery, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder, workplace_of
-from dataload.loader.rescue import ErrorPolicy, OnError
 from dataload.loader.scaling import Scaling, Setting
 from dataload.loader.state import MOST_SETTINGS, Cursor, EpochPlanners, LoaderState
 from dataload.loader.step import StepRange, StepResult, StepWork, global_generators_kept

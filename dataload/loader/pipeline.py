@@ -12,8 +12,9 @@ import numpy as np
 
 from dataload.errors import WorkerError
 from dataload.executors import Executor, Result, SerialExecutor, WorkerLostError
+from dataload.loader.failures import is_for_consumer, step_error
 from dataload.loader.fetch import batch_of
-from dataload.loader.rescue import is_for_consumer, shorten, step_error
+from dataload.loader.rescue import shorten
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import StepRange, StepResult, StepsResult
 from dataload.types import AheadReader, ReadsAhead, StepsAhead

@@ -1,118 +1,26 @@
 """Steps that cannot be loaded straight: they fail, have no rows, or have excluded records. Entered only then."""
 
-from __future__ import annotations
-
 import copy
-import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, TypeAlias, cast, get_args
+from typing import Any, NoReturn
 
 import numpy as np
 
-from dataload._util.failures import BUG, RAISE, Owner, owner_of
 from dataload._util.randomness import derive_key, hash64
-from dataload._util.settings import check_choice
 from dataload.collate import empty_like
-from dataload.errors import ConfigError, SourceError, WorkerError, message_of, printable, traceback_of
-from dataload.executors import worker_name
+from dataload.errors import ConfigError, SourceError, message_of, printable
 from dataload.loader.bad_records import BadRecord, shown
+from dataload.loader.failures import StageError, StepTrace, is_for_consumer, step_error
+from dataload.loader.fetch import BatchLoader
 from dataload.samplers import BatchPlan
 from dataload.sources.shards import locate
 from dataload.sources.views.adapt import entering_hint
 from dataload.types import Int64Array
 
-if TYPE_CHECKING:
-    from dataload.loader.fetch import BatchLoader, StepTrace
-
-OnError: TypeAlias = Literal["raise", "skip", "replace"]
-"""Treatment of a record that fails; see `ErrorPolicy`."""
-
 _SHOWN_INDICES = 8
-_NONE = np.empty(0, np.int64)
-_SPREAD_EXAMPLES = 16
 _EXAMPLE_SECONDS = 10.0  # after which no other record is tried: each may wait for its shard
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorPolicy:
-    """The treatment of records that fail.
-
-    Only reading and transforming are a record's own fault, and only if `owner_of` the failure says so. A failing
-    collate or batch transform, a store, the machine and bugs of dataload are raised whatever `action` is.
-
-    The action `raise` ends the iteration. `skip` leaves the row out; a step without a good record gives a batch without
-    rows. `replace` puts another record of the same step in the row; a step without a good record is an error. Packed
-    records have room for their own length, so `replace` leaves a gap, as `skip` does.
-
-    `excluded`, (n,) int64, ascending, are records known to be bad, which are never read. `raise` leaves them out, too.
-    """
-
-    action: OnError = "raise"
-    excluded: Int64Array | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("on_error", self.action, get_args(OnError))
-
-    def excluded_among(self, indices: Int64Array) -> set[int]:
-        """Return those of `indices` that must not be read."""
-        return set(self._excluded(indices).tolist())
-
-    def read_of(self, indices: Int64Array) -> int:
-        """Return how many of `indices` may be read."""
-        return len(indices) - len(self._excluded(indices))
-
-    def _excluded(self, indices: Int64Array) -> Int64Array:
-        if self.excluded is None or not len(self.excluded):
-            return _NONE
-        positions = np.minimum(np.searchsorted(self.excluded, indices), len(self.excluded) - 1)
-        return indices[self.excluded[positions] == indices]
-
-    def examples(self, near: int, length: int) -> list[int]:
-        """Return some records that may be read, out of `length`, those closest to the record `near` first.
-
-        Their distances double, so the first are in a shard that the step has read, which need not be waited for. Some
-        are spread over the whole source, because many records in a row may be damaged.
-        """
-        excluded = _NONE if self.excluded is None else self.excluded
-        left = length - len(excluded)
-        rank = near - int(np.searchsorted(excluded, near))
-        away = 1 << np.arange(max(left, 0).bit_length())
-        spread = np.linspace(0, left - 1, min(_SPREAD_EXAMPLES, left)).astype(np.int64)
-        ranks = np.unique(np.concatenate([[rank], rank - away, rank + away, spread]))
-        ranks = ranks[(ranks >= 0) & (ranks < left)]
-        ranks = ranks[np.argsort(np.abs(ranks - rank), kind="stable")]
-        # The r-th remaining record follows those excluded records that have at most r remaining ones before them.
-        return (ranks + np.searchsorted(excluded - np.arange(len(excluded)), ranks, side="right")).tolist()
-
-
-class StageError(Exception):
-    """A failure, its stage ("" if it happened between stages), and the record at fault if it is a single one.
-
-    Internal: it becomes a `WorkerError`.
-    """
-
-    def __init__(self, stage: str, error: BaseException, index: int | None = None) -> None:
-        super().__init__(stage, error)
-        self.stage = stage
-        self.error = error
-        self.index = index
-
-    @property
-    def record_may_be_at_fault(self) -> bool:
-        """Whether other records might succeed."""
-        return self._owner == "record"
-
-    @property
-    def advice(self) -> str:
-        """What to do, where the error does not say it; "" if nothing."""
-        return f"\n  {BUG}" if self._owner == "dataload" else ""
-
-    @property
-    def _owner(self) -> Owner | None:
-        about_records = self.stage.startswith(("read", "transform")) and isinstance(self.error, Exception)
-        return owner_of(self.error) if about_records else None
 
 
 class Rescue:
@@ -267,7 +175,7 @@ class Rescue:
         batch = self._fetch.collated(samples, plan)
         if not len(plan.indices) and plan.packing is None:
             batch = _without_rows(batch)
-        return self._fetch.finish(batch, plan, self._trace)
+        return self._fetch.finished(batch, plan, self._trace)
 
     def _fail(self, failure: StageError) -> NoReturn:
         indices = tuple(self._plan.indices.tolist())
@@ -283,49 +191,6 @@ class Rescue:
             lines.append(hint)
         details = "".join(f"\n  {line}" for line in lines) + failure.advice
         raise step_error(self._plan.step, self._epoch, where, failure.error, indices, details) from failure.error
-
-
-def step_error(
-    step: int, epoch: int, where: str, error: BaseException, indices: tuple[int, ...] = (), details: str = ""
-) -> WorkerError:
-    """Return the error of a step, such as "step 3 of epoch 0 failed in collate: no memory", with details at its end."""
-    return WorkerError(
-        f"step {step} of epoch {epoch} failed{where}: {message_of(error)}{details}",
-        step=step,
-        epoch=epoch,
-        indices=indices,
-        worker=worker_name(),
-        traceback_text=traceback_of(error),
-    )
-
-
-def is_for_consumer(error: BaseException) -> bool:
-    """Return whether `error` is meant to end the consumer's thread: Ctrl-C, or what a signal handler raises.
-
-    Workers never receive these. Other exceptions like them were raised by, say, a transform that calls `sys.exit`, and
-    are failures of the step, whoever makes it.
-    """
-    if isinstance(error, Exception) or worker_name().startswith("dataload-"):
-        return False
-    return _is_from_signal(error)
-
-
-def _is_from_signal(error: BaseException) -> bool:
-    """Return whether a signal handler raised `error`."""
-    entry = error.__traceback__
-    if entry is None:
-        return False
-    while (called := entry.tb_next) is not None:
-        # A handler gets the frame that it interrupts, and is called by it.
-        code, interrupted = called.tb_frame.f_code, entry.tb_frame
-        if code.co_flags & inspect.CO_OPTIMIZED:
-            for value in called.tb_frame.f_locals.values():
-                several = cast("tuple[Any, ...]", value) if isinstance(value, tuple) else (value,)  # of *args
-                if any(item is interrupted for item in several):
-                    return True
-        entry = called
-    # Python's own handler of Ctrl-C has no frame. What Python code raises ends with its `raise`.
-    return isinstance(error, KeyboardInterrupt) and entry.tb_frame.f_code.co_code[entry.tb_lasti] != RAISE
 
 
 def substitute(seed: int, epoch: int, index: int, good: Int64Array) -> int:

@@ -16,8 +16,9 @@ from dataload._util.randomness import derive_key
 from dataload.errors import ChangedFileError, SourceNotFoundError, WorkerError
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord
-from dataload.loader.fetch import BatchLoader, StageSpan, StepTrace
-from dataload.loader.rescue import is_for_consumer, step_error
+from dataload.loader.failures import StageSpan, StepTrace, is_for_consumer, step_error
+from dataload.loader.fetch import BatchLoader
+from dataload.loader.rescue import Rescue
 from dataload.samplers import BatchPlan, BatchPlanner
 from dataload.sources.base import traffics_of
 from dataload.storage.remote.traffic import Downloads, Report
@@ -148,7 +149,7 @@ class StepWork:
         try:
             plan = self._plan(job, step)
             rows, records = plan.rows, self.fetch.policy.read_of(plan.wanted)
-            batch = self.fetch(plan, job.epoch, trace)
+            batch = load_step(self.fetch, plan, job.epoch, trace)
         except WorkerError as error:
             return StepResult(job.epoch, step, None, error, rows, 0, trace.spans, trace.bad, worker)
         size = nbytes(batch)
@@ -187,6 +188,23 @@ class StepWork:
             return self._plans.find(job.epoch, job.origin, step)
         except Exception as error:
             raise step_error(step, job.epoch, " in the order", error) from error
+
+
+def load_step(fetch: BatchLoader, plan: BatchPlan, epoch: int, trace: StepTrace) -> Any:
+    """Return the batch of `plan`, or raise a `WorkerError` that names the step, the stage and the record."""
+    trace.status.at(epoch, plan.step)
+    try:
+        if len(plan.indices) and not fetch.policy.excluded_among(plan.indices):
+            return fetch.load(plan, epoch, trace)
+        return Rescue(fetch, plan, epoch, trace).load_rest()
+    except BaseException as error:
+        if is_for_consumer(error):
+            raise
+        failure = trace.failure(error)
+    try:
+        return Rescue(fetch, plan, epoch, trace).recover(failure)
+    finally:
+        del failure  # its traceback refers to this frame: each would keep the other alive
 
 
 def even_shares(spans: Sequence[StageSpan], count: int) -> list[list[StageSpan]]:

@@ -8,8 +8,8 @@ from typing import Any, TypeVar, cast
 from dataload.collate import default_collate, in_chunks
 from dataload.errors import ConfigError, WorkerError
 from dataload.executors import WorkerLostError, worker_name
-from dataload.loader.fetch import StageSpan, batch_of
-from dataload.loader.rescue import step_error
+from dataload.loader.failures import StageSpan, step_error
+from dataload.loader.fetch import batch_of
 from dataload.loader.step import StepResult, nbytes
 from dataload.streams.columns import join, samples_of, spread
 from dataload.streams.messages import RowGroup, StepRows

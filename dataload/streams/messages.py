@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload.errors import WorkerError
-from dataload.loader.fetch import StageSpan
+from dataload.loader.failures import StageSpan
 from dataload.loader.step import nbytes
 from dataload.streams.columns import Stacked, cut, merge
 from dataload.streams.rows import RowPosition, RowStart

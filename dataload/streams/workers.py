@@ -13,9 +13,8 @@ from typing import Any, NamedTuple
 from dataload.errors import WorkerError
 from dataload.executors import Executor, Result, TimeoutPolicy, WorkerPosition, WorkerStatus, worker_name
 from dataload.executors.factory import ExecutorName, make_executor
-from dataload.loader.fetch import StageSpan
+from dataload.loader.failures import StageSpan, is_for_consumer, step_error
 from dataload.loader.pipeline import TaskSizer
-from dataload.loader.rescue import is_for_consumer, step_error
 from dataload.streams.columns import Stacked, stack
 from dataload.streams.messages import RowGroup, RowResults, RowTask, Step
 from dataload.streams.rows import RowStart, RowStream, StreamSpec, Taken, describe

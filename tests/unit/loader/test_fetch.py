@@ -13,10 +13,10 @@ from dataload import Collate, ConfigError, Loader, MemorySource, Ragged, SampleC
 from dataload._util import clock as decoding_module
 from dataload.collate import Packing, default_collate
 from dataload.executors import WorkerPosition, WorkerStatus
-from dataload.loader import fetch as fetch_module
-from dataload.loader.fetch import BatchLoader, StepTrace, complete
-from dataload.loader.rescue import ErrorPolicy
-from dataload.loader.step import StepRange, StepWork, even_shares
+from dataload.loader import failures as failures_module
+from dataload.loader.failures import ErrorPolicy, StepTrace
+from dataload.loader.fetch import BatchLoader, finish
+from dataload.loader.step import StepRange, StepWork, even_shares, load_step
 from dataload.samplers import BatchPlan, BatchSampler, Sequential
 from dataload.streams import StreamSampler
 from dataload.testing.compare import difference
@@ -126,7 +126,7 @@ def check_together(plans):
     fetch = fetcher()
     together = fetch.load_together(plans, StepTrace())
     assert len(together) == len(plans) > 1
-    for found, expected in zip(together, [fetch(plan, 0) for plan in plans], strict=True):
+    for found, expected in zip(together, [load_step(fetch, plan, 0, StepTrace()) for plan in plans], strict=True):
         assert difference(found, expected, "batch") is None
 
 
@@ -167,7 +167,7 @@ def test_what_each_step_has_to_do_by_itself(settings, plan):
 @pytest.mark.parametrize("source", [SOURCE, Plain()], ids=["columns", "one by one"])
 def test_spans_are_those_of_the_stages_one_after_another(source):
     fetch, trace = fetcher(source, transform=None if source is SOURCE else dict, batch_transform=dict), StepTrace()
-    fetch(plan_of(1, 2), 0, trace)
+    load_step(fetch, plan_of(1, 2), 0, trace)
     stages = ["read", "batch_transform"] if source is SOURCE else ["read", "transform", "collate", "batch_transform"]
     assert [stage for stage, _, _ in trace.spans] == stages
     times = [time for _, begun, ended in trace.spans for time in (begun, ended)]
@@ -180,7 +180,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        for module in (fetch_module, decoding_module):
+        for module in (failures_module, decoding_module):
             monkeypatch.setattr(module, "perf_counter", lambda: self.now)
 
     def add(self, seconds):
@@ -218,13 +218,13 @@ class EncodedColumns(Encoded):
 
 def test_decoding_is_a_stage_of_its_own(clock):
     fetch, trace = fetcher(Encoded(clock), transform=lambda sample: clock.add(3) or sample), StepTrace()
-    fetch(plan_of(1, 2), 0, trace)
+    load_step(fetch, plan_of(1, 2), 0, trace)
     assert trace.spans == [("read", 0, 1), ("decode", 1, 5), ("transform", 5, 11), ("collate", 11, 11)]
     trace = StepTrace()
-    fetcher(EncodedColumns(clock))(plan_of(1, 2, 3), 0, trace)
+    load_step(fetcher(EncodedColumns(clock)), plan_of(1, 2, 3), 0, trace)
     assert trace.spans == [("read", 11, 12), ("decode", 12, 18)]
     trace = StepTrace()
-    fetcher(Plain(), transform=dict)(plan_of(1), 0, trace)  # it does not report its decoding
+    load_step(fetcher(Plain(), transform=dict), plan_of(1), 0, trace)  # it does not report its decoding
     assert [stage for stage, _, _ in trace.spans] == ["read", "transform", "collate"]
 
 
@@ -258,7 +258,7 @@ def test_a_record_that_is_read_alone_has_the_same_stages(clock):
         return sample
 
     trace = StepTrace()
-    fetcher(Encoded(clock), transform=fail)(plan_of(2, 3), 0, trace)
+    load_step(fetcher(Encoded(clock), transform=fail), plan_of(2, 3), 0, trace)
     stages = [stage for stage, _, _ in trace.spans]
     assert stages == ["read", "decode", "transform", *["read", "decode", "transform"] * 2, "collate"]
     times = [time for _, begun, ended in trace.spans for time in (begun, ended)]
@@ -272,7 +272,7 @@ def test_the_status_tells_the_sample_that_a_transform_works_on():
         seen.append(trace.status.place())
         return sample
 
-    fetcher(transform=[look, look])(plan_of(5, 3), 4, trace)
+    load_step(fetcher(transform=[look, look]), plan_of(5, 3), 4, trace)
     assert seen == [WorkerPosition(4, 7, 5)] * 2 + [WorkerPosition(4, 7, 3)] * 2
 
 
@@ -287,7 +287,7 @@ def test_transforms_of_a_sample_share_its_context_and_others_get_none():
         seen.append(context)
         return sample
 
-    fetcher(transform=[dict, first, dict, last])(plan_of(5, 3), 4)
+    load_step(fetcher(transform=[dict, first, dict, last]), plan_of(5, 3), 4, StepTrace())
     assert seen == [SampleContext(index, 4, 0) for index in (5, 5, 3, 3)]
     assert seen[0] is seen[1]
 
@@ -378,8 +378,8 @@ def test_what_cannot_be_cut_into_chunks_is_named(batch, found):
         match=rf"chunks of 2 records need arrays, tensors or lists of 6 values from collate, got {found}: use chunk=1, "
         "or a policy other than 'ragged'",
     ):
-        complete(batch, chunked())
-    kept = complete(batch, BatchPlan(0, np.arange(6), np.ones(6, bool)))
+        finish(batch, chunked())
+    kept = finish(batch, BatchPlan(0, np.arange(6), np.ones(6, bool)))
     assert (kept["data"] if not isinstance(batch, dict) else {name: kept[name] for name in batch}) is not None
 
 
@@ -408,15 +408,15 @@ def test_fields_of_the_same_names_are_refused(name, kind):
 def test_the_mask_of_a_tail_is_told_from_that_of_streams():
     plan = BatchPlan(0, np.arange(2), np.ones(2, bool))
     with pytest.raises(ConfigError, match=re.escape("tail='pad' adds the mask 'valid' to each batch")) as caught:
-        complete({"valid": np.zeros(2)}, plan)
+        finish({"valid": np.zeros(2)}, plan)
     assert (caught.value.key, caught.value.value) == ("tail", "pad")
 
 
 def test_what_is_added_belongs_to_the_batch():
     plan = chunked(columns={"offset": np.arange(3)})
     given = {"x": np.zeros(6)}
-    assert complete(given, BatchPlan(0, np.arange(6))) is given, "a plan that adds nothing leaves it alone"
-    batch = complete(given, plan)
+    assert finish(given, BatchPlan(0, np.arange(6))) is given, "a plan that adds nothing leaves it alone"
+    batch = finish(given, plan)
     batch["offset"][:], batch["valid"][:] = -7, False
     assert plan.columns["offset"].tolist() == [0, 1, 2]
     assert plan.valid.all()

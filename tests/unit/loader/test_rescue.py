@@ -21,8 +21,10 @@ from dataload.collate import Packing, default_collate
 from dataload.errors import ClosedSourceError, MissingDependencyError
 from dataload.loader import rescue
 from dataload.loader.bad_records import read_excluded
-from dataload.loader.fetch import BatchLoader, StepTrace
-from dataload.loader.rescue import ErrorPolicy, shorten, substitute
+from dataload.loader.failures import ErrorPolicy, StepTrace
+from dataload.loader.fetch import BatchLoader
+from dataload.loader.rescue import shorten, substitute
+from dataload.loader.step import load_step
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
 from dataload.streams import StreamSampler
@@ -85,7 +87,7 @@ KINDS = pytest.mark.parametrize("kind", [Plain, Batched, Columns])
 def fetcher(
     source, action="raise", *, exclude=None, fields=None, transform=None, collate=default_collate, batch_transform=None
 ):
-    return BatchLoader(
+    loader = BatchLoader(
         source=source,
         fields=fields,
         transform=compose(transform),
@@ -94,6 +96,7 @@ def fetcher(
         seed=0,
         policy=ErrorPolicy(action, read_excluded(exclude, source)),
     )
+    return lambda plan, epoch, trace=None: load_step(loader, plan, epoch, trace or StepTrace())
 
 
 def plan(indices, valid=None, packing=None):

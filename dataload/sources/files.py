@@ -1,7 +1,10 @@
 """Deprecated: use dataload.sources."""
 
+from typing import TYPE_CHECKING
+
 from dataload._util.lazy import lazy_names
 
-_MOVED = {"FileSource": "dataload.sources", "ShardReader": "dataload.sources"}
-
-__getattr__, __dir__ = lazy_names(__name__, {}, moved=_MOVED)
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(
+        __name__, {}, moved={"FileSource": "dataload.sources", "ShardReader": "dataload.sources"}
+    )

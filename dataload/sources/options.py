@@ -1,5 +1,8 @@
 """Deprecated: use dataload.sources."""
 
+from typing import TYPE_CHECKING
+
 from dataload._util.lazy import lazy_names
 
-__getattr__, __dir__ = lazy_names(__name__, {}, moved={"Options": "dataload.sources"})
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = lazy_names(__name__, {}, moved={"Options": "dataload.sources"})

@@ -59,4 +59,4 @@ def test_other_names_for_the_number_of_workers():
     ):
         assert loader.num_workers == 2
     with pytest.warns(DeprecationWarning, match=r"^workers of LocalEngine is deprecated: pass it as num_workers=$"):
-        assert LocalEngine(num_workers=3) == LocalEngine(num_workers=3)
+        assert LocalEngine(workers=3) == LocalEngine(num_workers=3)

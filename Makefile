@@ -43,7 +43,7 @@ demo: $(DEMO_INSTALLED) $(CORE)
 
 # conftest.py orders the files: those that take long come first.
 test: $(INSTALLED) $(CORE)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --durations 15
 
 # The tests of data at URLs that take long, or need a server that PyPI does not have. Without npm, those are skipped.
 AZURITE := $(VENV)/azurite/.installed
@@ -213,9 +213,8 @@ resumes: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/resumes.py --count $(RESUMES)
 
 # Jobs that share a cache with too little room, killed at random moments.
-ROUNDS ?= 200
 jobs: $(INSTALLED) $(CORE)
-	$(BIN)/python tests/fuzz/cache_jobs.py --rounds $(ROUNDS)
+	$(BIN)/python tests/fuzz/cache_jobs.py --rounds $(or $(ROUNDS),200)
 
 # Makes pairs of functions that differ in one value, and compares their digests, also with those of another process.
 PAIRS ?= 5000
@@ -223,9 +222,8 @@ functions: $(INSTALLED)
 	$(BIN)/python tests/fuzz/functions.py --count $(PAIRS)
 
 # Overwrites shards in place while a loader reads them.
-ROUNDS ?= 440
 torn: $(INSTALLED) $(CORE)
-	$(BIN)/python tests/fuzz/torn.py --rounds $(ROUNDS)
+	$(BIN)/python tests/fuzz/torn.py --rounds $(or $(ROUNDS),440)
 
 clean:
 	rm -rf $(VENV) $(PEERS) $(DALI) $(MINIMUM) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis

@@ -140,7 +140,8 @@ class NewEnvironment:
     def _disk_error(self, error: Exception) -> MachineError:
         """Return the error for one of LMDB's, which calls a full disk an input/output error."""
         needed = f"the records of the next transaction take {self._pending_bytes:,} bytes"
-        message = f"cannot write {self._path}: {error}; {needed}, and {free_space(self._path)}"
+        advice = "if that is too little, delete something, or choose another disk"
+        message = f"cannot write {self._path}: {error}; {needed}, and {free_space(self._path)}: {advice}"
         return MachineError(message, path=self._path)
 
     def close(self) -> None:

@@ -76,7 +76,7 @@ class Claims:
         self._check()
 
     def add_to(self, rows: Int64Array, sizes: Int64Array) -> None:
-        """Add bytes for the records at `rows`, none of which repeats."""
+        """Add the bytes of the records at `rows`, which must be distinct."""
         more = self._more[rows] + np.minimum(sizes, MOST_BYTES)
         self._more[rows] = more
         self._most = max(self._most, int(more.max(initial=0)))

@@ -52,7 +52,7 @@ class Cluster:
 
     @property
     def is_apart(self) -> bool:
-        """Whether ranks read different shards, because each has its own lanes."""
+        """True if each rank has lanes of its own, and so reads only its own shards."""
         return isinstance(self.planner, BatchSampler) and isinstance(self.planner.sampler, Lanes)
 
     @property

@@ -1,4 +1,4 @@
-"""Run measurements, each repeat of each task in a process of its own, in interleaved rounds; and their results."""
+"""Measurements in interleaved rounds, with a new process for each repeat of a task, and their results."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def measure_all(
 def run_task(
     task: Task, *, interpreters: Mapping[str, str] | None = None, timeout: float | None = None
 ) -> Answer | str:
-    """Measure a task in a new process, of its own Python if it has one; return the answer, or why there is none."""
+    """Measure a task in a new process, by the interpreter given for its name if any; return the answer or an error."""
     python = (interpreters or {}).get(task.name, sys.executable)
     limit = _LEAST_TIMEOUT + 40 * task.seconds if timeout is None else timeout
     try:

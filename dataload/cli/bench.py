@@ -271,7 +271,7 @@ def _write(path: str, text: str) -> None:
 
 
 def choose(key: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:
-    """Return the names in an option, each of which is allowed."""
+    """Return the names in an option; a name that is not allowed is a ConfigError."""
     # Some names contain a comma.
     whole = "|".join(sorted(map(re.escape, allowed), key=len, reverse=True))
     chosen = tuple(re.findall(rf"\s*({whole}|[^,\s][^,]*?)\s*(?:,|$)", text))

@@ -92,7 +92,7 @@ class File:
             FileError: The file is not open for writing.
             ConfigError: A name is not a string, a value is not an array, or its dtype differs from the first item's.
             TypeError: The format does not support a dtype.
-            KeyError: The names differ from those of the first item.
+            KeyError: The first item has other names.
         """
         if self._writer is None:
             raise self._not_open("w", "write an item to")

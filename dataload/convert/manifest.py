@@ -26,7 +26,7 @@ _SECONDS_BETWEEN_TRIES = 0.02
 def update_manifest(
     directory: str, entries: Iterable[DataSetEntry], gone: Iterable[str] = (), *, remote: Remote | None = None
 ) -> str:
-    """Put data sets into a directory's manifest in one step, remove those of `gone` shards; return its path."""
+    """Replace a directory's manifest in one step: add data sets, drop `gone` shards; return the manifest's path."""
     path = join(directory, MANIFEST_NAME)
     added, missing, storage = tuple(entries), {*gone}, storage_of(path, remote)
     deadline = time.monotonic() + _LOCK_SECONDS

@@ -29,7 +29,7 @@ from dataload.storage import Remote
 from dataload.types import FieldSpec, RandomAccessSource
 
 KEY_DIGITS = 8
-_MAPPED_AT_ONCE = 256  # records at a time, of which a function may make many from a sample
+_MAPPED_AT_ONCE = 256  # records written at a time; a function may make many from one sample
 _BYTES_FIELD = "data"
 _INTERRUPTED_SECONDS = 0.5  # to complete a shard
 _MOST_CLASS_CHARACTERS = 1 << 20  # captions, which are not classes, would fill the manifest

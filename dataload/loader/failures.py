@@ -39,12 +39,12 @@ class StageError(Exception):
 
     @property
     def record_may_be_at_fault(self) -> bool:
-        """Whether other records might succeed."""
+        """True if the record may be at fault, so that another one might succeed."""
         return self._owner == "record"
 
     @property
     def advice(self) -> str:
-        """What to do, where the error does not say it; "" if nothing."""
+        """Advice that the error itself does not give; may be empty."""
         return f"\n  {BUG}" if self._owner == "dataload" else ""
 
     @property
@@ -120,7 +120,7 @@ class ErrorPolicy:
         check_choice("on_error", self.action, get_args(OnError))
 
     def excluded_among(self, indices: Int64Array) -> set[int]:
-        """Return those of `indices` that must not be read."""
+        """Return the `indices` that must not be read."""
         return set(self._excluded(indices).tolist())
 
     def read_of(self, indices: Int64Array) -> int:

@@ -16,7 +16,7 @@ from dataload.errors import ConfigError, SourceError, closest
 from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
-from dataload.sources.fields import select_fields
+from dataload.sources.fields import require_known, select_fields
 from dataload.transforms import DROP, NamedTransform, SampleContext
 from dataload.types import BatchReader, BytesColumn, ColumnReader, Int64Array
 
@@ -213,9 +213,7 @@ def check_names(source: Any, fields: Sequence[str] | None, collate: Any, *, tran
     if not isinstance(source, Source) or not (fields or policies):
         return
     known: Sequence[str] = tuple(cast("Source[Any]", source).fields)
-    for name in (fields or ()) if known else ():
-        if name not in known:
-            raise ConfigError(f"{source!r} has no field {name!r}: {closest(name, known)}", key="fields", value=name)
+    require_known((fields or ()) if known else (), known, source)
     known = known if fields is None or not known else fields
     for name in policies if known else ():
         if name not in known and not any(name.startswith(f"{outer}.") for outer in known):

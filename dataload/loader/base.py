@@ -107,6 +107,7 @@ class LoaderBase(ABC, Generic[BatchT]):
             ClosedSourceError: The loader is closed.
             RuntimeError: By the iterator: another iteration was started, or a state was loaded.
             WorkerError: By the iterator: a step failed. The state stays before that step.
+            ChangedFileError: By the iterator, after the last batch: a file was overwritten while it was read.
         """
         self._check_open()
         return self._iterate()
@@ -132,6 +133,7 @@ class LoaderBase(ABC, Generic[BatchT]):
                 yield batch.pop()
             if self._now is now:
                 self._recorder.pause()
+            self._check_files()
         finally:
             if self._now is now:
                 self._now = None
@@ -172,6 +174,9 @@ class LoaderBase(ABC, Generic[BatchT]):
     @abstractmethod
     def _accept(self, step: StepResult, now: EpochIteration) -> BatchT:
         """Move past a step, and return its batch."""
+
+    def _check_files(self) -> None:
+        """Raise ChangedFileError at the end of an epoch during which a mapped file was overwritten."""
 
     def _end_epoch(self, now: EpochIteration) -> list[BatchT]:
         """End an epoch whose length was unknown. Return its last batch, or nothing."""

@@ -30,7 +30,7 @@ from dataload.loader.state import MOST_SETTINGS, Cursor, EpochPlanners, LoaderSt
 from dataload.loader.step import StepRange, StepResult, StepWork, global_generators_kept
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
-from dataload.sources.base import traffics_of
+from dataload.sources.base import check_files, traffics_of
 from dataload.sources.views.adapt import loadable
 from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
@@ -376,6 +376,9 @@ class Loader(LoaderBase[BatchT]):
             ours = type(self._planner).__module__.startswith("dataload.")  # see `describe`
             self._order_text = printable(describe(self._planner.order), MOST_SETTINGS) if ours else ""
         return plans.state(cursor, source=self._identity, order=self._order, settings=self._order_text)
+
+    def _check_files(self) -> None:
+        check_files(self._source)
 
     def _summary(self) -> str:
         p = self._planner

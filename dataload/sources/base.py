@@ -83,6 +83,9 @@ class Source(ABC, Generic[T_co]):
         """
         return False
 
+    def _check_files(self) -> None:
+        """Raise ChangedFileError if a mapped file was overwritten in place since it was opened."""
+
     def _traffics(self) -> Sequence[Traffic]:
         """Return what counts the downloads of this source in this process; nothing if no data are remote."""
         return ()
@@ -233,6 +236,10 @@ class ViewSource(Source[T_co]):
         """See `Source.reads_in_order`: whether it is true of any parent."""
         return any(parent.reads_in_order for parent in self._parents)
 
+    def _check_files(self) -> None:
+        for parent in self._parents:
+            parent._check_files()
+
     def _traffics(self) -> Sequence[Traffic]:
         # Parents may share one.
         return [*{id(each): each for parent in self._parents for each in parent._traffics()}.values()]
@@ -349,3 +356,9 @@ class SelectionSource(SubsetSource[T_co]):
 def traffics_of(source: Any) -> Sequence[Traffic]:
     """Return what counts the downloads of any source in this process; nothing if no data are remote."""
     return source._traffics() if isinstance(source, Source) else ()  # pyright: ignore[reportPrivateUsage] # for sources
+
+
+def check_files(source: Any) -> None:
+    """Raise ChangedFileError if a mapped file of any source was overwritten in place since it was opened."""
+    if isinstance(source, Source):
+        source._check_files()  # pyright: ignore[reportPrivateUsage] # for sources

@@ -26,7 +26,7 @@ from dataload.sources.format import Options, describe_value
 from dataload.sources.manifest_checks import ShardIdentity
 from dataload.sources.prefetch import read_ahead
 from dataload.sources.shards import ListedShards, Location, OpenShards, ShardReader, most_open_shards, shard_of
-from dataload.sources.versions import check_versions, ends_of_file, versions_of
+from dataload.sources.versions import check_not_overwritten, check_versions, ends_of_file, versions_of
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
 from dataload.storage.errors import file_errors
 from dataload.storage.remote.traffic import Traffic
@@ -86,7 +86,7 @@ class FileSource(Source[T_co]):
             self._content = self.options.content()
         self._remote: Remote | None = getattr(getattr(self, "options", None), "place", None)
         self._opened: PerProcess[OpenShards[T_co]] = PerProcess()
-        self._versions: bytes | None = None  # of the files, when this process or its parent opened them
+        self._versions: Int64Array | None = None  # of the files, when this process or its parent opened them
         self._known: ListedShards | None = None
         self._classes: Mapping[str, tuple[str, ...]] = {}
         self._closed = False
@@ -164,6 +164,8 @@ class FileSource(Source[T_co]):
         most_open = most_open_shards()
         far = self._remote if is_url(self._paths[0]) else None
         if self._known is not None:
+            if self._known.listed and self._versions is None:
+                self._versions = versions_of(self._versioned_files())
             ends = np.cumsum(self._known.lengths, dtype=np.int64)
             open_shard = WeakMethod(self._open_known)
             return OpenShards(ends, self._known.fields, [None] * len(ends), open_shard, most_open, far)
@@ -311,6 +313,10 @@ class FileSource(Source[T_co]):
 
     def _files(self) -> Sequence[str]:
         return [self._data_file(path) for path in self._paths]
+
+    def _check_files(self) -> None:
+        if self._versions is not None and getattr(getattr(self, "options", None), "map", False):
+            check_not_overwritten(self._versioned_files(), self._versions)
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""

@@ -1,35 +1,45 @@
-"""Identification of files: by their versions for worker processes, by the bytes at both ends for fingerprints."""
+"""Identification of files: by their versions in this machine's file system, by their ends for fingerprints."""
 
 import hashlib
 from collections.abc import Sequence
 
+import numpy as np
+
 from dataload.errors import SourceError
 from dataload.storage import Remote, storage_of
-from dataload.storage.errors import rewritten_error
+from dataload.storage.errors import overwritten_error, rewritten_error
+from dataload.types import Int64Array
 
 _ENDS_BYTES = 4096
-_BYTES = 8  # of each version: pickles of sources stay small
 
 
-def versions_of(paths: Sequence[str]) -> bytes:
-    """Return a hash of each file's identity, one after another; zeros for a file that is missing."""
-    return b"".join(map(_version, paths))
+def versions_of(paths: Sequence[str]) -> Int64Array:
+    """Return size, time of change in ns and a hash of the inode of each file, (files, 3); zeros for a missing file."""
+    return np.array([_version(path) for path in paths], np.int64).reshape(-1, 3)
 
 
-def check_versions(paths: Sequence[str], known: bytes) -> None:
+def check_versions(paths: Sequence[str], known: Int64Array) -> None:
     """Raise CorruptFileError if a file is not of the version that `versions_of` returned before."""
-    found = versions_of(paths)
-    if found != known:
-        first = next(i for i in range(len(found)) if found[i] != known[i])
-        raise rewritten_error(paths[first // _BYTES])
+    differs = (versions_of(paths) != known).any(axis=1)
+    if differs.any():
+        raise rewritten_error(paths[int(np.argmax(differs))])
 
 
-def _version(path: str) -> bytes:
+def check_not_overwritten(paths: Sequence[str], known: Int64Array) -> None:
+    """Raise ChangedFileError if a file was changed in place; one that was replaced or deleted is read on."""
+    now = versions_of(paths)
+    overwritten = (now[:, 2] == known[:, 2]) & (now != known).any(axis=1)
+    if overwritten.any():
+        first = int(np.argmax(overwritten))
+        raise overwritten_error(paths[first], int(known[first, 1]), int(now[first, 1]))
+
+
+def _version(path: str) -> tuple[int, int, int]:
     try:
         identity = storage_of(path).identity(path)
     except SourceError:  # opening it says what is wrong
-        return bytes(_BYTES)
-    return hashlib.blake2b(repr(identity).encode(), digest_size=_BYTES).digest()
+        return 0, 0, 0
+    return identity.size, identity.changed, hash(identity.file)
 
 
 def ends_of_file(path: str, remote: Remote | None) -> tuple[int, str]:

@@ -79,7 +79,7 @@ def test_worker_processes_refuse_a_file_that_was_replaced_after_it_was_opened(ma
     elsewhere = pickle.dumps(source)
     with pickling_for_worker():
         data = pickle.dumps(source)
-    assert len(data) < len(elsewhere) + 100
+    assert len(data) < len(elsewhere) + 250  # of which 24 bytes a file
     worker = pickle.loads(data)
     from_worker = pickle.dumps(worker)
     assert tags(worker.read([0])) == [0]

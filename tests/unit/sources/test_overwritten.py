@@ -115,6 +115,31 @@ def test_the_job_ends(tmp_path, workers, settings):
     assert loader.statistics().bad == 0
 
 
+@pytest.mark.parametrize("suffix", [".syr", ".tar"])
+@pytest.mark.parametrize(("num_workers", "executor"), [(0, "threads"), (2, "processes")])
+def test_the_end_of_an_epoch_looks_at_all_files(tmp_path, suffix, num_workers, executor):
+    path, new, source = opened(tmp_path, suffix)
+    settings = {"num_workers": num_workers, "executor": executor}
+    both = dataload.concat([source, source[:]])
+    with dataload.Loader(both, batch_size=len(source), epochs=1, **settings) as loader:
+        batches = iter(loader)
+        assert (next(batches)["x"] == 1).all()
+        next(batches)
+        overwrite(path, new)
+        with pytest.raises(ChangedFileError, match="was overwritten while it was in use"):
+            next(batches)
+
+
+def test_the_end_of_an_epoch_allows_files_that_are_replaced_or_decoded(tmp_path):
+    for suffix, replace in ((".syr", lambda path, new: os.replace(new, path)), (".csv", overwrite)):
+        (tmp_path / suffix).mkdir()
+        path, new, source = opened(tmp_path / suffix, suffix)
+        batches = iter(dataload.Loader(source, batch_size=len(source), epochs=1))
+        next(batches)
+        replace(path, new)
+        assert next(batches, None) is None
+
+
 @pytest.fixture
 def several(tmp_path, monkeypatch):
     """Open ten shards, of which three may be open."""

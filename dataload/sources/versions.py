@@ -1,13 +1,12 @@
-"""Identification of files: by their versions for worker processes, by the bytes at both ends for fingerprints."""
+"""Versions of files, so that worker processes read the files that their parent opened."""
 
 import hashlib
 from collections.abc import Sequence
 
 from dataload.errors import SourceError
-from dataload.storage import Remote, storage_of
+from dataload.storage import storage_of
 from dataload.storage.errors import rewritten_error
 
-_ENDS_BYTES = 4096
 _BYTES = 8  # of each version: pickles of sources stay small
 
 
@@ -30,10 +29,3 @@ def _version(path: str) -> bytes:
     except SourceError:  # opening it says what is wrong
         return bytes(_BYTES)
     return hashlib.blake2b(repr(identity).encode(), digest_size=_BYTES).digest()
-
-
-def ends_of_file(path: str, remote: Remote | None) -> tuple[int, str]:
-    """Return the size of a file and a hash of its first and last 4 KiB, which distinguishes files of equal size."""
-    with storage_of(path, remote).open(path) as file:
-        ends = file.read(0, _ENDS_BYTES) + file.read(max(0, file.size - _ENDS_BYTES), _ENDS_BYTES)
-        return file.size, hashlib.blake2b(ends, digest_size=8).hexdigest()

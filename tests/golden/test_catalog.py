@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import dataload
+from dataload.catalog.manifest import Manifest
 from dataload.convert import convert
 from dataload.convert.indexing import Measuring, index_shards
 from dataload.convert.journal import Journal
-from dataload.sources.manifest import Manifest
 
 GOLDEN = Path(__file__).parent / "catalog"
 FINGERPRINTS = {

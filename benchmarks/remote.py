@@ -23,8 +23,8 @@ import numpy as np
 from benchmarks.harness import ROOT, aim, show, workers_named
 from benchmarks.remote_clients import FIELD, PEERS
 from benchmarks.remote_lab import CONNECTIONS, RECORD, SHARDS, ClientError, Lab
+from dataload.catalog.manifest import DataSetEntry, Manifest, ShardEntry
 from dataload.samplers import PoolShuffle, ShardSequential
-from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import FieldSpec
 

@@ -1,4 +1,4 @@
-"""Only storage and executors touch files; formats, codecs, orders and the loader ask storage."""
+"""Only storage and executors touch files; formats, codecs, the catalog, orders and the loader ask storage."""
 
 import ast
 from pathlib import Path
@@ -13,7 +13,7 @@ ALLOWED_OF_OS = {"PathLike", "environ", "fspath", "getpid", "strerror"}
 
 
 def _modules():
-    for name in ("sources", "codecs", "samplers", "loader"):
+    for name in ("sources", "catalog", "codecs", "samplers", "loader"):
         yield from sorted((ROOT / name).rglob("*.py"))
     yield from (ROOT / "collate.py", ROOT / "transforms.py")
 

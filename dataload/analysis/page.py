@@ -19,8 +19,8 @@ import numpy as np
 
 from dataload.analysis.media import Pixels, find_audio, find_image, thumbnail, to_png, to_wav
 from dataload.analysis.shown import Shown, ShownRow, as_array, columns_of, describe_column, describe_record, preview
+from dataload.catalog.statistics import FieldStatistics
 from dataload.errors import printable
-from dataload.sources.field_statistics import FieldStatistics
 from dataload.types import Array
 
 _SIDE = 192  # pixels of an image's longer side

@@ -8,12 +8,12 @@ from typing import Any, cast
 
 import numpy as np
 
+from dataload.catalog.classes import classes_of
 from dataload.collate import Ragged
 from dataload.errors import printable
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
-from dataload.sources.fields import classes_of
 from dataload.sources.shards import Location, locate
 from dataload.types import BytesColumn
 

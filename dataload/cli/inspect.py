@@ -7,17 +7,17 @@ import numpy as np
 import typer
 from rich.filesize import decimal
 
+from dataload.catalog.manifest import MANIFEST_NAME
+from dataload.catalog.statistics import DataSetStatistics
 from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, SourceFormat, SourceOptions
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.cli.stats import print_statistics, statistics_facts
 from dataload.errors import DataloadError
 from dataload.sources.base import Source
 from dataload.sources.discover import DataSetFiles
-from dataload.sources.field_statistics import DataSetStatistics
 from dataload.sources.fields import spec_of
 from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import find_statistics
-from dataload.sources.manifest import MANIFEST_NAME
 from dataload.storage import Remote, storage_of
 from dataload.storage.core import core_name
 from dataload.storage.table_cache import node_directory

@@ -6,6 +6,8 @@ from typing import Annotated, Any
 
 import typer
 
+from dataload.catalog.manifest import DataSetEntry
+from dataload.catalog.statistics import DataSetStatistics, FieldStatistics
 from dataload.cli.options import (
     Address,
     Codec,
@@ -32,8 +34,6 @@ from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import IndexReport, index_shards
 from dataload.convert.measuring import measure
 from dataload.errors import ConfigError
-from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics
-from dataload.sources.manifest import DataSetEntry
 from dataload.storage import is_url
 
 _CONFIGS = (".toml", ".yaml", ".yml", ".json")

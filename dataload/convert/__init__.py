@@ -30,18 +30,18 @@ from typing import Any, Literal
 
 from dataload._util.fingerprint import identify
 from dataload._util.settings import check_flags
+from dataload.catalog.store import read_manifest, update_manifest
 from dataload.convert.engine import Engine, check_whole, conversion_parts, engine_of, run_conversion
 from dataload.convert.function_values import check_values, notes_of_values
 from dataload.convert.journal import Journal, JournalFile
 from dataload.convert.local import LocalEngine
-from dataload.convert.manifest import update_manifest
 from dataload.convert.mapping import MapFunction, RecordMap, SkippedRecords
 from dataload.convert.parts import begin, begin_part, close_parts, merged, replaceable, without_damaged
 from dataload.convert.plan import Shard, journal_path, part_path, plan_shards, select_part, summarize_paths
 from dataload.convert.writing import Writing, count_in, manifest_entry, prepare, write_shards
 from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord, Budget
-from dataload.sources.discover import find_destination, read_manifest
+from dataload.sources.discover import find_destination
 from dataload.sources.views.adapt import loadable
 from dataload.storage import Remote, RemoteOptions, is_url, parent, storage_of
 from dataload.storage.local.atomic import make_directory, remove_leftovers

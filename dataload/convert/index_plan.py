@@ -10,15 +10,16 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from dataload._util.settings import check_fields
-from dataload.convert.manifest import fields_of, without_cache
+from dataload.catalog.checks import STORED_OPTIONS
+from dataload.catalog.evidence import shard_bytes
+from dataload.catalog.manifest import DataSetEntry, ShardEntry
+from dataload.catalog.store import read_manifest
+from dataload.convert.described import fields_of, without_cache
 from dataload.convert.plan import pattern_of, select_part
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.base import Source
-from dataload.sources.discover import DataSetFiles, find_shards, harmless_options, read_manifest, split_format
+from dataload.sources.discover import DataSetFiles, find_shards, harmless_options, split_format
 from dataload.sources.format import Format
-from dataload.sources.manifest import DataSetEntry, ShardEntry
-from dataload.sources.manifest_checks import STORED_OPTIONS
-from dataload.sources.shard_files import shard_bytes
 from dataload.storage import Remote, base_name, is_url, join, parent, storage_of
 
 

@@ -18,19 +18,20 @@ import numpy as np
 from dataload._util.fingerprint import digest
 from dataload._util.machine import usable_cpus
 from dataload._util.threads import DaemonThreads
+from dataload.catalog.evidence import LOCK_FILE
+from dataload.catalog.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
+from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, merge_fields
+from dataload.catalog.store import read_manifest, update_manifest
 from dataload.codecs.npy import build_npy, parse_npy
+from dataload.convert.described import etag_of
 from dataload.convert.engine import Engine, check_whole, of_total, run_all
 from dataload.convert.index_plan import Measuring, PlannedSet, ShardList, plan_index, select_planned
 from dataload.convert.journal import FinishedShard
-from dataload.convert.manifest import etag_of, update_manifest
 from dataload.convert.measuring import Measures, keep_lengths, measure
 from dataload.convert.receipts import merge_receipts, receipt_path, remove_receipts, save_receipt
 from dataload.errors import ConfigError, CorruptFileError, SourceError
-from dataload.sources.discover import find_shards, read_manifest, split_format
-from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics, merge_fields
+from dataload.sources.discover import find_shards, split_format
 from dataload.sources.file_source import FileSource
-from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
-from dataload.sources.shard_files import LOCK_FILE
 from dataload.storage import Remote, base_name, is_url, join, storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.local.atomic import write_errors

@@ -14,10 +14,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
+from dataload.catalog.checks import ShardIdentity, as_identity, is_count
+from dataload.catalog.evidence import LOCK_FILE, shard_bytes
 from dataload.convert.function_values import VALUES
 from dataload.errors import ConfigError, SourceError
-from dataload.sources.manifest_checks import ShardIdentity, as_identity, is_count
-from dataload.sources.shard_files import LOCK_FILE, shard_bytes
 from dataload.storage import Remote, is_url, storage_of
 
 _VERSION = 1

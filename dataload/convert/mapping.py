@@ -14,14 +14,14 @@ from typing import Any, Self, cast
 from dataload._util.failures import mark_users
 from dataload._util.randomness import check_seed
 from dataload._util.settings import check_choice, check_max_bad
+from dataload.catalog.checks import LONGEST_SOURCE, LONGEST_TEXT
+from dataload.catalog.manifest import MapEntry
 from dataload.convert.blocks import read_records
 from dataload.convert.function_values import VALUES, describe_values
 from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError, WorkerError, message_of, printable, traceback_of
 from dataload.loader.bad_records import BadRecord, Budget
 from dataload.loader.failures import StageError
-from dataload.sources.manifest import MapEntry
-from dataload.sources.manifest_checks import LONGEST_SOURCE, LONGEST_TEXT
 from dataload.sources.shards import locate
 from dataload.transforms import DROP, NamedTransform, SampleContext, compose
 from dataload.types import Int64Array

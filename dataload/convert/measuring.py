@@ -11,9 +11,8 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from dataload.errors import ConfigError
-from dataload.sources.base import Source
-from dataload.sources.field_statistics import (
+from dataload.catalog.manifest import DataSetEntry
+from dataload.catalog.statistics import (
     LONGEST_LABEL,
     MOST_LABELS,
     MOST_SHAPES,
@@ -23,10 +22,11 @@ from dataload.sources.field_statistics import (
     Numbers,
     merge_fields,
 )
+from dataload.errors import ConfigError
+from dataload.sources.base import Source
 from dataload.sources.fields import select_fields
 from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import save_lengths
-from dataload.sources.manifest import DataSetEntry
 from dataload.storage import Remote
 from dataload.types import Array, BytesColumn, Int64Array
 

@@ -8,9 +8,9 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dataload._util.threads import DaemonThreads
+from dataload.catalog.store import locked
 from dataload.convert.function_values import check_values
 from dataload.convert.journal import FinishedShard, Journal, JournalFile
-from dataload.convert.manifest import locked
 from dataload.convert.plan import Shard, part_path, select_part
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.storage import Remote, is_url, parent, storage_of

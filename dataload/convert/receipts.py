@@ -10,13 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from dataload.convert.manifest import remove_lengths
+from dataload.catalog.evidence import shard_bytes
+from dataload.catalog.manifest import MANIFEST_NAME, DataSetEntry, Manifest, merge_manifests
+from dataload.catalog.statistics import DataSetStatistics
+from dataload.catalog.store import remove_lengths
 from dataload.convert.measuring import keep_lengths
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
-from dataload.sources.field_statistics import DataSetStatistics
 from dataload.sources.kept_statistics import lengths_of
-from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry, Manifest, merge_manifests
-from dataload.sources.shard_files import shard_bytes
 from dataload.storage import Remote, is_url, join, storage_of
 from dataload.types import Array
 

@@ -11,14 +11,14 @@ from dataload._util.indexing import expand_braces
 from dataload._util.machine import usable_cpus
 from dataload._util.settings import check_count, check_flags
 from dataload._util.threads import DaemonThreads
+from dataload.catalog.store import read_manifest, update_manifest
 from dataload.convert.blocks import size_of
 from dataload.convert.journal import FinishedShard, Journal
-from dataload.convert.manifest import update_manifest
 from dataload.convert.mapping import KEY, RecordMap
 from dataload.convert.plan import Shard, plan_shards, shard_names
 from dataload.convert.writing import KEY_DIGITS, Writing, manifest_entry
 from dataload.errors import ConfigError
-from dataload.sources.discover import find_destination, read_manifest
+from dataload.sources.discover import find_destination
 from dataload.sources.format import Format
 from dataload.sources.writer import ClosedOrAborted, Writer
 from dataload.storage import AtomicFile, base_name, is_url, join, parent, storage_of

@@ -11,19 +11,19 @@ from itertools import islice
 from typing import Any, Self, cast
 
 from dataload._util.threads import DaemonThreads
+from dataload.catalog.classes import classes_of, with_classes
+from dataload.catalog.manifest import DataSetEntry, ShardEntry
 from dataload.convert.blocks import read_ahead
+from dataload.convert.described import etag_of, fields_of, identities_of
 from dataload.convert.function_values import VALUES, describe_values
 from dataload.convert.hash_ahead import HashAhead
 from dataload.convert.journal import FinishedShard, Journal, JournalFile
-from dataload.convert.manifest import etag_of, fields_of, identities_of
 from dataload.convert.mapping import KEY, RecordMap, SkippedRecords, numbered
 from dataload.convert.plan import Shard, pattern_of
 from dataload.errors import ConfigError
 from dataload.loader.bad_records import Budget
 from dataload.sources.base import Source
-from dataload.sources.fields import classes_of, with_classes
 from dataload.sources.format import Format
-from dataload.sources.manifest import DataSetEntry, ShardEntry
 from dataload.sources.writer import DEFAULT_CODEC, Writer, codec_name
 from dataload.storage import Remote
 from dataload.types import FieldSpec, RandomAccessSource

@@ -9,14 +9,14 @@ from itertools import chain
 from os import PathLike
 from typing import Any, cast
 
-import numpy as np
-
+from dataload.catalog.classes import common_classes
+from dataload.catalog.evidence import shard_bytes
+from dataload.catalog.manifest import MANIFEST_NAME, DataSetEntry, Manifest, renewal
+from dataload.catalog.store import read_manifest
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.base import Source
-from dataload.sources.fields import common_classes
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import HEAD_BYTES, Format, describe_head
-from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest, renewal
 from dataload.sources.registry import (
     added_formats,
     built_in_formats,
@@ -26,7 +26,7 @@ from dataload.sources.registry import (
     get_format,
     variants_of,
 )
-from dataload.sources.shard_files import check_complete, expand_pattern, is_media_folder, shard_bytes
+from dataload.sources.shard_files import check_complete, expand_pattern, is_media_folder
 from dataload.sources.shards import ListedShards, as_path
 from dataload.storage import (
     Remote,
@@ -174,17 +174,6 @@ def _listed_format(listed: Sequence[DataSetEntry], files: Sequence[str], remote:
         message = f"the manifest says that {listed[0].pattern} has the format {listed[0].format!r}, not {found.name!r}"
         raise ConfigError(f"{message}: pass format= to choose one", key="format", value=listed[0].format)
     return found
-
-
-def read_manifest(directory: str, remote: Remote | None = None) -> Manifest | None:
-    """Return the manifest of a directory, or None if it has none."""
-    path = join(directory, MANIFEST_NAME)
-    try:
-        # One request, whatever its size.
-        data = storage_of(path, remote).read_ranges(path, np.zeros(1, np.int64), np.array([MOST_BYTES + 1]))[0]
-    except SourceNotFoundError:
-        return None
-    return Manifest.parse(data, path)
 
 
 def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:

@@ -18,15 +18,17 @@ from dataload._util.fingerprint import digest
 from dataload._util.indexing import as_indices
 from dataload._util.settings import check_fields
 from dataload._util.threads import DaemonThreads
+from dataload.catalog.checks import ShardIdentity
+from dataload.catalog.classes import with_classes
+from dataload.catalog.evidence import ends_of_file
 from dataload.collate import scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError, MachineError
 from dataload.sources.base import Source
-from dataload.sources.fields import require_known, with_classes
+from dataload.sources.fields import require_known
 from dataload.sources.format import Options, describe_value
-from dataload.sources.manifest_checks import ShardIdentity
 from dataload.sources.prefetch import read_ahead
 from dataload.sources.shards import ListedShards, Location, OpenShards, ShardReader, most_open_shards, shard_of
-from dataload.sources.versions import check_not_overwritten, check_versions, ends_of_file, versions_of
+from dataload.sources.versions import check_not_overwritten, check_versions, versions_of
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
 from dataload.storage.errors import file_errors
 from dataload.storage.remote.traffic import Traffic

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dataload.catalog.manifest import MANIFEST_NAME, DataSetEntry
+from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile
+from dataload.catalog.store import read_manifest
 from dataload.codecs.npy import build_npy, parse_npy
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
-from dataload.sources.discover import read_manifest
-from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics, LengthsFile
 from dataload.sources.file_source import FileSource
-from dataload.sources.manifest import MANIFEST_NAME, DataSetEntry
 from dataload.storage import Remote, base_name, join, parent, storage_of
 from dataload.types import Array, Int64Array
 

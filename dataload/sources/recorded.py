@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import Any, cast
 
-from dataload.sources.manifest_checks import STORED_OPTIONS
+from dataload.catalog.checks import STORED_OPTIONS
 
 MOST_BYTES = 256
 """Greatest length of a record."""

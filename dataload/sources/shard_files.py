@@ -1,4 +1,4 @@
-"""The shards in a directory: their sizes, and whether some are missing."""
+"""The shards in a directory: what a pattern names, and whether some are missing."""
 
 import json
 import re
@@ -6,24 +6,13 @@ from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 
 from dataload._util.indexing import expand_braces, missing_parts
+from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.sources.folder.format import is_medium, is_metadata
-from dataload.sources.manifest import MANIFEST_NAME
 from dataload.storage import Remote, base_name, has_wildcards, is_url, join, list_folder, storage_of
-
-LOCK_FILE = "lock.mdb"
-"""Name of a file in directories of LMDB, which rewrites it whenever the environment is opened."""
 
 _SHOWN = 3
 _JOURNALS = ".*.convert.json"  # of conversions, which keep them beside their shards
-
-
-def shard_bytes(path: str, remote: Remote | None = None) -> int:
-    """Return the size of a shard: of a file, or of all visible files in a directory except LMDB's lock."""
-    storage = storage_of(path, remote)
-    if not storage.is_directory(path):
-        return storage.size(path)
-    return sum(storage.size(join(path, name)) for name in storage.list(path) if name != LOCK_FILE)
 
 
 def is_media_folder(

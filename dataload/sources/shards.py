@@ -15,11 +15,11 @@ import numpy as np
 
 from dataload._util.indexing import split_by_shard
 from dataload._util.threads import DaemonThreads
+from dataload.catalog.checks import ShardIdentity
+from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.fields import spec_of
-from dataload.sources.manifest import MANIFEST_NAME, renewal
-from dataload.sources.manifest_checks import ShardIdentity
 from dataload.storage import Remote, base_name, join, parent
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.files import open_files_limit

@@ -1,16 +1,13 @@
-"""Identification of files: by their versions in this machine's file system, by their ends for fingerprints."""
+"""Versions of files: workers read those that their parent opened, and one that is overwritten is an error."""
 
-import hashlib
 from collections.abc import Sequence
 
 import numpy as np
 
 from dataload.errors import SourceError
-from dataload.storage import Remote, storage_of
+from dataload.storage import storage_of
 from dataload.storage.errors import overwritten_error, rewritten_error
 from dataload.types import Int64Array
-
-_ENDS_BYTES = 4096
 
 
 def versions_of(paths: Sequence[str]) -> Int64Array:
@@ -40,10 +37,3 @@ def _version(path: str) -> tuple[int, int, int]:
     except SourceError:  # opening it says what is wrong
         return 0, 0, 0
     return identity.size, identity.changed, hash(identity.file)
-
-
-def ends_of_file(path: str, remote: Remote | None) -> tuple[int, str]:
-    """Return the size of a file and a hash of its first and last 4 KiB, which distinguishes files of equal size."""
-    with storage_of(path, remote).open(path) as file:
-        ends = file.read(0, _ENDS_BYTES) + file.read(max(0, file.size - _ENDS_BYTES), _ENDS_BYTES)
-        return file.size, hashlib.blake2b(ends, digest_size=8).hexdigest()

@@ -32,9 +32,9 @@ import numpy as np
 from drive import command_line
 
 import dataload
+from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.convert import convert
 from dataload.convert.plan import journal_path
-from dataload.sources.manifest import MANIFEST_NAME
 from dataload.storage.local import atomic as parts
 
 UNCOMPRESSED = "group_size:1,uncompressed"  # read without the package, whose threads would not survive a fork

@@ -33,12 +33,12 @@ from drive import command_line
 from object_server import FileServer
 
 import dataload
+from dataload.catalog.manifest import DataSetEntry, Manifest, ShardEntry
 from dataload.convert import convert
 from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, DataloadError
 from dataload.loader.bad_records import read_excluded
-from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 OUTSIDE = "outside"

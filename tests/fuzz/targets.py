@@ -27,6 +27,7 @@ import numpy as np
 
 import dataload
 from dataload._util.failures import owner_of
+from dataload.catalog.manifest import DataSetEntry, Manifest, ShardEntry
 from dataload.codecs import example, msgpack, npy, npz, tensorprotos
 from dataload.codecs.audio import decode_audio, decode_rate
 from dataload.codecs.decoders import DECODERS
@@ -47,7 +48,6 @@ from dataload.sources.jsonl.reader import JsonlSource
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.snapshot import list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
-from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry
 from dataload.sources.mds.reader import MDSSource, parse_index
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.tar import header as tar

@@ -14,13 +14,13 @@ from command_line import facts, ok
 from fault_proxy import FaultProxy
 
 import dataload
+from dataload.catalog.statistics import DataSetStatistics, LengthsFile
 from dataload.codecs import msgpack
 from dataload.codecs.npy import build_npy
 from dataload.convert import convert
 from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError
-from dataload.sources.field_statistics import DataSetStatistics, LengthsFile
 
 LENGTHS = [(i * 37) % 19 + (300 if i > 50 else 0) for i in range(60)]
 RECORDS = [
@@ -227,8 +227,9 @@ def test_what_is_not_kept(shards, monkeypatch):
     assert measured(shards).unsaved == "the disk is full"
     assert {name for name in content(shards) if "index" not in name} == before.keys()
     monkeypatch.undo()
-    monkeypatch.setattr("dataload.convert.manifest.MOST_BYTES", 100)
-    with pytest.raises(ConfigError, match=r"dataload.json would have .* bytes, and may have 100: keep statistics of"):
+    most = len((shards / "dataload.json").read_bytes())
+    monkeypatch.setattr("dataload.catalog.store.MOST_BYTES", most)
+    with pytest.raises(ConfigError, match=rf"would have .* bytes, and may have {most:,}: keep statistics of"):
         measured(shards)
 
 

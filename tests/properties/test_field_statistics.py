@@ -9,8 +9,8 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis.extra import numpy as hnp
 
+from dataload.catalog.statistics import FieldStatistics, merge_fields
 from dataload.convert.measuring import exact_sum, measure
-from dataload.sources.field_statistics import FieldStatistics, merge_fields
 from dataload.sources.memory import MemorySource
 
 FLOATS = hnp.arrays(np.float64, st.integers(0, 6), elements=st.floats(allow_nan=True, allow_infinity=True))

@@ -6,8 +6,8 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataload.catalog.manifest import DataSetEntry, Manifest, ShardEntry, merge_manifests
 from dataload.errors import CorruptFileError
-from dataload.sources.manifest import DataSetEntry, Manifest, ShardEntry, merge_manifests
 from dataload.storage.paths import leads_elsewhere
 from dataload.types import FieldSpec
 

@@ -16,6 +16,7 @@ from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import digest
 from dataload._util.limits import no_memory
+from dataload.catalog.checks import ShardIdentity
 from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension, plan_decoders
 from dataload.collate import default_collate
@@ -38,7 +39,6 @@ from dataload.sources.folder.table import (
     pattern_table,
     split_prefix,
 )
-from dataload.sources.manifest_checks import ShardIdentity
 from dataload.sources.shards import ListedShards, OpenShards, ShardReader
 from dataload.storage import join, storage_of
 from dataload.storage.errors import rewritten_error

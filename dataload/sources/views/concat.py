@@ -12,10 +12,10 @@ import numpy as np
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import split_by_shard
 from dataload._util.settings import check_choice, setting_error
+from dataload.catalog.classes import common_classes
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
 from dataload.sources.base import Source, ViewSource
-from dataload.sources.fields import common_classes
 from dataload.sources.prefetch import ComponentPrefetch, StepsByComponent
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.adapt import as_source

@@ -14,13 +14,12 @@ import numpy as np
 import pytest
 
 import dataload
+from dataload.catalog import store as manifests
+from dataload.catalog.manifest import DataSetEntry, ShardEntry
+from dataload.catalog.store import read_manifest, update_manifest
 from dataload.convert import convert
-from dataload.convert import manifest as manifests
 from dataload.convert.indexing import index_shards
-from dataload.convert.manifest import update_manifest
 from dataload.errors import ConfigError, CorruptFileError, SourceError, WorkerError
-from dataload.sources.discover import read_manifest
-from dataload.sources.manifest import DataSetEntry, ShardEntry
 from dataload.types import FieldSpec
 
 

@@ -16,12 +16,12 @@ import pytest
 
 import dataload
 from dataload import DROP, ConfigError, SampleContext, WorkerError
+from dataload.catalog.checks import as_map
+from dataload.catalog.manifest import Manifest
 from dataload.cli.options import parse_max_bad
 from dataload.convert import convert
 from dataload.convert.mapping import MapFunction
 from dataload.errors import StoreError
-from dataload.sources.manifest import Manifest
-from dataload.sources.manifest_checks import as_map
 
 
 def source_of(count):

@@ -11,8 +11,8 @@ import pytest
 
 import dataload
 from dataload import ConfigError, CorruptFileError
+from dataload.catalog.manifest import Manifest
 from dataload.errors import SourceError
-from dataload.sources.manifest import Manifest
 from dataload.sources.syrah.writer import SyrahWriter
 
 RECORDS = [{"x": np.arange(i, i + 500, dtype=np.float32), "y": np.array(i)} for i in range(25)]

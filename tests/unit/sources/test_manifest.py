@@ -10,12 +10,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from dataload.catalog.checks import STORED_OPTIONS, MapEntry
+from dataload.catalog.manifest import MOST_BYTES, DataSetEntry, Manifest, ShardEntry, merge_manifests
+from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile, Numbers, merge_fields
 from dataload.convert.measuring import measure
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.discover import harmless_options
-from dataload.sources.field_statistics import DataSetStatistics, FieldStatistics, LengthsFile, Numbers, merge_fields
-from dataload.sources.manifest import MOST_BYTES, DataSetEntry, Manifest, ShardEntry, merge_manifests
-from dataload.sources.manifest_checks import STORED_OPTIONS, MapEntry
 from dataload.sources.memory import MemorySource
 from dataload.sources.registry import built_in_formats
 from dataload.types import FieldSpec
@@ -305,7 +305,7 @@ def test_statistics_that_are_impossible(path, message, values):
 
 
 def test_what_is_too_much_is_left_out(monkeypatch):
-    monkeypatch.setattr("dataload.sources.field_statistics.MOST_LABELS", 1000)
+    monkeypatch.setattr("dataload.catalog.statistics.MOST_LABELS", 1000)
     ids = measure(MemorySource([{"id": np.array(i), "x": np.zeros(i)} for i in range(1500)])).fields
     assert ids["id"].labels is None
     assert ids["x"].shapes is None

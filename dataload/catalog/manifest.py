@@ -38,10 +38,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.field_statistics import DataSetStatistics
-from dataload.sources.fields import classes_of, with_classes
-from dataload.sources.manifest_checks import (
+from dataload.catalog.checks import (
     ETAG,
     HEX,
     LARGEST,
@@ -64,6 +61,9 @@ from dataload.sources.manifest_checks import (
     shorten,
     wrong_value,
 )
+from dataload.catalog.classes import classes_of, with_classes
+from dataload.catalog.statistics import DataSetStatistics
+from dataload.errors import ConfigError, CorruptFileError
 from dataload.types import FieldSpec
 
 MANIFEST_NAME = "dataload.json"

@@ -1,26 +1,32 @@
-"""Keep the manifest of a directory, and find its entries about shards."""
+"""Read the manifest of a directory, and replace it in one step."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, contextmanager, suppress
-from typing import Any, cast
 
-from dataload.convert.journal import FinishedShard
-from dataload.errors import ConfigError, SourceError
-from dataload.sources.field_statistics import DataSetStatistics
-from dataload.sources.fields import spec_of
-from dataload.sources.file_source import FileSource
-from dataload.sources.format import Format
-from dataload.sources.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest
-from dataload.sources.manifest_checks import ShardIdentity
+import numpy as np
+
+from dataload.catalog.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest
+from dataload.catalog.statistics import DataSetStatistics
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.storage import Remote, is_url, join, storage_of
 from dataload.storage.local.atomic import remove_leftovers
-from dataload.types import FieldSpec
 
 _LOCK_SECONDS = 10
 _SECONDS_BETWEEN_TRIES = 0.02
+
+
+def read_manifest(directory: str, remote: Remote | None = None) -> Manifest | None:
+    """Return the manifest of a directory, or None if it has none."""
+    path = join(directory, MANIFEST_NAME)
+    try:
+        # One request, whatever its size.
+        data = storage_of(path, remote).read_ranges(path, np.zeros(1, np.int64), np.array([MOST_BYTES + 1]))[0]
+    except SourceNotFoundError:
+        return None
+    return Manifest.parse(data, path)
 
 
 def update_manifest(
@@ -71,31 +77,9 @@ def _lengths_files(manifest: Manifest) -> set[str]:
     return names
 
 
-def etag_of(entry: Format, shard: FinishedShard) -> str | None:
-    return shard.etag if entry.directory_file is None else None
-
-
-def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -> Mapping[str, FieldSpec]:
-    """Return the fields of the first shard with records; none if records are bytes."""
-    for path in paths:
-        with entry.open([path], options=without_cache(entry, options)) as source:
-            if len(source):
-                if source.fields:
-                    return source.fields
-                record = source[0]
-                known = cast("Mapping[str, Any]", record if isinstance(record, Mapping) else {})
-                return {name: spec_of(value) for name, value in known.items()}
-    return {}
-
-
-def identities_of(entry: Format, paths: Sequence[str], options: Mapping[str, Any]) -> list[ShardIdentity | None]:
-    """Return the identities of the shards' content, for the data set's fingerprint."""
-    with entry.open(paths, options=without_cache(entry, options)) as source:
-        return [*source.shard_identities()] if isinstance(source, FileSource) else [None] * len(paths)
-
-
 @contextmanager
 def locked(path: str, remote: Remote | None) -> Generator[None]:
+    """Hold the lock of a file, waiting a few seconds for it."""
     deadline = time.monotonic() + _LOCK_SECONDS
     with ExitStack() as entered:
         while True:
@@ -107,7 +91,3 @@ def locked(path: str, remote: Remote | None) -> Generator[None]:
                     raise
                 time.sleep(_SECONDS_BETWEEN_TRIES)
         yield
-
-
-def without_cache(entry: Format, options: Mapping[str, Any]) -> dict[str, Any]:
-    return {**({"cache": False} if "cache" in entry.reader_options.names() else {}), **options}

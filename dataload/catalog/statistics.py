@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 
-from dataload.errors import ConfigError
-from dataload.sources.manifest_checks import (
+from dataload.catalog.checks import (
     HEX,
     LARGEST,
     LONGEST_TEXT,
@@ -26,6 +25,7 @@ from dataload.sources.manifest_checks import (
     shorten,
     wrong_value,
 )
+from dataload.errors import ConfigError
 
 Number: TypeAlias = "int | float"
 Key = TypeVar("Key")

@@ -1,0 +1,1 @@
+"""Facts about shards: manifests, logs of jobs, statistics, evidence that files are unchanged."""

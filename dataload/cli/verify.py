@@ -137,7 +137,8 @@ def _verify_files(
         print_json({"path": name, "files": files, "records": records, "ok": not found, "bad": bad})
     elif found:
         stopped = "; stopped at --limit" if len(found) == limit else ""
-        print_error(f"{len(found)} bad in {count_of(records, 'record')} read{stopped}")
+        of = f"in {count_of(records, 'record')} read" if records else "and no record was read"
+        print_error(f"{len(found)} bad {of}{stopped}")
     else:
         print_line(f"{count_of(records, 'record')} in {count_of(files, 'file')}: all can be read")
     if found:

@@ -345,7 +345,7 @@ def test_verify_goes_on_when_a_whole_file_is_bad(damaged, data):
     assert report["records"] == 18
     only = fail(1, "verify", data / "b.syr")
     assert f"{data}/b.syr, byte 0: " in only.stdout
-    assert only.stderr == "error: 1 bad in 0 records read\n"
+    assert only.stderr == "error: 1 bad and no record was read\n"
 
 
 def refuse_seven(data):

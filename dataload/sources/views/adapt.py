@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from os import PathLike
 from typing import Any, cast
 
@@ -44,6 +44,8 @@ def loadable(data: Any) -> RandomAccessSource[Any]:
     if isinstance(data, Mapping) and all(isinstance(key, str) for key in cast("Mapping[Any, Any]", data)):
         return MemorySource(_columns(cast("Mapping[str, Any]", data)))
     _refuse(data)
+    with _hinting(data):
+        len(data)
     return data
 
 
@@ -54,6 +56,16 @@ def entering_hint(source: Any) -> str:
         return ""
     named = type(cast("Any", source)).__name__
     return f"{named} is a context manager, which dataload never enters: if it must be entered, read inside its `with`"
+
+
+@contextmanager
+def _hinting(source: Any) -> Generator[None]:
+    try:
+        yield
+    except Exception as error:
+        if hint := entering_hint(source):
+            error.add_note(hint)
+        raise
 
 
 def as_source(data: Any) -> Source[Any]:
@@ -86,11 +98,11 @@ class WrappedSource(Source[Any]):
     def _read(self, indices: Int64Array) -> list[Any]:
         wanted = indices.tolist()
         try:
-            many = isinstance(self._data, BatchReader)
-            return self._data.__getitems__(wanted) if many else [*map(self._data.__getitem__, wanted)]
+            with _hinting(self._data):
+                many = isinstance(self._data, BatchReader)
+                return self._data.__getitems__(wanted) if many else [*map(self._data.__getitem__, wanted)]
         except Exception as error:
             mark_users(error)
-            error.add_note(entering_hint(self._data))
             raise
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:

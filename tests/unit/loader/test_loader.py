@@ -436,6 +436,14 @@ def test_a_source_that_was_not_entered_fails_with_what_to_do():
     with pytest.raises(TypeError) as refused:
         len(dataload.concat([File(6)]))
     assert refused.value.__notes__ == [never]
+
+    class Unsized(File):
+        def __len__(self):
+            return len(self.file)
+
+    with pytest.raises(TypeError) as refused:
+        Loader(Unsized(6), batch_size=2)
+    assert refused.value.__notes__ == [never.replace("File", "Unsized")]
     with File(6) as source, Loader(dataload.concat([source])[:4], batch_size=2) as loader:
         assert indices(loader) == [[0, 1], [2, 3]]
     assert source.file is None

@@ -4,7 +4,7 @@ import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from typing import Any, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from dataload._util.arrays import warn_of_padding
 from dataload._util.html import html_table
@@ -17,8 +17,14 @@ from dataload.loader.recorder import Recorder
 from dataload.loader.state import Cursor
 from dataload.loader.statistics import Statistics
 from dataload.loader.step import StepResult
+from dataload.types import Batch
 
-BatchT = TypeVar("BatchT")
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    BatchT = TypeVar("BatchT", default=Batch)  # without `batch_transform`; a default needs Python 3.13 when it runs
+else:
+    BatchT = TypeVar("BatchT")
 
 
 @dataclass(slots=True, eq=False)

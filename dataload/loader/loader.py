@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import is_dataclass
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal, cast
 
 from dataload._util.arrays import PadValue
 from dataload._util.fingerprint import describe, fingerprint, identify, shows_address
@@ -19,7 +19,7 @@ from dataload.errors import WorkerError, printable
 from dataload.executors import Executor, TimeoutPolicy, WorkerLostError, WorkerStatus
 from dataload.executors.factory import ExecutorName, make_executor
 from dataload.loader.bad_records import Budget, read_excluded
-from dataload.loader.base import EpochIteration, LoaderBase
+from dataload.loader.base import BatchT, EpochIteration, LoaderBase
 from dataload.loader.failures import ErrorPolicy, OnError
 from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
 from dataload.loader.order import Shuffle, explains_torch_names, plan_batches
@@ -34,8 +34,6 @@ from dataload.sources.base import check_files, traffics_of
 from dataload.sources.views.adapt import loadable
 from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
-
-BatchT = TypeVar("BatchT")
 
 _ADDRESS_HINT = (
     ". This sampler's repr shows its memory address, by which dataload 0.1 identified it, so a state that 0.1 saved "

@@ -23,7 +23,8 @@ import numpy as np
 from benchmarks.harness import ROOT, aim, show, workers_named
 from benchmarks.remote_clients import FIELD, PEERS
 from benchmarks.remote_lab import CONNECTIONS, RECORD, SHARDS, ClientError, Lab
-from dataload.catalog.manifest import DataSetEntry, Manifest, ShardEntry
+from dataload.catalog.facts import DataSetFacts, Evidence, ShardFacts
+from dataload.catalog.manifest import Manifest
 from dataload.samplers import PoolShuffle, ShardSequential
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import FieldSpec
@@ -271,8 +272,8 @@ def opening(lab, rounds):
     body = Path(local_files(small)[0]).read_bytes()
     tag = lab.server.put(lab.bucket, "many/part-00000.syr", body)  # the others are listed, and not opened here
     names = [f"part-{number:05}.syr" for number in range(count)]
-    shards = [ShardEntry(name, small["rows"], len(body), tag) for name in names]
-    entry = DataSetEntry.of("part-{00000..09999}.syr", "syrah", shards, fields={FIELD: FieldSpec("uint8", (RECORD,))})
+    shards = [ShardFacts(name, len(body), small["rows"], evidence=Evidence(0, tag)) for name in names]
+    entry = DataSetFacts.of("part-{00000..09999}.syr", "syrah", shards, fields={FIELD: FieldSpec("uint8", (RECORD,))})
     manifest = Manifest((entry,)).to_bytes()
     lab.server.put(lab.bucket, "many/dataload.json", manifest)
     task = lab.task("loader", {"keys": [], "nbytes": 0}, url=f"s3://{lab.bucket}/many", cache=None)

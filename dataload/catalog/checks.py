@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, NamedTuple, cast
 
 from dataload.codecs.codec import CODEC_NAMES
 from dataload.errors import ConfigError, closest, printable
@@ -15,8 +15,17 @@ LARGEST = (1 << 63) - 1
 LONGEST_TEXT = 4096
 LONGEST_SOURCE = 64 << 10
 
-ShardIdentity: TypeAlias = tuple[int, str, Any]
-"""The size of a shard's file, a hash of both ends of it, and the `ShardReader.identity`."""
+
+class ContentMark(NamedTuple):
+    """A mark of a shard's content, for fingerprints.
+
+    `size` is in bytes, of the data file; `ends` a hash of its first and last 4 KiB, "" for a folder. `inner` is
+    `ShardReader.identity`: None, text, or at most 16 texts. Its type is kept, because its repr is hashed.
+    """
+
+    size: int
+    ends: str
+    inner: Any
 
 
 class MapEntry(NamedTuple):
@@ -135,13 +144,13 @@ def as_column(value: Any, where: str) -> tuple[Any, ...]:
     return tuple(cast("list[Any]", value))
 
 
-def as_identity(value: Any) -> ShardIdentity:
-    """Return what is stored of a shard's content: its size, a hash of the ends of its file, and a reader's identity."""
+def as_content(value: Any) -> ContentMark:
+    """Return the mark of a shard's content."""
     match value:
         case [size, str() as ends, (None | str() | list()) as identity] if is_count(size) and _is_text(ends):
             texts = cast("list[Any]", identity if isinstance(identity, list) else [identity or ""])
             if len(texts) <= _MOST_HASHES and all(map(_is_text, texts)):
-                return size, ends, identity
+                return ContentMark(size, ends, identity)
         case _:
             pass
     raise wrong_value("shards.identity", "a size, a text, and a text, a list of texts or null", value)

@@ -1,10 +1,15 @@
-"""Evidence about the files of a shard: their sizes, and hashes of their ends."""
+"""Evidence about the files of a shard: sizes and times, hashes of all bytes and of both ends."""
 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
+from dataclasses import replace
 
-from dataload.storage import Remote, join, storage_of
+from dataload.catalog.facts import Evidence, Found, ShardFacts, compare
+from dataload.errors import SourceError, SourceNotFoundError
+from dataload.storage import Remote, base_name, is_url, join, storage_of
+from dataload.storage.backend import FileStream
 
 LOCK_FILE = "lock.mdb"
 """Name of a file in directories of LMDB, which rewrites it whenever the environment is opened."""
@@ -12,12 +17,53 @@ LOCK_FILE = "lock.mdb"
 _ENDS_BYTES = 4096
 
 
-def shard_bytes(path: str, remote: Remote | None = None) -> int:
-    """Return the size of a shard: of a file, or of all visible files in a directory except LMDB's lock."""
+def files_of(path: str, remote: Remote | None = None) -> list[str]:
+    """Return the files of a shard: itself, or all visible files in a directory except LMDB's lock, by name."""
     storage = storage_of(path, remote)
     if not storage.is_directory(path):
-        return storage.size(path)
-    return sum(storage.size(join(path, name)) for name in storage.list(path) if name != LOCK_FILE)
+        return [path]
+    return [join(path, name) for name in storage.list(path) if name != LOCK_FILE]
+
+
+def shard_bytes(path: str, remote: Remote | None = None) -> int:
+    """Return the size of a shard."""
+    return sum(storage_of(file, remote).size(file) for file in files_of(path, remote))
+
+
+def find_shard(path: str, remote: Remote | None = None) -> Found | None:
+    """Look at a shard without reading it; None if it is missing."""
+    try:
+        if is_url(path):
+            return Found(shard_bytes(path, remote), Evidence(0, storage_of(path, remote).etag(path)))
+        return _look(files_of(path))
+    except SourceNotFoundError:
+        return None
+
+
+def describe_files(name: str, files: Sequence[str], records: int, hashed: tuple[int, str] | None = None) -> ShardFacts:
+    """Return the facts about local files of a shard; `hashed` are size and SHA-256 of as many bytes, if known."""
+    size, evidence, _ = _look(files)
+    sha256 = hashed[1] if hashed is not None and hashed[0] == size else _sha256(files)
+    return ShardFacts(name, size, records, sha256, evidence=evidence)
+
+
+def as_uploaded(facts: ShardFacts, url: str, remote: Remote | None) -> ShardFacts:
+    """Return the facts about a copy of a local shard in an object store."""
+    return replace(facts, name=base_name(url), evidence=Evidence(0, storage_of(url, remote).etag(url)))
+
+
+def is_same(facts: ShardFacts, path: str, remote: Remote | None = None) -> bool:
+    """Return whether a shard is still what is known of it; it is read only if a look does not tell."""
+    try:
+        found = find_shard(path, remote)
+        verdict = compare(facts, found)
+        if verdict != "unknown":
+            return verdict == "same"
+        if not is_url(path):
+            return _sha256(files_of(path)) == facts.sha256
+        return facts.content is not None and ends_of_file(path, remote) == facts.content[:2]
+    except SourceError:
+        return False
 
 
 def ends_of_file(path: str, remote: Remote | None) -> tuple[int, str]:
@@ -25,3 +71,17 @@ def ends_of_file(path: str, remote: Remote | None) -> tuple[int, str]:
     with storage_of(path, remote).open(path) as file:
         ends = file.read(0, _ENDS_BYTES) + file.read(max(0, file.size - _ENDS_BYTES), _ENDS_BYTES)
         return file.size, hashlib.blake2b(ends, digest_size=8).hexdigest()
+
+
+def _look(files: Sequence[str]) -> Found:
+    versions = [storage_of(file).identity(file) for file in files]
+    times = max((version.changed for version in versions), default=0)
+    return Found(sum(version.size for version in versions), Evidence(times))
+
+
+def _sha256(files: Sequence[str]) -> str:
+    digest = hashlib.sha256()
+    for path in files:
+        with storage_of(path).open(path) as file:
+            hashlib.file_digest(FileStream(file), lambda: digest)  # pyright: ignore[reportArgumentType]
+    return digest.hexdigest()

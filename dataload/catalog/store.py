@@ -8,7 +8,8 @@ from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
 
-from dataload.catalog.manifest import MANIFEST_NAME, MOST_BYTES, DataSetEntry, Manifest
+from dataload.catalog.facts import DataSetFacts
+from dataload.catalog.manifest import MANIFEST_NAME, MOST_BYTES, Manifest
 from dataload.catalog.statistics import DataSetStatistics
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.storage import Remote, is_url, join, storage_of
@@ -30,7 +31,7 @@ def read_manifest(directory: str, remote: Remote | None = None) -> Manifest | No
 
 
 def update_manifest(
-    directory: str, entries: Iterable[DataSetEntry], gone: Iterable[str] = (), *, remote: Remote | None = None
+    directory: str, entries: Iterable[DataSetFacts], gone: Iterable[str] = (), *, remote: Remote | None = None
 ) -> str:
     """Replace a directory's manifest in one step: add data sets, drop `gone` shards; return the manifest's path."""
     path = join(directory, MANIFEST_NAME)

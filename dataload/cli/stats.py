@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from dataload.catalog.manifest import DataSetEntry
+from dataload.catalog.facts import DataSetFacts
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics
 from dataload.cli.options import (
     Address,
@@ -127,7 +127,7 @@ def _measure_source(wanted: SourceOptions) -> IndexReport:
     with wanted.open() as source, ProgressBar("measuring"):
         selected = None if wanted.is_function else wanted.options.get("fields")
         statistics = DataSetStatistics(options={}, selected=None, fields=measure(source, selected).fields)
-        entry = DataSetEntry(
+        entry = DataSetFacts(
             pattern=wanted.path,
             format=wanted.shards().format.name,
             names=(wanted.path,),

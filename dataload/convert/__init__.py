@@ -38,7 +38,7 @@ from dataload.convert.local import LocalEngine
 from dataload.convert.mapping import MapFunction, RecordMap, SkippedRecords
 from dataload.convert.parts import begin, begin_part, close_parts, merged, replaceable, without_damaged
 from dataload.convert.plan import Shard, journal_path, part_path, plan_shards, select_part, summarize_paths
-from dataload.convert.writing import Writing, count_in, manifest_entry, prepare, write_shards
+from dataload.convert.writing import Writing, facts_of, prepare, write_shards
 from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord, Budget
 from dataload.sources.discover import find_destination
@@ -180,6 +180,7 @@ def convert(
         run=secrets.token_hex(8) if is_url(destination) else "",
         parts=parts,
         part=number,
+        counted=bool(mapping),
     )
     notes = (*writing.notes, *notes_of_values(requested.options, requested.options))
     whole = journal_path(destination)
@@ -226,7 +227,7 @@ def convert(
                 replaced = replaceable(own, begun, writing.remote, **modes)
                 done = _write_missing(source, own, writing, begun, file, replaced, progress, budget)
         if part is None:
-            entries = [manifest_entry(plan, done.journal, writing)]
+            entries = [facts_of(plan, done.journal.finished, writing)]
             manifest = update_manifest(parent(whole), entries, remote=writing.remote)
             close_parts(file, done.journal, writing.remote)
     return ConvertReport(
@@ -257,7 +258,7 @@ def _begin(
         begun = begin_part(file, whole, requested, plan, remote, overwrite=overwrite)
     else:
         begun = begin(file, requested, plan, remote, resume=resume, overwrite=overwrite)
-    return replace(begun, run=requested.run)
+    return replace(begun, run=requested.run, counted=requested.counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,7 +315,7 @@ def _write_missing(
 
 
 def _records(shards: Sequence[Shard], journal: Journal) -> int:
-    return sum(count_in(shard, journal.finished[shard.name]) for shard in shards if shard.name in journal.finished)
+    return sum(journal.finished[shard.name].records for shard in shards if shard.name in journal.finished)
 
 
 def _check_modes(part: tuple[int, int] | None, *, resume: bool, overwrite: bool, merge: bool, engine: Any) -> None:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
-from dataload.catalog.checks import ShardIdentity
-from dataload.convert.journal import FinishedShard
+from dataload.catalog.checks import ContentMark
+from dataload.catalog.facts import Evidence, ShardFacts
 from dataload.sources.fields import spec_of
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import Format
 from dataload.types import FieldSpec
 
 
-def etag_of(entry: Format, shard: FinishedShard) -> str | None:
-    return shard.etag if entry.directory_file is None else None
+def with_etag(entry: Format, shard: ShardFacts) -> ShardFacts:
+    """Return facts for a manifest, which knows no times, and ETags of single files only."""
+    return replace(shard, evidence=Evidence(0, shard.evidence.etag if entry.directory_file is None else None))
 
 
 def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -> Mapping[str, FieldSpec]:
@@ -30,8 +32,8 @@ def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -
     return {}
 
 
-def identities_of(entry: Format, paths: Sequence[str], options: Mapping[str, Any]) -> list[ShardIdentity | None]:
-    """Return the identities of the shards' content, for the data set's fingerprint."""
+def contents_of(entry: Format, paths: Sequence[str], options: Mapping[str, Any]) -> list[ContentMark | None]:
+    """Return the marks of the shards' content, for the data set's fingerprint."""
     with entry.open(paths, options=without_cache(entry, options)) as source:
         return [*source.shard_identities()] if isinstance(source, FileSource) else [None] * len(paths)
 

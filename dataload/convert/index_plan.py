@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from dataload._util.settings import check_fields
 from dataload.catalog.checks import STORED_OPTIONS
 from dataload.catalog.evidence import shard_bytes
-from dataload.catalog.manifest import DataSetEntry, ShardEntry
+from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.store import read_manifest
 from dataload.convert.described import fields_of, without_cache
 from dataload.convert.plan import pattern_of, select_part
@@ -67,11 +67,11 @@ class PlannedSet:
     def open(self, paths: Sequence[str], options: Mapping[str, Any]) -> Source[Any]:
         return self.format.open(paths, options=without_cache(self.format, self._here(options, paths[0])))
 
-    def entry(self, directory: str, shards: Sequence[ShardEntry]) -> DataSetEntry:
+    def entry(self, directory: str, shards: Sequence[ShardFacts]) -> DataSetFacts:
         filled = (join(directory, shard.name) for shard in shards if shard.records)
         fields = fields_of(self.format, filled, self._here(self.options, directory))
         kept = self.stored(self.options)
-        return DataSetEntry.of(self.pattern, self.format.name, shards, fields=fields, options=kept)
+        return DataSetFacts.of(self.pattern, self.format.name, shards, fields=fields, options=kept)
 
     def _here(self, options: Mapping[str, Any], path: str) -> dict[str, Any]:
         return {**options, **({"remote": self.remote} if is_url(path) else {})}
@@ -165,7 +165,7 @@ def _planned(
     measuring: Measuring | None,
     pattern: str,
     names: Sequence[str],
-    entry: DataSetEntry | None,
+    entry: DataSetFacts | None,
 ) -> PlannedSet:
     alike = entry is not None and entry.format == found.format.name
     # Files describe themselves only where no manifest does.

@@ -9,25 +9,26 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO, Any, Self
+from typing import IO, Any
 
 import numpy as np
 
 from dataload._util.fingerprint import digest
 from dataload._util.machine import usable_cpus
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.evidence import LOCK_FILE
-from dataload.catalog.manifest import MANIFEST_NAME, DataSetEntry, Manifest, ShardEntry
+from dataload.catalog.checks import as_content
+from dataload.catalog.evidence import as_uploaded, describe_files, files_of, is_same
+from dataload.catalog.facts import DataSetFacts, Evidence, Measures, ShardFacts
+from dataload.catalog.manifest import MANIFEST_NAME, Manifest
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, merge_fields
 from dataload.catalog.store import read_manifest, update_manifest
 from dataload.codecs.npy import build_npy, parse_npy
-from dataload.convert.described import etag_of
+from dataload.convert.described import with_etag
 from dataload.convert.engine import Engine, check_whole, of_total, run_all
 from dataload.convert.index_plan import Measuring, PlannedSet, ShardList, plan_index, select_planned
-from dataload.convert.journal import FinishedShard
-from dataload.convert.measuring import Measures, keep_lengths, measure
+from dataload.convert.measuring import keep_lengths, measure
 from dataload.convert.receipts import merge_receipts, receipt_path, remove_receipts, save_receipt
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.discover import find_shards, split_format
@@ -52,7 +53,7 @@ class IndexReport:
     """
 
     path: str
-    data_sets: tuple[DataSetEntry, ...]
+    data_sets: tuple[DataSetFacts, ...]
     resumed: int
     unsaved: str = ""
 
@@ -146,7 +147,7 @@ class _Run:
         journal = _journal_path(self._plan.directory, self._remote, self._part)
         with storage_of(journal).lock(journal):
             with _open_journal(journal) as stream:
-                described = self._describe(_Described.load(journal), stream)
+                described = self._describe(_load_journal(journal), stream)
             try:
                 report = self._save(described)
             except CorruptFileError:
@@ -177,19 +178,19 @@ class _Run:
         path = join(self._plan.directory, MANIFEST_NAME)
         return IndexReport(path, tuple(each.unsaved() for each in described), self._resumed, reason)
 
-    def _describe(self, known: Mapping[tuple[str, str], _Described], journal: IO[bytes] | None) -> list[_DescribedSet]:
+    def _describe(self, known: Mapping[tuple[str, str], ShardFacts], journal: IO[bytes] | None) -> list[_DescribedSet]:
         if self._progress is not None:
             self._progress(0, self._total)
         found: list[_DescribedSet] = []
         for each in self._data_sets:
-            shards: list[ShardEntry] = []
+            shards: list[ShardFacts] = []
             lengths: list[Mapping[str, Array]] = []
             fields: dict[str, FieldStatistics] = {}
-            for shard, measures in _describe_all(self._plan.directory, each, known, journal, self._advance):
-                shards.append(shard)
-                if measures is not None:
-                    fields = merge_fields(fields, measures.fields)
-                    lengths.append(measures.lengths)
+            for facts in _describe_all(self._plan.directory, each, known, journal, self._advance):
+                shards.append(with_etag(each.format, facts))
+                if facts.measures is not None:
+                    fields = merge_fields(fields, facts.measures.fields)
+                    lengths.append(facts.measures.lengths)
             entry, statistics = each.entry(self._plan.directory, shards), None
             if each.measuring is not None:
                 options = each.stored(each.measured)
@@ -208,11 +209,11 @@ class _Run:
 class _DescribedSet:
     """A described data set, its statistics if requested, and the lengths in each shard."""
 
-    entry: DataSetEntry
+    entry: DataSetFacts
     statistics: DataSetStatistics | None
     lengths: Sequence[Mapping[str, Array]]
 
-    def saved(self, directory: str, remote: Remote) -> DataSetEntry:
+    def saved(self, directory: str, remote: Remote) -> DataSetFacts:
         if self.statistics is None:
             return self.entry
         joined: dict[str, Array] = {}
@@ -222,7 +223,7 @@ class _DescribedSet:
                 joined[name] = np.concatenate(arrays)
         return keep_lengths(directory, self.entry, self.statistics, joined, remote)
 
-    def unsaved(self) -> DataSetEntry:
+    def unsaved(self) -> DataSetFacts:
         return self.entry if self.statistics is None else replace(self.entry, statistics=self.statistics.to_json())
 
 
@@ -236,36 +237,39 @@ def _journal_path(directory: str, remote: Remote, part: tuple[int, int] | None) 
     return discard_untrusted(os.path.join(folder, f"{digest(directory, *(part or ()))}.journal"))
 
 
-@dataclass(frozen=True, slots=True)
-class _Described:
-    """A shard in the journal of an interrupted run."""
+def _load_journal(path: str) -> dict[tuple[str, str], ShardFacts]:
+    """Return the finished shards of an interrupted run by (name, key), without unreadable lines."""
+    known: dict[tuple[str, str], ShardFacts] = {}
+    with suppress(OSError, UnicodeDecodeError):
+        for line in read_text(path).splitlines():
+            # The last one may have been cut off.
+            with suppress(ValueError, TypeError, RecursionError, AttributeError, CorruptFileError):
+                name, key, records, size, sha256, mtime_ns, etag, identity, *more = found = json.loads(line)
+                if [*map(type, found[:6])] == [str, str, int, int, str, int]:
+                    measures = _parse_measures(records, *more) if more else None
+                    content = None if identity is None else as_content(identity)
+                    evidence = Evidence(mtime_ns, etag)
+                    known[name, key] = ShardFacts(name, size, records, sha256, content, evidence, measures=measures)
+    return known
 
-    records: int
-    shard: FinishedShard
-    measures: Measures | None = None
 
-    @classmethod
-    def load(cls, path: str) -> dict[tuple[str, str], Self]:
-        """Return the finished shards by (name, key), without unreadable lines."""
-        known: dict[tuple[str, str], Self] = {}
-        with suppress(OSError, UnicodeDecodeError):
-            for line in read_text(path).splitlines():
-                # The last one may have been cut off.
-                with suppress(ValueError, TypeError, RecursionError, AttributeError, CorruptFileError):
-                    name, key, records, size, sha256, mtime_ns, etag, identity, *more = found = json.loads(line)
-                    if [*map(type, found[:6])] == [str, str, int, int, str, int]:
-                        measures = _parse_measures(records, *more) if more else None
-                        shard = FinishedShard(size, sha256, mtime_ns, etag, identity)
-                        known[name, key] = cls(records, shard, measures)
-        return known
-
-    def line(self, name: str, key: str) -> bytes:
-        found = [name, key, self.records, *astuple(self.shard)[:5]]
-        if self.measures is not None:
-            found.append({name: each.to_json() for name, each in self.measures.fields.items()})
-            lengths = self.measures.lengths.items()
-            found.append({name: base64.b64encode(build_npy(each)).decode() for name, each in lengths})
-        return json.dumps(found).encode() + b"\n"
+def _line(facts: ShardFacts, key: str) -> bytes:
+    evidence = facts.evidence
+    found: list[Any] = [
+        facts.name,
+        key,
+        facts.records,
+        facts.bytes,
+        facts.sha256,
+        evidence.mtime_ns,
+        evidence.etag,
+        facts.content,
+    ]
+    if facts.measures is not None:
+        found.append({name: each.to_json() for name, each in facts.measures.fields.items()})
+        lengths = facts.measures.lengths.items()
+        found.append({name: base64.b64encode(build_npy(each)).decode() for name, each in lengths})
+    return json.dumps(found).encode() + b"\n"
 
 
 def _parse_measures(records: int, fields: dict[str, Any], lengths: dict[str, str]) -> Measures:
@@ -286,27 +290,24 @@ def _open_journal(path: str) -> Generator[IO[bytes]]:
 def _describe_all(
     directory: str,
     data_set: PlannedSet,
-    known: Mapping[tuple[str, str], _Described],
+    known: Mapping[tuple[str, str], ShardFacts],
     journal: IO[bytes] | None,
     advance: Callable[[bool], None],
-) -> Iterator[tuple[ShardEntry, Measures | None]]:
+) -> Iterator[ShardFacts]:
     """Describe all shards in threads, note each in the journal, and yield them in order."""
     lock = threading.Lock()
 
-    def describe(name: str) -> tuple[ShardEntry, Measures | None]:
+    def describe(name: str) -> ShardFacts:
         path = join(directory, name)
-        described = known.get((name, data_set.key))
-        resumes = described is not None and described.shard.matches(path, data_set.remote)
-        if not resumes or described is None:
-            described = _describe(data_set, path)
+        facts = known.get((name, data_set.key))
+        resumes = facts is not None and is_same(facts, path, data_set.remote)
+        if not resumes or facts is None:
+            facts = _describe(data_set, path)
         with lock:
             if not resumes and journal is not None:
-                journal.write(described.line(name, data_set.key))
+                journal.write(_line(facts, data_set.key))
             advance(resumes)
-        found = described.shard
-        etag = etag_of(data_set.format, found)
-        entry = ShardEntry(name, described.records, found.bytes, etag, found.sha256, found.identity)
-        return entry, described.measures
+        return facts
 
     with DaemonThreads(min(_MOST_THREADS, usable_cpus())) as pool:
         futures = deque(pool.submit(describe, name) for name in data_set.names)
@@ -314,32 +315,30 @@ def _describe_all(
             yield futures.popleft().result()
 
 
-def _describe(data_set: PlannedSet, path: str) -> _Described:
-    remote = data_set.remote
+def _describe(data_set: PlannedSet, path: str) -> ShardFacts:
+    remote, name = data_set.remote, base_name(path)
     if not is_url(path):
         with file_errors(path):
-            finished = FinishedShard.of(path)
-        return _described(data_set, path, finished)
+            facts = describe_files(name, files_of(path), 0)
+        return _measured(data_set, path, facts)
     storage = storage_of(path, remote)
-    files = [join(path, name) for name in storage.list(path)] if storage.is_directory(path) else [path]
-    leases = [storage.lease(file) for file in files if base_name(file) != LOCK_FILE]  # reading finds the copies
-    finished = FinishedShard.of_files([lease.path for lease in leases]).as_uploaded(path, remote)
-    described = _described(data_set, path, finished)
+    leases = [storage.lease(file) for file in files_of(path, remote)]  # reading finds the copies
+    facts = as_uploaded(describe_files(name, [lease.path for lease in leases], 0), path, remote)
+    measured = _measured(data_set, path, facts)
     if remote.options.cache is None:  # not to be kept
         for lease in leases:
             storage_of(lease.path).remove(lease.path)
-    return described
+    return measured
 
 
-def _described(data_set: PlannedSet, path: str, finished: FinishedShard) -> _Described:
+def _measured(data_set: PlannedSet, path: str, facts: ShardFacts) -> ShardFacts:
     with data_set.open([path], data_set.options) as source:
-        records = len(source)
-        identity = source.shard_identities()[0] if isinstance(source, FileSource) else None
-    finished = replace(finished, identity=identity)
+        content = source.shard_identities()[0] if isinstance(source, FileSource) else None
+        facts = replace(facts, records=len(source), content=content)
     if data_set.measuring is None:
-        return _Described(records, finished)
+        return facts
     with data_set.open([path], data_set.measured) as source:
-        if len(source) != records:
-            message = f"{path} has {len(source):,} records with these options, {records:,} with those in the manifest"
-            raise ConfigError(f"{message}: run `dataload index --manifest` with these first", key="option")
-        return _Described(records, finished, measure(source, data_set.measuring.fields))
+        if len(source) != facts.records:
+            here = f"{path} has {len(source):,} records with these options, {facts.records:,} with those in the"
+            raise ConfigError(f"{here} manifest: run `dataload index --manifest` with these first", key="option")
+        return replace(facts, measures=measure(source, data_set.measuring.fields))

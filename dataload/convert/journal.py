@@ -7,68 +7,18 @@ plan and, once merged, the shards that the partitions have finished.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dataload.catalog.checks import ShardIdentity, as_identity, is_count
-from dataload.catalog.evidence import LOCK_FILE, shard_bytes
+from dataload.catalog.checks import as_content, is_count
+from dataload.catalog.facts import Evidence, ShardFacts
 from dataload.convert.function_values import VALUES
 from dataload.errors import ConfigError, SourceError
-from dataload.storage import Remote, is_url, storage_of
+from dataload.storage import Remote, storage_of
 
 _VERSION = 1
-
-
-@dataclass(frozen=True, slots=True)
-class FinishedShard:
-    """Size in bytes, hash and version of a complete shard: of its file, or of all files in its directory.
-
-    In an object store, `mtime_ns` is 0 and `identity` known (see `ShardEntry.identity`). `records` is None for the
-    planned number. `skipped` counts the bad records left out.
-    """
-
-    bytes: int
-    sha256: str
-    mtime_ns: int
-    etag: str | None = None
-    identity: ShardIdentity | None = None
-    records: int | None = None
-    skipped: int = 0
-
-    def __post_init__(self) -> None:
-        if self.identity is not None:  # from a saved journal
-            object.__setattr__(self, "identity", as_identity(self.identity))
-
-    @classmethod
-    def of(cls, path: str, hashed: tuple[int, str] | None = None) -> Self:
-        files = _files(path)
-        size = _size(files)
-        sha256 = hashed[1] if hashed is not None and hashed[0] == size else _sha256(files)
-        return cls(size, sha256, _mtime_ns(files))
-
-    @classmethod
-    def of_files(cls, files: Sequence[str]) -> Self:
-        return cls(_size(files), _sha256(files), _mtime_ns(files))
-
-    def as_uploaded(self, url: str, remote: Remote | None) -> Self:
-        return dataclasses.replace(self, mtime_ns=0, etag=storage_of(url, remote).etag(url))
-
-    def matches(self, path: str, remote: Remote | None = None) -> bool:
-        """Return whether `path` is still this shard. Its content is read only if its mtime differs."""
-        try:
-            if is_url(path):
-                storage = storage_of(path, remote)
-                return shard_bytes(path, remote) == self.bytes and storage.etag(path) == self.etag
-            files = _files(path)
-            if _size(files) != self.bytes:
-                return False
-            return _mtime_ns(files) == self.mtime_ns or _sha256(files) == self.sha256
-        except OSError:
-            return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,11 +30,11 @@ class Journal:
     format: str  # name of the format being written
     options: dict[str, str]  # everything else that decides the content: the writer's options, as text
     shards: tuple[tuple[str, int, int], ...]  # (file name, first record, last record + 1)
-    finished: dict[str, FinishedShard] = dataclasses.field(default_factory=dict[str, FinishedShard])  # by file name
-    version: int = _VERSION
+    finished: dict[str, ShardFacts] = dataclasses.field(default_factory=dict[str, ShardFacts])  # by file name
     run: str = ""  # of a journal in an object store: random, so that the journals of two runs always differ
     parts: int = 0  # the number of parts; 0 if the conversion is one run
     part: int = 0  # its number, from 1; 0 for the whole
+    counted: bool = False  # whether the numbers of records may differ from the plan, so that the file has them
 
     def __post_init__(self) -> None:
         # A saved journal may have been damaged, or made up.
@@ -96,12 +46,8 @@ class Journal:
         if unknown := self.finished.keys() - {name for name, _, _ in self.shards}:
             raise ValueError(f"it has no shard {min(unknown)!r}, and yet says that it is finished")
         for name, shard in self.finished.items():
-            records = 0 if shard.records is None else shard.records
-            for what, count in (
-                ("size", shard.bytes),
-                ("number of records", records),
-                ("number skipped", shard.skipped),
-            ):
+            counts = {"size": shard.bytes, "number of records": shard.records, "number skipped": shard.skipped}
+            for what, count in counts.items():
                 if not is_count(count):
                     raise TypeError(f"the {what} of the shard {name!r} is {count!r}")
 
@@ -128,30 +74,51 @@ class Journal:
             yield f"shards: {_summary(self.shards)} when it began, {_summary(now.shards)} now"
 
     def to_bytes(self) -> bytes:
-        table = dataclasses.asdict(self)
-        if not self.parts:  # as in releases before parts
-            del table["parts"], table["part"]
-        if not self.run:  # of local files, as in releases before URLs
-            del table["run"]
-        for shard in table["finished"].values():
-            if not self.run and not self.parts:
-                del shard["etag"], shard["identity"]
-            if shard["records"] is None:
-                del shard["records"], shard["skipped"]
+        table = {name: getattr(self, name) for name in ("source", "records", "format", "options", "shards")}
+        table |= {"finished": {name: self._to_json(shard) for name, shard in self.finished.items()}}
+        table |= {"version": _VERSION}
+        table |= {"run": self.run} if self.run else {}  # not of local files, as in releases before URLs
+        table |= {"parts": self.parts, "part": self.part} if self.parts else {}  # as in releases before parts
         return json.dumps(table, indent=1).encode()
+
+    def _to_json(self, shard: ShardFacts) -> dict[str, Any]:
+        evidence = shard.evidence
+        elsewhere = {"etag": evidence.etag, "identity": shard.content} if self.run or self.parts else {}
+        counts = {"records": shard.records, "skipped": shard.skipped} if self.counted else {}
+        return {"bytes": shard.bytes, "sha256": shard.sha256, "mtime_ns": evidence.mtime_ns, **elsewhere, **counts}
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Self:
         try:
             table: dict[str, Any] = json.loads(data)
-            if table["version"] != _VERSION:
-                raise ValueError(f"its version is {table['version']!r}, this release reads {_VERSION}")
-            finished = {str(name): FinishedShard(**shard) for name, shard in table.pop("finished").items()}
+            if (version := table.pop("version")) != _VERSION:
+                raise ValueError(f"its version is {version!r}, this release reads {_VERSION}")
             shards = tuple((str(name), int(start), int(stop)) for name, start, stop in table.pop("shards"))
-            return cls(**table, shards=shards, finished=finished)
+            planned = {name: stop - start for name, start, stop in shards}
+            found: dict[str, dict[str, Any]] = table.pop("finished")
+            finished = {name: _parse_shard(name, planned.get(name, 0), **shard) for name, shard in found.items()}
+            counted = any("records" in shard for shard in found.values())
+            return cls(**table, shards=shards, finished=finished, counted=counted)
         except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             message = f"{path} is not a conversion journal ({error}): delete it, or pass overwrite=True to start over"
             raise ConfigError(message, key="resume", value=path) from error
+
+
+def _parse_shard(
+    name: str,
+    planned: int,
+    *,
+    bytes: int,  # noqa: A002 - the key in the file
+    sha256: str,
+    mtime_ns: int,
+    etag: str | None = None,
+    identity: Any = None,
+    records: int | None = None,
+    skipped: int = 0,
+) -> ShardFacts:
+    content = None if identity is None else as_content(identity)
+    count = planned if records is None else records
+    return ShardFacts(name, bytes, count, sha256, content, Evidence(mtime_ns, etag), skipped)
 
 
 class JournalFile:
@@ -196,27 +163,3 @@ class JournalFile:
 
 def _summary(shards: Sequence[tuple[str, int, int]]) -> str:
     return f"{len(shards)} ({shards[0][0]}, ...)" if shards else "0"
-
-
-def _files(path: str) -> list[str]:
-    if not os.path.isdir(path):
-        return [path]
-    # Hidden files are leftovers of file systems and file managers, not LMDB's.
-    names = [name for name in sorted(os.listdir(path)) if name != LOCK_FILE and not name.startswith(".")]
-    return [os.path.join(path, name) for name in names]
-
-
-def _size(files: Sequence[str]) -> int:
-    return sum(os.stat(file).st_size for file in files)
-
-
-def _mtime_ns(files: Sequence[str]) -> int:
-    return max((os.stat(file).st_mtime_ns for file in files), default=0)
-
-
-def _sha256(files: Sequence[str]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        with open(file, "rb") as stream:
-            hashlib.file_digest(stream, lambda: digest)
-    return digest.hexdigest()

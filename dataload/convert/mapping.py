@@ -14,8 +14,7 @@ from typing import Any, Self, cast
 from dataload._util.failures import mark_users
 from dataload._util.randomness import check_seed
 from dataload._util.settings import check_choice, check_max_bad
-from dataload.catalog.checks import LONGEST_SOURCE, LONGEST_TEXT
-from dataload.catalog.manifest import MapEntry
+from dataload.catalog.checks import LONGEST_SOURCE, LONGEST_TEXT, MapEntry
 from dataload.convert.blocks import read_records
 from dataload.convert.function_values import VALUES, describe_values
 from dataload.convert.tokenize import Tokenize

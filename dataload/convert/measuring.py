@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
-from dataload.catalog.manifest import DataSetEntry
+from dataload.catalog.facts import DataSetFacts, Measures
 from dataload.catalog.statistics import (
     LONGEST_LABEL,
     MOST_LABELS,
@@ -39,13 +39,6 @@ _LARGEST_SQUARED = 2.0**500
 _SPLIT = float(2**27 + 1)
 
 
-class Measures(NamedTuple):
-    """The statistics of records by field, and the `lengths`, (records,) unsigned, of fields that all records have."""
-
-    fields: dict[str, FieldStatistics]
-    lengths: dict[str, Array]
-
-
 def measure(source: Source[Any], fields: Sequence[str] | None = None) -> Measures:
     found: dict[str, FieldStatistics] = {}
     blocks: dict[str, list[Array]] = {}
@@ -61,11 +54,11 @@ def measure(source: Source[Any], fields: Sequence[str] | None = None) -> Measure
 
 def keep_lengths(
     directory: str,
-    entry: DataSetEntry,
+    entry: DataSetFacts,
     statistics: DataSetStatistics,
     lengths: Mapping[str, Array],
     remote: Remote | None,
-) -> DataSetEntry:
+) -> DataSetFacts:
     """Write the lengths of fields that differ in length beside the data, and return the entry with its statistics."""
     files = {
         name: save_lengths(directory, narrow(lengths[name]), remote)

@@ -8,9 +8,11 @@ from contextlib import suppress
 from dataclasses import replace
 
 from dataload._util.threads import DaemonThreads
+from dataload.catalog.evidence import is_same
+from dataload.catalog.facts import ShardFacts
 from dataload.catalog.store import locked
 from dataload.convert.function_values import check_values
-from dataload.convert.journal import FinishedShard, Journal, JournalFile
+from dataload.convert.journal import Journal, JournalFile
 from dataload.convert.plan import Shard, part_path, select_part
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.storage import Remote, is_url, parent, storage_of
@@ -99,7 +101,7 @@ def merged(file: JournalFile, requested: Journal, plan: Sequence[Shard], remote:
     _existing(plan, remote)  # one request for the versions of all objects
     _check_unchanged(begun, plan, remote, remedy)
     if begun.parts:
-        begun = replace(begun, run=requested.run)
+        begun = replace(begun, run=requested.run, counted=requested.counted)
         file.save(begun)  # now the receipts are not needed
     return begun
 
@@ -155,7 +157,7 @@ def _load(file: JournalFile, *, overwrite: bool) -> Journal | None:
         return None  # it is replaced
 
 
-def _finished(path: str, requested: Journal, plan: Sequence[Shard], remote: Remote | None) -> dict[str, FinishedShard]:
+def _finished(path: str, requested: Journal, plan: Sequence[Shard], remote: Remote | None) -> dict[str, ShardFacts]:
     """Return the shards in all receipts, which must be of finished partitions of the requested conversion."""
     count = requested.parts
 
@@ -176,7 +178,7 @@ def _finished(path: str, requested: Journal, plan: Sequence[Shard], remote: Remo
 
     with DaemonThreads(_MOST_THREADS) as pool:
         receipts = [*pool.map(load, range(1, count + 1))]
-    finished: dict[str, FinishedShard] = {}
+    finished: dict[str, ShardFacts] = {}
     missing: list[str] = []
     for number, receipt in enumerate(receipts, 1):
         names = {shard.name for shard in select_part(plan, number, count)}
@@ -193,7 +195,7 @@ def _finished(path: str, requested: Journal, plan: Sequence[Shard], remote: Remo
 
 def _check_unchanged(journal: Journal, shards: Sequence[Shard], remote: Remote | None, remedy: str) -> None:
     for shard in shards:
-        if not journal.finished[shard.name].matches(shard.path, remote):
+        if not is_same(journal.finished[shard.name], shard.path, remote):
             message = f"{shard.path} is missing, or has changed since it was finished: {remedy}"
             raise ConfigError(message, key="part", value=shard.path)
 
@@ -228,7 +230,7 @@ def without_damaged(journal: Journal, plan: Sequence[Shard], notes: list[str], r
     """Return `journal` without the shards that have changed since they were finished, and note each."""
     intact = dict(journal.finished)
     for shard in plan:
-        if shard.name in intact and not intact[shard.name].matches(shard.path, remote):
+        if shard.name in intact and not is_same(intact[shard.name], shard.path, remote):
             del intact[shard.name]
             notes.append(f"{shard.path} has changed since it was finished and was written again")
     return replace(journal, finished=intact)

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from dataload.catalog.evidence import shard_bytes
-from dataload.catalog.manifest import MANIFEST_NAME, DataSetEntry, Manifest, merge_manifests
+from dataload.catalog.evidence import find_shard
+from dataload.catalog.facts import DataSetFacts
+from dataload.catalog.manifest import MANIFEST_NAME, Manifest, merge_manifests
 from dataload.catalog.statistics import DataSetStatistics
 from dataload.catalog.store import remove_lengths
 from dataload.convert.measuring import keep_lengths
@@ -28,7 +29,7 @@ def receipt_path(directory: str, number: int, count: int) -> str:
     return join(directory, f".{MANIFEST_NAME}.{number}-of-{count}")
 
 
-def save_receipt(path: str, entries: Sequence[DataSetEntry], remote: Remote | None) -> None:
+def save_receipt(path: str, entries: Sequence[DataSetFacts], remote: Remote | None) -> None:
     storage = storage_of(path, remote)
     found = storage.load(path)
     with suppress(FileExistsError):  # another run of the partition has just written it
@@ -49,7 +50,7 @@ def remove_receipts(directory: str, manifest: Manifest, remote: Remote | None) -
 
 def merge_receipts(
     directory: str, expected: Callable[[int, int], Sequence[tuple[Any, ...]]], remote: Remote | None
-) -> tuple[DataSetEntry, ...]:
+) -> tuple[DataSetFacts, ...]:
     """Return the data sets that all partitions describe; `expected` returns what their receipts must contain."""
     found = _found(directory, remote)
     counts = sorted({count for _, count in found.values()})
@@ -71,8 +72,8 @@ def merge_receipts(
 
 
 def _with_lengths(
-    directory: str, merged: DataSetEntry, parts: Sequence[Manifest], remote: Remote | None
-) -> DataSetEntry:
+    directory: str, merged: DataSetFacts, parts: Sequence[Manifest], remote: Remote | None
+) -> DataSetFacts:
     if merged.statistics is None:
         return merged
     own = [entry for part in parts for entry in part.data_sets if entry.pattern == merged.pattern]
@@ -126,20 +127,16 @@ def _load(
     return manifest
 
 
-def _options_of_statistics(entry: DataSetEntry) -> dict[str, Any] | None:
+def _options_of_statistics(entry: DataSetFacts) -> dict[str, Any] | None:
     return None if entry.statistics is None else dict(DataSetStatistics.parse(entry.statistics).options)
 
 
-def _check_unchanged(directory: str, entries: Sequence[DataSetEntry], remote: Remote | None) -> None:
-    storage = storage_of(directory, remote)
+def _check_unchanged(directory: str, entries: Sequence[DataSetFacts], remote: Remote | None) -> None:
     if is_url(directory):
-        storage.list(directory)  # one request for the versions of all objects
+        storage_of(directory, remote).list(directory)  # one request for the versions of all objects
     for entry in entries:
-        found: dict[str, tuple[int, str | None]] = {}
-        for name in entry.names:
-            path = join(directory, name)
-            with suppress(SourceNotFoundError):
-                found[name] = shard_bytes(path, remote), storage.etag(path)
+        looks = {name: find_shard(join(directory, name), remote) for name in entry.names}
+        found = {name: look for name, look in looks.items() if look is not None}
         for line in entry.stale(found):
             message = f"cannot merge, because a shard has changed since it was indexed: {line} of its part"
             raise ConfigError(f"{message}: run that part again", key="merge", value=directory)

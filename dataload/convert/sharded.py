@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from dataload._util.indexing import expand_braces
 from dataload._util.machine import usable_cpus
 from dataload._util.settings import check_count, check_flags
 from dataload._util.threads import DaemonThreads
+from dataload.catalog.evidence import as_uploaded
 from dataload.catalog.store import read_manifest, update_manifest
 from dataload.convert.blocks import size_of
-from dataload.convert.journal import FinishedShard, Journal
 from dataload.convert.mapping import KEY, RecordMap
 from dataload.convert.plan import Shard, plan_shards, shard_names
-from dataload.convert.writing import KEY_DIGITS, Writing, manifest_entry
+from dataload.convert.writing import KEY_DIGITS, Writing, facts_of
 from dataload.errors import ConfigError
 from dataload.sources.discover import find_destination
 from dataload.sources.format import Format
@@ -202,24 +202,17 @@ class ShardedWriter(ClosedOrAborted):
             self._open.clear()
             remote = self._writing.remote
             with DaemonThreads(min(_MOST_THREADS, usable_cpus())) as pool:
-                described = [*pool.map(self._writing.describe, map(self._staged, range(count)))]
+                described = [*pool.map(self._writing.describe, map(self._staged, range(count)), self._lengths)]
             self._move([shard.path for shard in named])
         ends = [sum(self._lengths[: shard + 1]) for shard in range(count)]
         plan = [Shard(shard.path, end - n, end) for shard, end, n in zip(named, ends, self._lengths, strict=True)]
         finished = {
-            shard.name: found if remote is None else found.as_uploaded(shard.path, remote)
+            shard.name: replace(found, name=shard.name) if remote is None else as_uploaded(found, shard.path, remote)
             for shard, found in zip(plan, described, strict=True)
         }
-        update_manifest(parent(self._destination), [self._entry_of(plan, finished)], remote=remote)
+        update_manifest(parent(self._destination), [facts_of(plan, finished, self._writing)], remote=remote)
         self._staging.abort()
         self.paths = tuple(shard.path for shard in plan)
-
-    def _entry_of(self, plan: Sequence[Shard], finished: dict[str, FinishedShard]) -> Any:
-        shards = tuple((shard.name, shard.start, shard.stop) for shard in plan)
-        journal = Journal(
-            source="", records=self._count, format=self._entry.name, options={}, shards=shards, finished=finished
-        )
-        return manifest_entry(plan, journal, self._writing)
 
     def _move(self, paths: Sequence[str]) -> None:
         files: list[tuple[str, str]] = []

@@ -12,12 +12,13 @@ from typing import Any, Self, cast
 
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.classes import classes_of, with_classes
-from dataload.catalog.manifest import DataSetEntry, ShardEntry
+from dataload.catalog.evidence import as_uploaded, describe_files, files_of
+from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.convert.blocks import read_ahead
-from dataload.convert.described import etag_of, fields_of, identities_of
+from dataload.convert.described import contents_of, fields_of, with_etag
 from dataload.convert.function_values import VALUES, describe_values
 from dataload.convert.hash_ahead import HashAhead
-from dataload.convert.journal import FinishedShard, Journal, JournalFile
+from dataload.convert.journal import Journal, JournalFile
 from dataload.convert.mapping import KEY, RecordMap, SkippedRecords, numbered
 from dataload.convert.plan import Shard, pattern_of
 from dataload.errors import ConfigError
@@ -25,7 +26,7 @@ from dataload.loader.bad_records import Budget
 from dataload.sources.base import Source
 from dataload.sources.format import Format
 from dataload.sources.writer import DEFAULT_CODEC, Writer, codec_name
-from dataload.storage import Remote
+from dataload.storage import Remote, base_name
 from dataload.types import FieldSpec, RandomAccessSource
 
 KEY_DIGITS = 8
@@ -80,10 +81,10 @@ class Writing:
         codec = self.options.get("codec")
         return {"codec": codec} if isinstance(codec, str) and "codec" in self.entry.reader_options.names() else {}
 
-    def describe(self, path: str, hashed: tuple[int, str] | None = None) -> FinishedShard:
-        found = FinishedShard.of(path, hashed)
+    def describe(self, path: str, records: int, hashed: tuple[int, str] | None = None) -> ShardFacts:
+        found = describe_files(base_name(path), files_of(path), records, hashed)
         with suppress(ConfigError):  # the format's reader needs options from its user
-            return replace(found, identity=identities_of(self.entry, [path], self.reader_options)[0])
+            return replace(found, content=contents_of(self.entry, [path], self.reader_options)[0])
         return found
 
     def options_for(self, records: int) -> dict[str, Any]:
@@ -152,23 +153,19 @@ def _clean_key(key: Any) -> Any:
     return _NOT_IN_KEYS.sub("_", f"{folder}{slash}{name.replace('.', '_')}")
 
 
-def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) -> DataSetEntry:
+def facts_of(plan: Sequence[Shard], finished: Mapping[str, ShardFacts], writing: Writing) -> DataSetFacts:
     options = {**writing.entry.find_recorded((shard.path for shard in plan), writing.remote), **writing.reader_options}
     settings = {} if writing.remote is None else {"remote": writing.remote}
     fields: Mapping[str, FieldSpec] = {}
-    finished = [(shard, journal.finished[shard.name]) for shard in plan]
-    shards = [
-        ShardEntry(shard.name, count_in(shard, of), of.bytes, etag_of(writing.entry, of), of.sha256, of.identity)
-        for shard, of in finished
-    ]
+    shards = [with_etag(writing.entry, finished[shard.name]) for shard in plan]
     with suppress(ConfigError):  # the format's reader needs options from its user
-        filled = (shard.path for shard, of in finished if count_in(shard, of))
+        filled = (shard.path for shard, of in zip(plan, shards, strict=True) if of.records)
         fields = fields_of(writing.entry, filled, {**options, **settings})
         fields = with_classes(fields, writing.classes)
-        if writing.remote is None and not all(shard.identity for shard in shards):
-            identities = identities_of(writing.entry, [shard.path for shard in plan], options)
-            shards = [shard._replace(identity=found) for shard, found in zip(shards, identities, strict=True)]
-    described = DataSetEntry.of(
+        if writing.remote is None and not all(shard.content for shard in shards):
+            contents = contents_of(writing.entry, [shard.path for shard in plan], options)
+            shards = [replace(shard, content=found) for shard, found in zip(shards, contents, strict=True)]
+    described = DataSetFacts.of(
         pattern_of([shard.name for shard in plan]),
         writing.entry.name,
         shards,
@@ -176,11 +173,7 @@ def manifest_entry(plan: Sequence[Shard], journal: Journal, writing: Writing) ->
         options=options,
     )
     function = writing.mapping.function
-    return described if function is None else replace(described, map=function.entry)
-
-
-def count_in(shard: Shard, finished: FinishedShard) -> int:
-    return shard.stop - shard.start if finished.records is None else finished.records
+    return described if function is None else replace(described, made_by=function.entry)
 
 
 def _is_function(option: Any) -> bool:
@@ -237,7 +230,7 @@ class _Completed:
     file: JournalFile
     running: Future[None] | None = None
 
-    def enter(self, name: str, complete: Callable[[ExitStack], FinishedShard], held: ExitStack) -> None:
+    def enter(self, name: str, complete: Callable[[ExitStack], ShardFacts], held: ExitStack) -> None:
         """Complete a shard and enter it in the journal, which does not change otherwise before `wait`."""
         finished = complete(held)
         self.journal = replace(self.journal, finished={**self.journal.finished, name: finished})
@@ -257,7 +250,7 @@ def _write_shard(
     overwrite: bool,
     advance: Callable[[int], None],
     skipped: SkippedRecords,
-) -> Callable[[ExitStack], FinishedShard]:
+) -> Callable[[ExitStack], ShardFacts]:
     """Write the records of a shard; return the function that closes its writer, which `held` holds."""
     before = len(skipped.records)
     options = writing.options_for(shard.stop - shard.start)
@@ -265,12 +258,12 @@ def _write_shard(
     writer = held.enter_context(writing.entry.create(shard.path, overwrite=overwrite, options=options))
     ahead = hashing.enter_context(HashAhead(writer.temporary)) if writing.entry.appends else None
     hashed: tuple[int, str] | None = None
-    local: FinishedShard | None = None
+    local: ShardFacts | None = None
 
     def before_publish(path: str) -> None:
         nonlocal hashed, local
         hashed = None if ahead is None else ahead.finish()
-        local = None if writing.remote is None else writing.describe(path, hashed)
+        local = None if writing.remote is None else writing.describe(path, len(writer), hashed)
 
     writer.before_publish = before_publish
     for first, samples in read_ahead(writing.mapping.reading(source), shard.start, shard.stop):
@@ -281,10 +274,11 @@ def _write_shard(
         advance(len(samples))
     left_out = len(skipped.records) - before
 
-    def complete(closing: ExitStack) -> FinishedShard:
+    def complete(closing: ExitStack) -> ShardFacts:
         closing.close()
-        found = writing.describe(shard.path, hashed) if local is None else local.as_uploaded(shard.path, writing.remote)
-        return replace(found, records=len(writer), skipped=left_out) if writing.mapping else found
+        if local is None:
+            return replace(writing.describe(shard.path, len(writer), hashed), skipped=left_out)
+        return replace(as_uploaded(local, shard.path, writing.remote), skipped=left_out)
 
     return complete
 

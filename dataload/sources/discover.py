@@ -11,7 +11,8 @@ from typing import Any, cast
 
 from dataload.catalog.classes import common_classes
 from dataload.catalog.evidence import shard_bytes
-from dataload.catalog.manifest import MANIFEST_NAME, DataSetEntry, Manifest, renewal
+from dataload.catalog.facts import DataSetFacts, Found
+from dataload.catalog.manifest import MANIFEST_NAME, Manifest, renewal
 from dataload.catalog.store import read_manifest
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.base import Source
@@ -68,7 +69,7 @@ class DataSetFiles:
 
     format: Format
     files: list[str]
-    listed: tuple[DataSetEntry, ...] = ()
+    listed: tuple[DataSetFacts, ...] = ()
     argument: Any = None
     remote: Remote | None = None
 
@@ -88,10 +89,10 @@ class DataSetFiles:
         if len(names) != len(self.files) or {*given} - harmless_options(self.format):
             return None
         lengths = tuple(records for entry in self.listed for records in entry.records)
-        found = tuple(identity for entry in self.listed for identity in entry.identities if identity is not None)
-        identities = found if len(found) == len(names) else None
+        found = tuple(mark for entry in self.listed for mark in entry.contents if mark is not None)
+        contents = found if len(found) == len(names) else None
         known = next((entry.fields for entry in self.listed if entry.fields), {})
-        return ListedShards(lengths, known, listed=True, identities=identities)
+        return ListedShards(lengths, known, listed=True, contents=contents)
 
     def open(self, selected: Sequence[str] | None, options: Mapping[str, Any]) -> Source[Any]:
         """Open the data set, and its files unless a manifest describes them, so that errors come before reads."""
@@ -162,7 +163,7 @@ def find_shards(
     return DataSetFiles(entry, files, listed, remote=remote)
 
 
-def _listed_format(listed: Sequence[DataSetEntry], files: Sequence[str], remote: Remote | None) -> Format:
+def _listed_format(listed: Sequence[DataSetFacts], files: Sequence[str], remote: Remote | None) -> Format:
     """Return the format that manifests name, of files that are in no other."""
     names = {each.format for each in listed}
     if len(names) == 1:
@@ -209,7 +210,7 @@ def _as_list(paths: Any) -> list[str]:
 
 def _expand(
     path: str, entry: Format | None, manifests: bool, remote: Remote | None, options: Collection[str]
-) -> tuple[list[str], DataSetEntry | None]:
+) -> tuple[list[str], DataSetFacts | None]:
     """Return all shards that a path or pattern names, and the entry of the manifest from which they are."""
     storage = storage_of(path, remote)
     if manifests and (listed := _listed_at_url(path, entry, remote)):
@@ -237,7 +238,7 @@ def _expand(
         raise
 
 
-def _listed_at_url(path: str, entry: Format | None, remote: Remote | None) -> DataSetEntry | None:
+def _listed_at_url(path: str, entry: Format | None, remote: Remote | None) -> DataSetFacts | None:
     """Ask for the manifest before anything else if `path` may be a directory, since one request may tell everything."""
     if not is_url(path) or path.startswith("http") or _PATTERN.search(path) or by_suffix(path) is not None:
         return None
@@ -249,7 +250,7 @@ def _listed_at_url(path: str, entry: Format | None, remote: Remote | None) -> Da
         return None
 
 
-def _listed(directory: str, entry: Format | None, remote: Remote | None) -> DataSetEntry | None:
+def _listed(directory: str, entry: Format | None, remote: Remote | None) -> DataSetFacts | None:
     """Return the only data set that the manifest of a directory lists, of a format if one is given, or None."""
     manifest = read_manifest(directory, remote)
     several = [*manifest.data_sets] if manifest is not None else []
@@ -267,17 +268,17 @@ def _listed(directory: str, entry: Format | None, remote: Remote | None) -> Data
         _check_files(directory, several[0], manifest, entry)
     elif remote is not None:  # the ETag in every request tells
         for shard in several[0].shards:
-            if shard.etag is not None:
-                remote.expect(join(directory, shard.name), shard.bytes, shard.etag)
+            if shard.evidence.etag is not None:
+                remote.expect(join(directory, shard.name), shard.bytes, shard.evidence.etag)
     return several[0]
 
 
-def _check_files(directory: str, listed: DataSetEntry, manifest: Manifest, entry: Format | None) -> None:
+def _check_files(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Format | None) -> None:
     """Compare the names and sizes of local shards with the manifest."""
-    found: dict[str, tuple[int, str | None]] = {}
+    found: dict[str, Found] = {}
     for name in listed.names:
         with suppress(SourceNotFoundError):
-            found[name] = shard_bytes(join(directory, name)), None
+            found[name] = Found(shard_bytes(join(directory, name)))
     problems = list(listed.stale(found))
     if not problems:
         known = {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)}

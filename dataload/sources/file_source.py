@@ -18,7 +18,7 @@ from dataload._util.fingerprint import digest
 from dataload._util.indexing import as_indices
 from dataload._util.settings import check_fields
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.checks import ShardIdentity
+from dataload.catalog.checks import ContentMark
 from dataload.catalog.classes import with_classes
 from dataload.catalog.evidence import ends_of_file
 from dataload.collate import scatter_columns
@@ -332,20 +332,20 @@ class FileSource(Source[T_co]):
             self._fingerprint = digest(self.format_name, shards, self._selected, options)
         return self._fingerprint
 
-    def shard_identities(self) -> Sequence[ShardIdentity]:
+    def shard_identities(self) -> Sequence[ContentMark]:
         """Return what the fingerprint says of the content of each shard; a manifest may know it."""
-        if self._known is not None and self._known.identities is not None:
-            return self._known.identities
+        if self._known is not None and self._known.contents is not None:
+            return self._known.contents
         shards = range(len(self._paths))
         if self._remote is None or not any(map(is_url, self._paths)):
-            return [*map(self._identity_of, shards)]
+            return [*map(self._mark_of, shards)]
         with DaemonThreads(self._opening_threads) as pool:  # most of the time is that of requests
-            return [*pool.map(self._identity_of, shards)]
+            return [*pool.map(self._mark_of, shards)]
 
-    def _identity_of(self, shard: int) -> ShardIdentity:
+    def _mark_of(self, shard: int) -> ContentMark:
         size, ends = ends_of_file(self._data_file(self._paths[shard]), self._remote)
         with reading_tables():
-            return size, ends, self._data_set().reader(shard).identity()
+            return ContentMark(size, ends, self._data_set().reader(shard).identity())
 
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""

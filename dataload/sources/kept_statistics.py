@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload.catalog.manifest import MANIFEST_NAME, DataSetEntry
+from dataload.catalog.checks import ContentMark
+from dataload.catalog.facts import DataSetFacts, is_same_content
+from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile
 from dataload.catalog.store import read_manifest
 from dataload.codecs.npy import build_npy, parse_npy
@@ -27,7 +28,7 @@ class Kept(NamedTuple):
     """Statistics of a data set, and numbers of shards, in its manifest's entry, that a source reads in this order."""
 
     directory: str
-    entry: DataSetEntry
+    entry: DataSetFacts
     statistics: DataSetStatistics
     shards: list[int]
 
@@ -46,8 +47,9 @@ def find_statistics(source: FileSource[Any]) -> tuple[Kept, ...]:
     Statistics that do not belong to the data, or to the options with which it is read, are none; a warning says so.
     """
     found: list[Kept] = []
-    listed: dict[str, dict[str, tuple[DataSetEntry, int]]] = {}
-    facts: Sequence[Any] = ()
+    listed: dict[str, dict[str, tuple[DataSetFacts, int]]] = {}
+    marks: Sequence[ContentMark] = ()
+    lengths = source.shard_lengths
     for shard, path in enumerate(source.paths):
         directory, name = parent(path), base_name(path)
         if directory not in listed:
@@ -60,8 +62,9 @@ def find_statistics(source: FileSource[Any]) -> tuple[Kept, ...]:
             if kept is None:
                 return ()
             found.append(kept)
-        facts = facts or [*zip(source.shard_lengths, source.shard_identities(), strict=True)]
-        if not entry.identities or _text(facts[shard]) != _text((entry.records[number], entry.identities[number])):
+        marks = marks or source.shard_identities()
+        mark = entry.contents[number] if entry.contents else None
+        if mark is None or lengths[shard] != entry.records[number] or not is_same_content(marks[shard], mark):
             _warn(directory, entry, f"{name} is not the shard from which they were computed")
             return ()
         found[-1].shards.append(number)
@@ -69,7 +72,7 @@ def find_statistics(source: FileSource[Any]) -> tuple[Kept, ...]:
 
 
 def lengths_of(
-    directory: str, entry: DataSetEntry, statistics: DataSetStatistics, field: str, remote: Remote | None
+    directory: str, entry: DataSetFacts, statistics: DataSetStatistics, field: str, remote: Remote | None
 ) -> Array | None:
     """Return the lengths of a field in all records of a data set, (records,); None if they are not kept."""
     records, found = sum(entry.records), statistics.fields.get(field, FieldStatistics())
@@ -125,7 +128,7 @@ def _load(path: str, file: LengthsFile, records: int, remote: Remote | None) -> 
     return lengths
 
 
-def _listed(directory: str, remote: Remote | None) -> dict[str, tuple[DataSetEntry, int]]:
+def _listed(directory: str, remote: Remote | None) -> dict[str, tuple[DataSetFacts, int]]:
     """Return the entries in the manifest of a directory, and numbers in them, by shard."""
     try:
         manifest = read_manifest(directory, remote)
@@ -135,7 +138,7 @@ def _listed(directory: str, remote: Remote | None) -> dict[str, tuple[DataSetEnt
     return {name: (entry, number) for entry in entries for number, name in enumerate(entry.names)}
 
 
-def _of_data_set(directory: str, entry: DataSetEntry, source: FileSource[Any]) -> Kept | None:
+def _of_data_set(directory: str, entry: DataSetFacts, source: FileSource[Any]) -> Kept | None:
     if entry.statistics is None:
         return None
     try:
@@ -150,11 +153,6 @@ def _of_data_set(directory: str, entry: DataSetEntry, source: FileSource[Any]) -
     return Kept(directory, entry, statistics, [])
 
 
-def _text(facts: Any) -> str:
-    """Return facts about a shard as text that is the same after they were in a manifest."""
-    return json.dumps(facts, default=str)
-
-
-def _warn(directory: str, entry: DataSetEntry, reason: str) -> None:
+def _warn(directory: str, entry: DataSetFacts, reason: str) -> None:
     path = join(directory, MANIFEST_NAME)
     warnings.warn(f"{path}: the statistics of {entry.pattern} are not used: {reason}; {_RENEW}", stacklevel=2)

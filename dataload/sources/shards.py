@@ -15,7 +15,7 @@ import numpy as np
 
 from dataload._util.indexing import split_by_shard
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.checks import ShardIdentity
+from dataload.catalog.checks import ContentMark
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
@@ -166,13 +166,13 @@ class ShardReader(ABC, Generic[T_co]):
 class ListedShards:
     """Facts about shards that are not open yet: from a manifest (`listed`), or from the process that sent the source.
 
-    `lengths` are numbers of records; `identities` see `FileSource.shard_identities`, None if one is unknown.
+    `lengths` are numbers of records; `contents` see `FileSource.shard_identities`, None if one is unknown.
     """
 
     lengths: tuple[int, ...]
     fields: Mapping[str, FieldSpec]
     listed: bool
-    identities: tuple[ShardIdentity, ...] | None = None
+    contents: tuple[ContentMark, ...] | None = None
 
     def check(self, shard: int, path: str, records: int) -> None:
         """Compare the number of records of an opened shard; a CorruptFileError if it differs."""

@@ -33,7 +33,8 @@ from drive import command_line
 from object_server import FileServer
 
 import dataload
-from dataload.catalog.manifest import DataSetEntry, Manifest, ShardEntry
+from dataload.catalog.facts import DataSetFacts, ShardFacts
+from dataload.catalog.manifest import Manifest
 from dataload.convert import convert
 from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import index_shards
@@ -177,7 +178,7 @@ def listed_index(folder: Path) -> None:
     wids_with_base(folder)
     table = json.loads((folder / "x.json").read_bytes())
     (folder / "x.json").write_text(json.dumps({**table, "shardlist": table["shardlist"][:1]}))
-    entry = DataSetEntry.of("x.json", "wids", [ShardEntry("x.json", 3, (folder / "x.json").stat().st_size)])
+    entry = DataSetFacts.of("x.json", "wids", [ShardFacts("x.json", (folder / "x.json").stat().st_size, 3)])
     (folder / "dataload.json").write_bytes(Manifest((entry,)).to_bytes())
 
 

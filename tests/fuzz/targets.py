@@ -27,7 +27,8 @@ import numpy as np
 
 import dataload
 from dataload._util.failures import owner_of
-from dataload.catalog.manifest import DataSetEntry, Manifest, ShardEntry
+from dataload.catalog.facts import DataSetFacts, Evidence, ShardFacts
+from dataload.catalog.manifest import Manifest
 from dataload.codecs import example, msgpack, npy, npz, tensorprotos
 from dataload.codecs.audio import decode_audio, decode_rate
 from dataload.codecs.decoders import DECODERS
@@ -721,10 +722,10 @@ def seeds_journal():
 
 
 def seeds_manifest():
-    shards = [ShardEntry("a-0.syr", 5, 10, '"e"', "0a" * 32), ShardEntry("a-1.syr", 6, 11)]
+    shards = [ShardFacts("a-0.syr", 10, 5, "0a" * 32, evidence=Evidence(0, '"e"')), ShardFacts("a-1.syr", 11, 6)]
     fields = {"x": dataload.FieldSpec("float32", (3, None))}
-    one = DataSetEntry.of("a-{0..1}.syr", "syrah", shards, fields=fields, options={"shapes": {"x": [3, -1]}})
-    other = DataSetEntry.of("b", "array_record", [ShardEntry("b", 0, 0)], options={"codec": "npz"})
+    one = DataSetFacts.of("a-{0..1}.syr", "syrah", shards, fields=fields, options={"shapes": {"x": [3, -1]}})
+    other = DataSetFacts.of("b", "array_record", [ShardFacts("b", 0, 0)], options={"codec": "npz"})
     return [Manifest((one, other)).to_bytes(), Manifest((one,)).to_bytes(), Manifest().to_bytes()]
 
 

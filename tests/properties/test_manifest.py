@@ -6,7 +6,9 @@ from contextlib import suppress
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload.catalog.manifest import DataSetEntry, Manifest, ShardEntry, merge_manifests
+from dataload.catalog.checks import ContentMark
+from dataload.catalog.facts import DataSetFacts, Evidence, Found, ShardFacts
+from dataload.catalog.manifest import Manifest, merge_manifests
 from dataload.errors import CorruptFileError
 from dataload.storage.paths import leads_elsewhere
 from dataload.types import FieldSpec
@@ -17,10 +19,13 @@ NAMES = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs", 
 ETAGS = st.none() | st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=1, max_size=40)
 HASHES = st.none() | st.text("0123456789abcdef", min_size=64, max_size=64)
 COUNTS = st.integers(0, 1 << 50)
-IDENTITIES = st.none() | st.tuples(
-    COUNTS, st.text("0123456789abcdef"), st.none() | st.text(max_size=9) | st.lists(st.text(max_size=9), max_size=2)
+MARKS = st.none() | st.builds(
+    ContentMark,
+    COUNTS,
+    st.text("0123456789abcdef"),
+    st.none() | st.text(max_size=9) | st.lists(st.text(max_size=9), max_size=2),
 )
-SHARDS = st.builds(ShardEntry, NAMES, COUNTS, COUNTS, ETAGS, HASHES, IDENTITIES)
+SHARDS = st.builds(ShardFacts, NAMES, COUNTS, COUNTS, HASHES, MARKS, ETAGS.map(lambda tag: Evidence(0, tag)))
 SPECS = st.builds(
     FieldSpec,
     st.sampled_from(["float32", "bytes", "str", "unknown", "<U7", "datetime64[ns]"]),
@@ -43,7 +48,7 @@ def manifests(draw):
     patterns = draw(st.lists(NAMES, min_size=len(cuts), max_size=len(cuts), unique=True))
     return Manifest(
         tuple(
-            DataSetEntry.of(
+            DataSetFacts.of(
                 pattern,
                 draw(NAMES),
                 shards[start:stop],
@@ -65,7 +70,7 @@ def test_json_and_back(manifest):
 @given(manifests(), st.data())
 def test_parts_merge_to_the_whole(manifest, data):
     parts = [
-        Manifest((DataSetEntry.of(entry.pattern, entry.format, [shard], fields=entry.fields, options=entry.options),))
+        Manifest((DataSetFacts.of(entry.pattern, entry.format, [shard], fields=entry.fields, options=entry.options),))
         for entry in manifest.data_sets
         for shard in entry.shards
     ]
@@ -77,10 +82,10 @@ def test_parts_merge_to_the_whole(manifest, data):
 @given(manifests(), st.data())
 def test_a_stale_shard_is_found(manifest, data):
     entry = data.draw(st.sampled_from(manifest.data_sets))
-    found = {shard.name: (shard.bytes, shard.etag) for shard in entry.shards}
+    found = {shard.name: Found(shard.bytes, shard.evidence) for shard in entry.shards}
     assert list(entry.stale(found)) == []
     victim = data.draw(st.sampled_from(entry.shards))
-    found[victim.name] = (victim.bytes + 1, victim.etag)
+    found[victim.name] = Found(victim.bytes + 1, victim.evidence)
     [line] = entry.stale(found)
     assert line.startswith(f"{victim.name} has ")
     del found[victim.name]

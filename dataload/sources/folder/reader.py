@@ -16,7 +16,7 @@ from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import digest
 from dataload._util.limits import no_memory
-from dataload.catalog.checks import ShardIdentity
+from dataload.catalog.checks import ContentMark
 from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension, plan_decoders
 from dataload.collate import default_collate
@@ -129,12 +129,12 @@ class FolderSource(FileSource[Record]):
             known[LABEL] = FieldSpec("int64", (), classes)
         return known
 
-    def _identity_of(self, shard: int) -> ShardIdentity:
+    def _mark_of(self, shard: int) -> ContentMark:
         root = self._data_file(self._paths[shard])
         if not storage_of(root, self._remote).is_directory(root):
-            return super()._identity_of(shard)
+            return super()._mark_of(shard)
         reader = cast("FolderReader", self._data_set().reader(shard))
-        return reader.total, "", reader.identity()
+        return ContentMark(reader.total, "", reader.identity())
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

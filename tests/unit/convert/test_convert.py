@@ -4,16 +4,18 @@ import json
 import os
 import re
 import shutil
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 import dataload
 from dataload._util.indexing import expand_braces
+from dataload.catalog.evidence import describe_files, files_of, is_same
+from dataload.catalog.facts import Evidence, ShardFacts
 from dataload.convert import convert
 from dataload.convert.blocks import read_ahead
-from dataload.convert.journal import FinishedShard, Journal, JournalFile
+from dataload.convert.journal import Journal, JournalFile
 from dataload.convert.plan import journal_path, plan_shards, summarize_paths
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.registry import get_format
@@ -168,12 +170,12 @@ def test_a_journal_of_version_0_1_loads(tmp_path):
         '{"source": "f1", "records": 5, "format": "syrah", "options": {"codec": "None"}, "shards": [["a-0", 0, 2], '
         '["a-1", 2, 5]], "finished": {"a-0": {"bytes": 3, "sha256": "ab", "mtime_ns": 17}}, "version": 1}'
     )
-    expected = journal(finished={"a-0": FinishedShard(3, "ab", 17)})
+    expected = journal(finished={"a-0": ShardFacts("a-0", 3, 2, "ab", evidence=Evidence(17))})
     assert JournalFile(str(path)).load() == expected
     JournalFile(str(path)).save(expected)
     assert JournalFile(str(path)).load() == expected
     assert "skipped" not in path.read_text(), "as version 0.1 expects"
-    mapped = journal(finished={"a-0": FinishedShard(3, "ab", 17, records=0, skipped=2)})
+    mapped = journal(finished={"a-0": ShardFacts("a-0", 3, 0, "ab", evidence=Evidence(17), skipped=2)}, counted=True)
     JournalFile(str(path)).save(mapped)
     assert JournalFile(str(path)).load() == mapped
     assert os.listdir(tmp_path) == ["m"]
@@ -220,7 +222,9 @@ FINISHED = {"bytes": 3, "sha256": "ab", "mtime_ns": 17}
     ],
 )
 def test_what_is_not_a_journal(tmp_path, content, problem):
-    (tmp_path / "m").write_text(content if isinstance(content, str) else json.dumps({**asdict(journal()), **content}))
+    (tmp_path / "m").write_text(
+        content if isinstance(content, str) else json.dumps({**json.loads(journal().to_bytes()), **content})
+    )
     told = rf"m is not a conversion journal \({problem}\): delete it, or pass overwrite=True"
     with pytest.raises(ConfigError, match=told):
         JournalFile(str(tmp_path / "m")).load()
@@ -250,20 +254,20 @@ def test_a_finished_shard_is_trusted_as_long_as_it_is_what_it_was(tmp_path, kind
         data = path / "data.mdb"
         (path / "lock.mdb").write_bytes(b"changes")
     data.write_bytes(b"0123456789")
-    finished = FinishedShard.of(str(path))
+    finished = describe_files("s", files_of(str(path)), 0)
     assert finished.sha256 == "84d89877f0d4041efb6bf91a16f0248f2fd573e6af05c19f96bedb9f882f7882"
-    assert finished.matches(str(path))
+    assert is_same(finished, str(path))
     os.utime(data, ns=(0, 0))
-    assert finished.matches(str(path)), "touched, but the same"
+    assert is_same(finished, str(path)), "touched, but the same"
     if kind == "directory":
         (path / "lock.mdb").write_bytes(b"changed!")
-        assert finished.matches(str(path)), "opening an environment writes to its lock"
+        assert is_same(finished, str(path)), "opening an environment writes to its lock"
     data.write_bytes(b"0123456780")
-    assert not finished.matches(str(path))
+    assert not is_same(finished, str(path))
     data.write_bytes(b"012345678")
-    assert not finished.matches(str(path))
+    assert not is_same(finished, str(path))
     shutil.rmtree(path) if kind == "directory" else path.unlink()
-    assert not finished.matches(str(path))
+    assert not is_same(finished, str(path))
 
 
 # Converting

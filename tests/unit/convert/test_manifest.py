@@ -15,7 +15,7 @@ import pytest
 
 import dataload
 from dataload.catalog import store as manifests
-from dataload.catalog.manifest import DataSetEntry, ShardEntry
+from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.store import read_manifest, update_manifest
 from dataload.convert import convert
 from dataload.convert.indexing import index_shards
@@ -371,7 +371,7 @@ def test_two_at_once(tmp_path):
 
 def test_updates_at_once_are_all_kept(tmp_path):
     names = [f"s{number}.syr" for number in range(12)]
-    made = [DataSetEntry.of(name, "syrah", [ShardEntry(name, 1, 1)]) for name in names]
+    made = [DataSetFacts.of(name, "syrah", [ShardFacts(name, 1, 1)]) for name in names]
     threads = [threading.Thread(target=update_manifest, args=(str(tmp_path), [entry])) for entry in made]
     for thread in threads:
         thread.start()
@@ -396,7 +396,7 @@ def test_writers_that_take_no_notice_of_the_lock(tmp_path, monkeypatch, conflict
             return storage.replace(*arguments)
 
     monkeypatch.setattr(manifests, "storage_of", lambda *_: Contended())
-    added = [DataSetEntry.of("a.syr", "syrah", [ShardEntry("a.syr", 1, 1)])]
+    added = [DataSetFacts.of("a.syr", "syrah", [ShardFacts("a.syr", 1, 1)])]
     if conflicts is None:
         monkeypatch.setattr(manifests.time, "monotonic", itertools.count(0, 4).__next__)
         with pytest.raises(SourceError, match=r"other processes have been writing .*\.json for 10 seconds: try again"):

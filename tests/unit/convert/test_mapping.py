@@ -351,8 +351,8 @@ def test_the_function_is_in_the_manifest(tmp_path, write_module):
     data = (tmp_path / "dataload.json").read_bytes()
     (entry,) = Manifest.parse(data, "m").data_sets
     assert Manifest((entry,)).to_bytes() == data
-    assert (entry.map.name, entry.map.source, entry.map.version) == ("prepared_here.keep", TEXT, "3")
-    assert entry.map == MapFunction.of(function).entry
+    assert (entry.made_by.name, entry.made_by.source, entry.made_by.version) == ("prepared_here.keep", TEXT, "3")
+    assert entry.made_by == MapFunction.of(function).entry
     with dataload.open(tmp_path) as found:
         assert len(found) == 4
 

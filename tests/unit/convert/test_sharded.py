@@ -50,7 +50,7 @@ def test_records_are_divided_as_the_rule_says(tmp_path, name, rule):
     (listed,) = Manifest.parse((tmp_path / "dataload.json").read_bytes(), "").data_sets
     assert listed.records == tuple(map(len, expected))
     assert all(listed.sha256)
-    assert len(listed.identities) == 3
+    assert len(listed.contents) == 3
 
 
 def test_a_manifest_is_that_of_convert(tmp_path):

@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from dataload.catalog.checks import STORED_OPTIONS, MapEntry
-from dataload.catalog.manifest import MOST_BYTES, DataSetEntry, Manifest, ShardEntry, merge_manifests
+from dataload.catalog.facts import DataSetFacts, Evidence, Found, ShardFacts
+from dataload.catalog.manifest import MOST_BYTES, Manifest, merge_manifests
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile, Numbers, merge_fields
 from dataload.convert.measuring import measure
 from dataload.errors import ConfigError, CorruptFileError
@@ -21,17 +22,17 @@ from dataload.sources.registry import built_in_formats
 from dataload.types import FieldSpec
 
 HASH = "12ab" * 16
-SHARDS = (ShardEntry("t-0.syr", 10, 1000, '"e0"', HASH), ShardEntry("t-1.syr", 9, 900, None, None))
+SHARDS = (ShardFacts("t-0.syr", 1000, 10, HASH, evidence=Evidence(0, '"e0"')), ShardFacts("t-1.syr", 900, 9))
 FIELDS = {"x": FieldSpec("float32", (3, None)), "s": FieldSpec("str", ()), "v": FieldSpec("int64", None)}
 
 
 def entry(shards=SHARDS, **changes):
     given = {"pattern": "t-{0..1}.syr", "format": "syrah", "fields": FIELDS, "options": {"shapes": {"x": [3, -1]}}}
     given |= changes
-    return DataSetEntry.of(given.pop("pattern"), given.pop("format"), shards, **given)
+    return DataSetFacts.of(given.pop("pattern"), given.pop("format"), shards, **given)
 
 
-OTHER = entry([ShardEntry("v.syr", 1, 1)], pattern="v.syr")
+OTHER = entry([ShardFacts("v.syr", 1, 1)], pattern="v.syr")
 
 # A file of this version, as it must always be readable.
 TEXT = """{"version":1,"data_sets":[
@@ -55,7 +56,7 @@ def test_a_manifest_of_version_1():
 def test_json_and_back():
     shards = {"name": ["v.syr"], "records": [1], "bytes": [1], "etag": None, "sha256": None}
     assert json.loads(Manifest((OTHER,)).to_bytes())["data_sets"][0]["shards"] == shards  # the unknown takes no room
-    manifest = Manifest((entry([ShardEntry("a\udcff.syr", 1, 2)]),))
+    manifest = Manifest((entry([ShardFacts("a\udcff.syr", 2, 1)]),))
     assert Manifest.parse(manifest.to_bytes(), "m") == manifest
 
 
@@ -161,9 +162,9 @@ def test_what_is_not_json(data):
 
 
 KEPT = DataSetStatistics(options={}, selected=None, fields={})
-SEVERAL = [ShardEntry(f"{n}.syr", 1, 10) for n in range(3)]
+SEVERAL = [ShardFacts(f"{n}.syr", 10, 1) for n in range(3)]
 OVERLAPPING = [
-    Manifest((replace(DataSetEntry.of("*.syr", "syrah", part), statistics=KEPT.to_json()),))
+    Manifest((replace(DataSetFacts.of("*.syr", "syrah", part), statistics=KEPT.to_json()),))
     for part in (SEVERAL[:2], SEVERAL[1:])
 ]
 ONE, TWICE = ({"a" * n: FieldStatistics(records=1)} for n in (1, 2))
@@ -183,7 +184,7 @@ def merged(*shards, **changes):
         (lambda: merged(format="tar"), "parts of the data set t-{0..1}.syr disagree about format: syrah, tar"),
         (lambda: merged(options={}), "disagree about options: {'shapes': {'x': [3, -1]}}, {}"),
         (lambda: merged(fields={"y": FieldSpec("int8", ())}), "disagree about fields: "),
-        (lambda: merged(SHARDS[0]._replace(records=11)), "parts disagree about the shard t-0.syr: ShardEntry(name='t-"),
+        (lambda: merged(replace(SHARDS[0], records=11)), "parts disagree about the shard t-0.syr: ShardFacts(name='t-"),
         (lambda: merge_manifests(OVERLAPPING), "two parts have statistics of the shard 1.syr"),
         (
             lambda: KEPT.merge(replace(KEPT, selected=("x",))),
@@ -212,18 +213,19 @@ def test_stale_shards():
         ({"t-0.syr": (1001, '"e0"')}, ["t-0.syr has 1,001 bytes, and 1,000 in the manifest"]),
         ({"t-0.syr": (1000, '"e1"')}, ['t-0.syr has the ETag "e1", and "e0" in the manifest']),
     ):
-        assert list(entry().stale({**found, **changes})) == lines
+        looks = {name: Found(size, Evidence(0, tag)) for name, (size, tag) in {**found, **changes}.items()}
+        assert list(entry().stale(looks)) == lines
 
 
 def test_a_data_set_takes_the_place_of_those_that_share_a_shard():
     manifest = Manifest((entry(), OTHER))
-    wider = entry([*SHARDS, ShardEntry("t-2.syr", 1, 1)], pattern="t-{0..2}.syr")
-    same_name = entry([ShardEntry("u.syr", 1, 1)])
+    wider = entry([*SHARDS, ShardFacts("t-2.syr", 1, 1)], pattern="t-{0..2}.syr")
+    same_name = entry([ShardFacts("u.syr", 1, 1)])
     for new in (wider, same_name):
         assert manifest.with_data_set(new).data_sets == (new, OTHER)
     assert Manifest().with_data_set(OTHER).with_data_set(entry()) == manifest
-    plain = DataSetEntry.of("a.syr", "syrah", [ShardEntry("a.syr", 1, 10, sha256="a" * 64)])
-    known = replace(plain, statistics={}, map=MapEntry("module:function", "", "a" * 64, ""))
+    plain = DataSetFacts.of("a.syr", "syrah", [ShardFacts("a.syr", 10, 1, "a" * 64)])
+    known = replace(plain, statistics={}, made_by=MapEntry("module:function", "", "a" * 64, ""))
     assert Manifest((known,)).with_data_set(plain).data_sets == (known,), "what is known of the same shards stays"
     other = replace(plain, sha256=("b" * 64,))
     assert Manifest((known,)).with_data_set(other).data_sets == (other,)
@@ -240,7 +242,10 @@ def test_parts_are_merged():
 
 
 def test_10_000_shards_take_few_bytes():
-    shards = [ShardEntry(f"train-{i:05d}.tar", i, 10**8 + i, f'"{i:032x}"', f"{i:064x}") for i in range(10_000)]
+    shards = [
+        ShardFacts(f"train-{i:05d}.tar", 10**8 + i, i, f"{i:064x}", evidence=Evidence(0, f'"{i:032x}"'))
+        for i in range(10_000)
+    ]
     data = Manifest((entry(shards),)).to_bytes()
     assert len(data) < 1_500_000
     assert Manifest.parse(data, "m").data_sets[0].shards == tuple(shards)

@@ -1,0 +1,197 @@
+"""Facts about shards and data sets, and their comparison with what lies there. Pure (no I/O)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Self
+
+from dataload.catalog.checks import (
+    ETAG,
+    HEX,
+    LARGEST,
+    LONGEST_TEXT,
+    STORED_OPTIONS,
+    ContentMark,
+    MapEntry,
+    check_name,
+    check_names,
+    check_texts,
+    is_count,
+    wrong_value,
+)
+from dataload.catalog.classes import classes_of, with_classes
+from dataload.catalog.statistics import FieldStatistics
+from dataload.types import Array, FieldSpec
+
+
+class Evidence(NamedTuple):
+    """Cheap evidence that a shard is unchanged where it lies; it says nothing about copies.
+
+    `mtime_ns`, in ns since 1970, is the latest of a directory's files; 0 if unknown, as in object stores. `etag` is
+    None if unknown, and for local files.
+    """
+
+    mtime_ns: int = 0
+    etag: str | None = None
+
+
+class Measures(NamedTuple):
+    """The statistics of records by field, and the `lengths`, (records,) unsigned, of fields that all records have."""
+
+    fields: Mapping[str, FieldStatistics]
+    lengths: Mapping[str, Array]
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFacts:
+    """Facts about a shard, a file or directory; None is unknown.
+
+    `bytes` and `sha256` are of the file, or of all visible files of a directory in order of name, except LMDB's lock.
+    Only jobs know `skipped`, the number of source records left out, and `measures`. Equal facts may have different
+    evidence.
+    """
+
+    name: str
+    bytes: int
+    records: int
+    sha256: str | None = None
+    content: ContentMark | None = None
+    evidence: Evidence = field(default=Evidence(), compare=False)
+    skipped: int = field(default=0, compare=False)
+    measures: Measures | None = field(default=None, compare=False)
+
+
+class Found(NamedTuple):
+    """A shard as one look finds it: size in bytes, evidence, and the mark of its content if it was read."""
+
+    bytes: int
+    evidence: Evidence = Evidence()
+    content: ContentMark | None = None
+
+
+def compare(facts: ShardFacts, found: Found | None) -> Literal["same", "changed", "unknown"]:
+    """Return whether a shard, None if missing, is still what is known of it. Equal size alone is "unknown"."""
+    if found is None or found.bytes != facts.bytes:
+        return "changed"
+    before, now = facts.evidence, found.evidence
+    if before.etag is not None and now.etag is not None:
+        return "same" if before.etag == now.etag else "changed"
+    if before.mtime_ns and before.mtime_ns == now.mtime_ns:
+        return "same"
+    if facts.content is not None and found.content is not None:
+        return "same" if is_same_content(facts.content, found.content) else "changed"
+    return "unknown"
+
+
+def is_same_content(one: ContentMark, other: ContentMark) -> bool:
+    """Return whether two marks are equal; in one from a manifest, tuples have become lists."""
+    return json.dumps(one, default=str) == json.dumps(other, default=str)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataSetFacts:
+    """Facts about a data set, as in a manifest: its shards by columns, in index order. It is checked when it is made.
+
+    `pattern`, such as ``"train-{000..127}.tar"``, is its name; `bytes` are the sizes of shards. `contents` are empty
+    if all are unknown, `fields` if records are bytes. `options` of the reader decide how records are decoded, see
+    `STORED_OPTIONS`. `made_by` is the function of a conversion; `statistics` is what `DataSetStatistics` parses, when
+    it is used.
+    """
+
+    pattern: str
+    format: str
+    names: tuple[str, ...]
+    records: tuple[int, ...]
+    bytes: tuple[int, ...]
+    etags: tuple[str | None, ...]
+    sha256: tuple[str | None, ...]
+    contents: tuple[ContentMark | None, ...] = ()
+    fields: Mapping[str, FieldSpec] = field(default_factory=dict[str, FieldSpec])
+    options: Mapping[str, Any] = field(default_factory=dict[str, Any])
+    made_by: MapEntry | None = None
+    statistics: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        check_name(self.pattern, "pattern")
+        check_name(self.format, "format")
+        _check_shards(self)
+        for name, value in self.options.items():
+            if name not in STORED_OPTIONS:
+                raise wrong_value("options", f"one of {', '.join(sorted(STORED_OPTIONS))}", name)
+            if not STORED_OPTIONS[name](value):
+                raise wrong_value(f"options.{name}", "a value of this option", value)
+
+    @classmethod
+    def of(
+        cls,
+        pattern: str,
+        format: str,  # noqa: A002 - the attribute's name
+        shards: Iterable[ShardFacts],
+        *,
+        fields: Mapping[str, FieldSpec] | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> Self:
+        """Join the facts of shards in index order."""
+        several = tuple(shards)
+        return cls(
+            pattern=pattern,
+            format=format,
+            names=tuple(shard.name for shard in several),
+            records=tuple(shard.records for shard in several),
+            bytes=tuple(shard.bytes for shard in several),
+            etags=tuple(shard.evidence.etag for shard in several),
+            sha256=tuple(shard.sha256 for shard in several),
+            contents=tuple(shard.content for shard in several) if any(shard.content for shard in several) else (),
+            fields=dict(fields or {}),
+            options=dict(options or {}),
+        )
+
+    @property
+    def shards(self) -> tuple[ShardFacts, ...]:
+        """The facts of each shard, in index order."""
+        contents = self.contents or (None,) * len(self.names)
+        columns = self.names, self.bytes, self.records, self.sha256, contents, (Evidence(0, tag) for tag in self.etags)
+        return tuple(map(ShardFacts, *columns))
+
+    def stale(self, found: Mapping[str, Found]) -> Iterator[str]:
+        """Yield a line for each shard that is missing in `found`, by name, or has changed."""
+        for shard in self.shards:
+            now = found.get(shard.name)
+            if now is None:
+                yield f"{shard.name} is missing"
+            elif now.bytes != shard.bytes:
+                yield f"{shard.name} has {now.bytes:,} bytes, and {shard.bytes:,} in the manifest"
+            elif compare(shard, now) == "changed":
+                yield f"{shard.name} has the ETag {now.evidence.etag}, and {shard.evidence.etag} in the manifest"
+
+    def keeping(self, before: DataSetFacts | None) -> DataSetFacts:
+        """Return these facts with what `before` knows of the same shards: statistics, classes and the function."""
+        if before is None or (before.format, before.shards) != (self.format, self.shards) or not all(self.sha256):
+            return self
+        return replace(
+            self,
+            fields=with_classes(self.fields, classes_of(before.fields)),
+            statistics=before.statistics if self.statistics is None else self.statistics,
+            made_by=self.made_by or before.made_by,
+        )
+
+
+def _check_shards(facts: DataSetFacts) -> None:
+    count = len(facts.names)
+    columns = {"records": facts.records, "bytes": facts.bytes, "etag": facts.etags, "sha256": facts.sha256}
+    columns |= {"identity": facts.contents} if facts.contents else {}
+    for name, column in columns.items():
+        if len(column) != count:
+            raise wrong_value(f"shards.{name}", f"{count} values, one for each name,", f"{len(column)} values")
+    if not count:
+        raise wrong_value("shards", "at least one shard", "none")
+    for name, numbers in (("records", facts.records), ("bytes", facts.bytes)):
+        if wrong := [number for number in numbers if not is_count(number)]:
+            raise wrong_value(f"shards.{name}", f"integers from 0 to {LARGEST}", wrong[0])
+        if sum(numbers) > LARGEST:
+            raise wrong_value(f"shards.{name}", f"a sum of at most {LARGEST}", sum(numbers))
+    check_names(facts.names)
+    check_texts(facts.etags, ETAG, range(1, LONGEST_TEXT), "shards.etag", "printable ASCII without spaces")
+    check_texts(facts.sha256, HEX, range(64, 65), "shards.sha256", "64 hexadecimal digits")

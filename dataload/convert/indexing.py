@@ -37,7 +37,7 @@ from dataload.storage.errors import file_errors
 from dataload.storage.local.atomic import write_errors
 from dataload.storage.local.files import read_text
 from dataload.storage.local.trusted import discard_untrusted
-from dataload.storage.table_cache import node_folder
+from dataload.storage.remote.settings import node_folder
 from dataload.types import Array
 
 _UNLIMITED = 1 << 60  # bytes to download: indexing needs them

@@ -10,8 +10,8 @@ from typing import Any, Literal, TypeVar, cast
 
 from dataload._util.arrays import PadValue
 from dataload._util.fingerprint import describe, fingerprint, identify, shows_address
+from dataload._util.lazy import renamed
 from dataload._util.randomness import check_seed
-from dataload._util.renamed import renamed
 from dataload._util.settings import check_count, check_fields, check_flags
 from dataload.collate import Policy
 from dataload.errors import WorkerError, printable

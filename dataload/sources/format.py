@@ -16,7 +16,7 @@ from dataload._util.lazy import load_optional
 from dataload._util.limits import MAX_RECORD_BYTES
 from dataload._util.settings import check_count, check_type
 from dataload.codecs.codec import CodecLike, resolve_codec
-from dataload.codecs.npy import MAGIC
+from dataload.codecs.npz import MAGIC
 from dataload.errors import ConfigError, MissingDependencyError, SourceError, closest
 from dataload.storage import Remote, RemoteOptions, join, storage_of
 

@@ -13,7 +13,7 @@ import numpy as np
 from dataload.catalog.manifest import MANIFEST_NAME, DataSetEntry
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile
 from dataload.catalog.store import read_manifest
-from dataload.codecs.npy import build_npy, parse_npy
+from dataload.codecs.npz import build_npy, parse_npy
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
 from dataload.sources.file_source import FileSource
 from dataload.storage import Remote, base_name, join, parent, storage_of

@@ -28,7 +28,7 @@ import numpy as np
 from dataload.errors import DataloadError, SourceError
 from dataload.storage.backend import storage_of
 from dataload.storage.local.atomic import AtomicFile
-from dataload.storage.local.trusted import distrust, trusted_folder, user_directory
+from dataload.storage.local.folders import distrust, trusted_folder, user_directory
 from dataload.storage.paths import is_url
 from dataload.storage.remote.settings import Remote, node_directory
 from dataload.types import Array

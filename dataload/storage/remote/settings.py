@@ -15,7 +15,7 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 from dataload._util.caches import PerProcess
 from dataload._util.settings import check_choice, check_count, check_seconds, check_type
 from dataload.errors import ConfigError, SourceError, StoreError, closest
-from dataload.storage.local.trusted import trusted_folder, user_directory
+from dataload.storage.local.folders import trusted_folder, user_directory
 from dataload.storage.paths import is_url
 from dataload.storage.remote.traffic import Traffic
 
@@ -77,7 +77,7 @@ class RemoteOptions:
             `cache` is given; in the user's cache directory it takes a tenth of the free bytes.
         mode: ``"shards"`` downloads whole shards into the cache, ``"ranges"`` fetches only the bytes that are read.
             With ``"auto"`` a loader chooses when it starts, by the order, the sizes and the budget (see
-            `dataload.storage.remote.prefetch.choice.choose`), refuses if neither is fast, and logs its choice;
+            `dataload.storage.remote.prefetch.plan.choose`), refuses if neither is fast, and logs its choice;
             without a loader, shards are used if a cache is given or the format needs them, otherwise ranges.
         scan: Maximum bytes to download when opening a data set, such as ``"1GB"``, if only whole shards tell how many
             records they have: tar archives without an index, LMDB, compressed ArrayRecord. A manifest avoids it.

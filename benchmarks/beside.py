@@ -14,7 +14,7 @@ from benchmarks.harness import ROOT, aim
 from benchmarks.limits import plan_readers
 from benchmarks.peers import PEERS, plan
 from benchmarks.workloads import get_workload, made_data, write_made
-from dataload.bench import table
+from dataload.bench import runner as table
 from dataload.bench.data import Choices, Written, plan_loaders, write
 from dataload.bench.runner import FileFacts, ratios_of
 from dataload.bench.task import Order

@@ -26,8 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload.bench.runner import RESULTS_VERSION, Measurement, Results, ratios_of
-from dataload.bench.table import describe_task
+from dataload.bench.runner import RESULTS_VERSION, Measurement, Results, describe_task, ratios_of
 from dataload.errors import printable
 
 CHANCE = 0.01

@@ -13,8 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
-from dataload.bench.runner import Measurement, Results
-from dataload.bench.table import RATE_COLUMNS, by_workload, problems, rate_rows, settings
+from dataload.bench.runner import RATE_COLUMNS, Measurement, Results, by_workload, problems, rate_rows, settings
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 ROOT = Path(__file__).parents[1]

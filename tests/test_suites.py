@@ -14,10 +14,9 @@ from wrong_sources import FAULTS, LeaksDescriptors  # tests/support
 from dataload.sources.memory import MemorySource, RangeSource
 from dataload.sources.registry import format_names, get_format
 from dataload.testing import SourceSuite, SourceTraits, check_source, child
-from dataload.testing.cases import run_check
+from dataload.testing.cases import NotApplicable, run_check
 from dataload.testing.checks import CHECKS
 from dataload.testing.child import ReadReport, read_in_fork, read_in_new_process
-from dataload.testing.traits import NotApplicable
 
 CHECK_BY_NAME = {check.name: check for check in CHECKS}
 

@@ -1,10 +1,11 @@
-"""Names of a package that are imported on first use, names that have moved, and optional packages."""
+"""Names that are imported on first use, names that have changed, and optional packages."""
 
+import functools
 import sys
 import warnings
 from collections.abc import Callable, Collection, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, TypeVar, cast
 
 
 def lazy_names(
@@ -53,3 +54,36 @@ def load_optional(module: str, *, needed_by: str, extra: str | None, package: st
         found = "" if isinstance(error, ModuleNotFoundError) else f" (importing it failed: {error})"
         install = name if extra is None else f"'dataload[{extra}]' (or only {name})"
         raise MissingDependencyError(f"{needed_by} needs {name}{found}: pip install {install}", name=name) from error
+
+
+InitT = TypeVar("InitT", bound=Callable[..., None])
+
+
+def renamed(**names: str) -> Callable[[InitT], InitT]:
+    """Decorate a constructor so that old names of arguments, given as ``old="new"``, still work, with a warning.
+
+    The old argument ``start_method`` said how the processes of ``executor="processes"`` start, and nothing otherwise.
+    """
+
+    def decorate(init: InitT) -> InitT:
+        @functools.wraps(init)
+        def translated(self: Any, /, *args: Any, **settings: Any) -> None:
+            owner = type(self).__name__
+            for old, new in names.items():
+                if old not in settings:
+                    continue
+                message = f"{old} of {owner} is deprecated: pass it as {new}="
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                value, replaced = settings.pop(old), settings.get(new)
+                if value is None or (old == "start_method" and replaced != "processes"):
+                    continue
+                if replaced is not None and old != "start_method":
+                    from dataload.errors import ConfigError  # `import dataload` loads this module
+
+                    raise ConfigError(f"{old} is the old name of {new}: give only {new}", key=old, value=value)
+                settings[new] = value
+            init(self, *args, **settings)
+
+        return cast("InitT", translated)
+
+    return decorate

@@ -22,7 +22,7 @@ from dataload.samplers import (
     Sequential,
     ShardSequential,
 )
-from dataload.storage.remote.prefetch.choice import Choice, choose, measure, sharers_of
+from dataload.storage.remote.prefetch.plan import Choice, choose, measure, sharers_of
 from dataload.types import Int64Array, Sampler, StepsAhead
 
 MOST_ROWS = 1 << 21

@@ -20,7 +20,7 @@ import typer
 from dataload._util.settings import check_directory
 from dataload.analysis.design import check_picture
 from dataload.analysis.pictures import rates_figure
-from dataload.bench import table
+from dataload.bench import runner as table
 from dataload.bench.data import Choices, Data, Written, own_data, plan_loaders, write
 from dataload.bench.runner import (
     FileFacts,

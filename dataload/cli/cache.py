@@ -18,8 +18,7 @@ from dataload.storage import Remote, join
 from dataload.storage.remote.backend import RemoteStorage
 from dataload.storage.remote.cache import CachedFile, ShardCache
 from dataload.storage.remote.requests import Checked, check_shard
-from dataload.storage.remote.settings import RemoteOptions, parse_bytes
-from dataload.storage.table_cache import node_directory
+from dataload.storage.remote.settings import RemoteOptions, node_directory, parse_bytes
 
 CacheDirectory: TypeAlias = Annotated[
     str | None, typer.Option("--cache", help="The directory given as remote.cache. Default: the user's.")

@@ -20,7 +20,7 @@ from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import find_statistics
 from dataload.storage import Remote, storage_of
 from dataload.storage.core import core_name
-from dataload.storage.table_cache import node_directory
+from dataload.storage.remote.settings import node_directory
 from dataload.types import BatchReader, ColumnReader, Sharded
 
 _PROTOCOLS: tuple[type[Any], ...] = (BatchReader, ColumnReader, Sharded)

@@ -11,8 +11,7 @@ import numpy as np
 import typer
 
 from dataload._util.settings import check_directory
-from dataload.analysis.media import find_image, thumbnail
-from dataload.analysis.page import Page
+from dataload.analysis.page import Page, find_image, thumbnail
 from dataload.analysis.shown import (
     Shown,
     as_array,

@@ -19,7 +19,7 @@ from dataload._util.lazy import load_optional
 from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.codecs import npz
 from dataload.codecs.audio import AUDIO_EXTENSIONS, decode_audio, decode_rate, no_audio
-from dataload.codecs.npy import parse_npy
+from dataload.codecs.npz import parse_npy
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, UnsupportedFormatError, closest
 from dataload.types import Array, FieldSpec
 

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dataload._util.limits import MOST_BYTES, check_size
-from dataload.codecs.arrow_types import is_bytes, is_list, is_text, numbers_of, pa_module, without_views
+from dataload.codecs.arrow import is_bytes, is_list, is_text, numbers_of, pa_module, without_views
 from dataload.types import Int64Array
 
 OBJECT_BYTES = 64

@@ -18,7 +18,7 @@ import numpy as np
 
 from dataload._util.lazy import load_optional
 from dataload._util.limits import MAX_RECORD_BYTES, fits
-from dataload.codecs.npy import parse_dtype, plain_array
+from dataload.codecs.npz import parse_dtype, plain_array
 from dataload.errors import ConfigError, CorruptFileError
 
 _CLAIM_BYTES = 8 * 1024

@@ -4,7 +4,7 @@ import importlib
 import importlib.util
 from typing import Any
 
-from dataload.codecs.npy import parse_npy
+from dataload.codecs.npz import parse_npy
 from dataload.errors import ConfigError, CorruptFileError, closest, message_of
 from dataload.storage.local.record_files import open_regular
 from dataload.types import Array

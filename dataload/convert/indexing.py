@@ -24,7 +24,7 @@ from dataload.catalog.facts import DataSetFacts, Evidence, Measures, ShardFacts
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, merge_fields
 from dataload.catalog.store import read_manifest, update_manifest
-from dataload.codecs.npy import build_npy, parse_npy
+from dataload.codecs.npz import build_npy, parse_npy
 from dataload.convert.described import with_etag
 from dataload.convert.engine import Engine, check_whole, of_total, run_all
 from dataload.convert.index_plan import Measuring, PlannedSet, ShardList, plan_index, select_planned
@@ -37,8 +37,8 @@ from dataload.storage import Remote, base_name, is_url, join, storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.local.atomic import write_errors
 from dataload.storage.local.files import read_text
-from dataload.storage.local.trusted import discard_untrusted
-from dataload.storage.table_cache import node_folder
+from dataload.storage.local.folders import discard_untrusted
+from dataload.storage.remote.settings import node_folder
 from dataload.types import Array
 
 _UNLIMITED = 1 << 60  # bytes to download: indexing needs them

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dataload._util.renamed import renamed
+from dataload._util.lazy import renamed
 from dataload._util.settings import check_count
 from dataload.convert.attempt import PartTask
 from dataload.executors.base import StartMethod

@@ -12,8 +12,7 @@ try:
 except ImportError as _error:
     raise MissingDependencyError("dataload.jax needs JAX: pip install 'dataload[jax]'", name="jax") from _error
 
-from dataload.jax.device import DeviceLoader
-from dataload.jax.ranks import distributed_place
+from dataload.jax.device import DeviceLoader, distributed_place
 from dataload.loader.order import DistributedPlace
 
 __all__ = ["DeviceLoader", "DistributedPlace", "distributed_place"]

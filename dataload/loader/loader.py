@@ -10,22 +10,21 @@ from typing import Any, Literal, cast
 
 from dataload._util.arrays import PadValue
 from dataload._util.fingerprint import describe, fingerprint, identify, shows_address
-from dataload._util.machine import usable_cpus
+from dataload._util.lazy import renamed
 from dataload._util.randomness import check_seed
-from dataload._util.renamed import renamed
-from dataload._util.settings import check_count, check_fields, check_flags, check_seconds
+from dataload._util.settings import check_count, check_fields, check_flags
 from dataload.collate import Policy
 from dataload.errors import WorkerError, printable
-from dataload.executors import Executor, TimeoutPolicy, WorkerLostError, WorkerStatus
-from dataload.executors.factory import ExecutorName, make_executor
+from dataload.executors import Executor, WorkerLostError, WorkerStatus
+from dataload.executors.factory import ExecutorName
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration, LoaderBase
 from dataload.loader.failures import ErrorPolicy, OnError
 from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
 from dataload.loader.order import Shuffle, explains_torch_names, plan_batches
 from dataload.loader.pipeline import Prefetch, StepDelivery, TaskSizer, apply_in_consumer, lost_step
-from dataload.loader.recorder import Recorder, workplace_of
-from dataload.loader.scaling import Scaling, Setting
+from dataload.loader.recorder import Recorder
+from dataload.loader.scaling import Setting, WorkerSettings
 from dataload.loader.state import MOST_SETTINGS, Cursor, EpochPlanners, LoaderState
 from dataload.loader.step import StepRange, StepResult, StepWork, global_generators_kept
 from dataload.samplers import BatchPlanner, PackedBatchSampler
@@ -152,77 +151,61 @@ class Loader(LoaderBase[BatchT]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        self._source = source = loadable(source)
-        self._seed = check_seed(seed)
-        self._planner = plan_batches(
+        source, seed = loadable(source), check_seed(seed)
+        plan = plan_batches(
             source,
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             sampler=sampler,
             shuffle=shuffle,
-            seed=self._seed,
+            seed=seed,
             tail=tail,
             rank=rank,
             world_size=world_size,
         )
-        batch_transform = check_batch_transform(batch_transform)
-        making = choose_collate(collate, pad_value, packs=isinstance(self._planner, PackedBatchSampler))
-        workers = 1 if num_workers == "auto" else check_count("num_workers", num_workers, least=0)
+        function = check_batch_transform(batch_transform)
+        pads = choose_collate(collate, pad_value, packs=isinstance(plan, PackedBatchSampler))
+        workers = WorkerSettings.of(num_workers, executor, prefetch, timeout)
         # A function that prepares a batch for its consumer (pins it, say) must not run in another process.
-        threads = executor == "threads"
-        in_consumer = workers and not threads and getattr(batch_transform, "runs_in_consumer", False)
-        self._in_consumer = batch_transform if in_consumer else None
+        here = not workers.here and getattr(function, "runs_in_consumer", False)
+        self._in_consumer = function if here else None
         fetch = BatchLoader(
             source=source,
             fields=check_fields(fields),
             transform=compose(transform),
-            collate=without_warning(making),
-            batch_transform=None if in_consumer else batch_transform,
-            seed=self._seed,
+            collate=without_warning(pads),
+            batch_transform=None if here else function,
+            seed=seed,
             policy=ErrorPolicy(on_error, read_excluded(exclude, source)),
         )
         check_names(source, fetch.fields, fetch.collate, transformed=bool(fetch.transform))
-        self._work = StepWork(fetch, self._planner, reseeds=not threads and workers > 0)
-        self._prefetch = check_count("prefetch", prefetch, least=1)
-        self._executor = make_executor(
-            self._work,
-            executor,
-            workers,
-            window=self._prefetch * (usable_cpus() if num_workers == "auto" else workers),
-            timeouts=TimeoutPolicy(check_seconds("timeout", timeout)),
-            parts=self._work.parts(),
-        )
-        self._scaling = None
-        if workers:
-            automatic = num_workers == "auto"
-            # Somebody must watch the consumer's thread if there is a timeout. Who asks for processes gets at least one.
-            least = 0 if threads and timeout is None else 1
-            self._scaling = Scaling(
-                None if automatic else workers, self._prefetch, least=least, deepens=automatic and threads
-            )
-        self._ahead = Prefetch(source, fetch.fields, here=not workers or threads)
+        self._prefetch_bytes = check_count("prefetch_bytes", prefetch_bytes, least=1)
+        check_flags(in_order=in_order)
+        self._in_order = bool(in_order)
+        self._bad = Budget(max_bad, error_report)
+        self._begin(plan, StepWork(fetch, plan, reseeds=not workers.here), workers, epochs)
+        self._pads = pads
+
+    def _begin(self, plan: BatchPlanner, work: StepWork, workers: WorkerSettings, epochs: int | None) -> None:
+        """Start the workers, at the first step of epoch 0."""
+        source, fields, transform = work.fetch.source, work.fetch.fields, work.fetch.transform
+        self._source, self._planner, self._work, self._seed = source, plan, work, work.fetch.seed
+        self._plans, self._sizer = EpochPlanners(plan), TaskSizer()
+        self._executor, self._scaling, self._prefetch = workers.start(work), workers.scaling(), workers.prefetch
+        self._ahead = Prefetch(source, fields, here=workers.here)
         self._owned = ExitStack()  # closes what `from_config` has opened for this loader
+        # An order that is not a dataclass may change while it is used: it may fill a cache, for example.
+        self._order = None if is_dataclass(plan.order) else fingerprint(plan.order)
+        self._order_text: str | None = None
+        self._identity: str | None = None
         super().__init__(
-            recorder=Recorder(
-                workplace_of(executor, workers), tuple(step.name for step in fetch.transform), traffics_of(source)
-            ),
-            workers=workers,
+            recorder=Recorder(workers.workplace, tuple(step.name for step in transform), traffics_of(source)),
+            workers=workers.most,
             epochs=epochs,
             release=functools.partial(_release, self._ahead, self._executor),
         )
         if self._scaling is not None:
             self._workers_allowed = self._scaling.bounds.most
-        self._prefetch_bytes = check_count("prefetch_bytes", prefetch_bytes, least=1)
-        check_flags(in_order=in_order)
-        self._in_order, self._pads = bool(in_order), making
-        self._bad = Budget(max_bad, error_report)
-        self._sizer = TaskSizer()
-        self._plans = EpochPlanners(self._planner)
-        # An order that is not a dataclass may change while it is used: it may fill a cache, for example.
-        order = self._planner.order
-        self._order = None if is_dataclass(order) else fingerprint(order)
-        self._order_text: str | None = None
-        self._identity: str | None = None
 
     @property
     def source(self) -> RandomAccessSource[Any]:

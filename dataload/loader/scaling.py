@@ -11,10 +11,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import sub
 from statistics import median
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
 from dataload._util.machine import usable_cpus
-from dataload.loader.recorder import Recorder
+from dataload._util.settings import check_count, check_seconds
+from dataload.executors import Executor, TimeoutPolicy
+from dataload.executors.factory import ExecutorName, make_executor
+from dataload.loader.recorder import Recorder, workplace_of
+from dataload.loader.statistics import Workplace
+from dataload.loader.step import StepWork
 
 _WAITS = 0.05  # part of the time: a consumer that waits less needs no more workers
 _QUICK_SECONDS = 5e-3  # of work per batch: below it, the consumer's thread may be the fastest place
@@ -294,3 +299,44 @@ class Scaling:
             self._started = max(self._started, self.setting.workers)
             self._settling, self._settle_seconds = True, None if grows else 0.0
             use(self.setting)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """The workers that a loader may use: `most` of them, 0 for the consumer's thread, `prefetch` tasks ahead each."""
+
+    executor: ExecutorName
+    most: int
+    automatic: bool  # `most` is where the search begins
+    prefetch: int
+    timeout: float | None
+
+    @classmethod
+    def of(cls, num_workers: Any, executor: ExecutorName, prefetch: Any, timeout: Any) -> Self:
+        """Return the settings for these arguments of `dataload.Loader`."""
+        automatic = num_workers == "auto"
+        most = 1 if automatic else check_count("num_workers", num_workers, least=0)
+        prefetch = check_count("prefetch", prefetch, least=1)
+        return cls(executor, most, automatic, prefetch, check_seconds("timeout", timeout))
+
+    @property
+    def here(self) -> bool:
+        """Whether batches are made in this process."""
+        return self.workplace != "processes"
+
+    @property
+    def workplace(self) -> Workplace:
+        return workplace_of(self.executor, self.most)
+
+    def start(self, work: StepWork) -> Executor[Any, Any]:
+        window = self.prefetch * (usable_cpus() if self.automatic else self.most)
+        timeouts = TimeoutPolicy(self.timeout)
+        return make_executor(work, self.executor, self.most, window=window, timeouts=timeouts, parts=work.parts())
+
+    def scaling(self) -> Scaling | None:
+        if not self.most:
+            return None
+        # Another thread must watch the consumer's if there is a timeout. Who asks for processes gets at least one.
+        least = 0 if self.here and self.timeout is None else 1
+        most = None if self.automatic else self.most
+        return Scaling(most, self.prefetch, least=least, deepens=self.automatic and self.here)

@@ -10,9 +10,16 @@ from dataload._util.indexing import as_indices, check_index
 from dataload._util.randomness import check_seed, derive_key
 from dataload._util.settings import check_count
 from dataload.errors import ConfigError
-from dataload.samplers.common import ArrayValue, OverParent, check_sampler, divide, set_fields, split_by_group
+from dataload.samplers.common import (
+    MAX_LENGTH,
+    ArrayValue,
+    OverParent,
+    check_sampler,
+    divide,
+    set_fields,
+    split_by_group,
+)
 from dataload.samplers.inverse import positions_of
-from dataload.samplers.permutation import MAX_LENGTH
 from dataload.samplers.pool import PoolShuffle, check_pool_size
 from dataload.types import Int64Array, Sampler
 

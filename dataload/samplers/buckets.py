@@ -11,8 +11,16 @@ from dataload._util.randomness import check_seed, derive_key
 from dataload._util.settings import as_tuple, check_count, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner
-from dataload.samplers.common import ArrayValue, PerRecord, check_record_lengths, divide, set_fields, split_by_group
-from dataload.samplers.permutation import KEY_WORDS, permute
+from dataload.samplers.common import (
+    KEY_WORDS,
+    ArrayValue,
+    PerRecord,
+    check_record_lengths,
+    divide,
+    permute,
+    set_fields,
+    split_by_group,
+)
 from dataload.types import Int64Array
 
 _GROWTH = 1.25

@@ -8,7 +8,7 @@ import numpy as np
 from dataload._util.settings import check_count
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner, BatchSampler
-from dataload.samplers.permutation import MAX_LENGTH
+from dataload.samplers.common import MAX_LENGTH
 from dataload.types import Int64Array, Sampler
 
 _BLOCK = 1 << 18

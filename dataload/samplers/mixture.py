@@ -13,6 +13,7 @@ from dataload._util.settings import as_tuple, check_choice, check_count, setting
 from dataload.errors import ConfigError
 from dataload.samplers.basic import indices_without_end, positions_without_end
 from dataload.samplers.common import (
+    MAX_LENGTH,
     check_lengths,
     check_sampler,
     divide,
@@ -21,7 +22,6 @@ from dataload.samplers.common import (
     source_lengths_of,
     split_by_group,
 )
-from dataload.samplers.permutation import MAX_LENGTH
 from dataload.samplers.weighted import check_weights, uniform
 from dataload.types import Int64Array, Sampler
 

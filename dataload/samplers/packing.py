@@ -11,8 +11,7 @@ from dataload._util.settings import check_choice, check_count, setting_error
 from dataload.collate import Packing
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner, OverSampler
-from dataload.samplers.common import ArrayValue, check_record_lengths, check_sampler, records_of, set_fields
-from dataload.samplers.permutation import MAX_LENGTH
+from dataload.samplers.common import MAX_LENGTH, ArrayValue, check_record_lengths, check_sampler, records_of, set_fields
 from dataload.types import Int64Array, Sampler
 
 Overlong: TypeAlias = Literal["error", "truncate"]

@@ -11,9 +11,8 @@ import numpy as np
 from dataload._util.caches import Memo
 from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload._util.settings import check_count
-from dataload.samplers.common import OverParent, check_sampler, set_fields
+from dataload.samplers.common import KEY_WORDS, OverParent, check_sampler, permute, set_fields
 from dataload.samplers.inverse import positions_of
-from dataload.samplers.permutation import KEY_WORDS, permute
 from dataload.types import Int64Array, Sampler
 
 _BLOCK = 65_536

@@ -9,9 +9,18 @@ from dataload._util.caches import Memo
 from dataload._util.randomness import check_seed, derive_key
 from dataload._util.settings import check_count, setting_error
 from dataload.samplers.basic import Sequential
-from dataload.samplers.common import PerRecord, check_lengths, check_sampler, records_of, set_fields
+from dataload.samplers.common import (
+    KEY_WORDS,
+    MAX_LENGTH,
+    PerRecord,
+    check_lengths,
+    check_sampler,
+    permute,
+    records_of,
+    set_fields,
+    unpermute,
+)
 from dataload.samplers.inverse import positions_of
-from dataload.samplers.permutation import KEY_WORDS, MAX_LENGTH, permute, unpermute
 from dataload.types import Int64Array, Sampler
 
 
@@ -20,7 +29,7 @@ class GlobalShuffle:
     """Every record once per epoch, in a random order that depends only on seed and epoch.
 
     The order is never stored. Each index is computed from its position with a keyed permutation (see
-    `dataload.samplers.permutation`), so any position of any epoch is available at once and memory use does not grow
+    `dataload.samplers.common`), so any position of any epoch is available at once and memory use does not grow
     with the number of records.
 
     Attributes:

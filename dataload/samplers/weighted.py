@@ -9,8 +9,7 @@ from dataload._util.caches import Memo
 from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload._util.settings import check_count, setting_error
 from dataload.errors import ConfigError
-from dataload.samplers.common import ArrayValue, Float64Array, PerRecord, set_fields
-from dataload.samplers.permutation import MAX_LENGTH
+from dataload.samplers.common import MAX_LENGTH, ArrayValue, Float64Array, PerRecord, set_fields
 from dataload.types import Int64Array
 
 _LINEAR_STEPS = 8

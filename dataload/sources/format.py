@@ -16,13 +16,12 @@ from dataload._util.lazy import load_optional
 from dataload._util.limits import MAX_RECORD_BYTES
 from dataload._util.settings import check_count, check_type
 from dataload.codecs.codec import CodecLike, resolve_codec
-from dataload.codecs.npy import MAGIC
+from dataload.codecs.npz import MAGIC
 from dataload.errors import ConfigError, MissingDependencyError, SourceError, closest
 from dataload.storage import Remote, RemoteOptions, join, storage_of
 
 if TYPE_CHECKING:
     from dataload.sources.base import Source
-    from dataload.sources.writer import Writer
 
 _FUNCTIONS = (
     "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
@@ -351,8 +350,8 @@ class Format:
 
     def create(
         self, path: str | PathLike[str], *, overwrite: bool = False, options: Mapping[str, Any] | None = None
-    ) -> Writer:
-        """Start writing a data set.
+    ) -> Any:
+        """Return a `Writer` that starts a data set; see `dataload.sources.writer`, which imports this module.
 
         Raises:
             ConfigError: The format is read-only, the destination exists, or an option is unknown or out of range.
@@ -362,8 +361,7 @@ class Format:
             raise ConfigError(f"format {self.name!r} is read-only", key="format", value=self.name)
         given = dict(options or {})
         self.writer_options.parse(given, f"the writer of format {self.name!r}")
-        writer: Writer = self.load(self.writer)(path, overwrite=overwrite, **given)
-        return writer
+        return self.load(self.writer)(path, overwrite=overwrite, **given)
 
     def write_index(self, *arguments: Any, **options: Any) -> Any:
         """Call the function that `index_writer` names."""

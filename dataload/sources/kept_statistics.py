@@ -14,7 +14,7 @@ from dataload.catalog.facts import DataSetFacts, is_same_content
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile
 from dataload.catalog.store import read_manifest
-from dataload.codecs.npy import build_npy, parse_npy
+from dataload.codecs.npz import build_npy, parse_npy
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
 from dataload.sources.file_source import FileSource
 from dataload.storage import Remote, base_name, join, parent, storage_of

@@ -16,8 +16,7 @@ import numpy as np
 from dataload._util.indexing import split_by_shard
 from dataload.sources.shards import OpenShards
 from dataload.storage import Remote, is_url
-from dataload.storage.remote.prefetch.choice import Choice, choose, measure, sharers_of
-from dataload.storage.remote.prefetch.plan import Use
+from dataload.storage.remote.prefetch.plan import Choice, Use, choose, measure, sharers_of
 from dataload.storage.remote.prefetch.ranges import StepRanges
 from dataload.types import AheadReader, Int64Array, StepsAhead
 

@@ -19,7 +19,7 @@ import sys
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
@@ -28,9 +28,9 @@ import numpy as np
 from dataload.errors import DataloadError, SourceError
 from dataload.storage.backend import storage_of
 from dataload.storage.local.atomic import AtomicFile
-from dataload.storage.local.trusted import distrust, trusted_folder, user_directory
+from dataload.storage.local.folders import distrust, trusted_folder, user_directory
 from dataload.storage.paths import is_url
-from dataload.storage.remote.settings import Remote
+from dataload.storage.remote.settings import Remote, node_directory
 from dataload.types import Array
 
 T = TypeVar("T")
@@ -111,20 +111,6 @@ class CachedTable:
 
 def _short(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).hexdigest()
-
-
-def node_directory(remote: Remote | None) -> str | None:
-    """Return the directory of the node's cache of remote data, which may not exist; None if there is none to use."""
-    chosen = None if remote is None else remote.options.cache
-    return user_directory() if chosen is None else os.path.abspath(chosen)
-
-
-def node_folder(remote: Remote, *names: str) -> str | None:
-    """Create a folder in the node's cache and return its path; None if none was named and the home cannot hold one."""
-    root = node_directory(remote)
-    with suppress(SourceError) if remote.options.cache is None else nullcontext():
-        return None if root is None else trusted_folder(root, *names)
-    return None
 
 
 def _remote_directory(remote: Remote | None) -> str | None:

@@ -11,8 +11,7 @@ from dataload.executors import WorkerLostError, worker_name
 from dataload.loader.failures import StageSpan, step_error
 from dataload.loader.fetch import batch_of
 from dataload.loader.step import StepResult, nbytes
-from dataload.streams.columns import join, samples_of, spread
-from dataload.streams.messages import RowGroup, StepRows
+from dataload.streams.messages import RowGroup, StepRows, join, samples_of, spread
 from dataload.streams.rows import RowStart
 from dataload.streams.workers import RowSteps, StreamWorkers
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload._util.arrays import PadValue
+from dataload._util.lazy import renamed
 from dataload._util.randomness import check_seed
-from dataload._util.renamed import renamed
 from dataload._util.settings import check_choice, check_count, check_seconds, setting_error
 from dataload.collate import Policy
 from dataload.errors import ConfigError, SourceError, WorkerError

@@ -1,22 +1,173 @@
-"""Requests for the steps of a worker's rows, and their results, several steps in a message."""
+"""Requests for the steps of a worker's rows, and their results: stacked, and several steps in a message."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from dataload.collate import default_collate
 from dataload.errors import WorkerError
 from dataload.loader.failures import StageSpan
 from dataload.loader.step import nbytes
-from dataload.streams.columns import Stacked, cut, merge
 from dataload.streams.rows import RowPosition, RowStart
 from dataload.types import Int64Array
 
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
+_NUMBERS = (bool, int, float)
+_PLAIN = frozenset((*_NUMBERS, str, bytes))
+
+
+@dataclass(frozen=True, slots=True)
+class Stacked:
+    """The samples of a worker's rows: as columns if all have the same form, otherwise as a list."""
+
+    count: int
+    columns: Any = None  # the stacked samples, as from `default_collate`
+    form: Any = None  # the common form of all samples; None if they are not stacked
+    samples: Sequence[Any] = ()
+
+
+def stack(samples: list[Any]) -> Stacked:
+    """Stack samples that have the same form; leave others to `join`, which has all samples of the batch."""
+    form = _form(samples[0]) if samples else None
+    if form is None or any(_form(sample) != form for sample in samples[1:]):
+        return Stacked(len(samples), samples=samples)
+    return Stacked(len(samples), default_collate(samples), form)
+
+
+def merge(steps: list[Stacked]) -> list[Stacked]:
+    """Return a list with one entry for all steps, or `steps` if their columns differ in form."""
+    given = [step for step in steps if step.count]
+    if len(given) < 2 or given[0].form is None or not all(_alike(step, given[0]) for step in given[1:]):
+        return steps
+    count = sum(step.count for step in given)
+    return [Stacked(count, _join([step.columns for step in given], np.ones(count, np.bool_)), given[0].form)]
+
+
+def cut(merged: Stacked, counts: Sequence[int]) -> list[Stacked]:
+    """Split merged steps into steps with these numbers of samples."""
+    edges = itertools.pairwise(itertools.accumulate(counts, initial=0))
+    return [Stacked(stop - start, _cut(merged.columns, start, stop), merged.form) for start, stop in edges]
+
+
+def join(parts: Sequence[Stacked], valid: BoolArray) -> Any:
+    """Return `default_collate` of the samples, with blanks in the cells that are not valid, (rows * chunk,) bool."""
+    given = [part for part in parts if part.count]
+    first = given[0]
+    if first.form is not None and all(_alike(part, first) for part in given[1:]):
+        return _join([part.columns for part in given], valid)
+    return default_collate(spread(samples_of(given), valid))
+
+
+def samples_of(parts: Sequence[Stacked]) -> list[Any]:
+    """Return the samples of all parts, one part after another."""
+    return [
+        sample
+        for part in parts
+        for sample in (part.samples if part.form is None else _unstack(part.columns, part.form, part.count))
+    ]
+
+
+def spread(samples: list[Any], valid: BoolArray) -> list[Any]:
+    """Put the samples into the valid cells and blanks into the others."""
+    if valid.all():
+        return samples
+    rest = iter(samples)
+    return [next(rest) if here else blank(samples[0]) for here in valid.tolist()]
+
+
+def blank(sample: Any) -> Any:
+    """Return a blank value of the same form: zeros, empty text, or None for anything else."""
+    if isinstance(sample, Mapping):
+        return {name: blank(value) for name, value in cast("Mapping[str, Any]", sample).items()}
+    if isinstance(sample, tuple):
+        return _make_like(cast("tuple[Any, ...]", sample), [blank(value) for value in cast("tuple[Any]", sample)])
+    if isinstance(sample, (*_NUMBERS, str, bytes, bytearray)):
+        return type(sample)()
+    if isinstance(sample, (np.ndarray, np.generic)):
+        return np.zeros_like(sample)[()]
+    zeros = getattr(sample, "new_zeros", None)  # a torch tensor
+    return zeros(sample.shape) if callable(zeros) else None
+
+
+def _form(sample: Any) -> Any:
+    """Return the types, dtypes and shapes that decide how a sample is stacked."""
+    if type(sample) in _PLAIN:
+        return type(sample)
+    if isinstance(sample, np.ndarray):
+        return sample.dtype, sample.shape
+    if isinstance(sample, (dict, Mapping)):
+        return {name: _form(value) for name, value in cast("Mapping[Any, Any]", sample).items()}
+    if isinstance(sample, tuple):
+        return type(sample), [_form(value) for value in cast("tuple[Any, ...]", sample)]
+    if isinstance(sample, np.generic):
+        return sample.dtype, None
+    if not isinstance(sample, type) and hasattr(sample, "__array__"):
+        array = np.asarray(sample)
+        return array.dtype, array.shape
+    return type(sample)
+
+
+def _alike(part: Stacked, other: Stacked) -> bool:
+    # Columns of Python ints are int64 only if the values fit.
+    return part.form == other.form and _dtypes(part.columns) == _dtypes(other.columns)
+
+
+def _dtypes(columns: Any) -> Any:
+    if isinstance(columns, dict):
+        return {name: _dtypes(column) for name, column in cast("dict[Any, Any]", columns).items()}
+    if isinstance(columns, tuple):
+        return [_dtypes(column) for column in cast("tuple[Any, ...]", columns)]
+    return getattr(columns, "dtype", None)
+
+
+def _cut(columns: Any, start: int, stop: int) -> Any:
+    if isinstance(columns, dict):
+        return {name: _cut(column, start, stop) for name, column in cast("dict[Any, Any]", columns).items()}
+    if isinstance(columns, tuple):
+        given = cast("tuple[Any, ...]", columns)
+        return _make_like(given, [_cut(column, start, stop) for column in given])
+    return columns[start:stop]
+
+
+def _join(columns: list[Any], valid: BoolArray) -> Any:
+    first = columns[0]
+    if isinstance(first, dict):
+        return {name: _join([column[name] for column in columns], valid) for name in cast("dict[Any, Any]", first)}
+    if isinstance(first, tuple):
+        joined = [_join(list(column), valid) for column in zip(*columns, strict=True)]
+        return _make_like(cast("tuple[Any, ...]", first), joined)
+    if isinstance(first, list):
+        return spread([value for column in columns for value in column], valid)
+    if len(first) == len(valid):
+        return first
+    if valid.all():
+        return np.concatenate(columns)
+    out = np.zeros((len(valid), *first.shape[1:]), first.dtype)
+    out[valid] = np.concatenate(columns)
+    return out
+
+
+def _unstack(columns: Any, form: Any, count: int) -> list[Any]:
+    if isinstance(columns, dict):
+        named = {name: _unstack(column, form[name], count) for name, column in cast("dict[Any, Any]", columns).items()}
+        return [{name: values[i] for name, values in named.items()} for i in range(count)]
+    if isinstance(columns, tuple):
+        given = cast("tuple[Any, ...]", columns)
+        each = [_unstack(column, f, count) for column, f in zip(given, form[1], strict=True)]
+        return [_make_like(given, [values[i] for values in each]) for i in range(count)]
+    return columns.tolist() if form in _NUMBERS else list(columns)
+
+
+def _make_like(sample: tuple[Any, ...], values: list[Any]) -> Any:
+    return getattr(type(sample), "_make", tuple)(values)
+
+
 Float64Array: TypeAlias = npt.NDArray[np.float64]
 
 

@@ -13,7 +13,7 @@ from dataload._util.caches import Memo
 from dataload._util.randomness import derive_key, generator
 from dataload.errors import SourceError, StateMismatchError, printable
 from dataload.executors import WorkerStatus
-from dataload.samplers.permutation import KEY_WORDS, permute
+from dataload.samplers.common import KEY_WORDS, permute
 from dataload.samplers.streams.sampler import ChunkEnd
 from dataload.transforms import NamedTransform
 from dataload.types import Int64Array

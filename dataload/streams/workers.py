@@ -15,8 +15,7 @@ from dataload.executors import Executor, Result, TimeoutPolicy, WorkerPosition, 
 from dataload.executors.factory import ExecutorName, make_executor
 from dataload.loader.failures import StageSpan, is_for_consumer, step_error
 from dataload.loader.pipeline import TaskSizer
-from dataload.streams.columns import Stacked, stack
-from dataload.streams.messages import RowGroup, RowResults, RowTask, Step
+from dataload.streams.messages import RowGroup, RowResults, RowTask, Stacked, Step, stack
 from dataload.streams.rows import RowStart, RowStream, StreamSpec, Taken, describe
 
 _MESSAGE_COST = 40

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 from dataload._util.lazy import lazy_names
 
 if TYPE_CHECKING:
-    from dataload.testing.cases import CheckResult
+    from dataload.testing.cases import CheckResult, SourceTraits
     from dataload.testing.suite import SourceSuite
-    from dataload.testing.traits import SourceTraits
     from dataload.testing.verify import check_source
 
 __all__ = ["CheckResult", "SourceSuite", "SourceTraits", "check_source"]
@@ -23,7 +22,7 @@ __all__ = ["CheckResult", "SourceSuite", "SourceTraits", "check_source"]
 _HOMES = {
     "CheckResult": "dataload.testing.cases",
     "SourceSuite": "dataload.testing.suite",
-    "SourceTraits": "dataload.testing.traits",
+    "SourceTraits": "dataload.testing.cases",
     "check_source": "dataload.testing.verify",
 }
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from dataload.testing.traits import SourceTraits
+from dataload.testing.cases import SourceTraits
 
 _MAX_RECORDS = 12
 _NAMES = ("a", "b1", "image", "x_y")

@@ -1,16 +1,30 @@
 """`SourceSuite`: every check as a pytest test."""
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
 from dataload.errors import closest
-from dataload.testing.cases import Check, Maker, run_check
+from dataload.testing.cases import Backend, Check, Maker, NotApplicable, SourceTraits, run_check
 from dataload.testing.checks import CHECKS
-from dataload.testing.together import TOGETHER
-from dataload.testing.traits import NotApplicable, SourceTraits
+from dataload.testing.checks.concurrency import fork_after_read, fork_before_read, new_process_reads
+
+TOGETHER: Mapping[str, Callable[[Sequence[Maker]], None]] = {
+    "check_new_process": new_process_reads,
+    "check_fork_after_read": fork_after_read,
+    "check_fork_before_read": fork_before_read,
+}
+"""Names of the checks that `SourceSuite.processes_together` leaves to `check_together`."""
+
+
+def check_together(name: str, backends: Sequence[Backend], directory: Path) -> None:
+    """Run a check in `TOGETHER` on several backends. The error names the failing source."""
+    with contextlib.ExitStack() as stack:
+        makers = [Maker(backend, directory / str(number)) for number, backend in enumerate(backends)]
+        TOGETHER[name]([stack.enter_context(maker) for maker in makers])
 
 
 class SourceSuite:
@@ -23,7 +37,7 @@ class SourceSuite:
     Attributes:
         traits: The abilities of the source. If a trait is False, the refusal is checked.
         expected_failures: Check name -> reason for its failure. Becomes ``xfail(strict=True)``.
-        processes_together: If True, skip the checks in `dataload.testing.together.TOGETHER`. Call `check_together` for
+        processes_together: If True, skip the checks in `TOGETHER`. Call `check_together` for
             all your suites instead, which starts one process for all of them.
         written_once: If True, write the standard data set once for all checks that only read. `open` must then not
             depend on attributes that `write` sets on `self`, because each test has its own instance.

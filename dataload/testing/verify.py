@@ -6,10 +6,9 @@ from typing import Any
 import numpy as np
 
 from dataload._util.randomness import generator
-from dataload.testing.cases import Case, CheckResult
+from dataload.testing.cases import Case, CheckResult, NotApplicable, SourceTraits
 from dataload.testing.checks import CHECKS
 from dataload.testing.compare import snapshot
-from dataload.testing.traits import NotApplicable, SourceTraits
 
 _MOST_AT_SHARDS = 32
 

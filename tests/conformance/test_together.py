@@ -8,7 +8,7 @@ import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
 from format_suite import FormatSuite
 
-from dataload.testing.together import TOGETHER, check_together
+from dataload.testing.suite import TOGETHER, check_together
 
 
 @functools.cache

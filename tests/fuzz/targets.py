@@ -29,7 +29,7 @@ import dataload
 from dataload._util.failures import owner_of
 from dataload.catalog.facts import DataSetFacts, Evidence, ShardFacts
 from dataload.catalog.manifest import Manifest
-from dataload.codecs import example, msgpack, npy, npz, tensorprotos
+from dataload.codecs import example, msgpack, npz, tensorprotos
 from dataload.codecs.audio import decode_audio, decode_rate
 from dataload.codecs.decoders import DECODERS
 from dataload.config import read_config
@@ -47,8 +47,8 @@ from dataload.sources.folder import files as zip_members
 from dataload.sources.format import describe_head
 from dataload.sources.jsonl.reader import JsonlSource
 from dataload.sources.lmdb.reader import LMDBSource
-from dataload.sources.lmdb.snapshot import list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
+from dataload.sources.lmdb.tree import list_subdatabases
 from dataload.sources.mds.reader import MDSSource, parse_index
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.tar import header as tar
@@ -169,7 +169,7 @@ def run_npy(data):
     with suppress(Exception):
         want = np.load(io.BytesIO(data), allow_pickle=False)
     with suppress(CorruptFileError, dataload.errors.UnsupportedFormatError):
-        got = npy.parse_npy(data)
+        got = npz.parse_npy(data)
     if got is not None:
         same(got, want, "the array")
 

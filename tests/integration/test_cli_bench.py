@@ -13,9 +13,8 @@ from command_line import fail, run
 
 import dataload
 from dataload.analysis.pictures import rates_figure
-from dataload.bench.runner import Results, Spread
+from dataload.bench.runner import RATE_COLUMNS, Results, Spread
 from dataload.bench.stages import StageReport, StageTime
-from dataload.bench.table import RATE_COLUMNS
 from dataload.errors import ConfigError
 
 TESTS = Path(__file__).parents[1]

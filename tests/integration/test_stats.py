@@ -16,7 +16,7 @@ from fault_proxy import FaultProxy
 import dataload
 from dataload.catalog.statistics import DataSetStatistics, LengthsFile
 from dataload.codecs import msgpack
-from dataload.codecs.npy import build_npy
+from dataload.codecs.npz import build_npy
 from dataload.convert import convert
 from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import index_shards

@@ -26,7 +26,7 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.samplers.permutation import KEY_WORDS, permute
+from dataload.samplers.common import KEY_WORDS, permute
 from dataload.types import Sampler
 
 # Large orders take a while to draw.

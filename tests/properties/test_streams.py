@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dataload import Loader, RangeSource
 from dataload._util.randomness import derive_key, hash64
-from dataload.samplers.permutation import permute
+from dataload.samplers.common import permute
 from dataload.streams import RowMixture, StreamSampler
 
 MODES = ("split", "pack", "independent", "shuffled")

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from dataload.errors import CorruptFileError
 from dataload.sources.syrah.layout import DTYPES, parse_metadata
 from dataload.sources.syrah.writer import SyrahWriter
+from dataload.testing.cases import SourceTraits
 from dataload.testing.strategies import records_for
-from dataload.testing.traits import SourceTraits
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "syrah"
 TRAITS = SourceTraits(value_types=(np.ndarray, bytes, str), dtypes=tuple(n for n in DTYPES if n != "float128"))

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from dataload.codecs.decoders import known_extension
-from dataload.codecs.npy import parse_npy
+from dataload.codecs.npz import parse_npy
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar.header import END, Member, build_header, padded, scan

@@ -14,7 +14,7 @@ import numpy as np
 
 from dataload.errors import CorruptFileError
 from dataload.sources.file_source import FileSource, ShardReader
-from dataload.testing.traits import SourceTraits
+from dataload.testing.cases import SourceTraits
 from dataload.types import FieldSpec, Int64Array
 
 _END = b"end"

@@ -12,8 +12,16 @@ from dataload._util.randomness import check_seed, derive_key, hash64
 from dataload._util.settings import check_choice, check_count, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner
-from dataload.samplers.common import ArrayValue, BoolArray, PerRecord, check_record_lengths, check_sum, set_fields
-from dataload.samplers.permutation import KEY_WORDS, permute
+from dataload.samplers.common import (
+    KEY_WORDS,
+    ArrayValue,
+    BoolArray,
+    PerRecord,
+    check_record_lengths,
+    check_sum,
+    permute,
+    set_fields,
+)
 from dataload.samplers.streams.layout import Listed, Shuffled, balance
 from dataload.types import Array, Int64Array
 

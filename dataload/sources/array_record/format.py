@@ -56,7 +56,7 @@ ARRAY_RECORD = Format(
     split_selection="dataload.sources.array_record.layout:file_of",
     extra="arrayrecord",
     content="bytes",
-    recorded_options="dataload.sources.array_record.recorded:find_recorded",
+    recorded_options="dataload.sources.array_record.writer:find_recorded",
 )
 
 

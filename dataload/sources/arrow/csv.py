@@ -8,7 +8,7 @@ import numpy as np
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.limits import check_size
-from dataload.codecs.arrow_types import load_arrow
+from dataload.codecs.arrow import load_arrow
 from dataload.errors import ConfigError, CorruptFileError, closest
 from dataload.sources.arrow.format import CsvOptions
 from dataload.sources.arrow.table import TableReader, TableSource

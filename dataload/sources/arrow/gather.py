@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dataload._util.limits import Claims
-from dataload.codecs.arrow_types import Numbers, is_bytes, numbers_of, pa_module
+from dataload.codecs.arrow import Numbers, is_bytes, numbers_of, pa_module
 from dataload.codecs.expansion import Sizes, check_views, expansion, least_bytes, picked
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow.ipc import Message, pairs_of

@@ -11,7 +11,7 @@ import numpy as np
 
 from dataload._util.caches import DecodedCache
 from dataload._util.limits import Claims, check_size
-from dataload.codecs.arrow_types import load_arrow, without_views
+from dataload.codecs.arrow import load_arrow, without_views
 from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow.format import TableOptions

@@ -14,8 +14,7 @@ from dataload._util.caches import DecodedCache
 from dataload._util.indexing import split_by_shard
 from dataload._util.limits import Claims, check_size
 from dataload.codecs import arrow
-from dataload.codecs.arrow import ColumnContext
-from dataload.codecs.arrow_types import load_arrow
+from dataload.codecs.arrow import ColumnContext, load_arrow
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.arrow.format import STATE_FILE, ArrowOptions

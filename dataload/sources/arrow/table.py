@@ -17,8 +17,7 @@ from dataload._util.clock import decoding
 from dataload._util.indexing import split_by_shard
 from dataload._util.limits import Claims
 from dataload.codecs import arrow
-from dataload.codecs.arrow import ColumnContext
-from dataload.codecs.arrow_types import check_field, load_arrow, spec_of_type
+from dataload.codecs.arrow import ColumnContext, check_field, load_arrow, spec_of_type
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
 from dataload.codecs.expansion import Sizes, check_views, expansion
 from dataload.collate import scatter_columns

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from dataload.codecs.arrow_types import load_arrow
+from dataload.codecs.arrow import load_arrow
 from dataload.errors import ConfigError, closest
 from dataload.sources.arrow.format import ParquetWriterOptions, TableWriterOptions
 from dataload.sources.writer import Writer, require_fields

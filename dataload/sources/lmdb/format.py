@@ -101,7 +101,7 @@ TORCHRECORD = Format(
     writer_options=TorchRecordWriterOptions,
     suffixes=(".torchrecord",),
     variant_of="lmdb",
-    is_variant="dataload.sources.lmdb.snapshot:is_torchrecord",
+    is_variant="dataload.sources.lmdb.tree:is_torchrecord",
     directory_file=DATA_FILE,
     extra="lmdb",
 )

@@ -18,8 +18,7 @@ from dataload._util.limits import check_lengths
 from dataload.sources.encoded import EncodedShard, copy_records
 from dataload.sources.file_source import FileSource
 from dataload.sources.lmdb.file import FileInfo, data_file
-from dataload.sources.lmdb.snapshot import Snapshot
-from dataload.sources.lmdb.tree import Nodes, read_key
+from dataload.sources.lmdb.tree import Nodes, Snapshot, read_key
 from dataload.storage import RecordFile
 from dataload.storage.table_cache import CachedTable, IndexKey, recall, within
 from dataload.types import Array, Codec, Int64Array

@@ -15,9 +15,8 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.fields import select_fields
 from dataload.sources.lmdb.file import FileInfo, Tree
 from dataload.sources.lmdb.format import TorchRecordOptions
-from dataload.sources.lmdb.snapshot import open_snapshot
 from dataload.sources.lmdb.table import LMDBFileSource, LMDBShard, Values, find_table
-from dataload.sources.lmdb.tree import Nodes, read_key, read_tree, subdatabases, verify_pages
+from dataload.sources.lmdb.tree import Nodes, open_snapshot, read_key, read_tree, subdatabases, verify_pages
 from dataload.sources.shards import shard_of
 from dataload.storage import RecordFile
 from dataload.storage.table_cache import CachedTable, IndexKey, store_cached

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dataload.codecs import npz
 from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import known_extension
-from dataload.codecs.npy import build_npy
+from dataload.codecs.npz import build_npy
 from dataload.errors import ConfigError
 from dataload.sources.tar.header import BLOCK, Member
 from dataload.types import Array, Int64Array

@@ -12,7 +12,7 @@ from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
 from dataload._util.limits import check_lengths, no_memory
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension
-from dataload.codecs.npy import npy_layout
+from dataload.codecs.npz import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.fields import spec_of

@@ -4,7 +4,7 @@ import contextlib
 from typing import Any, ClassVar
 
 from dataload.sources.tfrecord.format import TFRECORD, TFRecordWriterOptions
-from dataload.sources.tfrecord.records import build_head, mask
+from dataload.sources.tfrecord.reader import build_head, mask
 from dataload.sources.writer import Writer, choose_codec, encode_bytes
 
 

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.codecs.npy import npy_layout, parse_npy
+from dataload.codecs.npz import npy_layout, parse_npy
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.storage import Remote, base_name, storage_of
 from dataload.types import Int64Array

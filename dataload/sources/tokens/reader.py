@@ -11,7 +11,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from dataload._util.settings import check_count
-from dataload.codecs.npy import MAGIC, npy_layout
+from dataload.codecs.npz import MAGIC, npy_layout
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader

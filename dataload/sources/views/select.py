@@ -27,7 +27,8 @@ from dataload.executors.factory import ExecutorName, make_executor
 from dataload.executors.serialization import sendable
 from dataload.sources.fields import require_known
 from dataload.storage import is_url, join
-from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, node_directory, remember, within
+from dataload.storage.remote.settings import node_directory
+from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, remember, within
 from dataload.types import Int64Array
 
 Predicate: TypeAlias = Callable[[Any], Any]

@@ -42,8 +42,7 @@ from dataload.storage.remote.prefetch.board import BoardReader, Coming, wait_for
 from dataload.storage.remote.prefetch.plan import Use
 from dataload.storage.remote.prefetch.shards import CachedShards, ShardPrefetcher, write
 from dataload.storage.remote.requests import cut, split_url
-from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
-from dataload.storage.table_cache import node_directory, node_folder
+from dataload.storage.remote.settings import ObjectVersion, Remote, node_directory, node_folder, parse_bytes
 from dataload.types import Int64Array
 
 _ROOM_SECONDS = 5.0  # wait for room for a shard read as a whole, before reading it by range

@@ -22,9 +22,8 @@ from dataclasses import dataclass
 from dataload._util.caches import PerProcess
 from dataload._util.threads import Wait
 from dataload.errors import ConfigError, MachineError, SourceError
-from dataload.storage.local.living import is_at, lock, opened
-from dataload.storage.local.trusted import discard_untrusted, distrust, trusted_folder
-from dataload.storage.remote.jobs import describe_jobs
+from dataload.storage.local.folders import discard_untrusted, distrust, trusted_folder
+from dataload.storage.remote.jobs import describe_jobs, is_at, lock, opened
 from dataload.storage.remote.settings import ObjectVersion
 
 _LONGEST_NAME = 80

@@ -25,8 +25,7 @@ from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.client import client_of
 from dataload.storage.remote.jobs import Shares
 from dataload.storage.remote.requests import GAP, Chunk, cut
-from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
-from dataload.storage.table_cache import node_folder
+from dataload.storage.remote.settings import ObjectVersion, Remote, node_folder, parse_bytes
 from dataload.types import Array, BytesArray, Int64Array
 
 _SECONDS_BETWEEN_TRIES = 1.0

@@ -29,8 +29,8 @@ from dataload.errors import (
     printable,
 )
 from dataload.storage.errors import rewritten_error
-from dataload.storage.local.living import is_at, lock, opened
 from dataload.storage.remote.cache import CachedFile
+from dataload.storage.remote.jobs import is_at, lock, opened
 from dataload.storage.remote.settings import ObjectVersion, RemoteOptions
 from dataload.storage.remote.traffic import Request, Traffic
 

@@ -1,4 +1,4 @@
-"""Settings of remote data. Pure (no I/O)."""
+"""Settings of remote data, and the folder of the node's cache."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import hashlib
 import os
 import re
 from collections.abc import Callable, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from os import PathLike, fspath
@@ -14,7 +14,8 @@ from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
 
 from dataload._util.caches import PerProcess
 from dataload._util.settings import check_choice, check_count, check_seconds, check_type
-from dataload.errors import ConfigError, StoreError, closest
+from dataload.errors import ConfigError, SourceError, StoreError, closest
+from dataload.storage.local.folders import trusted_folder, user_directory
 from dataload.storage.paths import is_url
 from dataload.storage.remote.traffic import Traffic
 
@@ -76,7 +77,7 @@ class RemoteOptions:
             `cache` is given; in the user's cache directory it takes a tenth of the free bytes.
         mode: ``"shards"`` downloads whole shards into the cache, ``"ranges"`` fetches only the bytes that are read.
             With ``"auto"`` a loader chooses when it starts, by the order, the sizes and the budget (see
-            `dataload.storage.remote.prefetch.choice.choose`), refuses if neither is fast, and logs its choice;
+            `dataload.storage.remote.prefetch.plan.choose`), refuses if neither is fast, and logs its choice;
             without a loader, shards are used if a cache is given or the format needs them, otherwise ranges.
         scan: Maximum bytes to download when opening a data set, such as ``"1GB"``, if only whole shards tell how many
             records they have: tar archives without an index, LMDB, compressed ArrayRecord. A manifest avoids it.
@@ -317,6 +318,20 @@ class Remote:
                 raise ConfigError(f"{name} must be a table of options, got {type(value).__name__}", key=name)
         store = storage_options if isinstance(storage_options, StoreOptions) else StoreOptions(storage_options or {})
         return cls(store, remote if isinstance(remote, RemoteOptions) else RemoteOptions.parse(remote or {}))
+
+
+def node_directory(remote: Remote | None) -> str | None:
+    """Return the directory of the node's cache of remote data, which may not exist; None if there is none to use."""
+    chosen = None if remote is None else remote.options.cache
+    return user_directory() if chosen is None else os.path.abspath(chosen)
+
+
+def node_folder(remote: Remote, *names: str) -> str | None:
+    """Create a folder in the node's cache and return its path; None if none was named and the home cannot hold one."""
+    root = node_directory(remote)
+    with suppress(SourceError) if remote.options.cache is None else nullcontext():
+        return None if root is None else trusted_folder(root, *names)
+    return None
 
 
 def is_plain(base: str, given: dict[str, Any]) -> bool:

@@ -9,10 +9,19 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from dataload.errors import ClosedSourceError, SourceNotFoundError
-from dataload.testing.cases import Case, Maker, maker_check, source_check
+from dataload.testing.cases import (
+    Case,
+    Maker,
+    NotApplicable,
+    close,
+    expect,
+    expect_equal,
+    expect_raises,
+    maker_check,
+    source_check,
+)
 from dataload.testing.child import ReadReport, pickled, read_in_fork, read_in_new_process
 from dataload.testing.compare import record_digest
-from dataload.testing.traits import NotApplicable, close, expect, expect_equal, expect_raises
 
 _THREADS = 8
 _READS = 20

@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any
 
 from dataload.errors import SourceNotFoundError
-from dataload.testing.cases import Case, Maker, maker_check, source_check
+from dataload.testing.cases import (
+    Case,
+    Maker,
+    NotApplicable,
+    SourceTraits,
+    close,
+    expect,
+    expect_raises,
+    maker_check,
+    source_check,
+)
 from dataload.testing.child import ReadReport, failed_reading, read_in_fork, read_in_new_process
 from dataload.testing.compare import difference, record_digest
-from dataload.testing.traits import NotApplicable, SourceTraits, close, expect, expect_raises
 
 
 @source_check("Identity")

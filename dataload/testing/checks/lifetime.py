@@ -15,9 +15,18 @@ import numpy as np
 
 from dataload.collate import default_collate
 from dataload.errors import ClosedSourceError, ConfigError
-from dataload.testing.cases import Case, Maker, maker_check, source_check
+from dataload.testing.cases import (
+    Case,
+    Maker,
+    NotApplicable,
+    close,
+    expect,
+    expect_equal,
+    expect_raises,
+    maker_check,
+    source_check,
+)
 from dataload.testing.compare import arrays_in, overwrite, snapshot
-from dataload.testing.traits import NotApplicable, close, expect, expect_equal, expect_raises
 
 
 @source_check("Ownership")

@@ -9,8 +9,16 @@ import numpy as np
 
 from dataload.errors import ConfigError
 from dataload.sources.shards import Location
-from dataload.testing.cases import Case, source_check
-from dataload.testing.traits import NotApplicable, close, expect, expect_each_raises, expect_equal, expect_raises
+from dataload.testing.cases import (
+    Case,
+    NotApplicable,
+    close,
+    expect,
+    expect_each_raises,
+    expect_equal,
+    expect_raises,
+    source_check,
+)
 
 
 @source_check("Reads")

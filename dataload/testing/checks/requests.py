@@ -7,8 +7,16 @@ import numpy as np
 
 from dataload.errors import ConfigError
 from dataload.sources.memory import MemorySource
-from dataload.testing.cases import Case, Maker, maker_check, source_check
-from dataload.testing.traits import NotApplicable, expect, expect_each_raises, expect_raises
+from dataload.testing.cases import (
+    Case,
+    Maker,
+    NotApplicable,
+    expect,
+    expect_each_raises,
+    expect_raises,
+    maker_check,
+    source_check,
+)
 
 _PAGE = 4096
 _HUGE = (2**31, 2**32, 2**63 - 1, 2**63, 2**64, -(2**63) - 1)

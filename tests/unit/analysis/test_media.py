@@ -6,7 +6,7 @@ import wave
 import numpy as np
 import pytest
 
-from dataload.analysis.media import Audio, find_audio, find_image, thumbnail, to_png, to_wav
+from dataload.analysis.page import Audio, find_audio, find_image, thumbnail, to_png, to_wav
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,10 @@
 
 import pytest
 
-from dataload.bench.runner import FileFacts
-from dataload.bench.table import (
+from dataload.bench.runner import (
     FILE_COLUMNS,
     RATE_COLUMNS,
+    FileFacts,
     baselines,
     describe_task,
     file_rows,

@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from dataload.codecs.npy import build_npy, npy_layout, parse_npy
+from dataload.codecs.npz import build_npy, npy_layout, parse_npy
 from dataload.errors import CorruptFileError
 
 ARRAYS = [

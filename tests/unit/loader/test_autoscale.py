@@ -450,7 +450,7 @@ def test_the_consumer_does_all_the_work_only_where_nothing_else_was_asked_for(mo
             made.append((self.bounds, self.setting))
 
     monkeypatch.setattr(autoscale, "usable_cpus", lambda: 3)
-    monkeypatch.setattr("dataload.loader.loader.Scaling", Noted)
+    monkeypatch.setattr(autoscale, "Scaling", Noted)
     with Loader(RangeSource(10), batch_size=2, prefetch=3, **settings) as loader:
         assert loader.statistics().workers_allowed == (bounds.most if bounds else 0)
     first = 1 if settings.get("num_workers") == "auto" else 2

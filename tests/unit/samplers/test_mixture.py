@@ -13,7 +13,7 @@ from orders import order
 from dataload import Loader, RangeSource
 from dataload._util.fingerprint import fingerprint
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
-from dataload.samplers.permutation import MAX_LENGTH
+from dataload.samplers.common import MAX_LENGTH
 from dataload.sources import ConcatSource
 
 

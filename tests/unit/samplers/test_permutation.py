@@ -7,7 +7,7 @@ import pytest
 from orders import deviations
 
 from dataload._util.randomness import derive_key
-from dataload.samplers.permutation import KEY_WORDS, MAX_LENGTH, permute, unpermute
+from dataload.samplers.common import KEY_WORDS, MAX_LENGTH, permute, unpermute
 
 
 def key(seed, epoch=0):

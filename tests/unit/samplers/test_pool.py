@@ -8,7 +8,7 @@ import pytest
 
 from dataload._util.randomness import derive_key
 from dataload.samplers import PoolShuffle, Sequential
-from dataload.samplers.permutation import KEY_WORDS, permute
+from dataload.samplers.common import KEY_WORDS, permute
 
 SEED, EPOCH = 11, 3
 

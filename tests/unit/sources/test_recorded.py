@@ -10,7 +10,7 @@ import pytest
 import dataload
 from dataload.convert import convert
 from dataload.sources.array_record.layout import BLOCK_SIZE
-from dataload.sources.array_record.recorded import build_padding
+from dataload.sources.array_record.writer import build_padding
 from dataload.sources.discover import find_destination
 from dataload.sources.recorded import build_recorded, parse_recorded
 

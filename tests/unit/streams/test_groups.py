@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from dataload import default_collate
 from dataload.executors import Result
 from dataload.streams import MultiStreamLoader, workers
-from dataload.streams.columns import Stacked, cut, merge, stack
-from dataload.streams.messages import RowResults, RowTask, Step
+from dataload.streams.messages import RowResults, RowTask, Stacked, Step, cut, merge, stack
 
 sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("children", "support")]
 import streams

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dataload import Collate, ConfigError, Ragged, StateMismatchError, WorkerError, default_collate
 from dataload.errors import ClosedSourceError, SourceError
 from dataload.streams import MultiStreamLoader
-from dataload.streams.columns import join, stack
+from dataload.streams.messages import join, stack
 from dataload.streams.rows import RowOrder, SequenceOrder
 from dataload.streams.workers import parts_of
 

@@ -11,8 +11,8 @@ from typing import Any
 
 from dataload._util.caches import PerProcess
 from dataload._util.threads import Wait
-from dataload.storage.local.living import LivingFile
 from dataload.storage.remote.cache import Lease
+from dataload.storage.remote.jobs import LivingFile
 
 _LONGEST_WAIT = 5.0  # seconds, for a shard without progress
 

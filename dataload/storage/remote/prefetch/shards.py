@@ -17,16 +17,15 @@ from typing import Any
 from dataload._util.threads import Wait
 from dataload.errors import ConfigError, SourceError
 from dataload.storage.local.files import open_files_limit
-from dataload.storage.local.trusted import trusted_folder
+from dataload.storage.local.folders import trusted_folder
 from dataload.storage.paths import base_name
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
 from dataload.storage.remote.client import client_of
 from dataload.storage.remote.files import open_shards
 from dataload.storage.remote.jobs import Shares, describe_jobs
 from dataload.storage.remote.prefetch.board import Board, Coming
-from dataload.storage.remote.prefetch.choice import rank_budget
-from dataload.storage.remote.prefetch.plan import CachePlan, Download, Evict, Use, check_fit, step_bytes
-from dataload.storage.remote.prefetch.threads import DownloadThreads, Stopped
+from dataload.storage.remote.prefetch.plan import CachePlan, Download, Evict, Use, check_fit, rank_budget, step_bytes
+from dataload.storage.remote.prefetch.ranges import DownloadThreads, Stopped
 from dataload.storage.remote.requests import Chunk, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 

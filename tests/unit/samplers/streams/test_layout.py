@@ -11,7 +11,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from dataload._util.randomness import derive_key
-from dataload.samplers.permutation import permute
+from dataload.samplers.common import permute
 from dataload.samplers.streams.layout import Listed, Shuffled, balance
 
 

@@ -14,8 +14,8 @@ from dataload import ConfigError, Loader, MemorySource, RangeSource, StateMismat
 from dataload._util.fingerprint import fingerprint
 from dataload._util.randomness import derive_key
 from dataload.samplers import BatchPlanner
+from dataload.samplers.common import permute
 from dataload.samplers.order_sample import global_rows
-from dataload.samplers.permutation import permute
 from dataload.samplers.quality import order_report
 from dataload.streams import StreamSampler
 

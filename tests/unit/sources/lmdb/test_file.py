@@ -12,9 +12,8 @@ from dataload.codecs.tensorprotos import encode
 from dataload.errors import CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.lmdb.file import data_file, open_file, read_info
 from dataload.sources.lmdb.reader import LMDBSource
-from dataload.sources.lmdb.snapshot import is_torchrecord, list_subdatabases
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
-from dataload.sources.lmdb.tree import read_tree, subdatabases
+from dataload.sources.lmdb.tree import is_torchrecord, list_subdatabases, read_tree, subdatabases
 
 PAGE = 4096
 

@@ -7,7 +7,7 @@ from refusals import refuses
 
 from dataload.codecs.tensorprotos import encode
 from dataload.errors import CorruptFileError, SourceError
-from dataload.sources.lmdb import snapshot as lmdb_snapshot
+from dataload.sources.lmdb import tree as lmdb_snapshot
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.storage.core import can_map

@@ -11,7 +11,7 @@ from dataload.codecs import sequence_example
 from dataload.codecs.wire import build_field
 from dataload.convert import convert
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.tfrecord import reader, records
+from dataload.sources.tfrecord import reader
 from dataload.storage.table_cache import CachedTable, IndexKey, store_cached
 
 
@@ -24,7 +24,7 @@ def build(path, lengths):
 
 def test_checksums_are_those_of_the_library():
     rows = np.random.default_rng(0).integers(0, 256, (50, 9), np.uint8)
-    assert records.crc_of_rows(rows).tolist() == [google_crc32c.value(row.tobytes()) for row in rows]
+    assert reader.crc_of_rows(rows).tolist() == [google_crc32c.value(row.tobytes()) for row in rows]
 
 
 @pytest.mark.parametrize("lengths", [[0] * 40, [1, 100_000, 3, 0, 400_000, *[9] * 6_000, 300_000, 5]])
@@ -37,7 +37,7 @@ def test_records_are_found_in_few_reads(tmp_path, lengths):
         reads.append(length)
         return data[offset : offset + length]
 
-    edges = records.find_records(read, len(data), "x")
+    edges = reader.find_records(read, len(data), "x")
     assert np.diff(edges).tolist() == [length + 16 for length in lengths]
     assert sum(reads) < 2 * sum(length + 16 for length in lengths if length < 1000) + (1 << 19)
     assert len(reads) < 16

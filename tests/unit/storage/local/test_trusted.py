@@ -9,10 +9,11 @@ import pytest
 
 from dataload.errors import ConfigError
 from dataload.storage import Remote, storage_of
-from dataload.storage.local.trusted import discard_untrusted, distrust, trusted_folder, user_directory
+from dataload.storage.local.folders import discard_untrusted, distrust, trusted_folder, user_directory
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.jobs import Shares
-from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, node_folder, store_cached
+from dataload.storage.remote.settings import node_folder
+from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached
 
 URL = "memory://trusted/x.tar"
 

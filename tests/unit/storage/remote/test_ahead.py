@@ -13,10 +13,10 @@ from remote_sets import FORMATS, write_shards
 import dataload
 from dataload.errors import ConfigError, MachineError
 from dataload.storage import Remote
-from dataload.storage.local.living import LivingFile
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.client import ObjectClient, client_of
 from dataload.storage.remote.files import open_shards
+from dataload.storage.remote.jobs import LivingFile
 from dataload.storage.remote.prefetch import shards as ahead
 from dataload.storage.remote.settings import ObjectVersion
 
@@ -136,7 +136,7 @@ def test_a_loader_closed_while_shards_arrive_leaves_none_that_is_incomplete(stor
         stream(self, url, key, version, piece, receive, check)
 
     monkeypatch.setattr(ObjectClient, "stream", late)
-    monkeypatch.setattr("dataload.storage.remote.prefetch.threads._CLOSE_SECONDS", 0.01)
+    monkeypatch.setattr("dataload.storage.remote.prefetch.ranges._CLOSE_SECONDS", 0.01)
     with opened(stored, "syr", tmp_path) as source:
         with dataload.Loader(source, **SETTINGS) as loader:
             next(iter(loader))

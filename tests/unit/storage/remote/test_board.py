@@ -8,7 +8,7 @@ import tempfile
 import pytest
 
 from dataload.errors import MachineError
-from dataload.storage.local.living import living
+from dataload.storage.remote.jobs import living
 from dataload.storage.remote.prefetch.board import Board, Coming
 
 URLS = ["s3://bucket/0", "s3://bucket/1", "s3://bucket/2"]

@@ -9,7 +9,7 @@ from dataload.errors import ConfigError
 from dataload.loader.pipeline import steps_ahead
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequential, ShardSequential
-from dataload.storage.remote.prefetch.choice import Reads, choose, measure
+from dataload.storage.remote.prefetch.plan import Reads, choose, measure
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
 

@@ -5,9 +5,8 @@ import os
 
 import pytest
 
-from dataload.storage.local.living import LivingFile
 from dataload.storage.remote import jobs
-from dataload.storage.remote.jobs import Shares, describe_jobs
+from dataload.storage.remote.jobs import LivingFile, Shares, describe_jobs
 
 
 @pytest.fixture(autouse=True)

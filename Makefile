@@ -10,7 +10,7 @@ CORE := $(VENV)/.core
 # The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-remote test-ray test-train test-slow test-minimum environments flakes coverage mutants docs release check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
+.PHONY: demo test test-remote test-ray test-train test-slow test-minimum environments exchange flakes coverage mutants docs release check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
 
 # uv takes an eighth of pip's time. It does not read pip's settings, so those of wheels are passed on; where uv is not to
 # be had or fails, pip installs.
@@ -106,6 +106,21 @@ test-minimum:
 # be written, little shared memory, and with the interpreters in PYTHONS. ONLY chooses some of these.
 environments: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/environments/run.py $(if $(PYTHONS),--pythons $(PYTHONS)) $(if $(ONLY),--only $(ONLY))
+
+# Version 0.2 as a wheel, in an environment of its own: it and this version must read each other's files and states.
+PREVIOUS := .venv-0.2
+$(PREVIOUS)/.installed:
+	$(PYTHON) -m venv $(PREVIOUS)
+	git worktree prune
+	git worktree add --force --detach $(PREVIOUS)/source $$(git log -1 --format=%H --grep '^Version 0\.2\.0$$')
+	$(PREVIOUS)/bin/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w $(PREVIOUS)/wheel $(PREVIOUS)/source
+	git worktree remove --force $(PREVIOUS)/source
+	$(PREVIOUS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt \
+		"$$(ls $(PREVIOUS)/wheel/*.whl)[syrah,lmdb,arrayrecord,arrow,tar,tfrecord,codecs]"
+	touch $@
+
+exchange: $(INSTALLED) $(CORE) $(PREVIOUS)/.installed
+	$(BIN)/python tests/environments/exchange.py $(PREVIOUS)/bin/python
 
 # All of a release but the upload. PYTHONS: further interpreters to try the packages with.
 release: $(INSTALLED) $(CORE)
@@ -226,4 +241,4 @@ torn: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/torn.py --rounds $(or $(ROUNDS),440)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(DALI) $(MINIMUM) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DALI) $(MINIMUM) $(PREVIOUS) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis

@@ -16,7 +16,7 @@ def main() -> int:
     """
     try:
         if sys.argv[1:] == ["--version"]:
-            from dataload.cli.version import version_line
+            from dataload.cli import version_line
 
             sys.stdout.write(f"{version_line()}\n")
             return 0

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload.cli.version import version_line
+from dataload.cli import version_line
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -167,7 +167,7 @@ app: Any = typer.Typer(
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        from dataload.cli.version import version_line  # imports numpy
+        from dataload.cli import version_line  # imports numpy
 
         typer.echo(version_line())
         raise typer.Exit

@@ -37,7 +37,7 @@ from dataload.bench.task import Order, Task
 from dataload.cli.options import Codec, Decode, Fields, Options, Overrides, Picture, SourceFormat, SourceOptions
 from dataload.cli.output import ProgressBar, print_line, print_table, print_warning
 from dataload.errors import ConfigError, closest
-from dataload.executors.factory import ExecutorName
+from dataload.executors import ExecutorName
 
 _MOVED = typer.Option(hidden=True)  # to `python -m benchmarks`, or gone; accepted for a release
 

@@ -1,5 +1,10 @@
-"""Executors run tasks in the consumer's thread, in threads, or in processes (imported from its module)."""
+"""Executors run tasks in the consumer's thread, in threads, or in processes (imported on use)."""
 
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias, TypeVar, get_args
+
+from dataload._util.settings import check_choice
+from dataload.errors import ConfigError
 from dataload.executors.base import (
     Executor,
     Result,
@@ -11,10 +16,12 @@ from dataload.executors.base import (
     WorkerStatus,
     worker_name,
 )
+from dataload.executors.serialization import check_work
 from dataload.executors.threads import ThreadExecutor
 
 __all__ = [
     "Executor",
+    "ExecutorName",
     "Result",
     "SerialExecutor",
     "StartMethod",
@@ -23,5 +30,63 @@ __all__ = [
     "WorkerLostError",
     "WorkerPosition",
     "WorkerStatus",
+    "check_pickles",
+    "make_executor",
     "worker_name",
 ]
+
+TaskT = TypeVar("TaskT")
+ResultT = TypeVar("ResultT")
+
+ExecutorName: TypeAlias = Literal["threads", "processes", "fork", "spawn", "forkserver"]
+"""The kind of workers, if `num_workers` is not 0: threads, or processes by how they start (by ``forkserver``)."""
+
+_ADVICE = (
+    "functions and classes that are not at the top level of a module, or are of a notebook, need cloudpickle (pip "
+    "install cloudpickle); other things, executor='threads' or, in a loader, executor='fork'"
+)
+_SLOTS_BEYOND_WINDOW = 3  # the consumer's batch, the previous one, and one on its way
+
+
+def make_executor(
+    work: Callable[[TaskT, WorkerStatus], ResultT],
+    name: ExecutorName,
+    workers: int,
+    *,
+    window: int,
+    timeouts: TimeoutPolicy,
+    parts: Iterable[tuple[str, str, Any]],
+    first: int = 0,
+) -> Executor[TaskT, ResultT]:
+    """Return the executor for `work`, for `window` tasks ahead; `parts` are settings for errors of `check_pickles`."""
+    check_choice("executor", name, get_args(ExecutorName))
+    if not workers:
+        return SerialExecutor(work)
+    if name == "threads":
+        return ThreadExecutor(work, workers, timeouts=timeouts, first=first)
+    from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
+
+    start_method: StartMethod = "forkserver" if name == "processes" else name
+    modules = () if start_method == "fork" else check_pickles(*parts)
+    slots = window + _SLOTS_BEYOND_WINDOW
+    return ProcessExecutor(
+        work, workers, slots=slots, start_method=start_method, timeouts=timeouts, first=first, modules=modules
+    )
+
+
+def check_pickles(*parts: tuple[str, str, Any]) -> set[str]:
+    """Check that settings (key, name in messages, value) pickle, and return the modules that they need."""
+    modules: set[str] = set()
+    for key, name, value in parts:
+        try:
+            modules |= check_work(value)
+        except ConfigError:  # has its own remedy
+            raise
+        except Exception as error:
+            raise ConfigError(
+                f"worker processes need a copy of {name}, and {value!r} cannot be pickled "
+                f"({type(error).__name__}: {error}); {_ADVICE}",
+                key=key,
+                value=value,
+            ) from error
+    return modules

@@ -15,8 +15,7 @@ from dataload._util.randomness import check_seed
 from dataload._util.settings import check_count, check_fields, check_flags
 from dataload.collate import Policy
 from dataload.errors import WorkerError, printable
-from dataload.executors import Executor, WorkerLostError, WorkerStatus
-from dataload.executors.factory import ExecutorName
+from dataload.executors import Executor, ExecutorName, WorkerLostError, WorkerStatus
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration, LoaderBase
 from dataload.loader.failures import ErrorPolicy, OnError

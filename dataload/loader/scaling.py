@@ -15,8 +15,7 @@ from typing import Any, NamedTuple, Self
 
 from dataload._util.machine import usable_cpus
 from dataload._util.settings import check_count, check_seconds
-from dataload.executors import Executor, TimeoutPolicy
-from dataload.executors.factory import ExecutorName, make_executor
+from dataload.executors import Executor, ExecutorName, TimeoutPolicy, make_executor
 from dataload.loader.recorder import Recorder, workplace_of
 from dataload.loader.statistics import Workplace
 from dataload.loader.step import StepWork

@@ -125,7 +125,7 @@ class StepWork:
         return StepsResult(loaded, perf_counter() - begun)
 
     def parts(self) -> list[tuple[str, str, Any]]:
-        """Return what worker processes get copies of, for `dataload.executors.factory.check_pickles`."""
+        """Return what worker processes get copies of, for `dataload.executors.check_pickles`."""
         fetch = self.fetch
         return [
             ("source", "the source", fetch.source),

@@ -15,7 +15,7 @@ from dataload._util.indexing import as_indices, check_index
 from dataload._util.randomness import check_seed
 from dataload._util.settings import check_fields
 from dataload.collate import default_collate
-from dataload.executors.factory import ExecutorName
+from dataload.executors import ExecutorName
 from dataload.sources.fields import select_fields
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.select import Filter, Predicate, Rule, Share, run_filter

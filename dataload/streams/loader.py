@@ -15,8 +15,7 @@ from dataload._util.randomness import check_seed
 from dataload._util.settings import check_choice, check_count, check_seconds, setting_error
 from dataload.collate import Policy
 from dataload.errors import ConfigError, SourceError, WorkerError
-from dataload.executors import WorkerLostError
-from dataload.executors.factory import ExecutorName
+from dataload.executors import ExecutorName, WorkerLostError
 from dataload.loader.base import EpochIteration, LoaderBase
 from dataload.loader.fetch import check_batch_transform, choose_collate, without_warning
 from dataload.loader.order import rank_and_world_size

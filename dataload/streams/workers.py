@@ -11,8 +11,16 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from dataload.errors import WorkerError
-from dataload.executors import Executor, Result, TimeoutPolicy, WorkerPosition, WorkerStatus, worker_name
-from dataload.executors.factory import ExecutorName, make_executor
+from dataload.executors import (
+    Executor,
+    ExecutorName,
+    Result,
+    TimeoutPolicy,
+    WorkerPosition,
+    WorkerStatus,
+    make_executor,
+    worker_name,
+)
 from dataload.loader.failures import StageSpan, is_for_consumer, step_error
 from dataload.loader.pipeline import TaskSizer
 from dataload.streams.messages import RowGroup, RowResults, RowTask, Stacked, Step, stack

@@ -22,8 +22,16 @@ from dataload._util.machine import usable_cpus
 from dataload._util.randomness import derive_key, hash64
 from dataload._util.settings import check_choice, check_count, setting_error
 from dataload.errors import ConfigError, SourceError
-from dataload.executors import Executor, Result, TimeoutPolicy, WorkerLostError, WorkerStatus, worker_name
-from dataload.executors.factory import ExecutorName, make_executor
+from dataload.executors import (
+    Executor,
+    ExecutorName,
+    Result,
+    TimeoutPolicy,
+    WorkerLostError,
+    WorkerStatus,
+    make_executor,
+    worker_name,
+)
 from dataload.executors.serialization import sendable
 from dataload.sources.fields import require_known
 from dataload.storage import is_url, join

@@ -16,7 +16,7 @@ PUBLIC = {
     """,
     "dataload.analysis": "Statistics live_view record_timeline",
     "dataload.convert": "ConvertReport Engine LocalEngine convert",
-    "dataload.jax": "DeviceLoader DistributedPlace distributed_place",
+    "dataload.jax": "DeviceLoader DistributedRank distributed_place",
     "dataload.ray": "RayEngine convert",
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport
@@ -28,7 +28,7 @@ PUBLIC = {
     """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
     "dataload.torch": """
-        DataLoader DeviceLoader DistributedPlace JsonState SourceDataset check_ranks distributed_place to_pinned
+        DataLoader DeviceLoader DistributedRank JsonState SourceDataset check_ranks distributed_place to_pinned
         to_tensors
     """,
 }
@@ -96,6 +96,14 @@ def test_names_of_0_2_have_moved(home, name):
     assert name in module.__all__
     with pytest.warns(DeprecationWarning, match=rf"^dataload\.{name} is deprecated: use {home}\.{name}$"):
         assert getattr(dataload, name) is getattr(module, name)
+
+
+@pytest.mark.parametrize("package", ["torch", pytest.param("jax", marks=pytest.mark.train)])
+def test_the_place_of_a_process_is_called_its_rank(package):
+    module = pytest.importorskip(f"dataload.{package}")
+    name = f"dataload.{package}.Distributed"
+    with pytest.warns(DeprecationWarning, match=rf"^{name}Place is deprecated: use {name}Rank$"):
+        assert module.DistributedPlace is module.DistributedRank
 
 
 def test_the_version_is_the_packages():

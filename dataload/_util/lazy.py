@@ -13,8 +13,8 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return ``__getattr__`` and ``__dir__`` of a package or module.
 
-    `homes` maps names to ``"module"`` or ``"module:other_name"``; `moved` maps deprecated names to their new public
-    module; `submodules` are imported when used as attributes.
+    `homes` maps names to ``"module"`` or ``"module:other_name"``, and so does `moved` for deprecated names, to public
+    modules; `submodules` are imported when used as attributes.
     """
 
     def get(name: str) -> Any:
@@ -24,9 +24,10 @@ def lazy_names(
             setattr(sys.modules[package], name, value)  # later uses do not come here
             return value
         if moved is not None and name in moved:
-            message = f"{package}.{name} is deprecated: use {moved[name]}.{name}"
+            module, _, there = moved[name].partition(":")
+            message = f"{package}.{name} is deprecated: use {module}.{there or name}"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
-            return getattr(import_module(moved[name]), name)
+            return getattr(import_module(module), there or name)
         if name in submodules:
             return import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -258,8 +258,8 @@ _STAGES = {
 }
 _WAITS, _WORKS, _MAKES, _DOWNLOADS = "consumer waits", "consumer works", "consumer makes", "downloads"
 _LEFT, _LANE = 1.5, 0.5  # inches
-_START = 0.25  # part of the time that workers may take to start before that is left out
-_KEEPS_UP = 0.05  # part of the time that a consumer may wait
+_START = 0.25  # fraction of the time that workers may take to start before that is left out
+_KEEPS_UP = 0.05  # fraction of the time that a consumer may wait
 
 
 def timeline_figure(timeline: Timeline, about: str) -> Figure:
@@ -312,7 +312,7 @@ def _verdict(timeline: Timeline) -> str:
 
 
 def _waits(timeline: Timeline) -> float:
-    """Return the part of its time that the consumer waits, without the first wait, in which workers start."""
+    """Return the fraction of its time that the consumer waits, without the first wait, in which workers start."""
     waits = sorted({(step.asked, step.received) for step in timeline.steps})
     waited = sum(received - asked for asked, received in waits[1:])
     worked = sum(ended - begun for begun, ended in timeline.work)
@@ -320,7 +320,7 @@ def _waits(timeline: Timeline) -> float:
 
 
 def _shares(timeline: Timeline) -> dict[str, float]:
-    """Return the part of the work that each stage takes, stages in their usual order."""
+    """Return the fraction of the work that each stage takes, stages in their usual order."""
     seconds = dict.fromkeys(_STAGES, 0.0)
     for stage, begun, ended in (span for step in timeline.steps for span in step.spans):
         seconds[stage] += ended - begun

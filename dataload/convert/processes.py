@@ -88,7 +88,7 @@ class _Run:
             if not events:  # a child of a partition may keep its connection open
                 for handle in [handle for handle in self._running if not handle.is_alive()]:
                     self._lose(handle)
-            self._advance(self._done + sum(max(0, handle.place.index) for handle in self._running))
+            self._advance(self._done + sum(max(0, handle.position.index) for handle in self._running))
         return [self._values[number] for number in range(1, self._count + 1)]
 
     def _start(self, number: int) -> None:

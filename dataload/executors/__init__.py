@@ -55,10 +55,10 @@ def make_executor(
     *,
     window: int,
     timeouts: TimeoutPolicy,
-    parts: Iterable[tuple[str, str, Any]],
+    settings: Iterable[tuple[str, str, Any]],
     first: int = 0,
 ) -> Executor[TaskT, ResultT]:
-    """Return the executor for `work`, for `window` tasks ahead; `parts` are settings for errors of `check_pickles`."""
+    """Return the executor for `work`, for `window` tasks ahead; `settings` are for errors of `check_pickles`."""
     check_choice("executor", name, get_args(ExecutorName))
     if not workers:
         return SerialExecutor(work)
@@ -67,17 +67,17 @@ def make_executor(
     from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
 
     start_method: StartMethod = "forkserver" if name == "processes" else name
-    modules = () if start_method == "fork" else check_pickles(*parts)
+    modules = () if start_method == "fork" else check_pickles(*settings)
     slots = window + _SLOTS_BEYOND_WINDOW
     return ProcessExecutor(
         work, workers, slots=slots, start_method=start_method, timeouts=timeouts, first=first, modules=modules
     )
 
 
-def check_pickles(*parts: tuple[str, str, Any]) -> set[str]:
+def check_pickles(*settings: tuple[str, str, Any]) -> set[str]:
     """Check that settings (key, name in messages, value) pickle, and return the modules that they need."""
     modules: set[str] = set()
-    for key, name, value in parts:
+    for key, name, value in settings:
         try:
             modules |= check_work(value)
         except ConfigError:  # has its own remedy

@@ -51,7 +51,7 @@ class WorkerStatus:
     def at_index(self, index: int) -> None:
         self._words[2] = index + 1
 
-    def place(self) -> WorkerPosition:
+    def position(self) -> WorkerPosition:
         epoch, step, index = self._words[:3].tolist()
         return WorkerPosition(epoch - 1, step - 1, index - 1)
 
@@ -75,11 +75,11 @@ class WorkerStatus:
 class WorkerLostError(Exception):
     """A worker failed to return a result, for a `reason` such as "was killed by SIGKILL". The loader translates it."""
 
-    def __init__(self, worker: str, reason: str, place: WorkerPosition, stacks: str = "") -> None:
-        super().__init__(worker, reason, place, stacks)
+    def __init__(self, worker: str, reason: str, position: WorkerPosition, stacks: str = "") -> None:
+        super().__init__(worker, reason, position, stacks)
         self.worker = worker
         self.reason = reason
-        self.place = place
+        self.position = position
         self.stacks = stacks
 
 
@@ -121,7 +121,7 @@ def check_fork(pid: int, status: WorkerStatus) -> None:
     if here != pid and name.startswith("dataload-"):
         os.write(2, f"{name} (process {here}) {_FORKED}\n".encode())
         os._exit(1)
-    raise WorkerLostError(name, _FORKED, status.place() if here == pid else WorkerPosition(-1, -1, -1))
+    raise WorkerLostError(name, _FORKED, status.position() if here == pid else WorkerPosition(-1, -1, -1))
 
 
 class StallMonitor:
@@ -144,14 +144,14 @@ class StallMonitor:
     def look(self, describe: Callable[[], tuple[str, WorkerPosition, str]]) -> None:
         """Warn about a late worker, or raise a `WorkerLostError` after the timeout; `describe` names it."""
         waited = monotonic() - self._begun
-        worker, place, stacks = describe()
+        worker, position, stacks = describe()
         if self._timeout is not None and waited >= self._timeout:
             raise WorkerLostError(
-                worker, f"has returned no batch for {waited:.1f} s (timeout={self._timeout})", place, stacks
+                worker, f"has returned no batch for {waited:.1f} s (timeout={self._timeout})", position, stacks
             )
         self._next = 2 * self._next if self._timeout is None else min(2 * self._next, self._timeout)
-        at = f"is at step {place.step} of epoch {place.epoch}" if place.step >= 0 else "has not started it"
-        number, where = (place.index, "") if self._locate is None else self._locate(place)
+        at = f"is at step {position.step} of epoch {position.epoch}" if position.step >= 0 else "has not started it"
+        number, where = (position.index, "") if self._locate is None else self._locate(position)
         index = f", index {number}" if number >= 0 else ""
         stacks = f"{where}\n{stacks}" if where else stacks
         warnings.warn(f"no batch for {waited:.1f} s: {worker} {at}{index}\n{stacks}", RuntimeWarning, stacklevel=2)

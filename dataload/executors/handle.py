@@ -81,8 +81,8 @@ class WorkerHandle:
         return f"{self._process.name} (process {self._process.pid})"
 
     @property
-    def place(self) -> WorkerPosition:
-        return self.status.place()
+    def position(self) -> WorkerPosition:
+        return self.status.position()
 
     def is_alive(self) -> bool:
         return self._process.is_alive()
@@ -97,7 +97,7 @@ class WorkerHandle:
 
     def describe(self) -> tuple[str, WorkerPosition, str]:
         """Return the worker's name, its position, and the stack traces of its threads (or why there are none)."""
-        return self.name, self.place, self._stacks()
+        return self.name, self.position, self._stacks()
 
     def _stacks(self) -> str:
         if not self.status.stage:

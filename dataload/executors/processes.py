@@ -228,7 +228,7 @@ class ProcessPool:
                 failure = f"sent a batch that cannot be unpickled: {type(error).__name__}: {error}"
                 text = traceback.format_exc()
         if failure:
-            pending.errors.append(WorkerLostError(worker.name, failure, done.place or worker.place, text))
+            pending.errors.append(WorkerLostError(worker.name, failure, done.position or worker.position, text))
 
     def _fit_memory(self, size: int) -> None:
         """Retire slots that do not fit into memory, if this result is the largest so far."""
@@ -253,7 +253,7 @@ class ProcessPool:
         self._workers.remove(worker)
         for pending in worker.tasks.values():
             pending.finished = True
-            pending.errors.append(WorkerLostError(worker.name, reason, worker.place))
+            pending.errors.append(WorkerLostError(worker.name, reason, worker.position))
             if pending.slot is not None:
                 self._ring.give_back(pending.slot)
         worker.close()

@@ -189,9 +189,9 @@ class _Pool:
         """Warn about the thread that runs a late task, or give up on it and replace it."""
 
         def describe() -> tuple[str, WorkerPosition, str]:
-            place = task.status.place() if task.status is not None else WorkerPosition(-1, -1, -1)
+            position = task.status.position() if task.status is not None else WorkerPosition(-1, -1, -1)
             name = task.thread.name if task.thread is not None else "the next free thread"
-            return name, place, _stacks(self.threads)
+            return name, position, _stacks(self.threads)
 
         try:
             watch.look(describe)

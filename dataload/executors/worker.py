@@ -49,7 +49,7 @@ class ResultMessage(NamedTuple):
     failure: str = ""  # why there is no result; empty if there is one
     traceback_text: str = ""
     note: str = ""  # why the result is unexpectedly not in its slot
-    place: WorkerPosition | None = None  # the worker's position at the failure
+    position: WorkerPosition | None = None  # the worker's position at the failure
 
 
 def serve(connection: socket.socket, name: str, work: Callable[[Any, WorkerStatus], Any] | None) -> None:
@@ -123,11 +123,11 @@ def _run(
         doing = "could not send its batch, which must be picklable"
         parts = take_apart(value)
     except WorkerLostError as lost:
-        return ResultMessage(task.number, [], lost.reason, place=lost.place), []
+        return ResultMessage(task.number, [], lost.reason, position=lost.position), []
     except BaseException as error:  # even SystemExit: transforms do not end workers
         failure = f"{doing}: {type(error).__name__}: {error}"
-        place = replace(status.place(), index=-1)  # the batch failed, not its last sample
-        return ResultMessage(task.number, [], failure, traceback.format_exc(), place=place), []
+        position = replace(status.position(), index=-1)  # the batch failed, not its last sample
+        return ResultMessage(task.number, [], failure, traceback.format_exc(), position=position), []
     if slot is None or sum(part.nbytes for part in parts) <= SMALL_RESULT:
         return ResultMessage(task.number, []), parts
     try:

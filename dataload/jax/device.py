@@ -12,7 +12,7 @@ from dataload.collate import Ragged
 from dataload.errors import ConfigError
 from dataload.loader.device import DevicePrefetcher
 from dataload.loader.loader import Loader
-from dataload.loader.order import DistributedPlace
+from dataload.loader.order import DistributedRank
 from dataload.samplers import BatchPlanner
 from dataload.streams.loader import MultiStreamLoader
 
@@ -25,7 +25,7 @@ class RowBlocks(NamedTuple):
     blocks: int  # equal blocks per rank
 
 
-def distributed_place(sharding: Sharding | None = None) -> DistributedPlace:
+def distributed_place(sharding: Sharding | None = None) -> DistributedRank:
     """Return the rank and the number of ranks of this process, for ``Loader(..., **distributed_place(sharding))``.
 
     Args:
@@ -38,9 +38,9 @@ def distributed_place(sharding: Sharding | None = None) -> DistributedPlace:
             overlap without being the same.
     """
     if sharding is None:
-        return DistributedPlace(rank=jax.process_index(), world_size=jax.process_count())
+        return DistributedRank(rank=jax.process_index(), world_size=jax.process_count())
     rows = row_blocks(sharding)
-    return DistributedPlace(rank=rows.rank, world_size=rows.ranks)
+    return DistributedRank(rank=rows.rank, world_size=rows.ranks)
 
 
 def row_blocks(sharding: Any) -> RowBlocks:

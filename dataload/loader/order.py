@@ -80,7 +80,7 @@ Shuffle: TypeAlias = Literal["global", "shards"]
 """Shuffle all records at once; or read shards in a random order, through a pool."""
 
 
-class DistributedPlace(TypedDict):
+class DistributedRank(TypedDict):
     """The rank of a process in a distributed training job.
 
     Attributes:
@@ -134,15 +134,15 @@ def plan_batches(
 def _check_records(plan: BatchPlanner, source: RandomAccessSource[Any]) -> None:
     """Raise ConfigError if the order was made for another source, as far as it can tell."""
     found, made_for = len(source), source_lengths_of(plan) or (len(source),)
-    parts = tuple(map(len, source.sources)) if isinstance(source, ConcatSource) else ()
+    lengths = tuple(map(len, source.sources)) if isinstance(source, ConcatSource) else ()
     message, total = "", sum(made_for)
     if total != found:
         hint = f"make it anew, or pass source[:{total}]" if total < found else "make it anew"
         message = f"the sampler was made for a source of {total} records, and this one has {found}: {hint}"
     elif plan.records > found:
         message = f"the sampler chooses from {plan.records} records, and the source has {found}"
-    elif len(made_for) == len(parts) and made_for != parts:
-        message = f"the sampler mixes parts of {made_for} records, and the sources have {parts}: pass lengths={parts}"
+    elif len(made_for) == len(lengths) and made_for != lengths:
+        message = f"the sampler mixes sources of {made_for} records, and these have {lengths}: pass lengths={lengths}"
     if message:
         raise ConfigError(message, key="sampler", value=plan.order)
 
@@ -170,10 +170,9 @@ def default_order(source: RandomAccessSource[Any], shuffle: bool | Shuffle, seed
     """Return the order of a source without a sampler: index order, shuffled, or mixed by weights."""
     if not isinstance(source, MixedSource):
         return shuffled(source, shuffle, seed) if shuffle else Sequential(len(source))
-    parts = source.sources
-    seeds = [int(derive_key(seed, "part of a mix", part, words=1)[0]) for part in range(len(parts))]
-    samplers = tuple(default_order(part, shuffle, own) for part, own in zip(parts, seeds, strict=True))
-    return Mixture(samplers, source.weights, source.stop, seed, lengths=tuple(map(len, parts)))
+    seeds = [int(derive_key(seed, "part of a mix", i, words=1)[0]) for i in range(len(source.sources))]
+    samplers = tuple(default_order(each, shuffle, own) for each, own in zip(source.sources, seeds, strict=True))
+    return Mixture(samplers, source.weights, source.stop, seed, lengths=tuple(map(len, source.sources)))
 
 
 def shuffled(source: RandomAccessSource[Any], shuffle: Literal[True] | Shuffle, seed: int) -> Sampler:

@@ -127,12 +127,13 @@ class StepDelivery:
             result = next(self._results)
         except WorkerLostError as lost:
             task = self._waiting[0] if self._waiting else None
-            if task is None or lost.place.epoch != task.epoch or not task.start < lost.place.step < task.stop:
+            if task is None or lost.position.epoch != task.epoch or not task.start < lost.position.step < task.stop:
                 raise
             # Make the steps before the lost one again, one by one: errors come after good batches, and if one of
             # these steps is at fault (it cannot be pickled, say) the error names that one.
             self._lost = lost
-            self._again.extend(task._replace(start=step, stop=step + 1) for step in range(task.start, lost.place.step))
+            steps = range(task.start, lost.position.step)
+            self._again.extend(task._replace(start=step, stop=step + 1) for step in steps)
             return self._next_result()
         if self._waiting:
             self._waiting.popleft()
@@ -294,10 +295,10 @@ class PrefetchBudget:
 
 def lost_step(lost: WorkerLostError, planners: EpochPlanners, cursor: Cursor) -> WorkerError:
     """Return the error that the loss of a worker means for a consumer at `cursor`."""
-    epoch, place = cursor.epoch, lost.place
-    inside = place.epoch == epoch and cursor.first <= place.step < planners.of(epoch).steps(epoch)
-    at = f", at index {place.index}" if inside and place.index >= 0 else ""
-    step = place.step if inside else cursor.first
+    epoch, position = cursor.epoch, lost.position
+    inside = position.epoch == epoch and cursor.first <= position.step < planners.of(epoch).steps(epoch)
+    at = f", at index {position.index}" if inside and position.index >= 0 else ""
+    step = position.step if inside else cursor.first
     indices, details = _indices(planners, epoch, step)
     shown = f"\n{lost.stacks}" if lost.stacks else ""
     message = f"step {step} of epoch {epoch} failed: {lost.worker} {lost.reason}{at}{details}{shown}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-_COMPUTES = 0.5  # part of the work: workers that use less CPU mostly wait for something else
+_COMPUTES = 0.5  # fraction of the work: workers that use less CPU mostly wait for something else
 _TOGETHER = 1.5  # busy threads: with fewer, the CPUs that they use tell nothing about the GIL
 _ONE_CPU = (0.8, 1.2)  # CPUs that threads use together if they take turns
 

@@ -15,7 +15,7 @@ from dataload.storage.remote.traffic import Downloads, Traffic
 _MAX_REQUESTS = 4096
 _PAUSE, _PAUSE_SECONDS = 8, 0.1  # times the usual work of a consumer, and seconds more: longer work is a pause
 _CPU_CLOCK_SECONDS = 0.2  # between two readings
-_CPU_CLOCK_COST = 1e-3  # maximum part of the time: with hundreds of threads a reading takes milliseconds
+_CPU_CLOCK_COST = 1e-3  # maximum fraction of the time: with hundreds of threads a reading takes milliseconds
 
 
 class Listener(Protocol):

@@ -20,9 +20,9 @@ from dataload.loader.recorder import Recorder, workplace_of
 from dataload.loader.statistics import Workplace
 from dataload.loader.step import StepWork
 
-_WAITS = 0.05  # part of the time: a consumer that waits less needs no more workers
+_WAITS = 0.05  # fraction of the time: a consumer that waits less needs no more workers
 _QUICK_SECONDS = 5e-3  # of work per batch: below it, the consumer's thread may be the fastest place
-_WAITING = 0.5  # part of their busy time: workers that use less CPU mostly wait for something else
+_WAITING = 0.5  # fraction of their busy time: workers that use less CPU mostly wait for something else
 _MOST_WAITING = 4  # times the CPUs: workers that "auto" may use if they mostly wait
 _MOST_PREFETCH = 8  # batches ahead per worker that "auto" may use
 
@@ -330,7 +330,7 @@ class WorkerSettings:
     def start(self, work: StepWork) -> Executor[Any, Any]:
         window = self.prefetch * (usable_cpus() if self.automatic else self.most)
         timeouts = TimeoutPolicy(self.timeout)
-        return make_executor(work, self.executor, self.most, window=window, timeouts=timeouts, parts=work.parts())
+        return make_executor(work, self.executor, self.most, window=window, timeouts=timeouts, settings=work.settings())
 
     def scaling(self) -> Scaling | None:
         if not self.most:

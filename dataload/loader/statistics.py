@@ -18,15 +18,15 @@ _NOT_COUNTED = {"counted": False}
 """Metadata of a number that is not a total, so that the difference of two says nothing."""
 
 _FEW_STEPS = 3  # with fewer there is no verdict
-_WAITS = 0.05  # part of the time: a consumer that waits less is the limit
-_DOES_NOTHING = 0.05  # part of the time: a consumer that works less only reads
-_BUSY = 0.6  # part of the time: workers that work less are not the limit
+_WAITS = 0.05  # fraction of the time: a consumer that waits less is the limit
+_DOES_NOTHING = 0.05  # fraction of the time: a consumer that works less only reads
+_BUSY = 0.6  # fraction of the time: workers that work less are not the limit
 _QUICK = 2e-4  # seconds: for batches that take less, the hand-over matters
 _MOST_WAITING = 4  # times as many workers are worth a try if they mostly wait
-_THROTTLED = 0.01  # part of the requests: a store that refuses more of them is the limit
-_AGAIN = 0.1  # part of the downloads of shards: if more are repeated, the cache is too small
-_CONNECTED = 0.5  # part of the time: connections that are used less are idle
-_TRANSFER = 0.5  # part of the time of requests: if bytes flow for less of it, they mostly wait for answers
+_THROTTLED = 0.01  # fraction of the requests: a store that refuses more of them is the limit
+_AGAIN = 0.1  # fraction of the downloads of shards: if more are repeated, the cache is too small
+_CONNECTED = 0.5  # fraction of the time: connections that are used less are idle
+_TRANSFER = 0.5  # fraction of the time of requests: if bytes flow for less of it, they mostly wait for answers
 _LESS = {  # what would make a stage less work
     "decode": "; less to decode would help: store images at the size you train on",
     "transform": "; less to transform would help: do before training what is the same in every epoch",
@@ -112,7 +112,7 @@ class Statistics:
 
     @property
     def wait_share(self) -> float:
-        """The part of its time that the consumer waits, in [0, 1], without the wait for the first batch."""
+        """The fraction of its time that the consumer waits, in [0, 1], without the wait for the first batch."""
         return _ratio(self.wait_seconds - self.first_wait_seconds, self._loop_seconds)
 
     @property

@@ -124,7 +124,7 @@ class StepWork:
             loaded[-1] = loaded[-1]._replace(downloads=self._report())
         return StepsResult(loaded, perf_counter() - begun)
 
-    def parts(self) -> list[tuple[str, str, Any]]:
+    def settings(self) -> list[tuple[str, str, Any]]:
         """Return what worker processes get copies of, for `dataload.executors.check_pickles`."""
         fetch = self.fetch
         return [

@@ -29,7 +29,7 @@ Stop: TypeAlias = Literal["first", "longest", "never"]
 """When an epoch of a mixture ends."""
 
 Row: TypeAlias = Sequence[float] | Mapping[str, float]
-"""One weight per part, in order or by name."""
+"""One weight per component, in order or by name."""
 
 Changes: TypeAlias = Mapping[int, Row] | tuple[tuple[int, tuple[float, ...]], ...]
 """Weights by the position of the epoch from which they hold."""
@@ -39,94 +39,95 @@ _LONGEST_WINDOW = 10_000
 
 
 class _Pattern(NamedTuple):
-    """The parts in one window, which an epoch repeats."""
+    """The components in one window, which an epoch repeats."""
 
-    parts: Int64Array  # (window,), part at each offset
-    nth: Int64Array  # (window,), number of earlier offsets with the same part
-    counts: Int64Array  # (parts,), offsets per part
+    components: Int64Array  # (window,), component at each offset
+    nth: Int64Array  # (window,), number of earlier offsets with the same component
+    counts: Int64Array  # (components,), offsets per component
 
-    def position(self, part: int, draw: int) -> int:
-        """Return the position of a part's draw number `draw`, counted from 0."""
-        window, nth = divmod(draw, int(self.counts[part]))
-        return window * len(self.parts) + int(np.flatnonzero(self.parts == part)[nth])
+    def position(self, component: int, draw: int) -> int:
+        """Return the position of a component's draw number `draw`, counted from 0."""
+        window, nth = divmod(draw, int(self.counts[component]))
+        return window * len(self.components) + int(np.flatnonzero(self.components == component)[nth])
 
     def draws(self, length: int) -> Int64Array:
-        """Return the number of draws from each part in the first `length` positions, (parts,) int64."""
-        windows, rest = divmod(length, len(self.parts))
-        return windows * self.counts + np.bincount(self.parts[:rest], minlength=len(self.counts))
+        """Return the number of draws from each component in the first `length` positions, (components,) int64."""
+        windows, rest = divmod(length, len(self.components))
+        return windows * self.counts + np.bincount(self.components[:rest], minlength=len(self.counts))
 
     def turns(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the part at each position, and the number of earlier positions with the same part."""
-        windows, offsets = divide(positions, len(self.parts))
-        parts = self.parts[offsets]
-        return parts, windows * self.counts[parts] + self.nth[offsets]
+        """Return the component at each position, and the number of earlier positions with the same component."""
+        windows, offsets = divide(positions, len(self.components))
+        components = self.components[offsets]
+        return components, windows * self.counts[components] + self.nth[offsets]
 
 
 class _Schedule(NamedTuple):
     """The patterns of one epoch, each from its start to that of the next."""
 
     starts: Int64Array  # (patterns,)
-    before: Int64Array  # (patterns, parts), draws from each part before the start
+    before: Int64Array  # (patterns, components), draws from each component before the start
     patterns: tuple[_Pattern, ...]
 
-    def position(self, part: int, draw: int) -> int | None:
-        """Return the position of a part's draw number `draw`, counted from 0; None if the part has fewer draws."""
-        i = int(np.searchsorted(self.before[:, part], draw, side="right")) - 1
-        if not self.patterns[i].counts[part]:
+    def position(self, component: int, draw: int) -> int | None:
+        """Return the position of a component's draw number `draw`, counted from 0; None if it has fewer draws."""
+        i = int(np.searchsorted(self.before[:, component], draw, side="right")) - 1
+        if not self.patterns[i].counts[component]:
             return None
-        return int(self.starts[i]) + self.patterns[i].position(part, draw - int(self.before[i, part]))
+        return int(self.starts[i]) + self.patterns[i].position(component, draw - int(self.before[i, component]))
 
     def draws(self, length: int) -> Int64Array:
-        """Return the number of draws from each part in the first `length` positions, (parts,) int64."""
+        """Return the number of draws from each component in the first `length` positions, (components,) int64."""
         i = int(np.searchsorted(self.starts, length, side="right")) - 1
         return self.before[i] + self.patterns[i].draws(length - int(self.starts[i]))
 
     def turns(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the part at each position, and the number of earlier positions with the same part."""
+        """Return the component at each position, and the number of earlier positions with the same component."""
         ends = (positions.min(), positions.max()) if positions.size else (0, 0)
         first, last = np.searchsorted(self.starts, ends, side="right") - 1
         if first == last:  # nearly always: the positions of a block are close together
-            parts, draws = self.patterns[first].turns(positions - self.starts[first])
-            return parts, draws + self.before[first, parts] if first else draws
-        parts, draws = np.empty_like(positions), np.empty_like(positions)
+            components, draws = self.patterns[first].turns(positions - self.starts[first])
+            return components, draws + self.before[first, components] if first else draws
+        components, draws = np.empty_like(positions), np.empty_like(positions)
         for i, rows in split_by_group(np.searchsorted(self.starts, positions, side="right") - 1):
-            parts[rows], draws[rows] = self.patterns[i].turns(positions[rows] - self.starts[i])
-            draws[rows] += self.before[i, parts[rows]]
-        return parts, draws
+            components[rows], draws[rows] = self.patterns[i].turns(positions[rows] - self.starts[i])
+            draws[rows] += self.before[i, components[rows]]
+        return components, draws
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """Several orders mixed in proportions that are exact in any `window` consecutive positions.
 
-    Use it with a `ConcatSource`: the indices of part j follow those of the parts before it. Within a window, the draws
-    from a part are spread evenly, each at a random offset in its share (low discrepancy rather than coin flips); then
-    the window repeats. A part that ends starts its next epoch.
+    Use it with a `ConcatSource`: the indices of component j follow those of the components before it. Within a window,
+    the draws from a component are spread evenly, each at a random offset in its share (low discrepancy rather than coin
+    flips); then the window repeats. A component that ends starts its next epoch.
 
     Weights may change within an epoch: ``{0: (9, 1), 50_000: (1, 1)}``. A new window begins at each change, and each
-    part continues where it is.
+    component continues where it is.
 
     Attributes:
-        samplers: The order of each part, or orders by name. Stored as a tuple.
-        weights: One weight per part, in order or by name; or a mapping from the position in the epoch from which
+        samplers: The order of each component, or orders by name. Stored as a tuple.
+        weights: One weight per component, in order or by name; or a mapping from the position in the epoch from which
             weights hold, first 0, to such weights; or a sequence of these, one per epoch, whose last item holds for
             later epochs. Stored as tuples, mappings as tuples of pairs.
-        stop: When an epoch ends: before the ``"first"`` part to run out would repeat, once the ``"longest"`` part has
-            been served completely (parts that change to weight 0 before their end do not count), or ``"never"`` (after
-            2^48 positions). If weights differ between epochs, all epochs share one length that satisfies this in each.
+        stop: When an epoch ends: before the ``"first"`` component to run out would repeat, once the ``"longest"`` one
+            has been served completely (components that change to weight 0 before their end do not count), or
+            ``"never"`` (after 2^48 positions). If weights differ between epochs, all epochs share one length that
+            satisfies this in each.
         seed: Seed of the offsets in the window, any integer.
         window: Number of positions in which the proportions are exact, up to rounding of weight * window to integers.
             None uses the smallest multiple of the weights' common denominator that is at least 1,000, or 10,000 if
             that denominator is too large. Weights that change within an epoch each have a window of their own.
-        lengths: Records of each part of the `ConcatSource`. None uses the number of records each sampler chooses from.
+        lengths: Records of each component of the `ConcatSource`. None uses the records that each sampler chooses from.
         global_batch_size: If given, weights change at steps of this many positions instead of positions: the rows of
             all ranks per step. Not stored.
 
     Raises:
         ConfigError: The numbers or names of samplers, weights and lengths differ; a weight is negative, or too small
-            for the window; weights change at what is no position of the epoch; a part with a positive weight is empty,
-            or has fewer records than its sampler chooses from; an epoch would have more than 2^48 positions; or `stop`
-            is unknown.
+            for the window; a change of weights lies outside the epoch; a component with a positive weight is empty, or
+            has fewer records than its sampler chooses from; an epoch would have more than 2^48 positions; or `stop` is
+            unknown.
     """
 
     samplers: Sequence[Sampler] | Mapping[str, Sampler]
@@ -138,9 +139,9 @@ class Mixture:
     global_batch_size: InitVar[int | None] = None
     _schedules: tuple[_Schedule, ...] = field(init=False, repr=False, compare=False)  # one per epoch, or for all
     _length: int = field(init=False, repr=False, compare=False)
-    # Epochs of each part in one epoch of the mixture, so that no two of these share a part's epoch.
+    # Epochs of each component in one epoch of the mixture, so that no two of these share a component's epoch.
     _epochs: tuple[int, ...] = field(init=False, repr=False, compare=False)
-    _firsts: Int64Array = field(init=False, repr=False, compare=False)  # (parts + 1,), first index of each part
+    _firsts: Int64Array = field(init=False, repr=False, compare=False)  # (components + 1,), first index of each
 
     def __post_init__(self, global_batch_size: int | None) -> None:
         step = 1 if global_batch_size is None else check_count("global_batch_size", global_batch_size, least=1)
@@ -159,7 +160,7 @@ class Mixture:
         for i, sampler in enumerate(samplers):
             check_sampler(f"samplers[{i}]", sampler)
         if not samplers:
-            raise setting_error("samplers", self.samplers, "must hold one sampler per part")
+            raise setting_error("samplers", self.samplers, "must hold one sampler per component")
         weights = _check_weights(self.weights, len(samplers), names, step)
         lengths = tuple(map(records_of, samplers)) if self.lengths is None else self.lengths
         lengths = check_lengths("lengths", lengths)
@@ -181,15 +182,15 @@ class Mixture:
         samplers, ends = cast("tuple[Sampler, ...]", self.samplers), list[int]()
         for schedule in self._schedules:
             used = np.flatnonzero(np.any([pattern.counts for pattern in schedule.patterns], axis=0)).tolist()
-            for part in used:
-                if not len(samplers[part]):
-                    key = f"samplers[{part}]"
+            for component in used:
+                if not len(samplers[component]):
+                    key = f"samplers[{component}]"
                     raise ConfigError(f"{key} is empty: set its weight to 0", key=key, value=0)
             if self.stop == "first":
-                found = [schedule.position(part, len(samplers[part])) for part in used]
+                found = [schedule.position(component, len(samplers[component])) for component in used]
                 ends.append(min(end for end in found if end is not None))
             else:
-                found = [schedule.position(part, len(samplers[part]) - 1) for part in used]
+                found = [schedule.position(component, len(samplers[component]) - 1) for component in used]
                 ends.append(max(last for last in found if last is not None) + 1)
         length = {"first": min(ends), "longest": max(ends), "never": MAX_LENGTH}[self.stop]
         late = max(int(schedule.starts[-1]) for schedule in self._schedules)
@@ -225,31 +226,31 @@ class Mixture:
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""
-        parts, found = self._schedules[min(epoch, len(self._schedules) - 1)].turns(positions)
+        components, found = self._schedules[min(epoch, len(self._schedules) - 1)].turns(positions)
         samplers = cast("tuple[Sampler, ...]", self.samplers)
-        for part, rows in split_by_group(parts):
-            first_epoch = epoch * self._epochs[part]
-            found[rows] = indices_without_end(samplers[part], found[rows], first_epoch=first_epoch)
-        found += self._firsts[parts]
+        for component, rows in split_by_group(components):
+            first_epoch = epoch * self._epochs[component]
+            found[rows] = indices_without_end(samplers[component], found[rows], first_epoch=first_epoch)
+        found += self._firsts[components]
         return found
 
     def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
         """See `dataload.samplers.inverse.positions_of`."""
         samplers = cast("tuple[Sampler, ...]", self.samplers)
-        part = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        if part == len(samplers):
+        component = int(np.searchsorted(self._firsts, index, side="right")) - 1
+        if component == len(samplers):
             return np.empty(0, np.int64)
         schedule = self._schedules[min(epoch, len(self._schedules) - 1)]
         draws = positions_without_end(
-            samplers[part],
-            index - int(self._firsts[part]),
-            first_epoch=epoch * self._epochs[part],
-            below=int(schedule.draws(min(below, self._length))[part]),
+            samplers[component],
+            index - int(self._firsts[component]),
+            first_epoch=epoch * self._epochs[component],
+            below=int(schedule.draws(min(below, self._length))[component]),
         )
-        return np.array([schedule.position(part, draw) for draw in draws.tolist()], np.int64)
+        return np.array([schedule.position(component, draw) for draw in draws.tolist()], np.int64)
 
 
-def _check_weights(weights: Any, parts: int, names: tuple[str, ...] | None, step: int) -> Any:
+def _check_weights(weights: Any, components: int, names: tuple[str, ...] | None, step: int) -> Any:
     """Return weights as floats in tuples, with the nesting they were given in, and changes as pairs."""
 
     def row(given: Any) -> tuple[float, ...]:
@@ -260,8 +261,8 @@ def _check_weights(weights: Any, parts: int, names: tuple[str, ...] | None, step
                 raise setting_error("weights", given, rule)
             given = [by_name[name] for name in names]
         checked = tuple(check_weights(as_tuple(given) or given).tolist())
-        if len(checked) != parts:
-            raise setting_error("weights", checked, f"must hold one weight for each of the {parts} samplers")
+        if len(checked) != components:
+            raise setting_error("weights", checked, f"must hold one weight for each of the {components} samplers")
         return checked
 
     def entry(given: Any) -> Any:
@@ -333,7 +334,7 @@ def _window(rows: tuple[tuple[float, ...], ...]) -> int:
 
 
 def _counts(row: tuple[float, ...], window: int) -> list[int]:
-    """Return the offsets per part in a window: shares rounded down, the rest by largest remainder."""
+    """Return the offsets per component in a window: shares rounded down, the rest by largest remainder."""
     exact = [share * window for share in _shares(row)]
     counts = [int(share) for share in exact]
     by_remainder = sorted(range(len(row)), key=lambda j: (counts[j] - exact[j], j))
@@ -348,9 +349,9 @@ def _counts(row: tuple[float, ...], window: int) -> list[int]:
 
 
 def _pattern(counts: list[int], key: Any) -> _Pattern:
-    parts = np.repeat(np.arange(len(counts)), counts)
+    components = np.repeat(np.arange(len(counts)), counts)
     nth = np.concatenate([np.arange(count) for count in counts])
     # Draw i of m is at a random place in the i-th of m equal shares: even, but not periodic in the number of ranks.
-    offsets = (nth + uniform(key[0], np.arange(len(parts)))) / np.repeat(counts, counts)
+    offsets = (nth + uniform(key[0], np.arange(len(components)))) / np.repeat(counts, counts)
     order = np.argsort(offsets, kind="stable")
-    return _Pattern(parts[order], nth[order], np.array(counts, np.int64))
+    return _Pattern(components[order], nth[order], np.array(counts, np.int64))

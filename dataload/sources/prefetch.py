@@ -34,34 +34,34 @@ class StepsByComponent:
         self._steps = steps
         self._ends = ends
         self._lock = threading.Lock()
-        self._kept: dict[int, deque[StepsAhead]] = {part: deque() for part in range(len(ends))}
+        self._kept: dict[int, deque[StepsAhead]] = {component: deque() for component in range(len(ends))}
 
-    def of(self, part: int) -> Iterator[StepsAhead]:
+    def of(self, component: int) -> Iterator[StepsAhead]:
         """Yield the steps with the indices of one source, which may be none."""
-        start = int(self._ends[part - 1]) if part else 0
+        start = int(self._ends[component - 1]) if component else 0
         unused = 0
-        while unused < _MOST_UNUSED and (block := self._next(part)) is not None:
-            inside = (block.indices >= start) & (block.indices < self._ends[part])
+        while unused < _MOST_UNUSED and (block := self._next(component)) is not None:
+            inside = (block.indices >= start) & (block.indices < self._ends[component])
             counts = np.cumsum(inside)
             ends = np.where(block.ends > 0, counts[block.ends - 1], 0) if len(counts) else block.ends
             unused = 0 if len(counts) and counts[-1] else unused + 1
             yield replace(block, indices=block.indices[inside] - start, ends=ends)
-        self.drop(part)
+        self.drop(component)
 
-    def drop(self, part: int) -> None:
+    def drop(self, component: int) -> None:
         """Say that nobody wants the steps of a source any more. May be called twice."""
         with self._lock:
-            self._kept.pop(part, None)
+            self._kept.pop(component, None)
 
-    def _next(self, part: int) -> StepsAhead | None:
+    def _next(self, component: int) -> StepsAhead | None:
         with self._lock:
-            if not self._kept[part]:
+            if not self._kept[component]:
                 block = next(self._steps, None)
                 if block is None:
                     return None
                 for kept in self._kept.values():
                     kept.append(block)
-            return self._kept[part].popleft()
+            return self._kept[component].popleft()
 
 
 class ComponentPrefetch:
@@ -194,9 +194,11 @@ def step_ranges(
         start = 0
         for stop in block.ends.tolist():
             ranges: list[tuple[str, Int64Array, Int64Array]] = []
-            parts = [part for part in split_by_shard(opened.ends, block.indices[start:stop]) if is_url(files[part[0]])]
-            readers = opened.open_all((shard for shard, _, _ in parts), threads)
-            for (shard, local, _), reader in zip(parts, readers, strict=True):
+            groups = [
+                group for group in split_by_shard(opened.ends, block.indices[start:stop]) if is_url(files[group[0]])
+            ]
+            readers = opened.open_all((shard for shard, _, _ in groups), threads)
+            for (shard, local, _), reader in zip(groups, readers, strict=True):
                 found = reader.ranges(local, fields)
                 if found is not None:
                     ranges.append((files[shard], *found))

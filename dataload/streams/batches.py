@@ -117,11 +117,11 @@ def deliver(
     last: StepRows | None = None
     each = workers.follow(epoch, step, starts)
     try:
-        while not lost or step < lost[0].place.step:
+        while not lost or step < lost[0].position.step:
             try:
                 parts = _take(each)
             except WorkerLostError as error:
-                if lost or error.place.epoch != epoch or error.place.step <= step:
+                if lost or error.position.epoch != epoch or error.position.step <= step:
                     raise
                 # Repeat the lost task's steps one by one: good batches are delivered before the error, which then
                 # names the step at fault (one that cannot be pickled, for example).

@@ -272,8 +272,8 @@ class MultiStreamLoader(LoaderBase[Any]):
 
     def _lost(self, lost: WorkerLostError) -> WorkerError:
         self._stream_workers.replace()
-        epoch, step = self._cursor.epoch, max(lost.place.step, self._cursor.step)
-        sequence, where = self._stream_workers.locator(lost.place)
+        epoch, step = self._cursor.epoch, max(lost.position.step, self._cursor.step)
+        sequence, where = self._stream_workers.locator(lost.position)
         message = f"step {step} of epoch {epoch} failed{where and ' '}{where}: {lost.worker} {lost.reason}"
         return WorkerError(
             f"{message}\n{lost.stacks}" if lost.stacks else message,

@@ -128,16 +128,16 @@ class StreamLocator(NamedTuple):
 
     plan: StreamSpec
 
-    def __call__(self, place: WorkerPosition) -> tuple[int, str]:
-        if place.index < 0:
+    def __call__(self, position: WorkerPosition) -> tuple[int, str]:
+        if position.index < 0:
             return -1, ""
-        row, sequence = divmod(place.index, self.plan.order.sequences)
+        row, sequence = divmod(position.index, self.plan.order.sequences)
         return sequence, f"in row {row}, at {describe(self.plan.sequences, sequence)}"
 
 
 def parts_of(rows: int, most: int) -> int:
     """Return the largest divisor of `rows` that is at most `most`."""
-    return next(parts for parts in range(min(rows, most), 0, -1) if rows % parts == 0)
+    return next(count for count in range(min(rows, most), 0, -1) if rows % count == 0)
 
 
 class StreamWorkers:
@@ -200,7 +200,7 @@ class StreamWorkers:
         self._works = [RowWork(plan, *part) for part in self._parts]
         self._executors: list[Executor[RowTask, RowResults]] = [
             # All workers copy the same parts.
-            make_executor(work, parts=() if number else copied, first=number, **self._settings)
+            make_executor(work, settings=() if number else copied, first=number, **self._settings)
             for number, work in enumerate(self._works)
         ]
 

@@ -4,7 +4,9 @@ This is the only package that needs torch.
 """
 
 import importlib
+from typing import TYPE_CHECKING
 
+from dataload._util.lazy import lazy_names
 from dataload.errors import MissingDependencyError
 
 try:
@@ -17,12 +19,12 @@ except ImportError as _error:
 from dataload.torch.dataloader import DataLoader
 from dataload.torch.datasets import SourceDataset
 from dataload.torch.device import DeviceLoader, to_pinned, to_tensors
-from dataload.torch.ranks import DistributedPlace, JsonState, check_ranks, distributed_place
+from dataload.torch.ranks import DistributedRank, JsonState, check_ranks, distributed_place
 
 __all__ = [
     "DataLoader",
     "DeviceLoader",
-    "DistributedPlace",
+    "DistributedRank",
     "JsonState",
     "SourceDataset",
     "check_ranks",
@@ -30,3 +32,6 @@ __all__ = [
     "to_pinned",
     "to_tensors",
 ]
+
+if not TYPE_CHECKING:  # so that type checkers report names that have changed
+    __getattr__, _ = lazy_names(__name__, {}, moved={"DistributedPlace": "dataload.torch:DistributedRank"})

@@ -10,7 +10,7 @@ from torch.utils import data
 
 from dataload.errors import ConfigError, DataloadError, StateMismatchError, closest, printable
 from dataload.loader.loader import Loader
-from dataload.loader.order import DistributedPlace, rank_and_world_size
+from dataload.loader.order import DistributedRank, rank_and_world_size
 from dataload.streams.loader import MultiStreamLoader
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ _OTHER_DIMS = (
 """Mesh dimensions of torch, torchtitan, Accelerate and Lightning. Ranks along the latter read the same batches."""
 
 
-def distributed_place(group: Any = None, *, data_dims: Sequence[str] | None = None) -> DistributedPlace:
+def distributed_place(group: Any = None, *, data_dims: Sequence[str] | None = None) -> DistributedRank:
     """Return the rank and the number of ranks, for ``Loader(..., **distributed_place())``.
 
     They come from torch.distributed if it is initialised, otherwise from the environment variables RANK and WORLD_SIZE
@@ -94,7 +94,7 @@ def distributed_place(group: Any = None, *, data_dims: Sequence[str] | None = No
         {'rank': 0, 'world_size': 1}
     """
     if _is_mesh(group):
-        return _place_in_mesh(group, data_dims)
+        return _rank_in_mesh(group, data_dims)
     if data_dims is not None:
         message = "data_dims are dimensions of a DeviceMesh: pass one as group, or leave data_dims out"
         raise ConfigError(message, key="data_dims", value=data_dims)
@@ -102,12 +102,12 @@ def distributed_place(group: Any = None, *, data_dims: Sequence[str] | None = No
         rank = distributed.get_rank(group)
         if rank < 0:
             raise _not_inside(group)
-        return DistributedPlace(rank=rank, world_size=distributed.get_world_size(group))
+        return DistributedRank(rank=rank, world_size=distributed.get_world_size(group))
     if group is not None:
         message = "a process group has ranks only after torch.distributed.init_process_group"
         raise ConfigError(message, key="group", value=group)
     rank, world_size = rank_and_world_size()
-    return DistributedPlace(rank=rank, world_size=world_size)
+    return DistributedRank(rank=rank, world_size=world_size)
 
 
 def _is_mesh(group: Any) -> bool:
@@ -120,7 +120,7 @@ def _not_inside(group: Any) -> ConfigError:
     return ConfigError(message, key="group", value=group)
 
 
-def _place_in_mesh(mesh: "DeviceMesh", data_dims: Sequence[str] | None) -> DistributedPlace:
+def _rank_in_mesh(mesh: "DeviceMesh", data_dims: Sequence[str] | None) -> DistributedRank:
     coordinate = mesh.get_coordinate()
     if coordinate is None:
         raise _not_inside(mesh)
@@ -133,7 +133,7 @@ def _place_in_mesh(mesh: "DeviceMesh", data_dims: Sequence[str] | None) -> Distr
     for (name, size), at in zip(sizes.items(), coordinate, strict=True):
         if name in chosen:
             rank, world_size = rank * size + at, world_size * size
-    return DistributedPlace(rank=rank, world_size=world_size)
+    return DistributedRank(rank=rank, world_size=world_size)
 
 
 def _find_data_dims(sizes: Mapping[str, int], data_dims: Sequence[str] | None) -> Sequence[str]:

@@ -69,15 +69,15 @@ class ConcatSource(ViewSource[Any]):
 
     def _read(self, indices: Int64Array) -> list[Any]:
         records: list[Any] = [None] * len(indices)
-        for part, local, where in split_by_shard(self._bounds(), indices):
-            for row, record in zip(where.tolist(), self._parents[part].read(local), strict=True):
+        for component, local, where in split_by_shard(self._bounds(), indices):
+            for row, record in zip(where.tolist(), self._parents[component].read(local), strict=True):
                 records[row] = self._without_key(record)
         return records
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         pieces = (
-            (where, self._parents[part].read_batch(local, fields))
-            for part, local, where in split_by_shard(self._bounds(), indices)
+            (where, self._parents[component].read_batch(local, fields))
+            for component, local, where in split_by_shard(self._bounds(), indices)
         )
         if fields is None:
             pieces = ((where, self._without_key(batch)) for where, batch in pieces)
@@ -88,16 +88,16 @@ class ConcatSource(ViewSource[Any]):
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`; sources share the cache by their numbers of records."""
         ends = self._bounds()
-        parts = StepsByComponent(steps, ends)
+        components = StepsByComponent(steps, ends)
         found: list[AheadReader] = []
         try:
-            for part, source in enumerate(self._parents):
+            for component, source in enumerate(self._parents):
                 reader = None
                 if isinstance(source, ReadsAhead):
                     own = min(1.0, share * max(1, len(source)) / max(1, len(self)))
-                    reader = source.read_ahead(parts.of(part), fields, here=here, share=own)
+                    reader = source.read_ahead(components.of(component), fields, here=here, share=own)
                 if reader is None:
-                    parts.drop(part)
+                    components.drop(component)
                 else:
                     found.append(reader)
         except BaseException:
@@ -117,8 +117,8 @@ class ConcatSource(ViewSource[Any]):
         return tuple(length for source in self._parents for length in source.shard_lengths)
 
     def _locate(self, index: int) -> Location:
-        part, local = shard_of(self._bounds(), index)
-        return self._parents[part].locate(local)
+        component, local = shard_of(self._bounds(), index)
+        return self._parents[component].locate(local)
 
     def fingerprint(self) -> str:
         return digest("concat", *(source.fingerprint() for source in self._parents))

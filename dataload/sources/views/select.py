@@ -221,7 +221,7 @@ def _blocks(
         workers,
         window=0,  # results are too small for slots of shared memory
         timeouts=TimeoutPolicy(warn_after=math.inf),
-        parts=[("source", "the source", work.source), ("predicate", "the predicate", work.predicate)],
+        settings=[("source", "the source", work.source), ("predicate", "the predicate", work.predicate)],
     )
     with closing(pool):
         pending: deque[tuple[tuple[int, int], Result[Int64Array | Exception]]] = deque()

@@ -20,19 +20,19 @@ from dataload.executors.base import (
 def test_a_heartbeat_is_seen_through_the_same_memory():
     memory = np.zeros(100, np.uint8)
     worker, consumer = WorkerStatus(memory), WorkerStatus(memory)
-    assert consumer.place() == WorkerPosition(-1, -1, -1)
+    assert consumer.position() == WorkerPosition(-1, -1, -1)
     worker.at(0, 0)
-    assert consumer.place() == WorkerPosition(0, 0, -1)
+    assert consumer.position() == WorkerPosition(0, 0, -1)
     worker.at(3, 2**40, 5)
     worker.at_index(2**50)
-    assert consumer.place() == WorkerPosition(3, 2**40, 2**50)
+    assert consumer.position() == WorkerPosition(3, 2**40, 2**50)
     assert not worker.is_cancelled(0)
     consumer.cancel(4)
     consumer.cancel(2)  # takes nothing back
     assert [worker.is_cancelled(number) for number in (0, 4, 5)] == [True, True, False]
     worker.stage = 2
     assert consumer.stage == 2
-    assert WorkerStatus().place() == WorkerPosition(-1, -1, -1)
+    assert WorkerStatus().position() == WorkerPosition(-1, -1, -1)
 
 
 @pytest.fixture
@@ -57,16 +57,16 @@ def test_a_watch_warns_half_way_and_then_gives_up(now):
     with pytest.raises(WorkerLostError) as caught:
         watch.look(lambda: described)
     assert caught.value.reason == "has returned no batch for 20.0 s (timeout=20)"
-    assert (caught.value.worker, caught.value.place, caught.value.stacks) == described
+    assert (caught.value.worker, caught.value.position, caught.value.stacks) == described
 
 
-@pytest.mark.parametrize("place", [WorkerPosition(-1, -1, -1), WorkerPosition(0, 0, 0)])
-def test_a_watch_without_an_end_warns_ever_more_seldom(now, place):
+@pytest.mark.parametrize("position", [WorkerPosition(-1, -1, -1), WorkerPosition(0, 0, 0)])
+def test_a_watch_without_an_end_warns_ever_more_seldom(now, position):
     watch = StallMonitor(TimeoutPolicy(warn_after=1000))
-    at = "has not started it" if place.step < 0 else "is at step 0 of epoch 0, index 0"
+    at = "has not started it" if position.step < 0 else "is at step 0 of epoch 0, index 0"
     for doubled in (2000, 4000):
         with pytest.warns(RuntimeWarning, match=f"nobody {at}\n"):
-            watch.look(lambda: ("nobody", place, ""))
+            watch.look(lambda: ("nobody", position, ""))
         assert watch.next_look() == doubled
 
 
@@ -95,7 +95,7 @@ def test_a_task_that_forks_without_workers_is_an_error_in_both_processes(waits):
     except WorkerLostError as error:
         value, lost = None, error
     if os.getpid() != here:
-        os._exit(7 if lost is not None and lost.reason == FORKED and lost.place == WorkerPosition(-1, -1, -1) else 1)
+        os._exit(7 if lost is not None and lost.reason == FORKED and lost.position == WorkerPosition(-1, -1, -1) else 1)
     if not waits:
         statuses.append(os.waitpid(children[0], 0)[1])
         if value == 1:  # the child was later
@@ -103,7 +103,7 @@ def test_a_task_that_forks_without_workers_is_an_error_in_both_processes(waits):
                 executor.submit(2).result()
             lost = None
     assert os.waitstatus_to_exitcode(statuses[0]) == 7
-    assert lost is None or (lost.worker, lost.reason, lost.place) == ("MainThread", FORKED, WorkerPosition(0, 1, -1))
+    assert lost is None or (lost.worker, lost.reason, lost.position) == ("MainThread", FORKED, WorkerPosition(0, 1, -1))
     assert executor.submit(3).result() == 3
 
 
@@ -120,7 +120,7 @@ def test_a_task_that_forks_a_thread_is_an_error_and_the_child_ends(capfd):
     assert executor.submit(0).result() == 0
     with pytest.raises(WorkerLostError) as caught:
         executor.submit(1).result()
-    assert (caught.value.worker, caught.value.reason, caught.value.place) == (
+    assert (caught.value.worker, caught.value.reason, caught.value.position) == (
         "dataload-0",
         FORKED,
         WorkerPosition(0, 1, -1),

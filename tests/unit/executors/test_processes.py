@@ -170,7 +170,7 @@ def test_a_worker_that_ends_is_told_and_replaced(task, reason, capfd, tmp_path):
             lost.result()
         assert caught.value.worker == f"dataload-0 (process {pid})"
         assert re.search(reason, caught.value.reason)
-        assert caught.value.place == WorkerPosition(2, 3, 4)
+        assert caught.value.position == WorkerPosition(2, 3, 4)
         with pytest.raises(WorkerLostError):
             behind.result()
         assert tasks.submit(PID).result() != pid
@@ -203,7 +203,7 @@ def test_a_result_that_is_none_is_told_and_the_worker_goes_on(task, reason, text
             tasks.submit(task).result()
         assert re.match(reason, caught.value.reason)
         assert text in caught.value.stacks
-        assert (caught.value.place.epoch, caught.value.place.step) == (2, 3)
+        assert (caught.value.position.epoch, caught.value.position.step) == (2, 3)
         assert tasks.submit(PID).result() == pid
     if task == ("fork",) and start_method == "fork":  # a fork server writes where it was started
         assert "dataload-0 (process " in capfd.readouterr().err
@@ -261,7 +261,7 @@ def test_the_timeout_covers_a_fork_server_that_is_stopped():
             with pytest.warns(RuntimeWarning, match=late), pytest.raises(WorkerLostError) as caught:
                 tasks.submit(1)
             lost = caught.value
-            assert (lost.worker, lost.place) == ("dataload-0", WorkerPosition(-1, -1, -1))
+            assert (lost.worker, lost.position) == ("dataload-0", WorkerPosition(-1, -1, -1))
             assert re.fullmatch(r"has returned no batch for \d+\.\d s \(timeout=0\.4\)", lost.reason)
             assert lost.stacks.startswith("the fork server of multiprocessing does not answer: it is importing the m")
             os.kill(server, signal.SIGCONT)

@@ -218,7 +218,7 @@ def test_a_thread_that_hangs_is_described_given_up_and_replaced():
     with pytest.warns(RuntimeWarning, match=at), pytest.raises(WorkerLostError) as caught:
         hanging.result()
     lost = caught.value
-    assert (lost.worker, lost.place.epoch, lost.place.step, lost.place.index) == ("dataload-0", 1, 7, 33)
+    assert (lost.worker, lost.position.epoch, lost.position.step, lost.position.index) == ("dataload-0", 1, 7, 33)
     assert lost.reason.startswith("has returned no batch for ")
     assert "go_on.wait" in lost.stacks
     assert executor.submit(False).result() == 5  # by another thread
@@ -261,7 +261,7 @@ def test_serial_work_is_done_when_its_result_is_asked_for():
     done = []
 
     def work(task, status):
-        done.append((task, status.place().step))
+        done.append((task, status.position().step))
         return task + 1
 
     executor = SerialExecutor(work)

@@ -269,7 +269,7 @@ def test_the_status_tells_the_sample_that_a_transform_works_on():
     trace, seen = StepTrace(), []
 
     def look(sample):
-        seen.append(trace.status.place())
+        seen.append(trace.status.position())
         return sample
 
     load_step(fetcher(transform=[look, look]), plan_of(5, 3), 4, trace)

@@ -220,7 +220,7 @@ def test_samplers_are_compared_with_the_source(n):
 def test_parts_of_a_mixture_are_compared_with_those_of_the_source():
     order = Mixture((Sequential(3), Sequential(7)), (1, 1))
     both = ConcatSource([RangeSource(5), RangeSource(5)])
-    message = r"the sampler mixes parts of \(3, 7\) records, and the sources have \(5, 5\): pass lengths=\(5, 5\)"
+    message = r"the sampler mixes sources of \(3, 7\) records, and these have \(5, 5\): pass lengths=\(5, 5\)"
     with pytest.raises(ConfigError, match=message):
         Loader(both, batch_size=1, sampler=order)
     Loader(ConcatSource([RangeSource(3), RangeSource(7)]), batch_size=1, sampler=order).close()

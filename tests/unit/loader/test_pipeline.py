@@ -164,8 +164,8 @@ class Losing(Workers):
     def submit(self, job):
         made = super().submit(job)
         if job.start <= self.step < job.stop and (self.always or job.stop - job.start > 1):
-            place = WorkerPosition(0, job.stop - 1 if self.last else self.step, -1)
-            made.result = lambda: (_ for _ in ()).throw(WorkerLostError("w", "was killed", place))
+            position = WorkerPosition(0, job.stop - 1 if self.last else self.step, -1)
+            made.result = lambda: (_ for _ in ()).throw(WorkerLostError("w", "was killed", position))
         return made
 
 
@@ -184,7 +184,7 @@ def test_a_step_that_cannot_be_sent_is_told_from_the_others_of_its_job():
     assert places(found, 1) == [(0, 0)]
     with pytest.raises(WorkerLostError) as caught:
         next(found)
-    assert caught.value.place.step == 1
+    assert caught.value.position.step == 1
 
 
 def test_the_window_can_be_set():
@@ -256,7 +256,7 @@ def test_what_is_missing_survives_a_state(missing, reached):
 
 
 @pytest.mark.parametrize(
-    ("place", "step", "indices", "at"),
+    ("position", "step", "indices", "at"),
     [
         (WorkerPosition(3, 2, 5), 2, (4, 5), ", at index 5"),
         (WorkerPosition(3, 2, -1), 2, (4, 5), ""),
@@ -266,8 +266,8 @@ def test_what_is_missing_survives_a_state(missing, reached):
         (WorkerPosition(-1, -1, -1), 1, (2, 3), ""),
     ],
 )
-def test_a_lost_worker_is_an_error_of_a_step_that_is_wanted(place, step, indices, at):
-    lost = WorkerLostError("dataload-3", "was killed", place)
+def test_a_lost_worker_is_an_error_of_a_step_that_is_wanted(position, step, indices, at):
+    lost = WorkerLostError("dataload-3", "was killed", position)
     error = lost_step(lost, PLANNERS, Cursor(3, 1))
     assert isinstance(error, WorkerError)
     expected = f"step {step} of epoch 3 failed: dataload-3 was killed{at}\n  indices of the step: {indices[0]}, "

@@ -120,8 +120,8 @@ BY_POSITION = "weights must hold weights by position in the epoch, from 0 on"
 MIXTURES = [
     (partial(Mixture, *settings), message)
     for settings, message in [
-        ((FIVE, (1,)), "samplers must hold one sampler per part, got Sequential(length=5)"),
-        (((), ()), "samplers must hold one sampler per part, got ()"),
+        ((FIVE, (1,)), "samplers must hold one sampler per component, got Sequential(length=5)"),
+        (((), ()), "samplers must hold one sampler per component, got ()"),
         (((FIVE,), 1), "weights must hold at least one number, got 1"),
         ((TWO, "ab"), "weights must hold at least one number, got ('a', 'b')"),
         ((TWO, (1, (2, 3))), "weights must hold at least one number, got (1, (2, 3))"),

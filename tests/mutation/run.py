@@ -168,6 +168,8 @@ def places(text: str) -> tuple[dict[int, str], set[int]]:
                 value = getattr(child, "value", None)
                 stop = value.lineno if value is not None else (child.end_lineno or 0) + 1
                 ignored.update(range(child.lineno, stop))
+                if isinstance(child, ast.AnnAssign) and "|" in ast.unparse(child.annotation):
+                    ignored.add(child.lineno)
             walk(child, inner)
 
     walk(ast.parse(text), "")

@@ -34,6 +34,14 @@ def test_large_arrays_are_not_copied_and_small_ones_keep_nothing():
     assert not any(np.shares_memory(found["small"], part) for part in memory)
 
 
+@pytest.mark.parametrize("nbytes", [(16 << 10) - 1, 16 << 10, (16 << 10) + 1])
+def test_an_array_at_the_limit(nbytes):
+    array = np.arange(nbytes, dtype=np.uint8)
+    parts = take_apart(array)
+    assert [part.nbytes for part in parts[1:]] == [nbytes] * (nbytes >= 16 << 10)
+    assert np.array_equal(put_together(parts), array)
+
+
 def test_the_same_array_twice_is_one_array():
     array = np.arange(10_000)
     one, other = put_together(take_apart([array, array]))

@@ -200,6 +200,7 @@ def test_any_script_against_plain_sums(seed, in_order):
     assert found.wait_seconds == pytest.approx(sum(waits))
     assert found.consumer_seconds == pytest.approx(sum(works))
     assert found.first_wait_seconds == waits[0]
+    assert found.worker_seconds == pytest.approx(found.workers * (sum(waits[1:]) + sum(works)))
     assert found.depth == pytest.approx(sum(depths) / len(served))
     for stage in ("read", "collate"):
         assert found.stages[stage].runs == len(served)

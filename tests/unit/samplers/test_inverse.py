@@ -38,6 +38,7 @@ SAMPLERS = {
     "subset": Subset(GlobalShuffle(90, 1), [5, 5, -1, 70, 2]),
     "shuffled subset": GlobalShuffle(40, 2, parent=Subset(Sequential(90), [*range(0, 80, 2)])),
     "repeat": Repeat(PoolShuffle(SHARDS, 9, 1), 3),
+    "repeat of one record": Repeat(Sequential(1), 5),
     "weighted": Weighted(np.arange(30.0), 200, 0),
     "weighted once": Weighted(np.arange(30.0), 20, 0, replacement=False),
     "mixture": Mixture((GlobalShuffle(30, 0), SHARDS), (1, 3), "longest", 5),

@@ -34,7 +34,7 @@ from dataload.samplers.order_sample import (
     shards_per_batch,
 )
 from dataload.samplers.pool_quality import PoolTrial, pool_size_for
-from dataload.samplers.quality import Figure, Mixing, Multiplicity, order_report
+from dataload.samplers.quality import BucketFiller, Figure, Mixing, Multiplicity, order_report
 
 SIGMAS = 5
 
@@ -457,3 +457,8 @@ def test_pool_sizes_grow_with_the_quality_up_to_the_whole_data():
     assert 512 < sizes[-1] < 1000, "between powers of two"
     trial = PoolTrial((20,) * 50, 16)
     assert trial.mixing(sizes[-1]) >= 0.99 > trial.mixing(512)
+
+
+def test_batches_of_empty_records_are_padded_to_boundaries_only():
+    planner = BucketBatchSampler(lengths=[0, 0], batch_size=2, boundaries=(1,))
+    assert BucketFiller.of(planner, epoch=0) == BucketFiller(longest=0, boundary=1)

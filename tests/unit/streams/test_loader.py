@@ -458,6 +458,7 @@ def test_statistics_tell_the_slowest_row():
     with MultiStreamLoader(make, range(4), **{**ROWS, "batch_size": 4}) as loader:
         assert len(list(loader)) == 20
         statistics = loader.statistics()
+    assert statistics.since(statistics).row_seconds.tolist() == [0, 0, 0, 0]
     assert (statistics.steps, statistics.slowest_row, statistics.row_seconds.shape) == (20, 2, (4,))
     assert str(statistics).startswith("20 batches, 80 rows, ")
     assert "the slowest row is 2 with" in str(statistics)

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from dataload._util.caches import CACHED_BYTES
-from dataload._util.settings import check_count
+from dataload._util.settings import Least
 from dataload.sources.format import FileOptions, Format, ReadOptions
 
 Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
@@ -29,11 +29,7 @@ class TableOptions(ReadOptions):
     """
 
     decode: Decode | None = None
-    cached_bytes: int = field(default=CACHED_BYTES, metadata={"content": False})
-
-    def __post_init__(self) -> None:
-        ReadOptions.__post_init__(self)
-        check_count("cached_bytes", self.cached_bytes, least=0)
+    cached_bytes: Annotated[int, Least(0)] = field(default=CACHED_BYTES, metadata={"content": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,12 +80,8 @@ class TableWriterOptions(FileOptions):
     """
 
     ragged: Sequence[str] = ()
-    group_bytes: int = 16 << 20
+    group_bytes: Annotated[int, Least(1)] = 16 << 20
     compression: str | None = None
-
-    def __post_init__(self) -> None:
-        FileOptions.__post_init__(self)
-        check_count("group_bytes", self.group_bytes, least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

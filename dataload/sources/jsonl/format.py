@@ -1,9 +1,10 @@
 """The format of JSON Lines and its options."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from dataload._util.caches import CACHED_BYTES
-from dataload._util.settings import check_count
+from dataload._util.settings import Least
 from dataload.sources.format import FileOptions, Format, ReadOptions
 
 
@@ -24,11 +25,7 @@ class JsonlOptions(ReadOptions):
 
     cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
-    cached_bytes: int = field(default=CACHED_BYTES, metadata={"content": False})
-
-    def __post_init__(self) -> None:
-        ReadOptions.__post_init__(self)
-        check_count("cached_bytes", self.cached_bytes, least=0)
+    cached_bytes: Annotated[int, Least(0)] = field(default=CACHED_BYTES, metadata={"content": False})
 
 
 JSONL = Format(

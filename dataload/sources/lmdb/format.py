@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
-from dataload._util.settings import check_count
+from dataload._util.settings import Least
 from dataload.sources.format import CodecOptions, CodecReadOptions, FileOptions, Format, ReadOptions, deprecated_verify
 
 DATA_FILE = "data.mdb"
@@ -54,7 +54,7 @@ class TorchRecordOptions(ReadOptions):
         verify_pages: Deprecated, see `verify`.
     """
 
-    db_num: int | None = None
+    db_num: Annotated[int, Least(1)] | None = None
     cache: bool = field(default=True, metadata={"content": False})
     map: bool = field(default=True, metadata={"content": False})
     verify_pages: bool | None = deprecated_verify()
@@ -69,14 +69,8 @@ class TorchRecordWriterOptions(FileOptions):
         num_records: Number of records that will be written; if it is known, nothing is written twice.
     """
 
-    db_num: int = 1
-    num_records: int | None = None
-
-    def __post_init__(self) -> None:
-        FileOptions.__post_init__(self)
-        check_count("db_num", self.db_num, least=1)
-        if self.num_records is not None:
-            check_count("num_records", self.num_records, least=0)
+    db_num: Annotated[int, Least(1)] = 1
+    num_records: Annotated[int, Least(0)] | None = None
 
 
 LMDB = Format(

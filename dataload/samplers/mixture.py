@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from dataload._util.randomness import derive_key
-from dataload._util.settings import Least, as_tuple, check_count, check_settings, setting_error
+from dataload._util.settings import Least, as_tuple, check_setting, check_settings, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.basic import indices_without_end, positions_without_end
 from dataload.samplers.common import (
@@ -24,6 +24,9 @@ from dataload.samplers.common import (
 )
 from dataload.samplers.weighted import check_weights, uniform
 from dataload.types import Int64Array, Sampler
+
+Step: TypeAlias = Annotated[int, Least(1)]
+"""Positions between those at which weights may change."""
 
 Stop: TypeAlias = Literal["first", "longest", "never"]
 """When an epoch of a mixture ends."""
@@ -136,7 +139,7 @@ class Mixture:
     seed: int = 0
     window: Annotated[int, Least(1)] | None = None
     lengths: tuple[int, ...] | None = None
-    global_batch_size: InitVar[int | None] = None
+    global_batch_size: InitVar[Step | None] = None
     _schedules: tuple[_Schedule, ...] = field(init=False, repr=False, compare=False)  # one per epoch, or for all
     _length: int = field(init=False, repr=False, compare=False)
     # Epochs of each component in one epoch of the mixture, so that no two of these share a component's epoch.
@@ -144,7 +147,7 @@ class Mixture:
     _firsts: Int64Array = field(init=False, repr=False, compare=False)  # (components + 1,), first index of each
 
     def __post_init__(self, global_batch_size: int | None) -> None:
-        step = 1 if global_batch_size is None else check_count("global_batch_size", global_batch_size, least=1)
+        step = check_setting("global_batch_size", 1 if global_batch_size is None else global_batch_size, Step)
         check_settings(self)
         self._check(step)
         set_fields(self, _schedules=_schedules(self.weights, self.window, self.seed))

@@ -102,10 +102,10 @@ class FileOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecOptions(FileOptions):
-    """Base class of the options of formats whose records are bytes.
+    """Base class of the options for writing records that are bytes.
 
     Attributes:
-        codec: Converts between bytes and records; see `resolve_codec`. By default records are bytes.
+        codec: Encodes records: the name of a codec or an object with ``encode``. None takes bytes.
     """
 
     codec: CodecLike = None
@@ -125,7 +125,8 @@ class ReadOptions(FileOptions):
     """Base class of the options for reading files, which others may have written.
 
     Attributes:
-        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
+        max_record_bytes: Most bytes of memory that a decoded record, or a file or field of one that is read by itself,
+            may take; a larger one is a CorruptFileError.
         verify: Read no tables of earlier runs, and check all that the format has for it: checksums and hashes of the
             records that are read, and all pages of an LMDB database when it is opened.
     """
@@ -146,8 +147,35 @@ class ReadOptions(FileOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodecReadOptions(ReadOptions):
-    """Base class of the options for reading files whose records are bytes; see `CodecOptions` and `ReadOptions`."""
+class MappedOptions(ReadOptions):
+    """Base class of the options for reading files that are mapped into memory.
+
+    Attributes:
+        map: If False, read files with ``pread`` instead of mapping them into memory.
+    """
+
+    map: bool = field(default=True, metadata={"content": False})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedOptions(MappedOptions):
+    """Base class of the options for reading files whose tables are kept.
+
+    Attributes:
+        cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
+    """
+
+    cache: bool = field(default=True, metadata={"content": False})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecReadOptions(CachedOptions):
+    """Base class of the options for reading files whose records are bytes.
+
+    Attributes:
+        codec: Decodes a record's bytes: the name of a codec, a function ``bytes -> record``, or an object with
+            ``decode``. None returns bytes.
+    """
 
     codec: CodecLike = None
 

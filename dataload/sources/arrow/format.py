@@ -37,13 +37,7 @@ class ArrowOptions(TableOptions):
     """Options for reading Arrow files; see `TableOptions`.
 
     Attributes:
-        decode: None returns bytes. A mapping gives, for a field, the name of a decoder or a function of bytes.
-            ``"auto"`` decodes what Hugging Face declares as images.
-        cached_bytes: Most bytes of decoded batches, of compressed files, that a process keeps, or `max_record_bytes` if
-            that is less; one stays, whatever its size.
         map: If False, read files with ``pread`` instead of mapping them into memory.
-        max_record_bytes: Most bytes of memory that a decoded record or compressed batch may take; a larger one is a
-            CorruptFileError.
     """
 
     map: bool = field(default=True, metadata={"content": False})
@@ -51,15 +45,12 @@ class ArrowOptions(TableOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvOptions(TableOptions):
-    """Options for reading CSV files.
+    """Options for reading CSV files; see `TableOptions`.
 
     Attributes:
-        decode: None returns bytes. A mapping gives, for a field, the name of a decoder or a function of bytes.
         delimiter: The character between two values.
         dtypes: dtype of a column by its name, such as ``"float32"`` or ``"str"``. By default the values of the file
             decide: int64, float64, bool, times or text.
-        cached_bytes: Most bytes of parsed files that a process keeps, or `max_record_bytes` if that is less; one stays,
-            whatever its size.
         max_record_bytes: Most bytes of memory that a file may take, decompressed and parsed; a larger one is a
             CorruptFileError.
     """

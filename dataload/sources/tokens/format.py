@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from dataload._util.settings import Least, check_choice, check_count
 from dataload.errors import ConfigError
-from dataload.sources.format import FileOptions, Format, ReadOptions
+from dataload.sources.format import CachedOptions, FileOptions, Format
 from dataload.types import Array
 
 DocumentEnd: TypeAlias = Literal["across", "drop", "pad"]
@@ -21,7 +21,7 @@ SEGMENT_FIELD, POSITION_FIELD = "segment_ids", "position_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenOptions(ReadOptions):
+class TokenOptions(CachedOptions):
     """Options for reading flat token files.
 
     Attributes:
@@ -36,9 +36,6 @@ class TokenOptions(ReadOptions):
         ends: How windows end at the end of a document; see `TokenSource`.
         pad_token: The token that fills windows with ``ends="pad"``.
         field: Name of the field.
-        cache: Keep the ends of documents that `end_token` tells in a hidden file for later runs; see
-            `dataload.storage.table_cache`.
-        map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     window: Annotated[int, Least(1)]
@@ -48,12 +45,10 @@ class TokenOptions(ReadOptions):
     end_token: int | None = None
     ends: DocumentEnd = "across"
     pad_token: int = 0
-    cache: bool = field(default=True, metadata={"content": False})
-    map: bool = field(default=True, metadata={"content": False})
     field: str = "tokens"
 
     def __post_init__(self) -> None:
-        ReadOptions.__post_init__(self)
+        CachedOptions.__post_init__(self)
         if self.documents is not None and self.end_token is not None:
             raise ConfigError("documents and end_token both say where documents end: give only one", key="documents")
         added = {"pad": (COUNT_FIELD,), "across": (SEGMENT_FIELD, POSITION_FIELD) if self.has_documents else ()}

@@ -1,16 +1,83 @@
-"""Checks of settings that several modules share."""
+"""The validator of settings: a setting's annotation says what it may be, once for code, configs and documentation."""
 
+import functools
 import inspect
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, is_dataclass
+from numbers import Real
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
 
 from dataload.errors import ConfigError, closest
+
+InitT = TypeVar("InitT", bound=Callable[..., None])
+
+
+class Bounds:
+    """Base class of markers in `Annotated` that bound a number."""
+
+    __slots__ = ()
+
+    def limits(self, others: Mapping[str, Any]) -> dict[str, Any]:
+        """Return limits by the names of pydantic; `others` are the settings that a limit may name."""
+        raise NotImplementedError
+
+    def describe(self, kind: str, limits: Mapping[str, Any]) -> str:
+        """Return in words which numbers of this kind the limits allow."""
+        raise NotImplementedError
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Callable[[Any], Any]) -> Any:
+        return {**handler(source), **self.limits({})}
+
+
+@dataclass(frozen=True, slots=True)
+class Least(Bounds):
+    """Marks a number of at least `least`, and below another number, or below the setting of that name."""
+
+    least: int
+    below: int | str | None = None
+
+    def limits(self, others: Mapping[str, Any]) -> dict[str, Any]:
+        below = others.get(self.below) if isinstance(self.below, str) else self.below
+        return {"ge": self.least, **({} if below is None else {"lt": below})}
+
+    def describe(self, kind: str, limits: Mapping[str, Any]) -> str:
+        return f"{kind} in [{self.least}, {limits['lt']})" if "lt" in limits else f"{kind} >= {self.least}"
+
+
+@dataclass(frozen=True, slots=True)
+class Above(Bounds):
+    """Marks a number above `limit`, and of at most `most`; `noun` says which."""
+
+    limit: float
+    most: float | None = None
+    noun: str = "a number"
+
+    def limits(self, others: Mapping[str, Any]) -> dict[str, Any]:  # noqa: ARG002 - names none
+        return {"gt": self.limit, **({} if self.most is None else {"le": self.most})}
+
+    def describe(self, kind: str, limits: Mapping[str, Any]) -> str:  # noqa: ARG002 - `noun` says it
+        return f"{self.noun} above {self.limit}" + ("" if self.most is None else f" and at most {self.most}")
+
+
+Seconds: TypeAlias = Annotated[float, Above(0, noun="a number of seconds")]
+"""A duration."""
+
+MaxBad: TypeAlias = Annotated[int, Least(0)] | Annotated[float, Above(0, most=1, noun="a share of the records")]
+"""A number of bad records, or their share of all records."""
+
+_HOLDS: dict[str, Callable[[Any, Any], bool]] = {
+    "ge": operator.ge,
+    "gt": operator.gt,
+    "le": operator.le,
+    "lt": operator.lt,
+}
 
 
 def setting_error(name: str, value: Any, rule: str) -> ConfigError:
@@ -28,25 +95,12 @@ def as_tuple(values: Any) -> tuple[Any, ...]:
 
 def check_count(name: str, value: Any, *, least: int, below: int | None = None) -> int:
     """Return `value` as an int in [least, below), or in [least, infinity) if `below` is None."""
-    allowed = f"an integer >= {least}" if below is None else f"an integer in [{least}, {below})"
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if isinstance(value, bool) or number < least or (below is not None and number >= below):
-        raise ConfigError(f"{name} must be {allowed}, got {value!r}", key=name, value=value)
-    return number
+    return check_setting(name, value, Annotated[int, Least(least, below)])
 
 
 def check_max_bad(value: Any) -> int | float:
-    """Return the setting `max_bad`: a number of records as an int, or a share of them, in (0, 1], as a float."""
-    if isinstance(value, float) and 0 < value <= 1:
-        return value
-    try:
-        return check_count("max_bad", value, least=0)
-    except ConfigError:
-        rule = "must be a number of records (an integer >= 0) or a share of them (a float, 0 < max_bad <= 1)"
-        raise setting_error("max_bad", value, rule) from None
+    """Return the setting `max_bad`."""
+    return check_setting("max_bad", value, MaxBad)
 
 
 def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
@@ -55,9 +109,18 @@ def check_choice(name: str, value: Any, allowed: Sequence[str]) -> None:
         raise ConfigError(f"{name} is {value!r}: {closest(value, allowed)}", key=name, value=value)
 
 
+def _is_integer(value: Any) -> bool:
+    try:
+        operator.index(value)
+    except TypeError:
+        return False
+    return not isinstance(value, (bool, np.bool_))
+
+
 _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     bool: ("True or False", lambda value: isinstance(value, (bool, np.bool_))),
-    int: ("an integer", lambda value: hasattr(value, "__index__") and not isinstance(value, (bool, np.bool_))),
+    int: ("an integer", _is_integer),
+    float: ("a number", lambda value: not isinstance(value, bool) and isinstance(value, Real)),
     str: ("text", lambda value: isinstance(value, str)),
     NoneType: ("None", lambda value: value is None),
     Callable: ("a function", callable),
@@ -67,39 +130,111 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     npt.NDArray: ("an array", lambda value: isinstance(value, np.ndarray)),  # numpy 2.5 no longer expands the alias
     os.PathLike: ("a path", lambda value: isinstance(value, os.PathLike)),
 }
+_PLAIN: dict[Any, Callable[[Any], Any]] = {bool: bool, int: operator.index, float: float}
+_SCALARS = (bool, int, float, str, NoneType, Literal)
 
 
-def check_type(name: str, value: Any, hint: Any) -> None:
-    """Check a setting against its annotation; one that names classes of others is left to them."""
-    kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    allowed: list[str] = []
-    for kind in kinds:
+def _kinds(hint: Any) -> tuple[Any, ...]:
+    return get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+
+
+def _unmarked(kind: Any) -> tuple[Any, Bounds | None]:
+    """Return a type without its marker, and the marker."""
+    return cast("Any", get_args(kind)[:2]) if get_origin(kind) is Annotated else (kind, None)
+
+
+def check_setting(name: str, value: Any, hint: Any, others: Mapping[str, Any] | None = None) -> Any:
+    """Return a setting that its annotation allows, with Python's numbers; what others' classes allow is left to them.
+
+    `others` has the other settings, which bounds may name.
+    """
+    kinds, allowed, is_of_kind = _kinds(hint), list[str](), False
+    items: Any
+    for kind, bounds in map(_unmarked, kinds):
         origin = get_origin(kind) or kind
         if origin is Literal:
             values = get_args(kind)
             allowed += map(repr, values)
-            texts = isinstance(value, str) and isinstance(values[0], str)
-            if texts and {*kinds} <= {kind, NoneType}:
+            if isinstance(value, str) and {*kinds} <= {kind, NoneType}:
                 check_choice(name, value, values)
-            fits = texts or any(value is each for each in values)  # the spelling of some is checked with their meaning
-        elif origin in _KINDS:
-            allowed.append(_KINDS[origin][0])
-            fits = _KINDS[origin][1](value)
-            items: Any = value if fits and origin in (Mapping, Sequence) else ()
-            items = [*items.values()] if origin is Mapping and fits else items
-            for item in items if isinstance(items, (list, tuple)) else ():  # others may be large, or read only once
-                check_type(name, item, get_args(kind)[-1])
-        else:
-            return
-        if fits:
-            return
-    raise setting_error(name, value, f"must be {', '.join(allowed[:-1])}{' or ' if allowed[1:] else ''}{allowed[-1]}")
+            if any(isinstance(value, type(each)) and value == each for each in values):
+                return value
+            continue
+        if origin not in _KINDS:
+            return value
+        words, fits = _KINDS[origin]
+        limits = bounds.limits(others or {}) if bounds else {}
+        allowed += (bounds.describe(words, limits) if bounds else words).split(" or ")
+        is_of_kind |= fits(value)
+        if not fits(value) or not all(_HOLDS[sign](value, limit) for sign, limit in limits.items()):
+            continue
+        items = [*cast("Any", value).values()] if origin is Mapping else value if origin is Sequence else ()
+        for item in items if isinstance(items, (list, tuple)) else ():  # others may be large, or read only once
+            check_setting(name, item, get_args(kind)[-1])
+        return _PLAIN[origin](value) if origin in _PLAIN and type(value) not in (int, float) else value
+    if is_of_kind:  # and out of bounds
+        allowed = [words for words in allowed if words != "None"]
+    rule = f"{', '.join(allowed[:-1])}{' or ' if allowed[1:] else ''}{allowed[-1]}{';' if len(allowed) > 2 else ','}"
+    raise ConfigError(f"{name} must be {rule} got {value!r}", key=name, value=value)
+
+
+@functools.cache
+def hints_of(target: Any) -> dict[str, Any]:
+    """Return the annotations of a function or a class, without those that name what only a type checker imports."""
+    if not isinstance(target, type):
+        return inspect.get_annotations(target, eval_str=True)
+    hints: dict[str, Any] = {}
+    for kind in reversed(target.__mro__):
+        with suppress(NameError):
+            hints |= inspect.get_annotations(kind, eval_str=True)
+    return hints
+
+
+@functools.cache
+def _scalars(target: Any) -> dict[str, Any]:
+    """Return the annotations of settings that are numbers, flags and texts; other settings are left to their class."""
+    names = {each.name for each in fields(target) if each.init} if is_dataclass(target) else None
+    return {
+        name: hint
+        for name, hint in hints_of(target).items()
+        if all((get_origin(kind) or kind) in _SCALARS for kind, _ in map(_unmarked, _kinds(hint)))
+        and (names is None or name in names)
+    }
+
+
+def check_settings(value: Any) -> None:
+    """Check the fields of a dataclass that is under construction, and store integers as ints."""
+    given = {name: getattr(value, name) for name in _scalars(type(value))}
+    for name, hint in _scalars(type(value)).items():
+        object.__setattr__(value, name, check_setting(name, given[name], hint, given))
+
+
+class Checked:
+    """Base class of dataclasses whose settings are all checked by their annotations."""
+
+    __slots__ = ()
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+def checked(init: InitT) -> InitT:
+    """Decorate a constructor so that settings given by name are checked, at the first construction by annotations."""
+
+    @functools.wraps(init)
+    def check(self: Any, /, *args: Any, **settings: Any) -> None:
+        hints = _scalars(init)
+        for name in settings.keys() & hints.keys():
+            settings[name] = check_setting(name, settings[name], hints[name], settings)
+        init(self, *args, **settings)
+
+    return cast("InitT", check)
 
 
 def check_flags(**flags: Any) -> None:
     """Check that settings are True or False: the text "false" would be true."""
     for name, value in flags.items():
-        check_type(name, value, bool)
+        check_setting(name, value, bool)
 
 
 def check_directory(path: str, key: str) -> None:
@@ -134,12 +269,5 @@ def check_fields(fields: Any) -> tuple[str, ...] | None:
     if fields is None:
         return None
     names: Any = tuple(fields) if isinstance(fields, Iterable) and not isinstance(fields, bytes) else fields
-    check_type("fields", names, Sequence[str])
+    check_setting("fields", names, Sequence[str])
     return names
-
-
-def check_seconds(name: str, value: Any) -> float | None:
-    """Return a positive duration in seconds, or None."""
-    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
-        raise ConfigError(f"{name} must be a number of seconds above 0, or None; got {value!r}", key=name, value=value)
-    return value

@@ -10,7 +10,7 @@ from time import strftime
 from typing import Any, Protocol, TextIO
 
 from dataload._util.lazy import load_optional
-from dataload._util.settings import check_seconds
+from dataload._util.settings import Seconds, check_setting
 from dataload.loader.base import LoaderBase, Progress
 from dataload.loader.statistics import Statistics
 
@@ -44,7 +44,7 @@ def live_view(loader: LoaderBase[Any], *, stream: TextIO | None = None, every: f
         ...     for batch in loader:
         ...         pass
     """
-    every = check_seconds("every", every)
+    every = check_setting("every", every, Seconds | None)
     shown = sys.stderr if stream is None else stream
     if stream is None and _in_notebook():
         view = _View(loader, _Notebook())

@@ -9,10 +9,11 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
+from inspect import signature
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from dataload.cli.output import as_typed, options_typed, print_error, print_warning
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceNotFoundError
@@ -57,12 +58,22 @@ class _Commands(Mapping[str, Any]):
         return len(_HELPS)
 
 
+class _EngineCommand(TyperCommand):
+    """A command with ``--engine``."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments, with the flags of earlier releases as settings of the engine."""
+        from dataload.cli.options import join_engine  # imports the library
+
+        return super().parse_args(ctx, join_engine(args))
+
+
 @cache
 def _import_command(name: str) -> Any:
     found = getattr(import_module(f"dataload.cli.{name}"), f"{name}_command")
     if not isinstance(found, typer.Typer):
         function, found = found, typer.Typer(rich_markup_mode=None, add_completion=False)
-        found.command(name)(function)
+        found.command(name, cls=_EngineCommand if "engine" in signature(function).parameters else None)(function)
     command = typer.main.get_command(found)
     command.name = name
     command.help = re.sub(r"(?m)^(?=Examples?:)", "\b\n", command.help or "")  # "\b" keeps the lines that follow

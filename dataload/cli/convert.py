@@ -9,17 +9,12 @@ import typer
 from rich.filesize import decimal
 
 from dataload.cli.options import (
-    Address,
     Codec,
-    Cpus,
     Decode,
     EngineName,
     Fields,
-    Memory,
     Options,
-    Parts,
     SourceOptions,
-    Workers,
     parse_engine,
     parse_max_bad,
     parse_options,
@@ -93,11 +88,6 @@ def convert_command(
         typer.Option(help="Option of the writer, or storage_options.NAME of a URL, as key=value. Repeatable."),
     ] = None,
     engine: EngineName = None,
-    parts: Parts = None,
-    workers: Workers = None,
-    cpus: Cpus = None,
-    memory: Memory = None,
-    address: Address = None,
 ) -> None:
     """Convert a data set to another format, in shards, keeping the order of its records.
 
@@ -107,7 +97,7 @@ def convert_command(
 
     The function of --map returns a record, a list of records, or dataload.DROP.
     """
-    running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
+    running = parse_engine(engine)
     tokenize = None
     if tokenizer is not None:
         if map is not None:

@@ -7,17 +7,12 @@ import typer
 from rich.filesize import decimal
 
 from dataload.cli.options import (
-    Address,
     Codec,
-    Cpus,
     Decode,
     EngineName,
-    Memory,
     Options,
-    Parts,
     SourceFormat,
     SourceOptions,
-    Workers,
     check_alone,
     parse_engine,
     parse_options,
@@ -55,11 +50,6 @@ def index_command(
     decode: Decode = None,
     option: Options = None,
     engine: EngineName = None,
-    parts: Parts = None,
-    workers: Workers = None,
-    cpus: Cpus = None,
-    memory: Memory = None,
-    address: Address = None,
 ) -> None:
     """Write index files for tar archives, or the manifest of a directory.
 
@@ -70,7 +60,7 @@ def index_command(
     sizes and SHA-256, and tells their format, --codec and --decode to those
     who open the directory. An interrupted run resumes.
     """
-    running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
+    running = parse_engine(engine)
     if manifest:
         if directory is not None:
             raise ConfigError("a manifest is written beside its shards: leave --directory out", key="directory")

@@ -14,8 +14,8 @@ import typer
 
 from dataload._util.settings import check_directory
 from dataload.api import open_source
-from dataload.cli.output import count_of
-from dataload.config.files import parse_assignment
+from dataload.cli.output import count_of, print_warning
+from dataload.config.files import parse_assignment, parse_value
 from dataload.config.references import REFERENCE_PATTERN, find_module, resolve_reference
 from dataload.convert.engine import Engine
 from dataload.convert.local import LocalEngine
@@ -58,30 +58,13 @@ State: TypeAlias = Annotated[
     str | None, typer.Option(help="A saved state (JSON): the run went on from there with these settings.")
 ]
 
-_PANEL = "Engine"
 EngineName: TypeAlias = Annotated[
     str | None,
     typer.Option(
-        help="Run all parts, and merge them: 'local' in processes of this machine, 'ray' on a Ray cluster.",
-        metavar="NAME",
-        rich_help_panel=_PANEL,
+        help="Run all parts, and merge them: 'local:workers=8,parts=64' in processes of this machine, "
+        "'ray:cpus=2,memory=4GB' on a Ray cluster (parts=, and address=, by default RAY_ADDRESS).",
+        metavar="NAME[:KEY=VALUE,...]",
     ),
-]
-Parts: TypeAlias = Annotated[
-    int | None, typer.Option(help="Number of parts. Default: one per shard, up to a limit.", rich_help_panel=_PANEL)
-]
-Workers: TypeAlias = Annotated[
-    int | None, typer.Option(help="local: processes at a time. Default: one per CPU.", rich_help_panel=_PANEL)
-]
-Cpus: TypeAlias = Annotated[
-    float | None, typer.Option(help="ray: CPUs to reserve for a part. Default: 1.", rich_help_panel=_PANEL)
-]
-Memory: TypeAlias = Annotated[
-    str | None, typer.Option(help="ray: memory to reserve for a part, such as 4GB.", rich_help_panel=_PANEL)
-]
-Address: TypeAlias = Annotated[
-    str | None,
-    typer.Option(help="ray: the cluster. Default: RAY_ADDRESS, or one on this machine.", rich_help_panel=_PANEL),
 ]
 Picture: TypeAlias = Annotated[str | None, typer.Option(help="Save a picture: .png, .svg or .pdf.")]
 Dark: TypeAlias = Annotated[bool, typer.Option("--dark", hidden=True)]
@@ -304,31 +287,56 @@ def parse_max_bad(text: str) -> int | float:
     return value if number == text else value / 100
 
 
-def parse_engine(
-    name: str | None,
-    parts: int | None,
-    *,
-    workers: int | None,
-    cpus: float | None,
-    memory: str | None,
-    address: str | None,
-) -> Engine | None:
-    """Return the engine that the options describe; None if there is none."""
-    given = {"parts": parts, "workers": workers, "cpus": cpus, "memory": memory, "address": address}
-    settings: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    known = {None: set[str](), "local": {"parts", "workers"}, "ray": {"parts", "cpus", "memory", "address"}}
-    if name not in known:
-        raise ConfigError(f"--engine {name!r}: pass local or ray", key="engine", value=name)
-    if wrong := sorted(settings.keys() - known[name]):
-        engines = " or ".join(each for each, keys in known.items() if each is not None and wrong[0] in keys)
-        raise ConfigError(f"--{wrong[0]} is for --engine {engines}", key=wrong[0], value=settings[wrong[0]])
-    if name == "ray":
-        from dataload.ray import RayEngine  # imports Ray
+_ENGINES = {
+    "local": {"workers": "num_workers", "parts": "parts"},
+    "ray": {"cpus": "cpus", "memory": "memory", "address": "address", "parts": "parts"},
+}
+"""Settings of engines, and the arguments that they are."""
 
-        return RayEngine(**settings)
-    if name is None:
+
+def parse_engine(text: str | None) -> Engine | None:
+    """Return the engine that ``"local:workers=8"`` or ``"ray:cpus=2,memory=4GB"`` describes; None for None."""
+    if text is None:
         return None
-    return LocalEngine(num_workers=workers, parts=parts)
+    name, _, rest = text.partition(":")
+    if name not in _ENGINES:
+        raise ConfigError(f"--engine {name!r}: pass local or ray", key="engine", value=text)
+    settings: dict[str, Any] = {}
+    for item in rest.split(",") if rest else ():
+        key, equals, value = item.partition("=")
+        if not equals or key not in _ENGINES[name]:
+            reason = closest(key, _ENGINES[name]) if equals else f"settings are written as in {name}:parts=64"
+            message = f"--engine {text}: {item!r} is not a setting of {name}: {reason}"
+            raise ConfigError(message, key="engine", value=text)
+        settings[_ENGINES[name][key]] = parse_value(value)
+    try:
+        if name == "ray":
+            from dataload.ray import RayEngine  # imports Ray
+
+            return RayEngine(**settings)
+        return LocalEngine(**settings)
+    except ConfigError as error:
+        raise ConfigError(f"--engine {text}: {error}", key="engine", value=text) from error
+
+
+def join_engine(arguments: Sequence[str]) -> list[str]:
+    """Return a command's arguments with the flags that set an engine before 0.3 as part of ``--engine``."""
+    kept, settings, rest = list[str](), dict[str, str](), iter(arguments)
+    for argument in rest:
+        flag, equals, value = argument.partition("=")
+        if flag in ("--parts", "--workers", "--cpus", "--memory", "--address"):
+            settings[flag] = f"{flag[2:]}={value if equals else next(rest, '')}"
+        else:
+            kept += [flag, value] if flag == "--engine" and equals else [argument]
+    if settings:
+        first = next(iter(settings))
+        if "--engine" not in kept[:-1]:
+            engines = " or ".join(name for name, known in _ENGINES.items() if first[2:] in known)
+            raise ConfigError(f"{first} is for --engine {engines}", key=first[2:], value=settings[first])
+        at = kept.index("--engine") + 1
+        kept[at] += (",", ":")[":" not in kept[at]] + ",".join(settings.values())
+        print_warning(f"{', '.join(settings)} of engines are deprecated: write --engine {kept[at]}")
+    return kept
 
 
 def check_alone(engine: Engine | None, part: str | None, merge: bool) -> None:

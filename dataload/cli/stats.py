@@ -9,20 +9,15 @@ import typer
 from dataload.catalog.facts import DataSetFacts
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics
 from dataload.cli.options import (
-    Address,
     Codec,
-    Cpus,
     Decode,
     EngineName,
     Fields,
     JsonFlag,
-    Memory,
     Options,
     Overrides,
-    Parts,
     SourceFormat,
     SourceOptions,
-    Workers,
     check_alone,
     parse_engine,
     parse_part,
@@ -61,11 +56,6 @@ def stats_command(
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Write the statistics of all finished parts.")] = False,
     engine: EngineName = None,
-    parts: Parts = None,
-    workers: Workers = None,
-    cpus: Cpus = None,
-    memory: Memory = None,
-    address: Address = None,
     save: Annotated[bool, typer.Option(help="Keep the statistics beside the data.")] = True,
     json: JsonFlag = False,
 ) -> None:
@@ -79,7 +69,7 @@ def stats_command(
     Bytes are not decoded without --codec or --decode, unless the manifest or
     the config says how.
     """
-    running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
+    running = parse_engine(engine)
     check_alone(running, part, merge)
     if (part or merge or running) and not save:
         raise ConfigError("parts are kept until they are merged: leave --no-save out", key="save")

@@ -14,19 +14,14 @@ import typer
 
 from dataload._util.failures import BUG, owner_of
 from dataload.cli.options import (
-    Address,
     Codec,
-    Cpus,
     Decode,
     EngineName,
     Fields,
     JsonFlag,
-    Memory,
     Options,
-    Parts,
     SourceFormat,
     SourceOptions,
-    Workers,
     parse_engine,
     parse_part,
 )
@@ -79,11 +74,6 @@ def verify_command(
     sample: Annotated[int, typer.Option(help="With module:function: number of records per check.", min=1)] = 64,
     json: JsonFlag = False,
     engine: EngineName = None,
-    parts: Parts = None,
-    workers: Workers = None,
-    cpus: Cpus = None,
-    memory: Memory = None,
-    address: Address = None,
 ) -> None:
     """Read and decode every record, and report those that cannot be read.
 
@@ -92,7 +82,7 @@ def verify_command(
 
     The exit code is 1 if there is anything to report.
     """
-    running = parse_engine(engine, parts, workers=workers, cpus=cpus, memory=memory, address=address)
+    running = parse_engine(engine)
     if part and running:
         raise ConfigError("--engine reads all parts: leave --part out", key="engine")
     wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)

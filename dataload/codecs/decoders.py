@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -295,15 +295,11 @@ def find_decoder(what: str | Callable[[bytes], Any], extension: str) -> Decoder:
     return DECODERS[what]
 
 
-def plan_decoders(decode: Any, *, names: Sequence[str] = ("auto",), case_sensitive: bool = True) -> dict[str, Decoder]:
-    """Return decoders by extension or last suffix, as `decode` names them; none for None and `names`."""
-    if decode is None or decode in names:
-        return {}
-    if not isinstance(decode, Mapping):
-        known = ", ".join(f'"{name}"' for name in names)
-        message = f"decode is {decode!r}: give None, {known} or a mapping of extensions to decoders"
-        raise ConfigError(message, key="decode", value=decode)
-    table = cast("Mapping[str, Any]", decode)
+def plan_decoders(
+    decode: str | Mapping[str, str | Callable[[bytes], Any]] | None, *, case_sensitive: bool = True
+) -> dict[str, Decoder]:
+    """Return decoders by extension or last suffix, as `decode` names them; none for None and names such as "auto"."""
+    table = {} if decode is None or isinstance(decode, str) else decode
     return {(n if case_sensitive else n.lower()): find_decoder(what, n) for n, what in table.items()}
 
 

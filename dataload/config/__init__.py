@@ -18,10 +18,8 @@ One error names everything that is wrong, each with its key, its value and what 
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Mapping, Sequence
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from dataload._util.lazy import load_optional
@@ -42,7 +40,7 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: S
     Paths in a file are relative to it, those in a dict and in `overrides` to the working directory.
     """
     pydantic = load_optional("pydantic", needed_by="a config", extra="config")
-    from dataload.config.models import DataloadConfig, missing_settings
+    from dataload.config.models import DataloadConfig, tables
 
     if isinstance(config, Mapping):
         origin, data = "config", plain_value(config, "config")
@@ -51,27 +49,15 @@ def read_config(config: str | os.PathLike[str] | Mapping[str, Any], overrides: S
         data = anchor_paths(plain_value(read_file(origin), origin), os.path.dirname(os.path.abspath(origin)))
     if overrides:
         data = plain_value(apply_overrides(data, overrides), origin)
-    data = {"loader": {}, **data}
-    settings, details = None, missing_settings(data)
     try:
-        settings = DataloadConfig.model_validate(data)
+        return DataloadConfig.model_validate(data)
     except pydantic.ValidationError as error:
-        details = [*error.errors(include_url=False, include_context=False)[:_MOST_FINDINGS], *details]
-        details.sort(key=lambda detail: detail["loc"][0] != "source")
-    if settings is None or details:
-        raise config_error(find_problems(details, data, _schema()), origin)
-    if contradictions := list(settings.contradictions()):
-        raise config_error(contradictions, origin)
-    return settings
+        details = error.errors(include_url=False, include_input=False)[:_MOST_FINDINGS]
+    raise config_error(find_problems(details, data, tables()), origin)
 
 
 def json_schema() -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a config, for editors."""
-    return copy.deepcopy(_schema())
-
-
-@cache
-def _schema() -> dict[str, Any]:
     load_optional("pydantic", needed_by="the schema of configs", extra="config")
     from dataload.config.models import DataloadConfig
 

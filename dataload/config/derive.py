@@ -10,34 +10,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeAlias, Union, get_args, get_origin
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
+from dataload._util.settings import hints_of
 from dataload.config.references import NPY_PATTERN, REFERENCE_PATTERN, resolve_reference
 from dataload.types import Sampler
 
 Reference: TypeAlias = Annotated[str, Field(pattern=REFERENCE_PATTERN, examples=["package.module:function"])]
 NpyPath: TypeAlias = Annotated[str, Field(pattern=NPY_PATTERN)]
-
-_AT_LEAST = {
-    0: ("cached_bytes", "epochs", "max_bad", "num_samples", "num_workers", "rank"),
-    1: (
-        *("batch_size", "chunk", "db_num", "epoch_steps", "global_batch_size", "group", "lanes"),
-        *("max_record_bytes", "max_tokens"),
-        *("pool_size", "prefetch", "prefetch_bytes", "row_length", "stride", "times", "window", "world_size"),
-    ),
-}
-_LIMITS: dict[str, dict[str, Any]] = {
-    **{name: {"ge": least} for least, names in _AT_LEAST.items() for name in names},
-    "timeout": {"gt": 0},
-    "weights": {"ge": 0, "allow_inf_nan": False},
-}
-"""Ranges of numbers that annotations do not show, so that a schema can; the classes check them as well."""
-
-_SHARE: dict[str, Any] = {"gt": 0, "le": 1}  # of a `max_bad` that is a float
 
 _FUNCTIONS = ("batch_transform", "codec", "collate", "decode", "make_stream", "transform")
 _MAY_BE_EMPTY = ("exclude", "shapes", "transform")
@@ -73,7 +57,7 @@ def _resolve(value: Any, key: str) -> Any:
 @cache
 def settings_of(target: Any) -> dict[str, tuple[Any, Any]]:
     """Return the arguments of a class as fields for `pydantic.create_model`: name -> (type, field)."""
-    hints = get_type_hints(target if hasattr(target, "__dataclass_fields__") else target.__init__)
+    hints = hints_of(target if hasattr(target, "__dataclass_fields__") else target.__init__)
     texts = describe(target)
     fields: dict[str, tuple[Any, Any]] = {}
     for name, parameter in inspect.signature(target).parameters.items():
@@ -98,6 +82,8 @@ def _config_type(hint: Any, name: str) -> Any:
     """
     hint = hint.type if isinstance(hint, InitVar) else hint
     origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated:  # its bounds know how pydantic says them
+        return hint
     if hint == npt.DTypeLike:
         return str
     if origin in (Union, UnionType):
@@ -116,8 +102,6 @@ def _config_type(hint: Any, name: str) -> Any:
         return Annotated[tuple[_config_type(args[0], name), ...], Field(strict=False, min_length=least)]
     if hint is Sampler:
         return ForwardRef("OrderConfig")
-    if hint in (int, float) and name in _LIMITS:
-        return Annotated[hint, Field(**(_SHARE if (hint, name) == (float, "max_bad") else _LIMITS[name]))]
     if origin is Literal or hint in (int, float, str, bool, NoneType):
         return hint
     return str if hint is Any else None  # other objects have no place in a config

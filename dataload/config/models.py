@@ -1,15 +1,16 @@
 """The sections of a config as pydantic models. Imported only when a config is read: pydantic takes 60 ms."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, cast
 
-from pydantic import ConfigDict, Field, create_model, model_validator
+from pydantic import Field, create_model, model_validator
 
 from dataload.config.derive import Section, settings_of
-from dataload.config.problems import MISSING, Problem, named_under
+from dataload.config.problems import named_under
 from dataload.config.samplers import SECTIONS, BuildContext
 from dataload.config.streams import IteratorsConfig
+from dataload.errors import ConfigError
 from dataload.executors import StartMethod
 from dataload.loader.loader import Loader
 from dataload.loader.order import rank_and_world_size, rows_per_rank
@@ -67,11 +68,6 @@ class _SourceSection(Section):
         paths = (self.path,) if isinstance(self.path, str) else self.path
         return any(is_url(split_prefix(path)[1]) for path in paths)
 
-    def contradictions(self, key: str) -> Iterator[Problem]:
-        """Find settings of this table, at `key`, that are valid alone and wrong together."""
-        for name in self.options.keys() & type(self).model_fields.keys():
-            yield Problem(f"{key}.options.{name}", self.options[name], f"belongs one level up: {key}.{name}")
-
 
 _OWN_TABLES = ("storage_options", "remote")
 
@@ -122,26 +118,11 @@ else:
     SamplerConfig = Annotated[Union[tuple(SECTIONS.values())], Field(discriminator="kind")]  # noqa: UP007
 
 
-def _unless(kind: str, requirement: dict[str, Any]) -> dict[str, Any]:
-    """JSON schema of a requirement for all kinds of samplers but one; `missing_settings` says the same in words."""
-    sampler = {"properties": {"kind": {"const": kind}}, "required": ["kind"]}
-    return {"if": {"properties": {"sampler": sampler}, "required": ["sampler"]}, "else": requirement}
-
-
 _SIZES = ("batch_size", "global_batch_size")
-_REQUIRED: list[Any] = [
-    _unless(
-        "length_buckets",
-        {"properties": {"loader": {"anyOf": [{"required": [name]} for name in _SIZES]}}, "required": ["loader"]},
-    ),
-    _unless("iterators", {"required": ["source"]}),
-]
 
 
 class DataloadConfig(Section):
     """Settings of a training job's data."""
-
-    model_config: ClassVar[ConfigDict] = ConfigDict(json_schema_extra={"allOf": _REQUIRED})
 
     source: SourceConfig | Annotated[tuple[SourceConfig, ...], Field(strict=False, min_length=1)] | None = Field(
         None, description="The data to read; several tables [[source]] are joined in their order."
@@ -159,8 +140,13 @@ class DataloadConfig(Section):
     def build(self, open_source: Callable[..., Source[Any]]) -> Loader[Any] | MultiStreamLoader:
         """Open the sources with `dataload.open`, and build the loader."""
         if isinstance(self.sampler, IteratorsConfig):
+            if self.source is not None:
+                reason = "does not apply to sampler.kind 'iterators', whose streams read the data: remove the section"
+                raise ConfigError(f"source {reason}", key="source", value=self.source)
             with named_under("loader", type(self.loader).model_fields):
                 return self.sampler.build_loader(self.loader.resolved("loader"))
+        if self.source is None:
+            raise ConfigError("source is missing: give a table with the path of the data", key="source")
         with ExitStack() as opened:
             parts: list[Source[Any]] = []
             for key, section in self.sources().items():
@@ -171,10 +157,9 @@ class DataloadConfig(Section):
                     source = open_source(section.path, format=section.format, **options)
                 parts.append(opened.enter_context(source))
             source = ConcatSource(parts) if isinstance(self.source, tuple) else parts[0]
-            options = self.loader_options(source)
             # Only the loader knows the number of ranks that lanes must suit.
             with named_under("sampler", ("lanes",)), named_under("loader", type(self.loader).model_fields):
-                loader = Loader(source, **options)
+                loader = Loader(source, **self.loader_options(source))
             loader._owned.push(opened.pop_all())  # pyright: ignore[reportPrivateUsage] # only configs open for a loader
         return loader
 
@@ -204,46 +189,14 @@ class DataloadConfig(Section):
         with named_under("loader", _SIZES):
             return rows_per_rank(loader.batch_size, loader.global_batch_size, world_size)
 
-    def contradictions(self) -> Iterator[Problem]:
-        """Find settings that are valid alone and wrong together."""
-        sampler, loader = cast("Any", self.sampler), self.loader
-        kind: str | None = getattr(sampler, "kind", None)
-        for key, section in self.sources().items():
-            if kind == "iterators":
-                reason = "does not apply to sampler.kind 'iterators', whose streams read the data: remove the section"
-                yield Problem(key, section.path, reason)
-            yield from section.contradictions(key)
-        if kind is not None:
-            yield from sampler.contradictions("sampler", len(self.source) if isinstance(self.source, tuple) else 0)
-        if kind == "iterators":
-            yield from sampler.inapplicable(loader.given())
-        elif kind is not None and loader.shuffle:
-            reason = "conflicts with the section 'sampler', which chooses the order: remove one of them"
-            yield Problem("loader.shuffle", loader.shuffle, reason)
-        sizes = {name: getattr(loader, name) for name in _SIZES if getattr(loader, name) is not None}
-        if len(sizes) > 1:
-            reason = "conflicts with loader.batch_size, which is for one rank: remove one of them"
-            yield Problem("loader.global_batch_size", loader.global_batch_size, reason)
-        if kind == "length_buckets":
-            if sampler.max_tokens is None and not sizes:
-                yield Problem("loader.batch_size", MISSING, "give it, or sampler.max_tokens")
-            if sampler.max_tokens is not None:
-                reason = "conflicts with sampler.max_tokens, which decides how many rows a batch has: remove one"
-                yield from (Problem(f"loader.{name}", value, reason) for name, value in sizes.items())
-        if (loader.rank is None) != (loader.world_size is None):
-            name = "rank" if loader.world_size is None else "world_size"
-            yield Problem(f"loader.{name}", getattr(loader, name), "rank and world_size go together: give both or none")
-        elif loader.rank is not None and loader.rank >= loader.world_size:
-            yield Problem("loader.rank", loader.rank, f"expected a number below world_size, {loader.world_size}")
 
-
-def missing_settings(data: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return pydantic's findings for required settings that depend on another section: source and batch size."""
-    loader, sampler = data.get("loader"), data.get("sampler")
-    kind = cast("dict[str, Any]", sampler).get("kind") if isinstance(sampler, dict) else None
-    sized = not isinstance(loader, dict) or any(cast("dict[str, Any]", loader).get(name) is not None for name in _SIZES)
-    missing = {
-        ("source",): kind != "iterators" and data.get("source") is None,
-        ("loader", "batch_size"): kind != "length_buckets" and not sized,
+def tables() -> dict[str, Collection[str]]:
+    """Return the keys of each table, by its name in the locations of pydantic's findings."""
+    sections: dict[str, Any] = {
+        "source": SourceConfig,
+        "loader": LoaderConfig,
+        "remote": RemoteConfig,
+        "": DataloadConfig,
     }
-    return [{"type": "missing", "loc": location} for location in missing if missing[location]]
+    found: dict[str, Collection[str]] = {name: model.model_fields for name, model in {**SECTIONS, **sections}.items()}
+    return {**found, "sampler": {key for model in SECTIONS.values() for key in model.model_fields}}

@@ -1,6 +1,7 @@
-"""Errors of a config in words: from pydantic's findings and the JSON schema. Pure (no I/O)."""
+"""Errors of a config in words: from pydantic's findings. Pure (no I/O)."""
 
-from collections.abc import Container, Generator, Mapping, Sequence
+import re
+from collections.abc import Collection, Container, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from typing import Any, NamedTuple, cast
@@ -9,7 +10,6 @@ from dataload.config.references import NPY_PATTERN, REFERENCE_PATTERN
 from dataload.errors import ConfigError, closest
 
 Keys = tuple[str | int, ...]
-Schema = dict[str, Any]
 
 MISSING = object()
 
@@ -65,17 +65,24 @@ def named_as(key: str, value: Any) -> Generator[None]:
         raise ConfigError(str(error), key=key, value=value) from error
 
 
-def find_problems(details: Sequence[Mapping[str, Any]], data: Mapping[str, Any], schema: Schema) -> list[Problem]:
-    """Translate pydantic's findings (`ValidationError.errors()`) on `data` into our words, one for each key."""
-    located = [(_locate(detail, data), str(detail["type"])) for detail in details]
+def find_problems(
+    details: Sequence[Mapping[str, Any]], data: Mapping[str, Any], tables: Mapping[str, Collection[str]]
+) -> list[Problem]:
+    """Translate pydantic's findings (`ValidationError.errors()`) on `data` into our words, one for each key.
+
+    `tables` has the keys of each table by its name in the locations of findings.
+    """
+    found: dict[Keys, list[Mapping[str, Any]]] = {}
+    for detail in details:
+        found.setdefault(_locate(detail, data), []).append(detail)
     # A union gives a finding for each of its types. The type that was meant is the one that got furthest into the
     # value.
     furthest = {
-        keys: kind
-        for keys, kind in located
-        if not any(len(other) > len(keys) and other[: len(keys)] == keys for other, _ in located)
+        keys: some
+        for keys, some in found.items()
+        if not any(len(other) > len(keys) and other[: len(keys)] == keys for other in found)
     }
-    return [_explain(keys, kind, data, schema) for keys, kind in furthest.items()]
+    return [_explain(keys, some, data, tables) for keys, some in furthest.items()]
 
 
 def _locate(detail: Mapping[str, Any], data: Mapping[str, Any]) -> Keys:
@@ -104,17 +111,23 @@ def _get(node: Any, key: str | int) -> Any:
         return MISSING
 
 
-def _explain(keys: Keys, kind: str, data: Mapping[str, Any], schema: Schema) -> Problem:
+def _explain(
+    keys: Keys, details: Sequence[Mapping[str, Any]], data: Mapping[str, Any], tables: Mapping[str, Collection[str]]
+) -> Problem:
     value = reduce(_get, keys, cast("Any", data))
-    if kind == "extra_forbidden":
+    if details[0]["type"] == "extra_forbidden":
         shown = sorted(map(str, value)) if isinstance(value, dict) else value  # a table of credentials may be misplaced
-        return Problem(dotted(keys), shown, _unknown(keys, data, schema))
-    expected = _schemas_at(keys, data, schema)
-    allowed = [choice for node in expected for choice in _choices(node)]
-    if allowed and isinstance(value, str):
-        others = [f", or {_describe(node)}" for node in expected if not _choices(node)]
-        return Problem(dotted(keys), value, closest(value, allowed) + "".join(others))
-    return Problem(dotted(keys), value, f"expected {' or '.join(dict.fromkeys(map(_describe, expected)))}")
+        return Problem(dotted(keys), shown, _unknown(keys, details[0]["loc"], tables))
+    choices, others = list[str](), list[str]()
+    for detail in details:
+        words = _WORDS.get(detail["type"], "{msg}").format_map({**detail, **detail.get("ctx", {})})
+        named = _NAME.findall(words) if isinstance(value, str) else []
+        choices += named
+        others += [] if named else [_PATTERNS.get(words, words)]
+    expected = " or ".join(dict.fromkeys(others))
+    if choices:
+        return Problem(dotted(keys), value, closest(value, choices) + (f", or {expected}" if expected else ""))
+    return Problem(dotted(keys), value, f"expected {expected}")
 
 
 def dotted(keys: Keys) -> str:
@@ -122,18 +135,12 @@ def dotted(keys: Keys) -> str:
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
 
 
-def _unknown(keys: Keys, data: Mapping[str, Any], schema: Schema) -> str:
-    *outer, name = keys
-    known = {key for node in _schemas_at(tuple(outer), data, schema) for key in node.get("properties", {})}
-    message = closest(str(name), known)
+def _unknown(keys: Keys, location: Keys, tables: Mapping[str, Collection[str]]) -> str:
+    name = str(keys[-1])
+    known = next((tables[str(at)] for at in reversed(location[:-1]) if at in tables), tables[""])
+    message = closest(name, known)
     if not message.startswith("did you"):  # `batch_size` at the top is the right key in the wrong place
-        elsewhere = (
-            f"{section}.{name}"
-            for section, inner in schema["properties"].items()
-            for branch in _branches(inner, schema)
-            for table in (_branches(branch["items"], schema) if "items" in branch else [branch])
-            if name in table.get("properties", {})
-        )
+        elsewhere = (f"{section}.{name}" for section in tables[""] if name in tables.get(section, ()))
         found = next((key for key in elsewhere if key != dotted(keys)), None)
         if found is None:
             return f"there is no such key. {message}"
@@ -141,67 +148,24 @@ def _unknown(keys: Keys, data: Mapping[str, Any], schema: Schema) -> str:
     return f"there is no such key, {message}"
 
 
-def _schemas_at(keys: Keys, data: Any, schema: Schema) -> list[Schema]:
-    """Return the types that are allowed at `keys`, without null."""
-    nodes = _branches(schema, schema)
-    value: Any = data
-    for key in keys:
-        nodes = _of_kind(nodes, value)
-        if isinstance(key, int):
-            inner = [node.get("items") for node in nodes]
-        else:
-            inner = [node.get("properties", {}).get(key, node.get("additionalProperties")) for node in nodes]
-        nodes = [branch for node in inner if isinstance(node, dict) for branch in _branches(node, schema)]
-        value = _get(value, key)
-    return _of_kind(nodes, value)
-
-
-def _branches(node: Schema, schema: Schema) -> list[Schema]:
-    """Return `node` with its reference followed, or the types of its union."""
-    if "$ref" in node:
-        node = schema["$defs"][node["$ref"].rpartition("/")[2]]
-    several = node.get("anyOf") or node.get("oneOf")
-    if several is not None:
-        return [branch for one in several for branch in _branches(one, schema)]
-    return [] if node.get("type") == "null" else [node]
-
-
-def _of_kind(nodes: list[Schema], value: Any) -> list[Schema]:
-    """Return the section of the ``kind`` that was chosen, of sections that differ by it."""
-    kind = value.get("kind") if isinstance(value, dict) else None
-    chosen = [node for node in nodes if kind and node.get("properties", {}).get("kind", {}).get("const") == kind]
-    return chosen or nodes
-
-
-def _choices(node: Schema) -> list[str]:
-    choices = node.get("enum") or [node.get("const")]
-    return [choice for choice in choices if isinstance(choice, str)]
-
-
-def _describe(node: Schema, *, several: bool = False) -> str:
-    """Return the type of one value, or of `several`, in words."""
-    if "anyOf" in node:
-        return " or ".join(_describe(branch, several=several) for branch in node["anyOf"])
-    if _choices(node):
-        return " or ".join(map(repr, _choices(node)))
-    kind = node.get("type")
-    if kind == "array":
-        items = _describe(node["items"], several=True)
-        return (
-            f"lists of {items}" if several else f"a list of {items}{', at least one' if node.get('minItems') else ''}"
-        )
-    if kind == "boolean" and "const" in node:
-        return str(node["const"]).lower()
-    word = _WORDS.get(node.get("pattern", kind), ("a table", "tables"))[several]
-    limits = {} if several else {"minimum": ">=", "exclusiveMinimum": ">"}
-    return word + "".join(f" {sign} {node[limit]:g}" for limit, sign in limits.items() if limit in node)
-
-
-_WORDS = {
-    "integer": ("a whole number", "whole numbers"),
-    "number": ("a number", "numbers"),
-    "boolean": ("true or false", "true or false"),
-    "string": ("text", "text"),
-    REFERENCE_PATTERN: ("a function as 'package.module:function'", "functions"),
-    NPY_PATTERN: ("the path of a .npy file", "paths of .npy files"),
+_NAME = re.compile("'([^']*)'")
+_PATTERNS = {REFERENCE_PATTERN: "a function as 'package.module:function'", NPY_PATTERN: "the path of a .npy file"}
+_WORDS: dict[str, str] = {  # of pydantic's findings by their types, for which its messages speak of Python
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number"),
+    "float_type": "a number",
+    "bool_type": "true or false",
+    "string_type": "text",
+    "string_pattern_mismatch": "{pattern}",
+    "tuple_type": "a list",
+    "too_short": "a list that is not empty",
+    **dict.fromkeys(("dict_type", "model_type", "model_attributes_type"), "a table"),
+    "greater_than_equal": "a number >= {ge:g}",
+    "greater_than": "a number > {gt:g}",
+    "less_than_equal": "a number <= {le:g}",
+    "less_than": "a number < {lt}",
+    "finite_number": "a finite number",
+    "literal_error": "{expected}",
+    "union_tag_invalid": "{expected_tags}",
+    "union_tag_not_found": "the kind of order",
+    "missing": "a value",
 }

@@ -6,7 +6,7 @@ mixture's parts.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, Union, cast
@@ -16,7 +16,7 @@ from pydantic import Field, create_model
 from dataload import samplers as orders
 from dataload._util.randomness import derive_key
 from dataload.config.derive import NpyPath, Section, settings_of
-from dataload.config.problems import MISSING, Problem, named_as, named_under
+from dataload.config.problems import named_as, named_under
 from dataload.config.references import read_array
 from dataload.errors import ConfigError
 from dataload.loader.order import default_pool_size, shard_lengths
@@ -90,16 +90,6 @@ class SamplerSection(Section):
                 message = f"{name} must have one value for each of the {len(context.source)} records, got {found}"
                 raise ConfigError(message, key=name, value=found)
         return values
-
-    def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
-        """Find settings of this table, and of those in it, that are valid alone and wrong together.
-
-        `parts` is the number of sources in a list of them, or 0 for a single one.
-        """
-        for name in type(self).model_fields:
-            value = getattr(self, name)
-            if isinstance(value, SamplerSection):
-                yield from value.contradictions(f"{key}.{name}", parts)
 
 
 _FROM_DATA: dict[str, Callable[[BuildContext], Any]] = {
@@ -179,23 +169,14 @@ class _Subset(SamplerSection):
     )
 
     def _build(self, context: BuildContext) -> Sampler:
-        values = self._arguments(context)
-        if self.indices is None:
-            return orders.Subset(**values, selection=slice(self.start, self.stop, self.step))
-        with named_as("indices", self.indices):
-            chosen = read_array(self.indices, "indices") if isinstance(self.indices, str) else self.indices
+        values, limits = self._arguments(context), (self.start, self.stop, self.step)
+        if (self.indices is None) == (limits == (None, None, None)):
+            message = "give either indices, or some of start, stop and step"
+            raise ConfigError(message, key="indices", value=self.indices)
+        chosen: Any = slice(*limits) if self.indices is None else self.indices
+        with named_as("step" if self.indices is None else "indices", chosen):
+            chosen = read_array(chosen, "indices") if isinstance(chosen, str) else chosen
             return orders.Subset(**values, selection=chosen)
-
-    def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
-        yield from super().contradictions(key, parts)
-        sliced = [name for name in ("start", "stop", "step") if getattr(self, name) is not None]
-        if self.indices is None and not sliced:
-            yield Problem(f"{key}.indices", MISSING, "expected indices, or one of start, stop and step")
-        if self.indices is not None and sliced:
-            name = sliced[0]
-            yield Problem(f"{key}.{name}", getattr(self, name), "conflicts with indices: remove one of them")
-        if self.step == 0:
-            yield Problem(f"{key}.step", 0, "expected a whole number other than 0")
 
 
 @kind_of("mixture", orders.Mixture)
@@ -211,14 +192,21 @@ class _Mixture(SamplerSection):
         None, description="A field: the weights are then shares of its length, such as tokens, instead of records."
     )
 
-    def _arguments(self, context: BuildContext) -> dict[str, Any]:
-        sections = self.samplers or tuple(_section("global_shuffle") for _ in context.parts)
+    def _build(self, context: BuildContext) -> Sampler:
+        parts = context.parts
+        sections = self.samplers or tuple(_section("global_shuffle") for _ in parts)
+        if len(sections) != len(parts):
+            message = f"samplers must hold one table for each of the {len(parts)} sources, got {len(sections)}"
+            raise ConfigError(message, key="samplers", value=len(sections))
         samplers = tuple(section.build(context.part(i)) for i, section in enumerate(sections))
-        given = {name: value for name, value in self.given().items() if name not in ("kind", "length_of")}
-        if self.length_of is not None:
-            with named_as("length_of", self.length_of):
-                given["weights"] = self._weights_of_records(context.parts, self.length_of)
-        return {"seed": context.seed, **given, "samplers": samplers, "lengths": tuple(map(len, context.parts))}
+        given = {name: value for name, value in self.given().items() if name not in ("kind", "samplers", "length_of")}
+        values: dict[str, Any] = {"seed": context.seed, **given}
+        make: Any = partial(orders.Mixture, samplers=samplers, lengths=tuple(map(len, parts)))
+        mixture = make(**values)  # checks the weights before records are measured
+        if self.length_of is None:
+            return mixture
+        with named_as("length_of", self.length_of):
+            return make(**{**values, "weights": self._weights_of_records(parts, self.length_of)})
 
     def _weights_of_records(self, parts: tuple[Source[Any], ...], field: str) -> tuple[Any, ...]:
         """Return how often records must be drawn, so that the weights are shares of the lengths of `field`."""
@@ -237,29 +225,6 @@ class _Mixture(SamplerSection):
 
         return divided(self.weights)
 
-    def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
-        if not parts:
-            yield Problem(f"{key}.kind", self.kind, "it mixes several sources, each a table [[source]]; there is one")
-            return
-        expected = f"expected one for each of the {parts} sources"
-        by_epoch = isinstance(self.weights, tuple) and any(isinstance(item, (tuple, dict)) for item in self.weights)
-        named: dict[str, Any] = {f"{key}.weights": self.weights}
-        if by_epoch:
-            named = {f"{key}.weights[{i}]": item for i, item in enumerate(cast("Any", self.weights))}
-        for name, item in named.items():
-            if isinstance(item, float):
-                yield Problem(name, item, "expected a list or a table, as for the other epochs")
-                continue
-            changes = cast("dict[int, Any]", item) if isinstance(item, dict) else None
-            rows = {name: item} if changes is None else {f"{name}.{start}": row for start, row in changes.items()}
-            for at, row in rows.items():
-                if len(row) != parts:
-                    yield Problem(at, list(row), expected)
-        if self.samplers is not None and len(self.samplers) != parts:
-            yield Problem(f"{key}.samplers", [section.kind for section in self.samplers], expected)
-        for i, section in enumerate(self.samplers or ()):
-            yield from section.contradictions(f"{key}.samplers[{i}]", 0)
-
 
 class _ByLength(SamplerSection):
     """A table that goes by the lengths of the records."""
@@ -274,17 +239,13 @@ class _ByLength(SamplerSection):
 
     def _arguments(self, context: BuildContext) -> dict[str, Any]:
         values = super()._arguments(context)
+        if (self.lengths is None) == (self.length_of is None):
+            message = "give either lengths, a .npy file, or length_of, the field to measure"
+            raise ConfigError(message, key="lengths", value=self.lengths)
         if self.length_of is not None:
             with named_as("length_of", self.length_of):
                 values["lengths"] = record_lengths(context.source, self.length_of)
         return values
-
-    def contradictions(self, key: str, parts: int) -> Iterator[Problem]:
-        yield from super().contradictions(key, parts)
-        if self.lengths is None and self.length_of is None:
-            yield Problem(f"{key}.lengths", MISSING, "expected a .npy file, or length_of, the field to measure")
-        if self.lengths is not None and self.length_of is not None:
-            yield Problem(f"{key}.length_of", self.length_of, "conflicts with lengths: remove one of them")
 
 
 @kind_of("length_buckets", orders.BucketBatchSampler)

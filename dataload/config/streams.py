@@ -2,14 +2,15 @@
 
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from dataload._util.settings import check_count
 from dataload.config.derive import NpyPath
-from dataload.config.problems import Problem, named_as, named_under
+from dataload.config.problems import named_as, named_under
 from dataload.config.references import REFERENCE_PATTERN, read_array, resolve_reference
 from dataload.config.samplers import BuildContext, SamplerSection, kind_of
 from dataload.errors import ConfigError
@@ -37,13 +38,8 @@ class _Streams(SamplerSection):
         0, ge=0, description="Rows, of the `loader.batch_size`, that take chunks from anywhere instead of continuing."
     )
 
-    def contradictions(self, key: str, parts: int) -> Iterator[Problem]:  # noqa: ARG002 - any number of sources
-        first, *others = [name for name in _WAYS if getattr(self, name)] or [""]
-        for name in others:
-            yield Problem(f"{key}.{name}", getattr(self, name), f"conflicts with {first}: remove one of them")
-
     def _build(self, context: BuildContext) -> BatchPlanner:
-        rows = cast("int", context.batch_size)  # required for all kinds but length_buckets
+        rows = check_count("batch_size", context.batch_size, least=1)
         others = self.shuffled_rows
         if others >= rows:
             message = f"shuffled_rows must be below loader.batch_size, {rows}, or no row continues; got {others}"
@@ -57,7 +53,11 @@ class _Streams(SamplerSection):
         return RowMixture(parts=(streams, shuffled))
 
     def _lengths(self, context: BuildContext) -> Any:
-        way = next((name for name in _WAYS if getattr(self, name)), None)
+        ways = [name for name in _WAYS if getattr(self, name)]
+        way = ways[0] if ways else None
+        for name in ways[1:]:
+            message = f"{way} and {name} both tell where sequences end: give one of them"
+            raise ConfigError(message, key=name, value=getattr(self, name))
         if way is None:
             own = getattr(context.source, "sequence_lengths", None)
             if own is None:
@@ -78,20 +78,14 @@ class IteratorsConfig(SamplerSection):
         "file with one name per line, relative to the config file."
     )
 
-    def inapplicable(self, loader: Mapping[str, Any]) -> Iterator[Problem]:
-        """Find settings of the section ``loader`` that a `MultiStreamLoader` does not have."""
-        arguments = {*inspect.signature(MultiStreamLoader).parameters, "start_method"} - type(self).model_fields.keys()
-        for name, value in loader.items():
-            if name not in arguments:
-                own = f"set sampler.{name}" if name in type(self).model_fields else "remove it"
-                yield Problem(f"loader.{name}", value, f"does not apply to sampler.kind 'iterators': {own}")
-        if loader.get("num_workers") == "auto":
-            reason = "expected a whole number >= 0: sampler.kind 'iterators' does not choose one"
-            yield Problem("loader.num_workers", "auto", reason)
-
     def build_loader(self, loader: Mapping[str, Any]) -> MultiStreamLoader:
         """Build the loader from this section and the section ``loader``, whose functions are already imported."""
-        options = {**self.resolved("sampler"), **loader}
+        arguments = {*inspect.signature(MultiStreamLoader).parameters, "start_method"} - type(self).model_fields.keys()
+        for name in loader.keys() - arguments:
+            own = f"set sampler.{name}" if name in type(self).model_fields else "remove it"
+            message = f"{name} does not apply to sampler.kind 'iterators': {own}"
+            raise ConfigError(message, key=name, value=loader[name])
+        options: dict[str, Any] = {"batch_size": None, **self.resolved("sampler"), **loader}
         del options["kind"]
         with named_under("sampler", type(self).model_fields):
             return MultiStreamLoader(**{**options, "sequences": self._sequences()})

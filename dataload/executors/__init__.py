@@ -1,9 +1,8 @@
 """Executors run tasks in the consumer's thread, in threads, or in processes (imported on use)."""
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal, TypeAlias, TypeVar, get_args
+from typing import Any, Literal, TypeAlias, TypeVar
 
-from dataload._util.settings import check_choice
 from dataload.errors import ConfigError
 from dataload.executors.base import (
     Executor,
@@ -59,7 +58,6 @@ def make_executor(
     first: int = 0,
 ) -> Executor[TaskT, ResultT]:
     """Return the executor for `work`, for `window` tasks ahead; `settings` are for errors of `check_pickles`."""
-    check_choice("executor", name, get_args(ExecutorName))
     if not workers:
         return SerialExecutor(work)
     if name == "threads":

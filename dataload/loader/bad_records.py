@@ -11,7 +11,6 @@ from typing import Any, Self, cast
 
 import numpy as np
 
-from dataload._util.settings import check_max_bad
 from dataload.errors import ConfigError, WorkerError, printable, text_of
 from dataload.sources.shards import locate
 from dataload.storage import absolute, base_name, is_url
@@ -74,7 +73,7 @@ class Budget:
     """
 
     def __init__(self, most: int | float, report: str | os.PathLike[str] | None) -> None:
-        self._most = check_max_bad(most)
+        self._most = most
         self._report: str | None = None
         self.start()
         if report is None:

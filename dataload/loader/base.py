@@ -70,7 +70,7 @@ class LoaderBase(ABC, Generic[BatchT]):
         self._recorder = recorder
         self._workers = workers  # in use
         self._workers_allowed = workers
-        self._epochs = None if epochs is None else check_count("epochs", epochs, least=0)
+        self._epochs = epochs
         self._release = release
         weakref.finalize(self, release)
         self._delivery: StepDelivery | Generator[StepResult] | None = None

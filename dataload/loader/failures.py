@@ -3,13 +3,12 @@
 import inspect
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Any, Literal, TypeAlias, cast, get_args
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
 from dataload._util.clock import DecodeClock
 from dataload._util.failures import BUG, RAISE, Owner, owner_of
-from dataload._util.settings import check_choice
 from dataload.errors import WorkerError, message_of, traceback_of
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord
@@ -115,9 +114,6 @@ class ErrorPolicy:
 
     action: OnError = "raise"
     excluded: Int64Array | None = None
-
-    def __post_init__(self) -> None:
-        check_choice("on_error", self.action, get_args(OnError))
 
     def excluded_among(self, indices: Int64Array) -> set[int]:
         """Return the `indices` that must not be read."""

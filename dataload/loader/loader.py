@@ -6,13 +6,12 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import is_dataclass
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 from dataload._util.arrays import PadValue
 from dataload._util.fingerprint import describe, fingerprint, identify, shows_address
 from dataload._util.lazy import renamed
-from dataload._util.randomness import check_seed
-from dataload._util.settings import check_count, check_fields, check_flags
+from dataload._util.settings import Least, MaxBad, Seconds, check_count, check_fields, checked
 from dataload.collate import Policy
 from dataload.errors import WorkerError, printable
 from dataload.executors import Executor, ExecutorName, WorkerLostError, WorkerStatus
@@ -121,12 +120,13 @@ class Loader(LoaderBase[BatchT]):
 
     @renamed(batch_sampler="sampler", start_method="executor")
     @explains_torch_names
+    @checked
     def __init__(
         self,
         source: RandomAccessSource[Any],
         *,
-        batch_size: int | None = None,
-        global_batch_size: int | None = None,
+        batch_size: Annotated[int, Least(1)] | None = None,
+        global_batch_size: Annotated[int, Least(1)] | None = None,
         sampler: Sampler | BatchPlanner | None = None,
         shuffle: bool | Shuffle = False,
         seed: int = 0,
@@ -136,21 +136,21 @@ class Loader(LoaderBase[BatchT]):
         batch_transform: Callable[[Any], BatchT] | None = None,
         collate: Callable[..., Any] | Mapping[str, Policy] | None = None,
         pad_value: PadValue | None = None,
-        num_workers: int | Literal["auto"] = 0,
+        num_workers: Annotated[int, Least(0)] | Literal["auto"] = 0,
         executor: ExecutorName = "threads",
-        prefetch: int = 2,
-        prefetch_bytes: int = 1 << 30,
+        prefetch: Annotated[int, Least(1)] = 2,
+        prefetch_bytes: Annotated[int, Least(1)] = 1 << 30,
         in_order: bool = True,
-        epochs: int | None = None,
-        timeout: float | None = None,
+        epochs: Annotated[int, Least(0)] | None = None,
+        timeout: Seconds | None = None,
         on_error: OnError = "raise",
-        max_bad: int | float = 0.01,
+        max_bad: MaxBad = 0.01,
         error_report: str | os.PathLike[str] | None = None,
         exclude: Sequence[int] | str | os.PathLike[str] | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
+        rank: Annotated[int, Least(0, below="world_size")] | None = None,
+        world_size: Annotated[int, Least(1)] | None = None,
     ) -> None:
-        source, seed = loadable(source), check_seed(seed)
+        source = loadable(source)
         plan = plan_batches(
             source,
             batch_size=batch_size,
@@ -178,9 +178,7 @@ class Loader(LoaderBase[BatchT]):
             policy=ErrorPolicy(on_error, read_excluded(exclude, source)),
         )
         check_names(source, fetch.fields, fetch.collate, transformed=bool(fetch.transform))
-        self._prefetch_bytes = check_count("prefetch_bytes", prefetch_bytes, least=1)
-        check_flags(in_order=in_order)
-        self._in_order = bool(in_order)
+        self._prefetch_bytes, self._in_order = prefetch_bytes, in_order
         self._bad = Budget(max_bad, error_report)
         self._begin(plan, StepWork(fetch, plan, reseeds=not workers.here), workers, epochs)
         self._pads = pads

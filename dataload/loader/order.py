@@ -4,11 +4,10 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar, get_args
+from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from dataload._util.indexing import even_split
 from dataload._util.randomness import derive_key
-from dataload._util.settings import check_count, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers import (
     BatchPlanner,
@@ -154,16 +153,14 @@ def rows_per_rank(batch_size: int | None, global_batch_size: int | None, world_s
     if batch_size is not None:
         message = "batch_size is for one rank and global_batch_size for all: give one of them"
         raise ConfigError(message, key="global_batch_size", value=global_batch_size)
-    rows = check_count("global_batch_size", global_batch_size, least=1)
-    check_count("world_size", world_size, least=1)
-    if rows % world_size:
+    if global_batch_size % world_size:
         raise ConfigError(
-            f"global_batch_size is {rows}, which {world_size} ranks cannot share equally: give a multiple of every "
-            "number of ranks that the job may run on",
+            f"global_batch_size is {global_batch_size}, which {world_size} ranks cannot share equally: give a multiple "
+            "of every number of ranks that the job may run on",
             key="global_batch_size",
-            value=rows,
+            value=global_batch_size,
         )
-    return rows // world_size
+    return global_batch_size // world_size
 
 
 def default_order(source: RandomAccessSource[Any], shuffle: bool | Shuffle, seed: int) -> Sampler:
@@ -208,9 +205,6 @@ def default_pool_size(source: RandomAccessSource[Any]) -> int:
 
 
 def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffle, seed: int) -> Sampler:
-    if shuffle not in (False, True, *get_args(Shuffle)):
-        allowed = ", ".join(map(repr, get_args(Shuffle)))
-        raise setting_error("shuffle", shuffle, f"must be True, False, {allowed}")
     if sampler is None:
         return default_order(source, shuffle, seed)
     if shuffle:

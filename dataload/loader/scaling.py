@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from operator import sub
 from statistics import median
-from typing import Any, NamedTuple, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from dataload._util.machine import usable_cpus
-from dataload._util.settings import check_count, check_seconds
 from dataload.executors import Executor, ExecutorName, TimeoutPolicy, make_executor
 from dataload.loader.recorder import Recorder, workplace_of
 from dataload.loader.statistics import Workplace
@@ -311,12 +310,12 @@ class WorkerSettings:
     timeout: float | None
 
     @classmethod
-    def of(cls, num_workers: Any, executor: ExecutorName, prefetch: Any, timeout: Any) -> Self:
+    def of(
+        cls, num_workers: int | Literal["auto"], executor: ExecutorName, prefetch: int, timeout: float | None
+    ) -> Self:
         """Return the settings for these arguments of `dataload.Loader`."""
         automatic = num_workers == "auto"
-        most = 1 if automatic else check_count("num_workers", num_workers, least=0)
-        prefetch = check_count("prefetch", prefetch, least=1)
-        return cls(executor, most, automatic, prefetch, check_seconds("timeout", timeout))
+        return cls(executor, 1 if automatic else num_workers, automatic, prefetch, timeout)
 
     @property
     def here(self) -> bool:

@@ -10,10 +10,10 @@ from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 from dataload._util.lazy import load_optional
-from dataload._util.settings import check_count
+from dataload._util.settings import Above, Least, check_settings
 from dataload.convert.attempt import Outcome, PartTask, attempt, unsendable, value_of
 from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, text_of
 from dataload.storage.remote.settings import parse_bytes
@@ -41,16 +41,13 @@ class RayEngine:
             or a new one on this machine alone. "auto" never starts one.
     """
 
-    parts: int | None = None
-    cpus: float = 1
+    parts: Annotated[int, Least(1)] | None = None
+    cpus: Annotated[float, Above(0)] = 1
     memory: int | str | None = None
     address: str | None = None
 
     def __post_init__(self) -> None:
-        if self.parts is not None:
-            check_count("parts", self.parts, least=1)
-        if not self.cpus > 0:
-            raise ConfigError(f"cpus must be greater than 0, got {self.cpus!r}", key="cpus", value=self.cpus)
+        check_settings(self)
         if self.memory is not None:
             object.__setattr__(self, "memory", parse_bytes("memory", self.memory))
 

@@ -2,17 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Annotated, Any, cast
 
 import numpy as np
 
 from dataload._util.indexing import as_indices, check_index
-from dataload._util.randomness import check_seed, derive_key
-from dataload._util.settings import check_count
+from dataload._util.randomness import derive_key
+from dataload._util.settings import Checked, Least, check_count, check_settings
 from dataload.errors import ConfigError
 from dataload.samplers.common import (
     MAX_LENGTH,
     ArrayValue,
+    Length,
     OverParent,
     check_sampler,
     divide,
@@ -20,12 +21,14 @@ from dataload.samplers.common import (
     split_by_group,
 )
 from dataload.samplers.inverse import positions_of
-from dataload.samplers.pool import PoolShuffle, check_pool_size
+from dataload.samplers.pool import PoolShuffle, PoolSize
 from dataload.types import Int64Array, Sampler
+
+_MOST_LANES = 65_536  # each may have a pool, which is an object of its own
 
 
 @dataclass(frozen=True, slots=True)
-class Sequential:
+class Sequential(Checked):
     """Records in index order, the same in every epoch.
 
     Attributes:
@@ -35,10 +38,7 @@ class Sequential:
         ConfigError: `length` is not an integer in its range.
     """
 
-    length: int
-
-    def __post_init__(self) -> None:
-        set_fields(self, length=check_count("length", self.length, least=0, below=MAX_LENGTH + 1))
+    length: Length
 
     def __len__(self) -> int:
         return self.length
@@ -139,7 +139,7 @@ class Repeat(OverParent):
     """
 
     parent: Sampler
-    times: int
+    times: Annotated[int, Least(1)]
 
     def __post_init__(self) -> None:
         check_sampler("parent", self.parent)
@@ -183,9 +183,6 @@ def positions_without_end(sampler: Sampler, index: int, *, first_epoch: int, bel
     return np.concatenate([np.empty(0, np.int64), *found])
 
 
-_MOST_LANES = 65_536  # each may have a pool, which is an object of its own
-
-
 @dataclass(frozen=True, slots=True)
 class Lanes(OverParent):
     """Another order, cut into equal contiguous spans ("lanes") that are interleaved.
@@ -206,21 +203,19 @@ class Lanes(OverParent):
     """
 
     parent: Sampler
-    lanes: int
-    pool_size: int | None = None
+    lanes: Annotated[int, Least(1, below=_MOST_LANES + 1)]
+    pool_size: PoolSize | None = None
     seed: int = 0
     _pools: tuple[PoolShuffle, ...] = field(default=(), init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         check_sampler("parent", self.parent)
-        lanes = check_count("lanes", self.lanes, least=1, below=_MOST_LANES + 1)
-        set_fields(self, lanes=lanes, seed=check_seed(self.seed))
         if self.pool_size is not None:
-            pool_size = check_pool_size(self.pool_size)
-            lengths = np.diff(self._starts(np.arange(lanes + 1))).tolist()
-            seeds = [int(derive_key(self.seed, "lane", lane, words=1)[0]) for lane in range(lanes)]
-            pools = [PoolShuffle(Sequential(n), pool_size, seed) for n, seed in zip(lengths, seeds, strict=True)]
-            set_fields(self, pool_size=pool_size, _pools=tuple(pools))
+            lengths = np.diff(self._starts(np.arange(self.lanes + 1))).tolist()
+            seeds = [int(derive_key(self.seed, "lane", lane, words=1)[0]) for lane in range(self.lanes)]
+            pools = [PoolShuffle(Sequential(n), self.pool_size, seed) for n, seed in zip(lengths, seeds, strict=True)]
+            set_fields(self, _pools=tuple(pools))
 
     def _starts(self, lanes: Int64Array) -> Int64Array:
         """First parent position of each lane."""

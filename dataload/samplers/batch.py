@@ -6,11 +6,11 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
 
-from dataload._util.settings import check_choice, check_count, setting_error
+from dataload._util.settings import Least, check_settings, setting_error
 from dataload.collate import Packing
 from dataload.samplers.common import BoolArray, check_sampler, records_of, set_fields
 from dataload.types import Array, Int64Array, Sampler
@@ -87,20 +87,17 @@ class BatchPlanner(ABC):
         ConfigError: A number is out of its range, or `tail` is unknown.
     """
 
-    world_size: int = 1
-    rank: int = 0
+    world_size: Annotated[int, Least(1)] = 1
+    rank: Annotated[int, Least(0, below="world_size")] = 0
     tail: Tail = "partial"
-    origin: int = 0
+    origin: Annotated[int, Least(0)] = 0
 
     def __post_init__(self) -> None:
         self.check_dealing()
 
     def check_dealing(self) -> None:
         """Raise ConfigError unless the items can be distributed with these settings."""
-        check_count("world_size", self.world_size, least=1)
-        check_count("rank", self.rank, least=0, below=self.world_size)
-        check_count("origin", self.origin, least=0)
-        check_choice("tail", self.tail, get_args(Tail))
+        check_settings(self)
 
     @property
     @abstractmethod
@@ -224,12 +221,11 @@ class BatchSampler(OverSampler):
     """
 
     sampler: Sampler
-    batch_size: int
+    batch_size: Annotated[int, Least(1)]
 
     def __post_init__(self) -> None:
         # Not super(): dataclass(slots=True) creates a second class, but super() would refer to the first.
         check_sampler("sampler", self.sampler)
-        check_count("batch_size", self.batch_size, least=1)
         BatchPlanner.__post_init__(self)
 
     def check_dealing(self) -> None:

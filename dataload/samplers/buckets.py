@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.randomness import check_seed, derive_key
-from dataload._util.settings import as_tuple, check_count, setting_error
+from dataload._util.randomness import derive_key
+from dataload._util.settings import Least, as_tuple, check_count, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.common import (
@@ -67,19 +67,18 @@ class BucketBatchSampler(ArrayValue, PerRecord, BatchPlanner):
     """
 
     lengths: Sequence[int] | Int64Array
-    max_tokens: int | None = None
-    batch_size: int | None = None
+    max_tokens: Annotated[int, Least(1)] | None = None
+    batch_size: Annotated[int, Least(1)] | None = None
     boundaries: tuple[int, ...] | None = None
     shuffle: bool = True
     seed: int = 0
-    group: int = 1
+    group: Annotated[int, Least(1)] = 1
     _buckets: _Buckets = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         BatchPlanner.__post_init__(self)
         lengths = check_record_lengths(self.lengths)
-        set_fields(self, lengths=lengths, seed=check_seed(self.seed))
-        check_count("group", self.group, least=1)
+        set_fields(self, lengths=lengths)
         if (self.max_tokens is None) == (self.batch_size is None):
             raise ConfigError(
                 f"give either max_tokens or batch_size, got {self.max_tokens!r} and {self.batch_size!r}",
@@ -93,14 +92,13 @@ class BucketBatchSampler(ArrayValue, PerRecord, BatchPlanner):
         bucket = np.searchsorted(boundaries, lengths, side="left")
         counts = np.bincount(bucket, minlength=len(boundaries))
         if self.max_tokens is None:
-            rows = np.full(len(boundaries), check_count("batch_size", self.batch_size, least=1), np.int64)
+            rows = np.full(len(boundaries), self.batch_size, np.int64)
         else:
-            budget = check_count("max_tokens", self.max_tokens, least=1)
-            too_long = boundaries[(counts > 0) & (boundaries > budget)]
+            too_long = boundaries[(counts > 0) & (boundaries > self.max_tokens)]
             if too_long.size:
                 rule = f"must be at least {too_long[-1]}, the boundary of the longest bucket that has records"
-                raise setting_error("max_tokens", budget, rule)
-            rows = np.maximum(1, budget // np.maximum(1, boundaries))
+                raise setting_error("max_tokens", self.max_tokens, rule)
+            rows = np.maximum(1, self.max_tokens // np.maximum(1, boundaries))
         return _Buckets(np.argsort(bucket, kind="stable"), np.cumsum(counts) - counts, counts, rows)
 
     def _batches(self) -> Int64Array:

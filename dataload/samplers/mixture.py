@@ -4,12 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from fractions import Fraction
 from math import ceil, lcm
-from typing import Any, Literal, NamedTuple, TypeAlias, cast, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from dataload._util.randomness import check_seed, derive_key
-from dataload._util.settings import as_tuple, check_choice, check_count, setting_error
+from dataload._util.randomness import derive_key
+from dataload._util.settings import Least, as_tuple, check_setting, check_settings, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.basic import indices_without_end, positions_without_end
 from dataload.samplers.common import (
@@ -24,6 +24,9 @@ from dataload.samplers.common import (
 )
 from dataload.samplers.weighted import check_weights, uniform
 from dataload.types import Int64Array, Sampler
+
+Step: TypeAlias = Annotated[int, Least(1)]
+"""Positions between those at which weights may change."""
 
 Stop: TypeAlias = Literal["first", "longest", "never"]
 """When an epoch of a mixture ends."""
@@ -134,9 +137,9 @@ class Mixture:
     weights: Row | Changes | Sequence[Row | Changes]
     stop: Stop = "first"
     seed: int = 0
-    window: int | None = None
+    window: Annotated[int, Least(1)] | None = None
     lengths: tuple[int, ...] | None = None
-    global_batch_size: InitVar[int | None] = None
+    global_batch_size: InitVar[Step | None] = None
     _schedules: tuple[_Schedule, ...] = field(init=False, repr=False, compare=False)  # one per epoch, or for all
     _length: int = field(init=False, repr=False, compare=False)
     # Epochs of each component in one epoch of the mixture, so that no two of these share a component's epoch.
@@ -144,11 +147,10 @@ class Mixture:
     _firsts: Int64Array = field(init=False, repr=False, compare=False)  # (components + 1,), first index of each
 
     def __post_init__(self, global_batch_size: int | None) -> None:
-        step = 1 if global_batch_size is None else check_count("global_batch_size", global_batch_size, least=1)
+        step = check_setting("global_batch_size", 1 if global_batch_size is None else global_batch_size, Step)
+        check_settings(self)
         self._check(step)
-        seed, window = check_seed(self.seed), self.window
-        window = None if window is None else check_count("window", window, least=1)
-        set_fields(self, seed=seed, window=window, _schedules=_schedules(self.weights, window, seed))
+        set_fields(self, _schedules=_schedules(self.weights, self.window, self.seed))
         set_fields(self, _length=self._measure())
         draws = np.max([schedule.draws(self._length) for schedule in self._schedules], axis=0).tolist()
         epochs = tuple(-(-draw // max(1, len(sampler))) for draw, sampler in zip(draws, self.samplers, strict=True))
@@ -175,7 +177,6 @@ class Mixture:
                 raise setting_error(f"lengths[{i}]", length, rule)
         firsts = np.cumsum([0, *lengths], dtype=np.int64)
         set_fields(self, samplers=samplers, weights=weights, lengths=lengths, _firsts=firsts)
-        check_choice("stop", self.stop, get_args(Stop))
 
     def _measure(self) -> int:
         """Return the number of positions per epoch."""

@@ -2,12 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from dataload._util.caches import Memo
-from dataload._util.settings import check_choice, check_count, setting_error
+from dataload._util.settings import Least, setting_error
 from dataload.collate import Packing
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner, OverSampler
@@ -63,9 +63,9 @@ class PackedBatchSampler(ArrayValue, OverSampler):
 
     sampler: Sampler
     lengths: Sequence[int] | Int64Array
-    row_length: int
-    batch_size: int
-    window: int = 1024
+    row_length: Annotated[int, Least(1)]
+    batch_size: Annotated[int, Least(1)]
+    window: Annotated[int, Least(1)] = 1024
     overlong: Overlong = "error"
     strategy: Strategy = "first-fit"
     _ends: Memo[Int64Array] = field(default_factory=Memo, init=False, repr=False, compare=False)
@@ -78,13 +78,9 @@ class PackedBatchSampler(ArrayValue, OverSampler):
             raise ConfigError(message, key="sampler", value=self.sampler)
         lengths = check_record_lengths(self.lengths)
         set_fields(self, lengths=lengths)
-        for name in ("row_length", "batch_size", "window"):
-            check_count(name, getattr(self, name), least=1)
         if len(lengths) < records_of(self.sampler):
             rule = f"must hold one length for each of the {records_of(self.sampler)} records"
             raise setting_error("lengths", len(lengths), rule)
-        check_choice("overlong", self.overlong, get_args(Overlong))
-        check_choice("strategy", self.strategy, get_args(Strategy))
         longest = int(lengths.max(initial=0))
         if self.overlong == "error" and longest > self.row_length:
             record = int(lengths.argmax())

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Annotated, NamedTuple, TypeAlias
 
 import numpy as np
 
 from dataload._util.caches import Memo
-from dataload._util.randomness import check_seed, derive_key, hash64
-from dataload._util.settings import check_count
-from dataload.samplers.common import KEY_WORDS, OverParent, check_sampler, permute, set_fields
+from dataload._util.randomness import derive_key, hash64
+from dataload._util.settings import Least, check_settings
+from dataload.samplers.common import KEY_WORDS, OverParent, check_sampler, permute
 from dataload.samplers.inverse import positions_of
 from dataload.types import Int64Array, Sampler
 
+PoolSize: TypeAlias = Annotated[int, Least(1, below=2**31 + 1)]
+
 _BLOCK = 65_536
-
-
-def check_pool_size(pool_size: Any) -> int:
-    """Return `pool_size` as an int in [1, 2^31]; raise ConfigError otherwise."""
-    return check_count("pool_size", pool_size, least=1, below=2**31 + 1)
 
 
 class _Pool(NamedTuple):
@@ -54,13 +51,13 @@ class PoolShuffle(OverParent):
     """
 
     parent: Sampler
-    pool_size: int
+    pool_size: PoolSize
     seed: int
     _pools: Memo[_Pool] = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         check_sampler("parent", self.parent)
-        set_fields(self, pool_size=check_pool_size(self.pool_size), seed=check_seed(self.seed))
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""

@@ -6,12 +6,12 @@ from typing import NamedTuple
 import numpy as np
 
 from dataload._util.caches import Memo
-from dataload._util.randomness import check_seed, derive_key
-from dataload._util.settings import check_count, setting_error
+from dataload._util.randomness import derive_key
+from dataload._util.settings import check_settings, setting_error
 from dataload.samplers.basic import Sequential
 from dataload.samplers.common import (
     KEY_WORDS,
-    MAX_LENGTH,
+    Length,
     PerRecord,
     check_lengths,
     check_sampler,
@@ -41,13 +41,12 @@ class GlobalShuffle:
         ConfigError: `length` is not an integer in its range or not the parent's length, or `seed` is not an integer.
     """
 
-    length: int
+    length: Length
     seed: int
     parent: Sampler | None = None
 
     def __post_init__(self) -> None:
-        length = check_count("length", self.length, least=0, below=MAX_LENGTH + 1)
-        set_fields(self, length=length, seed=check_seed(self.seed))
+        check_settings(self)
         if self.parent is not None:
             check_sampler("parent", self.parent)
             if len(self.parent) != self.length:
@@ -102,7 +101,8 @@ class ShardSequential(PerRecord):
     _layouts: Memo[_ShardOrder] = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        set_fields(self, shard_lengths=check_lengths("shard_lengths", self.shard_lengths), seed=check_seed(self.seed))
+        check_settings(self)
+        set_fields(self, shard_lengths=check_lengths("shard_lengths", self.shard_lengths))
 
     def __len__(self) -> int:
         return sum(self.shard_lengths)

@@ -2,14 +2,15 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 
 from dataload._util.caches import Memo
-from dataload._util.randomness import check_seed, derive_key, hash64
-from dataload._util.settings import check_count, setting_error
+from dataload._util.randomness import derive_key, hash64
+from dataload._util.settings import Least, check_settings, setting_error
 from dataload.errors import ConfigError
-from dataload.samplers.common import MAX_LENGTH, ArrayValue, Float64Array, PerRecord, set_fields
+from dataload.samplers.common import ArrayValue, Float64Array, Length, PerRecord, set_fields
 from dataload.types import Int64Array
 
 _LINEAR_STEPS = 8
@@ -35,8 +36,8 @@ class Weighted(ArrayValue, PerRecord):
             without replacement, larger than the number of records with a positive weight.
     """
 
-    weights: Sequence[float] | Float64Array
-    num_samples: int
+    weights: Sequence[Annotated[float, Least(0)]] | Float64Array
+    num_samples: Length
     seed: int
     replacement: bool = True
     _ends: Float64Array = field(init=False, repr=False, compare=False)
@@ -46,9 +47,8 @@ class Weighted(ArrayValue, PerRecord):
     def __post_init__(self) -> None:
         weights = check_weights(self.weights)
         weights.setflags(write=False)
-        count = check_count("num_samples", self.num_samples, least=0, below=MAX_LENGTH + 1)
-        set_fields(self, weights=weights, num_samples=count, seed=check_seed(self.seed))
-        set_fields(self, _ends=np.cumsum(_scaled(weights)))
+        check_settings(self)
+        set_fields(self, weights=weights, _ends=np.cumsum(_scaled(weights)))
         possible = int(np.count_nonzero(weights))
         if not self.replacement and self.num_samples > possible:
             rule = f"must be at most {possible}, the records with a positive weight, if drawn without replacement"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,11 +9,11 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
 from importlib import import_module
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 from dataload._util.lazy import load_optional
 from dataload._util.limits import MAX_RECORD_BYTES
-from dataload._util.settings import check_count, check_type
+from dataload._util.settings import Least, check_setting, check_settings, hints_of
 from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.codecs.npz import MAGIC
 from dataload.errors import ConfigError, MissingDependencyError, SourceError, closest
@@ -33,9 +32,12 @@ class Options:
     """Base class of a format's options for reading or writing.
 
     A subclass is a frozen dataclass. Its docstring describes each field in an ``Attributes:`` section, from which
-    configs take their descriptions, and `__post_init__` checks values. A field whose metadata has ``content=False``
+    configs take their descriptions, and annotations are checked. A field whose metadata has ``content=False``
     does not affect the records and is not part of a source's fingerprint.
     """
+
+    def __post_init__(self) -> None:
+        check_settings(self)
 
     @classmethod
     def names(cls) -> tuple[str, ...]:
@@ -53,24 +55,13 @@ class Options:
         for each in fields(cls):
             if each.name not in given and each.default is MISSING and each.default_factory is MISSING:
                 raise ConfigError(f"{owner} needs the option {each.name!r}: pass {each.name}=...", key=each.name)
-        made: Self | None = None
-        with suppress(TypeError, AttributeError):  # of a check that expects values of the right type
-            made = cls(**given)  # checks ranges
-        hints = cls._hints()
         for name, value in given.items():
             try:
-                check_type(name, value, hints[name])
+                check_setting(name, value, hints_of(cls).get(name, Any))
             except ConfigError as error:
                 advice = _FUNCTIONS if callable(value) else ""
                 raise ConfigError(f"{owner}: {error}{advice}", key=name, value=value) from None
-        return made or cls(**given)
-
-    @classmethod
-    def _hints(cls) -> dict[str, Any]:
-        try:
-            return get_type_hints(cls)
-        except NameError:  # of a class of others, whose annotations are for type checkers only
-            return dict.fromkeys(cls.names(), Any)
+        return cls(**given)
 
     def content(self) -> dict[str, Any]:
         """Return the options that affect the records, except those with default values."""
@@ -98,6 +89,7 @@ class FileOptions(Options):
     )
 
     def __post_init__(self) -> None:
+        Options.__post_init__(self)
         if self.storage_options is not None or self.remote is not None:
             object.__setattr__(self, "remote", Remote.of(self.storage_options, self.remote))
             object.__setattr__(self, "storage_options", None)
@@ -110,10 +102,10 @@ class FileOptions(Options):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodecOptions(FileOptions):
-    """Base class of the options of formats whose records are bytes.
+    """Base class of the options for writing records that are bytes.
 
     Attributes:
-        codec: Converts between bytes and records; see `resolve_codec`. By default records are bytes.
+        codec: Encodes records: the name of a codec or an object with ``encode``. None takes bytes.
     """
 
     codec: CodecLike = None
@@ -133,13 +125,14 @@ class ReadOptions(FileOptions):
     """Base class of the options for reading files, which others may have written.
 
     Attributes:
-        max_record_bytes: Most bytes of memory that a decoded record may take; a larger one is a CorruptFileError.
+        max_record_bytes: Most bytes of memory that a decoded record, or a file or field of one that is read by itself,
+            may take; a larger one is a CorruptFileError.
         verify: Read no tables of earlier runs, and check all that the format has for it: checksums and hashes of the
             records that are read, and all pages of an LMDB database when it is opened.
     """
 
-    max_record_bytes: int = dataclasses.field(default=MAX_RECORD_BYTES, metadata={"content": False})
-    verify: bool = dataclasses.field(default=False, metadata={"content": False})
+    max_record_bytes: Annotated[int, Least(1)] = field(default=MAX_RECORD_BYTES, metadata={"content": False})
+    verify: bool = field(default=False, metadata={"content": False})
 
     def __post_init__(self) -> None:
         FileOptions.__post_init__(self)
@@ -151,12 +144,38 @@ class ReadOptions(FileOptions):
                 object.__setattr__(self, each.name, None)
         if self.verify and "cache" in self.names():
             object.__setattr__(self, "cache", False)
-        object.__setattr__(self, "max_record_bytes", check_count("max_record_bytes", self.max_record_bytes, least=1))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CodecReadOptions(ReadOptions):
-    """Base class of the options for reading files whose records are bytes; see `CodecOptions` and `ReadOptions`."""
+class MappedOptions(ReadOptions):
+    """Base class of the options for reading files that are mapped into memory.
+
+    Attributes:
+        map: If False, read files with ``pread`` instead of mapping them into memory.
+    """
+
+    map: bool = field(default=True, metadata={"content": False})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedOptions(MappedOptions):
+    """Base class of the options for reading files whose tables are kept.
+
+    Attributes:
+        cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
+    """
+
+    cache: bool = field(default=True, metadata={"content": False})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecReadOptions(CachedOptions):
+    """Base class of the options for reading files whose records are bytes.
+
+    Attributes:
+        codec: Decodes a record's bytes: the name of a codec, a function ``bytes -> record``, or an object with
+            ``decode``. None returns bytes.
+    """
 
     codec: CodecLike = None
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from dataload._util.settings import check_type
+from dataload._util.settings import check_setting
 from dataload.errors import ConfigError, MissingDependencyError, closest
 from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
 from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
@@ -106,7 +106,7 @@ def get_format(name: str) -> Format:
         ConfigError: There is no such format, or two packages add it.
         MissingDependencyError: The package that adds it cannot be imported.
     """
-    check_type("format", name, str)
+    check_setting("format", name, str)
     # Built-in formats take precedence, and finding them does not read the metadata of every installed package.
     if name in _BUILT_IN:
         return _BUILT_IN[name]

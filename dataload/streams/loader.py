@@ -4,15 +4,14 @@ import dataclasses
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dataload._util.arrays import PadValue
 from dataload._util.lazy import renamed
-from dataload._util.randomness import check_seed
-from dataload._util.settings import check_choice, check_count, check_seconds, setting_error
+from dataload._util.settings import Least, Seconds, checked, setting_error
 from dataload.collate import Policy
 from dataload.errors import ConfigError, SourceError, WorkerError
 from dataload.executors import ExecutorName, WorkerLostError
@@ -141,60 +140,54 @@ class MultiStreamLoader(LoaderBase[Any]):
     """
 
     @renamed(max_workers="num_workers", start_method="executor")
+    @checked
     def __init__(
         self,
         make_stream: Callable[..., Any],
         sequences: Sequence[Any],
         *,
-        batch_size: int,
+        batch_size: Annotated[int, Least(1)],
         mode: SequenceMode = "independent",
         shuffle: bool = True,
         seed: int = 0,
-        chunk: int = 1,
+        chunk: Annotated[int, Least(1)] = 1,
         ends: ChunkEnd = "next",
         tail: SplitTail | None = None,
-        epochs: int | None = None,
+        epochs: Annotated[int, Least(0)] | None = None,
         collate: Callable[..., Any] | Mapping[str, Policy] | None = None,
         pad_value: PadValue | None = None,
         batch_transform: Callable[[Any], Any] | None = None,
-        num_workers: int = 1,
+        num_workers: Annotated[int, Least(0)] = 1,
         executor: ExecutorName = "threads",
-        prefetch: int = 2,
-        timeout: float | None = None,
-        rank: int | None = None,
-        world_size: int | None = None,
+        prefetch: Annotated[int, Least(1)] = 2,
+        timeout: Seconds | None = None,
+        rank: Annotated[int, Least(0, below="world_size")] | None = None,
+        world_size: Annotated[int, Least(1)] | None = None,
     ) -> None:
         _check_streams(make_stream, sequences)
         self._tail: SplitTail = tail or "pad"
-        check_choice("mode", mode, get_args(SequenceMode))
-        check_choice("ends", ends, get_args(ChunkEnd))
-        check_choice("tail", self._tail, get_args(SplitTail))
-        rank, world_size = rank_and_world_size(rank, world_size)
-        self._sequences = sequences
-        self._size = check_count("batch_size", batch_size, least=1)
-        self._world_size = check_count("world_size", world_size, least=1)
-        self._rank = check_count("rank", rank, least=0, below=self._world_size)
-        order = SequenceOrder(len(sequences), self._size * self._world_size, mode, bool(shuffle), check_seed(seed))
+        self._sequences, self._size = sequences, batch_size
+        self._rank, self._world_size = rank_and_world_size(rank, world_size)
+        order = SequenceOrder(len(sequences), batch_size * self._world_size, mode, shuffle, seed)
         _check_epochs(order, tail, epochs)
         self._make_batch = BatchMaker(
             rows=self._size,
-            chunk=check_count("chunk", chunk, least=1),
+            chunk=chunk,
             collate=without_warning(making := choose_collate(collate, pad_value, packs=False)),
             transform=check_batch_transform(batch_transform),
         )
         (step,) = compose(make_stream, "make_stream", "a sequence")
         self._plan = StreamSpec(step, sequences, order, chunk, ends, self._make_batch.joins)
-        workers = check_count("num_workers", num_workers, least=0)
         self._stream_workers = StreamWorkers(
             self._plan,
             range(self._rank, order.rows, self._world_size),
-            workers,
+            num_workers,
             executor=executor,
-            window=check_count("prefetch", prefetch, least=1) if workers else 0,
-            timeout=check_seconds("timeout", timeout),
+            window=prefetch if num_workers else 0,
+            timeout=timeout,
         )
         super().__init__(
-            recorder=Recorder(workplace_of(executor, workers)),
+            recorder=Recorder(workplace_of(executor, num_workers)),
             workers=self._stream_workers.workers,
             epochs=epochs,
             release=self._stream_workers.close,

@@ -140,7 +140,19 @@ WRONG = [
     ("convert a.syr 'b-*.syr'", "'b-*.syr' is a pattern, which cannot be written to"),
     ("convert a.syr b.tar --engine slurm", "--engine 'slurm': pass local or ray"),
     ("convert a.syr b.tar --workers 2", "--workers is for --engine local"),
-    ("convert a.syr b.tar --engine local --memory 2GB", "--memory is for --engine ray"),
+    (
+        "convert a.syr b.tar --engine local --memory 2GB",
+        "'memory=2GB' is not a setting of local: Known: parts",
+    ),
+    (
+        "convert a.syr b.tar --engine local:2",
+        "'2' is not a setting of local: settings are written as in local:parts=64",
+    ),
+    ("convert a.syr b.tar --engine local:wrkers=2", "'wrkers=2' is not a setting of local: did you mean 'workers'?"),
+    (
+        "convert a.syr b.tar --engine local:workers=0",
+        "local:workers=0: num_workers must be an integer >= 1, got 0",
+    ),
     ("index -d none a.tar", "there is no directory none"),
     ("index a.tar --codec npz", "--format, --codec, --decode, --part, --merge and --engine are for --manifest\n"),
     ("index a.tar --engine local", "--merge and --engine are for --manifest"),

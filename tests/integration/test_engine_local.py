@@ -13,6 +13,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+import command_line
 import part_sources
 import pytest
 from command_line import fail, ok
@@ -254,12 +255,30 @@ def test_convert_by_the_command_line(data, tmp_path):
     arguments = "convert", data, "--shards", SHARDS
     lines = [
         ok(*arguments[:2], tmp_path / name / "b.tar", *arguments[2:], *engine)
-        for name, engine in (("one", []), ("parts", ["--engine", "local", "--workers", 2, "--parts", 2]))
+        for name, engine in (("one", []), ("parts", ["--engine", "local:workers=2,parts=2"]))
     ]
     assert lines[1] == lines[0].replace("/one/", "/parts/")
     assert content(tmp_path / "parts") == content(tmp_path / "one")
     note = ok("convert", data, tmp_path / "c.tar", "--engine", "local").splitlines()[0]
     assert note == "note: one shard is one part: with --shards N, or --records-per-shard N, parts run at the same time"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--engine", "local", "--workers", "2", "--parts=3"),
+        ("--workers", "2", "--engine=local", "--parts", "3"),
+        ("--engine", "local:workers=2", "--parts", "3"),
+    ],
+)
+def test_flags_of_engines_are_settings_of_the_engine(data, monkeypatch, flags):
+    engines = []
+    monkeypatch.setattr(LocalEngine, "run", lambda engine, task, count, advance: engines.append((engine, count)) or [])
+    assert ok("verify", data, "--engine", "local:workers=2,parts=3")
+    result = command_line.run("verify", data, *flags)
+    assert result.exit_code == 0
+    assert re.search("warning: --.* deprecated: write --engine local:workers=2,parts=3", result.stderr)
+    assert engines == [(LocalEngine(num_workers=2, parts=3), 3)] * 2
 
 
 def test_an_interrupted_command_says_how_to_continue(data, tmp_path, monkeypatch):
@@ -288,7 +307,7 @@ def test_statistics_equal_those_of_one_run(data):
     ok("stats", data)
     expected = content(data)
     (data / "dataload.json").unlink()
-    assert "in 3 shards" in ok("stats", data, "--engine", "local", "--parts", "2")
+    assert "in 3 shards" in ok("stats", data, "--engine", "local:parts=2")
     assert content(data) == expected
     result = fail(2, "stats", data, "--engine", "local", "--part", "1/2")
     assert "--engine runs all parts and merges them" in result.stderr

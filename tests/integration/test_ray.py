@@ -97,7 +97,7 @@ def test_a_worker_that_is_killed_changes_nothing(cluster, expected, tmp_path):
 
 def test_index_and_verify(cluster, expected, tmp_path):
     (tmp_path / "one/dataload.json").unlink()
-    engine = tmp_path / "one", "--engine", "ray", "--parts", 3
+    engine = tmp_path / "one", "--engine", "ray:parts=3"
     assert "40 records in 5 shards" in ok("index", "--manifest", *engine)
     assert "40 records in 5 files: all can" in ok("verify", *engine)
     assert {*hashes(tmp_path / "one")} == {*expected}
@@ -144,7 +144,7 @@ def test_settings(cluster, expected, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"engine 'ray' sends the source and all options to other processes, and the"):
         run(source, tmp_path, overwrite=True)
     del source.lock
-    with pytest.raises(ConfigError, match=r"cpus must be greater than 0, got -1"):
+    with pytest.raises(ConfigError, match=r"cpus must be a number above 0, got -1"):
         run(source, tmp_path, cpus=-1)
 
     def interrupt(*_):

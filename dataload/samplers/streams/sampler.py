@@ -2,14 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Self, TypeAlias, get_args
+from typing import Annotated, Any, Literal, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from dataload._util.caches import Memo
-from dataload._util.randomness import check_seed, derive_key, hash64
-from dataload._util.settings import check_choice, check_count, setting_error
+from dataload._util.randomness import derive_key, hash64
+from dataload._util.settings import Least, check_settings, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.common import (
@@ -106,13 +106,13 @@ class StreamSampler(ArrayValue, PerRecord, BatchPlanner):
     """
 
     sequence_lengths: Sequence[int] | Int64Array
-    rows: int
-    chunk: int = 1
+    rows: Annotated[int, Least(1)]
+    chunk: Annotated[int, Least(1)] = 1
     mode: StreamMode = "split"
     ends: ChunkEnd = "next"
     seed: int = 0
     random_start: bool = False
-    epoch_steps: int | None = None
+    epoch_steps: Annotated[int, Least(1)] | None = None
     _units: Int64Array = field(init=False, repr=False, compare=False)
     _firsts: Int64Array = field(init=False, repr=False, compare=False)
     _total: int = field(init=False, repr=False, compare=False)
@@ -122,16 +122,12 @@ class StreamSampler(ArrayValue, PerRecord, BatchPlanner):
     def __post_init__(self) -> None:
         lengths = check_record_lengths(self.sequence_lengths, name="sequence_lengths", of="sequence")
         check_sum("sequence_lengths", int(lengths.sum(dtype=np.float64)))  # an integer sum might overflow
-        for name in ("rows", "chunk"):
-            set_fields(self, **{name: check_count(name, getattr(self, name), least=1)})
-        check_choice("mode", self.mode, get_args(StreamMode))
-        check_choice("ends", self.ends, get_args(ChunkEnd))
+        check_settings(self)
         _check_combination(self)
         units = {"next": lengths, "pad": -(-lengths // self.chunk), "drop": lengths // self.chunk}[self.ends]
         set_fields(
             self,
             sequence_lengths=lengths,
-            seed=check_seed(self.seed),
             _units=units,
             _firsts=np.cumsum(lengths) - lengths,
             _total=int(units.sum()),
@@ -321,15 +317,13 @@ class StreamSampler(ArrayValue, PerRecord, BatchPlanner):
 def _check_combination(sampler: StreamSampler) -> None:
     """Raise ConfigError if two settings contradict each other."""
     mode, ends, steps = sampler.mode, sampler.ends, sampler.epoch_steps
-    if steps is not None:
-        check_count("epoch_steps", steps, least=1)
-        if mode not in ("independent", "shuffled"):
-            raise ConfigError(
-                f"epoch_steps is for endless rows, but with mode={mode!r} an epoch is one pass through the data: "
-                "omit it, or use mode='independent'",
-                key="epoch_steps",
-                value=steps,
-            )
+    if steps is not None and mode not in ("independent", "shuffled"):
+        raise ConfigError(
+            f"epoch_steps is for endless rows, but with mode={mode!r} an epoch is one pass through the data: "
+            "omit it, or use mode='independent'",
+            key="epoch_steps",
+            value=steps,
+        )
     problem = ""
     if ends == "pad":
         problem = "has no effect with ends='pad': use ends='next' or 'drop', or omit random_start"

@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from dataload._util.caches import first_process
@@ -15,19 +15,13 @@ class ArrayRecordOptions(CodecReadOptions):
     """Options for reading ArrayRecord files.
 
     Attributes:
-        codec: Decodes a record's bytes: the name of a codec, a function ``bytes -> record``, or an object with
-            ``decode``. None returns bytes.
         reader_options: Options of array_record's reader in its own syntax, ``""`` for its defaults. None reads through
             the table of an uncompressed file if possible, and never reads ahead.
         verify_hashes: Deprecated, see `verify`.
-        cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
-        map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     reader_options: str | None = None
     verify_hashes: bool | None = deprecated_verify()
-    cache: bool = field(default=True, metadata={"content": False})
-    map: bool = field(default=True, metadata={"content": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +29,6 @@ class ArrayRecordWriterOptions(CodecOptions):
     """Options for writing ArrayRecord files.
 
     Attributes:
-        codec: Encodes records: the name of a codec or an object with ``encode``. None takes bytes.
         options: Options of array_record's writer in its own syntax. Random access needs ``group_size:1``; larger groups
             compress better, but are slower to read.
     """
@@ -68,7 +61,6 @@ class TfdsOptions(ReadOptions):
         split: Records to read: ``"train"``, ``"train[:75%]"``, ``"train[10:20]+test"``, ``"train[2shard]"`` or
             ``"all"``. Percentages are rounded as in TensorFlow Datasets.
         reader_options: Options of array_record's reader in its own syntax; see `ArrayRecordOptions`.
-        max_record_bytes: Most bytes of memory that a decoded feature may take; a larger one is a CorruptFileError.
     """
 
     split: str

@@ -2,10 +2,10 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from dataload._util.caches import CACHED_BYTES
-from dataload._util.settings import check_count
+from dataload._util.settings import Least
 from dataload.sources.format import FileOptions, Format, ReadOptions
 
 Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
@@ -29,11 +29,7 @@ class TableOptions(ReadOptions):
     """
 
     decode: Decode | None = None
-    cached_bytes: int = field(default=CACHED_BYTES, metadata={"content": False})
-
-    def __post_init__(self) -> None:
-        ReadOptions.__post_init__(self)
-        check_count("cached_bytes", self.cached_bytes, least=0)
+    cached_bytes: Annotated[int, Least(0)] = field(default=CACHED_BYTES, metadata={"content": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,13 +37,7 @@ class ArrowOptions(TableOptions):
     """Options for reading Arrow files; see `TableOptions`.
 
     Attributes:
-        decode: None returns bytes. A mapping gives, for a field, the name of a decoder or a function of bytes.
-            ``"auto"`` decodes what Hugging Face declares as images.
-        cached_bytes: Most bytes of decoded batches, of compressed files, that a process keeps, or `max_record_bytes` if
-            that is less; one stays, whatever its size.
         map: If False, read files with ``pread`` instead of mapping them into memory.
-        max_record_bytes: Most bytes of memory that a decoded record or compressed batch may take; a larger one is a
-            CorruptFileError.
     """
 
     map: bool = field(default=True, metadata={"content": False})
@@ -55,15 +45,12 @@ class ArrowOptions(TableOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CsvOptions(TableOptions):
-    """Options for reading CSV files.
+    """Options for reading CSV files; see `TableOptions`.
 
     Attributes:
-        decode: None returns bytes. A mapping gives, for a field, the name of a decoder or a function of bytes.
         delimiter: The character between two values.
         dtypes: dtype of a column by its name, such as ``"float32"`` or ``"str"``. By default the values of the file
             decide: int64, float64, bool, times or text.
-        cached_bytes: Most bytes of parsed files that a process keeps, or `max_record_bytes` if that is less; one stays,
-            whatever its size.
         max_record_bytes: Most bytes of memory that a file may take, decompressed and parsed; a larger one is a
             CorruptFileError.
     """
@@ -84,12 +71,8 @@ class TableWriterOptions(FileOptions):
     """
 
     ragged: Sequence[str] = ()
-    group_bytes: int = 16 << 20
+    group_bytes: Annotated[int, Least(1)] = 16 << 20
     compression: str | None = None
-
-    def __post_init__(self) -> None:
-        FileOptions.__post_init__(self)
-        check_count("group_bytes", self.group_bytes, least=1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from os import PathLike
 from typing import Any, Literal, TypeAlias
 
 from dataload.errors import ConfigError
-from dataload.sources.format import Format, ReadOptions
+from dataload.sources.format import Format, MappedOptions
 from dataload.storage import list_folder
 
 Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
@@ -17,7 +17,7 @@ _KEY = "{key}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FolderOptions(ReadOptions):
+class FolderOptions(MappedOptions):
     """Options for reading files in folders and ZIP archives.
 
     Attributes:
@@ -36,8 +36,6 @@ class FolderOptions(ReadOptions):
             ``**/`` any folders, ``{jpg,json}`` either of these. Files of one key are one record.
         missing: What happens if a record lacks one of several files, or a file its row in `labels`: ``"error"``, or
             ``"skip"`` to leave it out.
-        map: If False, read archives with ``pread`` instead of mapping them into memory.
-        max_record_bytes: Most bytes of memory that a decoded file may take; a larger one is a CorruptFileError.
     """
 
     decode: Decode | None = "auto"
@@ -45,10 +43,9 @@ class FolderOptions(ReadOptions):
     split: str | None = "auto"
     pattern: str | None = None
     missing: MissingFile = "error"
-    map: bool = field(default=True, metadata={"content": False})
 
     def __post_init__(self) -> None:
-        ReadOptions.__post_init__(self)
+        MappedOptions.__post_init__(self)
         if self.pattern is not None and _KEY not in self.pattern:
             message = f"pattern {self.pattern!r} has no {_KEY}, where the key of a record ends: '{{label}}/{{key}}.jpg'"
             raise ConfigError(message, key="pattern", value=self.pattern)

@@ -1,20 +1,18 @@
 """The format of JSON Lines and its options."""
 
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from dataload._util.caches import CACHED_BYTES
-from dataload._util.settings import check_count
-from dataload.sources.format import FileOptions, Format, ReadOptions
+from dataload._util.settings import Least
+from dataload.sources.format import CachedOptions, FileOptions, Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JsonlOptions(ReadOptions):
+class JsonlOptions(CachedOptions):
     """Options for reading JSON Lines.
 
     Attributes:
-        cache: Keep the offsets of the lines of a large file in a hidden file for later runs; see
-            `dataload.storage.table_cache`.
-        map: If False, read files with ``pread`` instead of mapping them into memory.
         cached_bytes: Most bytes of decompressed files that a process keeps, or `max_record_bytes` if that is less; one
             stays, whatever its size.
         max_record_bytes: Most bytes of memory that a record may take, 32 for each byte of its line and the empty lines
@@ -22,13 +20,7 @@ class JsonlOptions(ReadOptions):
             CorruptFileError.
     """
 
-    cache: bool = field(default=True, metadata={"content": False})
-    map: bool = field(default=True, metadata={"content": False})
-    cached_bytes: int = field(default=CACHED_BYTES, metadata={"content": False})
-
-    def __post_init__(self) -> None:
-        ReadOptions.__post_init__(self)
-        check_count("cached_bytes", self.cached_bytes, least=0)
+    cached_bytes: Annotated[int, Least(0)] = field(default=CACHED_BYTES, metadata={"content": False})
 
 
 JSONL = Format(

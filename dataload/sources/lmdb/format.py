@@ -1,11 +1,18 @@
 """The formats LMDB and TorchRecord and their options."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
-from dataload._util.settings import check_count
-from dataload.sources.format import CodecOptions, CodecReadOptions, FileOptions, Format, ReadOptions, deprecated_verify
+from dataload._util.settings import Least
+from dataload.sources.format import (
+    CachedOptions,
+    CodecOptions,
+    CodecReadOptions,
+    FileOptions,
+    Format,
+    deprecated_verify,
+)
 
 DATA_FILE = "data.mdb"
 
@@ -15,17 +22,11 @@ class LMDBOptions(CodecReadOptions):
     """Options for reading LMDB environments.
 
     Attributes:
-        codec: Codec that decodes values to records: the name of a codec, a function of bytes, or an object with
-            ``decode``. By default records are bytes.
         subdatabase: Name of the database to read, in environments with several.
-        cache: Keep the locations of a large environment's values in a hidden file, to open it faster next time.
-        map: If False, read files with ``pread`` instead of mapping them into memory.
         verify_pages: Deprecated, see `verify`.
     """
 
     subdatabase: str | None = None
-    cache: bool = field(default=True, metadata={"content": False})
-    map: bool = field(default=True, metadata={"content": False})
     verify_pages: bool | None = deprecated_verify()
 
 
@@ -34,8 +35,6 @@ class LMDBWriterOptions(CodecOptions):
     """Options for writing LMDB environments.
 
     Attributes:
-        codec: Codec that encodes records to bytes: the name of a codec, or an object with ``encode``. By default
-            records are bytes.
         keys: Function that returns a record's key, bytes or text of 1 to 511 bytes, given its index and the record. By
             default keys are 0, 1, ..., padded with zeros to 10 digits.
     """
@@ -44,19 +43,15 @@ class LMDBWriterOptions(CodecOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TorchRecordOptions(ReadOptions):
+class TorchRecordOptions(CachedOptions):
     """Options for reading TorchRecord directories.
 
     Attributes:
         db_num: Expected number of sub-databases; by default any.
-        cache: Keep the locations of a large directory's records in a hidden file, to open it faster next time.
-        map: If False, read files with ``pread`` instead of mapping them into memory.
         verify_pages: Deprecated, see `verify`.
     """
 
-    db_num: int | None = None
-    cache: bool = field(default=True, metadata={"content": False})
-    map: bool = field(default=True, metadata={"content": False})
+    db_num: Annotated[int, Least(1)] | None = None
     verify_pages: bool | None = deprecated_verify()
 
 
@@ -69,14 +64,8 @@ class TorchRecordWriterOptions(FileOptions):
         num_records: Number of records that will be written; if it is known, nothing is written twice.
     """
 
-    db_num: int = 1
-    num_records: int | None = None
-
-    def __post_init__(self) -> None:
-        FileOptions.__post_init__(self)
-        check_count("db_num", self.db_num, least=1)
-        if self.num_records is not None:
-            check_count("num_records", self.num_records, least=0)
+    db_num: Annotated[int, Least(1)] = 1
+    num_records: Annotated[int, Least(0)] | None = None
 
 
 LMDB = Format(

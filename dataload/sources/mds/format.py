@@ -3,7 +3,7 @@
 import re
 from dataclasses import dataclass, field
 
-from dataload.sources.format import Format, ReadOptions
+from dataload.sources.format import Format, MappedOptions
 
 INDEX_NAME = "index.json"
 
@@ -11,19 +11,16 @@ _INDEX = re.compile(rb'\s*\{\s*("version"\s*:\s*\d+\s*,\s*)?"shards"\s*:')
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MDSOptions(ReadOptions):
+class MDSOptions(MappedOptions):
     """Options for reading data sets of MosaicML Streaming.
 
     Attributes:
         decode: Decode images; if False, ``jpeg`` and ``png`` are the bytes of their files.
         allow_pickle: Unpickle columns of the encoding ``pkl``. Pickles run any code that their author wants.
-        map: If False, read files with ``pread`` instead of mapping them into memory.
-        max_record_bytes: Most bytes of memory that a decoded field may take; a larger one is a CorruptFileError.
     """
 
     decode: bool = True
     allow_pickle: bool = field(default=False, metadata={"content": False})
-    map: bool = field(default=True, metadata={"content": False})
 
 
 MDS = Format(

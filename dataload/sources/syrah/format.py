@@ -1,27 +1,23 @@
 """The format Syrah and its options."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from dataload.sources.format import FileOptions, Format, ReadOptions
+from dataload.sources.format import CachedOptions, FileOptions, Format
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SyrahOptions(ReadOptions):
+class SyrahOptions(CachedOptions):
     """Options for reading Syrah files.
 
     Attributes:
         shapes: Shape of each record's array by field name, for files without shapes. One extent may be -1.
-        cache: Keep the layout of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
-        map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     shapes: Mapping[str, Sequence[int]] | None = None
-    cache: bool = field(default=True, metadata={"content": False})
-    map: bool = field(default=True, metadata={"content": False})
 
     def __post_init__(self) -> None:
-        ReadOptions.__post_init__(self)
+        CachedOptions.__post_init__(self)
         shapes = {name: tuple(shape) for name, shape in (self.shapes or {}).items()}
         object.__setattr__(self, "shapes", shapes or None)
 

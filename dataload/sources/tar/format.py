@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal, TypeAlias
 
-from dataload.sources.format import FileOptions, Format, ReadOptions
+from dataload.sources.format import CachedOptions, FileOptions, Format
 
 KEY = "__key__"
 """The field with the common path of a sample's files."""
@@ -16,7 +16,7 @@ OnDamage: TypeAlias = Literal["error", "stop"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TarOptions(ReadOptions):
+class TarOptions(CachedOptions):
     """Options for reading tar archives.
 
     Attributes:
@@ -37,11 +37,6 @@ class TarOptions(ReadOptions):
         on_damage: ``"stop"`` ends a scan at a damaged or truncated member with a warning, instead of raising an error.
         verify_index: Compare some members with the index, to notice the index of another archive. If False, the index
             is trusted, as in DALI, as long as it stays inside the archive.
-        cache: Keep the sample table of a large archive in a hidden file for later runs; see
-            `dataload.storage.table_cache`.
-        map: If False, read files with ``pread`` instead of mapping them into memory.
-        max_record_bytes: Most bytes of memory that a decoded file of a sample may take; a larger one is a
-            CorruptFileError.
     """
 
     index: str | PathLike[str] | Sequence[str | PathLike[str]] | Literal[False] | None = field(
@@ -52,8 +47,6 @@ class TarOptions(ReadOptions):
     case_sensitive: bool = True
     on_damage: OnDamage = "error"
     verify_index: bool = field(default=True, metadata={"content": False})
-    cache: bool = field(default=True, metadata={"content": False})
-    map: bool = field(default=True, metadata={"content": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -54,7 +54,7 @@ class TarSource(FileSource[Record]):
         decode, case_sensitive = self.options.decode, self.options.case_sensitive
         if not case_sensitive and self._selected is not None:
             self._selected = check_fields([name.lower() for name in self._selected])
-        decoders = plan_decoders(decode, names=("auto", "written"), case_sensitive=case_sensitive)
+        decoders = plan_decoders(decode, case_sensitive=case_sensitive)
         self._settings = TarSettings(self.options, decoders)
 
     def _open_shard(self, path: str) -> ShardReader[Record]:

@@ -1,6 +1,6 @@
 """The format TFRecord and its options."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from dataload.sources.format import CodecOptions, CodecReadOptions, Format, deprecated_verify
 
@@ -13,13 +13,9 @@ class TFRecordOptions(CodecReadOptions):
         codec: Decodes a record's bytes: the name of a codec, usually ``"example"`` or ``"sequence_example"``, a
             function ``bytes -> record``, or an object with ``decode``. None returns bytes.
         verify_checksums: Deprecated, see `verify`.
-        cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
-        map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
     verify_checksums: bool | None = deprecated_verify()
-    cache: bool = field(default=True, metadata={"content": False})
-    map: bool = field(default=True, metadata={"content": False})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from os import PathLike
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from dataload._util.settings import check_choice, check_count
+from dataload._util.settings import Least, check_choice, check_count
 from dataload.errors import ConfigError
-from dataload.sources.format import FileOptions, Format, ReadOptions
+from dataload.sources.format import CachedOptions, FileOptions, Format
 from dataload.types import Array
 
 DocumentEnd: TypeAlias = Literal["across", "drop", "pad"]
@@ -21,7 +21,7 @@ SEGMENT_FIELD, POSITION_FIELD = "segment_ids", "position_ids"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TokenOptions(ReadOptions):
+class TokenOptions(CachedOptions):
     """Options for reading flat token files.
 
     Attributes:
@@ -36,31 +36,21 @@ class TokenOptions(ReadOptions):
         ends: How windows end at the end of a document; see `TokenSource`.
         pad_token: The token that fills windows with ``ends="pad"``.
         field: Name of the field.
-        cache: Keep the ends of documents that `end_token` tells in a hidden file for later runs; see
-            `dataload.storage.table_cache`.
-        map: If False, read files with ``pread`` instead of mapping them into memory.
     """
 
-    window: int
-    stride: int | None = None
+    window: Annotated[int, Least(1)]
+    stride: Annotated[int, Least(1)] | None = None
     dtype: npt.DTypeLike = "uint16"
     documents: DocumentStarts | None = field(default=None, metadata={"content": False})
     end_token: int | None = None
     ends: DocumentEnd = "across"
     pad_token: int = 0
-    cache: bool = field(default=True, metadata={"content": False})
-    map: bool = field(default=True, metadata={"content": False})
     field: str = "tokens"
 
     def __post_init__(self) -> None:
-        ReadOptions.__post_init__(self)
-        object.__setattr__(self, "window", check_count("window", self.window, least=1))
-        if self.stride is not None:
-            object.__setattr__(self, "stride", check_count("stride", self.stride, least=1))
+        CachedOptions.__post_init__(self)
         if self.documents is not None and self.end_token is not None:
             raise ConfigError("documents and end_token both say where documents end: give only one", key="documents")
-        if self.documents is False:
-            raise ConfigError("documents is False: leave it out, or pass True, starts or a path", key="documents")
         added = {"pad": (COUNT_FIELD,), "across": (SEGMENT_FIELD, POSITION_FIELD) if self.has_documents else ()}
         if self.field in added.get(self.ends, ()):
             message = f"field is {self.field!r}, which ends={self.ends!r} adds: use another name"

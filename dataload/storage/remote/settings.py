@@ -10,16 +10,17 @@ from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
 from importlib import import_module
 from os import PathLike, fspath
-from typing import Any, Literal, NoReturn, TypeAlias, cast, get_args
+from typing import Annotated, Any, Literal, NoReturn, TypeAlias, cast
 
 from dataload._util.caches import PerProcess
-from dataload._util.settings import check_choice, check_count, check_seconds, check_type
+from dataload._util.settings import Least, Seconds, check_count, check_setting, check_settings
 from dataload.errors import ConfigError, SourceError, StoreError, closest
 from dataload.storage.local.folders import trusted_folder, user_directory
 from dataload.storage.paths import is_url
 from dataload.storage.remote.traffic import Traffic
 
 Mode: TypeAlias = Literal["auto", "ranges", "shards"]
+Size: TypeAlias = Annotated[int, Least(1)] | str
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(|[kmgtp]i?)b?", re.IGNORECASE)
 _PREFIX = re.compile(r"(aws|amz|google|gcs|gs|azure)_")
@@ -88,26 +89,22 @@ class RemoteOptions:
     """
 
     cache: str | PathLike[str] | None = None
-    budget: int | str | None = None
+    budget: Size | None = None
     mode: Mode = "auto"
-    scan: int | str = 10**9
-    connections: int = 16
-    part_bytes: int | str = 8 << 20
-    timeout: float = 120.0
-    retries: int = 20
+    scan: Size = 10**9
+    connections: Annotated[int, Least(1)] = 16
+    part_bytes: Size = 8 << 20
+    timeout: Seconds = 120.0
+    retries: Annotated[int, Least(0)] = 20
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.cache is not None:
-            check_type("cache", self.cache, str | PathLike)
+            check_setting("cache", self.cache, str | PathLike)
             object.__setattr__(self, "cache", fspath(self.cache))
-        if self.budget is not None:
-            object.__setattr__(self, "budget", parse_bytes("budget", self.budget))
-        check_choice("mode", self.mode, get_args(Mode))
-        object.__setattr__(self, "scan", parse_bytes("scan", self.scan))
-        object.__setattr__(self, "connections", check_count("connections", self.connections, least=1))
-        object.__setattr__(self, "part_bytes", parse_bytes("part_bytes", self.part_bytes))
-        object.__setattr__(self, "timeout", check_seconds("timeout", self.timeout))
-        object.__setattr__(self, "retries", check_count("retries", self.retries, least=0))
+        for name in ("budget", "scan", "part_bytes"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else parse_bytes(name, value))
 
     @classmethod
     def names(cls) -> tuple[str, ...]:

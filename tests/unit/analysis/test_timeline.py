@@ -424,7 +424,7 @@ def test_nothing_is_shown_and_nothing_started_where_it_cannot_be_seen(monkeypatc
 
 @pytest.mark.parametrize("every", [0, -1.0, "1", True, None])
 def test_a_view_that_cannot_be(monkeypatch, every):
-    error, message = ConfigError, "every must be a number of seconds above 0, or None"
+    error, message = ConfigError, "every must be a number of seconds above 0"
     if every is None:
         monkeypatch.setitem(sys.modules, "rich.live", None)
         error, message = MissingDependencyError, r"the live view needs rich: pip install 'dataload\[cli\]'"

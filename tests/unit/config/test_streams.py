@@ -85,7 +85,11 @@ def test_every_setting_arrives(data, monkeypatch):
     ("sampler", "key", "message"),
     [
         ({}, "sampler.lengths", "lengths is missing, and the source does not know its sequences: give lengths"),
-        ({"shards": True, "field": "episode"}, "sampler.shards", "conflicts with field: remove one of them"),
+        (
+            {"shards": True, "field": "episode"},
+            "sampler.shards",
+            "field and shards both tell where sequences end",
+        ),
         ({"shards": True, "shuffled_rows": 2}, "sampler.shuffled_rows", "below loader.batch_size, 2, .*; got 2"),
         ({"field": "speaker"}, "sampler.field", "speaker"),
         ({"shards": True, "mode": "slit"}, "sampler.mode", "split"),
@@ -164,7 +168,7 @@ def test_every_setting_of_iterators_arrives(monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "match"),
     [
-        (iterators(), r"^config: sampler\.sequences is missing: expected text or a list of text, at least one$"),
+        (iterators(), r"^config: sampler\.sequences is missing: expected a value$"),
         (iterators(sequences=[]), r"^config: sampler\.sequences is \[\]: expected text or a list"),
         (iterators(sequences=["1"], make_stream="x"), r"sampler\.make_stream is 'x': expected a function as 'package"),
         (iterators(sequences=["1"], make_stream="math:x"), r"^sampler\.make_stream is 'math:x': math has no 'x'"),
@@ -176,16 +180,22 @@ def test_every_setting_of_iterators_arrives(monkeypatch):
         (iterators(sequences=["1"], mode="pack"), r"sampler\.mode is 'pack': Known: independent, split$"),
         (iterators(sequences=["1"], mode="split", loader={"tail": "partial"}), r"^loader\.tail: tail is 'partial': "),
         (
-            iterators(sequences=["1"], loader={"transform": "a:b", "exclude": [1]}),
-            r"2 errors:\n  loader\.(transform|exclude) is .*: does not apply to sampler\.kind 'iterators': remove it\n",
+            iterators(sequences=["1"], loader={"exclude": [1]}),
+            r"^loader\.exclude: exclude does not apply to sampler\.kind 'iterators': remove it$",
         ),
-        (iterators(sequences=["1"], loader={"shuffle": False}), r"loader\.shuffle is false: .*: set sampler\.shuffle$"),
-        (iterators(sequences=["1"], loader={"num_workers": "auto"}), r"num_workers is 'auto': expected a whole number"),
+        (iterators(sequences=["1"], loader={"shuffle": False}), r"^loader\.shuffle: .*: set sampler\.shuffle$"),
+        (
+            iterators(sequences=["1"], loader={"num_workers": "auto"}),
+            r">= 0, got 'auto'",
+        ),
         (
             {"source": {"path": "a.syr"}, **iterators(sequences=["1"])},
-            r"^config: source is 'a\.syr': does not apply to sampler\.kind 'iterators', whose streams read the data",
+            r"^source does not apply to sampler\.kind 'iterators', whose streams read the data",
         ),
-        ({**iterators(sequences=["1"]), "loader": {}}, r"^config: loader\.batch_size is missing"),
+        (
+            {**iterators(sequences=["1"]), "loader": {}},
+            r"^loader\.batch_size: batch_size must be an integer >= 1",
+        ),
     ],
 )
 def test_what_is_wrong_with_iterators_is_named(settings, match, tmp_path, monkeypatch):

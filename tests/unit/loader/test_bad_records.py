@@ -10,7 +10,7 @@ import shutil
 import numpy as np
 import pytest
 
-from dataload import ConfigError, WorkerError
+from dataload import ConfigError, Loader, RangeSource, WorkerError
 from dataload.loader.bad_records import BadRecord, Budget, append_report, read_excluded
 from dataload.sources.shards import Location
 
@@ -75,11 +75,15 @@ def test_a_share_of_one_is_no_limit():
 
 @pytest.mark.parametrize("wrong", [True, False, -1, 0.0, 1.5, -0.5, float("nan"), "1", None, np.float32(2)])
 def test_limits_that_are_none(wrong):
-    message = (
-        r"max_bad must be a number of records \(an integer >= 0\) or a share of them \(a float, 0 < max_bad <= 1\);"
-    )
+    message = "max_bad must be an integer >= 0 or a share of the records above 0 and at most 1, got "
     with pytest.raises(ConfigError, match=message):
-        Budget(wrong, None)
+        Loader(RangeSource(3), batch_size=1, max_bad=wrong)
+
+
+def test_a_share_of_numpy_is_a_share():
+    bad_sample = {"transform": lambda sample: sample if sample["index"] else 1 // 0, "on_error": "skip"}
+    loader = Loader(RangeSource(3), batch_size=3, max_bad=np.float32(0.5), **bad_sample)
+    assert [len(batch["index"]) for batch in loader] == [2], "too few records were read to look at their share"
 
 
 def test_a_report_holds_every_field_of_a_record(tmp_path):

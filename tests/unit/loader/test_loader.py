@@ -181,8 +181,8 @@ BUCKETS = BucketBatchSampler(lengths=[1, 1, 1], batch_size=1)
     [
         ({"source": {1, 2}}, "set has no __getitem__; a source needs __len__ and __getitem__"),
         ({"batch_size": 0}, "batch_size must be an integer >= 1, got 0"),
-        ({"num_workers": -1}, "num_workers must be an integer >= 0, got -1"),
-        ({"num_workers": "many"}, "num_workers must be an integer >= 0, got 'many'"),
+        ({"num_workers": -1}, "num_workers must be an integer >= 0 or 'auto', got -1"),
+        ({"num_workers": "many"}, "num_workers must be an integer >= 0 or 'auto', got 'many'"),
         ({"prefetch": 0}, "prefetch must be an integer >= 1, got 0"),
         ({"epochs": -1}, "epochs must be an integer >= 0, got -1"),
         ({"executor": "thread"}, "executor is 'thread': did you mean 'threads'"),

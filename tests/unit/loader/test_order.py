@@ -138,7 +138,7 @@ def test_a_jax_program_of_one_process_needs_none(monkeypatch, known):
 
 
 def test_no_tail_at_all_is_named():
-    with pytest.raises(ConfigError, match="tail is None: Known: drop, pad, partial"):
+    with pytest.raises(ConfigError, match="tail must be 'drop', 'pad' or 'partial'; got None"):
         BatchSampler(sampler=Sequential(4), batch_size=2, tail=None)
 
 
@@ -158,8 +158,11 @@ BATCHES = BatchSampler(sampler=Sequential(10), batch_size=2)
         ({"global_batch_size": 4, "rank": 0, "world_size": 0}, "world_size must be an integer >= 1, got 0"),
         ({"global_batch_size": 4, "sampler": BATCHES}, "BatchSampler chooses the order and the batches: leave global_"),
         ({"shuffle": True, "sampler": BATCHES}, "BatchSampler chooses the order and the batches: leave shuffle out"),
-        ({"batch_size": 1, "shuffle": "shard"}, "shuffle must be True, False, 'global', 'shards'; got 'shard'"),
-        ({"batch_size": 1, "max_bad": -1}, "max_bad must be a number of records"),
+        ({"batch_size": 1, "shuffle": "shard"}, "shuffle must be True, False, 'global' or 'shards'; got 'shard'"),
+        (
+            {"batch_size": 1, "max_bad": -1},
+            "max_bad must be an integer >= 0 or a share of the records above 0 and at most 1, got -1",
+        ),
         ({"batch_size": 1, "sampler": Sequential(11)}, "the sampler chooses from 11 records, and the source has 10"),
         (
             {"sampler": BucketBatchSampler(lengths=[1] * 12, batch_size=2)},

@@ -103,7 +103,7 @@ NO_CLS = "sample 2 \\('c'\\) has no field 'cls'"
         ({}, None, "different fields"),
         ({"decode": "auto", "fields": ["x.npy"]}, None, "no field 'x.npy': Known: __key__, cls, jpg, txt"),
         ({"decode": {"jpg": "imag"}}, None, r"decode\['jpg'\] is 'imag': did you mean 'image'"),
-        ({"decode": "pil"}, None, "decode is 'pil': give None"),
+        ({"decode": "pil"}, None, "decode must be 'auto', 'written', a mapping or None; got 'pil'"),
         ({"index": True}, None, "index must be text, a path, a list, False or None; got True"),
         ({"index": ["a.idx", "b.idx"]}, None, "index names 2 files for 1 archives: pass one for each"),
     ],

@@ -143,7 +143,7 @@ def test_the_fingerprint_is_of_tokens_and_windows_and_not_of_places(tmp_path):
         ({"documents": [0], "end_token": 0, "ends": "drop"}, r"documents and end_token both say .* give only one"),
         ({"ends": "pad", "field": "token_count"}, r"field is 'token_count', which ends='pad' adds"),
         ({"end_token": 0, "field": "segment_ids"}, r"field is 'segment_ids', which ends='across' adds"),
-        ({"documents": False}, "documents is False: leave it out, or pass True"),
+        ({"documents": False}, "documents must be True, text, a path, an array, a list or None; got False"),
         ({"documents": ["x", "y"], "ends": "drop"}, r"documents of a\.bin: expected one integer per document"),
         ({"end_token": 65_536, "ends": "drop"}, r"end_token must be an integer in \[0, 65536\), got 65536"),
         ({"pad_token": -1, "ends": "pad"}, r"pad_token must be an integer in \[0, 65536\), got -1"),

@@ -40,7 +40,9 @@ def test_bytes():
 BYTES = "must be a number of bytes such as 500GB"
 WRONG = [
     *(({"budget": wrong}, f"budget {BYTES}") for wrong in ("", "GB", "-1GB", "0", "1 XB", "1e9")),
-    *(({"budget": wrong}, f"budget must be an integer >= 1, got {wrong}") for wrong in (0, True, 1.5)),
+    ({"budget": 0}, "budget must be an integer >= 1 or text, got 0"),
+    *(({"budget": wrong}, f"budget must be an integer >= 1, text or None; got {wrong}") for wrong in (True, 1.5)),
+    ({"timeout": None}, "timeout must be a number of seconds above 0, got None"),
     ({"part_bytes": "x"}, f"part_bytes {BYTES}"),
     ({"mode": "range"}, "mode is 'range': did you mean 'ranges'"),
     ({"connections": 0}, "connections must be an integer >= 1, got 0"),

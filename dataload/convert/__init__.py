@@ -33,11 +33,11 @@ from dataload._util.settings import check_flags
 from dataload.catalog.store import read_manifest, update_manifest
 from dataload.convert.engine import Engine, check_whole, conversion_parts, engine_of, run_conversion
 from dataload.convert.function_values import check_values, notes_of_values
-from dataload.convert.journal import Journal, JournalFile
+from dataload.convert.journal import Journal, Ledger
 from dataload.convert.local import LocalEngine
 from dataload.convert.mapping import MapFunction, RecordMap, SkippedRecords
-from dataload.convert.parts import begin, begin_part, close_parts, merged, replaceable, without_damaged
-from dataload.convert.plan import Shard, journal_path, part_path, plan_shards, select_part, summarize_paths
+from dataload.convert.parts import begin, begin_part, clear, merged, replaceable, without_damaged
+from dataload.convert.plan import Shard, journal_path, plan_shards, select_part, summarize_paths
 from dataload.convert.writing import Writing, facts_of, prepare, write_shards
 from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord, Budget
@@ -177,30 +177,30 @@ def convert(
         format=entry.name,
         options=writing.settings(keep_key),
         shards=tuple((shard.name, shard.start, shard.stop) for shard in plan),
-        run=secrets.token_hex(8) if is_url(destination) else "",
+        run=secrets.token_hex(8),
         parts=parts,
         part=number,
         counted=bool(mapping),
     )
     notes = (*writing.notes, *notes_of_values(requested.options, requested.options))
     whole = journal_path(destination)
-    file = JournalFile(whole if part is None else part_path(whole, number, parts), writing.remote)
+    ledger = Ledger(whole, part, writing.remote, overwrite=overwrite)
     manifest: str | None = None
     if not is_url(whole):
         make_directory(parent(whole))
-    with storage_of(whole, writing.remote).lock(file.path):
+    with storage_of(whole, writing.remote).lock(ledger.path):
         read_manifest(parent(whole), writing.remote)  # report a damaged one now
         if not is_url(whole):
-            remove_leftovers(file.path)
+            remove_leftovers(ledger.path)
         if engine is not None:
             engine = engine_of(engine)
-            requested = replace(requested, parts=conversion_parts(engine, file, plan, resume=resume))
+            requested = replace(requested, parts=conversion_parts(engine, ledger.head, plan, resume=resume))
         if merge:
-            journal = merged(file, requested, plan, writing.remote)
+            journal = merged(ledger.head, requested, plan, writing.remote)
             done = _Done(journal, _records(own, journal))
         else:
             modes = {"resume": resume or (part is not None and not overwrite), "overwrite": overwrite}
-            begun = _begin(file, whole, requested, plan, writing.remote, **modes)
+            begun = _begin(ledger, requested, plan, writing.remote, **modes)
             if engine is not None and not begun.complete:
                 task = partial(
                     convert,
@@ -220,16 +220,17 @@ def convert(
                 )
                 begun = replace(begun, parts=requested.parts)
                 reports = run_conversion(
-                    engine, task, file, begun, plan, writing.remote, overwrite=overwrite, progress=progress
+                    engine, task, ledger, begun, plan, writing.remote, overwrite=overwrite, progress=progress
                 )
-                done = _merge_reports(merged(file, requested, plan, writing.remote), reports, notes)
+                done = _merge_reports(merged(ledger.head, requested, plan, writing.remote), reports, notes)
             else:
                 replaced = replaceable(own, begun, writing.remote, **modes)
-                done = _write_missing(source, own, writing, begun, file, replaced, progress, budget)
+                done = _write_missing(source, own, writing, begun, ledger, replaced, progress, budget)
         if part is None:
+            ledger.seal(done.journal)
             entries = [facts_of(plan, done.journal.finished, writing)]
             manifest = update_manifest(parent(whole), entries, remote=writing.remote)
-            close_parts(file, done.journal, writing.remote)
+            clear(ledger, done.journal, writing.remote)
     return ConvertReport(
         paths=tuple(shard.path for shard in own),
         format=entry.name,
@@ -237,7 +238,7 @@ def convert(
         bytes=sum(shard.bytes for shard in done.journal.finished.values()),
         resumed=done.resumed,
         notes=(*dict.fromkeys((*notes, *notes_of_values(done.journal.options, requested.options), *done.notes)),),
-        journal=file.path,
+        journal=ledger.path,
         manifest=manifest,
         skipped=sum(shard.skipped for shard in done.journal.finished.values()),
         bad_records=done.bad_records,
@@ -245,8 +246,7 @@ def convert(
 
 
 def _begin(
-    file: JournalFile,
-    whole: str,
+    ledger: Ledger,
     requested: Journal,
     plan: Sequence[Shard],
     remote: Remote | None,
@@ -255,10 +255,10 @@ def _begin(
     overwrite: bool,
 ) -> Journal:
     if requested.part:
-        begun = begin_part(file, whole, requested, plan, remote, overwrite=overwrite)
+        begun = begin_part(ledger, requested, plan, remote, overwrite=overwrite)
     else:
-        begun = begin(file, requested, plan, remote, resume=resume, overwrite=overwrite)
-    return replace(begun, run=requested.run, counted=requested.counted)
+        begun = begin(ledger, requested, plan, remote, resume=resume, overwrite=overwrite)
+    return replace(begun, counted=requested.counted)
 
 
 @dataclass(frozen=True, slots=True)
@@ -285,17 +285,17 @@ def _write_missing(
     shards: Sequence[Shard],
     writing: Writing,
     begun: Journal,
-    file: JournalFile,
+    ledger: Ledger,
     replaced: set[str],
     progress: Callable[[int, int], None] | None,
     budget: Budget,
 ) -> _Done:
-    notes: list[str] = []
+    notes = [_damaged(ledger)] if ledger.damaged else []
     journal = without_damaged(begun, shards, notes, writing.remote)
     todo = [shard for shard in shards if shard.name not in journal.finished]
     if todo and begun.complete:
         check_values(
-            begun.options, writing.mapping.settings, f"{todo[0].path} has changed, and {file.path}", resuming=True
+            begun.options, writing.mapping.settings, f"{todo[0].path} has changed, and {ledger.path}", resuming=True
         )
     total = sum(shard.stop - shard.start for shard in shards)
     done = total - sum(shard.stop - shard.start for shard in todo)
@@ -310,8 +310,13 @@ def _write_missing(
             progress(done, total)
 
     advance(0)
-    journal = write_shards(source, todo, writing, journal, file, replaced=replaced, advance=advance, skipped=skipped)
+    journal = write_shards(source, todo, writing, journal, ledger, replaced=replaced, advance=advance, skipped=skipped)
     return _Done(journal, resumed, tuple(notes), tuple(skipped.records))
+
+
+def _damaged(ledger: Ledger) -> str:
+    lines = f"{ledger.damaged} damaged line{'s' if ledger.damaged > 1 else ''}"
+    return f"{lines} of {ledger.log.path} did not count: their shards were written again"
 
 
 def _records(shards: Sequence[Shard], journal: Journal) -> int:

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from dataload.convert.attempt import PartTask
-from dataload.convert.journal import Journal, JournalFile
+from dataload.convert.journal import Journal, JournalFile, Ledger
 from dataload.convert.local import LocalEngine
-from dataload.convert.plan import Shard, part_path, select_part
+from dataload.convert.plan import Shard, log_path, receipt_path, select_part
 from dataload.errors import ConfigError
 from dataload.storage import Remote, storage_of
 
@@ -93,7 +93,7 @@ def conversion_parts(engine: Engine, file: JournalFile, plan: Sequence[Shard], *
 def run_conversion(
     engine: Engine,
     task: PartTask,
-    file: JournalFile,
+    ledger: Ledger,
     begun: Journal,
     plan: Sequence[Shard],
     remote: Remote | None,
@@ -101,19 +101,21 @@ def run_conversion(
     overwrite: bool,
     progress: Callable[[int, int], None] | None,
 ) -> list[ConvertReport]:
-    """Run all partitions of a conversion, whose locked journal `file` contains `begun`; return their reports."""
-    file.save(begun)  # partitions find their plan there
+    """Run all partitions of a conversion, whose locked journal is `begun`; return their reports."""
+    file = ledger.head
+    if ledger.anew:
+        file.save(begun)  # partitions find their plan there
     if overwrite:
         for number in range(1, begun.parts + 1):
-            receipt = part_path(file.path, number, begun.parts)
+            receipt = receipt_path(file.path, number, begun.parts)
             storage_of(receipt, remote).remove(receipt)
     again = "finished shards are kept: pass resume=True to continue"
     advance = of_total(progress, begun.records)
     try:
         return run_all(engine, task, len(plan), parts=begun.parts, progress=advance, again=again)
     except BaseException:
-        receipts = part_path(glob.escape(file.path), "*", begun.parts)
-        if not storage_of(file.path, remote).glob(receipts):  # nothing to resume
+        logs = log_path(glob.escape(file.path), "*", begun.parts)
+        if not storage_of(file.path, remote).glob(logs):  # nothing to resume
             file.remove()
         raise
 

@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-import base64
-import json
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
 from dataload._util.fingerprint import digest
 from dataload._util.machine import usable_cpus
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.checks import as_content
 from dataload.catalog.evidence import as_uploaded, describe_files, files_of, is_same
-from dataload.catalog.facts import DataSetFacts, Evidence, Measures, ShardFacts
+from dataload.catalog.facts import DataSetFacts, ShardFacts
+from dataload.catalog.ledger import Job, Log, log_of
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, merge_fields
 from dataload.catalog.store import read_manifest, update_manifest
-from dataload.codecs.npz import build_npy, parse_npy
 from dataload.convert.described import with_etag
 from dataload.convert.engine import Engine, check_whole, of_total, run_all
 from dataload.convert.index_plan import Measuring, PlannedSet, ShardList, plan_index, select_planned
@@ -35,13 +32,12 @@ from dataload.sources.discover import find_shards, split_format
 from dataload.sources.file_source import FileSource
 from dataload.storage import Remote, base_name, is_url, join, storage_of
 from dataload.storage.errors import file_errors
-from dataload.storage.local.atomic import write_errors
-from dataload.storage.local.files import read_text
 from dataload.storage.local.folders import discard_untrusted
 from dataload.storage.remote.settings import node_folder
 from dataload.types import Array
 
 _UNLIMITED = 1 << 60  # bytes to download: indexing needs them
+_JOB = Job("", "")  # the key of a line says what it depends on, so any run may use it
 _MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
 
 
@@ -125,8 +121,7 @@ def _merge(plan: ShardList, remote: Remote) -> IndexReport:
     entries = merge_receipts(plan.directory, expected, remote)
     manifest = update_manifest(plan.directory, entries, plan.gone, remote=remote)
     for part in remove_receipts(plan.directory, read_manifest(plan.directory, remote) or Manifest(), remote):
-        journal = _journal_path(plan.directory, remote, part)
-        storage_of(journal).remove(journal)
+        log_of(_log_path(plan.directory, remote, part)).remove()
     return IndexReport(manifest, entries, sum(len(entry.names) for entry in entries))
 
 
@@ -144,10 +139,13 @@ class _Run:
     def describe(self) -> IndexReport:
         if self._plan.unsaved:
             return self._unsaved(self._describe({}, None), self._plan.unsaved)
-        journal = _journal_path(self._plan.directory, self._remote, self._part)
-        with storage_of(journal).lock(journal):
-            with _open_journal(journal) as stream:
-                described = self._describe(_load_journal(journal), stream)
+        path = _log_path(self._plan.directory, self._remote, self._part)
+        with storage_of(path).lock(path):
+            log = log_of(path)
+            known = log.load(_JOB).shards
+            log.begin(_JOB, known, anew=False)
+            with closing(log):
+                described = self._describe(known, log)
             try:
                 report = self._save(described)
             except CorruptFileError:
@@ -157,7 +155,7 @@ class _Run:
                     raise
                 return self._unsaved(described, str(error))
             if self._part is None:  # a partition may run again before the merge
-                storage_of(journal).remove(journal)
+                log.remove()
         return report
 
     @property
@@ -178,7 +176,7 @@ class _Run:
         path = join(self._plan.directory, MANIFEST_NAME)
         return IndexReport(path, tuple(each.unsaved() for each in described), self._resumed, reason)
 
-    def _describe(self, known: Mapping[tuple[str, str], ShardFacts], journal: IO[bytes] | None) -> list[_DescribedSet]:
+    def _describe(self, known: Mapping[tuple[str, str], ShardFacts], log: Log | None) -> list[_DescribedSet]:
         if self._progress is not None:
             self._progress(0, self._total)
         found: list[_DescribedSet] = []
@@ -186,7 +184,7 @@ class _Run:
             shards: list[ShardFacts] = []
             lengths: list[Mapping[str, Array]] = []
             fields: dict[str, FieldStatistics] = {}
-            for facts in _describe_all(self._plan.directory, each, known, journal, self._advance):
+            for facts in _describe_all(self._plan.directory, each, known, log, self._advance):
                 shards.append(with_etag(each.format, facts))
                 if facts.measures is not None:
                     fields = merge_fields(fields, facts.measures.fields)
@@ -227,74 +225,24 @@ class _DescribedSet:
         return self.entry if self.statistics is None else replace(self.entry, statistics=self.statistics.to_json())
 
 
-def _journal_path(directory: str, remote: Remote, part: tuple[int, int] | None) -> str:
+def _log_path(directory: str, remote: Remote, part: tuple[int, int] | None) -> str:
     if not is_url(directory):
         which = "" if part is None else f".{part[0]}-{part[1]}"
         return join(directory, f".{MANIFEST_NAME}.index{which}")
     folder = node_folder(remote, "indexing")
     if folder is None:
-        raise ConfigError("the home directory cannot keep a journal: set remote.cache", key="remote.cache")
+        raise ConfigError("the home directory cannot keep a log: set remote.cache", key="remote.cache")
     return discard_untrusted(os.path.join(folder, f"{digest(directory, *(part or ()))}.journal"))
-
-
-def _load_journal(path: str) -> dict[tuple[str, str], ShardFacts]:
-    """Return the finished shards of an interrupted run by (name, key), without unreadable lines."""
-    known: dict[tuple[str, str], ShardFacts] = {}
-    with suppress(OSError, UnicodeDecodeError):
-        for line in read_text(path).splitlines():
-            # The last one may have been cut off.
-            with suppress(ValueError, TypeError, RecursionError, AttributeError, CorruptFileError):
-                name, key, records, size, sha256, mtime_ns, etag, identity, *more = found = json.loads(line)
-                if [*map(type, found[:6])] == [str, str, int, int, str, int]:
-                    measures = _parse_measures(records, *more) if more else None
-                    content = None if identity is None else as_content(identity)
-                    evidence = Evidence(mtime_ns, etag)
-                    known[name, key] = ShardFacts(name, size, records, sha256, content, evidence, measures=measures)
-    return known
-
-
-def _line(facts: ShardFacts, key: str) -> bytes:
-    evidence = facts.evidence
-    found: list[Any] = [
-        facts.name,
-        key,
-        facts.records,
-        facts.bytes,
-        facts.sha256,
-        evidence.mtime_ns,
-        evidence.etag,
-        facts.content,
-    ]
-    if facts.measures is not None:
-        found.append({name: each.to_json() for name, each in facts.measures.fields.items()})
-        lengths = facts.measures.lengths.items()
-        found.append({name: base64.b64encode(build_npy(each)).decode() for name, each in lengths})
-    return json.dumps(found).encode() + b"\n"
-
-
-def _parse_measures(records: int, fields: dict[str, Any], lengths: dict[str, str]) -> Measures:
-    found = {name: parse_npy(base64.b64decode(text)) for name, text in lengths.items()}
-    if any(each.shape != (records,) or each.dtype.kind != "u" for each in found.values()):
-        raise ValueError("lengths have one unsigned integer for each record")
-    return Measures({name: FieldStatistics.parse(each, name) for name, each in fields.items()}, found)
-
-
-@contextmanager
-def _open_journal(path: str) -> Generator[IO[bytes]]:
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    with write_errors(path), open(os.open(path, flags, 0o644), "ab", buffering=0) as stream:
-        stream.write(b"\n")  # ends a line that was cut off
-        yield stream
 
 
 def _describe_all(
     directory: str,
     data_set: PlannedSet,
     known: Mapping[tuple[str, str], ShardFacts],
-    journal: IO[bytes] | None,
+    log: Log | None,
     advance: Callable[[bool], None],
 ) -> Iterator[ShardFacts]:
-    """Describe all shards in threads, note each in the journal, and yield them in order."""
+    """Describe all shards in threads, note each in the log, and yield them in order."""
     lock = threading.Lock()
 
     def describe(name: str) -> ShardFacts:
@@ -304,8 +252,8 @@ def _describe_all(
         if not resumes or facts is None:
             facts = _describe(data_set, path)
         with lock:
-            if not resumes and journal is not None:
-                journal.write(_line(facts, data_set.key))
+            if not resumes and log is not None:
+                log.note(facts, data_set.key)
             advance(resumes)
         return facts
 

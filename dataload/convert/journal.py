@@ -1,22 +1,25 @@
 """The journal of a conversion: a JSON file beside the destination from which an interrupted conversion resumes.
 
-Each partition has its own journal, which becomes its receipt when it has finished. The journal of the whole names the
-plan and, once merged, the shards that the partitions have finished.
+It names the plan when the conversion begins, and all shards when it ends. In between, a log notes the shards that the
+conversion, or each of its partitions, has finished.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
+from dataload._util.fingerprint import digest
 from dataload.catalog.checks import as_content, is_count
 from dataload.catalog.facts import Evidence, ShardFacts
+from dataload.catalog.ledger import Job, Log, log_of
 from dataload.convert.function_values import VALUES
+from dataload.convert.plan import log_path
 from dataload.errors import ConfigError, SourceError
-from dataload.storage import Remote, storage_of
+from dataload.storage import Remote, is_url, storage_of
 
 _VERSION = 1
 
@@ -31,7 +34,7 @@ class Journal:
     options: dict[str, str]  # everything else that decides the content: the writer's options, as text
     shards: tuple[tuple[str, int, int], ...]  # (file name, first record, last record + 1)
     finished: dict[str, ShardFacts] = dataclasses.field(default_factory=dict[str, ShardFacts])  # by file name
-    run: str = ""  # of a journal in an object store: random, so that the journals of two runs always differ
+    run: str = ""  # random, so that the logs of two runs differ; not of complete local journals
     parts: int = 0  # the number of parts; 0 if the conversion is one run
     part: int = 0  # its number, from 1; 0 for the whole
     counted: bool = False  # whether the numbers of records may differ from the plan, so that the file has them
@@ -54,6 +57,17 @@ class Journal:
     @property
     def complete(self) -> bool:
         return len(self.finished) == len(self.shards)
+
+    @property
+    def job(self) -> Job:
+        """The run and a hash of all that decides the content, for logs."""
+        options = sorted(self.options.items())
+        return Job(self.run, digest(self.source, self.records, self.format, options, self.shards))
+
+    def with_finished(self, shards: Iterable[ShardFacts]) -> Journal:
+        """Return the journal with these shards as far as they belong to it."""
+        planned = {name for name, _, _ in self.shards}
+        return replace(self, finished={**self.finished, **{each.name: each for each in shards if each.name in planned}})
 
     def differences(self, now: Journal) -> Iterator[str]:
         """Yield a line for each difference of the requested conversion, `now`, except partitions once complete."""
@@ -128,12 +142,14 @@ class JournalFile:
         self.path = path
         self._storage = storage_of(path, remote)
         self._version: Any = None
+        self._saved = b""
 
     def load(self) -> Journal | None:
         found = self._storage.load(self.path)
         if found is None:
             return None
         self._version = found[1]
+        self._saved = found[0]
         return Journal.parse(found[0], self.path)
 
     def skip(self) -> None:
@@ -142,15 +158,16 @@ class JournalFile:
         self._version = None if found is None else found[1]
 
     def save(self, journal: Journal) -> None:
-        """Replace the file in one step; a SourceError if another run has replaced or removed it since."""
-        if not self.offer(journal):
+        """Replace the file in one step if it differs; a SourceError if another run has replaced or removed it since."""
+        if journal.to_bytes() != self._saved and not self.offer(journal):
             message = f"another conversion has taken over {self.path}: wait until it has ended"
             raise SourceError(message, path=self.path)
 
     def offer(self, journal: Journal) -> bool:
         """Save, but return False if another run has replaced or removed the file."""
         try:
-            self._version = self._storage.replace(self.path, journal.to_bytes(), self._version)
+            self._saved = journal.to_bytes()
+            self._version = self._storage.replace(self.path, self._saved, self._version)
         except FileExistsError:
             return False
         return True
@@ -159,6 +176,48 @@ class JournalFile:
         found = self._storage.load(self.path)
         if found is not None and found[1] == self._version:
             self._storage.remove(self.path)
+
+
+class Ledger:
+    """The journal of a conversion, and the log of one run of it or of one partition.
+
+    `anew` tells that nothing done before counts; `damaged` is the number of lines of the log that were dropped.
+    """
+
+    def __init__(self, journal: str, part: tuple[int, int] | None, remote: Remote | None, *, overwrite: bool) -> None:
+        self.head = JournalFile(journal, remote)
+        self.log: Log = log_of(log_path(journal, *(part or ())), remote, at_once=overwrite)
+        self.anew = False
+        self.damaged = 0
+        self._is_part = part is not None
+
+    @property
+    def path(self) -> str:
+        """The file that belongs to this run or partition alone."""
+        return self.log.path if self._is_part else self.head.path
+
+    def noted(self, journal: Journal) -> Journal:
+        """Return a journal with the shards in the log."""
+        logged = self.log.load(journal.job)
+        self.damaged = logged.damaged
+        return journal.with_finished(logged.shards.values())
+
+    def start(self, journal: Journal) -> None:
+        """Write the journal of a new conversion, and begin the log."""
+        if self.anew and not self._is_part:
+            self.head.save(replace(journal, finished={}))
+        known = {(name, ""): facts for name, facts in journal.finished.items()}
+        self.log.begin(journal.job, known, anew=self.anew)
+
+    def discard(self) -> None:
+        """Remove what a run without a finished shard has written."""
+        self.log.remove()
+        if not self._is_part:
+            self.head.remove()
+
+    def seal(self, journal: Journal) -> None:
+        """Complete the journal; those of local files name no run, as in all releases."""
+        self.head.save(journal if is_url(self.head.path) else replace(journal, run=""))
 
 
 def _summary(shards: Sequence[tuple[str, int, int]]) -> str:

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import is_same
 from dataload.catalog.facts import ShardFacts
+from dataload.catalog.ledger import log_of
 from dataload.catalog.store import locked
 from dataload.convert.function_values import check_values
-from dataload.convert.journal import Journal, JournalFile
-from dataload.convert.plan import Shard, part_path, select_part
+from dataload.convert.journal import Journal, JournalFile, Ledger
+from dataload.convert.plan import Shard, log_path, receipt_path, select_part
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.storage import Remote, is_url, parent, storage_of
 from dataload.storage.local.atomic import remove_leftovers
@@ -24,7 +25,7 @@ _REMEDY_OF_WHOLE = "the parts are merged, so pass resume=True without a part to 
 
 
 def begin(
-    file: JournalFile,
+    ledger: Ledger,
     requested: Journal,
     plan: Sequence[Shard],
     remote: Remote | None,
@@ -32,13 +33,16 @@ def begin(
     resume: bool,
     overwrite: bool,
 ) -> Journal:
-    """Return the journal in `file` if it can be resumed, else `requested`."""
-    path = file.path
+    """Return the journal of a conversion with its finished shards if it can be resumed, else `requested`."""
+    file, path = ledger.head, ledger.head.path
+    ledger.anew = True
     if overwrite:
         file.skip()
         return requested
     begun = file.load()
     if begun is not None and resume:
+        ledger.anew = False
+        begun = begun if begun.complete else ledger.noted(begun)
         resuming = bool(begun.finished) or begun.parts > 0
         check_same(begun, requested, f"cannot resume: {path}", resuming=resuming)
         return replace(begun, parts=0)
@@ -59,34 +63,42 @@ def begin(
 
 
 def begin_part(
-    file: JournalFile,
-    path: str,
+    ledger: Ledger,
     requested: Journal,
     plan: Sequence[Shard],
     remote: Remote | None,
     *,
     overwrite: bool,
 ) -> Journal:
-    """Return the receipt in `file`, or `requested`; the first partition writes `path`, the journal of the whole."""
+    """Return the requested partition with its finished shards; the first one writes the journal of the whole."""
+    path = ledger.head.path
     whole = _enter(path, replace(requested, part=0), plan, remote, overwrite=overwrite)
+    part = replace(whole, part=requested.part, counted=requested.counted)
     own = select_part(plan, requested.part, requested.parts)
     if whole.complete:
         _check_unchanged(whole, own, remote, _REMEDY_OF_WHOLE)
-        return replace(requested, finished={shard.name: whole.finished[shard.name] for shard in own})
+        return replace(part, finished={shard.name: whole.finished[shard.name] for shard in own})
     if overwrite:
-        file.skip()
-        return requested
-    begun = file.load()
-    if begun is None:
-        return requested
-    check_same(
-        begun, requested, f"cannot write part {requested.part}/{requested.parts} without overwrite=True: {file.path}"
-    )
-    return begun
+        ledger.anew = True
+        receipt = receipt_path(path, requested.part, requested.parts)
+        storage_of(receipt, remote).remove(receipt)
+        return part
+    begun = ledger.noted(part)
+    return begun if begun.finished else _with_receipt(path, part, remote, "cannot write part {} without overwrite=True")
+
+
+def _with_receipt(path: str, part: Journal, remote: Remote | None, subject: str) -> Journal:
+    """Return the journal of a partition with what its receipt says, if version 0.2 has begun it."""
+    file = JournalFile(receipt_path(path, part.part, part.parts), remote)
+    found = file.load()
+    if found is None:
+        return part
+    check_same(found, part, f"{subject.format(f'{part.part}/{part.parts}')}: {file.path}")
+    return part.with_finished(found.finished.values())
 
 
 def merged(file: JournalFile, requested: Journal, plan: Sequence[Shard], remote: Remote | None) -> Journal:
-    """Return the complete journal, now in `file`, of a conversion whose partitions have all finished."""
+    """Return the complete journal of a conversion whose partitions have all finished."""
     path, begun = file.path, file.load()
     if begun is None:
         raise SourceNotFoundError(f"there is no {path}: run the parts before you merge them", path=path)
@@ -97,22 +109,20 @@ def merged(file: JournalFile, requested: Journal, plan: Sequence[Shard], remote:
         if not begun.parts:
             message = f"{path} is the journal of a conversion without parts: pass resume=True to finish it"
             raise ConfigError(message, key="merge", value=path)
-        begun = replace(begun, finished=_finished(path, replace(requested, parts=begun.parts), plan, remote))
+        begun = replace(begun, finished=_finished(path, begun, plan, remote), counted=requested.counted)
     _existing(plan, remote)  # one request for the versions of all objects
     _check_unchanged(begun, plan, remote, remedy)
-    if begun.parts:
-        begun = replace(begun, run=requested.run, counted=requested.counted)
-        file.save(begun)  # now the receipts are not needed
     return begun
 
 
-def close_parts(file: JournalFile, journal: Journal, remote: Remote | None) -> None:
-    """Remove the receipts of merged partitions, and make `journal` in `file` that of a single run."""
-    if journal.parts:
-        for number in range(1, journal.parts + 1):
-            receipt = part_path(file.path, number, journal.parts)
-            storage_of(receipt, remote).remove(receipt)
-        file.save(replace(journal, parts=0))
+def clear(ledger: Ledger, journal: Journal, remote: Remote | None) -> None:
+    """Remove the logs of a complete conversion, and make its journal that of a single run."""
+    path = ledger.head.path
+    for number in range(1, journal.parts + 1):
+        for each in (log_path(path, number, journal.parts), receipt_path(path, number, journal.parts)):
+            storage_of(each, remote).remove(each)
+    ledger.log.remove()
+    ledger.seal(replace(journal, parts=0))
 
 
 def check_same(begun: Journal, requested: Journal, subject: str, *, resuming: bool = False) -> None:
@@ -157,38 +167,30 @@ def _load(file: JournalFile, *, overwrite: bool) -> Journal | None:
         return None  # it is replaced
 
 
-def _finished(path: str, requested: Journal, plan: Sequence[Shard], remote: Remote | None) -> dict[str, ShardFacts]:
-    """Return the shards in all receipts, which must be of finished partitions of the requested conversion."""
-    count = requested.parts
+def _finished(path: str, begun: Journal, plan: Sequence[Shard], remote: Remote | None) -> dict[str, ShardFacts]:
+    """Return the shards in the logs of all partitions, which must have finished."""
+    count = begun.parts
 
-    def load(number: int) -> Journal | None:
-        receipt = part_path(path, number, count)
-        try:
-            found = JournalFile(receipt, remote).load()
-        except ConfigError as error:
-            message = f"the receipt of part {number}/{count} is damaged: run that part again with overwrite=True"
-            raise ConfigError(f"{message} ({error})", key="merge", value=receipt) from error
-        if found is not None:
-            check_same(
-                found,
-                replace(requested, part=number),
-                f"cannot merge part {number}/{count}, run it again with overwrite=True: {receipt}",
-            )
-        return found
+    def load(number: int) -> Mapping[str, ShardFacts]:
+        part = replace(begun, part=number)
+        logged = log_of(log_path(path, number, count), remote).load(part.job).shards
+        if logged:
+            return part.with_finished(logged.values()).finished
+        return _with_receipt(path, part, remote, "cannot merge part {}, run it again with overwrite=True").finished
 
     with DaemonThreads(_MOST_THREADS) as pool:
-        receipts = [*pool.map(load, range(1, count + 1))]
+        logs = [*pool.map(load, range(1, count + 1))]
     finished: dict[str, ShardFacts] = {}
     missing: list[str] = []
-    for number, receipt in enumerate(receipts, 1):
+    for number, log in enumerate(logs, 1):
         names = {shard.name for shard in select_part(plan, number, count)}
-        found = {} if receipt is None else {name: receipt.finished[name] for name in names & receipt.finished.keys()}
+        found = {name: log[name] for name in names & log.keys()}
         if len(found) < len(names):
             missing.append(f"{number}/{count}")
         finished |= found
     if missing:
         several = f" (and {len(missing) - _MOST_NAMED} more)" if len(missing) > _MOST_NAMED else ""
-        message = f"parts {', '.join(missing[:_MOST_NAMED])}{several} have no receipt, or have not finished"
+        message = f"parts {', '.join(missing[:_MOST_NAMED])}{several} have not run, or have not finished"
         raise ConfigError(f"{message}: run them, again if need be", key="merge", value=missing)
     return {shard.name: finished[shard.name] for shard in plan}
 

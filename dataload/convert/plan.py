@@ -110,9 +110,14 @@ def journal_path(destination: str) -> str:
     return join(directory, f".{_PLACEHOLDER.sub('N', name)}.convert.json")
 
 
-def part_path(journal: str, number: int | str, count: int) -> str:
-    """Return the path of a partition's receipt, beside the journal of the whole; "*" stands for any partition."""
-    return f"{journal.removesuffix('.json')}.{number}-of-{count}.json"
+def log_path(journal: str, number: int | str = 0, count: int = 0) -> str:
+    """Return the path of the log beside a journal, of the whole or of a partition; "*" stands for any partition."""
+    return f"{journal.removesuffix('.json')}{f'.{number}-of-{count}' if count else ''}.log"
+
+
+def receipt_path(journal: str, number: int, count: int) -> str:
+    """Return the path of the file that a partition of version 0.2 has instead of a log."""
+    return f"{log_path(journal, number, count).removesuffix('.log')}.json"
 
 
 def select_part(plan: Sequence[Item], number: int, count: int) -> tuple[Item, ...]:

@@ -18,7 +18,7 @@ from dataload.convert.blocks import read_ahead
 from dataload.convert.described import contents_of, fields_of, with_etag
 from dataload.convert.function_values import VALUES, describe_values
 from dataload.convert.hash_ahead import HashAhead
-from dataload.convert.journal import Journal, JournalFile
+from dataload.convert.journal import Journal, Ledger
 from dataload.convert.mapping import KEY, RecordMap, SkippedRecords, numbered
 from dataload.convert.plan import Shard, pattern_of
 from dataload.errors import ConfigError
@@ -193,17 +193,17 @@ def write_shards(
     shards: Sequence[Shard],
     writing: Writing,
     journal: Journal,
-    file: JournalFile,
+    ledger: Ledger,
     *,
     replaced: set[str],
     advance: Callable[[int], None],
     skipped: SkippedRecords,
 ) -> Journal:
-    """Write the shards one after another, entering each in the journal under its final name."""
+    """Write the shards one after another; return the journal with them, once the log has them."""
     if not shards:
         return journal
-    file.save(journal)
-    completed = _Completed(journal, file)
+    ledger.start(journal)
+    completed = _Completed(ledger)
     with DaemonThreads(1) as pool:
         try:
             for shard in shards:
@@ -211,30 +211,33 @@ def write_shards(
                     complete = _write_shard(held, source, shard, writing, shard.path in replaced, advance, skipped)
                     completed.wait()
                     # Flushing and hashing release the GIL, so the next shard is written at the same time.
-                    completed.running = pool.submit(completed.enter, shard.name, complete, held.pop_all())
+                    completed.running = pool.submit(completed.enter, complete, held.pop_all())
             completed.wait()
+            ledger.log.close()
         except BaseException as error:
             with suppress(Exception):  # report the first error
                 completed.wait(_INTERRUPTED_SECONDS if isinstance(error, KeyboardInterrupt) else None)
-            if not completed.journal.finished:  # nothing to resume
-                file.remove()
+            with suppress(Exception):
+                ledger.log.close()
+            if not completed.shards and not journal.finished:  # nothing to resume
+                ledger.discard()
             raise
-    return completed.journal
+    return journal.with_finished(completed.shards)
 
 
 @dataclass(slots=True)
 class _Completed:
-    """The journal of the complete shards, and the shard that a thread completes."""
+    """The complete shards, and the shard that a thread completes."""
 
-    journal: Journal
-    file: JournalFile
+    ledger: Ledger
+    shards: list[ShardFacts] = field(default_factory=list[ShardFacts])
     running: Future[None] | None = None
 
-    def enter(self, name: str, complete: Callable[[ExitStack], ShardFacts], held: ExitStack) -> None:
-        """Complete a shard and enter it in the journal, which does not change otherwise before `wait`."""
-        finished = complete(held)
-        self.journal = replace(self.journal, finished={**self.journal.finished, name: finished})
-        self.file.save(self.journal)
+    def enter(self, complete: Callable[[ExitStack], ShardFacts], held: ExitStack) -> None:
+        """Complete a shard, which has its name then, and note it in the log."""
+        facts = complete(held)
+        self.ledger.log.note(facts)
+        self.shards.append(facts)
 
     def wait(self, seconds: float | None = None) -> None:
         if self.running is not None:

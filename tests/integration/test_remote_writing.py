@@ -175,7 +175,8 @@ def test_a_killed_conversion_resumes(place, name):
     convert_and_kill(place, file, 16)
     first, second = (f"train-0000{shard}-of-00003{suffix}" for shard in range(2))
     found = {key.split("/")[0] for key in place.names()}
-    assert {key for key in found if not key.endswith(".idx")} - {second} == {first, f".{file}.convert.json"}
+    hidden = {f".{file}.convert.json", f".{file}.convert.log"}
+    assert {key for key in found if not key.endswith(".idx")} - {second} == {first} | hidden
     with pytest.raises(SourceNotFoundError, match=r"has no train-0000[12]-of-00003\..*: finish the conversion"):
         place.open()
     with pytest.raises(ConfigError, match=r"exists( \(and 1 more\))?: choose another name, or pass resume=True"):
@@ -234,25 +235,26 @@ def test_nothing_is_overwritten_unasked(place):
     assert place.numbers() == [*range(COUNT)]
 
 
-@pytest.mark.parametrize(("part", "journal"), [(None, ".a.syr.convert.json"), ((2, 3), ".a.syr.convert.2-of-3.json")])
-def test_two_conversions_to_one_url(place, part, journal):
+@pytest.mark.parametrize(("part", "log"), [(None, ".a.syr.convert.log"), ((2, 3), ".a.syr.convert.2-of-3.log")])
+def test_two_conversions_to_one_url(place, part, log, monkeypatch):
     """The second on this node is refused; one on another node ends before the first, which then finds its files."""
+    monkeypatch.setattr("dataload.catalog.ledger._MOST_LINES", 1)
     options, inner = {"shards": 5, "part": part}, []
 
     def progress(done, total):
         if done <= 5 or inner:
             return
         inner.append(None)
-        while not json.loads(place.content(journal))["finished"]:
+        while not [name for name in place.names() if name.startswith(log) and name.endswith("-00000")]:
             pass  # a thread completes the first shard
-        with pytest.raises(SourceError, match=r"another process is writing to .*\.json \(process \d+ on "):
+        with pytest.raises(SourceError, match=r"another process is writing to .*\.(json|log) \(process \d+ on "):
             place.convert(resume=part is None, **options)
         if part is None:
             with pytest.raises(ConfigError, match="exists: choose another name, or pass resume=True to continue"):
                 place.convert(node=2, **options)
         inner[:] = [place.convert(node=2, resume=part is None, **options)]
 
-    with pytest.raises((SourceError, ConfigError), match=r"a-0000\d-of-00005.syr exists|has taken over .*\.json"):
+    with pytest.raises((SourceError, ConfigError), match=r"a-0000\d-of-00005.syr exists|has taken over .*\.log"):
         place.convert(progress=progress, **options)
     assert inner[0].resumed == (4 if part is None else 5)
     if part is None:
@@ -272,8 +274,8 @@ def test_parts_on_several_nodes(place, local, name):
         part = place.convert(file, shards=5, part=(number, 3), node=number)
         assert part.manifest is None
     assert part.resumed == part.records == 10
-    assert part.journal == f"{place.url}/.{file}.convert.3-of-3.json"
-    with pytest.raises(ConfigError, match=r"parts 2/3 have no receipt, or have not finished: run them"):
+    assert part.journal == f"{place.url}/.{file}.convert.3-of-3.log"
+    with pytest.raises(ConfigError, match=r"parts 2/3 have not run, or have not finished: run them"):
         place.convert(file, shards=5, merge=True)
     with pytest.raises(SourceNotFoundError, match=r"finish the conversion or the copy"):
         place.open()
@@ -335,7 +337,7 @@ def test_the_first_of_two_conversions_ends_when_the_second_takes_over(place):
             with pytest.raises(Interrupted):
                 place.convert(shards=3, node=2, resume=True, progress=stop)
 
-    with pytest.raises(SourceError, match=r"another conversion has taken over .*convert.json: wait until it has ended"):
+    with pytest.raises(SourceError, match=r"another process \(process \d+ on .*\) has taken over .*convert\.log: wait"):
         place.convert(shards=3, progress=progress)
     place.convert(shards=3, resume=True)
     assert place.numbers() == [*range(COUNT)]
@@ -413,7 +415,7 @@ def test_a_conversion_killed_during_a_large_upload(place, large):
     command = [sys.executable, "-c", KILLED_IN_AN_UPLOAD, f"{place.url}/a.syr", str(place.cache)]
     environment = {**os.environ, **place.server.environment()}
     assert subprocess.run(command, env=environment, check=False).returncode == -signal.SIGKILL
-    assert place.names() == [".a.syr.convert.json"]
+    assert place.names() == [".a.syr.convert.json", ".a.syr.convert.log/claim"]
     with pytest.raises(SourceNotFoundError):
         place.open()
     with pytest.raises(ConfigError, match=r"\.a\.syr\.convert\.json is the journal of an unfinished conversion: pass"):
@@ -495,7 +497,7 @@ def test_a_lost_answer(place, monkeypatch):
 
     monkeypatch.setattr(obstore, "put", put_and_lose)
     place.convert(shards=2)
-    assert len(failed) == 4  # two shards, the journal, the manifest
+    assert len(failed) == 6  # two shards, the journal, the log with its claim, the manifest
     assert place.numbers() == [*range(COUNT)]
 
 

@@ -306,7 +306,7 @@ def test_a_source_of_the_users_own(tmp_path):
             [{"x": 1}, {"x": 2}, {"x": 3}, {"y": 4}],
             2,
             r"cannot write record 3 of the source to .*a-00001-of-00002\.syr: record 1 has the fields 'y'",
-            [".a.syr.convert.json", "a-00000-of-00002.syr"],
+            [".a.syr.convert.json", ".a.syr.convert.log", "a-00000-of-00002.syr"],
         ),
     ],
 )

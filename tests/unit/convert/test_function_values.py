@@ -157,7 +157,6 @@ def test_what_0_2_began_is_not_mixed(tmp_path):
     assert str(caught.value) == f"cannot resume: {BEGAN.format(f'{tmp_path}/.a.syr', MADE)}"
     run(tmp_path / "b.syr", make(2), part=(1, 2))
     forget_values(tmp_path / ".b.syr.convert.json")
-    forget_values(tmp_path / ".b.syr.convert.1-of-2.json")
     for options in ({"part": (1, 2)}, {"part": (2, 2)}, {"merge": True}):
         with pytest.raises(ConfigError, match=r"was begun by dataload 0\.2, which did not note the values that"):
             run(tmp_path / "b.syr", make(2), **options)

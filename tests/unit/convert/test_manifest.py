@@ -350,9 +350,8 @@ def test_what_cannot_be_indexed(tmp_path):
     assert "dataload.json" not in os.listdir(tmp_path / "a")
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "b" / ".dataload.json.index").symlink_to("../victim")
-    with pytest.raises(SourceError, match=r"cannot write .*\.dataload\.json\.index"):
-        index_shards(str(tmp_path / "b"))
-    assert (tmp_path / "victim").read_text() == "precious"
+    index_shards(str(tmp_path / "b"))
+    assert (tmp_path / "victim").read_text() == "precious", "nothing is written through a link"
 
 
 def test_two_at_once(tmp_path):

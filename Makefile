@@ -142,6 +142,7 @@ check: $(INSTALLED)
 	$(BIN)/pyright
 	cd docs && PATH="$(abspath $(BIN)):$$PATH" pyright --verifytypes dataload --ignoreexternal  # as users see them
 	$(BIN)/lint-imports
+	$(BIN)/python scripts/check_snippets.py
 
 format: $(INSTALLED)
 	$(BIN)/ruff format

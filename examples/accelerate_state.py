@@ -29,6 +29,8 @@ def make_source() -> dataload.MemorySource:
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     folder = Path(sys.argv[1])
     accelerator = Accelerator()
     ranks = accelerator.num_processes
@@ -50,8 +52,9 @@ def main() -> None:
     model, optimizer = accelerator.prepare(model, torch.optim.Adam(model.parameters(), lr=1e-2))
     accelerator.register_for_checkpointing(loader)  # instead of `prepare`, which would only return it
     if finished := sorted(folder.glob("epoch-*")):
-        accelerator.load_state(finished[-1])
+        accelerator.load_state(str(finished[-1]))
 
+    loss = torch.tensor(torch.nan, device=accelerator.device)
     while (epoch := loader.state_dict()["epoch"]) < EPOCHS:
         for batch in loader:
             loss = nn.functional.mse_loss(model(batch["x"]), batch["y"])
@@ -60,12 +63,12 @@ def main() -> None:
             optimizer.step()
             done = loader.state_dict()["position"]
             if done % (4 * GLOBAL_BATCH) == 0 and done:
-                accelerator.save_state(folder / "unfinished")
+                accelerator.save_state(str(folder / "unfinished"))
                 accelerator.wait_for_everyone()
                 if accelerator.is_main_process:
                     (folder / "unfinished").rename(folder / f"epoch-{epoch:03}-record-{done:06}")
                 accelerator.wait_for_everyone()
-    accelerator.print(f"last loss: {accelerator.gather(loss).mean().item():.6f}")
+    accelerator.print(f"last loss: {torch.as_tensor(accelerator.gather(loss)).mean().item():.6f}")
     loader.close()
     accelerator.end_training()
 

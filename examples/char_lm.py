@@ -134,7 +134,7 @@ def bits_per_character(model: CharacterModel, source: TokenSource, mode: Mode) -
             valid = batch["valid"]
             total += losses[valid].sum().item()
             count += losses[valid].numel()
-    return total / count / np.log(2)
+    return float(total / count / np.log(2))
 
 
 def resumes(source: TokenSource, rows: int, step: int) -> bool:

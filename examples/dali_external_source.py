@@ -40,7 +40,7 @@ def for_dali(batch: dict[str, Any]) -> tuple[Arrays, Arrays]:
 class Epochs:
     """The epochs of a loader. DALI asks for batches before it returns them, so each state waits for its batch."""
 
-    def __init__(self, loader: dataload.Loader) -> None:
+    def __init__(self, loader: dataload.Loader[tuple[Arrays, Arrays]]) -> None:
         self.loader = loader
         self.states: deque[dict[str, Any]] = deque()
 

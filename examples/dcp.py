@@ -12,12 +12,14 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import distributed, nn
-from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 import dataload
 from dataload.torch import DeviceLoader, JsonState, distributed_place
@@ -45,7 +47,7 @@ def train(folder: Path, device: torch.device) -> float:
     model = nn.parallel.DistributedDataParallel(layers)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 
-    def state() -> dict:
+    def state() -> dict[str, Any]:
         weights, moments = get_state_dict(model, optimizer)
         return {"model": weights, "optimizer": moments, "loader": JsonState(loader)}
 
@@ -53,7 +55,7 @@ def train(folder: Path, device: torch.device) -> float:
     if finished := sorted(folder.glob("step-*/.metadata")):  # DCP writes this file last
         latest = finished[-1].parent
         loaded = state()
-        checkpoint.load(loaded, checkpoint_id=latest)
+        load(loaded, checkpoint_id=latest)
         set_state_dict(model, optimizer, model_state_dict=loaded["model"], optim_state_dict=loaded["optimizer"])
         step = int(latest.name.removeprefix("step-"))
 
@@ -66,13 +68,15 @@ def train(folder: Path, device: torch.device) -> float:
             optimizer.step()
             step += 1
             if step % 4 == 0:
-                checkpoint.save(state(), checkpoint_id=folder / f"step-{step:06}")
+                save(state(), checkpoint_id=folder / f"step-{step:06}")
     loader.close()
     distributed.all_reduce(loss)
     return loss.item() / place["world_size"]
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     device = torch.device("cpu")
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))

@@ -51,11 +51,18 @@ def train(
     """Train for `EPOCHS`, or for `stop_after` steps, and return the loss over all records."""
     place = distributed_place()
     source = make_source()
-    size = {"global_batch_size": GLOBAL_BATCH} if rows_per_process is None else {"batch_size": rows_per_process}
     # Each process takes an equal share of each batch. The incomplete last batch is dropped, because DDP weighs all
     # processes equally, but their shares of it could differ in size.
     loader = DeviceLoader(
-        dataload.Loader(source, **size, shuffle=True, tail="drop", num_workers=1, **place),
+        dataload.Loader(
+            source,
+            batch_size=rows_per_process,
+            global_batch_size=GLOBAL_BATCH if rows_per_process is None else None,
+            shuffle=True,
+            tail="drop",
+            num_workers=1,
+            **place,
+        ),
         "cuda" if torch.cuda.is_available() else "cpu",
     )
     torch.manual_seed(0)

@@ -66,6 +66,8 @@ class LoaderState(TrainerCallback):
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     folder = Path(sys.argv[1])
     features = np.random.default_rng(0).standard_normal((640, 8), dtype=np.float32)
     source = dataload.MemorySource({"x": features, "y": np.tanh(features.sum(1, keepdims=True) / 3)})

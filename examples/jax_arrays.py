@@ -36,7 +36,7 @@ def loss_of(parameters: Parameters, batch: dict[str, jax.Array]) -> jax.Array:
 @jax.jit
 def step(parameters: Parameters, batch: dict[str, jax.Array]) -> tuple[Parameters, jax.Array]:
     loss, gradients = jax.value_and_grad(loss_of)(parameters, batch)
-    return jax.tree.map(lambda parameter, gradient: parameter - 0.1 * gradient, parameters, gradients), loss
+    return {name: parameter - 0.1 * gradients[name] for name, parameter in parameters.items()}, loss
 
 
 def make_source() -> dataload.MemorySource:
@@ -73,7 +73,7 @@ def train(sharding: NamedSharding, saved: tuple[Any, Any] | None = None, stop_af
                 steps += 1
                 if steps == stop_after:
                     return jax.device_get(parameters), batches.state_dict()
-            if saved is stop_after is None and jax.process_index() == 0:
+            if saved is None and stop_after is None and jax.process_index() == 0:
                 print(f"epoch {epoch}: loss {np.mean(losses):.6f}")
     return jax.device_get(parameters), batches.state_dict()
 

@@ -67,6 +67,8 @@ class Model(lightning.LightningModule):
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     model = Model()
     trainer = lightning.Trainer(
         accelerator="cpu",

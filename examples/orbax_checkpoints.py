@@ -34,10 +34,12 @@ def loss_of(parameters: Parameters, batch: dict[str, np.ndarray]) -> jax.Array:
 @jax.jit
 def train(parameters: Parameters, batch: dict[str, np.ndarray]) -> tuple[Parameters, jax.Array]:
     loss, gradients = jax.value_and_grad(loss_of)(parameters, batch)
-    return jax.tree.map(lambda parameter, gradient: parameter - 0.1 * gradient, parameters, gradients), loss
+    return {name: parameter - 0.1 * gradients[name] for name, parameter in parameters.items()}, loss
 
 
 def main() -> None:
+    if len(sys.argv) != 2:
+        sys.exit(__doc__)
     options = checkpoint.CheckpointManagerOptions(save_interval_steps=4, max_to_keep=2)
     parameters = {"in": jax.random.normal(jax.random.key(0), (8, 32)) / 3, "out": jnp.zeros((32, 1))}
     with (
@@ -54,6 +56,7 @@ def main() -> None:
             restored = manager.restore(step, args=items)
             parameters = restored.parameters
             loader.load_state_dict(restored.loader)
+        loss = jnp.array(jnp.nan)
         while loader.epoch < EPOCHS:
             for batch in loader:
                 parameters, loss = train(parameters, batch)

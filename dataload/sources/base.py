@@ -106,10 +106,10 @@ class Source(ABC, Generic[T_co]):
         """
 
     @overload
-    def __getitem__(self, index: slice, /) -> SliceSource[T_co]: ...
+    def __getitem__(self, index: slice, /) -> Source[T_co]: ...
     @overload
     def __getitem__(self, index: SupportsIndex, /) -> T_co: ...
-    def __getitem__(self, index: SupportsIndex | slice, /) -> T_co | SliceSource[T_co]:
+    def __getitem__(self, index: SupportsIndex | slice, /) -> T_co | Source[T_co]:
         """Return one record, or for a slice a source that reads its records lazily.
 
         Raises:
@@ -167,7 +167,7 @@ class Source(ABC, Generic[T_co]):
         num_workers: int | Literal["auto"] = "auto",
         executor: ExecutorName = "threads",
         progress: Callable[[int, int], None] | None = None,
-    ) -> SelectionSource[T_co]:
+    ) -> Source[T_co]:
         """Return a source of the records for which `predicate` is true, in index order.
 
         All records are read once, now. For data in files, the result is kept, and found again while the data, the code
@@ -193,7 +193,7 @@ class Source(ABC, Generic[T_co]):
         rule = run_filter(work, self._files(), num_workers=num_workers, executor=executor, progress=progress)
         return SelectionSource(self, rule)
 
-    def split(self, share: float, *, seed: int = 0) -> tuple[SelectionSource[T_co], SelectionSource[T_co]]:
+    def split(self, share: float, *, seed: int = 0) -> tuple[Source[T_co], Source[T_co]]:
         """Return two sources: one with about `share` of the records, and one with the others, for held-out data.
 
         The side of a record is a hash of the seed and its index. So it stays the same when records are appended, and

@@ -23,6 +23,24 @@ def run(name, *packages, options=(), python=sys.executable, environment=None):
     return done.stdout
 
 
+NEED_A_FOLDER = {
+    "accelerate_state": "accelerate",
+    "dcp": "torch",
+    "huggingface_trainer": "transformers",
+    "lightning_datamodule": "pytorch_lightning",
+    "orbax_checkpoints": "orbax",
+}
+
+
+@pytest.mark.parametrize("name", NEED_A_FOLDER)
+def test_an_example_without_its_argument_says_what_it_needs(name):
+    require(NEED_A_FOLDER[name])
+    done = subprocess.run([sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=150)
+    assert done.returncode == 1
+    assert f"examples/{name}.py checkpoints\n" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
 def test_jax_resumes_on_several_devices(monkeypatch):
     monkeypatch.setenv("XLA_FLAGS", "--xla_force_host_platform_device_count=4")
     printed = run("jax_arrays.py", "jax")

@@ -32,9 +32,9 @@ def sequence_lengths(
 ) -> Int64Array:
     r"""Return the lengths of the sequences of a source, for `StreamSampler` and others that keep records in order.
 
-    A sequence is a run of consecutive records with the same field value or key, or a shard; pass exactly one of
-    `field`, `key` and `shards`. Only that field is read, and the keys of built-in sources are found without reading.
-    For large data, compute the lengths once and keep them in a file.
+    A sequence is a run of consecutive records with the same field value or key, or a shard; pass one of `field`, `key`
+    and `shards`, or none for windows and tokens, which know their sequences. Only that field is read, and the keys of
+    built-in sources are found without reading. For large data, compute the lengths once and keep them in a file.
 
     Args:
         source: Any object with ``__len__`` and ``__getitem__``.
@@ -50,8 +50,8 @@ def sequence_lengths(
         (sequences,) int64, in index order; the sum is the number of records. Only an empty shard has length 0.
 
     Raises:
-        ConfigError: Not exactly one of the three was given; records lack the field or key, or a key does not match; or
-            the source has no `shard_lengths`.
+        ConfigError: Several were given, or none and the source does not know its sequences; records lack the field or
+            key, or a key does not match; or the source has no `shard_lengths`.
 
     Examples:
         >>> from dataload import MemorySource
@@ -59,6 +59,9 @@ def sequence_lengths(
         array([3, 2])
     """
     given = [name for name, on in (("field", field is not None), ("key", key is not None), ("shards", shards)) if on]
+    known = getattr(source, "sequence_lengths", None)
+    if not given and known is not None:
+        return known
     if len(given) != 1:
         raise ConfigError(
             f"pass exactly one of field=, key= and shards=True, got {' and '.join(given) or 'none'}",

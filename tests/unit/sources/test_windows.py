@@ -298,7 +298,7 @@ def test_reads_each_record_once_and_only_the_fields_that_need_it():
 
 def test_windows_feed_streams():
     source = windows(episodes(), [15, 1, 24], 4)
-    sampler = StreamSampler(sequence_lengths=source.sequence_lengths, rows=2, seed=0)
+    sampler = StreamSampler(sequence_lengths=sequence_lengths(source), rows=2, seed=0)
     with Loader(source, sampler=sampler, epochs=1) as loader:
         rows = [batch["action"][:, 0][batch["valid"]].tolist() for batch in loader]
     assert sorted(index for row in rows for index in row) == [*range(12), *range(16, 37)]

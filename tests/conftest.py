@@ -31,6 +31,7 @@ _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 _FAILED = pytest.StashKey[bool]()
+_HELD = pytest.StashKey[set[tuple] | None]()  # at the end of the last test
 
 
 @pytest.hookimpl(wrapper=True)
@@ -60,14 +61,23 @@ def pytest_collection_finish():
     gc.freeze()
 
 
+def pytest_fixture_setup(fixturedef, request):
+    """Forget what the last test ended with: a fixture that outlives a test may hold more."""
+    if fixturedef.scope != "function":
+        request.config.stash[_HELD] = None
+
+
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request):
     """Descriptors, threads and child processes that a test leaves behind fail it."""
-    before = _held()
+    stash = request.config.stash
+    before, stash[_HELD] = stash.get(_HELD, None) or _held(), None
     yield
     if request.node.stash.get(_FAILED, False):
         return  # its traceback holds what it held
-    if not (left := _left(before)):
+    after = _held()
+    if not (left := _left(before, after)):
+        stash[_HELD] = after
         return
     for generation in range(3):  # what lies in a cycle is not held on purpose, and is mostly young
         if left:
@@ -142,7 +152,7 @@ def fork_server():
 
 
 def _held() -> set[tuple]:
-    """Return a key of all that is open and alive; it is taken twice per test, so it costs little."""
+    """Return a key of all that is open and alive; it is taken for each test, so it costs little."""
     held: set[tuple] = {(_describe_thread, thread.name, thread.ident) for thread in threading.enumerate()}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
@@ -151,9 +161,9 @@ def _held() -> set[tuple]:
     return held
 
 
-def _left(before: set[tuple]) -> set[str]:
+def _left(before: set[tuple], after: set[tuple] | None = None) -> set[str]:
     """Describe what is held and was not held before, but for what helpers of multiprocessing hold."""
-    described = {describe(*key) for describe, *key in _held() - before}
+    described = {describe(*key) for describe, *key in (after or _held()) - before}
     return {text for text in described if text is not None}
 
 
@@ -173,13 +183,13 @@ def _describe_child(process: str) -> str | None:
 
 
 def _children():
-    """Return the children of all threads."""
+    """Return the children of Python's threads; those of a thread that ends become children of another."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return  # the usual case
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as listing:  # or it has ended
+    for thread in threading.enumerate():
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread.native_id}/children") as listing:
             yield from listing.read().split()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -14,6 +15,8 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 # A few examples, the same every time, so that a red build is red again; `make fuzz` looks for new ones.
@@ -55,10 +58,33 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path not in slow)
 
 
-def pytest_collection_finish():
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
     """Spare each later collection of garbage the modules and the thousands of tests, which are most of the heap."""
-    gc.collect()
-    gc.freeze()
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.collect()
+        gc.freeze()
+
+
+_armed = 0.0
+
+
+def pytest_runtest_protocol(item, nextitem):
+    """Send what someone looks at only: a report of each phase costs more than most tests."""
+    global _armed
+    if time.monotonic() > _armed + 10:  # pytest's own watchdog starts a thread for each test
+        _armed = time.monotonic()
+        faulthandler.dump_traceback_later(120, file=item.config.stash[fault_handler_stderr_fd_key])
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed or report.duration > 0.1:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 def pytest_fixture_setup(fixturedef, request):

@@ -29,12 +29,21 @@ with contextlib.suppress(ValueError):  # not the main thread
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Whoever starts a fork server, torch or a test, its processes start at once.
+_PRELOAD = [
+    "dataload.executors.preload",
+    "dataload.executors.worker",
+    "dataload.convert",
+    "dataload.loader",
+    "dataload.streams",
+]
+multiprocessing.set_forkserver_preload(_PRELOAD)
+
 # Started by multiprocessing once per process, for as long as it lives.
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
 
 
 _FAILED = pytest.StashKey[bool]()
-_HELD = pytest.StashKey[set[tuple] | None]()  # at the end of the last test
 
 
 @pytest.hookimpl(wrapper=True)
@@ -92,23 +101,14 @@ def pytest_runtest_protocol(item, nextitem):
     return True
 
 
-def pytest_fixture_setup(fixturedef, request):
-    """Forget what the last test ended with: a fixture that outlives a test may hold more."""
-    if fixturedef.scope != "function":
-        request.config.stash[_HELD] = None
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind(request):
     """Descriptors, threads and child processes that a test leaves behind fail it."""
-    stash = request.config.stash
-    before, stash[_HELD] = stash.get(_HELD, None) or _held(), None
+    before = _held()
     yield
     if request.node.stash.get(_FAILED, False):
         return  # its traceback holds what it held
-    after = _held()
-    if not (left := _left(before, after)):
-        stash[_HELD] = after
+    if not (left := _left(before)):
         return
     for generation in range(3):  # what lies in a cycle is not held on purpose, and is mostly young
         if left:
@@ -176,14 +176,12 @@ def new_fork_server():
 
 @pytest.fixture(scope="module")
 def fork_server():
-    """Start a fork server that has imported the library, unless one runs: its processes start at once."""
-    multiprocessing.set_forkserver_preload(["dataload", "dataload.convert", "dataload.executors.preload"])
+    """Start a fork server, unless one runs: it has the environment from before the module's tests."""
     forkserver.ensure_running()
-    multiprocessing.set_forkserver_preload(["__main__"])  # the default, for servers that start later
 
 
 def _held() -> set[tuple]:
-    """Return a key of all that is open and alive; it is taken for each test, so it costs little."""
+    """Return a key of all that is open and alive; it is taken twice per test, so it costs little."""
     held: set[tuple] = {(_describe_thread, thread.name, thread.ident) for thread in threading.enumerate()}
     for name in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the descriptor of the listing itself
@@ -192,9 +190,9 @@ def _held() -> set[tuple]:
     return held
 
 
-def _left(before: set[tuple], after: set[tuple] | None = None) -> set[str]:
+def _left(before: set[tuple]) -> set[str]:
     """Describe what is held and was not held before, but for what helpers of multiprocessing hold."""
-    described = {describe(*key) for describe, *key in (after or _held()) - before}
+    described = {describe(*key) for describe, *key in _held() - before}
     return {text for text in described if text is not None}
 
 

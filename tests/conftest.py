@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import gc
 import multiprocessing
 import os
@@ -14,6 +15,8 @@ from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
+from _pytest.runner import runtestprotocol
 from hypothesis import settings
 
 # A few examples, the same every time, so that a red build is red again; `make fuzz` looks for new ones.
@@ -25,6 +28,16 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 with contextlib.suppress(ValueError):  # not the main thread
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Whoever starts a fork server, torch or a test, its processes start at once.
+_PRELOAD = [
+    "dataload.executors.preload",
+    "dataload.executors.worker",
+    "dataload.convert",
+    "dataload.loader",
+    "dataload.streams",
+]
+multiprocessing.set_forkserver_preload(_PRELOAD)
 
 # Started by multiprocessing once per process, for as long as it lives.
 _HELPERS = ("multiprocessing.resource_tracker", "multiprocessing.forkserver")
@@ -54,10 +67,38 @@ def pytest_collection_modifyitems(config, items):
     items.sort(key=lambda item: item.path not in slow)
 
 
-def pytest_collection_finish():
-    """Spare each later collection of garbage the modules and the thousands of tests, which are most of the heap."""
+@pytest.hookimpl(wrapper=True)
+def pytest_collection():
+    """Leave the collector alone while everything that is made stays."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_heap():
+    """Spare collections of garbage the tests, and what other files imported: with torch, each takes 0.2 s."""
     gc.collect()
     gc.freeze()
+
+
+_armed = 0.0
+
+
+def pytest_runtest_protocol(item, nextitem):
+    """Send what someone looks at only: a report of each phase costs more than most tests."""
+    global _armed
+    if time.monotonic() > _armed + 10:  # pytest's own watchdog starts a thread for each test
+        _armed = time.monotonic()
+        faulthandler.dump_traceback_later(120, file=item.config.stash[fault_handler_stderr_fd_key])
+    if not hasattr(item.config, "workerinput"):
+        return None
+    for report in runtestprotocol(item, log=False, nextitem=nextitem):
+        if report.when == "call" or not report.passed or report.duration > 0.1:
+            item.ihook.pytest_runtest_logreport(report=report)
+    return True
 
 
 @pytest.fixture(autouse=True)
@@ -135,10 +176,8 @@ def new_fork_server():
 
 @pytest.fixture(scope="module")
 def fork_server():
-    """Start a fork server that has imported the library, unless one runs: its processes start at once."""
-    multiprocessing.set_forkserver_preload(["dataload", "dataload.convert", "dataload.executors.preload"])
+    """Start a fork server, unless one runs: it has the environment from before the module's tests."""
     forkserver.ensure_running()
-    multiprocessing.set_forkserver_preload(["__main__"])  # the default, for servers that start later
 
 
 def _held() -> set[tuple]:
@@ -173,13 +212,13 @@ def _describe_child(process: str) -> str | None:
 
 
 def _children():
-    """Return the children of all threads."""
+    """Return the children of Python's threads; those of a thread that ends become children of another."""
     try:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:
         return  # the usual case
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread}/children") as listing:  # or it has ended
+    for thread in threading.enumerate():
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{thread.native_id}/children") as listing:
             yield from listing.read().split()
 
 

@@ -314,46 +314,47 @@ def tensor(dims: Iterable[int], kind: int, content: bytes) -> bytes:
     return field(1, head + content)
 
 
-MESSAGES = {
-    "example": {
-        "empty features": field(1, field(1, b"") * 500_000),
-        "features": field(1, b"".join(field(1, field(1, b"%d" % n) + field(2, b"")) for n in range(100_000))),
-        "bytes": field(1, field(1, field(1, b"a") + field(2, field(1, field(1, b"") * 500_000)))),
-        "packed": field(1, field(1, field(1, b"a") + field(2, field(3, field(1, bytes(4 << 20)))))),
-        "not packed": field(1, field(1, field(1, b"a") + field(2, field(3, b"\x08\0" * (2 << 20))))),
-        "floats": field(1, field(1, field(1, b"a") + field(2, field(2, field(1, b"") * (1 << 20))))),
-        "nested": nested(1, 50_000),
-        "unknown": b"\x53" * 500_000 + b"\x54" * 500_000,
-    },
-    "sequence_example": {
-        "lists": field(2, field(1, field(1, b"a") + field(2, field(1, b"") * 500_000))),
-        "lists of lists": field(2, field(1, field(1, b"a") + field(2, field(1, field(3, field(1, b"\0"))) * 200_000))),
-        "nested": nested(2, 50_000),
-    },
-    "tensorprotos": {
-        **{f"dims {claim}": tensor([claim], 1, b"") for claim in CLAIMS},
-        "product": tensor([1 << 20] * 4, 1, b""),
-        "nothing": tensor([0, 1 << 62], 1, b""),
-        "many dims": tensor([1] * 200_000, 1, b""),
-        "tensors": field(1, b"") * 500_000,
-        "texts": tensor([500_000], 4, field(6, b"") * 500_000),
-        "numbers": tensor([2 << 20], 2, field(4, bytes(2 << 20))),
-        "nested": nested(1, 50_000),
-    },
-    "msgpack": {
-        "list claim": b"\xdd\xff\xff\xff\xff",
-        "map claim": b"\xdf\xff\xff\xff\xff",
-        "bytes claim": b"\xc6\xff\xff\xff\xff",
-        "ext claim": b"\xc9\xff\xff\xff\xff\x05",
-        "nested lists": b"\x91" * 500_000,
-        "nested claims": b"\xdd\x00\x80\x00\x00" * 400,
-        "empty lists": b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 20) + b"\x90" * (1 << 20),
-        "empty maps": b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 20) + b"\x80" * (1 << 20),
-        "texts": b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 20) + b"\xa0" * (1 << 20),
-        "floats": b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 18) + (b"\xca" + bytes(4)) * (1 << 18),
-    },
-    "npz": {f"npz {n}": npz({"x.npy": data}) for n, data in ARRAYS.items()},
-}  # fmt: skip
+def messages() -> dict[str, dict[str, bytes]]:
+    return {
+        "example": {
+            "empty features": field(1, field(1, b"") * 500_000),
+            "features": field(1, b"".join(field(1, field(1, b"%d" % n) + field(2, b"")) for n in range(100_000))),
+            "bytes": field(1, field(1, field(1, b"a") + field(2, field(1, field(1, b"") * 500_000)))),
+            "packed": field(1, field(1, field(1, b"a") + field(2, field(3, field(1, bytes(4 << 20)))))),
+            "not packed": field(1, field(1, field(1, b"a") + field(2, field(3, b"\x08\0" * (2 << 20))))),
+            "floats": field(1, field(1, field(1, b"a") + field(2, field(2, field(1, b"") * (1 << 20))))),
+            "nested": nested(1, 50_000),
+            "unknown": b"\x53" * 500_000 + b"\x54" * 500_000,
+        },
+        "sequence_example": {
+            "lists": field(2, field(1, field(1, b"a") + field(2, field(1, b"") * 500_000))),
+            "lists of lists": field(2, field(1, field(1, b"a") + field(2, field(1, field(3, field(1, b"\0"))) * 200_000))),
+            "nested": nested(2, 50_000),
+        },
+        "tensorprotos": {
+            **{f"dims {claim}": tensor([claim], 1, b"") for claim in CLAIMS},
+            "product": tensor([1 << 20] * 4, 1, b""),
+            "nothing": tensor([0, 1 << 62], 1, b""),
+            "many dims": tensor([1] * 200_000, 1, b""),
+            "tensors": field(1, b"") * 500_000,
+            "texts": tensor([500_000], 4, field(6, b"") * 500_000),
+            "numbers": tensor([2 << 20], 2, field(4, bytes(2 << 20))),
+            "nested": nested(1, 50_000),
+        },
+        "msgpack": {
+            "list claim": b"\xdd\xff\xff\xff\xff",
+            "map claim": b"\xdf\xff\xff\xff\xff",
+            "bytes claim": b"\xc6\xff\xff\xff\xff",
+            "ext claim": b"\xc9\xff\xff\xff\xff\x05",
+            "nested lists": b"\x91" * 500_000,
+            "nested claims": b"\xdd\x00\x80\x00\x00" * 400,
+            "empty lists": b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 20) + b"\x90" * (1 << 20),
+            "empty maps": b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 20) + b"\x80" * (1 << 20),
+            "texts": b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 20) + b"\xa0" * (1 << 20),
+            "floats": b"\x81\xa1a\xdd" + struct.pack(">I", 1 << 18) + (b"\xca" + bytes(4)) * (1 << 18),
+        },
+        "npz": {f"npz {n}": npz({"x.npy": data}) for n, data in ARRAYS.items()},
+    }  # fmt: skip
 
 
 def tfrecord(*records: bytes) -> bytes:
@@ -364,8 +365,8 @@ def tfrecord(*records: bytes) -> bytes:
 
 
 def bombs_of_tfrecord() -> Iterator[Bomb]:
-    for codec, messages in MESSAGES.items():
-        for name, data in messages.items():
+    for codec, named in messages().items():
+        for name, data in named.items():
             yield Bomb(f"{codec} {name}", put("x.tfrecord", lambda data=data: tfrecord(data)), {"codec": codec})
     for claim in CLAIMS:
         data = struct.pack("<Q", claim & (1 << 64) - 1) + bytes(20)

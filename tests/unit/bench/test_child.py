@@ -3,6 +3,8 @@
 import ctypes
 import mmap
 import os
+import tempfile
+from pathlib import Path
 
 import bench_readings
 import numpy as np
@@ -136,9 +138,16 @@ def cached_part(path):
 
 
 @pytest.fixture
-def files(tmp_path):
+def folder():
+    """A directory of the disk; `make test` keeps temporary files in memory."""
+    with tempfile.TemporaryDirectory(dir=Path.cwd(), prefix=".test-") as directory:
+        yield Path(directory)
+
+
+@pytest.fixture
+def files(folder):
     """Two files of a directory, in the page cache."""
-    paths = [tmp_path / "one", tmp_path / "sub" / "two"]
+    paths = [folder / "one", folder / "sub" / "two"]
     paths[1].parent.mkdir()
     for path in paths:
         path.write_bytes(bytes(1 << 20))
@@ -153,11 +162,11 @@ def files(tmp_path):
     return paths
 
 
-def test_dropping_files(files, tmp_path, made):
+def test_dropping_files(files, folder, made):
     cold = made.task(reading="bench_readings:numbers", path=str(files[0]), cold=True, seconds=0.001)
     for drop, left in (
         (lambda: drop_cached(str(files[0])), [False, True]),
-        (lambda: drop_cached(str(tmp_path)), [False, False]),
+        (lambda: drop_cached(str(folder)), [False, False]),
         (lambda: measure(cold), [False, True]),
     ):
         for path in files:

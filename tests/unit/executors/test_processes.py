@@ -532,15 +532,11 @@ def test_a_fork_server_imports_what_is_needed_and_installed(monkeypatch, file, s
         main.__file__ = file
     monkeypatch.setitem(sys.modules, "__main__", main)
     monkeypatch.setattr(forkserver, "ensure_running", lambda: None)
+    monkeypatch.setattr(forkserver._forkserver, "_preload_modules", known)
     asked = []
-    forkserver.set_forkserver_preload(known)
-    try:
-        with monkeypatch.context() as patch:
-            patch.setattr(forkserver, "set_forkserver_preload", asked.append)
-            modules = {"numpy.linalg", "json", "works", "__main__", "missing"}
-            ProcessExecutor(works.echo, 1, slots=1, modules=modules).close()
-    finally:
-        forkserver.set_forkserver_preload(["__main__"])  # the default
+    monkeypatch.setattr(forkserver, "set_forkserver_preload", asked.append)
+    modules = {"numpy.linalg", "json", "works", "__main__", "missing"}
+    ProcessExecutor(works.echo, 1, slots=1, modules=modules).close()
     added = [name for name in ["dataload.executors.worker", "threadpoolctl", *used] if name not in known]
     assert asked == [["dataload.executors.preload", *known, *added], known], "as the user left it"
 

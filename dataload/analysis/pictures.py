@@ -34,8 +34,14 @@ from dataload.analysis.design import (
 from dataload.analysis.job_plan import ClusterPlan
 from dataload.analysis.timeline import CONSUMER, Timeline
 from dataload.errors import printable
-from dataload.samplers.order_sample import OrderSample, ShardLayout, displacements, expected_shards, shards_per_batch
-from dataload.samplers.quality import OrderReport
+from dataload.samplers.quality import (
+    OrderReport,
+    OrderSample,
+    ShardLayout,
+    displacements,
+    expected_shards,
+    shards_per_batch,
+)
 from dataload.samplers.streams.report import Followed, StreamPlanner, StreamReport, follow
 from dataload.types import Int64Array
 

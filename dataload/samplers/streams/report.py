@@ -6,8 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dataload.samplers.common import BoolArray
-from dataload.samplers.order_sample import sample_order
-from dataload.samplers.quality import Multiplicity, as_json
+from dataload.samplers.quality import Multiplicity, as_json, sample_order
 from dataload.samplers.streams.mixture import RowMixture
 from dataload.samplers.streams.sampler import StreamSampler
 from dataload.types import Int64Array

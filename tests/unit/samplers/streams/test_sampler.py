@@ -15,8 +15,7 @@ from dataload._util.fingerprint import fingerprint
 from dataload._util.randomness import derive_key
 from dataload.samplers import BatchPlanner
 from dataload.samplers.common import permute
-from dataload.samplers.order_sample import global_rows
-from dataload.samplers.quality import order_report
+from dataload.samplers.quality import global_rows, order_report
 from dataload.streams import StreamSampler
 
 

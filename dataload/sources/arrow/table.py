@@ -1,4 +1,4 @@
-"""What all sources of tables share: columns as columns, and decoded groups of records, which are kept; and CSV files."""
+"""The base of all sources of tables, which keeps decoded groups of records; and CSV files."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ class TableReader(ShardReader[Record]):
 
     @contextmanager
     def _errors(self, group: int | None = None, index: int | None = None) -> Generator[None]:
-        """Translate errors about the file's content; those of storage stay."""
+        """Translate errors about the file's content, but not errors of storage."""
         try:
             yield
         except (DataloadError, MemoryError):
@@ -229,7 +229,7 @@ class CsvSource(TableSource):
         options: See `CsvOptions`.
 
     Raises:
-        ConfigError: On first use, `dtypes` names a column or a dtype that there is not.
+        ConfigError: On first use, `dtypes` names an unknown column or dtype.
         CorruptFileError: On first use, a file is empty, is not CSV or takes more than `max_record_bytes`; in reads, a
             value is missing and its column neither text nor floats.
         MissingDependencyError: On first use, if pyarrow is not installed.

@@ -36,7 +36,7 @@ class TokenOptions(ReadOptions):
         ends: How windows end at the end of a document; see `TokenSource`.
         pad_token: The token that fills windows with ``ends="pad"``.
         field: Name of the field.
-        cache: Keep the ends of documents that `end_token` tells in a hidden file for later runs; see
+        cache: Keep the ends of documents found by `end_token` in a hidden file for later runs; see
             `dataload.storage.table_cache`.
         map: If False, read files with ``pread`` instead of mapping them into memory.
     """
@@ -71,7 +71,7 @@ class TokenOptions(ReadOptions):
 
     @property
     def has_documents(self) -> bool:
-        """Whether it is known where documents begin."""
+        """Whether the starts of documents are known."""
         return self.documents is not None or self.end_token is not None
 
     @property

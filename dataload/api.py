@@ -39,7 +39,7 @@ def open_source(
         A source: a sequence of records with `read` and `read_batch`.
 
     Raises:
-        SourceNotFoundError: There is nothing there.
+        SourceNotFoundError: A path does not exist.
         UnsupportedFormatError: The content is in no known format.
         CorruptFileError: A file contradicts its format.
         ConfigError: An option or a field is unknown.
@@ -66,8 +66,8 @@ def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = 
         A `Loader`, or a `MultiStreamLoader` if ``sampler.kind`` is ``"iterators"``.
 
     Raises:
-        ConfigError: All that is wrong with the settings, each with its key, value and what is allowed; or the one that
-            does not fit the data.
+        ConfigError: All invalid settings, each with its key, value and allowed values; or the setting that does not fit
+            the data.
         SourceError: The data cannot be opened: see `open_source`.
         MissingDependencyError: pydantic is not installed, or PyYAML for a YAML file.
     """

@@ -244,7 +244,7 @@ class ColumnReader(Protocol):
 
 @runtime_checkable
 class Sharded(Protocol):
-    """Optional: tells how records are divided among files."""
+    """Optional: gives the division of records among files."""
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:

@@ -137,7 +137,7 @@ class DecodedCache:
         with decoding:
             with parts.lock:
                 found = parts.found.get(key)
-                if found is None:  # so that there is room for it meanwhile
+                if found is None:  # so that it has room
                     parts.leave(self._limit - min(parts.largest, self._limit // 2))
             if found is None:
                 found = decode()

@@ -1,7 +1,7 @@
 """The parts of a read that are spent decoding and waiting for downloads, as the code that does it reports them.
 
 A loader measures how long a read takes, but not when the bytes are in memory and decoding begins. It therefore makes a
-`DecodeClock` the current one of its thread while it reads, and whatever decodes enters `decoding`; whatever waits for
+`DecodeClock` the current one of its thread while it reads. Code that decodes enters `decoding`, and code that waits for
 bytes from another machine enters `downloading`.
 """
 

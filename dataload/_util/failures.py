@@ -31,7 +31,7 @@ MACHINE_ERRNOS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EMFILE, errno.ENFI
 """errno values for lack of disk space, descriptors or memory."""
 
 STORE_ERRNOS = frozenset({errno.EIO, errno.ESTALE, errno.ENXIO, errno.ENODEV, errno.ETIMEDOUT})
-"""errno values for a failing disk or file server, whoever made the call."""
+"""errno values for a failing disk or file server, for every caller."""
 
 BUG = "this is a bug in dataload, not a fault of a record: please report it with this message and its traceback"
 """Advice for failures whose owner is `dataload`."""
@@ -75,7 +75,7 @@ def owner_of(error: BaseException) -> Owner:
 
 
 def _of_system(error: BaseException) -> Owner | None:
-    """Return the owner of a failure that whoever asks the system may meet; None for any other."""
+    """Return the owner of a failure of the operating system; None for other failures."""
     number = error.errno if isinstance(error, OSError) else None
     no_memory = isinstance(error, RuntimeError) and _NO_MEMORY.search(text_of(error))
     if isinstance(error, (MachineError, MemoryError)) or number in MACHINE_ERRNOS or no_memory:

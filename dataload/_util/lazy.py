@@ -42,7 +42,7 @@ def load_optional(module: str, *, needed_by: str, extra: str | None, package: st
     """Import a module of an optional package and return it, or say how to install the package.
 
     `needed_by` is what needs the module, worded for the error message: ``"format 'syrah'"``. `extra` is the extra of
-    dataload that installs the package, if there is one.
+    dataload that installs the package, if any.
     """
     try:
         return import_module(module)

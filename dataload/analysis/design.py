@@ -46,7 +46,7 @@ def check_picture(path: str) -> None:
 def new_figure(width: float, height: float, title: str, subtitle: str) -> tuple[Figure, float]:
     """Return a figure of `width` inches, and the inches from its lower edge to the subtitle, which are `height`.
 
-    The title says the finding, and the subtitle what is drawn.
+    The title states the finding, and the subtitle describes the drawing.
     """
     # pyplot would keep every figure alive and select a backend for the whole process.
     module = load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
@@ -81,7 +81,7 @@ def place(figure: Figure, *, left: float, bottom: float, width: float, height: f
 
 
 def key(figure: Figure, entries: dict[str, Any], *, left: float, top: float, columns: int = 12) -> None:
-    """Explain the marks at a place given in inches, so many in a line; `entries` maps texts to what they explain."""
+    """Add a legend at a place given in inches, with `columns` entries in a line; `entries` maps texts to marks."""
     wide, tall = figure.get_size_inches()
     legend = figure.legend(
         entries.values(),

@@ -52,7 +52,7 @@ class Cluster:
 
     @property
     def is_apart(self) -> bool:
-        """True if each rank has lanes of its own, and so reads only its own shards."""
+        """True if each rank has separate lanes, and so reads only its own shards."""
         return isinstance(self.planner, BatchSampler) and isinstance(self.planner.sampler, Lanes)
 
     @property

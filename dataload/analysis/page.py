@@ -1,7 +1,7 @@
 """Pages of batches and records: one HTML file without scripts, which asks no network.
 
-Everything in a record is text to escape, or pixels and samples that are encoded anew: nothing of it reaches the page
-as it is.
+Everything in a record is text to escape, or pixels and samples to encode again.
+None of its bytes reach the page unchanged.
 """
 
 from __future__ import annotations
@@ -263,7 +263,7 @@ def _badges(row: ShownRow, columns: Mapping[str, Any]) -> Iterable[str]:
 
 
 def _segment_bar(ids: Array) -> str:
-    """Draw the segments of a packed row; what is not filled stays empty."""
+    """Draw the segments of a packed row."""
     cuts = [0, *(np.flatnonzero(np.diff(ids)) + 1).tolist(), len(ids)]
     parts: list[str] = []
     for start, stop in pairwise(cuts):
@@ -306,7 +306,7 @@ def _images(value: Any) -> str:
 
 
 def _player(record: Any, name: str) -> str:
-    """Return a player of the audio in a field; "" if there is none."""
+    """Return a player of the audio in a field; "" without audio."""
     audio = find_audio(record, name) if isinstance(record, Mapping) and name in record else None
     if audio is None:
         return ""

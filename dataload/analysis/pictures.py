@@ -34,8 +34,14 @@ from dataload.analysis.design import (
 from dataload.analysis.job_plan import ClusterPlan
 from dataload.analysis.timeline import CONSUMER, Timeline
 from dataload.errors import printable
-from dataload.samplers.order_sample import OrderSample, ShardLayout, displacements, expected_shards, shards_per_batch
-from dataload.samplers.quality import OrderReport
+from dataload.samplers.quality import (
+    OrderReport,
+    OrderSample,
+    ShardLayout,
+    displacements,
+    expected_shards,
+    shards_per_batch,
+)
 from dataload.samplers.streams.report import Followed, StreamPlanner, StreamReport, follow
 from dataload.types import Int64Array
 
@@ -129,7 +135,7 @@ def stream_figure(planner: StreamPlanner, report: StreamReport, about: str) -> F
     """Draw which sequence each row follows: rows over steps, with the numbers of the sequences where they fit.
 
     A long epoch is cut after the steps in which a row starts about ten sequences; of many rows the first 64 are shown.
-    `planner` may be that of any rank.
+    `planner` may be of any rank.
     """
     run = report.run_steps or (report.steps if report.continuing else 1)
     steps = min(report.steps, max(20, math.ceil(_ROW_BEGINNINGS * run)))
@@ -263,9 +269,9 @@ _KEEPS_UP = 0.05  # fraction of the time that a consumer may wait
 
 
 def timeline_figure(timeline: Timeline, about: str) -> Figure:
-    """Draw who worked when: a lane for each worker, the consumer's and that of requests below; bars are stages.
+    """Draw who worked when: a lane for each worker, below them the consumer and requests; bars are stages.
 
-    `Timeline.to_trace` shows single steps and their records. `about` says what was run.
+    `Timeline.to_trace` shows single steps and their records. `about` describes the run.
     """
     made_here = any(step.worker == CONSUMER and step.rows for step in timeline.steps)  # not only joined
     names = [*timeline.workers, *([_MAKES] if made_here else []), CONSUMER, *([_DOWNLOADS] * bool(timeline.requests))]
@@ -357,7 +363,7 @@ def _label(name: str, timeline: Timeline) -> str:
 
 
 def _spans(timeline: Timeline, makes: str) -> dict[tuple[str, str], tuple[list[tuple[float, float]], Any]]:
-    """Return, by what it is and lane, when something lasts, and its colours; `makes` is the consumer's lane of work."""
+    """Return spans of time and their colours by kind and lane; `makes` is the consumer's lane of work."""
     found: dict[tuple[str, str], tuple[list[tuple[float, float]], Any]] = {
         (_WAITS, CONSUMER): (list(dict.fromkeys((step.asked, step.received) for step in timeline.steps)), VERMILLION),
         (_WORKS, CONSUMER): (timeline.work, SOFT),
@@ -382,7 +388,7 @@ def _share(timeline: Timeline, name: str, seconds: float) -> str:
 
 
 def _entries(timeline: Timeline) -> dict[str, Any]:
-    """Return the texts of the key and what they explain."""
+    """Return the entries of the legend: texts and marks."""
     entries = {
         f"{name} {'<1%' if share < 0.005 else f'{share:.0%}'}": swatch(_STAGES[name])
         for name, share in _shares(timeline).items()

@@ -21,7 +21,7 @@ from dataload.types import BytesColumn
 def row_of(batch: Any, row: int, rows: int) -> Any:
     """Return one row of a batch: a dict for a dict of columns, and so on inside.
 
-    A value without `rows` rows, such as a sum over the batch, is in each row as it is.
+    A value without `rows` rows, such as a sum over the batch, is repeated in each row.
     """
     if isinstance(batch, Mapping):
         return {name: row_of(column, row, rows) for name, column in cast("Mapping[Any, Any]", batch).items()}
@@ -35,7 +35,7 @@ def row_of(batch: Any, row: int, rows: int) -> Any:
 
 
 def count_rows(batch: Any, plan: BatchPlan) -> int:
-    """Return the number of rows of a batch: that of its plan, unless records were left out; 0 if it has no columns."""
+    """Return the number of rows of a batch: as planned, unless records were left out; 0 without columns."""
     lengths = [length for _, column in columns_of(batch) if (length := _length(column)) is not None]
     planned = planned_rows(plan)
     return planned if planned in lengths else next(iter(lengths), 0)
@@ -134,7 +134,7 @@ class Shown:
     Attributes:
         title: The heading.
         batch: All columns.
-        rows: Rows of all of them.
+        rows: Rows of all batches.
         total: Number of rows.
         step: Number of the step; None for records of a data set.
         classes: Names of the classes of labels, by field.

@@ -1,4 +1,4 @@
-"""A record of which worker loaded which step when, and when the consumer waited, for pictures and traces."""
+"""The time at which each worker loaded each step, and at which the consumer waited, for pictures and traces."""
 
 import json
 import os

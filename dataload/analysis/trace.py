@@ -15,7 +15,7 @@ from dataload.errors import ConfigError, closest
 from dataload.loader.loader import Loader
 from dataload.samplers.common import Float64Array
 from dataload.samplers.inverse import Serving, servings_of
-from dataload.samplers.order_sample import global_rows
+from dataload.samplers.quality import global_rows
 from dataload.sources.base import Source
 from dataload.sources.shards import locate
 from dataload.types import Int64Array

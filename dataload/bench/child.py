@@ -81,7 +81,7 @@ class Usage(NamedTuple):
     faults: int
 
     def since(self, earlier: Self) -> Self:
-        """Return what was used after an earlier reading."""
+        """Return the resources used since an earlier reading."""
         return type(self)(self.user - earlier.user, self.system - earlier.system, self.faults - earlier.faults)
 
 

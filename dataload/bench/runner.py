@@ -34,7 +34,7 @@ _COSTS = ("open ms", "first ms", "CPU s/GB", "peak MB", "mapped MB")
 RATE_COLUMNS = {name: "left" if name in _TEXTS else "right" for name in _TEXTS + _RATES + _PER_BATCH + _COSTS}
 """Heading -> side, for `rate_rows`.
 
-"records/s" and all figures per batch are those of the steady state, "first touch/s" is the rate of the first epoch.
+"records/s" and all figures per batch are of the steady state, "first touch/s" is the rate of the first epoch.
 "x limit" and "x peer" are ratios to `limit_of` and to the best of `baselines`.
 """
 

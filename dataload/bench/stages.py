@@ -36,7 +36,7 @@ class StageTime:
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """Times with one stage more each time, then of the config as it is and of batches from memory; its verdict."""
+    """Times with one more stage each, then of the unchanged config and of batches from memory; the verdict."""
 
     stages: tuple[StageTime, ...]
     verdict: str

@@ -69,7 +69,7 @@ class Reading:
         return check_batch(self.columns(batch))
 
     def close(self) -> None:
-        """Drop the loader, which ends its workers, then close what is held."""
+        """Drop the loader, which ends its workers, then close held resources."""
         self.batches: Callable[[int], Iterator[Any]] = _refuse
         self._held.close()
 
@@ -80,7 +80,7 @@ def _refuse(_: int) -> Iterator[Any]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The figures of one process; those of memory are None where the system does not tell.
+    """The figures of one process; figures of memory are None if unknown.
 
     `seconds` is time in the steady state, after the first epoch (or after `Task.seconds` of it); of a cold task, after
     the first batch, in the first epoch. `records`, `nbytes`, `batches`, `cpu_seconds` (with children), `system_seconds`

@@ -40,7 +40,7 @@ _HELPS = {
     "schema": "Print the JSON schema of a config, for editors that check and complete TOML or YAML.",
     "cache": "Show, shrink and check the cache of data at URLs.",
 }
-"""The first line of each command's help, by the command's name, which is also that of its module."""
+"""The first line of each command's help, by the name of the command, which is also the name of its module."""
 
 
 class _Commands(Mapping[str, Any]):
@@ -128,7 +128,7 @@ class _Group(TyperGroup):
 def _current_directory_importable() -> Generator[None]:
     """Let a command import modules of the current directory; last, so that no installed module is replaced."""
     added: list[str] = []
-    with suppress(FileNotFoundError):  # somebody has deleted it
+    with suppress(FileNotFoundError):  # the directory was deleted
         added = [directory for directory in [os.getcwd()] if directory not in sys.path]
     sys.path += added
     try:

@@ -136,8 +136,8 @@ def side_by_side(
 ) -> dict[str, Any]:
     """Write data in several formats, measure and print; return the files and measurements of `Results`.
 
-    A batch size of 0 is that of the data. `plan` takes data, written files, choices and the cache, and returns tasks
-    and the measurements that are impossible.
+    A batch size of 0 means the default of the data. `plan` takes data, written files, choices and the cache, and
+    returns tasks and the measurements that are impossible.
     """
     files: list[FileFacts] = []
     measurements: list[Measurement] = []

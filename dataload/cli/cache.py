@@ -95,7 +95,10 @@ def verify_command(
     ] = None,
     delete: Annotated[bool, typer.Option("--delete", help="Delete damaged shards; they are downloaded again.")] = False,
     md5: Annotated[
-        bool, typer.Option(help="Compare with ETags that look like an MD5, which those of encrypted objects only do.")
+        bool,
+        typer.Option(
+            help="Compare with ETags that look like an MD5. ETags of encrypted objects look so, but are none."
+        ),
     ] = True,
     option: Options = None,
     cache: CacheDirectory = None,

@@ -146,7 +146,7 @@ def convert_command(
 
 
 def _decodes(entry: Format) -> bool:
-    """Return whether a format decodes files unless it is told not to."""
+    """Return whether a format decodes files by default."""
     return any(each.name == "decode" and each.default == "auto" for each in fields(entry.reader_options))
 
 

@@ -44,7 +44,9 @@ def index_command(
     part: Annotated[
         str | None, typer.Option(help="With --manifest: describe only part I of N of the shards.", metavar="I/N")
     ] = None,
-    merge: Annotated[bool, typer.Option("--merge", help="With --manifest: write that of all finished parts.")] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="With --manifest: merge the manifests of all finished parts.")
+    ] = False,
     format: SourceFormat = None,  # noqa: A002 - the option's name
     codec: Codec = None,
     decode: Decode = None,
@@ -57,7 +59,7 @@ def index_command(
     gets no index; the others are still indexed, and the exit code is 1.
 
     With --manifest, the manifest lists the shards of each PATH with records,
-    sizes and SHA-256, and tells their format, --codec and --decode to those
+    sizes and SHA-256, and gives their format, --codec and --decode to those
     who open the directory. An interrupted run resumes.
     """
     running = parse_engine(engine)

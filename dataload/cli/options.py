@@ -277,12 +277,12 @@ def parse_part(text: str) -> tuple[int, int]:
 
 
 def parse_max_bad(text: str) -> int | float:
-    """Parse ``"50"`` as a number of records, ``"0.05"`` and ``"5%"`` as a share of them."""
+    """Parse ``"50"`` as a number of records, and ``"0.05"`` or ``"5%"`` as a fraction."""
     number = text.removesuffix("%")
     try:
         value = float(number) if "." in text or "%" in text else int(text)
     except ValueError:
-        message = f"--max-bad is a number of records, or a share of them such as 0.05 or 5%, got {text!r}"
+        message = f"--max-bad is a number of records, or a fraction such as 0.05 or 5%, got {text!r}"
         raise ConfigError(message, key="max_bad", value=text) from None
     return value if number == text else value / 100
 
@@ -340,7 +340,7 @@ def join_engine(arguments: Sequence[str]) -> list[str]:
 
 
 def check_alone(engine: Engine | None, part: str | None, merge: bool) -> None:
-    """Raise if an engine is told to run one part, or to merge only."""
+    """Raise if an engine is combined with a single part, or with a merge."""
     if engine is not None and (part is not None or merge):
         raise ConfigError("--engine runs all parts and merges them: leave --part and --merge out", key="engine")
 

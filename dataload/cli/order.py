@@ -27,9 +27,17 @@ from dataload.cli.output import count_of, print_json, print_line, print_table, p
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler, BucketBatchSampler
-from dataload.samplers.order_sample import WHOLE_UP_TO, ShardLayout, global_rows, sample_order
 from dataload.samplers.pool_quality import pool_size_for
-from dataload.samplers.quality import BucketFiller, Figure, OrderReport, judge_order
+from dataload.samplers.quality import (
+    WHOLE_UP_TO,
+    BucketFiller,
+    Figure,
+    OrderReport,
+    ShardLayout,
+    global_rows,
+    judge_order,
+    sample_order,
+)
 from dataload.samplers.streams.report import StreamPlanner, StreamReport, follow, stream_report
 from dataload.types import Sharded
 

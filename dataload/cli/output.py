@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _OPTIONS: ContextVar[Collection[str]] = ContextVar("options", default=())
 _KEYWORD = re.compile(
     r"""(?<![\w.,)"'-])(?<!\w\()(?<!,\ )\b(?P<name>[a-z_]+)=(?P<value>'[^'\n]*'|"[^"\n]*"|\[[^]\n]*]|[\w.]*)"""
-)  # not those of a repr, as in TarSource('a.tar', decode='auto')
+)  # not the arguments in a repr, as in TarSource('a.tar', decode='auto')
 _LAST_COLUMN = 16  # characters, at least, on a terminal
 _PIPE_WIDTH = 10_000  # without a terminal, rich would wrap lines at 80 columns
 
@@ -29,7 +29,7 @@ _PIPE_WIDTH = 10_000  # without a terminal, rich would wrap lines at 80 columns
 def _console(*, stderr: bool = False) -> "Console":
     from rich.console import Console
 
-    # Made anew each time: a console keeps its stream, but tests and callers replace the streams.
+    # A new one each time: a console keeps its stream, but tests and callers replace the streams.
     console = Console(stderr=stderr, highlight=False, markup=False, emoji=False)
     if not console.is_terminal:
         console.width = _PIPE_WIDTH
@@ -43,7 +43,7 @@ def _safe(text: str) -> str:
 
 @contextmanager
 def options_typed(options: Collection[str]) -> Generator[None]:
-    """Let `as_typed` write keyword arguments as these options, those of the present command."""
+    """Let `as_typed` write keyword arguments as these options of the present command."""
     token = _OPTIONS.set(options)
     try:
         yield

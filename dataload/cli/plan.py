@@ -111,7 +111,7 @@ def _open_job(settings: Any, nodes: int, gpus: int, counted: Source[Any] | None,
 
 
 class _Counted(RangeSource):
-    """A data set of which only the size is known."""
+    """A data set with a known size and no data."""
 
     def __init__(self, records: int, shards: int) -> None:
         super().__init__(records)
@@ -138,7 +138,7 @@ def _counted(records: int | None, shards: int | None, record_bytes: str | None) 
 
 
 def sizes_of(source: Any, record_bytes: int) -> Int64Array:
-    """Return the bytes of each shard, (shards,) int64; of data without files, that of so many bytes per record."""
+    """Return the bytes of each shard, (shards,) int64; for data without files, by an assumed size per record."""
     if isinstance(source, ConcatSource):
         return np.concatenate([sizes_of(part, record_bytes) for part in source.sources])
     if isinstance(source, FileSource):

@@ -62,7 +62,7 @@ def show_command(
         ),
     ],
     overrides: Overrides = None,
-    epoch: Annotated[int | None, typer.Option(min=0, help="Epoch. Default: 0, or that of --state.")] = None,
+    epoch: Annotated[int | None, typer.Option(min=0, help="Epoch. Default: 0, or the epoch of --state.")] = None,
     step: Annotated[
         str | None, typer.Option(help="Step: one (12345) or a range (0:3). Default: the ones around --state.")
     ] = None,
@@ -107,7 +107,7 @@ def show_command(
         page = Page(f"{path}: {shown[0].title}" if len(shown) == 1 else path, about, shown, words=_words(tokenizer))
     else:
         if overrides or state or step or rank is not None or world_size is not None or epoch is not None:
-            raise ConfigError("--records shows a data set: leave out what is for a config")
+            raise ConfigError("--records shows a data set: leave out the options for a config")
         wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
         page = _page_of_records(wanted, parse_range(records, "--records"), most, _words(tokenizer))
     if npz is not None:

@@ -124,7 +124,7 @@ def _print_suspects(kind: str, suspects: Sequence[Suspect]) -> None:
 
 
 def _exclude_lines(loader: Loader[Any], report: SpikeReport) -> str:
-    """Return lines that `exclude` of a loader reads, as those of an error report."""
+    """Return lines of an error report, which `exclude` of a loader reads."""
     lines: list[str] = []
     for each in report.records:
         location = locate(loader.source, each.index)

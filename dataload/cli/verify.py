@@ -80,7 +80,7 @@ def verify_command(
     For module:function, which returns a source of your own, run the
     conformance checks as well; --option is passed to the function.
 
-    The exit code is 1 if there is anything to report.
+    The exit code is 1 if any problem was found.
     """
     running = parse_engine(engine)
     if part and running:
@@ -230,7 +230,7 @@ class _Reading:
         self, wanted: SourceOptions, format_name: str, paths: Sequence[str], part: int | None
     ) -> Generator[Finding]:
         """Yield the findings of a data set, or of the files of a part, in index order."""
-        first: int | None = 0 if part in (None, 1) else None  # nobody has counted the records of earlier parts
+        first: int | None = 0 if part in (None, 1) else None  # the number of records in earlier parts is unknown
         pending: list[str | None] = [None] if part is None else [*paths]  # None stands for the whole data set
         while pending:
             path = pending.pop(0)

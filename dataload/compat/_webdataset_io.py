@@ -211,14 +211,14 @@ def _decode_basic(key: str, data: bytes) -> Any:
 
 
 def safe_handlers(post: Sequence[Any] | None, allow_pickle: bool) -> list[Any]:
-    """Return the last handlers of a decoder; those of WebDataset's own unpickle only if that is allowed."""
+    """Return the last handlers of a decoder; WebDataset's own handlers unpickle only if allowed."""
     basic = wds.autodecode.basichandlers
     chosen = [basic] if post is None else list(post)
     return chosen if allow_pickle else [_decode_basic if each is basic else each for each in chosen]
 
 
 def safe_defaults(allow_pickle: bool) -> list[tuple[str, Callable[[Any], Any]]]:
-    """Return the decoders of `xdecode`, of which the last that fits a name is used."""
+    """Return the decoders of `xdecode`; the last that fits a name is used."""
     return [*wds.filters.default_decoders, *([] if allow_pickle else [("*.pyd", _refuse_pickle)])]
 
 
@@ -242,7 +242,7 @@ def xdecode(*args: Any, allow_pickle: bool = False, **kw: Any) -> Any:
 
 
 class FluidInterface(base("FluidInterface")):
-    """WebDataset's methods, of which `decode` and `xdecode` load pickles only if that is allowed."""
+    """WebDataset's methods; `decode` and `xdecode` load pickles only if allowed."""
 
     allow_pickle = False
 

@@ -35,7 +35,7 @@ class PipelineSplit:
     """A pipeline after its samples are read: stages that change the order, and the others.
 
     `batch` is the position in `stages` of the first ``batched``. `inexact` is the first stage that holds samples back
-    or counts them, so that no position tells what comes next.
+    or counts them, so that a position does not determine the next sample.
     """
 
     orders: tuple[Any, ...] = ()
@@ -83,7 +83,7 @@ def plan(stages: Iterable[Any]) -> PipelineSplit:
 
 
 def is_single(stage: Any) -> bool:
-    """Return whether a stage makes at most one sample of each, whatever the others are."""
+    """Return whether a stage makes at most one sample of each, independently of the others."""
     return isinstance(stage, _FILTER) and stage.f in _SINGLE | _DROPPING
 
 

@@ -11,7 +11,7 @@ A batch is a tuple of outputs. An output is a list of `batch_size` one-dimension
 bytes of a file. Results equal DALI's, with these deliberate differences:
 
 - The orders of `random_shuffle` and `shuffle_after_epoch` keep DALI's bounds, but differ for the same seed.
-- An archive without members has no samples. DALI makes one empty sample of it.
+- An archive without members has no samples. DALI gives one empty sample.
 - A file that fills two outputs is missing in neither.
 - Without an index, hidden files are never components, PAX names and base-256 sizes are understood, and an
   archive that is cut off in the padding of its last file is refused with `dont_use_mmap`, too.

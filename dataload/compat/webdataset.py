@@ -3,7 +3,7 @@
 This is the package webdataset itself, with all of its names. What differs is that `WebDataset` reads archives at
 random, in an order that is computed. Where every stage of a pipeline works on single samples up to ``batched``, the
 batches are the same for any number of workers, and `state_dict` is exact at every step. Other pipelines run as they do
-there, and `state_dict` says what is in the way.
+there, and `state_dict` names the obstacle.
 
 URLs go through dataload's storage. Commands (``pipe:``) run only with ``allow_pipe=True``, and pickles in archives are
 loaded only with ``allow_pickle=True``.

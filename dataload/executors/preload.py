@@ -1,6 +1,6 @@
 """The first import of the fork server, and of nothing else: it prepares the server for its other imports.
 
-The garbage collector is off meanwhile, which saves 15% of the CPU time. Processes that the server starts run it,
+The garbage collector is off during imports, which saves 15% of the CPU time. Processes that the server starts run it,
 without looking at inherited objects. Ctrl-C, which goes to the server too, is ignored from the start.
 """
 

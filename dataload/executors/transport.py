@@ -159,7 +159,7 @@ class Slot:
         return self._view
 
     def write(self, parts: Sequence[memoryview]) -> list[Extent]:
-        """Write buffers one after another; OSError, with nothing written, if there is not enough memory."""
+        """Write buffers one after another; OSError, with nothing written, for lack of memory."""
         extents: list[Extent] = []
         size = 0
         for part in parts:

@@ -21,7 +21,7 @@ from dataload.executors.serialization import put_together, take_apart
 from dataload.executors.transport import Extent, Inbox, Slot, receive_descriptor, send
 
 DUMP_SIGNAL = signal.SIGUSR2
-"""Makes a worker write the stack traces of its threads, whatever holds the GIL."""
+"""Makes a worker write the stack traces of its threads, even while code holds the GIL."""
 
 SMALL_RESULT = 16 << 10
 """Results of at most this many bytes are sent over the socket: lending a slot would cost more."""

@@ -1,4 +1,4 @@
-"""Bad records: what is known of each, how many are allowed, and the reports that list them."""
+"""Bad records: their locations and errors, their allowed number, and the reports that list them."""
 
 import contextlib
 import dataclasses
@@ -17,7 +17,7 @@ from dataload.storage import absolute, base_name, is_url
 from dataload.storage.local.files import append_text, read_text
 from dataload.types import Int64Array
 
-_FEWEST_READ = 1000  # records, before which no share of them is looked at
+_FEWEST_READ = 1000  # records read before a fraction is checked
 _SHOWN_ITEMS = 3
 _SHOWN_SOURCE_CHARACTERS = 200
 _LINE_BEGINS = '{"epoch": '
@@ -25,7 +25,7 @@ _LINE_BEGINS = '{"epoch": '
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BadRecord:
-    """One record that failed at one step. Its fields are those of a line of an error report."""
+    """One record that failed at one step; a line of an error report."""
 
     epoch: int
     step: int
@@ -100,7 +100,7 @@ class Budget:
     def spend(
         self, read: int, bad: Sequence[BadRecord], *, epoch: int, step: int, worker: str, where: str | None = None
     ) -> None:
-        """Count what was read for a step, and its bad records; raise if too many are bad.
+        """Count the records read for a step, and the bad ones; raise if too many are bad.
 
         Messages say that they are of `where`, by default of the step. Bad records that cannot be reported are a
         warning.

@@ -107,7 +107,7 @@ class LoaderBase(ABC, Generic[BatchT]):
     def __iter__(self) -> Iterator[BatchT]:
         """Iterate over one epoch, or over the rest of it after `load_state_dict`.
 
-        The iteration starts with its first batch. There is one at a time: a new iteration ends the previous one.
+        The iteration starts with its first batch. A new iteration ends the previous one.
 
         Raises:
             ClosedSourceError: The loader is closed.
@@ -162,7 +162,7 @@ class LoaderBase(ABC, Generic[BatchT]):
         except WorkerLostError as lost:
             self._stop_delivery()
             raise self._lost(lost) from None
-        except BaseException:  # including Ctrl-C: what is in flight would lack a step
+        except BaseException:  # including Ctrl-C: the steps in flight would lack one
             step = None  # the error's traceback refers to this frame, and the two would keep each other alive
             self._stop_delivery()
             raise

@@ -86,7 +86,7 @@ class DevicePrefetcher(ABC, Generic[SentT]):
         oldest, state = ahead.popleft()
         if self._now:
             self._now = self._now[0], self._now[1] + 1
-        self._state = None if ended and not ahead else state  # `set_epoch` may have moved the loader meanwhile
+        self._state = None if ended and not ahead else state  # `set_epoch` may have moved the loader in between
         return self._receive(oldest)
 
     def _drop_ahead(self) -> None:

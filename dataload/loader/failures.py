@@ -103,7 +103,7 @@ class ErrorPolicy:
     """The treatment of records that fail.
 
     Only reading and transforming are a record's own fault, and only if `owner_of` the failure says so. A failing
-    collate or batch transform, a store, the machine and bugs of dataload are raised whatever `action` is.
+    collate or batch transform, a store, the machine and bugs of dataload are raised for every `action`.
 
     The action `raise` ends the iteration. `skip` leaves the row out; a step without a good record gives a batch without
     rows. `replace` puts another record of the same step in the row; a step without a good record is an error. Packed
@@ -165,7 +165,7 @@ def is_for_consumer(error: BaseException) -> bool:
     """Return whether `error` is meant to end the consumer's thread: Ctrl-C, or what a signal handler raises.
 
     Workers never receive these. Other exceptions like them were raised by, say, a transform that calls `sys.exit`, and
-    are failures of the step, whoever makes it.
+    are failures of the step, in every kind of worker.
     """
     if isinstance(error, Exception) or worker_name().startswith("dataload-"):
         return False

@@ -50,7 +50,7 @@ class BatchLoader:
         return self.reads_columns and self.batch_transform is None
 
     def load(self, plan: BatchPlan, epoch: int, trace: StepTrace) -> Any:
-        """Return the batch of a plan with at least one row; raise whatever goes wrong."""
+        """Return the batch of a plan with at least one row; errors are raised as they come."""
         trace.enter("read")
         if self.reads_columns:
             with trace.clock:
@@ -87,7 +87,7 @@ class BatchLoader:
         return [select_fields(sample, self.fields) for sample in samples]
 
     def transformed(self, samples: Sequence[Any], indices: Int64Array, epoch: int, trace: StepTrace) -> list[Any]:
-        """Return samples after all transforms, at least one; all of them are applied to one sample after another."""
+        """Return samples after all transforms, at least one, which are applied sample by sample."""
         at_index, seed, done = trace.status.at_index, self.seed, list[Any]()
         index, transform = -1, self.transform[0]
         try:  # once for all samples: with a call and a `try` each, this took longer than a simple transform

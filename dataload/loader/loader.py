@@ -52,7 +52,7 @@ class Loader(LoaderBase[BatchT]):
 
     A loader neither enters nor closes its source. A source that must be entered is entered by your ``with``, before the
     loader is iterated: worker processes get a copy of it. Only a loader from `dataload.from_config` closes its source,
-    which nobody else has opened.
+    because it has opened it.
 
     Args:
         source: Anything with ``__len__`` and ``__getitem__``; other methods of `dataload.types` make it faster. Also
@@ -92,12 +92,12 @@ class Loader(LoaderBase[BatchT]):
             only, and if it was saved while earlier batches were missing, to steps of this size.
         epochs: Number of epochs. Nothing is read ahead after the last one, and another ``for`` yields nothing.
         timeout: Seconds to wait for a batch before raising an error; None only warns, after a minute. With a timeout,
-            the consumer's thread never makes batches itself, because nobody would watch it.
+            the consumer's thread never makes batches itself, because no other thread would watch it.
         on_error: What to do with a record that cannot be read or transformed: ``"raise"``; ``"skip"`` drops its row;
             ``"replace"`` uses another record of the same step. Ranks keep their number of steps.
-        max_bad: Bad records, over all epochs, beyond which an error is raised anyway: a number of them, or as a float
-            their share of the records that this loader has read, looked at once it has read 1,000. 1.0 is no limit.
-            Each rank counts its own; `load_state_dict` starts the count anew.
+        max_bad: Maximum number of bad records over all epochs; more are an error. As a float, their maximum fraction of
+            the records that this loader has read, checked from 1,000 records on. 1.0 is no limit. Each rank counts its
+            own; `load_state_dict` starts the count again.
         error_report: A JSONL file to append bad records to.
         exclude: Records never to read, and to treat as `on_error` says (``"raise"`` drops them): indices, or a file
             written by `error_report`. They are not part of the state: a state saved without them still loads.
@@ -109,7 +109,7 @@ class Loader(LoaderBase[BatchT]):
     Raises:
         ConfigError: A setting is out of range, two contradict each other, or a source that knows its fields does not
             have one that `fields` or `collate` names.
-        TypeError: `source` is no source, or `sampler` no sampler; the message says what to write instead.
+        TypeError: `source` is not a source, or `sampler` not a sampler; the message says what to write instead.
 
     Examples:
         >>> import dataload
@@ -306,7 +306,7 @@ class Loader(LoaderBase[BatchT]):
         return self._plans.of(cursor.epoch).steps(cursor.epoch)
 
     def _stop_delivery(self) -> None:
-        self._ahead.stop()  # first, so that nobody waits for what is not fetched any more
+        self._ahead.stop()  # first, so that no reader waits for data that will not come
         super()._stop_delivery()
 
     def _move(self, cursor: Cursor, plans: EpochPlanners | None = None) -> None:
@@ -327,7 +327,7 @@ class Loader(LoaderBase[BatchT]):
         return self._state(self._plans, self._cursor).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was saved. Reads no record, whatever the position.
+        """Continue where `state` was saved. Reads no record, at any position.
 
         The number of ranks, the batch size and the workers may differ: the rest of the epoch is dealt out again, and
         no record is lost or repeated.

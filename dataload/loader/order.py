@@ -136,7 +136,7 @@ def _check_records(plan: BatchPlanner, source: RandomAccessSource[Any]) -> None:
     lengths = tuple(map(len, source.sources)) if isinstance(source, ConcatSource) else ()
     message, total = "", sum(made_for)
     if total != found:
-        hint = f"make it anew, or pass source[:{total}]" if total < found else "make it anew"
+        hint = f"build a new one, or pass source[:{total}]" if total < found else "build a new one"
         message = f"the sampler was made for a source of {total} records, and this one has {found}: {hint}"
     elif plan.records > found:
         message = f"the sampler chooses from {plan.records} records, and the source has {found}"

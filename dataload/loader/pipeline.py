@@ -67,7 +67,7 @@ _MAX_STEPS = 64
 
 
 class StepDelivery:
-    """Runs steps ahead of the consumer. Closing or dropping it cancels what has not started.
+    """Runs steps ahead of the consumer. Closing or dropping it cancels tasks that have not started.
 
     It ends before an epoch without steps, and before epoch `epochs`. At most `window` tasks are ahead of the one that
     is waited for, and batches of about `max_bytes`, but one in any case. If not `in_order`, steps come in completion
@@ -148,7 +148,7 @@ class StepDelivery:
         return self._budget.steps
 
     def close(self) -> None:
-        """Cancel what has not started."""
+        """Cancel tasks that have not started."""
         self._ready.clear()
         self._results.close()
 
@@ -162,9 +162,9 @@ def ordered_map(
 ) -> Generator[T]:
     """Yield the results of `tasks` in order, with at most `window()` + 1 of them in flight.
 
-    The error of a task is raised after the results before it. Closing the generator cancels what has not started, and
-    waits for nothing. `tasks`, taken from as results are consumed, may be endless. If `helps()`, the consumer's thread
-    runs tasks when it would have to wait.
+    The error of a task is raised after the results before it. Closing the generator cancels tasks that have not
+    started, and waits for nothing. `tasks`, taken from as results are consumed, may be endless. If `helps()`, the
+    consumer's thread runs tasks when it would have to wait.
     """
     pending: deque[Result[T]] = deque()
     try:
@@ -285,7 +285,7 @@ class PrefetchBudget:
     def share(self) -> int:
         """Return the steps that one task may have, so that all tasks are about equal."""
         if not self.window and not self._together:
-            return 1  # there is no hand-over to save: make each step on request
+            return 1  # no hand-over to save: make each step on request
         return min(self.left(), self._max_steps() // (self.window + 1))
 
     def _max_steps(self) -> int:

@@ -48,7 +48,7 @@ class Recorder:
     steps: int = field(default=0, init=False)
     wait_seconds: float = field(default=0.0, init=False)
     consumer_seconds: float = field(default=0.0, init=False)  # time that the consumer spent between batches
-    pause_seconds: float = field(default=0.0, init=False)  # part of it: rare long times, for a checkpoint, say
+    pause_seconds: float = field(default=0.0, init=False)  # of the consumer: rare long times, such as for a checkpoint
     _usual_work: float = field(default=0.0, init=False)
     _rows: int = field(default=0, init=False)
     _nbytes: int = field(default=0, init=False)
@@ -89,7 +89,7 @@ class Recorder:
         return self.wait_seconds - self._first_wait + self.consumer_seconds
 
     def end_use(self, workers: int) -> None:
-        """Count the time since the last call as that of so many workers."""
+        """Count the time since the last call for `workers` workers."""
         now = self._loop_seconds
         self._worker_seconds += workers * (now - self._workers_since)
         self._workers_since = now
@@ -179,7 +179,7 @@ class Recorder:
             wait_seconds=self.wait_seconds,
             first_wait_seconds=self._first_wait,
             consumer_seconds=self.consumer_seconds,
-            # A list, because the consumer's thread may add a stage meanwhile.
+            # A list, because the consumer's thread may add a stage at the same time.
             stages={name: StageStatistics(runs, seconds) for name, (runs, seconds) in list(self._stages.items())},
             workers=workers,
             workers_allowed=workers if allowed is None else allowed,

@@ -24,7 +24,7 @@ _EXAMPLE_SECONDS = 10.0  # after which no other record is tried: each may wait f
 
 
 class Rescue:
-    """Makes the batch of one step from those of its records that are good."""
+    """Makes the batch of one step from its good records."""
 
     def __init__(self, fetch: BatchLoader, plan: BatchPlan, epoch: int, trace: StepTrace) -> None:
         self._fetch = fetch
@@ -36,7 +36,7 @@ class Rescue:
         self._bad: dict[int, BadRecord] = {}
 
     def load_rest(self) -> Any:
-        """Return the batch of a step without rows or with excluded records; raise whatever goes wrong."""
+        """Return the batch of a step without rows or with excluded records; errors are raised as they come."""
         plan, _ = self._arrange()
         if len(plan.indices):
             return self._fetch.load(plan, self._epoch, self._trace)
@@ -136,7 +136,7 @@ class Rescue:
         raise StageError("on_error", error)
 
     def _last_text(self) -> str:
-        """Return the failure of the last bad record; "" if there is none."""
+        """Return the failure of the last bad record; "" without one."""
         last = next(reversed(self._bad.values()), None)
         return last.text if last else ""
 

@@ -2,7 +2,7 @@
 
 ``num_workers=N`` is an upper bound, and ``"auto"`` has a bound of its own; both are searched alike. A trial uses
 another number of workers for a moment. Its time per batch is compared with that of the best number so far, in turns,
-so that a machine that becomes slower meanwhile does not decide. The clearer the difference, the fewer turns.
+so that a machine that becomes slower does not decide. The clearer the difference, the fewer turns.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _GAIN = 1.03  # speed-up that more workers must bring
 _LOSS = 0.99  # speed-up that fewer workers may cost; with none, the consumer's thread must be faster
 _CLEAR = 1.2  # speed-up that cannot be chance
 _DOUBT = (0.3, 0.2, 0.12, 0.06, 0.0)  # by turns: results this close to the threshold take another turn
-_SPREAD, _LONGEST = 0.1, 8  # samples that differ more become longer, up to so many times the shortest
-_CHANGE, _STRAYS = 1.2, 3  # so many samples in a row, slower or faster by this factor, are another workload
+_SPREAD, _LONGEST = 0.1, 8  # samples that differ more become longer, up to `_LONGEST` times the shortest
+_CHANGE, _STRAYS = 1.2, 3  # `_STRAYS` samples in a row, slower or faster by this factor, are another workload
 _FIRST_PAUSE, _LAST_PAUSE = 8, 512  # samples between searches; each pause is four times as long as the last one
 
 _UP = ("double", "more", "half", "fewer", "one", "none", "deeper")
@@ -163,7 +163,7 @@ def _compare(state: Search, trial: Setting) -> Search:
 
 
 def _length(state: Search) -> int:
-    """Return the length of samples that suits the differences among those of the best setting."""
+    """Return the length of samples that suits the spread of the best setting's samples."""
     if len(state.base) < 2:
         return state.length
     spread = (max(state.base) - min(state.base)) / median(state.base)
@@ -230,7 +230,7 @@ def is_plausible(best: Setting, trial: Setting, sample: ThroughputSample) -> boo
 
 
 class Scaling:
-    """Takes samples of a loader, and applies what `search` makes of them.
+    """Takes samples of a loader, and applies the settings that `search` chooses.
 
     `workers` is the upper bound, None for "auto", which begins with one worker. `least` is the lower bound, 0 if the
     consumer's thread may do all the work.
@@ -249,7 +249,7 @@ class Scaling:
         self._started = self._search.best.workers  # the most workers that there ever were
         self._mark = ThroughputSample(0, 0.0, 0.0, 0.0)
         self._settling = True
-        self._settle_seconds: float | None = None  # None for those of the executor
+        self._settle_seconds: float | None = None  # None for the executor's start time
         self._due = 1  # the steps with which to look again
         self._cpu = 0.0, 0.0  # of the last sample in which the CPU clock was read
 
@@ -334,7 +334,7 @@ class WorkerSettings:
     def scaling(self) -> Scaling | None:
         if not self.most:
             return None
-        # Another thread must watch the consumer's if there is a timeout. Who asks for processes gets at least one.
+        # With a timeout, another thread must watch. A user who asks for processes gets at least one.
         least = 0 if self.here and self.timeout is None else 1
         most = None if self.automatic else self.most
         return Scaling(most, self.prefetch, least=least, deepens=self.automatic and self.here)

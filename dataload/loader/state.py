@@ -140,7 +140,7 @@ def check_same(
 ) -> None:
     """Check that a state was saved with the data and the order of the loader that loads it.
 
-    `meanings` are the fields that must be equal. The error has one line for each that is not, then those of `more`.
+    `meanings` are the fields that must be equal. The error has a line for each that differs, then the lines of `more`.
     """
     differences = [
         f"{name} ({meaning}): {getattr(saved, name)} in the state, {getattr(here, name)} here"
@@ -162,7 +162,7 @@ MOST_SETTINGS = 300
 
 
 def check_counts(values: Mapping[str, Any], *names: str) -> None:
-    """Refuse a state of which one of these values is not a count."""
+    """Refuse a state if one of these values is not a count."""
     for name in names:
         if not is_count(values[name]):
             raise StateMismatchError(f"{name} in the state must be an integer >= 0 and < 2**62, found {values[name]!r}")

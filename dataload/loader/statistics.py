@@ -17,7 +17,7 @@ Workplace: TypeAlias = Literal["serial", "threads", "processes"]
 _NOT_COUNTED = {"counted": False}
 """Metadata of a number that is not a total, so that the difference of two says nothing."""
 
-_FEW_STEPS = 3  # with fewer there is no verdict
+_FEW_STEPS = 3  # with fewer, the verdict is "unknown"
 _WAITS = 0.05  # fraction of the time: a consumer that waits less is the limit
 _DOES_NOTHING = 0.05  # fraction of the time: a consumer that works less only reads
 _BUSY = 0.6  # fraction of the time: workers that work less are not the limit
@@ -59,7 +59,7 @@ class Statistics:
         rows: Rows of these batches.
         nbytes: Bytes of their arrays.
         wait_seconds: Time that the consumer waited for them.
-        first_wait_seconds: The part of it for the first batch, while workers start and files are opened.
+        first_wait_seconds: Time that it waited for the first batch, while workers start and files are opened.
         consumer_seconds: Time that the consumer spent between batches.
         stages: The work on these batches, by stage: download, read, decode, transform, collate, batch_transform.
             ``download`` is the time that readers waited for data at URLs. In a source of your own, decoding counts as
@@ -322,7 +322,7 @@ class Statistics:
         return f"another worker cannot help{unless}: this process may use {cpus}"
 
     def since(self, earlier: Self) -> Self:
-        """Return what was done after `earlier`, which must be of the same loader.
+        """Return the work after `earlier`, which must be of the same loader.
 
         Every field that is a number is a total, and is subtracted, unless it is marked as `_NOT_COUNTED`.
         """

@@ -96,7 +96,7 @@ class StepWork:
     """Makes the batches of a `StepRange`. Thread-safe; pickled once for each worker process.
 
     With `reseeds` it seeds the global generators of `random`, numpy and torch before each step. A safety net for
-    transforms that use them, in processes where nobody else does.
+    transforms that use them, in processes where no other code does.
     """
 
     def __init__(self, fetch: BatchLoader, planner: BatchPlanner, *, reseeds: bool = False) -> None:
@@ -255,6 +255,6 @@ def _reseed(seed: int, epoch: int, step: int) -> None:
     word = int(derive_key(seed, "global generators", epoch, step, words=1)[0])
     random.seed(word)
     np.random.seed(word & 0xFFFFFFFF)  # noqa: NPY002 - the generator to be made harmless
-    torch = sys.modules.get("torch")  # whoever uses its generator has imported it
+    torch = sys.modules.get("torch")  # code that uses its generator has imported it
     if torch is not None:
         torch.manual_seed(word)

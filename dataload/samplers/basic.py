@@ -126,7 +126,7 @@ def _select(selection: Any, length: int) -> range | Int64Array:
 
 @dataclass(frozen=True, slots=True)
 class Repeat(OverParent):
-    """Another order several times in one epoch, shuffled anew each time if it is a shuffle.
+    """Another order several times in one epoch, shuffled again each time if it is a shuffle.
 
     Repetition r of epoch e is the parent's epoch ``e * times + r``.
 

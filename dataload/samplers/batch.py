@@ -16,7 +16,7 @@ from dataload.samplers.common import BoolArray, check_sampler, records_of, set_f
 from dataload.types import Array, Int64Array, Sampler
 
 Tail: TypeAlias = Literal["drop", "pad", "partial"]
-"""How an epoch ends when its positions do not fill a batch on every rank."""
+"""The treatment of an epoch's last positions, which do not fill a batch on every rank."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ class BatchPlanner(ABC):
         """
 
     def sent(self, steps: range, *, epoch: int) -> Sequence[BatchPlan] | None:  # noqa: ARG002 - for subclasses
-        """Return the plans of these steps if workers must be told them. None: they compute them from their copy."""
+        """Return the plans of these steps if workers need them; None if workers compute them from their copy."""
         return None
 
     def plan(self, step: int, *, epoch: int) -> BatchPlan:
@@ -162,7 +162,7 @@ class BatchPlanner(ABC):
     def with_ranks(self, **dealing: Any) -> Self:
         """Return a planner of the same items with other `world_size`, `rank`, `tail` or `origin`."""
         planner = copy.copy(self)  # keeps what was computed from the items
-        set_fields(planner, **dealing)  # nobody else has seen the copy yet
+        set_fields(planner, **dealing)  # no other code has seen the copy
         planner.check_dealing()
         return planner
 

@@ -1,4 +1,4 @@
-"""What several samplers need: checks, equality by content, and a keyed bijection on [0, n). Pure (no I/O).
+"""Shared by samplers: checks, equality by content, and a keyed bijection on [0, n). Pure (no I/O).
 
 The bijection gives any element of a shuffled order without computing the others.
 """
@@ -83,7 +83,7 @@ def check_sum(name: str, total: int) -> None:
 
 
 def check_record_lengths(lengths: Any, *, name: str = "lengths", of: str = "record") -> Int64Array:
-    """Return `lengths` as a read-only int64 array with one entry per record, or per whatever `of` names."""
+    """Return `lengths` as a read-only int64 array with one entry per record, or per `of`."""
     try:
         given = np.asarray(lengths)
         checked = given.astype(np.int64) if given.dtype.kind in "iu" or not given.size else None

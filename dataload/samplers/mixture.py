@@ -29,7 +29,7 @@ Step: TypeAlias = Annotated[int, Least(1)]
 """Positions between those at which weights may change."""
 
 Stop: TypeAlias = Literal["first", "longest", "never"]
-"""When an epoch of a mixture ends."""
+"""The end of an epoch of a mixture."""
 
 Row: TypeAlias = Sequence[float] | Mapping[str, float]
 """One weight per component, in order or by name."""
@@ -66,7 +66,7 @@ class _Pattern(NamedTuple):
 
 
 class _Schedule(NamedTuple):
-    """The patterns of one epoch, each from its start to that of the next."""
+    """The patterns of one epoch, each from its start to the next one's."""
 
     starts: Int64Array  # (patterns,)
     before: Int64Array  # (patterns, components), draws from each component before the start

@@ -15,10 +15,10 @@ from dataload.samplers.common import MAX_LENGTH, ArrayValue, check_record_length
 from dataload.types import Int64Array, Sampler
 
 Overlong: TypeAlias = Literal["error", "truncate"]
-"""How to treat records longer than a row."""
+"""The treatment of records longer than a row."""
 
 Strategy: TypeAlias = Literal["first-fit", "best-fit"]
-"""How to choose the row of a record."""
+"""The choice of a record's row."""
 
 _COUNTED_AT_ONCE = 2**18  # records
 
@@ -56,7 +56,7 @@ class PackedBatchSampler(ArrayValue, OverSampler):
         overlong: Whether a record longer than a row is an ``"error"`` or is cut off (``"truncate"``).
 
     Raises:
-        ConfigError: There are fewer lengths than records, a length is negative, a record is longer than a row and
+        ConfigError: Lengths are fewer than records, a length is negative, a record is longer than a row and
             `overlong` is ``"error"``, a number is out of its range, `strategy` is unknown, or `sampler`
             is a mixture that never ends.
     """
@@ -74,7 +74,7 @@ class PackedBatchSampler(ArrayValue, OverSampler):
         BatchPlanner.__post_init__(self)
         check_sampler("sampler", self.sampler)
         if len(self.sampler) >= MAX_LENGTH:
-            message = "an epoch is packed before it begins, and that of the sampler never ends: use another `stop`"
+            message = "an epoch is packed before it begins, and the sampler's epoch never ends: use another `stop`"
             raise ConfigError(message, key="sampler", value=self.sampler)
         lengths = check_record_lengths(self.lengths)
         set_fields(self, lengths=lengths)
@@ -95,7 +95,7 @@ class PackedBatchSampler(ArrayValue, OverSampler):
 
     @property
     def source_lengths(self) -> tuple[int, ...] | None:
-        """See `source_lengths_of`. None if the lengths, like the sampler, are those of a source's first records."""
+        """See `source_lengths_of`. None if the lengths, like the sampler, are for a source's first records."""
         return (len(self.lengths),) if len(self.lengths) > records_of(self.sampler) else None
 
     @property

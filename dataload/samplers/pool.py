@@ -94,7 +94,7 @@ class PoolShuffle(OverParent):
         if pool is None or not 0 <= first - pool.time <= slots.reach:
             pool = _Pool(first, slots.held_before(first))
         held = pool.held.copy()
-        # Every step emits one position; steps in between that nobody asked for have to be computed too.
+        # Every step emits one position; steps in between have to be computed too.
         found = np.empty_like(times)
         for start in range(pool.time, stop, _BLOCK):
             end = min(start + _BLOCK, stop)

@@ -8,7 +8,7 @@ import numpy as np
 from dataload._util.randomness import check_seed, derive_key
 from dataload._util.settings import check_count, setting_error
 from dataload.samplers.common import KEY_WORDS, check_lengths, permute
-from dataload.samplers.order_sample import ShardLayout, expected_shards
+from dataload.samplers.quality import ShardLayout, expected_shards
 from dataload.samplers.shuffle import ShardSequential
 from dataload.samplers.weighted import uniform
 from dataload.types import Int64Array

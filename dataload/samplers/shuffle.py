@@ -93,7 +93,7 @@ class ShardSequential(PerRecord):
         seed: Seed of the shard order, any integer.
 
     Raises:
-        ConfigError: There are no shards, a length is negative, or `seed` is not an integer.
+        ConfigError: No shard is given, a length is negative, or `seed` is not an integer.
     """
 
     shard_lengths: tuple[int, ...]

@@ -149,7 +149,7 @@ class Source(ABC, Generic[T_co]):
             Arrays of shape ``(rows, *shape)``, or lists of bytes or text, by field name; ``{}`` for no indices.
 
         Raises:
-            ConfigError: There is no such field, or shapes differ from record to record.
+            ConfigError: A field is unknown, or shapes differ from record to record.
         """
         rows, names = as_indices(indices, len(self)), check_fields(fields)
         return self._read_columns(rows, names) if rows.size else {}
@@ -182,7 +182,7 @@ class Source(ABC, Generic[T_co]):
             progress: Called with (records done, total records). By default a terminal shows them.
 
         Raises:
-            ConfigError: There is no such field, the predicate returned something else, or a setting is unknown.
+            ConfigError: A field is unknown, the predicate returned something else, or a setting is unknown.
 
         Examples:
             >>> from dataload import RangeSource
@@ -200,7 +200,7 @@ class Source(ABC, Generic[T_co]):
         sizes are close to `share`, not exact: for n records, usually within 1 / sqrt(n) of it.
 
         Raises:
-            ConfigError: `share` is not between 0 and 1, or the seed is no integer.
+            ConfigError: `share` is not between 0 and 1, or the seed is not an integer.
 
         Examples:
             >>> from dataload import RangeSource
@@ -222,7 +222,7 @@ class Source(ABC, Generic[T_co]):
 
 
 class ViewSource(Source[T_co]):
-    """The base class of sources whose records are those of other sources, `_parents`, at least one."""
+    """The base class of sources made of other sources, `_parents`, at least one."""
 
     _parents: tuple[Source[Any], ...]
 
@@ -263,7 +263,7 @@ class SubsetSource(ViewSource[T_co]):
 
     @property
     def parent(self) -> Source[T_co]:
-        """The source of which this is a part."""
+        """The source that this is a subset of."""
         return self._parent
 
     @property

@@ -266,7 +266,7 @@ def _listed(directory: str, entry: Format | None, remote: Remote | None) -> Data
         raise ConfigError(message, key="paths", value=directory)
     if not is_url(directory):
         _check_files(directory, several[0], manifest, entry)
-    elif remote is not None:  # the ETag in every request tells
+    elif remote is not None:  # checked by the ETag in every request
         for shard in several[0].shards:
             if shard.evidence.etag is not None:
                 remote.expect(join(directory, shard.name), shard.bytes, shard.evidence.etag)
@@ -370,7 +370,7 @@ def _format_of(path: str, known: Sequence[Format], remote: Remote | None) -> For
             found,
         )
     if by_name is not None:
-        return by_name  # its reader explains best what is wrong
+        return by_name  # its reader explains the error best
     detected = ", ".join(sorted(entry.name for entry in known if entry.magic is not None))
     raise UnsupportedFormatError(
         f"{path} is not in a known format: {describe_head(head)}; {detected} are detected by their content (tokens in "

@@ -54,7 +54,7 @@ class FileSource(Source[T_co]):
 
     A backend implements `_open_shard`, sets `format_name`, and names the dataclass of its options in `options_type`.
     `_prepare` is called at the end of the constructor.
-    A backend without `options_type` passes the options that decide what is read to ``super().__init__`` by name.
+    A backend without `options_type` passes the options that affect its records to ``super().__init__`` by name.
 
     Args:
         paths: Files in index order.
@@ -113,7 +113,7 @@ class FileSource(Source[T_co]):
 
     @property
     def remote(self) -> Remote | None:
-        """How data at URLs are read; None if that is not known."""
+        """The settings for data at URLs; None if unknown."""
         return self._remote
 
     def reads_alike(self, options: Mapping[str, Any]) -> bool:
@@ -185,7 +185,7 @@ class FileSource(Source[T_co]):
         return OpenShards(ends, known, list(readers), WeakMethod(self._open_reader), most_open, far, recent)
 
     def _versioned_files(self) -> list[str]:
-        """Return the files that must be of the same version in workers; those of objects are sent with `Remote`."""
+        """Return the files that must be of the same version in workers; versions of objects are sent with `Remote`."""
         return [self._data_file(path) for path in self._paths if not is_url(path)]
 
     def _open_reader(self, shard: int) -> ShardReader[T_co]:
@@ -193,7 +193,7 @@ class FileSource(Source[T_co]):
             return self._open_shard(self._paths[shard])
 
     def _open_known(self, shard: int) -> ShardReader[T_co]:
-        """Open a shard whose length is known, and compare it with what is known."""
+        """Open a shard of known length, and compare it with the known facts."""
         assert self._known is not None, "only then are shards opened one by one"
         reader, path = self._open_reader(shard), self._paths[shard]
         try:
@@ -241,7 +241,7 @@ class FileSource(Source[T_co]):
     def _known_fields(
         self, readers: Sequence[ShardReader[T_co]], fields: Sequence[Mapping[str, FieldSpec]]
     ) -> Mapping[str, FieldSpec]:
-        """Return the fields of the data set, given those of each shard, and check that each has the selected ones."""
+        """Return the fields of the data set, given each shard's, and check that each shard has the selected ones."""
         # An empty file may not know the fields that its records would have.
         filled = [shard for shard, reader in enumerate(readers) if len(reader)]
         for shard in filled:
@@ -339,7 +339,7 @@ class FileSource(Source[T_co]):
         shards = range(len(self._paths))
         if self._remote is None or not any(map(is_url, self._paths)):
             return [*map(self._mark_of, shards)]
-        with DaemonThreads(self._opening_threads) as pool:  # most of the time is that of requests
+        with DaemonThreads(self._opening_threads) as pool:  # requests take most of the time
             return [*pool.map(self._mark_of, shards)]
 
     def _mark_of(self, shard: int) -> ContentMark:

@@ -223,7 +223,7 @@ Content: TypeAlias = Literal["fields", "bytes"]
 class Format:
     """Description of a format: `open`, `create`, configs, detection and the command line derive everything from it.
 
-    A package adds a format of its own by exposing a `Format` as an entry point of the group ``dataload.sources``.
+    A package adds a format by exposing a `Format` as an entry point of the group ``dataload.sources``.
     Creating one imports neither reader nor writer.
 
     Attributes:
@@ -242,7 +242,7 @@ class Format:
         is_variant: Returns, for a path and the `Remote` or None, whether the file, which is in the format `variant_of`,
             is in this one.
         lies_beside: Whether such files often lie beside the shards of other formats. In a directory, they are the
-            shards only if there are no others.
+            shards only without others.
         directory_file: Name of the file that makes a directory a single data set rather than a directory of shards.
         is_data_set_without_shards: Returns whether a directory in which no file is a shard is a single data set.
         split_selection: Returns the file that a path with a selection names: ``"x.array_record"`` for
@@ -294,7 +294,7 @@ class Format:
 
     @classmethod
     def from_class(cls, name: str, reference: str, source: Callable[..., Any]) -> Format:
-        """Describe a source class: its options are those of its `options_type`, or its keyword-only parameters."""
+        """Describe a source class, with the options of its `options_type`, or its keyword-only parameters."""
         options = getattr(source, "options_type", None)
         if options is None:
             parameters = inspect.signature(source).parameters.values()
@@ -327,7 +327,7 @@ class Format:
         if self.directory_file is None or not storage.exists(path := join(directory, self.directory_file)):
             return False
         if self.suffixes:
-            return True  # the reader explains best what is wrong
+            return True  # the reader explains the error best
         with storage.open(path) as file:  # others have files of this name, too
             return self.matches(file.read(0, HEAD_BYTES))
 
@@ -360,7 +360,7 @@ class Format:
         """Return the reader options that our writer recorded in the first of the files that is not empty."""
         found: Mapping[str, Any] | None = None
         if self.recorded_options is not None:
-            with suppress(SourceError):  # opening the file says what is wrong with it
+            with suppress(SourceError):  # opening the file explains the error
                 for path in paths:
                     found = self.load(self.recorded_options)(self.file(path), remote)
                     if found is not None:
@@ -400,7 +400,7 @@ class Format:
         return load_optional(module, needed_by=f"format {self.name!r}", extra=self.extra, package=package)
 
     def load(self, reference: str | Callable[..., Any]) -> Any:
-        """Return what ``"module:name"`` names; a function stays as it is."""
+        """Return the object that ``"module:name"`` names; a function is returned unchanged."""
         if not isinstance(reference, str):
             return reference
         module, _, attribute = reference.partition(":")

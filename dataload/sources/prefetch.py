@@ -140,7 +140,7 @@ def read_ahead(
         shards = CachedShards(kept, [versions[file] for file in kept], never_by_range)
         return storage.read_ahead(shards, shard_uses(steps, opened.ends, _numbers(files, kept)), share, sharers, ranks)
     if not here or (len(first) and first.ranges(np.zeros(1, np.int64), fields) is None):
-        return None  # nobody knows what will be read
+        return None  # the reads to come are unknown
     return RangePrefetcher(versions, step_ranges(steps, files, opened, fields, remote.options.connections), remote)
 
 
@@ -159,7 +159,7 @@ def _choose(
     fields: tuple[str, ...] | None,
     budget: int,
 ) -> Choice:
-    """Return how to read files of which some can be read by range, within a cache of `budget` bytes.
+    """Return how to read files, some of them by range, within a cache of `budget` bytes.
 
     `wanted` is the shard that is read first; `of_shard`, (shards,) int64, the number of its file at a URL, -1 if local;
     `sizes`, (files,) int64, are bytes.
@@ -177,7 +177,7 @@ def _choose(
 
 
 def _ranks_of_node() -> int:
-    """Return the number of ranks on this machine as torchrun tells it, else 1."""
+    """Return the number of ranks on this machine, as set by torchrun, else 1."""
     found = os.environ.get("LOCAL_WORLD_SIZE", "")
     return int(found) if found.isdecimal() and int(found) else 1
 

@@ -24,7 +24,7 @@ class ClosedOrAborted(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Publish what was written. May be called twice."""
+        """Publish the written data. May be called twice."""
 
     @abstractmethod
     def abort(self) -> None:
@@ -242,12 +242,12 @@ DEFAULT_CODEC = "tensorprotos"
 
 
 def choose_codec(codec: Any, first: Any, default: str | None = None) -> Any:
-    """Return the codec to write with, given the one that was chosen, the first record and the format's default."""
+    """Return the codec to write with, given the chosen one, the first record and the format's default."""
     return resolve_codec(default or DEFAULT_CODEC) if codec is None and isinstance(first, Mapping) else codec
 
 
 def codec_name(codec: Any) -> str | None:
-    """Return the name by which a codec can be recorded; None for that of a user, or one that only reads."""
+    """Return the name by which a codec can be recorded; None for a user's codec, or one that only reads."""
     name = getattr(codec, "name", None)
     return name if name in CODEC_NAMES and name != READ_ONLY_CODEC and resolve_codec(name) == codec else None
 

@@ -33,7 +33,7 @@ from dataload.transforms import compose
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
 class MultiStreamStatistics(Statistics):
-    """The work of a multi-stream loader since it was built. Its rows are those of batches.
+    """The work of a multi-stream loader since it was built. Its rows are rows of batches.
 
     Attributes:
         row_seconds: (rows,) float64, time taken by the streams of each row.
@@ -115,7 +115,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         epochs: Number of epochs of mode ``"split"``; another ``for`` yields nothing.
         collate: Makes a batch of samples; see `Loader`. By default workers stack their rows. Any other function is
             called in the consumer's thread, with all samples, row after row.
-        pad_value: See `Loader`. Blank rows and the rest of a chunk are zeros, which `valid` tells.
+        pad_value: See `Loader`. Blank rows and the rest of a chunk are zeros, marked by `valid`.
         batch_transform: ``f(batch)``, for example `dataload.torch.to_tensors`, called in the consumer's thread.
         num_workers: Maximum number of workers; as many are used as divide `batch_size`. 0 works in the consumer's
             thread.

@@ -156,7 +156,7 @@ class StreamWorkers:
         self.workers: int = parts_of(len(rows), workers) if workers else 0
         self.locator: StreamLocator = StreamLocator(plan)
         self._window = window if self.workers else 0
-        # Without workers there is no hand-over to save: make each step on request.
+        # Without workers, no hand-over is saved: make each step on request.
         self._hand_over = 0 if not self.workers else 1 if executor == "threads" else _MESSAGE_COST
         self._settings: dict[str, Any] = {
             "name": executor,

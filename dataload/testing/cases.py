@@ -1,4 +1,4 @@
-"""What checks of a source are made of: its traits and records, the checks, their arguments and their results."""
+"""Traits and records of a source under test; checks, their arguments and their results."""
 
 from __future__ import annotations
 

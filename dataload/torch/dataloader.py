@@ -74,7 +74,7 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
             return data.DataLoader(cast("Any", dataset), *args, **kwargs)
         return super().__new__(cls)
 
-    def __init__(  # pyright: ignore[reportInconsistentConstructor] - torch's signature, whatever `__new__` takes
+    def __init__(  # pyright: ignore[reportInconsistentConstructor] - torch's signature; `__new__` takes any
         self,
         dataset: Any,
         batch_size: int | None = 1,

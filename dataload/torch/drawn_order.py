@@ -179,5 +179,5 @@ class GivenOrder(BatchPlanner):
         return [BatchPlan(step, indices[first + step * size : first + (step + 1) * size]) for step in steps]
 
     def sent(self, steps: range, *, epoch: int) -> Sequence[BatchPlan] | None:
-        """See `BatchPlanner.sent`: only this process knows what was drawn."""
+        """See `BatchPlanner.sent`: only this process knows the drawn order."""
         return self.plans(steps, epoch=epoch)

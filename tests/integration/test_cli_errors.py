@@ -216,7 +216,7 @@ WRONG = [
     ("show a.toml --step 0 --set source.path=tokens.npy", "needs the option 'window': pass --set source.window=...\n"),
     ("show a.toml --state b.json", "--state: b.json cannot be read: No such file or directory"),
     ("show a.syr --records 0:21", "--records 0:21 is out of range: the data set has 20 records"),
-    ("show a.syr --records 0 --epoch 1", "--records shows a data set: leave out what is for a config"),
+    ("show a.syr --records 0 --epoch 1", "--records shows a data set: leave out the options for a config"),
     ("timeline a.toml --picture t.txt", "t.txt: "),
     ("timeline a.toml --picture none/t.png", NO_DIRECTORY),
     ("timeline a.toml --trace none/t.json", NO_DIRECTORY),

@@ -13,8 +13,14 @@ from figures import assert_no_overlap
 import dataload
 from dataload.analysis.pictures import order_figure, stream_figure
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, ShardSequential
-from dataload.samplers.order_sample import ShardLayout, expected_shards, sample_order, shards_per_batch
-from dataload.samplers.quality import judge_order, order_report
+from dataload.samplers.quality import (
+    ShardLayout,
+    expected_shards,
+    judge_order,
+    order_report,
+    sample_order,
+    shards_per_batch,
+)
 from dataload.samplers.streams.report import stream_report
 from dataload.streams import RowMixture, StreamSampler
 

@@ -83,7 +83,7 @@ convert(SOURCE, "out-*.tar")
 dataload.create("out-{0..3}.tar")
     ConfigError: 'out-{0..3}.tar' names 4 files: pass shards=4 to write all of them
 convert("train.syr", "out.tar")
-    TypeError: a path is no source: pass dataload.open('train.syr')
+    TypeError: a path is not a source: pass dataload.open('train.syr')
 dataload.create("empty", format="tar", overwrite=True)
     ConfigError: empty is a directory, and the format writes a file: choose another name, or delete it
 dataload.MemorySource("abc")

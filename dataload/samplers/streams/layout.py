@@ -47,7 +47,7 @@ class Listed:
 
 @dataclass(frozen=True, eq=False)
 class Shuffled:
-    """Sequences in a shuffled order, of which only the position of every 64th sequence is stored.
+    """Sequences in a shuffled order; only the position of every 64th sequence is stored.
 
     An order costs one byte per eight sequences, so that each row can have its own.
     """

@@ -6,8 +6,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dataload.samplers.common import BoolArray
-from dataload.samplers.order_sample import sample_order
-from dataload.samplers.quality import Multiplicity, as_json
+from dataload.samplers.quality import Multiplicity, as_json, sample_order
 from dataload.samplers.streams.mixture import RowMixture
 from dataload.samplers.streams.sampler import StreamSampler
 from dataload.types import Int64Array
@@ -51,11 +50,11 @@ class StreamReport:
     rows: int  # per step
     continuing: int  # rows per step that continue; the others hold shuffled chunks
     chunk: int  # records per row and step
-    sequences: int  # with records; for a `RowMixture`, those of its first part
+    sequences: int  # with records; of the first part of a `RowMixture`
     shortest: int  # records of the shortest of these
     longest: int  # records of the longest of these
     looked_at: int  # steps that were measured
-    beginnings: int  # number of times a continuing row starts anew in these steps
+    beginnings: int  # number of times that a continuing row starts a sequence in these steps
     run_steps: float | None  # mean steps from one start of a continuing row to the next; None without a start
     run_records: float | None  # mean records from one start to the next; None without a start
     per_batch: float  # mean number of different sequences in a step

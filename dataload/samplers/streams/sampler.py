@@ -26,10 +26,10 @@ from dataload.samplers.streams.layout import Listed, Shuffled, balance
 from dataload.types import Array, Int64Array
 
 StreamMode: TypeAlias = Literal["split", "independent", "pack", "shuffled"]
-"""How sequences are assigned to rows."""
+"""The assignment of sequences to rows."""
 
 ChunkEnd: TypeAlias = Literal["next", "pad", "drop"]
-"""How a chunk ends at the end of a sequence."""
+"""The treatment of a chunk at the end of a sequence."""
 
 
 class Cells(NamedTuple):

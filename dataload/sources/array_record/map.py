@@ -54,7 +54,7 @@ class MappedRecords:
         limit: int = MAX_RECORD_BYTES,
         remote: Remote | None = None,
     ) -> MappedRecords | None:
-        """Open a file; None if only the package can read it, or report what is wrong with it."""
+        """Open a file; None if only the package can read it, or explain its defect."""
         file = storage_of(path, remote).map(path, mapped=mapped)
         key = IndexKey.of("array_record", (path,), remote=remote) if cache else None
         chunks = remember(
@@ -108,7 +108,7 @@ class MappedRecords:
     def _compare_hashes(
         self, block: BytesArray, starts: Int64Array, lengths: Int64Array, heads: BytesArray, indices: Int64Array
     ) -> None:
-        """Compare the hashes in chunk headers with those of the chunks, which lie in `block` at `starts`."""
+        """Compare the hashes in chunk headers with hashes of the chunks, which lie in `block` at `starts`."""
         stored = heads.view(HEAD).ravel()
         headers = np.full_like(starts, CHUNK_HEADER_BYTES - HASH_BYTES)
         parts = ("header", HASH_BYTES, headers), ("data", CHUNK_HEADER_BYTES, lengths - CHUNK_HEADER_BYTES)

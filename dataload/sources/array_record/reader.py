@@ -92,7 +92,7 @@ class ArrayRecordSource(FileSource[Any]):
             )
 
     def _open_shard(self, path: str) -> ShardReader[Any]:
-        # One file that knows its fields is enough; each of them reads a record to find out.
+        # One file that knows its fields is enough; each reads a record to find out.
         return _ArrayRecordFile(path, self.options, has_fields=path == self.paths[0])
 
     def _known_fields(
@@ -117,7 +117,7 @@ class ArrayRecordSource(FileSource[Any]):
 
     @property
     def reads_in_order(self) -> bool:
-        """Whether the records of a file are compressed in groups, all of which is decompressed to read one record."""
+        """Whether records are compressed in groups; reading one decompresses its whole group."""
         return bool(self._groups(self._readers()))
 
     def _data_file(self, path: str) -> str:

@@ -44,7 +44,7 @@ _BLOCK_BITS = 16  # shifts of arrays are faster than divisions
 _CHUNK_HEADER = struct.Struct("<8xQ8xQQ")  # bytes of data; type and records; bytes of the records
 CHUNK_HEADER_BYTES = _CHUNK_HEADER.size
 HASH_BYTES = 8
-"""Bytes of the hash with which a chunk header begins; it is that of the rest."""
+"""Bytes of the hash with which a chunk header begins, the hash of the rest."""
 
 HASH_KEY = b"Riegeli/records\nRiegeli/records\n"
 
@@ -102,7 +102,7 @@ class Spans:
     ahead: Int64Array
 
     def differ(self, heads: BytesArray) -> bool:
-        """Return whether any of `heads`, (n, HEAD_BYTES) uint8, is not that of one uncompressed record of this size."""
+        """Return whether any of `heads`, (n, HEAD_BYTES) uint8, is not of one uncompressed record of this size."""
         found = heads.view(HEAD).ravel()
         differ = found["data_size"] != self.lengths - _CHUNK_HEADER.size
         differ |= found["kind"] != _ONE_SIMPLE
@@ -187,10 +187,10 @@ Read = Callable[[int, int], bytes]
 
 
 def parse_chunks(read: Read, size: int) -> Chunks | None:
-    """Find the records of a file of `size` bytes; None if only the package can read it or tell what is wrong.
+    """Find the records of a file of `size` bytes; None if only the package can read it or explain its defect.
 
     It is then compressed, its chunks hold several records, are padded or have another layout, or the last block and the
-    footer contradict each other. The cost is bounded by the size of the footer, whatever it contains.
+    footer contradict each other. The cost is bounded by the size of the footer.
     """
     if not size or size % BLOCK_SIZE:
         return None

@@ -115,7 +115,7 @@ class TfdsSource(ArrayRecordSource):
 
 
 def _find_version(directory: str, remote: Remote | None) -> str:
-    """Return the directory of the highest version, if this is that of all versions."""
+    """Return the directory of the highest version, if this is the directory of all versions."""
     storage = storage_of(directory, remote)
     if storage.exists(join(directory, INFO_NAME)) or not storage.is_directory(directory):
         return directory

@@ -114,7 +114,7 @@ def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any]:
 
 
 def build_padding(block: bytes, text: bytes) -> tuple[int, bytes] | None:
-    """Return padding that begins with `text`, and its offset in the last `block`; None if there is none to replace."""
+    """Return padding that begins with `text`, and its offset in the last `block`; None without padding to replace."""
     start = _padding(block)
     room = len(block) - (start or 0) - CHUNK_HEADER_BYTES
     if start is None or len(block) != BLOCK_SIZE or len(text) > room:

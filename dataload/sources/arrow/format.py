@@ -126,7 +126,7 @@ HUGGING_FACE = Format(
 
 CSV = Format(
     name="csv",
-    source="dataload.sources.arrow.csv:CsvSource",
+    source="dataload.sources.arrow.table:CsvSource",
     reader_options=CsvOptions,
     suffixes=(".csv", ".csv.gz", ".csv.zst"),
     lies_beside=True,

@@ -43,7 +43,7 @@ class _Node:
 
 
 def plan_nodes(schema: Any) -> list[_Node] | None:
-    """Return the arrays of a schema's columns; None if there is a type that is not gathered."""
+    """Return the arrays of a schema's columns; None if a type cannot be gathered."""
     counts = [0, 0]
     nodes = [_plan(each.type, counts) for each in schema]
     known = [node for node in nodes if node is not None]
@@ -101,7 +101,7 @@ def _pairs_of(kind: Any) -> Any:
 
 
 def _of(values: Int64Array, batch: Int64Array) -> Int64Array:
-    """Return the value of the batch of each row, or that of the only batch."""
+    """Return the value of the batch of each row, or of the only batch."""
     return values[:1] if len(values) == 1 else values[batch]
 
 
@@ -145,7 +145,7 @@ class Gatherer:
     def _plan_numbers(self, node: _Node) -> tuple[Numbers, int, Int64Array] | None:
         """Return what numbers a column has, their bytes and the offset of those in each batch; None unless it is plain.
 
-        Plain numbers are stored as they are in a batch.
+        Plain numbers are stored as in a batch.
         """
         numbers = numbers_of(node.kind) if node.tensor is None else numbers_of(node.tensor)
         if numbers is None or numbers.stored != numbers.dtype or numbers.permutation is not None:
@@ -218,7 +218,7 @@ class Gatherer:
             column: Number of the column.
             batch: (rows,) int64, the batch of each value.
             rows: (rows,) int64, its row there.
-            claims: The bytes that the records take, to which what is taken is added.
+            claims: The bytes that the records take, to which the bytes taken are added.
             empty: The column without values, but with its dictionaries; None if there are none.
         """
         node = self._nodes[column]
@@ -275,7 +275,7 @@ class Gatherer:
     def _take_dictionary(
         self, node: _Node, valid: Any, data: Any, count: int, owner: Int64Array | None, claims: Claims, empty: Any
     ) -> Any:
-        """Return values that are numbers of those of a dictionary."""
+        """Return values that are numbers of entries of a dictionary."""
         pa = pa_module()
         if empty is None:
             raise CorruptFileError("the file lacks the dictionary of a column", path=self._file.path)

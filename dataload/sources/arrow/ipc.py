@@ -1,6 +1,6 @@
-"""Where the columns of an Arrow IPC file or stream lie: its metadata, parsed without pyarrow. Pure (no I/O).
+"""The offsets of columns in an Arrow IPC file or stream, from its metadata, without pyarrow. Pure (no I/O).
 
-pyarrow would map the file, whose reads nobody guards, and could not read a record without its batch.
+pyarrow would map the file, without a guard for its reads, and could not read a record without its batch.
 """
 
 import struct
@@ -49,7 +49,7 @@ class Message:
 
 
 class Layout(NamedTuple):
-    """The messages of a file; `schema` is empty if there is none, as in files of Polars.
+    """The messages of a file; `schema` is empty without one, as in files of Polars.
 
     `footer` is a file with this schema and without records; empty for a stream.
     """
@@ -115,7 +115,7 @@ def pairs_of(several: Sequence[bytes]) -> Int64Array:
 
 
 def _check(messages: Sequence[Message], path: str) -> None:
-    """Check the numbers of messages, those of all at once."""
+    """Check the numbers of all messages at once."""
     buffers, nodes = (pairs_of([getattr(each, name) for each in messages]) for name in ("buffers", "nodes"))
     counts = [[len(each.buffers) // 16 for each in messages], [len(each.nodes) // 16 for each in messages]]
     sizes = np.repeat([each.body_length for each in messages], counts[0])

@@ -38,7 +38,7 @@ class _Chunk(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What the numbers or texts of a column claim in a row group.
+    """The bytes that the numbers or texts of a column claim in a row group.
 
     Attributes:
         values: Number of values, nulls included.

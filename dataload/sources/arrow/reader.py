@@ -107,7 +107,7 @@ class _ArrowFile(TableReader):
         return columns
 
     def _pick_many(self, indices: Int64Array, names: Sequence[str]) -> dict[str, Any]:
-        """Return many columns from one batch after another, which is read once for all of them."""
+        """Return many columns from one batch after another; each batch is read once."""
         own, pieces = self._decoding, list[tuple[Int64Array, Batch]]()
         own.names = names
         try:
@@ -153,7 +153,7 @@ class _ArrowFile(TableReader):
         return batch.column(name)
 
     def _bytes(self, messages: Sequence[Message]) -> list[bytes]:
-        """Return messages, of which decompression takes no more memory than the limit."""
+        """Return messages; their decompression takes no more memory than the limit."""
         several: list[bytes] = []
         claims = 0
         for found in messages:
@@ -186,7 +186,7 @@ class _ArrowFile(TableReader):
 
 
 class _Decoding(threading.local):
-    """The many columns that a thread reads, and the batch of which it decodes them; see `_ArrowFile._pick_many`."""
+    """The many columns that a thread reads, and the batch that it decodes; see `_ArrowFile._pick_many`."""
 
     names: Sequence[str] = ()
     batch: Any = None
@@ -208,7 +208,7 @@ class HuggingFaceSource(ArrowSource):
         options: See `ArrowOptions`.
 
     Raises:
-        SourceNotFoundError: There is no such directory, or it has no ``state.json``.
+        SourceNotFoundError: The directory does not exist, or has no ``state.json``.
         CorruptFileError: ``state.json`` is damaged. On first use, see `ArrowSource`.
         ConfigError: The directory has several splits.
     """

@@ -1,4 +1,4 @@
-"""What all sources of tables share: columns as columns, and decoded groups of records, which are kept."""
+"""The base of all sources of tables, which keeps decoded groups of records; and CSV files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -15,17 +15,19 @@ from dataload._util.arrays import pooled_empty
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.indexing import split_by_shard
-from dataload._util.limits import Claims
+from dataload._util.limits import Claims, check_size
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext, check_field, load_arrow, spec_of_type
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
 from dataload.codecs.expansion import Sizes, check_views, expansion
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
-from dataload.sources.arrow.format import TableOptions
+from dataload.sources.arrow.format import CsvOptions, TableOptions
 from dataload.sources.fields import require_known
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
+from dataload.storage import storage_of, unchanged
+from dataload.storage.compressed import read_text
 from dataload.storage.errors import system_error
 from dataload.types import Batch, FieldSpec, Int64Array, Record
 
@@ -155,7 +157,7 @@ class TableReader(ShardReader[Record]):
 
     @contextmanager
     def _errors(self, group: int | None = None, index: int | None = None) -> Generator[None]:
-        """Translate errors about the file's content; those of storage stay."""
+        """Translate errors about the file's content, but not errors of storage."""
         try:
             yield
         except (DataloadError, MemoryError):
@@ -209,3 +211,99 @@ def _plan_decoders(schema: Any, features: Mapping[str, Any], options: TableOptio
     return {
         name: for_extension(find_decoder(what, name), "", options.max_record_bytes) for name, what in chosen.items()
     }
+
+
+_VALUE_BYTES, _COLUMN_BYTES = 8, 2048  # about what pyarrow takes
+_FEW_COLUMNS = 256
+
+
+class CsvSource(TableSource):
+    """Records of CSV files with a header line, plain or compressed (``.csv.gz``, ``.csv.zst``).
+
+    A file is parsed as a whole by pyarrow, and those used last are kept (`cached_bytes`). So CSV is for small data and
+    for import: convert larger files to another format.
+
+    Args:
+        paths: One or more files with the same columns.
+        fields: Names of the columns to read; None means all.
+        options: See `CsvOptions`.
+
+    Raises:
+        ConfigError: On first use, `dtypes` names an unknown column or dtype.
+        CorruptFileError: On first use, a file is empty, is not CSV or takes more than `max_record_bytes`; in reads, a
+            value is missing and its column neither text nor floats.
+        MissingDependencyError: On first use, if pyarrow is not installed.
+    """
+
+    format_name = "csv"
+    options_type: ClassVar[Any] = CsvOptions
+
+    @property
+    def reads_in_order(self) -> bool:
+        """True if there are several files, since each is parsed as a whole."""
+        return len(self.paths) > 1
+
+    def _open_shard(self, path: str) -> ShardReader[Record]:
+        return _CsvFile(path, self.options, self._cache)
+
+
+class _CsvFile(TableReader):
+    def __init__(self, path: str, options: CsvOptions, cache: DecodedCache) -> None:
+        self._path, self._options, self._cache = path, options, cache
+        self._storage = storage_of(path, options.place)
+        self._identity = self._storage.identity(path)
+        table = cache.get(path, self._parse)
+        super().__init__(path, table.schema, np.array([len(table)], np.int64), options, cache)
+
+    def _group(self, group: int, name: str, index: int) -> Any:  # noqa: ARG002 - a file has one group
+        table = self._cache.get(self._path, self._parse)
+
+        def prepare() -> tuple[Any, int]:
+            found = self._prepare(table.column(name), f"field {name!r}")
+            return found, found[0].nbytes
+
+        return self._cache.get((self._path, name), prepare)
+
+    def _decode(self, group: int, name: str) -> Any:
+        raise NotImplementedError("columns are parsed together")
+
+    def _parse(self) -> tuple[Any, int]:
+        csv = load_arrow("format 'csv'", "pyarrow.csv")
+        pa, options = load_arrow("format 'csv'"), self._options
+        with unchanged(self._storage, self._path, self._identity):
+            data = read_text(self._path, options.max_record_bytes, options.place)
+        comma, head = options.delimiter.encode(), data.find(b"\n")
+        head = len(data) if head < 0 else head + 1
+        cells = data.count(comma, head) + data.count(b"\n", head)
+        size = _VALUE_BYTES * cells + _COLUMN_BYTES * max(0, data.count(comma, 0, head) - _FEW_COLUMNS)
+        check_size(size, options.max_record_bytes, "the table", path=self._path)
+        types = {name: _type_of(name, dtype) for name, dtype in (options.dtypes or {}).items()}
+        with self._errors():
+            with decoding():
+                table = csv.read_csv(
+                    pa.BufferReader(data),
+                    csv.ReadOptions(use_threads=False),
+                    csv.ParseOptions(delimiter=options.delimiter, newlines_in_values=True),
+                    csv.ConvertOptions(column_types=types),
+                )
+            self._check(table, types)
+            return table, table.nbytes
+
+    def _check(self, table: Any, types: Mapping[str, Any]) -> None:
+        for name in types:
+            if name not in table.column_names:
+                message = f"dtypes names {name!r}, which {self._path} has not: {closest(name, table.column_names)}"
+                raise ConfigError(message, key=f"dtypes.{name}")
+        for each in table.schema:
+            if load_arrow("format 'csv'").types.is_binary(each.type):
+                raise CorruptFileError(f"the column {each.name!r} is not UTF-8", path=self._path)
+        check_size(table.nbytes, self._options.max_record_bytes, "the table", path=self._path)
+
+
+def _type_of(name: str, dtype: str) -> Any:
+    pa = load_arrow("format 'csv'")
+    try:
+        return pa.string() if dtype == "str" else pa.from_numpy_dtype(np.dtype(dtype))
+    except (TypeError, pa.ArrowException) as error:
+        message = f"dtypes: {dtype!r} is not the dtype of a column; expected one such as 'int64', 'float32' or 'str'"
+        raise ConfigError(message, key=f"dtypes.{name}", value=dtype) from error

@@ -22,7 +22,7 @@ class TableWriter(Writer):
     """The base class of writers of tables.
 
     All records have the fields, dtypes and shapes of the first. Arrays are stored as tensors of one shape, or as lists
-    if they have one axis and differ in length. Numbers, text, bytes, lists and dicts are stored as they are.
+    if they have one axis and differ in length. Numbers, text, bytes, lists and dicts are stored unchanged.
 
     Args:
         path: Destination.
@@ -141,7 +141,7 @@ class TableWriter(Writer):
 
     def _discard(self) -> None:
         if self._file is not None:
-            with contextlib.suppress(Exception):  # what it writes is deleted
+            with contextlib.suppress(Exception):  # its file is deleted
                 self._file.close()
         self._stream.close()
 

@@ -25,7 +25,7 @@ _MACOS_FOLDER = "__MACOSX"  # in which macOS packs attributes of files
 
 
 class Files(Protocol):
-    """The files of a data set, each with a number of its own, its value in `listing`."""
+    """The files of a data set, each with a number, its value in `listing`."""
 
     listing: Listing
 
@@ -34,11 +34,11 @@ class Files(Protocol):
         ...
 
     def identity(self, names: Sequence[str], values: Int64Array) -> str:
-        """Return a hash that tells contents apart: of all if that is known, else of the ends of the given files."""
+        """Return a hash of the contents: of all if known, else of the ends of the given files."""
         ...
 
     def read(self, names: Sequence[str], values: Int64Array, indices: Int64Array) -> Sequence[bytes | memoryview]:
-        """Return the content of files; `indices` are those of their records, for messages."""
+        """Return the content of files; `indices` of their records are for messages."""
         ...
 
     def ranges(self, values: Int64Array) -> tuple[Int64Array, Int64Array] | None:
@@ -46,7 +46,7 @@ class Files(Protocol):
         ...
 
     def locate(self, name: str) -> tuple[str, str]:
-        """Return the path of the file that has the bytes, and text for messages that tells which of its bytes."""
+        """Return the path of the file that has the bytes, and text for messages that locates the bytes in it."""
         ...
 
     def release(self) -> None:
@@ -215,7 +215,7 @@ def read_members(read: Callable[[int, int], bytes], size: int, path: str) -> Mem
         count -= 1
         at = stop
     if count:
-        raise CorruptFileError("the number of members is not that of the end record", path=path, offset=start)
+        raise CorruptFileError("the number of members differs from the end record", path=path, offset=start)
     if len({*names}) < len(names):
         raise CorruptFileError(f"two members are called {Counter(names).most_common(1)[0][0]!r}", path=path)
     table = np.array(numbers, np.int64).reshape(-1, 5)

@@ -60,7 +60,7 @@ def split_pattern(path: str) -> tuple[str, str | None]:
 
 
 def is_medium(name: str) -> bool:
-    """Return whether the suffix of a file is that of an image or of audio."""
+    """Return whether the suffix of a file is of an image or of audio."""
     from dataload.codecs.decoders import known_extension  # imports codecs
 
     decoder = known_extension(name) if "." in name else None

@@ -53,7 +53,7 @@ class FolderSource(FileSource[Record]):
     "sample_rate", "label"}``. A label is the number of the class among the sorted names, which are
     ``source.fields["label"].classes``. Records are ordered by class, then folder, then name. The key is the path
     without its suffix. Other files and hidden ones are ignored, and links are followed. With `labels`, `pattern` or
-    ``metadata.csv`` or ``metadata.jsonl`` beside the files, folders are no classes: see `FolderOptions`. An archive
+    ``metadata.csv`` or ``metadata.jsonl`` beside the files, folders are not classes: see `FolderOptions`. An archive
     whose files all lie in one folder of classes is read as that folder.
 
     Args:
@@ -172,7 +172,7 @@ class FolderReader(ShardReader[Record]):
         return int(self._files.sizes(self._table.values).sum())
 
     def number_classes(self, classes: tuple[str, ...] | None) -> None:
-        """Let labels be numbers of these classes, which include those of this shard."""
+        """Let labels be numbers of these classes, which include this shard's classes."""
         if self.classes is not None and classes is not None:
             codes = {name: code for code, name in enumerate(classes)}
             numbers = np.array([codes[name] for name in self.classes], np.int64)

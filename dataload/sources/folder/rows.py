@@ -47,7 +47,7 @@ def join_labels(table: FileTable, sheets: Sequence[Sheet], missing: MissingFile,
         within: The beginning of names that are joined; rows of others are ignored.
 
     Raises:
-        ConfigError: There is no column of names, a column is also a field, columns differ, or a file has no row.
+        ConfigError: No column has names, a column is also a field, columns differ, or a file has no row.
         CorruptFileError: A line is not like the first, or a file has no name, two rows, or does not exist.
     """
     columns: list[str] = []
@@ -136,7 +136,7 @@ def _parse_json(text: str, path: str) -> tuple[list[str], list[tuple[int, list[A
 
 
 def _of_json(values: list[Any]) -> Array | list[Any]:
-    """Return a column as an array if its values are all numbers or all truth values, else as it is."""
+    """Return a column as an array if its values are all numbers or all truth values, else unchanged."""
     kinds = {*map(type, values)}
     dtype = np.bool_ if kinds == {bool} else np.int64 if kinds == {int} else np.float64
     try:

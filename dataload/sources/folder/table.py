@@ -86,7 +86,7 @@ class FileTable:
 
 
 def copy_rows(column: Array | list[Any], rows: Int64Array) -> list[Any]:
-    """Return values of a column, which belong to the caller; those of JSON may be nested."""
+    """Return values of a column, which belong to the caller; values of JSON may be nested."""
     return [deepcopy(column[i]) for i in rows.tolist()] if isinstance(column, list) else column[rows].tolist()
 
 
@@ -146,7 +146,7 @@ def split_prefix(split: str | None, folders: Iterable[str], path: str, *, is_fol
 
 
 def media_table(names: list[str], values: Int64Array, path: str) -> FileTable:
-    """Return the table of images or audio, each of which is a record; both together, or neither, are refused."""
+    """Return the table of images or audio, one file per record; both together, or neither, are refused."""
     ends = np.fromiter((name.rindex(".") for name in names), np.int64, len(names))
     suffixes = [name[end + 1 :].lower() for name, end in zip(names, ends.tolist(), strict=True)]
     kinds = {suffix: field_of(suffix) for suffix in {*suffixes}}
@@ -256,7 +256,7 @@ def pattern_table(names: list[str], values: Int64Array, path: str, pattern: str,
 def _complete(
     numbers: Int64Array, fields: Sequence[str], keys: Sequence[str], path: str, missing: MissingFile
 ) -> Int64Array:
-    """Return the rows that have a file for each field; `numbers`, (fields, rows), are -1 where there is none."""
+    """Return the rows that have a file for each field; `numbers`, (fields, rows), are -1 for missing files."""
     lacks = numbers < 0
     kept = np.flatnonzero(~lacks.any(0))
     if len(kept) == len(keys) or (missing == "skip" and len(kept)):

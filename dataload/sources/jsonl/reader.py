@@ -87,7 +87,7 @@ def find_lines(blocks: Iterable[bytes | memoryview]) -> Lines:
 
 
 def pack(lines: Lines) -> CachedTable | None:
-    """Return lines as they are kept in the cache; None if finding them again is faster."""
+    """Return lines for the cache; None if finding them again is faster."""
     if len(lines) < _LEAST_CACHED:
         return None
     return CachedTable({"places": lines.places, "firsts": lines.firsts}, {"stop": lines.stop})
@@ -143,7 +143,7 @@ class JsonlSource(FileSource[Record]):
 
     @property
     def reads_in_order(self) -> bool:
-        """Whether a file of several is compressed, all of which is decompressed to read one record."""
+        """Whether one of several files is compressed; reading a record decompresses a whole file."""
         return len(self.paths) > 1 and any(map(is_compressed, self.paths))
 
     def _open_shard(self, path: str) -> ShardReader[Record]:

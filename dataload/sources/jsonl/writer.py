@@ -14,7 +14,7 @@ from dataload.sources.writer import Writer, require_fields
 
 
 class JsonlWriter(Writer):
-    """Writes JSON Lines: numbers, text, lists and dicts as they are, arrays as lists. Bytes are refused.
+    """Writes JSON Lines: numbers, text, lists and dicts unchanged, arrays as lists. Bytes are refused.
 
     The suffixes ``.gz`` and ``.zst`` of the path compress the file.
 

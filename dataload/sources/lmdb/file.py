@@ -7,7 +7,7 @@ page header has 16 bytes up to LMDB 0.9 (data version 1), and 24 in LMDB 1.0 (da
 
 A transaction T writes new pages, and then its meta page over that of T - 2. Even if LMDB knows of no reader, the first
 to reuse pages of T is T + 3, those that T + 1 replaced, and it begins after T + 2 has overwritten the meta page of T.
-So whoever finds the meta page of T unchanged after reading has read T, whatever was written meanwhile.
+So a reader that finds the meta page of T unchanged after reading has read T, even if others wrote to the file.
 """
 
 import struct
@@ -68,7 +68,7 @@ def parse_pages(
 
 
 def find_key(page: bytes, node: int, header_size: int) -> bytes | None:
-    """Return the key of a node of a leaf page, whose first node is number 0; None if there is none."""
+    """Return the key of a node of a leaf page, whose first node is number 0; None if it has none."""
     base = header_size if header_size == 24 else 0
     at = base + int.from_bytes(page[header_size + 2 * node : header_size + 2 * node + 2], sys.byteorder)
     start = at + _NODE_BYTES
@@ -77,7 +77,7 @@ def find_key(page: bytes, node: int, header_size: int) -> bytes | None:
 
 
 RECORDED_OFFSET = 512
-"""Where in the file reader options are recorded: in the first page, of which LMDB writes only the begin."""
+"""Offset of the recorded reader options: in the first page, whose end LMDB leaves unwritten."""
 
 _MAGIC = 0xBEEFC0DE
 _VERSIONS = {16: 1, 24: 3}  # bytes of the page header -> data version

@@ -148,7 +148,7 @@ def _narrow(numbers: Array) -> Array:
 def find_table(
     key: IndexKey | None, count: int, unpack: Callable[[CachedTable], T | None], build: Callable[[], T]
 ) -> tuple[T, IndexKey | None]:
-    """Return a table of `count` records, and the key to store it under if it is worth that and not yet stored."""
+    """Return a table of `count` records, and the key to store it under if that pays and it is not stored."""
     if count < _LEAST_CACHED:
         key = None
     table = recall(key, unpack)

@@ -192,7 +192,7 @@ _SAMPLES, _SAMPLE_BYTES = 8, 256
 
 
 class Snapshot:
-    """An open file, and the meta page of the transaction that is read of it."""
+    """An open file, and the meta page of the transaction to read."""
 
     def __init__(self, file: RecordFile, info: FileInfo) -> None:
         self.file = file
@@ -253,7 +253,7 @@ def open_snapshot(
 
 
 def _is_unchanged(file: RecordFile, info: FileInfo | None, remote: Remote | None) -> bool:
-    """Return whether no writer can have caused an error. Without a meta page, the size of the file tells."""
+    """Return whether no writer can have caused an error. Without a meta page, the size of the file decides."""
     if info is not None:
         return is_unchanged(file, info)
     return storage_of(file.path, remote).identity(file.path).size == file.size

@@ -54,7 +54,7 @@ class NewEnvironment:
                 path,
                 map_size=self._map_bytes,
                 max_dbs=subdatabases or 0,
-                lock=False,  # nobody else uses the directory, and a lock file would stay in it
+                lock=False,  # no other process uses the directory, and a lock file would stay in it
                 sync=False,  # `finish` syncs once
             )
             self._databases: list[Any] = [
@@ -249,7 +249,7 @@ class TorchRecordWriter(Writer):
         self._place(options.num_records or 0)
 
     def _place(self, total: int) -> None:
-        """Prepare to put so many records in all; keys have one width, as the original's reader expects."""
+        """Prepare to put `records` records in all; keys have one width, as the original's reader expects."""
         self._spans = even_split(total, self._db_num)
         self._key = b"%%0%dd" % len(str(max(stop - start for start, stop in self._spans)))
         self._database = self._placed = 0

@@ -58,7 +58,7 @@ class Column:
 
     @property
     def spec(self) -> FieldSpec:
-        """What is known about all values."""
+        """Facts about all values."""
         if self.dtype is not None:
             return FieldSpec(str(self.dtype), self.shape)
         return _SPECS.get(self.encoding, FieldSpec("unknown"))

@@ -49,7 +49,7 @@ _SIZED = {_TEXT: 4, _DOCUMENT: 0, 4: 0, _BINARY: 5, 13: 4, 14: 4, 15: 0}
 
 
 class Shapes(NamedTuple):
-    """Shapes of one key's records; `dims` are those of all records if `ndim`, (1,) or (n,), is a single number."""
+    """Shapes of one key's records; `dims` hold for all records if `ndim`, (1,) or (n,), is a single number."""
 
     ndim: Int64Array
     dims: Int64Array

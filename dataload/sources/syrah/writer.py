@@ -124,7 +124,7 @@ class SyrahWriter(Writer):
         return True
 
     def _fit(self, records: int) -> bool:
-        """Return whether the metadata can have so many records more."""
+        """Return whether the metadata has room for `count` more records."""
         return (len(self) + records) * len(self._tables) * _BYTES_PER_ENTRY <= BSON_LIMIT - 4096
 
     def _check(self, values: dict[str, tuple[Array, str, bool]]) -> None:

@@ -62,7 +62,7 @@ def padded(size: int) -> int:
 def parse_header(block: bytes, path: str, offset: int) -> Header:
     """Parse a POSIX, GNU or pre-POSIX (v7) header of 512 bytes, with octal or base-256 sizes.
 
-    `path` and `offset`, those of the archive and of the block, are for messages.
+    `path` of the archive and `offset` of the block are for messages.
     """
     if not is_tar(block):
         raise CorruptFileError(
@@ -90,7 +90,7 @@ def _number(field: bytes) -> int | None:
 
 
 def is_tar(head: bytes) -> bool:
-    """Return whether bytes begin with a tar header. Only its checksum tells: v7 archives have no magic."""
+    """Return whether bytes begin with a tar header, by its checksum: v7 archives have no magic."""
     recorded = _number(head[148:156]) if len(head) >= BLOCK else None
     if recorded is None:
         return False
@@ -131,7 +131,7 @@ def build_comment(text: bytes) -> bytes:
 
 
 def parse_comment(head: bytes) -> bytes:
-    """Return the comment for all members with which an archive begins; empty if there is none."""
+    """Return the comment for all members with which an archive begins; empty without one."""
     if not is_tar(head[:BLOCK]) or head[156:157] != b"g":
         return b""
     records = _parse_pax(head[BLOCK : BLOCK + (_number(head[124:136]) or 0)])

@@ -94,7 +94,7 @@ def parse_index(text: bytes, path: str, archive: str = "TAR") -> SampleTable:
 
 
 class _BadLine(Exception):
-    """The number of an invalid line, and what is wrong with it."""
+    """The number of an invalid line, and its defect."""
 
 
 def _parse_any(text: bytes) -> SampleTable:
@@ -232,7 +232,7 @@ class _Tokens(NamedTuple):
         return total.view(np.int64)
 
     def refuse(self, bad: npt.NDArray[np.bool_], before: Int64Array, end: Int64Array, what: str) -> None:
-        """Raise an error about the first bad word, if there is one."""
+        """Raise an error about the first bad word, if any."""
         if bad.any():
             component = int(np.argmax(bad))
             line = int(np.searchsorted(np.cumsum(self.counts), component, side="right"))

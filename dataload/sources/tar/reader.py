@@ -62,7 +62,7 @@ class TarSource(FileSource[Record]):
         return TarReader(path, index, self._settings, self._selected)
 
     def oddity(self) -> str | None:
-        """Return what WebDataset would read differently, or refuse, and in which archive; None if there is nothing."""
+        """Return what WebDataset would read differently, or refuse, and in which archive; None without a difference."""
         readers = zip(self._paths, cast("list[TarReader]", self._readers()), strict=True)
         found = ((path, reader.oddity()) for path, reader in readers)
         return next((f"{path}: {oddity}" for path, oddity in found if oddity), None)
@@ -108,7 +108,7 @@ def pair_indexes(paths: tuple[str, ...], index: Any, key: str = "index") -> dict
 
 
 _MOST_BYTES = 64 << 20  # as in a manifest, parsed JSON takes up to twenty times the memory
-_MOST_SAMPLES = 1 << 32  # of an archive, so that those of all fit in int64
+_MOST_SAMPLES = 1 << 32  # of an archive, so that their sum fits in int64
 _VERSION = 1
 
 
@@ -116,7 +116,7 @@ class WidsSource(TarSource):
     """Samples of the tar archives that an index of wids lists, in the order of the list.
 
     Archives are opened when they are first read, as the index has their lengths, unless an option may change these:
-    ``missing="skip"`` or ``"empty"``, or ``on_damage="stop"``. Fields are those of the first archive with samples.
+    ``missing="skip"`` or ``"empty"``, or ``on_damage="stop"``. The first archive with samples determines the fields.
 
     Args:
         paths: The JSON file, or several. Archives are named relative to it, or to the ``base`` in it. They are below

@@ -261,7 +261,7 @@ class SampleTable:
         return out
 
     def oddity(self) -> str | None:
-        """Return what WebDataset reads differently, or refuses: names without a dot, equal names, names of its own."""
+        """Return names that WebDataset reads differently, or refuses: without a dot, equal, or reserved."""
         lower = list(dict.fromkeys(name.lower() for name in self.extensions))
         names = np.array([lower.index(name.lower()) for name in self.extensions], np.int64)[self.codes]
         samples = np.arange(len(self))

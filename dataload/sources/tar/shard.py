@@ -74,7 +74,7 @@ class _Field:
 class TarReader(ShardReader[Record]):
     """Reads one archive; every sample must have the `selected` fields unless `missing` allows otherwise.
 
-    `index` is the path of its index; None uses the one beside it, if there is one; False scans the archive.
+    `index` is the path of its index; None uses the one beside it, if any; False scans the archive.
     """
 
     def __init__(
@@ -135,7 +135,7 @@ class TarReader(ShardReader[Record]):
         return {name: self._column(name, samples) for name in ((KEY, *self._codes) if fields is None else fields)}
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:
-        """See `ShardReader.ranges`; without those of keys that only the archive has."""
+        """See `ShardReader.ranges`; without ranges of keys that only the archive has."""
         samples = self._samples(indices)
         if fields is None and self._table.ends is not None:
             components, _ = self._table.all_components(samples)
@@ -327,7 +327,7 @@ class TarReader(ShardReader[Record]):
         return layout.rows(self._file.gather(offsets + layout.start, layout.nbytes))
 
     def _spans(self, components: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the offsets and sizes of components, all of which exist."""
+        """Return the offsets and sizes of components that all exist."""
         sizes = self._table.lengths(components)
         if self._has_large and int(sizes.max()) > self._limit:
             samples = np.array([self._table.sample(component) for component in components.tolist()])
@@ -335,7 +335,7 @@ class TarReader(ShardReader[Record]):
         return self._table.offsets(components), sizes
 
     def _decode(self, field: _Field, components: Int64Array) -> list[Any]:
-        """Return the values of components, all of which exist."""
+        """Return the values of components that all exist."""
         if field.others:
             return self._decode_by_code(field, components)
         offsets, lengths = self._spans(components)

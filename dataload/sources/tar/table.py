@@ -50,7 +50,7 @@ def load_table(
 ) -> SampleTable:
     """Load the sample table of an archive, whose components are all inside the archive; see `scan` for `on_damage`.
 
-    `index` is the path of its index; None uses the one beside it, if there is one; False scans the archive.
+    `index` is the path of its index; None uses the one beside it, if any; False scans the archive.
     `verify_index` compares some members with the index; `cache` keeps the table of a large archive in a file.
     """
     if index is None:
@@ -178,7 +178,7 @@ def _difference(table: SampleTable, component: int, data: bytes, path: str) -> s
     except CorruptFileError:
         return f"a member at {offset}, but there is no header before it"
     if header.kind not in REGULAR:
-        return f"a file at {offset}, but the header before it is not that of a file"
+        return f"a file at {offset}, but the header before it is not of a file"
     if header.size != size and size <= GREATEST_SIZE:
         return f"{size} bytes at {offset}, but the header says {header.size}"
     expected = _names(table, component)

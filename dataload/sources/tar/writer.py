@@ -1,4 +1,4 @@
-"""Write tar archives for WebDataset and DALI, and DALI's index of them."""
+"""Write tar archives for WebDataset and DALI, and DALI's index files."""
 
 from collections.abc import Iterator, Mapping
 from functools import lru_cache

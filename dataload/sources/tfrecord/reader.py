@@ -227,7 +227,7 @@ class _TFRecordFile(EncodedShard):
 
 
 def _unpack(found: CachedTable, size: int) -> Int64Array | None:
-    """Return the edges from the cache, or None if they are not those of records that fill the file."""
+    """Return the edges from the cache, or None if their records do not fill the file."""
     edges = found.arrays["edges"]
     if edges.dtype != np.int64 or not len(edges) or int(edges[0]) != 0 or int(edges[-1]) != size:
         return None

@@ -1,4 +1,4 @@
-"""Where documents begin in a flat file of tokens: given, in a file beside it, or found by an end token.
+"""The starts of documents in a flat file of tokens: given, in a file beside it, or found by an end token.
 
 Files of the starts of documents are .npy, or the index that Megatron-LM writes beside a .bin file:
 
@@ -49,7 +49,7 @@ def holds_tokens(head: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """What a file says of the documents in another; `dtype` is that of the tokens, if the file says.
+    """The documents in another file, as an index describes them; `dtype` is the dtype of the tokens, if given.
 
     `starts` are the start of each, (documents,), and maybe the number of tokens at the end.
     """

@@ -61,7 +61,7 @@ class TokenOptions(CachedOptions):
 
     @property
     def has_documents(self) -> bool:
-        """Whether it is known where documents begin."""
+        """Whether the starts of documents are known."""
         return self.documents is not None or self.end_token is not None
 
     @property

@@ -181,7 +181,7 @@ class _TokenFile(ShardReader[Record]):
             self._specs[COUNT_FIELD] = FieldSpec("int64", ())
             self._pad = _fitting("pad_token", options.pad_token, self._dtype)
         if found.dtype is not None and found.starts[-1] != self._length:
-            message = f"an index of {found.starts[-1]} tokens, beside a file of {self._length}: it is that of another"
+            message = f"an index of {found.starts[-1]} tokens, beside a file of {self._length}: it belongs to another"
             raise CorruptFileError(message, path=documents)
         edges = self._find_edges(options, found.starts, documents)
         self._edges = edges if options.ends == "across" and options.has_documents else None
@@ -195,7 +195,7 @@ class _TokenFile(ShardReader[Record]):
         )
 
     def _find_edges(self, options: TokenOptions, starts: Any, given: Any) -> Int64Array:
-        """Return the edges of documents, of which `starts` are known from what was `given`."""
+        """Return the edges of documents, whose `starts` are known from `given`."""
         if starts is not None:
             try:
                 return check_starts(starts, self._length, self._file.path)

@@ -1,4 +1,4 @@
-"""Objects in place of sources: data in memory are taken, what has no records by index is refused with what to write."""
+"""Objects in place of sources: data in memory are accepted, others refused with a hint."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _TABLES = {("pandas", "DataFrame"), ("polars", "DataFrame"), ("pyarrow", "Table"
 
 
 def loadable(data: Any) -> RandomAccessSource[Any]:
-    """Return what a loader can read: a source of any kind as it is, and columns in memory as a `MemorySource`."""
+    """Return a source of any kind unchanged, and columns in memory as a `MemorySource`."""
     if isinstance(data, Source):
         return data
     kind: type[Any] = type(data)
@@ -51,7 +51,7 @@ def loadable(data: Any) -> RandomAccessSource[Any]:
 
 def entering_hint(source: Any) -> str:
     """Return what to do if a read failed because a source of another library was not entered; "" for other sources."""
-    source = getattr(source, "dataset", source)  # that of torch's Subset and the like
+    source = getattr(source, "dataset", source)  # of torch's Subset and the like
     if isinstance(source, Source) or not isinstance(source, AbstractContextManager):
         return ""
     named = type(cast("Any", source)).__name__
@@ -172,21 +172,21 @@ def _refuse(data: Any) -> None:
     """Raise TypeError, with advice, for data that are not a source."""
     if isinstance(data, (str, PathLike)):
         path = redacted(str(cast("Any", data)))
-        raise TypeError(f"a path is no source: pass dataload.open({path!r})")
+        raise TypeError(f"a path is not a source: pass dataload.open({path!r})")
     if isinstance(data, type):
         raise TypeError(f"{data.__name__} is a class: pass an object of it, {data.__name__}(...)")
     if isinstance(data, (list, tuple)) and data:
         first: Any = cast("Sequence[Any]", data)[0]
         if _is_data_set(first):
             raise TypeError(
-                "a list of sources is no source: pass dataload.concat([...]), or dataload.mix([...]) to draw"
+                "a list of sources is not a source: pass dataload.concat([...]), or dataload.mix([...]) to draw"
             )
         if isinstance(first, PathLike) or (isinstance(first, str) and by_suffix(first, built_in_formats()) is not None):
             raise TypeError(
-                f"a list of paths is no source: pass dataload.open([{redacted(str(cast('Any', first)))!r}, ...])"
+                f"a list of paths is not a source: pass dataload.open([{redacted(str(cast('Any', first)))!r}, ...])"
             )
     if isinstance(data, Mapping) and any(map(_is_data_set, cast("Mapping[Any, Any]", data))):
-        raise TypeError("sources with weights are no source: pass dataload.mix({...})")
+        raise TypeError("sources with weights are not a source: pass dataload.mix({...})")
     missing = [name for name in ("__len__", "__getitem__") if not hasattr(data, name)]
     named, package = type(data).__name__, type(data).__module__.partition(".")[0]
     is_iterable = any(each.__name__ == "IterableDataset" for each in type(data).__mro__)

@@ -33,7 +33,7 @@ class ConcatSource(ViewSource[Any]):
         sources: At least one built-in source.
 
     Raises:
-        ConfigError: There is no source. On first use: labels stand for other classes in one source than in another.
+        ConfigError: No source is given. On first use: labels stand for other classes in one source than in another.
     """
 
     def __init__(self, sources: Sequence[Source[Any]]) -> None:
@@ -139,8 +139,8 @@ def concat(sources: Sequence[Any]) -> ConcatSource:
         sources: At least one of what a `Loader` takes.
 
     Raises:
-        ConfigError: There is none.
-        TypeError: One is no source.
+        ConfigError: No source is given.
+        TypeError: One is not a source.
     """
     if isinstance(sources, (Source, str, Mapping)):
         raise TypeError(f"concat takes a list of sources, got {_named(sources)}")
@@ -155,7 +155,7 @@ def mix(
 ) -> MixedSource:
     """Return several sources as one that a `Loader` reads in these proportions.
 
-    The records are those of `concat`. A loader without `sampler` draws from each source in the proportion of its
+    The records are the same as of `concat`. A loader without `sampler` draws from each source in the proportion of its
     weight, exactly in any 1,000 or so consecutive records (see `dataload.samplers.Mixture`). Each source is in order,
     or shuffled as the loader's `shuffle` says.
 
@@ -167,8 +167,8 @@ def mix(
             served completely, or ``"never"``.
 
     Raises:
-        ConfigError: There is no source, a weight is negative or missing, or `stop` is unknown.
-        TypeError: One is no source, or is a mix itself.
+        ConfigError: No source is given, a weight is negative or missing, or `stop` is unknown.
+        TypeError: One is not a source, or is a mix itself.
 
     Examples:
         >>> import dataload

@@ -57,7 +57,7 @@ class Rule(Protocol):
         ...
 
     def indices(self, length: int) -> Int64Array:
-        """Return the selected ones of so many records, ascending."""
+        """Return the indices of the selected records, ascending."""
         ...
 
 

@@ -37,7 +37,7 @@ def windows(
 ) -> WindowSource:
     """Return a source whose records are windows over the sequences of another one, for time series and robots.
 
-    A window has an anchor, a record of the source. Without `length`, a field has the value of the anchor, as it is.
+    A window has an anchor, a record of the source. Without `length`, a field has the value of the anchor, unchanged.
     With `length`, it has the values of the anchor and the records after it: ``(length, *shape)``. A field in `offsets`
     has the values of the records at these distances from the anchor instead: ``(len(offsets), *shape)``. Bytes and
     text become a tuple of values. A window never leaves its sequence.
@@ -54,9 +54,9 @@ def windows(
         offsets: Distances from the anchor in records, by field name: ``{"action": [0, 1, 2], "image": [-1, 0]}``.
 
     Raises:
-        ConfigError: The lengths are no lengths of sequences of this source; there is no such field; a setting is out of
+        ConfigError: The lengths do not add up to the number of records; a field is unknown; a setting is out of
             range; or no sequence is long enough for a window.
-        TypeError: `source` is no source.
+        TypeError: `source` is not a source.
 
     Examples:
         >>> from dataload import MemorySource, windows
@@ -237,7 +237,7 @@ class _Spans:
 
     @classmethod
     def of(cls, lengths: Int64Array, *, before: int, after: int, stride: int) -> Self:
-        """Return the windows of sequences, whose anchors need so many records before and after them."""
+        """Return the windows of sequences whose anchors need `before` records before them and `after` behind."""
         stops = np.cumsum(lengths)
         firsts = stops - lengths
         counts = np.maximum(0, (lengths - before - after - 1) // stride + 1)

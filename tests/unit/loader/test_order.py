@@ -166,7 +166,7 @@ BATCHES = BatchSampler(sampler=Sequential(10), batch_size=2)
         ({"batch_size": 1, "sampler": Sequential(11)}, "the sampler chooses from 11 records, and the source has 10"),
         (
             {"sampler": BucketBatchSampler(lengths=[1] * 12, batch_size=2)},
-            "the sampler was made for a source of 12 records, and this one has 10: make it anew$",
+            "the sampler was made for a source of 12 records, and this one has 10: build a new one$",
         ),
         (
             {"batch_size": 1, "sampler": Lanes(Sequential(10), 4), "rank": 0, "world_size": 3},
@@ -208,7 +208,7 @@ def made_for(n):
 
 @pytest.mark.parametrize("n", [9, 10, 11])
 def test_samplers_are_compared_with_the_source(n):
-    match = rf"^the sampler was made for a source of {n} records, and this one has 10: make it anew"
+    match = rf"^the sampler was made for a source of {n} records, and this one has 10: build a new one"
     match += r", or pass source\[:9\]$" if n == 9 else "$"
     for order in made_for(n):
         given = {"sampler": order} if isinstance(order, BatchPlanner) else {"sampler": order, "batch_size": 1}

@@ -25,16 +25,20 @@ from dataload.samplers import (
     ShardSequential,
     Weighted,
 )
-from dataload.samplers.order_sample import (
+from dataload.samplers.pool_quality import PoolTrial, pool_size_for
+from dataload.samplers.quality import (
     WHOLE_UP_TO,
+    BucketFiller,
+    Figure,
+    Mixing,
+    Multiplicity,
     ShardLayout,
     expected_shards,
     global_rows,
+    order_report,
     sample_order,
     shards_per_batch,
 )
-from dataload.samplers.pool_quality import PoolTrial, pool_size_for
-from dataload.samplers.quality import BucketFiller, Figure, Mixing, Multiplicity, order_report
 
 SIGMAS = 5
 
@@ -340,8 +344,8 @@ def test_ten_to_the_ten_records_are_judged_in_little_memory():
 
 @pytest.fixture
 def short_samples(monkeypatch):
-    monkeypatch.setattr("dataload.samplers.order_sample.WHOLE_UP_TO", 2**14)
-    monkeypatch.setattr("dataload.samplers.order_sample._SAMPLED_ROWS", 2**13)
+    monkeypatch.setattr("dataload.samplers.quality.WHOLE_UP_TO", 2**14)
+    monkeypatch.setattr("dataload.samplers.quality._SAMPLED_ROWS", 2**13)
 
 
 def test_a_sample_tells_what_the_whole_does(request):

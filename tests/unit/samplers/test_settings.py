@@ -236,7 +236,7 @@ PACKED = planners(
         ({"lengths": "abc"}, "lengths must be integers"),
         ({"sampler": 3}, "sampler must be a sampler, with __len__ and indices"),
         ({"world_size": 0}, "world_size must be an integer >= 1, got 0"),
-        ({"sampler": ENDLESS}, "an epoch is packed before it begins, and that of the sampler never ends"),
+        ({"sampler": ENDLESS}, "an epoch is packed before it begins, and the sampler's epoch never ends"),
     ],
 )
 STREAMS = planners(

@@ -266,7 +266,7 @@ MIXED = dataload.mix({A: 1, B: 1})
         (lambda: dataload.mix({A: 0, B: 0}), ConfigError, "weights must hold a number above 0, got [0, 0]"),
         (lambda: dataload.mix({"a": A}, {"b": 1}), ConfigError, BY_NAME),
         (lambda: dataload.mix([A], {"b": 1}), ConfigError, BY_NAME),
-        (lambda: dataload.mix({"a.tar": 1}), TypeError, "a path is no source: pass dataload.open('a.tar')"),
+        (lambda: dataload.mix({"a.tar": 1}), TypeError, "a path is not a source: pass dataload.open('a.tar')"),
         (lambda: dataload.mix([(MIXED, 1)]), TypeError, NESTED),
         (lambda: dataload.mix({A: 1}, stop="last"), ConfigError, "stop is 'last': Known: first, longest, never"),
         (lambda: MIXED[:2], TypeError, PART),

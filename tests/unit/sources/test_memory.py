@@ -174,14 +174,14 @@ def test_what_has_records_by_index_is_left_alone(data):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        *((path, "a path is no source: pass dataload.open('a.syr')") for path in ("a.syr", Path("a.syr"))),
-        (["a.tar", "b.tar"], "a list of paths is no source: pass dataload.open(['a.tar', ...])"),
-        ([Path("a")], "a list of paths is no source: pass dataload.open(['a', ...])"),
+        *((path, "a path is not a source: pass dataload.open('a.syr')") for path in ("a.syr", Path("a.syr"))),
+        (["a.tar", "b.tar"], "a list of paths is not a source: pass dataload.open(['a.tar', ...])"),
+        ([Path("a")], "a list of paths is not a source: pass dataload.open(['a', ...])"),
         *(
-            (sources, "a list of sources is no source: pass dataload.concat([...])")
+            (sources, "a list of sources is not a source: pass dataload.concat([...])")
             for sources in ([RangeSource(1), RangeSource(2)], (OneByOne(), OneByOne()))
         ),
-        ({RangeSource(1): 0.5}, "sources with weights are no source: pass dataload.mix({...})"),
+        ({RangeSource(1): 0.5}, "sources with weights are not a source: pass dataload.mix({...})"),
         ({"train": RangeSource(2)}, "'dict' holds data sets: pass one of them, as in data['train'], or join them"),
         ({"x": 3}, "a dict is read as columns, arrays or lists of one value per record, and 'x' is of type int"),
         ({"x": "abc"}, "and 'x' is of type str: pass a list of records"),

@@ -364,7 +364,7 @@ def growing():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: DataLoader("train.tar", 4), r"a path is no source: pass dataload.open\('train.tar'\)"),
+        (lambda: DataLoader("train.tar", 4), r"a path is not a source: pass dataload.open\('train.tar'\)"),
         (lambda: DataLoader(data.Dataset(), 4), "no __len__"),
         (
             lambda: DataLoader(NUMBERS, sampler=[0, 11]),

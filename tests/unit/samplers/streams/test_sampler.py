@@ -15,8 +15,7 @@ from dataload._util.fingerprint import fingerprint
 from dataload._util.randomness import derive_key
 from dataload.samplers import BatchPlanner
 from dataload.samplers.common import permute
-from dataload.samplers.order_sample import global_rows
-from dataload.samplers.quality import order_report
+from dataload.samplers.quality import global_rows, order_report
 from dataload.streams import StreamSampler
 
 
@@ -165,7 +164,7 @@ def test_the_state_of_another_order_is_refused(other):
 
 def test_the_source_and_the_ranks_must_fit():
     with pytest.raises(
-        ConfigError, match=r"the sampler was made for a source of 20 records, and this one has 19: make it anew$"
+        ConfigError, match=r"the sampler was made for a source of 20 records, and this one has 19: build a new one$"
     ):
         Loader(RangeSource(19), sampler=sampler(6, 6, 8))
     with pytest.raises(ConfigError):

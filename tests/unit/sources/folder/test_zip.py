@@ -135,7 +135,7 @@ def damage(path, *changes):
         (cut, "no ZIP archive ends here: the file is truncated, or no archive"),
         (shift, "expected the entry of member 0|a directory of 2 members .* is impossible: the file is truncated"),
         (change(16, b"\0\0\1\0", entry=False), "a directory of 2 members in .* bytes at 65536 is impossible"),
-        (change(8, b"\1\0\1\0", entry=False), "the number of members is not that of the end record"),
+        (change(8, b"\1\0\1\0", entry=False), "the number of members differs from the end record"),
         (change(28, b"\xff"), "the entry of member 0 ends outside"),
         *((change(at, b"\xff\xff\0\0"), r"the sizes or the offset of 'b/x\.png' are impossible") for at in (24, 42)),
         *((change(46, name), "is not the name of a file below this directory") for name in (b"../", b"/", b"a\\")),

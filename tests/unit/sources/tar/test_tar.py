@@ -168,7 +168,7 @@ class TestIndex:
             ("y 512 1 a.x", "puts 'a.y' at 512, but the header says 'a.x'"),
             ("x 512 99999999 a.x", "puts 99999999 bytes at 512, but the archive has 10240"),
             ("x 5120000 1 a.x", "puts 1 bytes at 5120000, but the archive has 10240"),
-            ("x 1536 0 d.x", "puts a file at 1536, but the header before it is not that of a file"),
+            ("x 1536 0 d.x", "puts a file at 1536, but the header before it is not of a file"),
         ],
     )
     def test_one_that_disagrees(self, path, line, message):

@@ -364,5 +364,5 @@ def test_damaged_indexes(tmp_path):
     with pytest.raises(SourceNotFoundError, match=r"y\.idx"):
         open_tokens(tmp_path / "y.bin", documents=True, window=1)
     shutil.copy(tmp_path / "x.idx", tmp_path / "y.idx")
-    with pytest.raises(CorruptFileError, match="an index of 33 tokens, beside a file of 2: it is that of another"):
+    with pytest.raises(CorruptFileError, match="an index of 33 tokens, beside a file of 2: it belongs to another"):
         open_tokens(tmp_path / "y.bin", documents=True, window=1)

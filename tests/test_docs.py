@@ -75,8 +75,8 @@ def test_the_links_of_the_readme_lead_somewhere():
 def test_the_check_of_snippets_keeps_lines_and_files_apart():
     from scripts.check_snippets import modules
 
-    page = "# T\n\n```python\nx = 1\n```\n\n1. So:\n\n   ```python\n   if x:\n       x = 2\n   ```\n\n```python\n# a.py\ny = 1\n```\n"
-    page += "```python\ndef shown(): ...\n```\n"
+    page = "# T\n\n```python\nx = 1\n```\n\n1. So:\n\n   ```python\n   if x:\n       x = 2\n   ```\n\n"
+    page += "```python\n# a.py\ny = 1\n```\n```python\ndef shown(): ...\n```\n"
     files = modules("docs/how-to/a-b.md", page, "def shown(): ...\n")
     assert {name: code.splitlines() for name, code in files.items()} == {
         "page_docs_how_to_a_b.py": ["", "", "", "x = 1", "", "", "", "", "", "if x:", "    x = 2"],

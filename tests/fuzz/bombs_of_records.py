@@ -328,7 +328,9 @@ def messages() -> dict[str, dict[str, bytes]]:
         },
         "sequence_example": {
             "lists": field(2, field(1, field(1, b"a") + field(2, field(1, b"") * 500_000))),
-            "lists of lists": field(2, field(1, field(1, b"a") + field(2, field(1, field(3, field(1, b"\0"))) * 200_000))),
+            "lists of lists": field(
+                2, field(1, field(1, b"a") + field(2, field(1, field(3, field(1, b"\0"))) * 200_000))
+            ),
             "nested": nested(2, 50_000),
         },
         "tensorprotos": {

@@ -53,7 +53,7 @@ typedef struct {
     int64_t shard;
     int users; /* copies in progress, and the directory */
     atomic_llong looked; /* when its file was looked at last */
-    long long changed;   /* when its file was changed last, or ANY_TIME */
+    long long changed;   /* when its file was changed last */
     dev_t device;
     ino_t inode;
     char path[];
@@ -96,14 +96,14 @@ static void maps_dealloc(PyObject *object) {
 }
 
 /* put(shard, descriptor, path, size, changed): map the file, which may be closed afterwards. `changed` is when it was
- * changed last, in ns, or None if others may write to it. */
+ * changed last, in ns. */
 static PyObject *maps_put(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     Maps *self = (Maps *)object;
     if (wrong("put", 5, count)) return NULL;
     int64_t shard = parse_shard(args[0], self->shards);
     int descriptor = PyLong_AsLong(args[1]);
     int64_t size = PyLong_AsLongLong(args[3]);
-    long long changed = args[4] == Py_None ? ANY_TIME : PyLong_AsLongLong(args[4]);
+    long long changed = PyLong_AsLongLong(args[4]);
     char *path;
     Py_ssize_t length;
     if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[2], &path, &length)) return NULL;
@@ -218,7 +218,7 @@ static int has_changed(const Map *map) {
     struct stat found;
     if (stat(map->path, &found) || found.st_dev != map->device || found.st_ino != map->inode) return 0;
     long long changed = found.st_mtim.tv_sec * SECOND + found.st_mtim.tv_nsec;
-    return found.st_size < map->span.end - map->span.start || (map->changed != ANY_TIME && changed != map->changed);
+    return found.st_size < map->span.end - map->span.start || changed != map->changed;
 }
 
 /* Look at files that were not looked at for `interval` ns; return the first row whose file has changed, or -1. */

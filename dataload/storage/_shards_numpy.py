@@ -29,7 +29,7 @@ class MapFault(Exception):
 class _Map:
     """A mapped file; see `Maps.put`. `looked` is when its file was looked at last, in ns."""
 
-    def __init__(self, descriptor: int, path: bytes, size: int, changed: int | None) -> None:
+    def __init__(self, descriptor: int, path: bytes, size: int, changed: int) -> None:
         found = os.fstat(descriptor)
         self.data: Any = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b""
         self.looked = monotonic_ns()
@@ -44,7 +44,7 @@ class _Map:
             return False
         if (found.st_dev, found.st_ino) != self._file:
             return False
-        return found.st_size < len(self.data) or self._changed not in (None, found.st_mtime_ns)
+        return found.st_size < len(self.data) or found.st_mtime_ns != self._changed
 
 
 class Maps:
@@ -54,8 +54,8 @@ class Maps:
         self._shards = _check_shards(shards)
         self._maps: dict[int, _Map] = {}
 
-    def put(self, shard: int, descriptor: int, path: bytes, size: int, changed: int | None, /) -> None:
-        """Map a file, which may be closed afterwards; `changed` is its last change in ns, None if others may write."""
+    def put(self, shard: int, descriptor: int, path: bytes, size: int, changed: int, /) -> None:
+        """Map a file, which may be closed afterwards; `changed` is when it was changed last, in ns."""
         _check_shard(shard, self._shards)
         if size < 0 or size >> PLACE_BITS:
             raise ValueError(f"a file of {size} bytes")

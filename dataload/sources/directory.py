@@ -103,13 +103,12 @@ class ShardDirectory:
         places = indices + self._places[shards]
         least, most = int(numbers.min()), int(numbers.max())
         if least == most >= 0:
-            self.files.use(shards)
-            yield None, self._readers[most][1], places
+            if self.files.use(shards):
+                yield None, self._readers[most][1], places
             return
         for number in range(max(0, least), most + 1):
             rows = np.flatnonzero(numbers == number)
-            if len(rows):
-                self.files.use(shards[rows])
+            if len(rows) and self.files.use(shards[rows]):
                 yield rows, self._readers[number][1], places[rows]
 
     def _shards_of(self, indices: Int64Array) -> Int64Array:

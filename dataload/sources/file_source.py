@@ -173,7 +173,9 @@ class FileSource(Source[T_co]):
             ends = np.cumsum(self._known.lengths, dtype=np.int64)
             open_shard = WeakMethod(self._open_known)
             nothing: list[ShardReader[T_co] | None] = [None] * len(ends)
-            return OpenShards(ends, self._known.fields, nothing, open_shard, most_open, far, directory=directory_of(ends))
+            return OpenShards(
+                ends, self._known.fields, nothing, open_shard, most_open, far, directory=directory_of(ends)
+            )
         files = self._versioned_files()
         inherited = self._versions
         versions = versions_of(files) if inherited is None else inherited

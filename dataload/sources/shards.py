@@ -166,7 +166,7 @@ class ShardReader(ABC, Generic[T_co]):
         """Return a reader of many shards like this one, so far of none; its indices are places."""
         raise NotImplementedError
 
-    def join(self, joined: Self, shard: int) -> None:
+    def join(self, joined: Any, shard: int) -> None:
         """Add the tables of this shard to a reader of many shards."""
         raise NotImplementedError
 
@@ -235,7 +235,7 @@ class OpenShards(Generic[T_co]):
                     found = read(reader, places)
                 except (ChangedFileError, MemoryError):
                     raise
-                except Exception:  # noqa: BLE001 - raised again, with its location, where shards are read one by one
+                except Exception:
                     continue
                 yield rows, found
                 if rows is None:

@@ -18,7 +18,7 @@ from dataload.sources.array_record.riegeli import (
     Chunks,
     parse_chunks,
 )
-from dataload.sources.directory import ShardDirectory, ShardNumbers
+from dataload.sources.directory import ShardDirectory
 from dataload.storage import RecordFile, Remote, storage_of
 from dataload.storage.core import core
 from dataload.storage.table_cache import CachedTable, IndexKey, remember
@@ -77,9 +77,9 @@ class MappedRecords:
         joined._chunks, joined._has_large = Chunks(directory.numbers(is_place=True), None), False
         return joined
 
-    def join(self, joined: MappedRecords, shard: int, first: int, length: int) -> None:
+    def join(self, joined: Any, shard: int, first: int, length: int) -> None:
         """Add `length` records from `first` on to those of many files."""
-        cast("ShardNumbers", joined._chunks.edges).put(shard, self._chunks.edges[first : first + length + 1])
+        joined._chunks.edges.put(shard, self._chunks.edges[first : first + length + 1])
         joined._has_large |= self._has_large
 
     def release(self) -> None:

@@ -186,10 +186,9 @@ class _ArrayRecordFile(EncodedShard):
         joined._mapped = None if self._mapped is None else self._mapped.joined(directory)
         return joined
 
-    def join(self, joined: Self, shard: int) -> None:
-        assert self._mapped is not None
-        assert joined._mapped is not None
-        self._mapped.join(joined._mapped, shard, self._first, self._length)
+    def join(self, joined: Any, shard: int) -> None:
+        if self._mapped is not None:
+            self._mapped.join(joined._mapped, shard, self._first, self._length)
 
     def _stored(self, indices: Int64Array, gather: Gather) -> BytesColumn | list[bytes]:
         found = None

@@ -172,7 +172,9 @@ class Gatherer:
         """
         plain, buffer = self._plain[column], self._nodes[column].buffer
         offsets, sizes = self._buffers[:, :, 0], self._buffers[:, :, 1]
-        return (plain[2],) if plain is not None else (offsets[:, buffer + 1], offsets[:, buffer + 2], sizes[:, buffer + 2])
+        return (
+            (plain[2],) if plain is not None else (offsets[:, buffer + 1], offsets[:, buffer + 2], sizes[:, buffer + 2])
+        )
 
     def column(self, column: int, batch: Int64Array, rows: Int64Array, claims: Claims) -> Any:
         """Return values of a column of plain numbers or bytes as a column; None of other columns. See `take`."""

@@ -103,8 +103,8 @@ class _ArrowFile(TableReader):
         joined._columns_of_many = None if self.gatherer is None else SharedColumns(directory, self.gatherer)
         return joined
 
-    def join(self, joined: Self, shard: int) -> None:
-        if joined._columns_of_many is not None and self.gatherer is not None:
+    def join(self, joined: Any, shard: int) -> None:
+        if self.gatherer is not None:
             joined._columns_of_many.join(shard, self.gatherer, self._starts, self._ends)
 
     def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:

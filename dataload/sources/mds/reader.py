@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar, Self, cast
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -14,7 +14,7 @@ from dataload._util.limits import FIELD_BYTES, check_lengths, check_size, fits, 
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
-from dataload.sources.directory import ShardDirectory, ShardNumbers
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import LoadedRecords
 from dataload.sources.fields import require_known
 from dataload.sources.file_source import FileSource
@@ -243,8 +243,8 @@ class _MDSShard(ShardReader[Record]):
         joined._edges = directory.numbers(is_place=True)
         return joined
 
-    def join(self, joined: Self, shard: int) -> None:
-        cast("ShardNumbers", joined._edges).put(shard, self._edges)
+    def join(self, joined: Any, shard: int) -> None:
+        joined._edges.put(shard, self._edges)
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> dict[str, Any]:
         """Return the values of columns: an array, a `BytesColumn` or a list for each."""

@@ -87,7 +87,7 @@ class _SyrahFile(ShardReader[Record]):
         joined._columns = {name: reader.joined(directory) for name, reader in self._columns.items()}
         return joined
 
-    def join(self, joined: Self, shard: int) -> None:
+    def join(self, joined: Any, shard: int) -> None:
         for name, reader in self._columns.items():
             reader.join(joined._columns[name], shard, self._length)
 
@@ -187,9 +187,9 @@ class _Reader:
         joined._sizes = directory.numbers() if joined._size is None else None
         return joined
 
-    def join(self, joined: Self, shard: int, count: int) -> None:
+    def join(self, joined: Any, shard: int, count: int) -> None:
         """Add the tables of this file to a reader of many."""
-        offsets, sizes = cast("ShardNumbers", joined._offsets), cast("ShardNumbers | None", joined._sizes)
+        offsets, sizes = joined._offsets, cast("ShardNumbers | None", joined._sizes)
         if self._offsets is None:
             offsets.put_line(shard, self._start, self._stride or 1, count)
         else:

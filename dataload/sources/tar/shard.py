@@ -162,9 +162,8 @@ class TarReader(ShardReader[Record]):
         joined._planned, joined._has_large = {}, False
         return joined
 
-    def join(self, joined: Self, shard: int) -> None:
-        assert self._table.keys is not None
-        cast("SharedSamples", joined._table).join(shard, self._table, self._table.keys)
+    def join(self, joined: Any, shard: int) -> None:
+        joined._table.join(shard, self._table)
         joined._has_large |= self._has_large
 
     def oddity(self) -> str | None:

@@ -23,11 +23,12 @@ class SharedSamples:
         self._sizes: ShardNumbers = directory.numbers()
         self.offsets, self.lengths = self._blocks.__getitem__, self._sizes.__getitem__
 
-    def join(self, shard: int, table: SampleTable, keys: Keys) -> None:
-        """Add the table of an archive, and its keys."""
+    def join(self, shard: int, table: SampleTable) -> None:
+        """Add the table of an archive."""
         self._blocks.put(shard, table.blocks)
         self._sizes.put(shard, table.sizes)
-        self.keys.join(shard, keys, len(table))
+        if table.keys is not None:
+            self.keys.join(shard, table.keys, len(table))
 
     def components(self, first: int, samples: Int64Array) -> Int64Array:
         """See `SampleTable.components`."""

@@ -209,8 +209,8 @@ class _TFRecordFile(EncodedShard):
         joined._edges, joined._has_large = directory.numbers(is_place=True), False
         return joined
 
-    def join(self, joined: Self, shard: int) -> None:
-        cast("ShardNumbers", joined._edges).put(shard, self._edges)
+    def join(self, joined: Any, shard: int) -> None:
+        joined._edges.put(shard, self._edges)
         joined._has_large |= self._has_large
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - records are read whole

@@ -51,31 +51,37 @@ class ShardFiles(RecordFile):
         """Add the file of a shard, which is closed."""
         with self._lock:
             self._files[shard] = file
+            self._reads += 1
             self._map(shard)
 
-    def use(self, shards: Int64Array) -> None:
-        """Map the files of shards, (rows,) int64, which were added, if they are not mapped."""
+    def use(self, shards: Int64Array) -> bool:
+        """Map the files of shards, (rows,) int64, which were added; return whether so many may be mapped."""
         used = self._used[shards]
         self._reads += 1
-        self._used[shards] = self._reads
-        if not used.all():
+        if used.all():
+            self._used[shards] = self._reads
+        elif len(different := np.unique(shards)) > self._most:
+            return False
+        else:
             with self._lock:
-                for shard in np.unique(shards[used == 0]).tolist():
+                for shard in different.tolist():
                     self._map(shard)
+        return True
 
     def _map(self, shard: int) -> None:
-        file = self._files[shard]
-        with file_errors(file.path):
-            file.map_for(self._maps, shard)
-        self._mapped += not self._used[shard]
+        if self._used[shard] == 0:
+            file = self._files[shard]
+            with file_errors(file.path):
+                file.map_for(self._maps, shard)
+            self._mapped += 1
         self._used[shard] = self._reads
         if self._mapped > self._most:
-            mapped = np.flatnonzero(self._used)
-            oldest = np.argsort(self._used[mapped], kind="stable")[: max(1, self._most // _DROPPED_SHARE)]
-            for each in mapped[oldest].tolist():
+            others = np.flatnonzero((self._used > 0) & (self._used < self._reads))
+            dropped = others[np.argsort(self._used[others])[: max(1, self._most // _DROPPED_SHARE)]]
+            for each in dropped.tolist():
                 self._maps.drop(each)
-            self._used[mapped[oldest]] = 0
-            self._mapped -= len(oldest)
+            self._used[dropped] = 0
+            self._mapped -= len(dropped)
 
     def gather(self, offsets: Int64Array, length: int) -> Array:
         out = pooled_empty((len(offsets), length), np.uint8)

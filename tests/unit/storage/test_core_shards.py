@@ -141,8 +141,10 @@ def test_numbers_equal_items(rows, scale, is_place):
         return
     lists = [[t[0] + i * t[1] for i in range(t[2])] if isinstance(t, tuple) else t.tolist() for t in TABLES]
     expected = [lists[shard][at] * scale for shard, at in rows]
-    shards = [place(shard, 0) if is_place and value >= 0 else 0 for (shard, _), value in zip(rows, expected)]
-    assert out == [value + shard for value, shard in zip(expected, shards)]
+    shards = [
+        place(shard, 0) if is_place and value >= 0 else 0 for (shard, _), value in zip(rows, expected, strict=True)
+    ]
+    assert out == [value + shard for value, shard in zip(expected, shards, strict=True)]
 
 
 @given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 6, 8]), st.integers(0, 70_000)), max_size=40))
@@ -198,7 +200,7 @@ def test_a_map_stays_while_the_file_is_replaced_and_goes_when_it_is_dropped(one,
     assert out == content
     maps.drop(4)
     maps.drop(4)
-    with pytest.raises(LookupError, match="^4$"):
+    with pytest.raises(LookupError, match=r"^4$"):
         maps.gather(out, first, 300)
 
 
@@ -209,13 +211,13 @@ def test_looking_finds_files_that_were_written_to(one, tmp_path):
     status = os.stat(tmp_path / "3")
     os.utime(tmp_path / "3", ns=(0, 12_345))
     maps.gather(bytearray(20), first, 10)  # not a second after the last look
-    with pytest.raises(one.MapFault, match="^3 0$"):
+    with pytest.raises(one.MapFault, match=r"^3 0$"):
         maps.look(first)
     os.utime(tmp_path / "3", ns=(0, status.st_mtime_ns))
     maps.look(first)
     os.truncate(tmp_path / "3", 8999)
     os.utime(tmp_path / "3", ns=(0, status.st_mtime_ns))
-    with pytest.raises(one.MapFault, match="^3 0$"):
+    with pytest.raises(one.MapFault, match=r"^3 0$"):
         maps.look(first)
 
 

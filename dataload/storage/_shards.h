@@ -162,9 +162,18 @@ static void free_rows(Rows *rows) {
     PyMem_Free(rows->places);
 }
 
+/* Prefetch what rows further on need: first pointers of a table of pointers, then what they point to. */
+static void prefetch_ahead(void *const *pointers, Py_ssize_t shards, const int64_t *places, Py_ssize_t row, Py_ssize_t count) {
+    if (row + 2 * AHEAD < count && (uint64_t)SHARD(places[row + 2 * AHEAD]) < (uint64_t)shards)
+        __builtin_prefetch(pointers + SHARD(places[row + 2 * AHEAD]));
+    if (row + AHEAD < count && (uint64_t)SHARD(places[row + AHEAD]) < (uint64_t)shards)
+        __builtin_prefetch(pointers[SHARD(places[row + AHEAD])]);
+}
+
 /* Find the map of each row. Returns 0, or -1 with an exception. Called with the lock. */
 static int find_maps(Rows *rows, int64_t length) {
     for (Py_ssize_t row = 0; row < rows->count; row++) {
+        prefetch_ahead((void *const *)rows->maps->maps, rows->maps->shards, rows->places, row, rows->count);
         int64_t place = rows->places[row], shard = SHARD(place), at = WITHIN(place);
         if (place < 0 || shard >= rows->maps->shards) {
             PyErr_Format(PyExc_ValueError, "row %zd: shard %lld of %zd", row, (long long)shard, rows->maps->shards);
@@ -335,10 +344,12 @@ static PyType_Spec maps_spec = {
 /* ---- Tables ---- */
 
 typedef struct {
-    Py_buffer view;        /* of the numbers, */
-    char kind;             /* which are of this type of struct; 0 if they are computed */
-    int64_t start, stride; /* from these */
+    const void *numbers;   /* those of the view, */
+    int64_t start, stride; /* or computed from these, */
     int64_t count;
+    int itemsize;
+    char kind;             /* of this type of struct; 0 if they are computed */
+    Py_buffer view;
 } Table;
 
 typedef struct {
@@ -405,6 +416,7 @@ static PyObject *tables_put(PyObject *object, PyObject *const *args, Py_ssize_t 
     int is_signed = strchr("iql", *format) != NULL;
     table.kind = table.view.itemsize == 8 ? 'q' : table.view.itemsize == 4 && is_signed ? 'i' : *format;
     if (table.view.itemsize == 4 && !is_signed) table.kind = 'I';
+    table.numbers = table.view.buf, table.itemsize = table.view.itemsize;
     table.count = table.view.len / table.view.itemsize;
     return put_table(self, shard, &table);
 }
@@ -427,11 +439,11 @@ static PyObject *tables_put_line(PyObject *object, PyObject *const *args, Py_ssi
 static int64_t number_at(const Table *table, int64_t at) {
     switch (table->kind) {
         case 0: return table->start + at * table->stride;
-        case 'B': return ((const uint8_t *)table->view.buf)[at];
-        case 'H': return ((const uint16_t *)table->view.buf)[at];
-        case 'I': return ((const uint32_t *)table->view.buf)[at];
-        case 'i': return ((const int32_t *)table->view.buf)[at];
-        default: return ((const int64_t *)table->view.buf)[at];
+        case 'B': return ((const uint8_t *)table->numbers)[at];
+        case 'H': return ((const uint16_t *)table->numbers)[at];
+        case 'I': return ((const uint32_t *)table->numbers)[at];
+        case 'i': return ((const int32_t *)table->numbers)[at];
+        default: return ((const int64_t *)table->numbers)[at];
     }
 }
 
@@ -461,9 +473,10 @@ static const Table *table_of(const Tables *self, int64_t place) {
 /* Replace places by numbers; -1 with an exception. Called with the lock. */
 static int look_up(const Tables *self, const Lookup *l) {
     for (Py_ssize_t row = 0; row < l->count; row++) {
-        const Table *next = row + AHEAD < l->count ? table_of(self, l->places[row + AHEAD]) : NULL;
-        if (next && next->kind && !l->search && WITHIN(l->places[row + AHEAD]) < next->count)
-            __builtin_prefetch((const char *)next->view.buf + WITHIN(l->places[row + AHEAD]) * next->view.itemsize);
+        prefetch_ahead((void *const *)self->tables, self->shards, l->places, row, l->count);
+        const Table *next = row + AHEAD / 2 < l->count ? table_of(self, l->places[row + AHEAD / 2]) : NULL;
+        if (next && next->kind && !l->search && WITHIN(l->places[row + AHEAD / 2]) < next->count)
+            __builtin_prefetch((const char *)next->numbers + WITHIN(l->places[row + AHEAD / 2]) * next->itemsize);
         int64_t place = l->places[row], at = WITHIN(place), number;
         const Table *table = table_of(self, place);
         if (!table || (!l->search && at >= table->count)) {

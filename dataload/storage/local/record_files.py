@@ -85,6 +85,11 @@ class FileIdentity(NamedTuple):
     file: tuple[int, int]
 
     @classmethod
+    def at(cls, path: str) -> FileIdentity:
+        """Return the version of the file at a local path, or raise an OSError."""
+        return cls.of(os.stat(path))
+
+    @classmethod
     def of(cls, status: os.stat_result) -> FileIdentity:
         return cls(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
 
@@ -219,7 +224,7 @@ class MappedFile(ReopenedFile[Mapping]):
         if self.may_be_written:
             return SourceError("the file was written to: its reader knows whether that matters", path=self.path)
         try:
-            now = FileIdentity.of(os.stat(self.path))
+            now = FileIdentity.at(self.path)
         except OSError:
             now = self._identity
         if now.file == self._identity.file and now.size < self.size:

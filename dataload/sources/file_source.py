@@ -6,7 +6,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from itertools import chain
 from os import PathLike, fspath
 from time import perf_counter
 from typing import Any, ClassVar, TypeVar
@@ -22,7 +21,6 @@ from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.classes import with_classes
 from dataload.catalog.evidence import ends_of_file
-from dataload.collate import scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError, MachineError
 from dataload.sources.base import Source
 from dataload.sources.directory import directory_of
@@ -274,13 +272,7 @@ class FileSource(Source[T_co]):
         opened = self._data_set()
         if len(opened.ends) == 1:
             return opened.reader(0).read(indices, self._selected)
-        records: list[Any] = [None] * len(indices)
-        for rows, found in opened.read(indices, lambda reader, local: reader.read(local, self._selected)):
-            if rows is None:
-                return found
-            for row, record in zip(rows.tolist(), found, strict=True):
-                records[row] = record
-        return records
+        return opened.records(indices, self._selected)
 
     def read_batch(self, indices: Any, fields: Sequence[str] | None = None) -> Batch:
         """See `Source.read_batch`; here as well, so that a batch's way to its bytes leads through one file less."""
@@ -295,14 +287,7 @@ class FileSource(Source[T_co]):
         chosen = self._choose(fields, opened)
         if len(opened.ends) == 1:
             return opened.reader(0).read_batch(indices, chosen)
-        pieces = opened.read(indices, lambda reader, local: reader.read_batch(local, chosen))
-        first = next(pieces)
-        if first[0] is None:
-            return first[1]
-        pieces = chain((first,), pieces)
-        if not opened.fields:  # values instead of records with fields
-            return scatter_columns(((rows, {"": values}) for rows, values in pieces), len(indices))[""]
-        return scatter_columns(pieces, len(indices))
+        return opened.columns(indices, chosen)
 
     def _choose(self, fields: tuple[str, ...] | None, opened: OpenShards[T_co]) -> tuple[str, ...] | None:
         if fields is None:

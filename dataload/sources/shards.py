@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from os import PathLike, fspath
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 from weakref import WeakMethod
@@ -17,7 +17,7 @@ from dataload._util.indexing import split_by_shard
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
-from dataload.collate import default_collate
+from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.fields import spec_of
@@ -235,7 +235,7 @@ class OpenShards(Generic[T_co]):
                     found = read(reader, places)
                 except (ChangedFileError, MemoryError):
                     raise
-                except Exception:
+                except Exception:  # raised again, with its location, where shards are read one by one
                     continue
                 yield rows, found
                 if rows is None:
@@ -243,6 +243,27 @@ class OpenShards(Generic[T_co]):
                 rest = np.setdiff1d(rest, rows, assume_unique=True)
         for rows, found in self._read_alone(indices[rest], read) if len(rest) else ():
             yield rest[rows], found
+
+    def records(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[T_co]:
+        """Return records in the requested order; see `ShardReader.read`."""
+        records: list[Any] = [None] * len(indices)
+        for rows, found in self.read(indices, lambda reader, local: reader.read(local, fields)):
+            if rows is None:
+                return found
+            for row, record in zip(rows.tolist(), found, strict=True):
+                records[row] = record
+        return records
+
+    def columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        """Return columns of records in the requested order."""
+        pieces = self.read(indices, lambda reader, local: reader.read_batch(local, fields))
+        first = next(pieces)
+        if first[0] is None:
+            return first[1]
+        pieces = chain((first,), pieces)
+        if not self.fields:  # values instead of records with fields
+            return scatter_columns(((rows, {"": values}) for rows, values in pieces), len(indices))[""]
+        return scatter_columns(pieces, len(indices))
 
     def _read_alone(
         self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]

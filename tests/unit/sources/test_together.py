@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dataload
-from dataload.errors import ChangedFileError, CorruptFileError
+from dataload.errors import ChangedFileError, ClosedSourceError, CorruptFileError
 from dataload.storage.core import can_map
 
 pytestmark = pytest.mark.skipif(not can_map(), reason="without the compiled core, each shard is read alone")
@@ -280,3 +280,67 @@ def test_shards_that_an_index_lists_are_read_together(none_alone):
         records = source.read(order)
         assert [record["int32"] for record in records] == source.read_batch(order, ["str", "int32"])["int32"].tolist()
         assert all(same(record["bytes"], source[index]["bytes"]) for record, index in zip(records, order, strict=True))
+
+
+PARTS = {
+    "whole": lambda source: source,
+    "slice": lambda source: source[3:30:2],
+    "slice of a slice": lambda source: source[::-1][2:20][1::3],
+    "one record": lambda source: source[5:6],
+    "no record": lambda source: source[5:5],
+    "split": lambda source: source.split(0.5, seed=1)[0],
+    "slice of a split": lambda source: source.split(0.7, seed=1)[1][::-1],
+}
+
+
+@given(st.lists(st.tuples(st.sampled_from([*PARTS]), st.integers(0, 2)), min_size=1, max_size=6), st.integers(0, 99))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_parts_of_several_sources_are_read_together(written, chosen, seed):
+    paths, expected = written("syrah")
+    with (
+        dataload.open(paths) as both,
+        dataload.open(paths[:3]) as first,
+        dataload.open(paths[3:]) as last,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        wholes = [(both, expected), (first, expected[: len(first)]), (last, expected[len(first) :])]
+        parts = [PARTS[name](wholes[number][0]) for name, number in chosen]
+        records = [
+            wholes[number][1][i] for (_, number), part in zip(chosen, parts, strict=True) for i in indices_of(part)
+        ]
+        source = dataload.concat(parts)
+        if records:
+            for module in ("shards", "views.concat"):  # no loop over sources or shards
+                patch.setattr(f"dataload.sources.{module}.split_by_shard", None)
+            order = np.random.default_rng(seed).integers(0, len(records), 50)
+            assert all(map(same, source.read(order), [records[index] for index in order.tolist()]))
+            assert source.read_batch(order, ["n"])["n"].tolist() == [records[index]["n"] for index in order.tolist()]
+
+
+def indices_of(source):
+    """The indices of a part among the records of the whole source."""
+    indices = np.arange(len(source))
+    while hasattr(source, "parent"):
+        indices, source = source.indices[indices] if len(indices) else indices, source.parent
+    return indices.tolist()
+
+
+def test_sources_with_other_options_or_fields_are_read_one_by_one(tmp_path):
+    paths = write(tmp_path, "tar")
+    double, plain = {"cls": lambda data: 2 * int(data)}, {"cls": lambda data: int(data)}
+    with dataload.open(paths[0], decode=plain) as one, dataload.open(paths[2], decode=double) as two:
+        assert [record["cls"] for record in dataload.concat([one, two]).read([1, 8])] == [1, 2 * 9]
+    with dataload.open(paths[0]) as one, dataload.open(paths[2], fields=["cls", "b"]) as two:
+        assert [[*record] for record in dataload.concat([one, two]).read([1, 8])] == [
+            ["x", "b", "s", "cls"],  # keys are left out, because not all have them
+            ["cls", "b"],
+        ]
+
+
+def test_a_closed_concatenation_is_closed(tmp_path):
+    with dataload.concat([dataload.open(path) for path in write(tmp_path, "syrah")]) as source:
+        assert len(source.read([0, 31])) == 2
+        with pickle.loads(pickle.dumps(source)) as again:
+            assert again.read_batch([31, 0], ["n"])["n"].tolist() == [31, 0]
+    with pytest.raises(ClosedSourceError):
+        source.read([0])

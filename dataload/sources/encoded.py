@@ -55,17 +55,17 @@ class EncodedShard(ShardReader[Any]):
         """Return records as they are stored, in the form in which `gather` copies them."""
         return gather(self._file, *self._locations(indices))
 
-    def _reading(self) -> AbstractContextManager[Any]:
-        """Return the context of a read, until its records are decoded."""
+    def _reading(self, indices: Int64Array) -> AbstractContextManager[Any]:  # noqa: ARG002 - for files that others write
+        """Return the context of a read of these records, until they are decoded."""
         return _NOTHING
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Any]:
-        with self._reading():
+        with self._reading(indices):
             return self._decode(self._stored(indices, self._gather), indices, fields)
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         codec = self._codec
-        with self._reading():
+        with self._reading(indices):
             if codec is None and fields is None:
                 return self._stored(indices, RecordFile.gather_ranges)  # plain bytes have no columns
             data = self._stored(indices, self._gather)

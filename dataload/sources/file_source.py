@@ -21,9 +21,9 @@ from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.classes import with_classes
 from dataload.catalog.evidence import ends_of_file
-from dataload.collate import scatter_columns
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError, MachineError
 from dataload.sources.base import Source
+from dataload.sources.directory import directory_of
 from dataload.sources.fields import require_known
 from dataload.sources.format import Options, describe_value
 from dataload.sources.prefetch import read_ahead
@@ -170,7 +170,10 @@ class FileSource(Source[T_co]):
                 self._versions = versions_of(self._versioned_files())
             ends = np.cumsum(self._known.lengths, dtype=np.int64)
             open_shard = WeakMethod(self._open_known)
-            return OpenShards(ends, self._known.fields, [None] * len(ends), open_shard, most_open, far)
+            nothing: list[ShardReader[T_co] | None] = [None] * len(ends)
+            return OpenShards(
+                ends, self._known.fields, nothing, open_shard, most_open, far, directory=directory_of(ends)
+            )
         files = self._versioned_files()
         inherited = self._versions
         versions = versions_of(files) if inherited is None else inherited
@@ -182,7 +185,8 @@ class FileSource(Source[T_co]):
         ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
         recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
         known = self._known_fields(readers, fields)
-        return OpenShards(ends, known, list(readers), WeakMethod(self._open_reader), most_open, far, recent)
+        open_shard = WeakMethod(self._open_reader)
+        return OpenShards(ends, known, list(readers), open_shard, most_open, far, recent, directory_of(ends))
 
     def _versioned_files(self) -> list[str]:
         """Return the files that must be of the same version in workers; versions of objects are sent with `Remote`."""
@@ -268,11 +272,7 @@ class FileSource(Source[T_co]):
         opened = self._data_set()
         if len(opened.ends) == 1:
             return opened.reader(0).read(indices, self._selected)
-        records: list[Any] = [None] * len(indices)
-        for rows, found in opened.read(indices, lambda reader, local: reader.read(local, self._selected)):
-            for row, record in zip(rows.tolist(), found, strict=True):
-                records[row] = record
-        return records
+        return opened.records(indices, self._selected)
 
     def read_batch(self, indices: Any, fields: Sequence[str] | None = None) -> Batch:
         """See `Source.read_batch`; here as well, so that a batch's way to its bytes leads through one file less."""
@@ -287,10 +287,7 @@ class FileSource(Source[T_co]):
         chosen = self._choose(fields, opened)
         if len(opened.ends) == 1:
             return opened.reader(0).read_batch(indices, chosen)
-        pieces = opened.read(indices, lambda reader, local: reader.read_batch(local, chosen))
-        if not opened.fields:  # values instead of records with fields
-            return scatter_columns(((rows, {"": values}) for rows, values in pieces), len(indices))[""]
-        return scatter_columns(pieces, len(indices))
+        return opened.columns(indices, chosen)
 
     def _choose(self, fields: tuple[str, ...] | None, opened: OpenShards[T_co]) -> tuple[str, ...] | None:
         if fields is None:

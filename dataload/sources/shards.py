@@ -6,9 +6,9 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import repeat
+from itertools import chain, repeat
 from os import PathLike, fspath
-from typing import Any, Generic, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 from weakref import WeakMethod
 
 import numpy as np
@@ -17,10 +17,11 @@ from dataload._util.indexing import split_by_shard
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
-from dataload.collate import default_collate
-from dataload.errors import ConfigError, CorruptFileError
+from dataload.collate import default_collate, scatter_columns
+from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.fields import spec_of
-from dataload.storage import Remote, base_name, join, parent
+from dataload.storage import RecordFile, Remote, base_name, join, parent
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.files import open_files_limit
 from dataload.types import Batch, FieldSpec, Int64Array
@@ -154,6 +155,21 @@ class ShardReader(ABC, Generic[T_co]):
         """Return what else identifies the content besides the size and the ends of the file; its repr is hashed."""
         return None
 
+    def shared(self) -> tuple[RecordFile, Any] | None:
+        """Return the file, and what shards have in common that are read together; None if this one is read alone.
+
+        What a reader of many shards refuses, the readers of the shards read again, which know the record's location.
+        """
+        return None
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        """Return a reader of many shards like this one, so far of none; its indices are places."""
+        raise NotImplementedError
+
+    def join(self, joined: Any, shard: int) -> None:
+        """Add the tables of this shard to a reader of many shards."""
+        raise NotImplementedError
+
     def release(self) -> None:
         """Release descriptors and maps but keep the table; the next read opens the file again."""
 
@@ -192,7 +208,8 @@ class OpenShards(Generic[T_co]):
 
     `readers` are None until their first use. All keep their tables; at most `most_open` keep their files open, which
     `recent` lists, the most recently used last, if there are more shards. `open` is weak, because the source refers to
-    this. `remote` is None unless shards are read at the same time, because each read is a request.
+    this. `remote` is None unless shards are read at the same time, because each read is a request. `directory` is None
+    if shards are not mapped.
     """
 
     ends: Int64Array
@@ -202,10 +219,55 @@ class OpenShards(Generic[T_co]):
     most_open: int
     remote: Remote | None
     recent: OrderedDict[int, None] = field(default_factory=OrderedDict[int, None])
+    directory: ShardDirectory | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     opening: dict[int, threading.Lock] = field(default_factory=dict[int, threading.Lock])
 
     def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
+        """Yield the results of `read` for shards that are read together, then for each other one, with their rows.
+
+        The rows are None if one result has all, in the order of the request.
+        """
+        rest = np.arange(len(indices))
+        if self.directory is not None:
+            for rows, reader, places in self.directory.split(indices, self.reader):
+                try:
+                    found = read(reader, places)
+                except (ChangedFileError, MemoryError):
+                    raise
+                except Exception:  # raised again, with its location, where shards are read one by one
+                    continue
+                yield rows, found
+                if rows is None:
+                    return
+                rest = np.setdiff1d(rest, rows, assume_unique=True)
+        for rows, found in self._read_alone(indices[rest], read) if len(rest) else ():
+            yield rest[rows], found
+
+    def records(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[T_co]:
+        """Return records in the requested order; see `ShardReader.read`."""
+        records: list[Any] = [None] * len(indices)
+        for rows, found in self.read(indices, lambda reader, local: reader.read(local, fields)):
+            if rows is None:
+                return found
+            for row, record in zip(rows.tolist(), found, strict=True):
+                records[row] = record
+        return records
+
+    def columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        """Return columns of records in the requested order."""
+        pieces = self.read(indices, lambda reader, local: reader.read_batch(local, fields))
+        first = next(pieces)
+        if first[0] is None:
+            return first[1]
+        pieces = chain((first,), pieces)
+        if not self.fields:  # values instead of records with fields
+            return scatter_columns(((rows, {"": values}) for rows, values in pieces), len(indices))[""]
+        return scatter_columns(pieces, len(indices))
+
+    def _read_alone(
+        self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]
+    ) -> Iterator[tuple[Any, T]]:
         """Yield, for each shard in the request, the rows that it serves and the result of `read`."""
         parts = list(split_by_shard(self.ends, indices))
         remote = self.remote

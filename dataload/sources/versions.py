@@ -4,8 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dataload.errors import SourceError
-from dataload.storage import storage_of
+from dataload.storage import FileIdentity
 from dataload.storage.errors import overwritten_error, rewritten_error
 from dataload.types import Int64Array
 
@@ -33,7 +32,7 @@ def check_not_overwritten(paths: Sequence[str], known: Int64Array) -> None:
 
 def _version(path: str) -> tuple[int, int, int]:
     try:
-        identity = storage_of(path).identity(path)
-    except SourceError:  # opening it says what is wrong
+        identity = FileIdentity.at(path)
+    except OSError:  # opening it says what is wrong
         return 0, 0, 0
     return identity.size, identity.changed, hash(identity.file)

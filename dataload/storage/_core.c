@@ -17,6 +17,7 @@
 #include <stdint.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #ifdef __APPLE__
 #define st_mtim st_mtimespec
@@ -28,9 +29,15 @@
 /* ---- The SIGBUS guard ---- */
 
 typedef struct {
+    const char *start, *end;
+} Span;
+
+typedef struct {
     sigjmp_buf escape;
-    const char *start, *end; /* faults in these bytes are ours */
-    volatile int64_t fault;  /* offset of the last one */
+    const Span *const *spans; /* faults in these bytes are ours */
+    Py_ssize_t count;
+    volatile Py_ssize_t span; /* of the last fault, */
+    volatile int64_t fault;   /* and its offset there */
 } Guard;
 
 static _Thread_local Guard *volatile active;      /* of a copy in progress */
@@ -40,10 +47,13 @@ static struct sigaction earlier;
 static void on_sigbus(int number, siginfo_t *info, void *context) {
     Guard *guard = active;
     const char *address = info->si_addr;
-    if (guard && info->si_code > 0 && address >= guard->start && address < guard->end) {
-        active = NULL;
-        guard->fault = address - guard->start;
-        siglongjmp(guard->escape, 1);
+    for (Py_ssize_t span = 0; guard && info->si_code > 0 && span < guard->count; span++) {
+        if (address >= guard->spans[span]->start && address < guard->spans[span]->end) {
+            active = NULL;
+            guard->span = span;
+            guard->fault = address - guard->spans[span]->start;
+            siglongjmp(guard->escape, 1);
+        }
     }
     /* Not ours. An earlier handler may reinstall this one and raise the signal again: end that loop. */
     if (!chained && (earlier.sa_flags & SA_SIGINFO)) {
@@ -75,10 +85,15 @@ static int install_handler(void) {
     return sigaction(SIGBUS, &ours, NULL);
 }
 
-/* Call run(job); return the offset of a fault that it met in the `size` bytes at `data`, or -1. */
-static int64_t run_guarded(void (*run)(const void *), const void *job, const char *data, int64_t size) {
-    Guard guard = {.start = data, .end = data + size};
-    if (sigsetjmp(guard.escape, 0)) return guard.fault;
+/* Call run(job); return the offset of a fault that it met in one of the spans, whose number is in `span`, or -1. */
+static int64_t run_guarded(
+    void (*run)(const void *), const void *job, const Span *const *spans, Py_ssize_t count, Py_ssize_t *span
+) {
+    Guard guard = {.spans = spans, .count = count};
+    if (sigsetjmp(guard.escape, 0)) {
+        *span = guard.span;
+        return guard.fault;
+    }
     active = &guard;
     atomic_signal_fence(memory_order_seq_cst);
     run(job);
@@ -193,27 +208,27 @@ static int get_buffers(PyObject *writable, Py_buffer *out, PyObject *readable, P
 typedef struct {
     char *out;            /* where rows go one after another; or NULL */
     char **rows;          /* where each row goes, if out is NULL */
-    const char *data;
+    uintptr_t data;       /* address of offset 0 */
     const int64_t *offsets;
     const int64_t *lengths; /* or NULL */
     int64_t length;         /* of every row, if lengths is NULL */
     Py_ssize_t count;
 } Copy;
 
+#define FROM(copy, row) ((const char *)((copy)->data + (uintptr_t)(copy)->offsets[row]))
+
 #define AHEAD 24 /* rows; hides the latency of memory for rows of up to a few cache lines */
 #define LINE 64
 
 static void copy_small(const Copy *c) {
-    const char *data = c->data;
-    const int64_t *offsets = c->offsets;
     char *out = c->out;
     for (Py_ssize_t row = 0; row < c->count; row++, out += c->length) {
         if (row + AHEAD < c->count) {
-            const char *next = data + offsets[row + AHEAD];
+            const char *next = FROM(c, row + AHEAD);
             for (int64_t line = 0; line < c->length; line += LINE) __builtin_prefetch(next + line);
             __builtin_prefetch(next + c->length - 1);
         }
-        memcpy(out, data + offsets[row], c->length);
+        memcpy(out, FROM(c, row), c->length);
     }
 }
 
@@ -222,10 +237,10 @@ static void copy_small(const Copy *c) {
     case LENGTH: \
         for (Py_ssize_t row = 0; row < c->count; row++) { \
             if (row + AHEAD < c->count) { \
-                __builtin_prefetch(c->data + c->offsets[row + AHEAD]); \
-                if (LENGTH > 1) __builtin_prefetch(c->data + c->offsets[row + AHEAD] + LENGTH - 1); \
+                __builtin_prefetch(FROM(c, row + AHEAD)); \
+                if (LENGTH > 1) __builtin_prefetch(FROM(c, row + AHEAD) + LENGTH - 1); \
             } \
-            memcpy(c->out + row * LENGTH, c->data + c->offsets[row], LENGTH); \
+            memcpy(c->out + row * LENGTH, FROM(c, row), LENGTH); \
         } \
         return;
 
@@ -241,8 +256,8 @@ static void run_gather(const void *job) {
     }
     for (Py_ssize_t row = 0; row < c->count; row++) {
         if (row + 1 < c->count) /* the hardware fetches what follows */
-            for (int line = 0; line < 4 * LINE; line += LINE) __builtin_prefetch(c->data + c->offsets[row + 1] + line);
-        memcpy(c->out + row * c->length, c->data + c->offsets[row], c->length);
+            for (int line = 0; line < 4 * LINE; line += LINE) __builtin_prefetch(FROM(c, row + 1) + line);
+        memcpy(c->out + row * c->length, FROM(c, row), c->length);
     }
 }
 
@@ -250,11 +265,11 @@ static void run_ranges(const void *job) {
     const Copy *c = job;
     char *out = c->out;
     for (Py_ssize_t row = 0; row < c->count; row++) {
-        if (row + AHEAD < c->count) __builtin_prefetch(c->data + c->offsets[row + AHEAD]);
+        if (row + AHEAD < c->count) __builtin_prefetch(FROM(c, row + AHEAD));
         if (row + 1 < c->count && c->lengths[row + 1] >= 4 * LINE)
-            for (int line = 0; line < 4 * LINE; line += LINE) __builtin_prefetch(c->data + c->offsets[row + 1] + line);
+            for (int line = 0; line < 4 * LINE; line += LINE) __builtin_prefetch(FROM(c, row + 1) + line);
         if (c->rows) out = c->rows[row];
-        memcpy(out, c->data + c->offsets[row], c->lengths[row]);
+        memcpy(out, FROM(c, row), c->lengths[row]);
         out += c->lengths[row];
     }
 }
@@ -269,7 +284,10 @@ static PyObject *run_copy(
     if (file->descriptor >= 0) {
         if (install_handler()) return PyErr_SetFromErrno(PyExc_OSError);
         Py_BEGIN_ALLOW_THREADS
-        fault = run_guarded(run, job, data->buf, data->len);
+        Span all = {data->buf, (const char *)data->buf + data->len};
+        const Span *spans[] = {&all};
+        Py_ssize_t span;
+        fault = run_guarded(run, job, spans, 1, &span);
         if (fault < 0) fault = check_file(file, data->len);
         Py_END_ALLOW_THREADS
     } else if (total < KEEPS_GIL) {
@@ -315,7 +333,7 @@ static PyObject *gather(PyObject *module, PyObject *const *args, Py_ssize_t coun
         }
         offsets[row] = start + offsets[row] * stride;
     }
-    Copy copy = {.out = out.buf, .data = data.buf, .offsets = offsets, .length = length, .count = rows};
+    Copy copy = {.out = out.buf, .data = (uintptr_t)data.buf, .offsets = offsets, .length = length, .count = rows};
     result = run_copy(module, run_gather, &copy, &data, out.len, &file);
 done:
     PyMem_Free(offsets);
@@ -338,8 +356,8 @@ static PyObject *gather_ranges(PyObject *module, PyObject *const *args, Py_ssize
         PyErr_Format(PyExc_ValueError, "ranges of %lld bytes do not fill %zd bytes", (long long)ranges.total, out.len);
         goto done;
     }
-    Copy copy = {.out = out.buf, .data = data.buf, .offsets = ranges.offsets, .lengths = ranges.lengths,
-                 .count = ranges.count};
+    Copy copy = {.out = out.buf, .data = (uintptr_t)data.buf, .offsets = ranges.offsets,
+                 .lengths = ranges.lengths, .count = ranges.count};
     result = run_copy(module, run_ranges, &copy, &data, ranges.total, &file);
 done:
     free_ranges(&ranges);
@@ -374,8 +392,8 @@ static PyObject *copies(PyObject *module, PyObject *const *args, Py_ssize_t coun
         }
     }
     if (list) {
-        Copy copy = {.rows = targets, .data = data.buf, .offsets = ranges.offsets, .lengths = ranges.lengths,
-                     .count = ranges.count};
+        Copy copy = {.rows = targets, .data = (uintptr_t)data.buf, .offsets = ranges.offsets,
+                     .lengths = ranges.lengths, .count = ranges.count};
         PyObject *done = run_copy(module, run_ranges, &copy, &data, ranges.total, &file);
         if (!done) Py_CLEAR(list);
         Py_XDECREF(done);
@@ -386,6 +404,10 @@ done:
     PyBuffer_Release(&data);
     return list;
 }
+
+/* ---- Many shards ---- */
+
+#include "_shards.h"
 
 /* ---- Hashes ---- */
 
@@ -509,7 +531,15 @@ static PyMethodDef methods[] = {
 static int execute(PyObject *module) {
     State *state = PyModule_GetState(module);
     state->MapFault = PyErr_NewException("dataload.storage.core.MapFault", NULL, NULL);
-    return state->MapFault ? PyModule_AddObjectRef(module, "MapFault", state->MapFault) : -1;
+    if (!state->MapFault || PyModule_AddObjectRef(module, "MapFault", state->MapFault)) return -1;
+    PyType_Spec *specs[] = {&maps_spec, &tables_spec};
+    for (int each = 0; each < 2; each++) {
+        PyObject *type = PyType_FromModuleAndSpec(module, specs[each], NULL);
+        int failed = !type || PyModule_AddType(module, (PyTypeObject *)type);
+        Py_XDECREF(type);
+        if (failed) return -1;
+    }
+    return 0;
 }
 
 static int traverse(PyObject *module, visitproc visit, void *arg) {

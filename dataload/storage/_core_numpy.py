@@ -9,11 +9,20 @@ from typing import Any
 
 import numpy as np
 
+from dataload.storage._shards_numpy import MapFault, Maps, Tables
 from dataload.types import Array, BytesArray, Int64Array
 
-
-class MapFault(Exception):
-    """A mapped file shrank or changed, or its disk failed. The message is the offset of the fault, or the size."""
+__all__ = [
+    "MapFault",
+    "Maps",
+    "Tables",
+    "copies",
+    "gather",
+    "gather_ranges",
+    "hash_ranges",
+    "highway_hashes",
+    "lmdb_nodes",
+]
 
 
 def gather(out: Any, data: Any, start: int, stride: int, indices: Int64Array, length: int, file: Any) -> None:

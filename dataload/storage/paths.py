@@ -19,6 +19,8 @@ _BROKEN = re.compile(r"(?:https?|s3|gs|az|abfss?|sftp|hdfs|file|memory):/(?!/)",
 
 def is_url(path: str) -> bool:
     """Return whether `path` is a URL; ConfigError if it has no host, or lost a slash in `pathlib`."""
+    if ":/" not in path:  # most paths, of which a data set may have thousands
+        return False
     if path.endswith("://") and _SCHEME.fullmatch(path):
         raise nameless_error(path)
     if _BROKEN.match(path):

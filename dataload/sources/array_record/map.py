@@ -18,6 +18,7 @@ from dataload.sources.array_record.riegeli import (
     Chunks,
     parse_chunks,
 )
+from dataload.sources.directory import ShardDirectory
 from dataload.storage import RecordFile, Remote, storage_of
 from dataload.storage.core import core
 from dataload.storage.table_cache import CachedTable, IndexKey, remember
@@ -64,6 +65,22 @@ class MappedRecords:
 
     def __len__(self) -> int:
         return len(self._chunks)
+
+    @property
+    def file(self) -> RecordFile:
+        """The file that the records are read from."""
+        return self._file
+
+    def joined(self, directory: ShardDirectory) -> MappedRecords:
+        """Return the records of many files, so far of none."""
+        joined = directory.copy_of(self)
+        joined._chunks, joined._has_large = Chunks(directory.numbers(is_place=True), None), False
+        return joined
+
+    def join(self, joined: Any, shard: int, first: int, length: int) -> None:
+        """Add `length` records from `first` on to those of many files."""
+        joined._chunks.edges.put(shard, self._chunks.edges[first : first + length + 1])
+        joined._has_large |= self._has_large
 
     def release(self) -> None:
         """Close the file. The next read opens it again."""

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from os import PathLike
-from typing import Any, ClassVar, TypeAlias, cast
+from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 
@@ -26,10 +26,11 @@ from dataload.sources.array_record.layout import (
     plan_reads,
 )
 from dataload.sources.array_record.map import MappedRecords
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, Gather, copy_records
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import FileInstruction, ShardReader, as_path
-from dataload.storage import Storage, storage_of
+from dataload.storage import RecordFile, Storage, storage_of
 from dataload.storage.errors import overwritten_error, rewritten_error
 from dataload.types import Batch, BytesColumn, Codec, FieldSpec, Int64Array
 
@@ -148,6 +149,7 @@ class _ArrayRecordFile(EncodedShard):
             else None
         )
         self.whole = self._mapped is None
+        self._is_shared = False
         self._readers = _Readers(self.file, self._storage, options.reader_options)
         if self._mapped is not None:
             self._records, self.group_size = len(self._mapped), 1
@@ -175,10 +177,25 @@ class _ArrayRecordFile(EncodedShard):
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array] | None:  # noqa: ARG002 - records are read whole
         return None if self._mapped is None else self._mapped.ranges(indices + self._first)
 
+    def shared(self) -> tuple[RecordFile, Any] | None:
+        return None if self._mapped is None else (self._mapped.file, ())
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        joined = directory.copy_of(self)
+        joined._first, joined._is_shared = 0, True
+        joined._mapped = None if self._mapped is None else self._mapped.joined(directory)
+        return joined
+
+    def join(self, joined: Any, shard: int) -> None:
+        if self._mapped is not None:
+            self._mapped.join(joined._mapped, shard, self._first, self._length)
+
     def _stored(self, indices: Int64Array, gather: Gather) -> BytesColumn | list[bytes]:
         found = None
         if self._mapped is not None:
             found = self._mapped.read(indices) if gather is copy_records else self._mapped.read_together(indices)
+        if found is None and self._is_shared:
+            raise CorruptFileError("a record needs the package, which reads one file at a time")
         return self._read_through_package(indices) if found is None else found
 
     def _read_through_package(self, indices: Int64Array) -> list[bytes]:

@@ -158,6 +158,24 @@ class Gatherer:
         nbytes = leaf.width * math.prod(numbers.shape)
         return numbers, nbytes, np.ascontiguousarray(self._buffers[:, leaf.buffer + 1, 0])
 
+    def kinds(self) -> list[Any]:
+        """Return what each column is, as `SharedColumns` reads it; None if that does not."""
+        kinds: list[Any] = []
+        for plain, has_bytes, node in zip(self._plain, self._bytes, self._nodes, strict=True):
+            kinds.append(node.width if has_bytes else None if plain is None else plain[:2])
+        return kinds
+
+    def tables(self, column: int) -> tuple[Int64Array, ...]:
+        """Return tables of a column that has a kind, (batches,) int64.
+
+        These are the offsets of plain numbers; or of where values end, of the bytes, and how many bytes there are.
+        """
+        plain, buffer = self._plain[column], self._nodes[column].buffer
+        offsets, sizes = self._buffers[:, :, 0], self._buffers[:, :, 1]
+        return (
+            (plain[2],) if plain is not None else (offsets[:, buffer + 1], offsets[:, buffer + 2], sizes[:, buffer + 2])
+        )
+
     def column(self, column: int, batch: Int64Array, rows: Int64Array, claims: Claims) -> Any:
         """Return values of a column of plain numbers or bytes as a column; None of other columns. See `take`."""
         plain = self._plain[column]

@@ -6,7 +6,7 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.arrow.format import STATE_FILE, ArrowOptions
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
 from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout
+from dataload.sources.arrow.shared import SharedColumns
 from dataload.sources.arrow.table import TableReader, TableSource
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.shards import ShardReader
-from dataload.storage import Remote, join, named_files, read_limited, storage_of
+from dataload.storage import RecordFile, Remote, join, named_files, read_limited, storage_of
 from dataload.types import Batch, Int64Array, Record
 
 _MANY_COLUMNS = 32  # which one after another would copy the bytes of a batch as many times
@@ -82,6 +84,7 @@ class _ArrowFile(TableReader):
             super().__init__(path, schema, np.cumsum(counts), options, cache)
         self._starts = self._ends - counts
         self._decoding = _Decoding()
+        self._columns_of_many: SharedColumns | None = None
         nodes = None if any(each.compressed for each in self._messages()) else plan_nodes(schema)
         self.gatherer = None if nodes is None else Gatherer(self._file, nodes, self._layout.batches)
         self._empty = self._load_dictionaries() if self.gatherer is not None else None
@@ -89,7 +92,26 @@ class _ArrowFile(TableReader):
     def _messages(self) -> list[Message]:
         return [*self._layout.dictionaries, *self._layout.batches]
 
+    def shared(self) -> tuple[RecordFile, Any] | None:
+        if self.gatherer is None:
+            return None
+        schema = [(each.name, str(each.type)) for each in self._schema]
+        return self._file, (schema, self.gatherer.kinds(), self._shapes, [*self._decoders])
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        joined = directory.copy_of(self)
+        joined._columns_of_many = None if self.gatherer is None else SharedColumns(directory, self.gatherer)
+        return joined
+
+    def join(self, joined: Any, shard: int) -> None:
+        if self.gatherer is not None:
+            joined._columns_of_many.join(shard, self.gatherer, self._starts, self._ends)
+
     def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
+        many = self._columns_of_many
+        if many is not None:
+            batch, rows = many.locate(indices)
+            return {name: many.column(self._numbers[name], batch, rows, claims) for name in names}
         if self.gatherer is None:
             if len(names) < _MANY_COLUMNS:
                 return super()._pick(indices, names, claims)

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -12,11 +12,12 @@ from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.limits import check_lengths, check_size
 from dataload.errors import CorruptFileError
+from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.fields import select_fields, spec_of
 from dataload.sources.file_source import FileSource
 from dataload.sources.jsonl.format import JsonlOptions
 from dataload.sources.shards import ShardReader
-from dataload.storage import storage_of, unchanged
+from dataload.storage import RecordFile, storage_of, unchanged
 from dataload.storage.compressed import is_compressed, read_text
 from dataload.storage.table_cache import CachedTable, IndexKey, remember, within
 from dataload.types import Array, FieldSpec, Int64Array, Record
@@ -51,6 +52,32 @@ class Lines:
     def _starts(self, indices: Int64Array) -> Int64Array:
         part = np.searchsorted(self.firsts, indices, side="right") - 1
         return (part << _PART_BITS) + self.places[indices]
+
+
+class SharedLines:
+    """The lines of many files; see `Lines`."""
+
+    def __init__(self, directory: ShardDirectory) -> None:
+        self._places: ShardNumbers = directory.numbers()
+        self._firsts: ShardNumbers = directory.numbers()
+        self._ends: ShardNumbers = directory.numbers()  # of each file: the number of its last line, and its stop
+
+    def join(self, shard: int, lines: Lines) -> None:
+        """Add the lines of a file."""
+        self._places.put(shard, lines.places)
+        self._firsts.put(shard, lines.firsts)
+        self._ends.put(shard, np.array([len(lines) - 1, lines.stop]))
+
+    def spans(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """See `Lines.spans`; indices and offsets are places."""
+        shards = indices & ~WITHIN
+        is_last = indices - shards == self._ends[shards]
+        starts = self._starts(indices)
+        next_starts = self._starts(np.where(is_last, indices, indices + 1))
+        return starts + shards, np.where(is_last, self._ends[shards + 1], next_starts) - starts
+
+    def _starts(self, indices: Int64Array) -> Int64Array:
+        return ((self._firsts.search(indices) & WITHIN) - 1 << _PART_BITS) + self._places[indices]
 
 
 def find_lines(blocks: Iterable[bytes | memoryview]) -> Lines:
@@ -157,14 +184,14 @@ class JsonlSource(FileSource[Record]):
 class _Reader(ShardReader[Record]):
     """The lines of a file."""
 
-    lines: Lines
+    lines: Lines | SharedLines
 
     def __init__(self, path: str, limit: int) -> None:
         self._path = path
         self._limit = limit
 
     def __len__(self) -> int:
-        return len(self.lines)
+        return len(cast("Lines", self.lines))
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
@@ -215,6 +242,17 @@ class _File(_Reader):
         _refuse_empty(self._file.size, path)
         key = IndexKey.of("jsonl", (path,), remote=options.place) if options.cache else None
         self.lines = remember(key, partial(unpack, size=self._file.size), self._find, pack)
+
+    def shared(self) -> tuple[RecordFile, Any]:
+        return self._file, ()
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        joined = directory.copy_of(self)
+        joined.lines = SharedLines(directory)
+        return joined
+
+    def join(self, joined: Any, shard: int) -> None:
+        joined.lines.join(shard, self.lines)
 
     def _find(self) -> Lines:
         return find_lines(self._blocks())

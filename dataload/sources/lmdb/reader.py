@@ -78,7 +78,7 @@ class _LMDBShard(LMDBShard):
             self._fields = self.first_fields()
 
     def key(self, index: int) -> str:
-        with self._reading() as file:
+        with self._snapshot.reading() as file:
             return self.keys.read(file, self._snapshot.info, index).decode(errors="backslashreplace")
 
 

@@ -7,19 +7,22 @@ before "2" unless they are padded. All other keys are in LMDB's order.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Generator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, Self, TypeAlias, TypeVar
 
 import numpy as np
 
 from dataload._util.limits import check_lengths
+from dataload.errors import CorruptFileError
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, copy_records
 from dataload.sources.file_source import FileSource
 from dataload.sources.lmdb.file import FileInfo, data_file
 from dataload.sources.lmdb.tree import Nodes, Snapshot, read_key
 from dataload.storage import RecordFile
+from dataload.storage.core import PLACE_BITS
 from dataload.storage.table_cache import CachedTable, IndexKey, recall, within
 from dataload.types import Array, Codec, Int64Array
 
@@ -155,6 +158,28 @@ def find_table(
     return (build(), key) if table is None else (table, None)
 
 
+class SharedSnapshots:
+    """The snapshots of many environments, which are read together."""
+
+    def __init__(self, directory: ShardDirectory) -> None:
+        self._file = directory.files
+        self._metas: dict[int, tuple[int, bytes]] = {}  # the place and the content of each meta page
+
+    def join(self, shard: int, snapshot: Snapshot) -> None:
+        """Add an environment."""
+        self._metas[shard] = (shard << PLACE_BITS) + snapshot.info.offset, snapshot.info.meta
+
+    @contextmanager
+    def reading(self, indices: Int64Array) -> Generator[RecordFile]:
+        """Raise after reading records, given by places, unless all meta pages are as they were."""
+        yield self._file
+        found = [self._metas[shard] for shard in np.unique(indices >> PLACE_BITS).tolist()]
+        places, metas = np.array([place for place, _ in found]), [meta for _, meta in found]
+        (now,), *_ = self._file.gather_ranges(places, np.fromiter(map(len, metas), np.int64)).parts()
+        if now.tobytes() != b"".join(metas):
+            raise CorruptFileError("an environment was written to: its own reader knows whether that matters")
+
+
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -166,6 +191,7 @@ class LMDBShard(EncodedShard):
     def __init__(self, snapshot: Snapshot, values: Values, codec: Codec | None, limit: int) -> None:
         super().__init__(snapshot.info.path, codec)
         self._snapshot = snapshot
+        self._snapshots: SharedSnapshots | None = None  # of a reader of many environments
         self._file = snapshot.file
         snapshot.sample(values.offsets, values.lengths)
         self._values = values
@@ -175,8 +201,27 @@ class LMDBShard(EncodedShard):
     def __len__(self) -> int:
         return len(self._values.offsets)
 
-    def _reading(self) -> AbstractContextManager[RecordFile]:
-        return self._snapshot.reading()
+    def shared(self) -> tuple[RecordFile, Any]:
+        return self._file, ()
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        joined = directory.copy_of(self)
+        joined._snapshots, joined._has_large = SharedSnapshots(directory), False
+        joined._values = Values(directory.numbers(is_place=True), directory.numbers())
+        return joined
+
+    def join(self, joined: Any, shard: int) -> None:
+        offsets, lengths = self._values.offsets, self._values.lengths
+        joined._snapshots.join(shard, self._snapshot)
+        joined._values.offsets.put(shard, offsets)
+        if isinstance(lengths, int):
+            joined._values.lengths.put_line(shard, lengths, 0, len(offsets))
+        else:
+            joined._values.lengths.put(shard, lengths)
+        joined._has_large |= self._has_large
+
+    def _reading(self, indices: Int64Array) -> AbstractContextManager[RecordFile]:
+        return self._snapshot.reading() if self._snapshots is None else self._snapshots.reading(indices)
 
     def _offsets(self, indices: Int64Array) -> Int64Array:
         return self._values.offsets[indices]
@@ -191,7 +236,7 @@ class LMDBShard(EncodedShard):
 
     def stored(self, indices: Int64Array) -> list[bytes]:
         """Return records as they are stored."""
-        with self._reading():
+        with self._reading(indices):
             return self._stored(indices, copy_records)
 
     def offset(self, index: int) -> int:

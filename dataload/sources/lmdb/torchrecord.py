@@ -99,11 +99,15 @@ class _TorchRecord(LMDBShard):
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         codec = cast("Codec", self._codec)
-        with self._reading():
+        with self._reading(indices):
             values = self._stored(indices, self._gather)
             with decoding():
                 batch = decode_batch(codec, values, fields)
                 return self._decode(values, indices, fields) if batch is None else split_records(batch, len(indices))
+
+    def join(self, joined: Any, shard: int) -> None:
+        super().join(joined, shard)
+        joined._has_gaps |= self._has_gaps
 
     def key(self, index: int) -> str:
         number, local = shard_of(self._ends, index)

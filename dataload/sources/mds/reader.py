@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from dataload._util.limits import FIELD_BYTES, check_lengths, check_size, fits, 
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import LoadedRecords
 from dataload.sources.fields import require_known
 from dataload.sources.file_source import FileSource
@@ -233,6 +234,17 @@ class _MDSShard(ShardReader[Record]):
         if int(lengths.max()) > self._limit:
             check_lengths(lengths, self._limit, indices, self._file.path)
         return offsets, lengths
+
+    def shared(self) -> tuple[RecordFile, Any]:
+        return self._file, self._columns
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        joined = directory.copy_of(self)
+        joined._edges = directory.numbers(is_place=True)
+        return joined
+
+    def join(self, joined: Any, shard: int) -> None:
+        joined._edges.put(shard, self._edges)
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> dict[str, Any]:
         """Return the values of columns: an array, a `BytesColumn` or a list for each."""

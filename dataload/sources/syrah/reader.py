@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
@@ -10,6 +10,7 @@ from dataload._util.arrays import split_records, split_rows
 from dataload._util.limits import check_lengths, fits
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
+from dataload.sources.directory import ShardDirectory, ShardNumbers
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.syrah.format import SyrahOptions
@@ -76,6 +77,19 @@ class _SyrahFile(ShardReader[Record]):
         names = tuple(self._columns) if fields is None else fields
         offsets, lengths = zip(*(self._columns[name].locations(indices) for name in names), strict=True)
         return np.concatenate(offsets), np.concatenate(lengths)
+
+    def shared(self) -> tuple[RecordFile, Any] | None:
+        kinds = [(name, reader.kind()) for name, reader in self._columns.items()]
+        return None if any(kind is None for _, kind in kinds) else (self._file, kinds)
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        joined = directory.copy_of(self)
+        joined._columns = {name: reader.joined(directory) for name, reader in self._columns.items()}
+        return joined
+
+    def join(self, joined: Any, shard: int) -> None:
+        for name, reader in self._columns.items():
+            reader.join(joined._columns[name], shard, self._length)
 
 
 class _Reader:
@@ -154,6 +168,37 @@ class _Reader:
         ndims = self._shapes.ndim[indices].tolist()
         dims = self._shapes.dims
         return [value.reshape(dims[end - ndim : end]) for value, end, ndim in zip(values, ends, ndims, strict=True)]
+
+    def kind(self) -> Any:
+        """Return what makes values of several files alike; None if they are read one file at a time."""
+        if self._shapes is not None:
+            return None
+        return self._text, self._bytes, self._dtype, self._shape, self._limit, self._joined_size
+
+    @property
+    def _joined_size(self) -> int | None:
+        return None if self._text or self._bytes else self._size
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        """Return a reader of the values of many files."""
+        joined = directory.copy_of(self)
+        joined._offsets, joined._has_large = directory.numbers(is_place=True), False
+        joined._size = self._joined_size
+        joined._sizes = directory.numbers() if joined._size is None else None
+        return joined
+
+    def join(self, joined: Any, shard: int, count: int) -> None:
+        """Add the tables of this file to a reader of many."""
+        offsets, sizes = joined._offsets, cast("ShardNumbers | None", joined._sizes)
+        if self._offsets is None:
+            offsets.put_line(shard, self._start, self._stride or 1, count)
+        else:
+            offsets.put(shard, self._offsets)
+        if sizes is not None and self._sizes is not None:
+            sizes.put(shard, self._sizes)
+        elif sizes is not None:
+            sizes.put_line(shard, self._size or 0, 0, count)
+        joined._has_large |= self._has_large
 
     def _decode(self, index: int, text: memoryview) -> str:
         try:

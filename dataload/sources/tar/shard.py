@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Self, cast
 
 import numpy as np
 
@@ -15,12 +15,14 @@ from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_exten
 from dataload.codecs.npz import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.fields import spec_of
 from dataload.sources.shards import ShardReader
 from dataload.sources.tar.format import KEY, TarOptions
 from dataload.sources.tar.samples import name_fields, rate_fields
+from dataload.sources.tar.shared import SharedSamples
 from dataload.sources.tar.table import load_table, name_from_archive
-from dataload.storage import storage_of
+from dataload.storage import RecordFile, storage_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
 _END_BYTES = 4096
@@ -145,6 +147,24 @@ class TarReader(ShardReader[Record]):
             components = np.concatenate(found) if found else samples[:0]
             components = components[components >= 0]
         return self._table.offsets(components), self._table.lengths(components)
+
+    def shared(self) -> tuple[RecordFile, Any] | None:
+        table = self._table
+        if table.ends is not None or table.keys is None or self._kept is not None or not len(table):
+            return None
+        if any(self._field(name).others for name in self._codes):
+            return None
+        return self._file, (table.extensions, table.codes.tolist())
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        joined, table = directory.copy_of(self), SharedSamples(directory, self._table)
+        joined._table = cast("Any", table)
+        joined._planned, joined._has_large = {}, False
+        return joined
+
+    def join(self, joined: Any, shard: int) -> None:
+        joined._table.join(shard, self._table)
+        joined._has_large |= self._has_large
 
     def oddity(self) -> str | None:
         return self._table.oddity()

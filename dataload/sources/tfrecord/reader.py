@@ -14,18 +14,19 @@ without records has no bytes. Layout: https://www.tensorflow.org/tutorials/load_
 import struct
 from collections.abc import Callable
 from functools import cache
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
 from dataload._util.limits import check_lengths
 from dataload.errors import CorruptFileError, UnsupportedFormatError
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, Gather
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import describe_head
 from dataload.sources.shards import ShardReader
 from dataload.sources.tfrecord.format import TFRECORD, TFRecordOptions
-from dataload.storage import storage_of
+from dataload.storage import RecordFile, storage_of
 from dataload.storage.table_cache import CachedTable, IndexKey, remember
 from dataload.types import BytesArray, Codec, Int64Array
 
@@ -199,6 +200,18 @@ class _TFRecordFile(EncodedShard):
 
     def __len__(self) -> int:
         return len(self._edges) - 1
+
+    def shared(self) -> tuple[RecordFile, Any]:
+        return self._file, ()
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        joined = directory.copy_of(self)
+        joined._edges, joined._has_large = directory.numbers(is_place=True), False
+        return joined
+
+    def join(self, joined: Any, shard: int) -> None:
+        joined._edges.put(shard, self._edges)
+        joined._has_large |= self._has_large
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - records are read whole
         return self._locations(indices)

@@ -6,13 +6,14 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike, fspath
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 
 from dataload._util.settings import check_count
 from dataload.codecs.npz import MAGIC, npy_layout
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.tokens.documents import Documents, check_starts, find_ends, index_path, load_documents
@@ -177,6 +178,7 @@ class _TokenFile(ShardReader[Record]):
         self._length = (self._file.size - self._start) // self._dtype.itemsize
         self._specs = {options.field: FieldSpec(self._dtype.name, (options.window,))}
         self._pad: int | None = None
+        self._shared: _SharedWindows | None = None  # of a reader of many files
         if options.ends == "pad":
             self._specs[COUNT_FIELD] = FieldSpec("int64", ())
             self._pad = _fitting("pad_token", options.pad_token, self._dtype)
@@ -267,8 +269,26 @@ class _TokenFile(ShardReader[Record]):
         window = np.full(len(starts), self._window) if self._pad is None else starts + counts - first
         return first * size + self._start, np.maximum(window, min(self._window, self._length)) * size
 
+    def shared(self) -> tuple[RecordFile, Any] | None:
+        if self._pad is not None or self._edges is not None:
+            return None
+        return self._file, (self._dtype, self.windows.window, self.windows.stride)
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        joined = directory.copy_of(self)
+        joined._shared = _SharedWindows(*(directory.numbers() for _ in range(3)))
+        return joined
+
+    def join(self, joined: Any, shard: int) -> None:
+        joined._shared.ends.put(shard, self.windows.ends)
+        joined._shared.origins.put(shard, self.windows.origins)
+        joined._shared.starts.put_line(shard, self._start, 0, 1)
+
     def _whole(self, indices: Int64Array) -> Array:
         size = self._dtype.itemsize
+        if self._shared is not None:
+            places = self._shared.places(indices, self.windows.stride, size)
+            return self._file.gather(places, self._window * size).view(self._dtype)
         if len(self.windows.ends) > 1:
             return self._gather(self.windows.starts(indices))
         stride, length = self.windows.stride * size, self._window * size
@@ -298,6 +318,21 @@ class _TokenFile(ShardReader[Record]):
         """Return a hash of the ends of documents, which may not come from the file."""
         stops = self.windows.stops if self._edges is None else self._edges
         return hashlib.blake2b(stops.tobytes(), digest_size=8).hexdigest()
+
+
+class _SharedWindows(NamedTuple):
+    """The windows of many files; see `TokenWindows`. `starts` is the offset of the first token of each file."""
+
+    ends: ShardNumbers
+    origins: ShardNumbers
+    starts: ShardNumbers
+
+    def places(self, indices: Int64Array, stride: int, itemsize: int) -> Int64Array:
+        """Return the places of the first bytes of windows."""
+        within = indices & WITHIN
+        shards = indices - within
+        tokens = self.origins[self.ends.search(indices)] + within * stride
+        return shards + self.starts[shards] + tokens * itemsize
 
 
 def _layout(file: RecordFile, dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, cast, get_args
 
 import numpy as np
 
+from dataload._util.caches import PerProcess
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import split_by_shard
 from dataload._util.settings import check_choice, setting_error
@@ -19,6 +20,7 @@ from dataload.sources.base import Source, ViewSource
 from dataload.sources.prefetch import ComponentPrefetch, StepsByComponent
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.adapt import as_source
+from dataload.sources.views.joint import JointShards, join
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
 _KEY = "__key__"
@@ -42,6 +44,7 @@ class ConcatSource(ViewSource[Any]):
         self._parents = tuple(sources)
         self._ends: Int64Array | None = None
         self._drops_key: bool | None = None  # once it is known
+        self._joint: PerProcess[JointShards | None] = PerProcess()
 
     @property
     def sources(self) -> tuple[Source[Any], ...]:
@@ -67,7 +70,23 @@ class ConcatSource(ViewSource[Any]):
     def __len__(self) -> int:
         return int(self._bounds()[-1])
 
+    def _joint_shards(self) -> JointShards | None:
+        return self._joint.get(lambda: join(self._parents))
+
+    def close(self) -> None:
+        super().close()
+        self._joint.drop()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_joint"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._joint = PerProcess()
+
     def _read(self, indices: Int64Array) -> list[Any]:
+        if (joint := self._joint_shards()) is not None:
+            return joint.records(self._bounds(), indices)
         records: list[Any] = [None] * len(indices)
         for component, local, where in split_by_shard(self._bounds(), indices):
             for row, record in zip(where.tolist(), self._parents[component].read(local), strict=True):
@@ -75,6 +94,8 @@ class ConcatSource(ViewSource[Any]):
         return records
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        if (joint := self._joint_shards()) is not None:
+            return joint.columns(self._bounds(), indices, fields)
         pieces = (
             (where, self._parents[component].read_batch(local, fields))
             for component, local, where in split_by_shard(self._bounds(), indices)

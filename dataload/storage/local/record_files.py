@@ -9,7 +9,7 @@ import os
 import stat
 import weakref
 from collections.abc import Callable
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from dataload.errors import ChangedFileError, SourceError
 from dataload.storage.core import core
@@ -85,6 +85,11 @@ class FileIdentity(NamedTuple):
     file: tuple[int, int]
 
     @classmethod
+    def at(cls, path: str) -> FileIdentity:
+        """Return the version of the file at a local path, or raise an OSError."""
+        return cls.of(os.stat(path))
+
+    @classmethod
     def of(cls, status: os.stat_result) -> FileIdentity:
         return cls(status.st_size, status.st_mtime_ns, (status.st_dev, status.st_ino))
 
@@ -156,7 +161,7 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
         return handle
 
 
-_STEPS_BETWEEN_PROBES = 16
+STEPS_BETWEEN_PROBES = 16
 
 
 class Mapping(Handle):
@@ -202,6 +207,32 @@ class MappedFile(ReopenedFile[Mapping]):
         except (core().MapFault, ValueError) as error:
             raise self._error(mapping, error) from None
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether the file is at its path, and not a copy of an object that may be deleted."""
+        return self._make is Mapping
+
+    def map_for(self, maps: Any, shard: int) -> None:
+        """Map the file again as a shard of `maps`, the core's, and close it, unless others may write to it."""
+        mapping = self._open()
+        maps.put(shard, mapping.descriptor, os.fsencode(os.path.abspath(self.path)), self.size, mapping.changed)
+        if not self.may_be_written:
+            self.release()
+
+    def error_at(self, offset: int) -> SourceError:
+        """Return the error for a map that failed at `offset`, given that the file is not open."""
+        if self.may_be_written:
+            return SourceError("the file was written to: its reader knows whether that matters", path=self.path)
+        try:
+            now = FileIdentity.at(self.path)
+        except OSError:
+            now = self._identity
+        if now.file == self._identity.file and now.size < self.size:
+            return changed_error(self.path, self.size, now.size)
+        if now.file == self._identity.file and now.changed != self._identity.changed:
+            return overwritten_error(self.path, self._identity.changed, now.changed)
+        return disk_error(self.path, offset)
+
     def _file(self, mapping: Mapping) -> int | tuple[int, int]:
         return mapping.descriptor if self.may_be_written else (mapping.descriptor, mapping.changed)
 
@@ -217,7 +248,7 @@ class MappedFile(ReopenedFile[Mapping]):
         if self._warm_steps > 0:
             self._warm_steps -= 1  # threads may lose a count to each other, which does no harm
         elif not is_cold(mapping.descriptor, start + int(indices[-1]) * stride):
-            self._warm_steps = _STEPS_BETWEEN_PROBES
+            self._warm_steps = STEPS_BETWEEN_PROBES
         elif isinstance(mapping.map, mmap.mmap):
             will_need(mapping.map, start + indices * stride, lengths)
 

@@ -1,0 +1,142 @@
+"""The shards of a data set that are read together: a batch is located and copied for all of its shards at once."""
+
+import copy
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import numpy as np
+
+from dataload.storage.core import MOST_SHARDS, PLACE_BITS, can_map, core
+from dataload.storage.local.record_files import MappedFile
+from dataload.storage.local.shard_files import ShardFiles
+from dataload.types import Array, Int64Array
+
+_UNUSED, _ALONE = -2, -1
+_MOST_KINDS = 16  # shards that are all different gain nothing from being read together
+WITHIN = (1 << PLACE_BITS) - 1
+"""The bits of a place that are an offset in a file, or an index in a table."""
+
+T = TypeVar("T")
+
+
+class ShardNumbers:
+    """Tables of many shards as one array, whose indices are places.
+
+    Args:
+        shards: Number of shards.
+        scale: By which numbers are multiplied.
+        is_place: Whether numbers are offsets or indices in the shard, so that items are places. Negative ones are not.
+    """
+
+    def __init__(self, shards: int, scale: int = 1, *, is_place: bool = False) -> None:
+        self._tables = core().Tables(shards)
+        self._scale, self._is_place = scale, is_place
+
+    def put(self, shard: int, array: Array) -> None:
+        """Set the numbers of a shard."""
+        self._tables.put(shard, np.ascontiguousarray(array))
+
+    def put_line(self, shard: int, start: int, stride: int, count: int) -> None:
+        """Set the numbers of a shard: number i is ``start + i * stride``."""
+        self._tables.put_line(shard, start, stride, count)
+
+    def __getitem__(self, places: Int64Array) -> Int64Array:
+        """Return the numbers at places, (rows,) int64."""
+        out = np.empty(len(places), np.int64)
+        self._tables.take(out, places, self._scale, self._is_place)
+        return out
+
+    def search(self, places: Int64Array) -> Int64Array:
+        """Return, as a place in its shard, how many of the ascending numbers are at most the index in each place."""
+        out = np.empty(len(places), np.int64)
+        self._tables.search(out, places)
+        return out
+
+
+class ShardDirectory:
+    """Readers of many shards each. Shards enter on first use; those that cannot be read together are read alone.
+
+    Args:
+        ends: (shards,) int64, cumulative numbers of records.
+
+    Attributes:
+        files: The files of all shards as one.
+    """
+
+    def __init__(self, ends: Int64Array) -> None:
+        self.files = ShardFiles(len(ends))
+        self._ends = ends
+        starts = ends - np.diff(ends, prepend=0)
+        self._places = (np.arange(len(ends)) << PLACE_BITS) - starts  # to be added to an index
+        length = int(ends[0])
+        self._length = length if length and bool((starts == np.arange(len(ends)) * length).all()) else None
+        self._readers: list[tuple[Any, Any]] = []  # what shards have in common, and the reader of such shards
+        self._reader_of = np.full(len(ends), _UNUSED, np.int8)
+        self._lock = threading.Lock()
+
+    def numbers(self, scale: int = 1, *, is_place: bool = False) -> Any:
+        """Return an empty table, which takes the place of an array in a reader of many shards."""
+        return ShardNumbers(len(self._ends), scale, is_place=is_place)
+
+    def copy_of(self, reader: T) -> T:
+        """Return a copy of a reader that reads the files of all shards."""
+        copied: Any = copy.copy(reader)
+        copied._file = self.files
+        return copied
+
+    def split(
+        self, indices: Int64Array, reader: Callable[[int], Any]
+    ) -> Iterator[tuple[Array | None, Any, Int64Array]]:
+        """Yield readers of many shards with the rows that each reads, None for all, and their places.
+
+        Args:
+            indices: (rows,) int64, indices of records.
+            reader: Returns the reader of a shard.
+        """
+        shards = self._shards_of(indices)
+        numbers = self._reader_of[shards]
+        if int(numbers.min()) == _UNUSED:
+            for shard in np.unique(shards[numbers == _UNUSED]).tolist():
+                self._add(shard, reader(shard))
+            numbers = self._reader_of[shards]
+        places = indices + self._places[shards]
+        least, most = int(numbers.min()), int(numbers.max())
+        if least == most >= 0:
+            if self.files.use(shards):
+                yield None, self._readers[most][1], places
+            return
+        for number in range(max(0, least), most + 1):
+            rows = np.flatnonzero(numbers == number)
+            if len(rows) and self.files.use(shards[rows]):
+                yield rows, self._readers[number][1], places[rows]
+
+    def _shards_of(self, indices: Int64Array) -> Int64Array:
+        if self._length is None:
+            return np.searchsorted(self._ends, indices, side="right")
+        return np.minimum(indices // self._length, len(self._ends) - 1)
+
+    def _add(self, shard: int, reader: Any) -> None:
+        with self._lock:
+            if self._reader_of[shard] == _UNUSED:
+                self._reader_of[shard] = self._join(shard, reader)
+
+    def _join(self, shard: int, reader: Any) -> int:
+        """Add a shard to a reader of many; return the number of that."""
+        shared = reader.shared()
+        if shared is None or not isinstance(shared[0], MappedFile) or not shared[0].is_plain:
+            return _ALONE
+        file, kind = shared
+        number = next((number for number, (known, _) in enumerate(self._readers) if known == kind), len(self._readers))
+        if number == _MOST_KINDS or file.size > WITHIN or len(reader) > WITHIN:
+            return _ALONE
+        if number == len(self._readers):
+            self._readers.append((kind, reader.joined(self)))
+        reader.join(self._readers[number][1], shard)
+        self.files.add(shard, file)
+        return number
+
+
+def directory_of(ends: Int64Array) -> ShardDirectory | None:
+    """Return the directory of shards, whose cumulative numbers of records are `ends`; None if they are not mapped."""
+    return ShardDirectory(ends) if 1 < len(ends) <= MOST_SHARDS and can_map() else None

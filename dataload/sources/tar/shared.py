@@ -1,0 +1,66 @@
+"""The samples of many archives as one table, if all of their samples have the same components."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
+from dataload.sources.tar.header import BLOCK
+from dataload.sources.tar.samples import Keys, SampleTable, decode_name
+from dataload.storage.core import PLACE_BITS
+from dataload.types import Array, Int64Array
+
+
+class SharedSamples:
+    """The tables of many archives, with the methods of `SampleTable`. Samples, components and offsets are places."""
+
+    ends = None
+
+    def __init__(self, directory: ShardDirectory, table: SampleTable) -> None:
+        self.extensions, self.codes, self.first = table.extensions, table.codes, table.first
+        self.keys = SharedKeys(directory)
+        self._blocks: ShardNumbers = directory.numbers(BLOCK, is_place=True)
+        self._sizes: ShardNumbers = directory.numbers()
+        self.offsets, self.lengths = self._blocks.__getitem__, self._sizes.__getitem__
+
+    def join(self, shard: int, table: SampleTable) -> None:
+        """Add the table of an archive."""
+        self._blocks.put(shard, table.blocks)
+        self._sizes.put(shard, table.sizes)
+        if table.keys is not None:
+            self.keys.join(shard, table.keys, len(table))
+
+    def components(self, first: int, samples: Int64Array) -> Int64Array:
+        """See `SampleTable.components`."""
+        if first < 0:
+            return np.full(len(samples), -1, np.int64)
+        within = samples & WITHIN
+        return samples - within + within * len(self.codes) + first
+
+
+class SharedKeys:
+    """The keys of many archives; see `Keys`."""
+
+    def __init__(self, directory: ShardDirectory) -> None:
+        self._texts: dict[int, str | bytes] = {}
+        self._ends: ShardNumbers = directory.numbers()
+
+    def join(self, shard: int, keys: Keys, samples: int) -> None:
+        """Add the keys of an archive."""
+        self._texts[shard] = keys.text
+        if len(keys.ends) == 1:
+            length = int(keys.ends[0])
+            self._ends.put_line(shard, length, length, samples)
+        else:
+            self._ends.put(shard, keys.ends)
+
+    def names(self, samples: Int64Array) -> list[str]:
+        """Return the keys of samples, (rows,) int64."""
+        has_earlier: Array = (samples & WITHIN) > 0
+        starts = np.where(has_earlier, self._ends[samples - has_earlier], 0)
+        rows: Sequence[tuple[int, int, int]] = list(
+            zip((samples >> PLACE_BITS).tolist(), starts.tolist(), self._ends[samples].tolist(), strict=True)
+        )
+        texts = self._texts
+        names = [texts[shard][start:stop] for shard, start, stop in rows]
+        return [name if isinstance(name, str) else decode_name(name) for name in names]

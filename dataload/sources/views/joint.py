@@ -1,0 +1,110 @@
+"""The shards of several sources as those of one data set, so that a batch of all of them is read at once."""
+
+# What is private to sources is shared among them.
+# pyright: reportPrivateUsage=false
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from weakref import WeakMethod
+
+import numpy as np
+
+from dataload.sources.base import SliceSource, Source, SubsetSource
+from dataload.sources.directory import ShardNumbers, directory_of
+from dataload.sources.file_source import FileSource
+from dataload.sources.shards import OpenShards, ShardReader, most_open_shards
+from dataload.storage import is_url
+from dataload.storage.core import MOST_SHARDS, PLACE_BITS
+from dataload.types import Batch, Int64Array
+
+
+class JointShards:
+    """Several sources one after another, each of files or a part of such a source; see `join`."""
+
+    def __init__(self, sources: Sequence[Source[Any]], files: Sequence[FileSource[Any]]) -> None:
+        distinct = [*{id(source): source for source in files}.values()]
+        numbers = {id(source): number for number, source in enumerate(distinct)}
+        self._first = distinct[0]
+        self._opened = [source._data_set() for source in distinct]
+        counts = [len(opened.ends) for opened in self._opened]
+        self._shards = np.cumsum(counts) - counts  # the first shard of each distinct source, and its first record
+        lengths = np.concatenate([np.diff(opened.ends, prepend=0) for opened in self._opened])
+        records = np.array([int(opened.ends[-1]) for opened in self._opened])
+        firsts = np.cumsum(records) - records
+        ends = np.cumsum(lengths)
+        nothing: list[ShardReader[Any] | None] = [None] * len(ends)
+        opened = WeakMethod(self._reader)
+        self._joint: OpenShards[Any] = OpenShards(
+            ends, self._opened[0].fields, nothing, opened, most_open_shards(), None, directory=directory_of(ends)
+        )
+        self._records = ShardNumbers(len(sources))
+        for number, (source, own) in enumerate(zip(sources, files, strict=True)):
+            self._put(number, source, int(firsts[numbers[id(own)]]))
+
+    def _put(self, number: int, source: Source[Any], first: int) -> None:
+        """Set which records of all files those of a source are."""
+        count, chain, part = len(source), list[SubsetSource[Any]](), source
+        while isinstance(part, SubsetSource):
+            chain.append(part)
+            part = part.parent
+        is_line = all(isinstance(part, SliceSource) for part in chain)
+        indices = np.arange(min(count, 2) if is_line else count)
+        for part in chain:
+            indices = part._map(indices)
+        if is_line:
+            start, stop = (*indices.tolist(), 0, 0)[:2] if count != 1 else (int(indices[0]),) * 2
+            self._records.put_line(number, start + first, stop - start, count)
+        else:
+            self._records.put(number, indices + first)
+
+    def _reader(self, shard: int) -> ShardReader[Any]:
+        source = int(np.searchsorted(self._shards, shard, side="right")) - 1
+        return self._opened[source].reader(shard - int(self._shards[source]))
+
+    def _indices(self, ends: Int64Array, indices: Int64Array) -> Int64Array:
+        """Return indices in all files of records of the sources, whose cumulative lengths are `ends`."""
+        source = np.searchsorted(ends, indices, side="right")
+        within = indices - np.where(source > 0, ends[source - 1], 0)
+        return self._records[(source << PLACE_BITS) | within]
+
+    def records(self, ends: Int64Array, indices: Int64Array) -> list[Any]:
+        """Return records, given the cumulative lengths of the sources."""
+        try:
+            return self._joint.records(self._indices(ends, indices), self._first._selected)
+        except MemoryError as error:
+            raise self._first._memory_error(indices) from error
+
+    def columns(self, ends: Int64Array, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        """Return columns, given the cumulative lengths of the sources."""
+        chosen = self._first._choose(fields, self._opened[0])
+        try:
+            return self._joint.columns(self._indices(ends, indices), chosen)
+        except MemoryError as error:
+            raise self._first._memory_error(indices) from error
+
+
+def join(sources: Sequence[Source[Any]]) -> JointShards | None:
+    """Return the shards of sources together; None unless all are mapped files with the same options and fields."""
+    files: list[FileSource[Any]] = []
+    for source in sources:
+        part = source
+        while isinstance(part, SubsetSource):
+            part = part.parent
+        if not isinstance(part, FileSource) or not _are_alike(part, files[0] if files else part):
+            return None
+        files.append(part)
+    shards = sum(len(source.paths) for source in files)
+    return JointShards(sources, files) if len(sources) <= MOST_SHARDS and shards <= MOST_SHARDS else None
+
+
+def _are_alike(one: FileSource[Any], other: FileSource[Any]) -> bool:
+    if one is other:
+        return not is_url(one.paths[0])
+    if type(one) is not type(other) or one._selected != other._selected or is_url(one.paths[0]):
+        return False
+    try:
+        alike = one._content == other._content and getattr(one, "options", None) == getattr(other, "options", None)
+    except ValueError:  # arrays, of which only the same one is equal
+        return False
+    return alike and [*one.fields] == [*other.fields]

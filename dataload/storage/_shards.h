@@ -1,0 +1,546 @@
+/* The shard directory: maps and tables of many shards, from which a whole batch is located and copied at once.
+ *
+ * A place is an int64: the number of a shard times 2^44, plus an offset in its file or an index in its table. Every
+ * place is checked before it is used. `Maps` holds files, `Tables` arrays of numbers; both are empty at first, and take
+ * 8 bytes for a shard that is not used. Included by _core.c.
+ */
+#include <sys/mman.h>
+#include <time.h>
+
+#define PLACE_BITS 44
+#define MOST_SHARDS ((int64_t)1 << 19)
+#define SHARD(place) ((place) >> PLACE_BITS)
+#define WITHIN(place) ((place) & (((int64_t)1 << PLACE_BITS) - 1))
+#define SECOND 1000000000LL
+
+#ifdef Py_GIL_DISABLED
+#define LOCK(object) Py_BEGIN_CRITICAL_SECTION(object)
+#define UNLOCK() Py_END_CRITICAL_SECTION()
+#else /* the GIL is held */
+#define LOCK(object) {
+#define UNLOCK() }
+#endif
+
+static int64_t now(void) {
+    struct timespec found;
+    clock_gettime(CLOCK_MONOTONIC, &found);
+    return found.tv_sec * SECOND + found.tv_nsec;
+}
+
+static int64_t parse_shard(PyObject *given, Py_ssize_t shards) {
+    int64_t shard = PyLong_AsLongLong(given);
+    if (PyErr_Occurred()) return -1;
+    if (shard >= 0 && shard < shards) return shard;
+    PyErr_Format(PyExc_ValueError, "shard %lld of %zd", (long long)shard, shards);
+    return -1;
+}
+
+/* Parse the only argument of a constructor, the number of shards; -1 with an exception. */
+static int64_t parse_shards(PyObject *args) {
+    long long shards;
+    if (!PyArg_ParseTuple(args, "L", &shards)) return -1;
+    if (shards >= 0 && shards <= MOST_SHARDS) return shards;
+    PyErr_Format(PyExc_ValueError, "%lld shards: a directory has 0 to %lld", shards, (long long)MOST_SHARDS);
+    return -1;
+}
+
+static PyObject *make(PyTypeObject *type) { return ((allocfunc)PyType_GetSlot(type, Py_tp_alloc))(type, 0); }
+
+/* ---- Maps ---- */
+
+typedef struct {
+    Span span; /* the first, so that a pointer to it is one to the map */
+    int64_t shard;
+    int users; /* copies in progress, and the directory */
+    atomic_llong looked; /* when its file was looked at last */
+    long long changed;   /* when its file was changed last */
+    dev_t device;
+    ino_t inode;
+    char path[];
+} Map;
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t shards;
+    Map **maps; /* NULL where there is none */
+} Maps;
+
+/* Drop a reference. Called with the lock. */
+static void release_map(Map *map) {
+    if (--map->users) return;
+    if (map->span.start < map->span.end) munmap((void *)map->span.start, map->span.end - map->span.start);
+    PyMem_Free(map);
+}
+
+static PyObject *maps_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    (void)keywords;
+    int64_t shards = parse_shards(args);
+    Maps *self = shards < 0 ? NULL : (Maps *)make(type);
+    if (!self) return NULL;
+    if (!(self->maps = PyMem_Calloc(shards + 1, sizeof *self->maps))) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    self->shards = shards;
+    return (PyObject *)self;
+}
+
+static void maps_dealloc(PyObject *object) {
+    Maps *self = (Maps *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    for (Py_ssize_t shard = 0; shard < self->shards; shard++)
+        if (self->maps[shard]) release_map(self->maps[shard]);
+    PyMem_Free(self->maps);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+/* put(shard, descriptor, path, size, changed): map the file, which may be closed afterwards. `changed` is when it was
+ * changed last, in ns. */
+static PyObject *maps_put(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    Maps *self = (Maps *)object;
+    if (wrong("put", 5, count)) return NULL;
+    int64_t shard = parse_shard(args[0], self->shards);
+    int descriptor = PyLong_AsLong(args[1]);
+    int64_t size = PyLong_AsLongLong(args[3]);
+    long long changed = PyLong_AsLongLong(args[4]);
+    char *path;
+    Py_ssize_t length;
+    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[2], &path, &length)) return NULL;
+    if (size < 0 || size >> PLACE_BITS) return PyErr_Format(PyExc_ValueError, "a file of %lld bytes", (long long)size);
+    struct stat found;
+    if (fstat(descriptor, &found)) return PyErr_SetFromErrno(PyExc_OSError);
+    Map *map = PyMem_Malloc(sizeof *map + length + 1);
+    if (!map) return PyErr_NoMemory();
+    void *data = size ? mmap(NULL, size, PROT_READ, MAP_SHARED, descriptor, 0) : "";
+    if (data == MAP_FAILED) {
+        PyMem_Free(map);
+        return PyErr_SetFromErrno(PyExc_OSError);
+    }
+    map->span = (Span){data, (const char *)data + size};
+    map->shard = shard;
+    map->users = 1;
+    atomic_init(&map->looked, now());
+    map->changed = changed;
+    map->device = found.st_dev, map->inode = found.st_ino;
+    memcpy(map->path, path, length + 1);
+    LOCK(object)
+    if (self->maps[shard]) release_map(self->maps[shard]);
+    self->maps[shard] = map;
+    UNLOCK()
+    return Py_NewRef(Py_None);
+}
+
+/* drop(shard): unmap the file once no copy uses it. */
+static PyObject *maps_drop(PyObject *object, PyObject *given) {
+    Maps *self = (Maps *)object;
+    int64_t shard = parse_shard(given, self->shards);
+    if (shard < 0) return NULL;
+    LOCK(object)
+    if (self->maps[shard]) release_map(self->maps[shard]);
+    self->maps[shard] = NULL;
+    UNLOCK()
+    return Py_NewRef(Py_None);
+}
+
+typedef struct {
+    Maps *maps;
+    int64_t *places;  /* then the address of each row */
+    int64_t *lengths; /* or NULL */
+    const Span **of;  /* the map of each row, in use; or NULL */
+    Py_ssize_t count;
+    int64_t total;
+} Rows;
+
+static void free_rows(Rows *rows) {
+    LOCK(rows->maps)
+    for (Py_ssize_t row = 0; rows->of && row < rows->count; row++)
+        if (rows->of[row]) release_map((Map *)rows->of[row]);
+    UNLOCK()
+    PyMem_Free(rows->of);
+    PyMem_Free(rows->lengths);
+    PyMem_Free(rows->places);
+}
+
+/* Prefetch what rows further on need: first pointers of a table of pointers, then what they point to. */
+static void prefetch_ahead(void *const *pointers, Py_ssize_t shards, const int64_t *places, Py_ssize_t row, Py_ssize_t count) {
+    if (row + 2 * AHEAD < count && (uint64_t)SHARD(places[row + 2 * AHEAD]) < (uint64_t)shards)
+        __builtin_prefetch(pointers + SHARD(places[row + 2 * AHEAD]));
+    if (row + AHEAD < count && (uint64_t)SHARD(places[row + AHEAD]) < (uint64_t)shards)
+        __builtin_prefetch(pointers[SHARD(places[row + AHEAD])]);
+}
+
+/* Find the map of each row. Returns 0, or -1 with an exception. Called with the lock. */
+static int find_maps(Rows *rows, int64_t length) {
+    for (Py_ssize_t row = 0; row < rows->count; row++) {
+        prefetch_ahead((void *const *)rows->maps->maps, rows->maps->shards, rows->places, row, rows->count);
+        int64_t place = rows->places[row], shard = SHARD(place), at = WITHIN(place);
+        if (place < 0 || shard >= rows->maps->shards) {
+            PyErr_Format(PyExc_ValueError, "row %zd: shard %lld of %zd", row, (long long)shard, rows->maps->shards);
+            return -1;
+        }
+        Map *map = rows->maps->maps[shard];
+        if (!map) {
+            PyErr_Format(PyExc_LookupError, "%lld", (long long)shard);
+            return -1;
+        }
+        int64_t size = map->span.end - map->span.start, own = rows->lengths ? rows->lengths[row] : length;
+        if (own < 0 || own > size || at > size - own) {
+            outside("a range", row, size);
+            return -1;
+        }
+        if (own > PY_SSIZE_T_MAX - rows->total) {
+            PyErr_SetString(PyExc_OverflowError, "the ranges are longer than any memory");
+            return -1;
+        }
+        rows->total += own;
+        map->users++;
+        rows->of[row] = &map->span;
+        rows->places[row] = (int64_t)((uintptr_t)map->span.start + at);
+    }
+    return 0;
+}
+
+/* Take rows of one length, or of `lengths`, an array; -1 with an exception. To be freed in either case. */
+static int take_rows(Rows *rows, PyObject *maps, PyObject *places, PyObject *lengths, int64_t length) {
+    Py_ssize_t others = 0;
+    int found;
+    *rows = (Rows){.maps = (Maps *)maps};
+    if (!(rows->places = copy_int64(places, &rows->count))) return -1;
+    if (lengths && !(rows->lengths = copy_int64(lengths, &others))) return -1;
+    if (lengths && others != rows->count) {
+        PyErr_Format(PyExc_ValueError, "%zd places and %zd lengths", rows->count, others);
+        return -1;
+    }
+    if (!(rows->of = PyMem_Calloc(rows->count + 1, sizeof *rows->of))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    LOCK(maps)
+    found = find_maps(rows, length);
+    UNLOCK()
+    return found;
+}
+
+/* Return whether a file is no longer what was mapped. One that was replaced by another is: the map keeps the old one. */
+static int has_changed(const Map *map) {
+    struct stat found;
+    if (stat(map->path, &found) || found.st_dev != map->device || found.st_ino != map->inode) return 0;
+    long long changed = found.st_mtim.tv_sec * SECOND + found.st_mtim.tv_nsec;
+    return found.st_size < map->span.end - map->span.start || changed != map->changed;
+}
+
+/* Look at files that were not looked at for `interval` ns; return the first row whose file has changed, or -1. */
+static Py_ssize_t look_at(const Rows *rows, int64_t interval) {
+    int64_t time = now();
+    for (Py_ssize_t row = 0; row < rows->count; row++) {
+        Map *map = (Map *)rows->of[row];
+        if (time - atomic_load_explicit(&map->looked, memory_order_relaxed) < interval) continue;
+        if (has_changed(map)) return row;
+        atomic_store_explicit(&map->looked, time, memory_order_relaxed);
+    }
+    return -1;
+}
+
+/* Call run(job), which copies the rows, and look at files once a second; -1 with an exception. */
+static int run_on_maps(PyObject *maps, void (*run)(const void *), const void *job, const Rows *rows, int64_t interval) {
+    if (install_handler()) {
+        PyErr_SetFromErrno(PyExc_OSError);
+        return -1;
+    }
+    Py_ssize_t row = 0;
+    int64_t fault;
+    Py_BEGIN_ALLOW_THREADS
+    fault = run_guarded(run, job, rows->of, rows->count, &row);
+    if (fault < 0) {
+        row = look_at(rows, interval);
+        fault = row < 0 ? -1 : 0;
+    }
+    Py_END_ALLOW_THREADS
+    if (fault < 0) return 0;
+    State *state = PyType_GetModuleState(Py_TYPE(maps));
+    PyErr_Format(state->MapFault, "%lld %lld", (long long)((const Map *)rows->of[row])->shard, (long long)fault);
+    return -1;
+}
+
+/* Copy rows one after another to a buffer, which they fill. */
+static PyObject *copy_rows(PyObject *maps, PyObject *to, PyObject *places, PyObject *lengths, int64_t length) {
+    Py_buffer out;
+    if (PyObject_GetBuffer(to, &out, PyBUF_WRITABLE)) return NULL;
+    PyObject *result = NULL;
+    Rows rows;
+    if (take_rows(&rows, maps, places, lengths, length)) goto done;
+    if (rows.total != out.len) {
+        PyErr_Format(PyExc_ValueError, "ranges of %lld bytes do not fill %zd bytes", (long long)rows.total, out.len);
+        goto done;
+    }
+    Copy copy = {.out = out.buf, .offsets = rows.places, .lengths = rows.lengths, .length = length,
+                 .count = rows.count};
+    if (!run_on_maps(maps, lengths ? run_ranges : run_gather, &copy, &rows, SECOND)) result = Py_NewRef(Py_None);
+done:
+    free_rows(&rows);
+    PyBuffer_Release(&out);
+    return result;
+}
+
+/* gather(out, places, length) */
+static PyObject *maps_gather(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (wrong("gather", 3, count)) return NULL;
+    int64_t length = PyLong_AsLongLong(args[2]);
+    return PyErr_Occurred() ? NULL : copy_rows(self, args[0], args[1], NULL, length);
+}
+
+/* gather_ranges(out, places, lengths) */
+static PyObject *maps_gather_ranges(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    return wrong("gather_ranges", 3, count) ? NULL : copy_rows(self, args[0], args[1], args[2], 0);
+}
+
+static void run_nothing(const void *job) { (void)job; }
+
+/* look(places): look at the files of these places, however recently they were looked at. */
+static PyObject *maps_look(PyObject *self, PyObject *places) {
+    Rows rows;
+    int failed = take_rows(&rows, self, places, NULL, 0) || run_on_maps(self, run_nothing, NULL, &rows, INT64_MIN);
+    free_rows(&rows);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static void run_will_need(const void *job) {
+    const Rows *rows = job;
+    int64_t page = sysconf(_SC_PAGESIZE);
+    for (Py_ssize_t row = 0; row < rows->count; row++) {
+        uintptr_t from = (uintptr_t)rows->places[row], start = from - from % page;
+        madvise((void *)start, from - start + rows->lengths[row], MADV_WILLNEED);
+    }
+}
+
+/* will_need(places, lengths): ask the kernel to read ranges ahead. */
+static PyObject *maps_will_need(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (wrong("will_need", 2, count)) return NULL;
+    Rows rows;
+    int failed = take_rows(&rows, self, args[0], args[1], 0) || run_on_maps(self, run_will_need, &rows, &rows, SECOND);
+    free_rows(&rows);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+static PyMethodDef maps_methods[] = {
+    {"put", (PyCFunction)(void (*)(void))maps_put, METH_FASTCALL, NULL},
+    {"drop", maps_drop, METH_O, NULL},
+    {"gather", (PyCFunction)(void (*)(void))maps_gather, METH_FASTCALL, NULL},
+    {"gather_ranges", (PyCFunction)(void (*)(void))maps_gather_ranges, METH_FASTCALL, NULL},
+    {"look", maps_look, METH_O, NULL},
+    {"will_need", (PyCFunction)(void (*)(void))maps_will_need, METH_FASTCALL, NULL},
+    {0},
+};
+
+static PyType_Slot maps_slots[] = {
+    {Py_tp_new, (void *)maps_new}, {Py_tp_dealloc, (void *)maps_dealloc}, {Py_tp_methods, maps_methods}, {0, NULL},
+};
+
+static PyType_Spec maps_spec = {
+    .name = "dataload.storage._core_c.Maps", .basicsize = sizeof(Maps), .flags = Py_TPFLAGS_DEFAULT, .slots = maps_slots,
+};
+
+/* ---- Tables ---- */
+
+typedef struct {
+    const void *numbers;   /* those of the view, */
+    int64_t start, stride; /* or computed from these, */
+    int64_t count;
+    int itemsize;
+    char kind;             /* of this type of struct; 0 if they are computed */
+    Py_buffer view;
+} Table;
+
+typedef struct {
+    PyObject_HEAD
+    Py_ssize_t shards;
+    Table **tables; /* NULL where there is none */
+} Tables;
+
+static void free_table(Table *table) {
+    if (table && table->kind) PyBuffer_Release(&table->view);
+    PyMem_Free(table);
+}
+
+static PyObject *tables_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
+    (void)keywords;
+    int64_t shards = parse_shards(args);
+    Tables *self = shards < 0 ? NULL : (Tables *)make(type);
+    if (!self) return NULL;
+    if (!(self->tables = PyMem_Calloc(shards + 1, sizeof *self->tables))) {
+        Py_DECREF(self);
+        return PyErr_NoMemory();
+    }
+    self->shards = shards;
+    return (PyObject *)self;
+}
+
+static void tables_dealloc(PyObject *object) {
+    Tables *self = (Tables *)object;
+    PyTypeObject *type = Py_TYPE(object);
+    for (Py_ssize_t shard = 0; shard < self->shards; shard++) free_table(self->tables[shard]);
+    PyMem_Free(self->tables);
+    ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
+    Py_DECREF(type);
+}
+
+static PyObject *put_table(Tables *self, int64_t shard, const Table *given) {
+    Table *table = PyMem_Malloc(sizeof *table), *before;
+    if (!table) {
+        if (given->kind) PyBuffer_Release((Py_buffer *)&given->view);
+        return PyErr_NoMemory();
+    }
+    *table = *given;
+    LOCK(self)
+    before = self->tables[shard];
+    self->tables[shard] = table;
+    free_table(before);
+    UNLOCK()
+    return Py_NewRef(Py_None);
+}
+
+/* put(shard, array): the numbers are those of an array of integers of native byte order, in C order. */
+static PyObject *tables_put(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    Tables *self = (Tables *)object;
+    if (wrong("put", 2, count)) return NULL;
+    int64_t shard = parse_shard(args[0], self->shards);
+    Table table = {0};
+    if (shard < 0 || PyObject_GetBuffer(args[1], &table.view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) return NULL;
+    const char *format = table.view.format ? table.view.format : "B";
+    if (strlen(format) != 1 || !strchr("BHIiql", *format) || (uintptr_t)table.view.buf % table.view.itemsize) {
+        PyErr_Format(PyExc_ValueError, "a table of numbers of type %s", format);
+        PyBuffer_Release(&table.view);
+        return NULL;
+    }
+    int is_signed = strchr("iql", *format) != NULL;
+    table.kind = table.view.itemsize == 8 ? 'q' : table.view.itemsize == 4 && is_signed ? 'i' : *format;
+    if (table.view.itemsize == 4 && !is_signed) table.kind = 'I';
+    table.numbers = table.view.buf, table.itemsize = table.view.itemsize;
+    table.count = table.view.len / table.view.itemsize;
+    return put_table(self, shard, &table);
+}
+
+/* put_line(shard, start, stride, count): number i is start + i * stride. */
+static PyObject *tables_put_line(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    Tables *self = (Tables *)object;
+    if (wrong("put_line", 4, count)) return NULL;
+    int64_t shard = parse_shard(args[0], self->shards), last;
+    Table table = {.start = PyLong_AsLongLong(args[1]), .stride = PyLong_AsLongLong(args[2]),
+                   .count = PyLong_AsLongLong(args[3])};
+    if (PyErr_Occurred()) return NULL;
+    if (table.count < 0 || __builtin_mul_overflow(table.count, table.stride, &last) ||
+        __builtin_add_overflow(table.start, last, &last))
+        return PyErr_Format(PyExc_ValueError, "start %lld, stride %lld, count %lld", (long long)table.start,
+                            (long long)table.stride, (long long)table.count);
+    return put_table(self, shard, &table);
+}
+
+static int64_t number_at(const Table *table, int64_t at) {
+    switch (table->kind) {
+        case 0: return table->start + at * table->stride;
+        case 'B': return ((const uint8_t *)table->numbers)[at];
+        case 'H': return ((const uint16_t *)table->numbers)[at];
+        case 'I': return ((const uint32_t *)table->numbers)[at];
+        case 'i': return ((const int32_t *)table->numbers)[at];
+        default: return ((const int64_t *)table->numbers)[at];
+    }
+}
+
+/* Return how many of the ascending numbers of a table are at most `value`. */
+static int64_t count_until(const Table *table, int64_t value) {
+    int64_t low = 0, high = table->count;
+    while (low < high) {
+        int64_t middle = low + (high - low) / 2;
+        if (number_at(table, middle) <= value) low = middle + 1;
+        else high = middle;
+    }
+    return low;
+}
+
+typedef struct {
+    int64_t *places; /* replaced by what is found */
+    Py_ssize_t count;
+    int search;
+    int64_t scale;  /* by which numbers are multiplied; they become places, */
+    int is_place;   /* if they are not negative */
+} Lookup;
+
+static const Table *table_of(const Tables *self, int64_t place) {
+    return place >= 0 && SHARD(place) < self->shards ? self->tables[SHARD(place)] : NULL;
+}
+
+/* Replace places by numbers; -1 with an exception. Called with the lock. */
+static int look_up(const Tables *self, const Lookup *l) {
+    for (Py_ssize_t row = 0; row < l->count; row++) {
+        prefetch_ahead((void *const *)self->tables, self->shards, l->places, row, l->count);
+        const Table *next = row + AHEAD / 2 < l->count ? table_of(self, l->places[row + AHEAD / 2]) : NULL;
+        if (next && next->kind && !l->search && WITHIN(l->places[row + AHEAD / 2]) < next->count)
+            __builtin_prefetch((const char *)next->numbers + WITHIN(l->places[row + AHEAD / 2]) * next->itemsize);
+        int64_t place = l->places[row], at = WITHIN(place), number;
+        const Table *table = table_of(self, place);
+        if (!table || (!l->search && at >= table->count)) {
+            PyErr_Format(PyExc_IndexError, "row %zd: there is no number at %lld of shard %lld", row, (long long)at,
+                         (long long)SHARD(place));
+            return -1;
+        }
+        number = l->search ? count_until(table, at) : number_at(table, at);
+        if (__builtin_mul_overflow(number, l->scale, &number) || (l->is_place && number >> PLACE_BITS > 0)) {
+            PyErr_Format(PyExc_ValueError, "row %zd: the number at %lld of shard %lld is too large", row, (long long)at,
+                         (long long)SHARD(place));
+            return -1;
+        }
+        l->places[row] = l->is_place && number >= 0 ? (place - at) | number : number;
+    }
+    return 0;
+}
+
+static PyObject *run_lookup(PyObject *self, PyObject *to, PyObject *places, Lookup *lookup) {
+    Py_buffer out;
+    int failed = 1;
+    if (PyObject_GetBuffer(to, &out, PyBUF_WRITABLE)) return NULL;
+    if ((lookup->places = copy_int64(places, &lookup->count))) {
+        if (out.len != lookup->count * 8) {
+            PyErr_Format(PyExc_ValueError, "%zd numbers do not fill %zd bytes", lookup->count, out.len);
+        } else {
+            LOCK(self)
+            failed = look_up((Tables *)self, lookup);
+            UNLOCK()
+            if (!failed) memcpy(out.buf, lookup->places, out.len);
+        }
+        PyMem_Free(lookup->places);
+    }
+    PyBuffer_Release(&out);
+    return failed ? NULL : Py_NewRef(Py_None);
+}
+
+/* take(out, places, scale, is_place): the number at each place, times `scale`; as a place in the same shard, unless it is
+ * negative. */
+static PyObject *tables_take(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (wrong("take", 4, count)) return NULL;
+    Lookup lookup = {.scale = PyLong_AsLongLong(args[2]), .is_place = PyObject_IsTrue(args[3])};
+    return PyErr_Occurred() ? NULL : run_lookup(self, args[0], args[1], &lookup);
+}
+
+/* search(out, places): how many numbers of the shard are at most the index in the place; as a place. */
+static PyObject *tables_search(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    Lookup lookup = {.search = 1, .scale = 1, .is_place = 1};
+    return wrong("search", 2, count) ? NULL : run_lookup(self, args[0], args[1], &lookup);
+}
+
+static PyMethodDef tables_methods[] = {
+    {"put", (PyCFunction)(void (*)(void))tables_put, METH_FASTCALL, NULL},
+    {"put_line", (PyCFunction)(void (*)(void))tables_put_line, METH_FASTCALL, NULL},
+    {"take", (PyCFunction)(void (*)(void))tables_take, METH_FASTCALL, NULL},
+    {"search", (PyCFunction)(void (*)(void))tables_search, METH_FASTCALL, NULL},
+    {0},
+};
+
+static PyType_Slot tables_slots[] = {
+    {Py_tp_new, (void *)tables_new}, {Py_tp_dealloc, (void *)tables_dealloc}, {Py_tp_methods, tables_methods}, {0, NULL},
+};
+
+static PyType_Spec tables_spec = {
+    .name = "dataload.storage._core_c.Tables", .basicsize = sizeof(Tables), .flags = Py_TPFLAGS_DEFAULT,
+    .slots = tables_slots,
+};

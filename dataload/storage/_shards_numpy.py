@@ -1,0 +1,197 @@
+"""The shard directory in numpy: `Maps` and `Tables` equal those of `_core.c`; see `_shards.h`."""
+
+import mmap
+import os
+from collections.abc import Callable
+from time import monotonic_ns
+from typing import Any
+
+import numpy as np
+
+from dataload.types import Array, Int64Array
+
+PLACE_BITS = 44
+"""Bits of a place below the number of its shard: those of an offset in a file or of an index in a table."""
+
+MOST_SHARDS = 1 << 19
+
+_WITHIN = (1 << PLACE_BITS) - 1
+_SECOND = 10**9
+
+
+class MapFault(Exception):
+    """A mapped file shrank or changed, or its disk failed.
+
+    The message is the offset of the fault or the size; from `Maps`, the number of the shard comes first.
+    """
+
+
+class _Map:
+    """A mapped file; see `Maps.put`. `looked` is when its file was looked at last, in ns."""
+
+    def __init__(self, descriptor: int, path: bytes, size: int, changed: int) -> None:
+        found = os.fstat(descriptor)
+        self.data: Any = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ) if size else b""
+        self.looked = monotonic_ns()
+        self._path, self._changed = path, changed
+        self._file = (found.st_dev, found.st_ino)
+
+    def has_changed(self) -> bool:
+        """Return whether the file is no longer what was mapped. If another replaced it, the map keeps the old one."""
+        try:
+            found = os.stat(self._path)
+        except OSError:
+            return False
+        if (found.st_dev, found.st_ino) != self._file:
+            return False
+        return found.st_size < len(self.data) or found.st_mtime_ns != self._changed
+
+
+class Maps:
+    """Mapped files of many shards."""
+
+    def __init__(self, shards: int, /) -> None:
+        self._shards = _check_shards(shards)
+        self._maps: dict[int, _Map] = {}
+
+    def put(self, shard: int, descriptor: int, path: bytes, size: int, changed: int, /) -> None:
+        """Map a file, which may be closed afterwards; `changed` is when it was changed last, in ns."""
+        _check_shard(shard, self._shards)
+        if size < 0 or size >> PLACE_BITS:
+            raise ValueError(f"a file of {size} bytes")
+        self._maps[shard] = _Map(descriptor, path, size, changed)
+
+    def drop(self, shard: int, /) -> None:
+        """Unmap a file once no copy uses it."""
+        _check_shard(shard, self._shards)
+        self._maps.pop(shard, None)
+
+    def gather(self, out: Any, places: Int64Array, length: int, /) -> None:
+        """Copy records of `length` bytes at places, (rows,) int64, to the buffer `out`."""
+        self._copy(out, places, np.full(len(places), length))
+
+    def gather_ranges(self, out: Any, places: Int64Array, lengths: Int64Array, /) -> None:
+        """Copy ranges, (rows,) int64 places and lengths, one after another; they fill `out`."""
+        self._copy(out, places, lengths)
+
+    def look(self, places: Int64Array, /) -> None:
+        """Look at the files of these places, however recently they were looked at."""
+        found, _ = self._find(places, np.zeros_like(places))
+        self._look(found, -1)
+
+    def will_need(self, places: Int64Array, lengths: Int64Array, /) -> None:
+        """Check ranges; the compiled core asks the kernel to read them ahead."""
+        self._find(places, lengths)
+
+    def _find(self, places: Int64Array, lengths: Int64Array) -> tuple[list[tuple[int, _Map]], int]:
+        """Return the shard and the map of each row, and the length of all ranges."""
+        if len(places) != len(lengths):
+            raise ValueError(f"{len(places)} places and {len(lengths)} lengths")
+        found: list[tuple[int, _Map]] = []
+        total = 0
+        for row, (place, length) in enumerate(zip(places.tolist(), lengths.tolist(), strict=True)):
+            shard, at = place >> PLACE_BITS, place & _WITHIN
+            if not 0 <= shard < self._shards:
+                raise ValueError(f"row {row}: shard {shard} of {self._shards}")
+            if shard not in self._maps:
+                raise LookupError(str(shard))
+            size = len(self._maps[shard].data)
+            if length < 0 or at > size - length:
+                raise ValueError(f"row {row}: a range outside the {size} bytes")
+            found.append((shard, self._maps[shard]))
+            total += length
+        return found, total
+
+    def _copy(self, out: Any, places: Int64Array, lengths: Int64Array) -> None:
+        target = np.frombuffer(out, np.uint8)
+        found, total = self._find(places, lengths)
+        if total != target.size:
+            raise ValueError(f"ranges of {total} bytes do not fill {target.size} bytes")
+        filled = 0
+        for (_, each), at, length in zip(found, (places & _WITHIN).tolist(), lengths.tolist(), strict=True):
+            target[filled : filled + length] = np.frombuffer(each.data[at : at + length], np.uint8)
+            filled += length
+        self._look(found, _SECOND)
+
+    def _look(self, found: list[tuple[int, _Map]], interval: int) -> None:
+        time = monotonic_ns()
+        for shard, each in found:
+            if interval < 0 or time - each.looked >= interval:
+                if each.has_changed():
+                    raise MapFault(f"{shard} 0")
+                each.looked = time
+
+
+class Tables:
+    """Numbers of many shards: an array for each shard, or a line."""
+
+    def __init__(self, shards: int, /) -> None:
+        self._shards = _check_shards(shards)
+        self._tables: dict[int, Array | tuple[int, int, int]] = {}
+
+    def put(self, shard: int, array: Array, /) -> None:
+        """Set the numbers of a shard: integers of native byte order, which fit into int64."""
+        _check_shard(shard, self._shards)
+        if array.dtype.str[1:] not in ("u1", "u2", "u4", "i4", "i8") or not array.dtype.isnative:
+            raise ValueError(f"a table of numbers of type {array.dtype.char}")
+        self._tables[shard] = array
+
+    def put_line(self, shard: int, start: int, stride: int, count: int, /) -> None:
+        """Set the numbers of a shard: number i is ``start + i * stride``."""
+        _check_shard(shard, self._shards)
+        if count < 0 or not all(-(2**63) <= number < 2**63 for number in (count * stride, start + count * stride)):
+            raise ValueError(f"start {start}, stride {stride}, count {count}")
+        self._tables[shard] = (start, stride, count)
+
+    def take(self, out: Int64Array, places: Int64Array, scale: int, is_place: bool, /) -> None:
+        """Fill `out` with the number at each place, times `scale`; as a place in its shard, unless it is negative."""
+
+        def number(row: int, shard: int, at: int) -> int:
+            table = self._tables.get(shard)
+            if isinstance(table, tuple):
+                start, stride, count = table
+                if at < count:
+                    return start + at * stride
+            elif table is not None and at < len(table):
+                return int(table[at])
+            raise IndexError(f"row {row}: there is no number at {at} of shard {shard}")
+
+        self._look_up(out, places, number, scale, is_place=is_place)
+
+    def search(self, out: Int64Array, places: Int64Array, /) -> None:
+        """Fill `out` with how many numbers of the shard are at most the index in a place; as a place."""
+
+        def number(row: int, shard: int, at: int) -> int:
+            table = self._tables.get(shard)
+            if table is None:
+                raise IndexError(f"row {row}: there is no number at {at} of shard {shard}")
+            numbers = np.arange(table[2]) * table[1] + table[0] if isinstance(table, tuple) else table
+            return int(np.searchsorted(numbers, at, side="right"))
+
+        self._look_up(out, places, number, 1, is_place=True)
+
+    @staticmethod
+    def _look_up(
+        out: Int64Array, places: Int64Array, number: Callable[[int, int, int], int], scale: int, *, is_place: bool
+    ) -> None:
+        if out.size != len(places):
+            raise ValueError(f"{len(places)} numbers do not fill {out.nbytes} bytes")
+        found = np.empty_like(places)
+        for row, place in enumerate(places.tolist()):
+            at = place & _WITHIN
+            value = number(row, place >> PLACE_BITS, at) * scale
+            if not -(2**63) <= value < (2**PLACE_BITS if is_place else 2**63):
+                raise ValueError(f"row {row}: the number at {at} of shard {place >> PLACE_BITS} is too large")
+            found[row] = place - at + value if is_place and value >= 0 else value
+        out[:] = found
+
+
+def _check_shards(shards: int) -> int:
+    if not 0 <= shards <= MOST_SHARDS:
+        raise ValueError(f"{shards} shards: a directory has 0 to {MOST_SHARDS}")
+    return shards
+
+
+def _check_shard(shard: int, shards: int) -> None:
+    if not 0 <= shard < shards:
+        raise ValueError(f"shard {shard} of {shards}")

@@ -1,0 +1,133 @@
+"""The mapped files of many shards as one file, from which a whole batch is copied at once."""
+
+import os
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+
+from dataload._util.arrays import pooled_empty
+from dataload.errors import SourceError
+from dataload.storage.core import PLACE_BITS, core
+from dataload.storage.errors import file_errors, outside_error
+from dataload.storage.local.record_files import STEPS_BETWEEN_PROBES, MappedFile, is_cold, open_regular
+from dataload.storage.record_file import RecordFile
+from dataload.types import Array, Int64Array
+
+_USUAL_MAPS = 65530
+_DROPPED_SHARE = 8  # an eighth of the maps is dropped at once, so that a batch rarely pays for it
+
+
+def most_maps() -> int:
+    """Return how many files are mapped at once: half of what the system allows a process."""
+    with suppress(OSError, ValueError), open("/proc/sys/vm/max_map_count", encoding="ascii") as stream:
+        return int(stream.read()) // 2
+    return _USUAL_MAPS // 2
+
+
+class ShardFiles(RecordFile):
+    """The files of shards as one file. Its offsets are places: the shard's number times 2^44, plus the offset there.
+
+    Maps hold no descriptors. At most `most` files stay mapped; those used least recently are unmapped first. Once a
+    second, a read looks whether the files that it reads were overwritten.
+    """
+
+    path = "several shards"
+
+    def __init__(self, shards: int, most: int | None = None) -> None:
+        self.size = shards << PLACE_BITS
+        self._maps = core().Maps(shards)
+        self._files: dict[int, MappedFile] = {}
+        self._used = np.zeros(shards, np.int64)  # number of the read that used each last; 0: it is not mapped
+        self._reads = 1
+        self._mapped = 0
+        self._most = most_maps() if most is None else most
+        self._lock = threading.Lock()
+        self._warm_reads = 0
+
+    def add(self, shard: int, file: MappedFile) -> None:
+        """Add the file of a shard, which is closed."""
+        with self._lock:
+            self._files[shard] = file
+            self._reads += 1
+            self._map(shard)
+
+    def use(self, shards: Int64Array) -> bool:
+        """Map the files of shards, (rows,) int64, which were added; return whether so many may be mapped."""
+        used = self._used[shards]
+        self._reads += 1
+        if used.all():
+            self._used[shards] = self._reads
+        elif len(different := np.unique(shards)) > self._most:
+            return False
+        else:
+            with self._lock:
+                for shard in different.tolist():
+                    self._map(shard)
+        return True
+
+    def _map(self, shard: int) -> None:
+        if self._used[shard] == 0:
+            file = self._files[shard]
+            with file_errors(file.path):
+                file.map_for(self._maps, shard)
+            self._mapped += 1
+        self._used[shard] = self._reads
+        if self._mapped > self._most:
+            others = np.flatnonzero((self._used > 0) & (self._used < self._reads))
+            dropped = others[np.argsort(self._used[others])[: max(1, self._most // _DROPPED_SHARE)]]
+            for each in dropped.tolist():
+                self._maps.drop(each)
+            self._used[dropped] = 0
+            self._mapped -= len(dropped)
+
+    def gather(self, offsets: Int64Array, length: int) -> Array:
+        out = pooled_empty((len(offsets), length), np.uint8)
+        self._call(self._maps.gather, offsets, length, out)
+        return out
+
+    def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+        return list(self.gather_ranges(offsets, lengths))
+
+    def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
+        self._call(self._maps.gather, start + indices * stride, length, out)
+
+    def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
+        self._call(self._maps.gather_ranges, offsets, lengths, out)
+
+    def _call(self, function: Callable[..., None], places: Int64Array, lengths: Any, out: Array) -> None:
+        try:
+            self._hint(places, lengths)
+            function(out, places, lengths)
+        except (core().MapFault, ValueError, LookupError) as error:
+            raise self._error(error) from None
+
+    def _error(self, error: Exception) -> SourceError:
+        if not isinstance(error, core().MapFault):
+            return outside_error(self.path, self.size, error)
+        shard, offset = map(int, str(error).split())
+        return self._files[shard].error_at(offset)
+
+    def _hint(self, places: Int64Array, lengths: Int64Array | int) -> None:
+        """Ask the kernel to load cold ranges together; if a probed offset is cached, skip the next reads."""
+        if len(places) < 2:
+            return
+        if self._warm_reads > 0:
+            self._warm_reads -= 1  # threads may lose a count to each other, which does no harm
+            return
+        last = int(places[-1])
+        with suppress(OSError, KeyError):  # deleted, or not a place
+            descriptor = open_regular(self._files[last >> PLACE_BITS].path)
+            try:
+                cold = is_cold(descriptor, last & ((1 << PLACE_BITS) - 1))
+            finally:
+                os.close(descriptor)
+            if cold:
+                self._maps.will_need(places, np.broadcast_to(lengths, places.shape).astype(np.int64))
+                return
+        self._warm_reads = STEPS_BETWEEN_PROBES
+
+    def release(self) -> None:
+        """Do nothing: maps need no descriptors, and go with the last reference."""

@@ -1,0 +1,346 @@
+"""Records of many shards that are read together: as those of each shard alone, and with the same errors."""
+
+import os
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import dataload
+from dataload.errors import ChangedFileError, ClosedSourceError, CorruptFileError
+from dataload.storage.core import can_map
+
+pytestmark = pytest.mark.skipif(not can_map(), reason="without the compiled core, each shard is read alone")
+
+LENGTHS = [7, 1, 12, 3, 9]
+RAW = {"options": "group_size:1,uncompressed"}
+
+
+def values(index):
+    rng = np.random.default_rng(index)
+    return {
+        "x": rng.integers(0, 99, 5, np.int32),
+        "b": rng.bytes(rng.integers(0, 70)),
+        "n": np.float32(index),
+        "s": f"text {index}",
+    }
+
+
+def fields(*names, **more):
+    return lambda index: {**{name: values(index)[name] for name in names}, **{n: f(index) for n, f in more.items()}}
+
+
+def blob(size):
+    return lambda index: np.random.default_rng(index).bytes(size(index))
+
+
+# name -> suffix, options of the writer, options of the reader, a record by its index
+FORMATS = {
+    "syrah": (".syr", {}, {}, fields("x", "b", "n", "s")),
+    "syrah ragged": (".syr", {}, {}, fields("n", r=lambda index: np.arange(index % 3 + 1))),
+    "tar": (".tar", {}, {}, fields("x", "b", "s", cls=lambda index: index)),
+    "tar keys": (".tar", {}, {}, fields("b", __key__=lambda index: f"é{'k' * (index % 4)}{index}")),
+    "tar raw": (".tar", {}, {"decode": None}, fields("x", "b")),
+    "arrow": (".arrow", {"group_bytes": 100}, {}, fields("x", "b", "n")),
+    "tfrecord": (".tfrecord", {}, {}, blob(lambda index: index % 50)),
+    "tfrecord example": (".tfrecord", {"codec": "example"}, {"codec": "example"}, fields("x", "b")),
+    "tfrecord crc": (".tfrecord", {}, {"verify": True}, blob(lambda index: 30)),
+    "array_record": (".array_record", RAW, {}, blob(lambda index: 1 + index * 3000)),
+    "array_record alike": (".array_record", RAW, {}, blob(lambda _: 40)),
+    "array_record npz": (".array_record", {**RAW, "codec": "npz"}, {"codec": "npz"}, fields("x", "n")),
+    "lmdb": (".lmdb", {}, {}, blob(lambda index: 1 + index % 50)),
+    "lmdb npz": (".lmdb", {"codec": "npz"}, {"codec": "npz"}, fields("x", "n")),
+    "torchrecord": (".torchrecord", {}, {}, fields("x", "n")),
+    "jsonl": (".jsonl", {}, {}, lambda index: {"i": index, "s": "x" * (index % 40)}),
+    "tokens": (".npy", None, {"window": 4, "stride": 3}, None),
+    "tokens raw": (".bin", None, {"window": 4, "dtype": "uint16", "format": "tokens"}, None),
+    "tokens drop": (".npy", None, {"window": 4, "end_token": 9, "ends": "drop"}, None),
+}
+
+
+def write(folder, name, lengths=LENGTHS):
+    """Write shards, and return their paths."""
+    suffix, options, _, record = FORMATS[name]
+    starts = np.cumsum(lengths) - lengths
+    paths = [folder / f"{shard}{suffix}" for shard in range(len(lengths))]
+    for path, start, length in zip(paths, starts.tolist(), lengths, strict=True):
+        if record is None:
+            tokens = np.random.default_rng(start).integers(0, 10, 4 * length + start % 3).astype(np.uint16)
+            np.save(path, tokens) if suffix == ".npy" else tokens.tofile(path)
+        else:
+            with dataload.create(path, **options) as writer:
+                writer.extend(map(record, range(start, start + length)))
+    return paths
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """The sources of each format, and its records as read from each shard alone."""
+    found = {}
+
+    def written(name):
+        if name not in found:
+            paths, options = write(tmp_path_factory.mktemp("shards"), name), FORMATS[name][2]
+            records = []
+            for path in paths:
+                with dataload.open(path, **options) as alone:
+                    records += alone.read(range(len(alone)))
+            found[name] = paths, records
+        return found[name]
+
+    return written
+
+
+@pytest.fixture
+def none_alone(monkeypatch):
+    def refuse(*_):
+        raise AssertionError("a shard was read alone")
+
+    monkeypatch.setattr("dataload.sources.shards.split_by_shard", refuse)
+
+
+def same(one, other):
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
+    if isinstance(one, np.ndarray):
+        return type(one) is type(other) and one.dtype == other.dtype and np.array_equal(one, other)
+    return type(one) is type(other) and bytes(one) == bytes(other) if isinstance(one, bytes) else one == other
+
+
+def columns(batch, rows):
+    """The values of each row of a batch."""
+    if isinstance(batch, dict):
+        return [{name: column[row] for name, column in batch.items()} for row in range(rows)]
+    return list(batch)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_all_shards_are_read_together(written, none_alone, name):
+    paths, expected = written(name)
+    with dataload.open(paths, **FORMATS[name][2]) as source:
+        order = np.random.default_rng(0).permutation(len(source))
+        if name == "syrah ragged":
+            records = source.read(order)
+        else:
+            records, batch = source.read(order), source.read_batch(order)
+            if isinstance(batch, dict):
+                assert [*batch] == [*records[0]]
+            for row, record in zip(columns(batch, len(order)), records, strict=True):
+                assert (
+                    same({k: np.asarray(v) for k, v in row.items()}, {k: np.asarray(v) for k, v in record.items()})
+                    if isinstance(row, dict)
+                    else row == record
+                )
+        assert all(same(record, expected[index]) for record, index in zip(records, order.tolist(), strict=True))
+        if source.fields:
+            for field in source.fields:
+                assert [*source.read_batch([3, 0], [field])] == [field]
+
+
+@given(st.sampled_from([*FORMATS]), st.lists(st.integers(0, sum(LENGTHS) - 1), min_size=1, max_size=40))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_rows_are_those_of_the_shards_alone(written, name, indices):
+    paths, expected = written(name)
+    with dataload.open(paths, **FORMATS[name][2]) as source:
+        indices = [index % len(source) for index in indices]
+        for record, index in zip(source.read(indices), indices, strict=True):
+            assert same(record, expected[index])
+
+
+def test_shards_that_differ_are_read_alone(tmp_path):
+    with dataload.create(tmp_path / "0.tar") as writer:
+        writer.extend({"a": b"x", "b": bytes([i])} for i in range(4))
+    with dataload.create(tmp_path / "1.tar") as writer:  # its samples differ
+        writer.extend({"a": b"y", **({"b": b"z"} if i else {})} for i in range(4))
+    with dataload.create(tmp_path / "2.tar") as writer:
+        writer.extend({"b": bytes([i]), "a": b"z"} for i in range(4))
+    with dataload.open([tmp_path / f"{shard}.tar" for shard in range(3)], missing="empty") as source:
+        records = source.read(np.arange(12)[::-1])[::-1]
+        assert [record["a"] for record in records] == [b"x"] * 4 + [b"y"] * 4 + [b"z"] * 4
+        assert [record.get("b") for record in records[4:]] == [None, *[b"z"] * 3, b"\0", b"\1", b"\2", b"\3"]
+
+
+DAMAGE = {
+    "tar": ("cls", b"17", b"1x"),
+    "tfrecord example": ("x", b"x", b"\xff"),
+    "jsonl": ("i", b'{"i": 17', b'{"i" 17 '),
+}
+
+
+@pytest.mark.parametrize("name", ["jsonl", "tar"])
+def test_a_damaged_record_has_the_error_of_its_shard(tmp_path, name):
+    paths = write(tmp_path, name)
+    _, old, new = DAMAGE[name]
+    data = paths[2].read_bytes()
+    at = data.rindex(old)
+    paths[2].write_bytes(data[:at] + new.ljust(len(old)) + data[at + len(old) :])
+    with dataload.open(paths, **FORMATS[name][2]) as source, dataload.open(paths[2], **FORMATS[name][2]) as alone:
+        with pytest.raises(CorruptFileError) as expected:
+            alone.read([9])
+        with pytest.raises(CorruptFileError) as caught:
+            source.read([0, 17, 30, 8])
+        assert str(caught.value) == str(expected.value)
+        assert (caught.value.path, caught.value.index) == (str(paths[2]), 9)
+        source.read([0, 30, 8])
+
+
+def test_a_record_over_the_limit_has_the_error_of_its_shard(tmp_path):
+    paths = write(tmp_path, "tfrecord")
+    with dataload.open(paths, max_record_bytes=20) as source:
+        assert len(source.read([0, 10, 20])) == 3
+        with pytest.raises(CorruptFileError, match="max_record_bytes") as caught:
+            source.read([0, 10, 25])
+        assert (caught.value.path, caught.value.index) == (str(paths[4]), 2)
+
+
+@pytest.mark.parametrize("most", [1, 2, 5])
+def test_few_files_stay_mapped(tmp_path, monkeypatch, most):
+    monkeypatch.setattr("dataload.storage.local.shard_files.most_maps", lambda: most)
+    paths = write(tmp_path, "syrah")
+    with dataload.open(paths) as source:
+        for seed in range(20):
+            indices = np.random.default_rng(seed).integers(0, len(source), 1 + seed % 4)
+            assert source.read_batch(indices, ["n"])["n"].tolist() == indices.tolist()
+        with open("/proc/self/maps", encoding="utf-8") as maps:
+            assert sum(str(tmp_path) in line for line in maps) <= most + 1
+
+
+def test_threads_read_while_files_are_unmapped(tmp_path, monkeypatch):
+    monkeypatch.setattr("dataload.storage.local.shard_files.most_maps", lambda: 2)
+    source = dataload.open(write(tmp_path, "syrah"))
+
+    def work(seed):
+        for indices in np.random.default_rng(seed).integers(0, len(source), (100, 3)):
+            assert source.read_batch(indices, ["n"])["n"].tolist() == indices.tolist()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(work, range(4))] == [None] * 4
+    source.close()
+
+
+def read_for_long(source, indices):
+    while True:  # the test's own time limit ends it
+        source.read_batch(indices)
+
+
+def test_an_overwritten_shard_is_found_a_second_later(tmp_path):
+    paths = write(tmp_path, "syrah")
+    with dataload.open(paths) as source:
+        source.read_batch([0, 8])
+        status = os.stat(paths[2])
+        os.utime(paths[2], ns=(0, status.st_mtime_ns + 10**9))
+        with pytest.raises(ChangedFileError, match="the file was overwritten while it was in use") as caught:
+            read_for_long(source, [0, 8])
+        assert caught.value.path == str(paths[2])
+
+
+def test_a_shard_that_shrinks_is_an_error(tmp_path):
+    paths = write(tmp_path, "tfrecord")
+    with dataload.open(paths) as source:
+        source.read([0, 31])
+        os.truncate(paths[4], 0)
+        with pytest.raises(ChangedFileError, match="it was changed while in use") as caught:
+            source.read([0, 31])
+        assert caught.value.path == str(paths[4])
+        source.read([0, 1, 9])
+
+
+def test_no_descriptor_stays_open_and_deleted_shards_are_read_on(tmp_path):
+    paths = write(tmp_path, "syrah")
+    with dataload.open(paths) as source:
+        everything = range(len(source))
+        before = source.read(everything)
+        assert not [name for name in map(linked, os.listdir("/proc/self/fd")) if str(tmp_path) in name]
+        for path in paths:
+            path.unlink()
+        assert all(map(same, source.read(everything), before))
+
+
+def linked(name):
+    try:
+        return os.readlink(f"/proc/self/fd/{name}")
+    except OSError:  # closed meanwhile
+        return ""
+
+
+def test_a_pickled_source_reads_together_too(written, none_alone):
+    paths, expected = written("tar")
+    with pickle.loads(pickle.dumps(dataload.open(paths))) as source:
+        assert all(map(same, source.read([31, 0, 8]), [expected[31], expected[0], expected[8]]))
+
+
+def test_shards_that_an_index_lists_are_read_together(none_alone):
+    directory = Path(__file__).parents[2] / "golden/mds/all"
+    with dataload.open(directory) as source:
+        order = [8, 0, 5, 4, 7]
+        records = source.read(order)
+        assert [record["int32"] for record in records] == source.read_batch(order, ["str", "int32"])["int32"].tolist()
+        assert all(same(record["bytes"], source[index]["bytes"]) for record, index in zip(records, order, strict=True))
+
+
+PARTS = {
+    "whole": lambda source: source,
+    "slice": lambda source: source[3:30:2],
+    "slice of a slice": lambda source: source[::-1][2:20][1::3],
+    "one record": lambda source: source[5:6],
+    "no record": lambda source: source[5:5],
+    "split": lambda source: source.split(0.5, seed=1)[0],
+    "slice of a split": lambda source: source.split(0.7, seed=1)[1][::-1],
+}
+
+
+@given(st.lists(st.tuples(st.sampled_from([*PARTS]), st.integers(0, 2)), min_size=1, max_size=6), st.integers(0, 99))
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_parts_of_several_sources_are_read_together(written, chosen, seed):
+    paths, expected = written("syrah")
+    with (
+        dataload.open(paths) as both,
+        dataload.open(paths[:3]) as first,
+        dataload.open(paths[3:]) as last,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        wholes = [(both, expected), (first, expected[: len(first)]), (last, expected[len(first) :])]
+        parts = [PARTS[name](wholes[number][0]) for name, number in chosen]
+        records = [
+            wholes[number][1][i] for (_, number), part in zip(chosen, parts, strict=True) for i in indices_of(part)
+        ]
+        source = dataload.concat(parts)
+        if records:
+            for module in ("shards", "views.concat"):  # no loop over sources or shards
+                patch.setattr(f"dataload.sources.{module}.split_by_shard", None)
+            order = np.random.default_rng(seed).integers(0, len(records), 50)
+            assert all(map(same, source.read(order), [records[index] for index in order.tolist()]))
+            assert source.read_batch(order, ["n"])["n"].tolist() == [records[index]["n"] for index in order.tolist()]
+
+
+def indices_of(source):
+    """The indices of a part among the records of the whole source."""
+    indices = np.arange(len(source))
+    while hasattr(source, "parent"):
+        indices, source = source.indices[indices] if len(indices) else indices, source.parent
+    return indices.tolist()
+
+
+def test_sources_with_other_options_or_fields_are_read_one_by_one(tmp_path):
+    paths = write(tmp_path, "tar")
+    double, plain = {"cls": lambda data: 2 * int(data)}, {"cls": lambda data: int(data)}
+    with dataload.open(paths[0], decode=plain) as one, dataload.open(paths[2], decode=double) as two:
+        assert [record["cls"] for record in dataload.concat([one, two]).read([1, 8])] == [1, 2 * 9]
+    with dataload.open(paths[0]) as one, dataload.open(paths[2], fields=["cls", "b"]) as two:
+        assert [[*record] for record in dataload.concat([one, two]).read([1, 8])] == [
+            ["x", "b", "s", "cls"],  # keys are left out, because not all have them
+            ["cls", "b"],
+        ]
+
+
+def test_a_closed_concatenation_is_closed(tmp_path):
+    with dataload.concat([dataload.open(path) for path in write(tmp_path, "syrah")]) as source:
+        assert len(source.read([0, 31])) == 2
+        with pickle.loads(pickle.dumps(source)) as again:
+            assert again.read_batch([31, 0], ["n"])["n"].tolist() == [31, 0]
+    with pytest.raises(ClosedSourceError):
+        source.read([0])

@@ -1,0 +1,314 @@
+"""The shard directory of the core: places of many shards, copied at once; the compiled one equals numpy's."""
+
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataload.storage import _core_numpy
+from dataload.storage._shards_numpy import MOST_SHARDS, PLACE_BITS
+
+try:
+    from dataload.storage import _core_c
+except ImportError:
+    CORES = [_core_numpy]
+else:
+    CORES = [_core_numpy, _core_c]
+
+each = pytest.mark.parametrize("one", CORES, ids=lambda module: module.__name__.rpartition(".")[2])
+compiled = pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
+SIZES = [5000, 0, 1, 9000, 300]
+UNMAPPED = len(SIZES)
+SHARDS = UNMAPPED + 1
+TABLES = [
+    np.array([5, 7, 7, 1000], np.int64),
+    np.array([1, 2**32 - 1], np.uint32),
+    np.array([3, 65535], np.uint16),
+    np.arange(9, dtype=np.uint8),
+    np.array([-1, 4], np.int32),
+    np.array([2**60, 2**62, -(2**63)], np.int64),
+    (10, 4, 8),
+    (-1, 0, 3),
+    np.empty(0, np.int64),
+]
+
+
+def place(shard, at):
+    return (shard << PLACE_BITS) + at
+
+
+def numbers(*values):
+    return np.array(values, np.int64)
+
+
+def fill(one, folder):
+    maps = one.Maps(SHARDS)
+    for shard, size in enumerate(SIZES):
+        path = folder / f"{shard}"
+        if not path.exists():
+            path.write_bytes(np.random.default_rng(shard).bytes(size))
+        with path.open("rb") as stream:
+            time = os.fstat(stream.fileno()).st_mtime_ns
+            maps.put(shard, stream.fileno(), os.fsencode(path), size, time)
+    return maps
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("shards")
+    return folder, [fill(one, folder) for one in CORES]
+
+
+def outcome(function, *arguments):
+    try:
+        return function(*arguments)
+    except (ValueError, LookupError, OverflowError) as error:
+        return type(error), str(error)
+
+
+ROWS = st.tuples(
+    st.sampled_from([*range(SHARDS), *range(SHARDS), SHARDS, -1]), st.integers(0, 9100), st.integers(-1, 700)
+)
+
+
+@given(st.lists(ROWS, max_size=60))
+@settings(deadline=None)
+def test_ranges_equal_slices(filled, rows):
+    folder, several = filled
+    places = numbers(*(place(shard, at) for shard, at, _ in rows))
+    lengths = numbers(*(length for _, _, length in rows))
+    inside = [0 <= shard < UNMAPPED and 0 <= length <= SIZES[shard] - at for shard, at, length in rows]
+    results = []
+    for maps in several:
+        out = np.zeros(max(0, int(lengths.sum())), np.uint8)
+        results.append((outcome(maps.gather_ranges, out, places, lengths), out.tobytes()))
+        assert outcome(maps.will_need, places, lengths) == results[0][0]
+    assert all(result == results[0] for result in results)
+    found, out = results[0]
+    if all(inside):
+        assert found is None
+        assert out == b"".join((folder / f"{s}").read_bytes()[at : at + n] for s, at, n in rows)
+    else:
+        assert found[0] in (ValueError, LookupError)
+
+
+@given(st.lists(ROWS, min_size=1, max_size=60), st.sampled_from([0, 1, 2, 8, 64, 100, 128, 512, 600]))
+@settings(deadline=None)
+def test_records_equal_slices(filled, rows, length):
+    folder, several = filled
+    places = numbers(*(place(shard, at) for shard, at, _ in rows))
+    results = []
+    for maps in several:
+        out = np.zeros((len(rows), length), np.uint8)
+        results.append((outcome(maps.gather, out, places, length), out.tobytes()))
+    assert all(result == results[0] for result in results)
+    found, out = results[0]
+    if all(0 <= shard < UNMAPPED and at + length <= SIZES[shard] for shard, at, _ in rows):
+        assert found is None
+        assert out == b"".join((folder / f"{s}").read_bytes()[at : at + length] for s, at, _ in rows)
+    else:
+        assert found[0] in (ValueError, LookupError)
+
+
+def put_all(one):
+    tables = one.Tables(len(TABLES) + 1)
+    for shard, table in enumerate(TABLES):
+        tables.put_line(shard, *table) if isinstance(table, tuple) else tables.put(shard, table)
+    return tables
+
+
+@given(
+    st.lists(st.tuples(st.integers(-1, len(TABLES) + 1), st.integers(0, 9)), max_size=40),
+    st.sampled_from([1, 512, 2**62]),
+    st.booleans(),
+)
+@settings(deadline=None)
+def test_numbers_equal_items(rows, scale, is_place):
+    places = numbers(*(place(*row) for row in rows))
+    results = []
+    for one in CORES:
+        out = np.full(len(rows), 7, np.int64)
+        results.append((outcome(put_all(one).take, out, places, scale, is_place), out.tolist()))
+    assert all(result == results[0] for result in results)
+    found, out = results[0]
+    if found is not None:
+        assert out == [7] * len(rows)
+        return
+    lists = [[t[0] + i * t[1] for i in range(t[2])] if isinstance(t, tuple) else t.tolist() for t in TABLES]
+    expected = [lists[shard][at] * scale for shard, at in rows]
+    shards = [
+        place(shard, 0) if is_place and value >= 0 else 0 for (shard, _), value in zip(rows, expected, strict=True)
+    ]
+    assert out == [value + shard for value, shard in zip(expected, shards, strict=True)]
+
+
+@given(st.lists(st.tuples(st.sampled_from([0, 1, 2, 3, 6, 8]), st.integers(0, 70_000)), max_size=40))
+def test_search_counts_the_numbers_before(rows):
+    places = numbers(*(place(*row) for row in rows))
+    results = []
+    for one in CORES:
+        out = np.zeros(len(rows), np.int64)
+        put_all(one).search(out, places)
+        results.append(out.tolist())
+    assert all(result == results[0] for result in results)
+    lists = [[t[0] + i * t[1] for i in range(t[2])] if isinstance(t, tuple) else t.tolist() for t in TABLES]
+    assert results[0] == [place(shard, sum(n <= at for n in lists[shard])) for shard, at in rows]
+
+
+@each
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda one, _: one.Maps(-1), ValueError, "-1 shards: a directory has 0 to"),
+        (lambda one, _: one.Tables(MOST_SHARDS + 1), ValueError, "shards: a directory has 0 to"),
+        (lambda one, _: one.Maps(3).drop(3), ValueError, "shard 3 of 3"),
+        (lambda one, _: one.Maps(3).put(-1, 0, b"", 5, 0), ValueError, "shard -1 of 3"),
+        (lambda one, _: one.Maps(3).put(0, 0, b"", 1 << PLACE_BITS, 0), ValueError, "a file of 17592186044416 bytes"),
+        (lambda one, _: one.Maps(3).put(0, 10**6, b"", 5, 0), OSError, "Bad file descriptor"),
+        (lambda one, _: one.Tables(3).put(3, numbers()), ValueError, "shard 3 of 3"),
+        (lambda one, _: one.Tables(3).put(0, np.zeros(1)), ValueError, "a table of numbers of type d"),
+        (lambda one, _: one.Tables(3).put(0, np.zeros(1, np.uint64)), ValueError, "a table of numbers of type"),
+        (lambda one, _: one.Tables(3).put(0, np.zeros(1, ">i8")), ValueError, "a table of numbers of type"),
+        (lambda one, _: one.Tables(3).put_line(0, 0, 2**62, 2), ValueError, "stride 4611686018427387904, count 2"),
+        (lambda one, _: one.Tables(3).take(numbers(0), numbers(), 1, False), ValueError, "0 numbers do not fill 8"),
+        (lambda _, maps: maps.gather(bytearray(9), numbers(0), 8), ValueError, "8 bytes do not fill 9 bytes"),
+        (lambda _, maps: maps.gather_ranges(bytearray(), numbers(0), numbers()), ValueError, "1 places and 0 lengths"),
+        (lambda _, maps: maps.gather(bytes(8), numbers(0), 8), (TypeError, BufferError, ValueError), "."),
+        (lambda _, maps: maps.gather(bytearray(8), numbers(place(UNMAPPED, 0)), 8), LookupError, f"{UNMAPPED}"),
+    ],
+)
+def test_arguments_are_checked(one, tmp_path, call, error, message):
+    with pytest.raises(error, match=message):
+        call(one, fill(one, tmp_path))
+
+
+@each
+def test_a_map_stays_while_the_file_is_replaced_and_goes_when_it_is_dropped(one, tmp_path):
+    maps, out, first = fill(one, tmp_path), bytearray(300), numbers(place(4, 0))
+    content = (tmp_path / "4").read_bytes()
+    (tmp_path / "new").write_bytes(bytes(10))
+    (tmp_path / "new").rename(tmp_path / "4")
+    maps.look(first)
+    (tmp_path / "4").unlink()
+    maps.look(first)
+    maps.gather(out, first, 300)
+    assert out == content
+    maps.drop(4)
+    maps.drop(4)
+    with pytest.raises(LookupError, match=r"^4$"):
+        maps.gather(out, first, 300)
+
+
+@each
+def test_looking_finds_files_that_were_written_to(one, tmp_path):
+    maps, first = fill(one, tmp_path), numbers(place(0, 0), place(3, 0))
+    maps.look(first)
+    status = os.stat(tmp_path / "3")
+    os.utime(tmp_path / "3", ns=(0, 12_345))
+    maps.gather(bytearray(20), first, 10)  # not a second after the last look
+    with pytest.raises(one.MapFault, match=r"^3 0$"):
+        maps.look(first)
+    os.utime(tmp_path / "3", ns=(0, status.st_mtime_ns))
+    maps.look(first)
+    os.truncate(tmp_path / "3", 8999)
+    os.utime(tmp_path / "3", ns=(0, status.st_mtime_ns))
+    with pytest.raises(one.MapFault, match=r"^3 0$"):
+        maps.look(first)
+
+
+@compiled
+def test_a_file_that_shrinks_is_a_fault_of_its_shard(tmp_path):
+    maps = fill(_core_c, tmp_path)
+    os.truncate(tmp_path / "3", 4096)
+    for out, call in ((bytearray(20), maps.gather), (bytearray(20), None)):
+        arguments = (out, numbers(place(0, 0), place(3, 8000)))
+        with pytest.raises(_core_c.MapFault, match=r"^3 80\d\d$"):
+            call(*arguments, 10) if call else maps.gather_ranges(*arguments, numbers(10, 10))
+
+
+@compiled
+def test_maps_may_be_dropped_while_threads_copy(tmp_path):
+    maps, stop = fill(_core_c, tmp_path), threading.Event()
+    content = (tmp_path / "3").read_bytes()
+    places, wrong = np.full(1000, place(3, 0)), []
+
+    def copy():
+        out = np.empty((1000, 9000), np.uint8)
+        while not stop.is_set():
+            try:
+                maps.gather(out, places, 9000)
+            except LookupError:
+                continue
+            if out[0].tobytes() != content or out[-1].tobytes() != content:
+                wrong.append(1)
+
+    threads = [threading.Thread(target=copy) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(200):
+            maps.drop(3)
+            with (tmp_path / "3").open("rb") as stream:
+                maps.put(3, stream.fileno(), os.fsencode(tmp_path / "3"), 9000, 0)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+    assert not wrong
+
+
+SCRIPT = """
+import os, sys
+from dataload.storage import _core_c
+before = len(os.listdir("/proc/self/fd"))
+maps = _core_c.Maps(2000)
+with open(sys.argv[1], "rb") as stream:
+    for shard in range(2000):
+        maps.put(shard, stream.fileno(), b"x", 300, 0)
+count = sum(sys.argv[1] in line for line in open("/proc/self/maps"))
+del maps
+print(count, len(os.listdir("/proc/self/fd")) - before, sum(sys.argv[1] in line for line in open("/proc/self/maps")))
+"""
+
+
+@compiled
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_maps_need_no_descriptors_and_are_unmapped(tmp_path):
+    path = tmp_path / "shard"
+    path.write_bytes(bytes(300))
+    done = subprocess.run([sys.executable, "-c", SCRIPT, path], capture_output=True, text=True, check=True)
+    assert done.stdout == "2000 0 0\n"
+
+
+@compiled
+def test_each_failing_allocation_is_a_memory_error(tmp_path):
+    memory = pytest.importorskip("_testcapi")
+    maps, tables = fill(_core_c, tmp_path), put_all(_core_c)
+    places, lengths, out = numbers(0, place(3, 5)), numbers(10, 10), bytearray(20)
+    calls = [
+        (maps.gather, (out, places, 10), 2),
+        (maps.gather_ranges, (out, places, lengths), 3),
+        (maps.look, (places,), 2),
+        (tables.take, (numbers(0, 0), places, 1, False), 1),
+        (tables.put, (0, numbers(3, 4, 5, 6, 7, 8)), 1),
+        (tables.put_line, (6, 10, 4, 8), 1),
+        (_core_c.Maps, (5,), 2),
+        (_core_c.Tables, (5,), 2),
+    ]
+    for function, arguments, allocations in calls:
+        failed = 0
+        for failing in range(allocations + 10):
+            memory.set_nomemory(failing, failing + 1)
+            try:
+                function(*arguments)
+            except MemoryError:
+                failed += 1
+            finally:
+                memory.remove_mem_hooks()
+        assert failed >= allocations, function
+        function(*arguments)

@@ -2,9 +2,9 @@
 
 import pytest
 
-import dataload
 from dataload import ConfigError, Loader, RangeSource, from_config
 from dataload.convert import LocalEngine
+from dataload.loader import scaling
 from dataload.samplers import BatchSampler, Sequential
 from dataload.streams import MultiStreamLoader
 
@@ -34,8 +34,8 @@ def test_processes_had_a_start_method(executor, expected, monkeypatch):
         asked.append(name)
         return original(work, name, workers, **settings)
 
-    original = dataload.loader.loader.make_executor
-    monkeypatch.setattr(dataload.loader.loader, "make_executor", make_executor)
+    original = scaling.make_executor
+    monkeypatch.setattr(scaling, "make_executor", make_executor)
     given = {} if executor is None else {"executor": executor}
     with pytest.warns(DeprecationWarning, match=r"^start_method of Loader is deprecated: pass it as executor=$"):
         Loader(RangeSource(6), batch_size=2, start_method="fork", **given).close()

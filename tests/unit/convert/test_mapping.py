@@ -443,7 +443,5 @@ def test_a_limit_on_the_command_line():
         found = parse_max_bad(text)
         assert (found, type(found)) == (value, type(value)), text
     for text in ("", "many", "%", "1e", "5 %%"):
-        with pytest.raises(
-            ConfigError, match=r"--max-bad is a number of records, or a share of them such as 0\.05 or 5%"
-        ):
+        with pytest.raises(ConfigError, match=r"--max-bad is a number of records, or a fraction such as 0\.05 or 5%"):
             parse_max_bad(text)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload import ConfigError, CorruptFileError, Loader, MemorySource, Pack, WorkerError
+from dataload import ConfigError, CorruptFileError, Loader, MemorySource, Pack, RangeSource, WorkerError
 from dataload.collate import Packing, default_collate
 from dataload.errors import ClosedSourceError, MissingDependencyError
 from dataload.loader import rescue
@@ -536,10 +536,10 @@ def test_nothing_is_left_for_the_garbage_collector(action, settings):
 
 def test_actions_are_known():
     with pytest.raises(ConfigError, match="on_error is 'skipp': did you mean 'skip'") as caught:
-        ErrorPolicy("skipp")
+        Loader(RangeSource(4), batch_size=2, on_error="skipp")
     assert (caught.value.key, caught.value.value) == ("on_error", "skipp")
     with pytest.raises(ConfigError, match="on_error is None: Known: raise, replace, skip"):
-        ErrorPolicy(None)
+        Loader(RangeSource(4), batch_size=2, on_error=None)
 
 
 def test_examples_are_the_nearest_first_and_then_spread_over_what_is_not_excluded():

@@ -538,7 +538,7 @@ def test_actions_are_known():
     with pytest.raises(ConfigError, match="on_error is 'skipp': did you mean 'skip'") as caught:
         Loader(RangeSource(4), batch_size=2, on_error="skipp")
     assert (caught.value.key, caught.value.value) == ("on_error", "skipp")
-    with pytest.raises(ConfigError, match="on_error is None: Known: raise, replace, skip"):
+    with pytest.raises(ConfigError, match="on_error must be 'raise', 'skip' or 'replace'; got None"):
         Loader(RangeSource(4), batch_size=2, on_error=None)
 
 

@@ -65,7 +65,7 @@ def test_reads_are_the_same_and_hinted_only_when_cold(tmp_path, monkeypatch, col
     monkeypatch.setattr(mapped, "will_need", lambda m, *ranges: hinted.append(ranges) or will_need(m, *ranges))
     content = np.random.default_rng(0).integers(0, 256, 50 * PAGE, dtype=np.uint8)
     content.tofile(tmp_path / "data")
-    monkeypatch.setattr(mapped, "_STEPS_BETWEEN_PROBES", 0)
+    monkeypatch.setattr(mapped, "STEPS_BETWEEN_PROBES", 0)
     file = MappedFile(str(tmp_path / "data"))
     offsets = np.random.default_rng(1).integers(0, 49 * PAGE, 200)
     assert np.array_equal(file.gather(offsets, 300), content[offsets[:, None] + np.arange(300)])
@@ -85,6 +85,6 @@ def test_a_warm_file_is_probed_now_and_then_a_cold_one_at_each_step(tmp_path, mo
     monkeypatch.setattr(mapped, "is_cold", lambda *_: probes.append(step) or next(answers))
     (tmp_path / "data").write_bytes(bytes(10 * PAGE))
     file = MappedFile(str(tmp_path / "data"))
-    for step in range(3 * mapped._STEPS_BETWEEN_PROBES):  # noqa: B007 - the probe above notes it
+    for step in range(3 * mapped.STEPS_BETWEEN_PROBES):  # noqa: B007 - the probe above notes it
         file.gather(np.array([PAGE, 2 * PAGE]), 10)
     assert probes == [0, 1, 2, 19, 20, 37]

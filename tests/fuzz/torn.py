@@ -163,9 +163,9 @@ def run_round(root: Path, number: int) -> tuple[str, float]:
                         ended = time.monotonic()
                 if ended and time.monotonic() - ended > SECONDS:
                     return f"{this}: no error", 0.0
-        except WorkerError as error:
+        except (ChangedFileError, WorkerError) as error:  # the former as an epoch begins
             late = max(0.0, time.monotonic() - ended) if ended else 0.0
-            if not isinstance(error.__cause__, ChangedFileError):
+            if not isinstance(error, ChangedFileError) and not isinstance(error.__cause__, ChangedFileError):
                 return f"{this}: ended by {error}", late
             if loader.statistics().bad:
                 return f"{this}: records are called bad", late

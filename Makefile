@@ -55,7 +55,7 @@ $(AZURITE): | $(INSTALLED)
 	mkdir -p $(@D) && touch $@
 
 test-remote: $(INSTALLED) $(CORE) $(AZURITE)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -o faulthandler_timeout=170 -m remote tests/integration
+	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m remote tests/integration
 
 # Ray is large, so nothing else installs it; where it cannot be installed, its tests are skipped (pytest ends with 5).
 # Its clusters are slow to start, and want the machine for themselves.
@@ -65,7 +65,7 @@ $(RAY): pyproject.toml constraints.txt | $(INSTALLED)
 	touch $@
 
 test-ray: $(INSTALLED) $(CORE) $(RAY)
-	$(BIN)/python -m pytest --session-timeout 600 -o faulthandler_timeout=230 -m ray tests/integration/test_ray.py || test $$? = 5
+	$(BIN)/python -m pytest --session-timeout 600 -m ray tests/integration/test_ray.py || test $$? = 5
 
 # Trainers, torchrun, several JAX processes: each of them takes seconds to start.
 test-train: $(INSTALLED) $(CORE)
@@ -87,7 +87,7 @@ flakes: $(INSTALLED) $(CORE)
 # Which branches the tests run, those of child processes included, and which test runs which line, for `make mutants`.
 coverage: $(INSTALLED) $(CORE) $(AZURITE)
 	rm -f .coverage .coverage.*
-	-$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout 200 -o faulthandler_timeout=190 \
+	-$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --timeout 200 \
 		--cov --cov-context=test --cov-report= -m 'not ray'
 	$(BIN)/coverage report --skip-covered --show-missing --fail-under 97
 

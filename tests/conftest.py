@@ -90,9 +90,9 @@ _armed = 0.0
 def pytest_runtest_protocol(item, nextitem):
     """Send what someone looks at only: a report of each phase costs more than most tests."""
     global _armed
-    if time.monotonic() > _armed + 10:  # pytest's own watchdog starts a thread for each test
+    if time.monotonic() > _armed + 10:  # for C code that hangs; pytest's own starts a thread for each test
         _armed = time.monotonic()
-        faulthandler.dump_traceback_later(120, file=item.config.stash[fault_handler_stderr_fd_key])
+        faulthandler.dump_traceback_later(250, file=item.config.stash[fault_handler_stderr_fd_key])
     if not hasattr(item.config, "workerinput"):
         return None
     for report in runtestprotocol(item, log=False, nextitem=nextitem):

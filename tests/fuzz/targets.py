@@ -27,7 +27,8 @@ import numpy as np
 
 import dataload
 from dataload._util.failures import owner_of
-from dataload.catalog.facts import DataSetFacts, Evidence, ShardFacts
+from dataload.catalog.evidence import is_same
+from dataload.catalog.facts import DataSetFacts, Evidence, Found, ShardFacts
 from dataload.catalog.manifest import Manifest
 from dataload.codecs import example, msgpack, npz, tensorprotos
 from dataload.codecs.audio import decode_audio, decode_rate
@@ -516,7 +517,7 @@ def run_journal(data):
     with suppress(DataloadError):
         found = Journal.parse(data, "x.json")
         list(found.differences(found))
-        [shard.matches(str(directory() / "missing")) for shard in found.finished.values()]
+        [is_same(shard, str(directory() / "missing")) for shard in found.finished.values()]
 
 
 def run_manifest(data):
@@ -528,7 +529,7 @@ def run_manifest(data):
                 raise AssertionError("a shard outside of the directory")
             if sum(entry.records) >= 1 << 63 or len(entry.shards) != len({*entry.names}):
                 raise AssertionError("shards that cannot be")
-            list(entry.stale(dict.fromkeys(entry.names, (0, None))))
+            list(entry.stale(dict.fromkeys(entry.names, Found(0))))
     path = as_file(data, "dataload.json")
     with suppress(DataloadError):
         dataload.open(path.parent)

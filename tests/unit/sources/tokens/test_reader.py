@@ -87,12 +87,13 @@ def test_cold_data_are_asked_for_first(tmp_path, monkeypatch):
     assert asked == [([header + 80, header, header + 120], 20)] * 3
 
 
-def test_records_fields_and_places(tmp_path):
-    paths = [write(tmp_path / f"{n}.bin", range(10 * n, 10 * n + 9)) for n in (1, 2)]
+def test_records_fields_and_places(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # long paths are shortened
+    paths = [write(Path(f"{n}.bin"), range(10 * n, 10 * n + 9)) for n in (1, 2)]
     source = TokenSource(paths, window=5, field="ids")
     assert source.fields == {"ids": FieldSpec("uint16", (5,))}
     assert source.locate(3)[:3] == (str(paths[1]), 1, None)
-    assert repr(source) == f"TokenSource({str(paths[0])!r}, 2 shards, window=5, stride=4, field='ids')"
+    assert repr(source) == "TokenSource('1.bin', 2 shards, window=5, stride=4, field='ids')"
     assert [record["ids"][0] for record in source[1:3]] == [14, 20]
     pad = TokenSource(paths[0], window=5, ends="pad", pad_token=PAD, fields=["token_count"])
     assert pad.fields == {"token_count": FieldSpec("int64", ())}

@@ -30,11 +30,6 @@ class Listener(Protocol):
         ...
 
 
-def workplace_of(executor: str, workers: int) -> Workplace:
-    """Return where batches are made, given an `ExecutorName` and the number of workers."""
-    return "serial" if not workers else "threads" if executor == "threads" else "processes"
-
-
 @dataclass(slots=True)
 class Recorder:
     """Adds up `Statistics`. Used by the consumer's thread; any thread may call `snapshot`."""

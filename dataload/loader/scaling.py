@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple, Self
 
 from dataload._util.machine import usable_cpus
 from dataload.executors import Executor, ExecutorName, TimeoutPolicy, make_executor
-from dataload.loader.recorder import Recorder, workplace_of
+from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import Workplace
 from dataload.loader.step import StepWork
 
@@ -324,7 +324,7 @@ class WorkerSettings:
 
     @property
     def workplace(self) -> Workplace:
-        return workplace_of(self.executor, self.most)
+        return "serial" if not self.most else "threads" if self.executor == "threads" else "processes"
 
     def start(self, work: StepWork) -> Executor[Any, Any]:
         window = self.prefetch * (usable_cpus() if self.automatic else self.most)

@@ -5,10 +5,9 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from dataload._util.html import html_table
-from dataload.loader.prediction import Loop
 from dataload.storage.remote.traffic import Downloads
 
 Workplace: TypeAlias = Literal["serial", "threads", "processes"]
@@ -17,16 +16,15 @@ Workplace: TypeAlias = Literal["serial", "threads", "processes"]
 _NOT_COUNTED = {"counted": False}
 """Metadata of a number that is not a total, so that the difference of two says nothing."""
 
+_COMPUTES = 0.5  # fraction of the work: workers that use less CPU mostly wait for something else
+_TOGETHER = 1.5  # busy threads: with fewer, the CPUs that they use tell nothing about the GIL
+_ONE_CPU = (0.8, 1.2)  # CPUs that threads use together if they take turns
 _FEW_STEPS = 3  # with fewer, the verdict is "unknown"
 _WAITS = 0.05  # fraction of the time: a consumer that waits less is the limit
 _DOES_NOTHING = 0.05  # fraction of the time: a consumer that works less only reads
 _BUSY = 0.6  # fraction of the time: workers that work less are not the limit
 _QUICK = 2e-4  # seconds: for batches that take less, the hand-over matters
 _MOST_WAITING = 4  # times as many workers are worth a try if they mostly wait
-_THROTTLED = 0.01  # fraction of the requests: a store that refuses more of them is the limit
-_AGAIN = 0.1  # fraction of the downloads of shards: if more are repeated, the cache is too small
-_CONNECTED = 0.5  # fraction of the time: connections that are used less are idle
-_TRANSFER = 0.5  # fraction of the time of requests: if bytes flow for less of it, they mostly wait for answers
 _LESS = {  # what would make a stage less work
     "decode": "; less to decode would help: store images at the size you train on",
     "transform": "; less to transform would help: do before training what is the same in every epoch",
@@ -48,6 +46,48 @@ class StageStatistics:
 
     def __sub__(self, earlier: StageStatistics) -> StageStatistics:
         return StageStatistics(self.runs - earlier.runs, self.seconds - earlier.seconds)
+
+
+class Loop(NamedTuple):
+    """One turn of a training loop, in seconds per batch."""
+
+    period: float  # from one batch to the next
+    consumer: float  # between batches
+    work: float  # of all workers together, waits for the GIL and for CPUs included
+    workers: int  # 0 for the consumer's thread
+    executor: str
+    cpus: int  # that the process may use
+    busy_cpus: float | None  # CPUs that the threads of this process keep busy; None if unknown
+
+    @property
+    def busy(self) -> float:
+        """Mean number of busy workers."""
+        return self.work / self.period
+
+    @property
+    def computes(self) -> bool:
+        """True if the work uses CPUs; otherwise it mostly waits."""
+        used = self.busy_cpus
+        return used is None or used >= _COMPUTES * min(self.busy, self.cpus) or self.takes_turns
+
+    @property
+    def takes_turns(self) -> bool:
+        """True if threads behave as if only one could run at a time."""
+        used = self.busy_cpus
+        several = self.executor == "threads" and self.cpus > 1 and self.busy > _TOGETHER
+        return several and used is not None and _ONE_CPU[0] <= used <= _ONE_CPU[1]
+
+    @property
+    def alone(self) -> float:
+        """The work on a batch by a worker with a CPU, and the GIL, to itself."""
+        if not self.workers:
+            return max(self.work, self.period - self.consumer)  # with the loader's own
+        if not self.computes:
+            return self.work
+        if self.busy_cpus is None:
+            return self.work / max(1.0, self.busy / self.cpus)
+        # Threads that wait for the GIL or for a CPU are busy but use none.
+        return min(self.work, self.busy_cpus * self.period)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -230,7 +270,8 @@ class Statistics:
     def _advice(self, stage: str) -> str:
         """Return what would help if a stage is the limit."""
         if stage == "download" and self.downloads is not None:
-            return self._download_advice(self.downloads)
+            seconds = self.wait_seconds + self.consumer_seconds
+            return self.downloads.advice(seconds, processes=self.executor == "processes")
         loop = self._loop
         if loop.takes_turns:
             return self._turns("it holds the GIL or waits" if stage == "read" else "it holds the GIL")
@@ -252,38 +293,6 @@ class Statistics:
         if not possible:
             return self._no_more(stage) + takes
         return f"{self._more(possible)} may help{takes}"
-
-    def _download_advice(self, found: Downloads) -> str:
-        by_range = not found.shards_downloaded
-        if found.throttled > _THROTTLED * found.requests:
-            return (
-                f"the store throttles, {found.throttled:,} of {found.requests:,} answers were 429 or 503: allow fewer "
-                "remote.connections, or shuffle in a pool of more shards"
-            )
-        if found.shards_again > _AGAIN * found.shards_downloaded:
-            return (
-                f"the cache is too small, {found.shards_again:,} of {found.shards_downloaded:,} downloads of shards "
-                "were of evicted ones: raise remote.budget, or shuffle in a pool of fewer shards"
-            )
-        seconds = self.wait_seconds + self.consumer_seconds
-        used = _ratio(found.request_seconds, seconds)
-        if used < _CONNECTED * found.connections:
-            late = f"{used:.1f} of {found.connections} connections are in use: "
-            if not by_range:
-                return f"{late}raise remote.budget, to download further ahead, or lower remote.part_bytes"
-            if self.executor == "processes":
-                return (
-                    f"{late}worker processes fetch no ranges ahead, so use threads, or whole shards in a remote.cache"
-                )
-            return f"{late}the order or the consumer asks too late; whole shards in a remote.cache may help"
-        rate = f"{used:.1f} connections bring {_ratio(found.nbytes, seconds) / 1e6:,.1f} MB/s"
-        if found.transfer_seconds < _TRANSFER * found.request_seconds:
-            wait = 1e3 * _ratio(found.request_seconds - found.transfer_seconds, found.requests)
-            fewer = "keep whole shards in a remote.cache" if by_range else "raise remote.part_bytes"
-            wasted = f", {_ratio(found.wasted_bytes, found.nbytes):.0%} of it wasted" if by_range else ""
-            return f"{rate}{wasted}, and answers take {wait:.0f} ms to begin: {fewer}, or allow more remote.connections"
-        kept = "keep shards in a remote.cache" if by_range else "raise remote.budget, which keeps more shards"
-        return f"{rate}: allow more remote.connections if the network has more, or {kept}"
 
     def _turns(self, reason: str) -> str:
         together = f"{self.workers} threads keep {self.busy_cpus:.1f} CPUs busy together"

@@ -25,7 +25,7 @@ from dataload.errors import ClosedSourceError, ConfigError, DataloadError, Machi
 from dataload.sources.base import Source
 from dataload.sources.directory import directory_of
 from dataload.sources.fields import require_known
-from dataload.sources.format import Options, describe_value
+from dataload.sources.options import Options, describe_value
 from dataload.sources.prefetch import read_ahead
 from dataload.sources.shards import ListedShards, Location, OpenShards, ShardReader, most_open_shards, shard_of
 from dataload.sources.versions import check_not_overwritten, check_versions, versions_of
@@ -33,8 +33,6 @@ from dataload.storage import Remote, base_name, is_url, local_path, reading_tabl
 from dataload.storage.errors import file_errors
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
-
-__all__ = ["FileSource", "ShardReader"]
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

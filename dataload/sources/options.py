@@ -1,8 +1,188 @@
-"""Deprecated: use dataload.sources."""
+"""The options of formats for reading and writing."""
 
-from typing import TYPE_CHECKING
+from __future__ import annotations
 
-from dataload._util.lazy import lazy_names
+import warnings
+from collections.abc import Mapping
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Annotated, Any, Self
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy_names(__name__, {}, moved={"Options": "dataload.sources"})
+from dataload._util.limits import MAX_RECORD_BYTES
+from dataload._util.settings import Least, check_setting, check_settings, hints_of
+from dataload.codecs.codec import CodecLike, resolve_codec
+from dataload.errors import ConfigError, closest
+from dataload.storage import Remote, RemoteOptions
+
+_FUNCTIONS = (
+    "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Base class of a format's options for reading or writing.
+
+    A subclass is a frozen dataclass. Its docstring describes each field in an ``Attributes:`` section, from which
+    configs take their descriptions, and annotations are checked. A field whose metadata has ``content=False``
+    does not affect the records and is not part of a source's fingerprint.
+    """
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    @classmethod
+    def names(cls) -> tuple[str, ...]:
+        """Return the names of all options."""
+        return tuple(each.name for each in fields(cls))
+
+    @classmethod
+    def parse(cls, given: Mapping[str, Any], owner: str) -> Self:
+        """Create the options from keyword arguments; a ConfigError begins with `owner`, such as ``"format 'tar'"``."""
+        for name in given:
+            if name not in cls.names():
+                advice = _FUNCTIONS if callable(given[name]) else ""
+                message = f"{owner} has no option {name!r}: {closest(name, cls.names())}{advice}"
+                raise ConfigError(message, key=name, value=given[name])
+        for each in fields(cls):
+            if each.name not in given and each.default is MISSING and each.default_factory is MISSING:
+                raise ConfigError(f"{owner} needs the option {each.name!r}: pass {each.name}=...", key=each.name)
+        for name, value in given.items():
+            try:
+                check_setting(name, value, hints_of(cls).get(name, Any))
+            except ConfigError as error:
+                advice = _FUNCTIONS if callable(value) else ""
+                raise ConfigError(f"{owner}: {error}{advice}", key=name, value=value) from None
+        return cls(**given)
+
+    def content(self) -> dict[str, Any]:
+        """Return the options that affect the records, except those with default values."""
+        chosen: dict[str, Any] = {}
+        for each in fields(self):
+            value = getattr(self, each.name)
+            if value is not None and each.metadata.get("content", True) and not _is_default(value, each.default):
+                chosen[each.name] = value
+        return chosen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileOptions(Options):
+    """Base class of the options of formats whose data are files, here or at URLs.
+
+    Attributes:
+        storage_options: Arguments of obstore's stores for URLs: ``endpoint``, ``region``, ``skip_signature``,
+            ``client_options``, ``credential_provider``, ... They are part of `remote` afterwards.
+        remote: How data at URLs are read; see `dataload.RemoteOptions`.
+    """
+
+    storage_options: Mapping[str, Any] | None = field(default=None, repr=False, metadata={"content": False})
+    remote: RemoteOptions | Remote | Mapping[str, Any] | None = field(
+        default=None, repr=False, metadata={"content": False}
+    )
+
+    def __post_init__(self) -> None:
+        Options.__post_init__(self)
+        if self.storage_options is not None or self.remote is not None:
+            object.__setattr__(self, "remote", Remote.of(self.storage_options, self.remote))
+            object.__setattr__(self, "storage_options", None)
+
+    @property
+    def place(self) -> Remote | None:
+        """The settings for `storage_of`."""
+        return self.remote if isinstance(self.remote, Remote) else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecOptions(FileOptions):
+    """Base class of the options for writing records that are bytes.
+
+    Attributes:
+        codec: Encodes records: the name of a codec or an object with ``encode``. None takes bytes.
+    """
+
+    codec: CodecLike = None
+
+    def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
+        object.__setattr__(self, "codec", resolve_codec(self.codec))
+
+
+def deprecated_verify() -> Any:
+    """Return the field of an option that is called `verify` since 0.3."""
+    return field(default=None, repr=False, metadata={"content": False, "renamed": "verify"})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadOptions(FileOptions):
+    """Base class of the options for reading files, which others may have written.
+
+    Attributes:
+        max_record_bytes: Most bytes of memory that a decoded record, or a file or field of one that is read by itself,
+            may take; a larger one is a CorruptFileError.
+        verify: Read no tables of earlier runs, and check all that the format has for it: checksums and hashes of the
+            records that are read, and all pages of an LMDB database when it is opened.
+    """
+
+    max_record_bytes: Annotated[int, Least(1)] = field(default=MAX_RECORD_BYTES, metadata={"content": False})
+    verify: bool = field(default=False, metadata={"content": False})
+
+    def __post_init__(self) -> None:
+        FileOptions.__post_init__(self)
+        for each in fields(self):
+            if each.metadata.get("renamed") and isinstance(getattr(self, each.name), bool):
+                message = f"the option {each.name!r} is deprecated since 0.3: pass verify="
+                warnings.warn(message, DeprecationWarning, stacklevel=2)
+                object.__setattr__(self, "verify", getattr(self, each.name))
+                object.__setattr__(self, each.name, None)
+        if self.verify and "cache" in self.names():
+            object.__setattr__(self, "cache", False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MappedOptions(ReadOptions):
+    """Base class of the options for reading files that are mapped into memory.
+
+    Attributes:
+        map: If False, read files with ``pread`` instead of mapping them into memory.
+    """
+
+    map: bool = field(default=True, metadata={"content": False})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachedOptions(MappedOptions):
+    """Base class of the options for reading files whose tables are kept.
+
+    Attributes:
+        cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
+    """
+
+    cache: bool = field(default=True, metadata={"content": False})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodecReadOptions(CachedOptions):
+    """Base class of the options for reading files whose records are bytes.
+
+    Attributes:
+        codec: Decodes a record's bytes: the name of a codec, a function ``bytes -> record``, or an object with
+            ``decode``. None returns bytes.
+    """
+
+    codec: CodecLike = None
+
+    def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
+        object.__setattr__(self, "codec", resolve_codec(self.codec, self.max_record_bytes))
+
+
+def _is_default(value: Any, default: Any) -> bool:
+    return value is default or (isinstance(value, (str, bool, int)) and value == default)
+
+
+def describe_value(value: Any) -> str:
+    """Return text for an option's value that is the same in every process, such as a function's name."""
+    if callable(value):
+        return f"{getattr(value, '__module__', '')}.{getattr(value, '__qualname__', type(value).__qualname__)}"
+    if isinstance(value, Mapping):
+        return repr({name: describe_value(item) for name, item in value.items()})
+    return repr(value)

@@ -23,10 +23,11 @@ from dataload.errors import ConfigError, MissingDependencyError, closest
 from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
 from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
 from dataload.sources.folder.format import FOLDER
-from dataload.sources.format import Format, Options
+from dataload.sources.format import Format
 from dataload.sources.jsonl.format import JSONL
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
 from dataload.sources.mds.format import MDS
+from dataload.sources.options import Options
 from dataload.sources.syrah.format import SYRAH
 from dataload.sources.tar.format import TAR, WIDS
 from dataload.sources.tfrecord.format import TFRECORD

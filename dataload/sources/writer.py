@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, cast
 
 from dataload.codecs.codec import CODEC_NAMES, READ_ONLY_CODEC, resolve_codec
 from dataload.errors import ConfigError, message_of
-from dataload.sources.format import FileOptions, Options
+from dataload.sources.options import FileOptions, Options
 from dataload.storage import local_path, storage_of
 from dataload.storage.local.atomic import write_errors
 

@@ -18,7 +18,8 @@ from dataload.executors import ExecutorName, WorkerLostError
 from dataload.loader.base import EpochIteration, LoaderBase
 from dataload.loader.fetch import check_batch_transform, choose_collate, without_warning
 from dataload.loader.order import rank_and_world_size
-from dataload.loader.recorder import Recorder, workplace_of
+from dataload.loader.recorder import Recorder
+from dataload.loader.scaling import WorkerSettings
 from dataload.loader.state import Cursor
 from dataload.loader.statistics import Statistics
 from dataload.loader.step import StepResult
@@ -178,16 +179,11 @@ class MultiStreamLoader(LoaderBase[Any]):
         )
         (step,) = compose(make_stream, "make_stream", "a sequence")
         self._plan = StreamSpec(step, sequences, order, chunk, ends, self._make_batch.joins)
-        self._stream_workers = StreamWorkers(
-            self._plan,
-            range(self._rank, order.rows, self._world_size),
-            num_workers,
-            executor=executor,
-            window=prefetch if num_workers else 0,
-            timeout=timeout,
-        )
+        workers = WorkerSettings.of(num_workers, executor, prefetch, timeout)
+        rows = range(self._rank, order.rows, self._world_size)
+        self._stream_workers = StreamWorkers(self._plan, rows, workers)
         super().__init__(
-            recorder=Recorder(workplace_of(executor, num_workers)),
+            recorder=Recorder(workers.workplace),
             workers=self._stream_workers.workers,
             epochs=epochs,
             release=self._stream_workers.close,

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from dataload.errors import WorkerError
 from dataload.executors import (
     Executor,
-    ExecutorName,
     Result,
     TimeoutPolicy,
     WorkerPosition,
@@ -23,6 +22,7 @@ from dataload.executors import (
 )
 from dataload.loader.failures import StageSpan, is_for_consumer, step_error
 from dataload.loader.pipeline import TaskSizer
+from dataload.loader.scaling import WorkerSettings
 from dataload.streams.messages import RowGroup, RowResults, RowTask, Stacked, Step, stack
 from dataload.streams.rows import RowStart, RowStream, StreamSpec, Taken, describe
 
@@ -141,28 +141,19 @@ def parts_of(rows: int, most: int) -> int:
 
 
 class StreamWorkers:
-    """Makes all rows of this rank with the most workers, up to `workers`, that divide them; 0 is the consumer."""
+    """Makes all rows of this rank with the most workers, up to `settings.most`, that divide them."""
 
-    def __init__(
-        self,
-        plan: StreamSpec,
-        rows: Sequence[int],
-        workers: int,
-        *,
-        executor: ExecutorName,
-        window: int,
-        timeout: float | None,
-    ) -> None:
-        self.workers: int = parts_of(len(rows), workers) if workers else 0
+    def __init__(self, plan: StreamSpec, rows: Sequence[int], settings: WorkerSettings) -> None:
+        self.workers: int = parts_of(len(rows), settings.most) if settings.most else 0
         self.locator: StreamLocator = StreamLocator(plan)
-        self._window = window if self.workers else 0
+        self._window = settings.prefetch if self.workers else 0
         # Without workers, no hand-over is saved: make each step on request.
-        self._hand_over = 0 if not self.workers else 1 if executor == "threads" else _MESSAGE_COST
+        self._hand_over = 0 if not self.workers else 1 if settings.here else _MESSAGE_COST
         self._settings: dict[str, Any] = {
-            "name": executor,
+            "name": settings.executor,
             "workers": min(self.workers, 1),
-            "window": window,
-            "timeouts": TimeoutPolicy(timeout, locate=self.locator),
+            "window": self._window,
+            "timeouts": TimeoutPolicy(settings.timeout, locate=self.locator),
         }
         size = len(rows) // max(self.workers, 1)
         self._plan = plan

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import CorruptFileError
-from dataload.sources.file_source import FileSource, ShardReader
+from dataload.sources.file_source import FileSource
+from dataload.sources.shards import ShardReader
 from dataload.testing.cases import SourceTraits
 from dataload.types import FieldSpec, Int64Array
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from dataload._util.caches import first_process
 from dataload.errors import ConfigError
-from dataload.sources.format import CodecOptions, CodecReadOptions, Format, ReadOptions, deprecated_verify
+from dataload.sources.format import Format
+from dataload.sources.options import CodecOptions, CodecReadOptions, ReadOptions, deprecated_verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from dataload._util.caches import CACHED_BYTES
 from dataload._util.settings import Least
-from dataload.sources.format import FileOptions, Format, ReadOptions
+from dataload.sources.format import Format
+from dataload.sources.options import FileOptions, ReadOptions
 
 Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
 

@@ -7,7 +7,8 @@ from os import PathLike
 from typing import Any, Literal, TypeAlias
 
 from dataload.errors import ConfigError
-from dataload.sources.format import Format, MappedOptions
+from dataload.sources.format import Format
+from dataload.sources.options import MappedOptions
 from dataload.storage import list_folder
 
 Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]

@@ -5,7 +5,8 @@ from typing import Annotated
 
 from dataload._util.caches import CACHED_BYTES
 from dataload._util.settings import Least
-from dataload.sources.format import CachedOptions, FileOptions, Format
+from dataload.sources.format import Format
+from dataload.sources.options import CachedOptions, FileOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dataload._util.lazy import load_optional
 from dataload.errors import ConfigError
-from dataload.sources.format import FileOptions
+from dataload.sources.options import FileOptions
 from dataload.sources.writer import Writer, require_fields
 
 

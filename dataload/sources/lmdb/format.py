@@ -5,14 +5,8 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from dataload._util.settings import Least
-from dataload.sources.format import (
-    CachedOptions,
-    CodecOptions,
-    CodecReadOptions,
-    FileOptions,
-    Format,
-    deprecated_verify,
-)
+from dataload.sources.format import Format
+from dataload.sources.options import CachedOptions, CodecOptions, CodecReadOptions, FileOptions, deprecated_verify
 
 DATA_FILE = "data.mdb"
 

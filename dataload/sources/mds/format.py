@@ -3,7 +3,8 @@
 import re
 from dataclasses import dataclass, field
 
-from dataload.sources.format import Format, MappedOptions
+from dataload.sources.format import Format
+from dataload.sources.options import MappedOptions
 
 INDEX_NAME = "index.json"
 

@@ -3,7 +3,8 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from dataload.sources.format import CachedOptions, FileOptions, Format
+from dataload.sources.format import Format
+from dataload.sources.options import CachedOptions, FileOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dataload.errors import ConfigError
-from dataload.sources.format import FileOptions
+from dataload.sources.options import FileOptions
 from dataload.sources.syrah.layout import (
     BSON_LIMIT,
     DTYPES,

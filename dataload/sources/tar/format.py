@@ -5,7 +5,8 @@ from dataclasses import dataclass, field
 from os import PathLike
 from typing import Any, Literal, TypeAlias
 
-from dataload.sources.format import CachedOptions, FileOptions, Format
+from dataload.sources.format import Format
+from dataload.sources.options import CachedOptions, FileOptions
 
 KEY = "__key__"
 """The field with the common path of a sample's files."""

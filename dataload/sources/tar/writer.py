@@ -7,7 +7,7 @@ from os import PathLike, fspath
 from typing import Any, ClassVar
 
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.format import FileOptions
+from dataload.sources.options import FileOptions
 from dataload.sources.recorded import build_recorded
 from dataload.sources.tar.format import KEY, TarWriterOptions
 from dataload.sources.tar.header import BLOCK, END, Member, build_comment, build_header, padded, scan

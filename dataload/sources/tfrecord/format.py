@@ -2,7 +2,8 @@
 
 from dataclasses import dataclass
 
-from dataload.sources.format import CodecOptions, CodecReadOptions, Format, deprecated_verify
+from dataload.sources.format import Format
+from dataload.sources.options import CodecOptions, CodecReadOptions, deprecated_verify
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ import numpy.typing as npt
 
 from dataload._util.settings import Least, check_choice, check_count
 from dataload.errors import ConfigError
-from dataload.sources.format import CachedOptions, FileOptions, Format
+from dataload.sources.format import Format
+from dataload.sources.options import CachedOptions, FileOptions
 from dataload.types import Array
 
 DocumentEnd: TypeAlias = Literal["across", "drop", "pad"]

@@ -9,6 +9,10 @@ from dataclasses import astuple, dataclass, field, replace
 from typing import NamedTuple, Self
 
 _KEPT = 256  # requests until the next report
+_THROTTLED = 0.01  # fraction of the requests: a store that refuses more of them is the limit
+_AGAIN = 0.1  # fraction of the downloads of shards: if more are repeated, the cache is too small
+_CONNECTED = 0.5  # fraction of the time: connections that are used less are idle
+_TRANSFER = 0.5  # fraction of the time of requests: if bytes flow for less of it, they mostly wait for answers
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,38 @@ class Downloads:
         pairs = zip(astuple(self), astuple(other), strict=True)
         connections = max(self.connections, other.connections)
         return replace(type(self)(*(one + sign * more for one, more in pairs)), connections=connections)
+
+    def advice(self, seconds: float, *, processes: bool) -> str:
+        """Return what would help a loader that mostly downloads, as measured for `seconds`."""
+        by_range = not self.shards_downloaded
+        if self.throttled > _THROTTLED * self.requests:
+            return (
+                f"the store throttles, {self.throttled:,} of {self.requests:,} answers were 429 or 503: allow fewer "
+                "remote.connections, or shuffle in a pool of more shards"
+            )
+        if self.shards_again > _AGAIN * self.shards_downloaded:
+            return (
+                f"the cache is too small, {self.shards_again:,} of {self.shards_downloaded:,} downloads of shards "
+                "were of evicted ones: raise remote.budget, or shuffle in a pool of fewer shards"
+            )
+        used = _ratio(self.request_seconds, seconds)
+        if used < _CONNECTED * self.connections:
+            late = f"{used:.1f} of {self.connections} connections are in use: "
+            if not by_range:
+                return f"{late}raise remote.budget, to download further ahead, or lower remote.part_bytes"
+            if processes:
+                return (
+                    f"{late}worker processes fetch no ranges ahead, so use threads, or whole shards in a remote.cache"
+                )
+            return f"{late}the order or the consumer asks too late; whole shards in a remote.cache may help"
+        rate = f"{used:.1f} connections bring {_ratio(self.nbytes, seconds) / 1e6:,.1f} MB/s"
+        if self.transfer_seconds < _TRANSFER * self.request_seconds:
+            wait = 1e3 * _ratio(self.request_seconds - self.transfer_seconds, self.requests)
+            fewer = "keep whole shards in a remote.cache" if by_range else "raise remote.part_bytes"
+            wasted = f", {_ratio(self.wasted_bytes, self.nbytes):.0%} of it wasted" if by_range else ""
+            return f"{rate}{wasted}, and answers take {wait:.0f} ms to begin: {fewer}, or allow more remote.connections"
+        kept = "keep shards in a remote.cache" if by_range else "raise remote.budget, which keeps more shards"
+        return f"{rate}: allow more remote.connections if the network has more, or {kept}"
 
     def __str__(self) -> str:
         wasted = f"{self.wasted_bytes / self.nbytes:.0%} of it wasted" if self.nbytes else "none of it wasted"
@@ -135,3 +171,7 @@ class Traffic:
         found = Report(now - self._reported, [self._last.popleft() for _ in range(len(self._last))])
         self._reported = now
         return found
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

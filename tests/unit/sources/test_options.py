@@ -24,7 +24,8 @@ from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.errors import CorruptFileError, SourceError
 from dataload.sources.file_source import FileSource
-from dataload.sources.format import Format, Options
+from dataload.sources.format import Format
+from dataload.sources.options import Options
 from dataload.sources.registry import built_in_formats
 from dataload.sources.shards import ShardReader
 from dataload.sources.tokens.format import TokenOptions

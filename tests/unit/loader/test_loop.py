@@ -2,7 +2,7 @@
 
 import pytest
 
-from dataload.loader.prediction import Loop
+from dataload.loader.statistics import Loop
 
 
 def loop(work, consumer=0.0, *, workers=1, executor="threads", cpus=8, gil=False, waits=False, knows=True):

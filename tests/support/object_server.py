@@ -280,7 +280,7 @@ def _start(
     with open(os.path.join(directory, "log"), "wb") as log:
         server = subprocess.Popen(
             command,
-            env={**os.environ, **environment, "HOME": directory},
+            env={**os.environ, **environment, "HOME": directory, "TMPDIR": directory},  # where it keeps its logs
             cwd=directory,
             stdin=subprocess.DEVNULL,
             stdout=log,

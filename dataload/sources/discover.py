@@ -213,13 +213,13 @@ def _expand(
     """Return all shards that a path or pattern names, and the entry of the manifest from which they are."""
     storage = storage_of(path, remote)
     if manifests and (listed := _listed_at_url(path, entry, remote)):
-        return [join(path, name) for name in listed.names], listed
+        return _paths(path, listed), listed
     # Nobody asks a store for an object whose name is a pattern: each question is a request.
     if not (is_url(path) and _PATTERN.search(path)) and storage.exists(path):
         if storage.is_directory(path):
             listed = _listed(path, entry, remote) if manifests else None
             if listed is not None:
-                return [join(path, name) for name in listed.names], listed
+                return _paths(path, listed), listed
             if _is_directory_of_shards(path, entry, remote):
                 if entry is None and is_media_folder(
                     path, options, partial(by_suffix, known=[*_all_formats()]), remote
@@ -279,13 +279,13 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
     """
     here, path = list_versions(directory), join(directory, MANIFEST_NAME)
     versions = tuple(here.get(name) for name in listed.names)
-    found: dict[str, Found] = {}
-    for name, version in zip(listed.names, versions, strict=True):
-        if version is not None:
-            found[name] = Found(version.size, Evidence(version.changed))
-        elif name in here and (folder := find_shard(join(directory, name))) is not None:
-            found[name] = folder
-    problems = list(listed.stale(found))
+    found = {name: version[:2] for name, version in zip(listed.names, versions, strict=True) if version is not None}
+    for name in listed.names if len(found) < len(versions) else ():
+        if name in here and here[name] is None and (folder := find_shard(join(directory, name))) is not None:
+            found[name] = folder.bytes, folder.evidence.mtime_ns
+    problems: list[str] = []
+    if [size for size, _ in found.values()] != [*listed.bytes]:
+        problems += listed.stale({name: Found(size, Evidence(time)) for name, (size, time) in found.items()})
     if not problems:
         known = {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)}
         problems = [f"{name} is not in the manifest" for name in _shards_among(sorted(here.keys() - known), entry)]
@@ -295,7 +295,7 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
         raise CorruptFileError(message, path=path)
     read = here.get(MANIFEST_NAME)
     marks = zip(listed.names, listed.contents, strict=True) if listed.contents and read is not None else ()
-    contents = tuple(mark if read and found[name].evidence.mtime_ns < read.changed else None for name, mark in marks)
+    contents = tuple(mark if read and found[name][1] < read.changed else None for name, mark in marks)
     return replace(listed, versions=versions, contents=contents)
 
 
@@ -391,3 +391,8 @@ def _format_of(path: str, known: Sequence[Format], remote: Remote | None) -> For
 def detect(head: bytes, known: Iterable[Format] | None = None) -> Format | None:
     """Return the first of the `known` formats, by default all, of a file that begins with `head`, or None."""
     return next((entry for entry in (_all_formats() if known is None else known) if entry.matches(head)), None)
+
+
+def _paths(directory: str, listed: DataSetFacts) -> list[str]:
+    start = join(directory, "")
+    return [start + name for name in listed.names]

@@ -90,9 +90,7 @@ def test_a_part_that_was_interrupted_resumes_and_one_that_is_missing_is_named(sh
     with pytest.raises(KeyboardInterrupt):
         run_parts(shards, [2], progress=stop)
     assert run_parts(shards, [2])[0].resumed >= 1
-    with pytest.raises(
-        ConfigError, match=UNFINISHED.format("1/3, 3/3")
-    ):
+    with pytest.raises(ConfigError, match=UNFINISHED.format("1/3, 3/3")):
         merge(shards)
 
 

@@ -428,15 +428,15 @@ def test_an_interrupted_run_resumes(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         index_shards(str(tmp_path), progress=stop_after_three)
     assert "dataload.json" not in os.listdir(tmp_path)
-    noted = len((tmp_path / ".dataload.json.index").read_text().splitlines()) - 1
+    noted = len((tmp_path / ".dataload.json.index.log").read_text().splitlines()) - 1
     assert noted >= 3
-    with open(tmp_path / ".dataload.json.index", "a") as stream:
+    with open(tmp_path / ".dataload.json.index.log", "a") as stream:
         stream.write('[]\n["a", "b", 1, 2, 3, 4]\n{"a')  # the process was killed while it wrote
     for path in tmp_path.glob("*.syr"):
         os.utime(path, ns=(1, 1))  # touched, but the same
     report = index_shards(str(tmp_path))
     assert (report.data_sets, report.resumed) == (expected, noted)
-    assert ".dataload.json.index" not in os.listdir(tmp_path)
+    assert ".dataload.json.index.log" not in os.listdir(tmp_path)
 
 
 def test_what_cannot_be_indexed(tmp_path):
@@ -452,7 +452,7 @@ def test_what_cannot_be_indexed(tmp_path):
     assert caught.value.path == str(tmp_path / "a" / SECOND)
     assert "dataload.json" not in os.listdir(tmp_path / "a")
     (tmp_path / "victim").write_text("precious")
-    (tmp_path / "b" / ".dataload.json.index").symlink_to("../victim")
+    (tmp_path / "b" / ".dataload.json.index.log").symlink_to("../victim")
     index_shards(str(tmp_path / "b"))
     assert (tmp_path / "victim").read_text() == "precious", "nothing is written through a link"
 

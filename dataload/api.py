@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+from dataload._util.settings import check_flags
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
 from dataload.sources.discover import discover
@@ -22,6 +23,7 @@ def open_source(
     *,
     format: str | None = None,  # noqa: A002 - the word that users expect
     fields: Sequence[str] | None = None,
+    check: bool = False,
     **options: Any,
 ) -> Source[Any]:
     """Open a data set.
@@ -33,6 +35,8 @@ def open_source(
             shards in index order, the format, and options such as ``codec``.
         format: Name of the format, such as ``"tar"``; by default the end of the name decides, then the content.
         fields: Names of the fields to read; None means all.
+        check: Open every shard now. Otherwise a shard that a manifest describes is opened when it is first read, except
+            for the first: damage that leaves its name and its size as they were is found then.
         options: Options of the format, see its source class: ``codec=``, ``decode=``, ``shapes=``, ...
 
     Returns:
@@ -49,7 +53,8 @@ def open_source(
         >>> source = dataload.open("train-{000..127}.tar", decode="auto")  # doctest: +SKIP
         >>> source[0]  # doctest: +SKIP
     """
-    return discover(paths, format, options).open(fields, options)
+    check_flags(check=check)
+    return discover(paths, format, options).open(fields, options, check=check)
 
 
 def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any] | MultiStreamLoader:

@@ -23,6 +23,7 @@ from dataload.catalog.checks import (
 )
 from dataload.catalog.classes import classes_of, with_classes
 from dataload.catalog.statistics import FieldStatistics
+from dataload.storage import FileIdentity
 from dataload.types import Array, FieldSpec
 
 
@@ -97,7 +98,8 @@ class DataSetFacts:
     `pattern`, such as ``"train-{000..127}.tar"``, is its name; `bytes` are the sizes of shards. `contents` are empty
     if all are unknown, `fields` if records are bytes. `options` of the reader decide how records are decoded, see
     `STORED_OPTIONS`. `made_by` is the function of a conversion; `statistics` is what `DataSetStatistics` parses, when
-    it is used.
+    it is used. `versions` are those of the local files when the manifest was read, None for folders; no manifest has
+    them.
     """
 
     pattern: str
@@ -112,6 +114,7 @@ class DataSetFacts:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     made_by: MapEntry | None = None
     statistics: Mapping[str, Any] | None = None
+    versions: tuple[FileIdentity | None, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.pattern, "pattern")

@@ -34,8 +34,7 @@ object for each shard.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Self
 
 from dataload.catalog.checks import (
@@ -51,7 +50,6 @@ from dataload.catalog.checks import (
     wrong_value,
 )
 from dataload.catalog.facts import DataSetFacts
-from dataload.catalog.statistics import DataSetStatistics
 from dataload.errors import ConfigError, CorruptFileError
 
 MANIFEST_NAME = "dataload.json"
@@ -111,48 +109,6 @@ class Manifest:
     def find(self, name: str) -> DataSetFacts | None:
         """Return the data set with that pattern, or with that shard, or None."""
         return next((entry for entry in self.data_sets if name == entry.pattern or name in entry.names), None)
-
-
-def merge_manifests(parts: Iterable[Manifest]) -> Manifest:
-    """Join manifests of parts: the shards of a data set of several parts follow each other in the order given."""
-    merged: dict[str, DataSetFacts] = {}
-    for entry in (entry for part in parts for entry in part.data_sets):
-        before = merged.get(entry.pattern)
-        merged[entry.pattern] = entry if before is None else _joined(before, entry)
-    return Manifest(tuple(merged.values()))
-
-
-def _joined(one: DataSetFacts, other: DataSetFacts) -> DataSetFacts:
-    fields = one.fields or other.fields  # a part without records may not know them
-    for name, mine, others in (
-        ("format", one.format, other.format),
-        ("options", one.options, other.options),
-        ("fields", sorted(fields), sorted(other.fields or fields)),  # the first records may differ in shape
-    ):
-        if mine != others:
-            found = f"{shorten(mine)}, {shorten(others)}"
-            message = f"parts of the data set {shorten(one.pattern)} disagree about {name}: {found}"
-            raise ConfigError(message, key=name)
-    shards = {shard.name: shard for shard in one.shards}
-    for shard in other.shards:
-        if shards.setdefault(shard.name, shard) != shard:
-            message = f"parts disagree about the shard {shard.name}: {shards[shard.name]}, {shard}"
-            raise ConfigError(message, key="shards")
-    joined = DataSetFacts.of(one.pattern, one.format, shards.values(), fields=fields, options=one.options)
-    return replace(joined, statistics=_joined_statistics(one, other))
-
-
-def _joined_statistics(one: DataSetFacts, other: DataSetFacts) -> dict[str, Any] | None:
-    if one.statistics is None and other.statistics is None:
-        return None
-    if one.statistics is None or other.statistics is None:
-        raise ConfigError(f"only some parts of {shorten(one.pattern)} have statistics: run all with them", key="part")
-    if {*other.names} <= {*one.names}:  # a part that was done twice
-        return dict(one.statistics)
-    if twice := {*other.names}.intersection(one.names):
-        raise ConfigError(f"two parts have statistics of the shard {shorten(min(twice))}", key="part")
-    mine, others = DataSetStatistics.parse(one.statistics), DataSetStatistics.parse(other.statistics)
-    return mine.merge(others).to_json()
 
 
 def renewal(directory: str) -> str:

@@ -22,7 +22,6 @@ from dataload.catalog.checks import (
     as_object,
     as_table,
     is_count,
-    shorten,
     wrong_value,
 )
 from dataload.errors import ConfigError
@@ -225,18 +224,6 @@ class DataSetStatistics:
     selected: tuple[str, ...] | None
     fields: Mapping[str, FieldStatistics]
     lengths: Mapping[str, LengthsFile] = field(default_factory=dict[str, LengthsFile])
-
-    def merge(self, other: Self) -> Self:
-        """Return the statistics of the records of both, which were read alike, without `lengths`."""
-        for name, mine, others in (
-            ("options", self.options, other.options),
-            ("fields", self.selected, other.selected),
-        ):
-            if mine != others:
-                message = f"parts disagree about the {name} of their statistics: {shorten(mine)}, {shorten(others)}"
-                raise ConfigError(f"{message}: run them alike", key="statistics")
-        fields = merge_fields(self.fields, other.fields)
-        return type(self)(options=self.options, selected=self.selected, fields=fields)
 
     def to_json(self) -> dict[str, Any]:
         fields = {name: each.to_json() for name, each in self.fields.items()}

@@ -147,11 +147,11 @@ class SourceOptions:
         fields = options.pop("fields", None)
         return found.open(fields, options)
 
-    def open(self, path: str | None = None, format: str | None = None) -> Source[Any]:  # noqa: A002
+    def open(self, path: str | None = None, format: str | None = None, *, check: bool = False) -> Source[Any]:  # noqa: A002
         """Open the data set, or one of its files."""
         if self.is_function:
             return as_source(self.call())
-        return open_source(path or self.path, format=format or self.format, **self.options)
+        return open_source(path or self.path, format=format or self.format, check=check, **self.options)
 
     def call(self) -> Any:
         """Return what the function or class makes with the options, or the object itself if it is a source."""

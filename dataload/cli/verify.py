@@ -71,6 +71,9 @@ def verify_command(
     part: Annotated[
         str | None, typer.Option(help="Read only part I of N, a contiguous range of the files.", metavar="I/N")
     ] = None,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Only open every file, and compare it with the manifest.")
+    ] = False,
     sample: Annotated[int, typer.Option(help="With module:function: number of records per check.", min=1)] = 64,
     json: JsonFlag = False,
     engine: EngineName = None,
@@ -86,12 +89,37 @@ def verify_command(
     if part and running:
         raise ConfigError("--engine reads all parts: leave --part out", key="engine")
     wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
+    if quick and (part or running or wanted.is_function):
+        raise ConfigError(
+            "--quick opens the files of a data set, in one run: leave --part and --engine out", key="quick"
+        )
     if part or running:
         wanted.check_files("--part" if part else "--engine")
     if wanted.is_function:
         _verify_own(path, wanted.call(), sample, limit, json=json)
+    elif quick:
+        _open_files(path, wanted, json=json)
     else:
         _verify_files(path, wanted, limit, None if part is None else parse_part(part), running, json=json)
+
+
+def _open_files(name: str, wanted: SourceOptions, *, json: bool) -> None:
+    files = max(1, len(wanted.shards().files))
+    found, records = list[Finding](), 0
+    try:
+        with wanted.open(check=True) as source:
+            records = len(source)
+    except SourceError as error:
+        found.append(Finding.of(error, None))
+    if json:
+        bad = [dataclasses.asdict(finding) for finding in found]
+        print_json({"path": name, "files": files, "records": records, "ok": not found, "bad": bad})
+    elif found:
+        print_error(found[0].line())
+    else:
+        print_line(f"{count_of(records, 'record')} in {count_of(files, 'file')}: all can be opened")
+    if found:
+        raise typer.Exit(1)
 
 
 def _verify_files(

@@ -58,12 +58,6 @@ class PlannedSet:
             return text
         return f"{text} {sorted(self.stored(self.measured).items())!r} {self.measuring.fields!r}"
 
-    @property
-    def receipt(self) -> tuple[Any, ...]:
-        """Pattern, format, options, names and measured fields, as in the receipt."""
-        measured = None if self.measuring is None else self.stored(self.measured)
-        return self.pattern, self.format.name, self.stored(self.options), self.names, measured
-
     def open(self, paths: Sequence[str], options: Mapping[str, Any]) -> Source[Any]:
         return self.format.open(paths, options=without_cache(self.format, self._here(options, paths[0])))
 

@@ -2,42 +2,39 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataload._util.fingerprint import digest
 from dataload._util.machine import usable_cpus
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import as_uploaded, describe_files, files_of, is_same
 from dataload.catalog.facts import DataSetFacts, ShardFacts
-from dataload.catalog.ledger import Job, Log, log_of
-from dataload.catalog.manifest import MANIFEST_NAME, Manifest
+from dataload.catalog.ledger import Log, log_of
+from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, merge_fields
-from dataload.catalog.store import read_manifest, update_manifest
+from dataload.catalog.store import update_manifest
 from dataload.convert.described import with_etag
 from dataload.convert.engine import Engine, check_whole, of_total, run_all
+from dataload.convert.index_logs import JOB, IndexLogs, log_path, remove_old
 from dataload.convert.index_plan import Measuring, PlannedSet, ShardList, plan_index, select_planned
 from dataload.convert.measuring import keep_lengths, measure
-from dataload.convert.receipts import merge_receipts, receipt_path, remove_receipts, save_receipt
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.discover import find_shards, split_format
 from dataload.sources.file_source import FileSource
 from dataload.storage import Remote, base_name, is_url, join, storage_of
 from dataload.storage.errors import file_errors
-from dataload.storage.local.folders import discard_untrusted
-from dataload.storage.remote.settings import node_folder
 from dataload.types import Array
 
+Describe: TypeAlias = "Callable[[PlannedSet, str], ShardFacts]"
+
 _UNLIMITED = 1 << 60  # bytes to download: indexing needs them
-_JOB = Job("", "")  # the key of a line says what it depends on, so any run may use it
 _MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
 
 
@@ -72,9 +69,9 @@ def index_shards(
     node's cache. Shards at URLs are downloaded once, and deleted again unless ``remote`` sets a cache. Of the reader's
     `options`, the manifest keeps those in `STORED_OPTIONS`.
 
-    ``part=(i, n)`` describes only the i-th of n contiguous ranges of the shards, and writes a receipt, a hidden file
-    beside the shards. `merge` makes the manifest of all receipts without reading shards; a ConfigError if a receipt is
-    missing or of another plan, or a shard has changed. `engine` does both.
+    ``part=(i, n)`` describes only the i-th of n contiguous ranges of the shards, in a log beside the shards. `merge`
+    makes the manifest of all logs without reading shards; a ConfigError if one lacks shards, or a shard has changed.
+    `engine` does both.
 
     Statistics (`measuring`) are not saved if the manifest lists no data set of exactly these shards and could not.
 
@@ -92,9 +89,8 @@ def index_shards(
     plan = plan_index(path, format, given, remote, measuring)
     if plan.unsaved and (merge or part is not None):
         raise ConfigError(f"parts cannot be kept: {plan.unsaved}", key="part", value=part)
-    if merge:
-        return _merge(plan, remote)
-    return _Run(plan, remote, part, progress).describe()
+    run = _Run(plan, remote, part, progress)
+    return run.merge() if merge else run.describe()
 
 
 def _run_parts(
@@ -114,17 +110,6 @@ def _run_parts(
     return replace(task(merge=True), resumed=sum(report.resumed for report in reports))
 
 
-def _merge(plan: ShardList, remote: Remote) -> IndexReport:
-    def expected(number: int, count: int) -> list[tuple[Any, ...]]:
-        return [each.receipt for each in select_planned(plan.data_sets, number, count)]
-
-    entries = merge_receipts(plan.directory, expected, remote)
-    manifest = update_manifest(plan.directory, entries, plan.gone, remote=remote)
-    for part in remove_receipts(plan.directory, read_manifest(plan.directory, remote) or Manifest(), remote):
-        log_of(_log_path(plan.directory, remote, part)).remove()
-    return IndexReport(manifest, entries, sum(len(entry.names) for entry in entries))
-
-
 class _Run:
     """One run over the shards of a plan or of one partition."""
 
@@ -139,13 +124,15 @@ class _Run:
     def describe(self) -> IndexReport:
         if self._plan.unsaved:
             return self._unsaved(self._describe({}, None), self._plan.unsaved)
-        path = _log_path(self._plan.directory, self._remote, self._part)
-        with storage_of(path).lock(path):
-            log = log_of(path)
-            known = log.load(_JOB).shards
-            log.begin(_JOB, known, anew=False)
+        path = log_path(self._plan.directory, self._remote, self._part)
+        with storage_of(path, self._remote).lock(path):
+            log = log_of(path, self._remote)
+            known = log.load(JOB).shards
+            log.begin(JOB, known, anew=False)
             with closing(log):
                 described = self._describe(known, log)
+            if self._part is not None:  # the log stays until the merge
+                return IndexReport(path, tuple(each.unsaved() for each in described), self._resumed)
             try:
                 report = self._save(described)
             except CorruptFileError:
@@ -154,8 +141,14 @@ class _Run:
                 if not self._measures:
                     raise
                 return self._unsaved(described, str(error))
-            if self._part is None:  # a partition may run again before the merge
-                log.remove()
+            log.remove()
+        return report
+
+    def merge(self) -> IndexReport:
+        directory, remote = self._plan.directory, self._remote
+        logs = IndexLogs.find(directory, remote)
+        report = self._save(self._describe(logs.load(self._plan.data_sets), None, logs.changed_error))
+        logs.remove()
         return report
 
     @property
@@ -165,18 +158,17 @@ class _Run:
     def _save(self, described: Sequence[_DescribedSet]) -> IndexReport:
         directory = self._plan.directory
         entries = [each.saved(directory, self._remote) for each in described]
-        if self._part is None:
-            written = update_manifest(directory, entries, self._plan.gone, remote=self._remote)
-        else:
-            written = receipt_path(directory, *self._part)
-            save_receipt(written, entries, self._remote)
+        written = update_manifest(directory, entries, self._plan.gone, remote=self._remote)
+        remove_old(directory, self._remote)
         return IndexReport(written, tuple(entries), self._resumed)
 
     def _unsaved(self, described: Sequence[_DescribedSet], reason: str) -> IndexReport:
         path = join(self._plan.directory, MANIFEST_NAME)
         return IndexReport(path, tuple(each.unsaved() for each in described), self._resumed, reason)
 
-    def _describe(self, known: Mapping[tuple[str, str], ShardFacts], log: Log | None) -> list[_DescribedSet]:
+    def _describe(
+        self, known: Mapping[tuple[str, str], ShardFacts], log: Log | None, again: Describe | None = None
+    ) -> list[_DescribedSet]:
         if self._progress is not None:
             self._progress(0, self._total)
         found: list[_DescribedSet] = []
@@ -184,7 +176,7 @@ class _Run:
             shards: list[ShardFacts] = []
             lengths: list[Mapping[str, Array]] = []
             fields: dict[str, FieldStatistics] = {}
-            for facts in _describe_all(self._plan.directory, each, known, log, self._advance):
+            for facts in _describe_all(self._plan.directory, each, known, log, self._advance, again):
                 shards.append(with_etag(each.format, facts))
                 if facts.measures is not None:
                     fields = merge_fields(fields, facts.measures.fields)
@@ -225,24 +217,15 @@ class _DescribedSet:
         return self.entry if self.statistics is None else replace(self.entry, statistics=self.statistics.to_json())
 
 
-def _log_path(directory: str, remote: Remote, part: tuple[int, int] | None) -> str:
-    if not is_url(directory):
-        which = "" if part is None else f".{part[0]}-{part[1]}"
-        return join(directory, f".{MANIFEST_NAME}.index{which}")
-    folder = node_folder(remote, "indexing")
-    if folder is None:
-        raise ConfigError("the home directory cannot keep a log: set remote.cache", key="remote.cache")
-    return discard_untrusted(os.path.join(folder, f"{digest(directory, *(part or ()))}.journal"))
-
-
 def _describe_all(
     directory: str,
     data_set: PlannedSet,
     known: Mapping[tuple[str, str], ShardFacts],
     log: Log | None,
     advance: Callable[[bool], None],
+    again: Describe | None = None,
 ) -> Iterator[ShardFacts]:
-    """Describe all shards in threads, note each in the log, and yield them in order."""
+    """Describe all shards in threads, `again` if they have changed, note each in the log, and yield them in order."""
     lock = threading.Lock()
 
     def describe(name: str) -> ShardFacts:
@@ -250,7 +233,7 @@ def _describe_all(
         facts = known.get((name, data_set.key))
         resumes = facts is not None and is_same(facts, path, data_set.remote)
         if not resumes or facts is None:
-            facts = _describe(data_set, path)
+            facts = (again or _describe)(data_set, path)
         with lock:
             if not resumes and log is not None:
                 log.note(facts, data_set.key)

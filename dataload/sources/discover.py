@@ -2,16 +2,16 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
-from dataclasses import dataclass, fields
+from contextlib import nullcontext
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from itertools import chain
 from os import PathLike
 from typing import Any, cast
 
 from dataload.catalog.classes import common_classes
-from dataload.catalog.evidence import shard_bytes
-from dataload.catalog.facts import DataSetFacts, Found
+from dataload.catalog.evidence import find_shard
+from dataload.catalog.facts import DataSetFacts, Evidence, Found
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, renewal
 from dataload.catalog.store import read_manifest
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
@@ -29,14 +29,7 @@ from dataload.sources.registry import (
 )
 from dataload.sources.shard_files import check_complete, expand_pattern, is_media_folder
 from dataload.sources.shards import ListedShards, as_path
-from dataload.storage import (
-    Remote,
-    base_name,
-    is_url,
-    join,
-    local_path,
-    storage_of,
-)
+from dataload.storage import Remote, base_name, is_url, join, list_versions, local_path, storage_of
 
 _SHOWN_PATTERNS = 10
 _PATTERN = re.compile(r"[*?[{]")
@@ -89,13 +82,17 @@ class DataSetFiles:
         if len(names) != len(self.files) or {*given} - harmless_options(self.format):
             return None
         lengths = tuple(records for entry in self.listed for records in entry.records)
-        found = tuple(mark for entry in self.listed for mark in entry.contents if mark is not None)
-        contents = found if len(found) == len(names) else None
+        marks = tuple(mark for entry in self.listed for mark in entry.contents or (None,) * len(entry.names))
+        versions = tuple(version for entry in self.listed for version in entry.versions)
         known = next((entry.fields for entry in self.listed if entry.fields), {})
-        return ListedShards(lengths, known, listed=True, contents=contents)
+        return ListedShards(lengths, known, listed=True, contents=marks if any(marks) else None, versions=versions)
 
-    def open(self, selected: Sequence[str] | None, options: Mapping[str, Any]) -> Source[Any]:
-        """Open the data set, and its files unless a manifest describes them, so that errors come before reads."""
+    def open(self, selected: Sequence[str] | None, options: Mapping[str, Any], *, check: bool = False) -> Source[Any]:
+        """Open the data set and its files, so that errors come before reads; to `check`, whatever a manifest says.
+
+        Of files that a manifest describes, local ones are opened when they are first read, after the first with
+        records; those at URLs all are.
+        """
         if not self.format.takes_paths:
             source = self.format.open(self.argument, fields=selected, options=options)
             len(source)
@@ -108,11 +105,13 @@ class DataSetFiles:
         source = self.format.open(self.files, fields=selected, options={**recorded, **self.options, **options})
         if isinstance(source, FileSource):
             source.name_classes(common_classes(((entry.pattern, entry.fields) for entry in self.listed), "paths"))
-            if known is not None and all(map(is_url, self.files)):
+            far = {*map(is_url, self.files)}
+            if known is not None and len(far) == 1 and not check:
                 source.open_on_first_use(known)  # and compared then
-                return source
-        len(source)  # opens the files
+                if far == {True}:
+                    return source
         try:
+            len(source)  # opens the files
             if known is not None and selected is None:
                 for shard, (path, records) in enumerate(zip(self.files, source.shard_lengths, strict=True)):
                     known.check(shard, path, records)
@@ -214,13 +213,13 @@ def _expand(
     """Return all shards that a path or pattern names, and the entry of the manifest from which they are."""
     storage = storage_of(path, remote)
     if manifests and (listed := _listed_at_url(path, entry, remote)):
-        return [join(path, name) for name in listed.names], listed
+        return _paths(path, listed), listed
     # Nobody asks a store for an object whose name is a pattern: each question is a request.
     if not (is_url(path) and _PATTERN.search(path)) and storage.exists(path):
         if storage.is_directory(path):
             listed = _listed(path, entry, remote) if manifests else None
             if listed is not None:
-                return [join(path, name) for name in listed.names], listed
+                return _paths(path, listed), listed
             if _is_directory_of_shards(path, entry, remote):
                 if entry is None and is_media_folder(
                     path, options, partial(by_suffix, known=[*_all_formats()]), remote
@@ -265,29 +264,39 @@ def _listed(directory: str, entry: Format | None, remote: Remote | None) -> Data
         message = f"{directory} has {len(several)} data sets: {patterns}{more}; open one of these patterns, or a list"
         raise ConfigError(message, key="paths", value=directory)
     if not is_url(directory):
-        _check_files(directory, several[0], manifest, entry)
-    elif remote is not None:  # checked by the ETag in every request
+        return _look_at(directory, several[0], manifest, entry)
+    if remote is not None:  # the ETag in every request tells
         for shard in several[0].shards:
             if shard.evidence.etag is not None:
                 remote.expect(join(directory, shard.name), shard.bytes, shard.evidence.etag)
     return several[0]
 
 
-def _check_files(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Format | None) -> None:
-    """Compare the names and sizes of local shards with the manifest."""
-    found: dict[str, Found] = {}
-    for name in listed.names:
-        with suppress(SourceNotFoundError):
-            found[name] = Found(shard_bytes(join(directory, name)))
-    problems = list(listed.stale(found))
+def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Format | None) -> DataSetFacts:
+    """Compare local shards with the manifest, and return its facts with their versions.
+
+    Marks of the content of shards that are newer than the manifest do not count.
+    """
+    here, path = list_versions(directory), join(directory, MANIFEST_NAME)
+    versions = tuple(here.get(name) for name in listed.names)
+    found = {name: version[:2] for name, version in zip(listed.names, versions, strict=True) if version is not None}
+    for name in listed.names if len(found) < len(versions) else ():
+        if name in here and here[name] is None and (folder := find_shard(join(directory, name))) is not None:
+            found[name] = folder.bytes, folder.evidence.mtime_ns
+    problems: list[str] = []
+    if [size for size, _ in found.values()] != [*listed.bytes]:
+        problems += listed.stale({name: Found(size, Evidence(time)) for name, (size, time) in found.items()})
     if not problems:
         known = {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)}
-        others = [name for name in storage_of(directory).list(directory) if name not in known]
-        problems = [f"{name} is not in the manifest" for name in _shards_among(others, entry)]
+        problems = [f"{name} is not in the manifest" for name in _shards_among(sorted(here.keys() - known), entry)]
     if problems:
         several = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         message = f"the manifest is stale: {problems[0]}{several}; {renewal(directory)}"
-        raise CorruptFileError(message, path=join(directory, MANIFEST_NAME))
+        raise CorruptFileError(message, path=path)
+    read = here.get(MANIFEST_NAME)
+    marks = zip(listed.names, listed.contents, strict=True) if listed.contents and read is not None else ()
+    contents = tuple(mark if read and found[name][1] < read.changed else None for name, mark in marks)
+    return replace(listed, versions=versions, contents=contents)
 
 
 def _is_selection(path: str, known: Iterable[Format], remote: Remote | None) -> bool:
@@ -382,3 +391,8 @@ def _format_of(path: str, known: Sequence[Format], remote: Remote | None) -> For
 def detect(head: bytes, known: Iterable[Format] | None = None) -> Format | None:
     """Return the first of the `known` formats, by default all, of a file that begins with `head`, or None."""
     return next((entry for entry in (_all_formats() if known is None else known) if entry.matches(head)), None)
+
+
+def _paths(directory: str, listed: DataSetFacts) -> list[str]:
+    start = join(directory, "")
+    return [start + name for name in listed.names]

@@ -1,13 +1,11 @@
 """Sources in files, whose shards are opened lazily in the process that reads them."""
 
-import sys
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from functools import partial
+from dataclasses import replace
 from os import PathLike, fspath
-from time import perf_counter
 from typing import Any, ClassVar, TypeVar
 from weakref import WeakMethod
 
@@ -27,7 +25,15 @@ from dataload.sources.directory import directory_of
 from dataload.sources.fields import require_known
 from dataload.sources.options import Options, describe_value
 from dataload.sources.prefetch import read_ahead
-from dataload.sources.shards import ListedShards, Location, OpenShards, ShardReader, most_open_shards, shard_of
+from dataload.sources.shards import (
+    ListedShards,
+    Location,
+    OpenShards,
+    ShardReader,
+    most_open_shards,
+    open_each,
+    shard_of,
+)
 from dataload.sources.versions import check_not_overwritten, check_versions, versions_of
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
 from dataload.storage.errors import file_errors
@@ -37,10 +43,7 @@ from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-_FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
 _OPENING_THREADS = 4
-_SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL; others are slower in threads
-_SECONDS_UNSHOWN = 2.0
 _REPR_CHARACTERS = 190
 _OPTION_CHARACTERS = 60
 
@@ -165,13 +168,14 @@ class FileSource(Source[T_co]):
         far = self._remote if is_url(self._paths[0]) else None
         if self._known is not None:
             if self._known.listed and self._versions is None:
-                self._versions = versions_of(self._versioned_files())
+                self._versions = self._known.versions_at(self._versioned_files())
             ends = np.cumsum(self._known.lengths, dtype=np.int64)
             open_shard = WeakMethod(self._open_known)
             nothing: list[ShardReader[T_co] | None] = [None] * len(ends)
-            return OpenShards(
+            opened = OpenShards(
                 ends, self._known.fields, nothing, open_shard, most_open, far, directory=directory_of(ends)
             )
+            return opened if far is not None or not self._known.listed else self._with_first(opened)
         files = self._versioned_files()
         inherited = self._versions
         versions = versions_of(files) if inherited is None else inherited
@@ -186,6 +190,14 @@ class FileSource(Source[T_co]):
         open_shard = WeakMethod(self._open_reader)
         return OpenShards(ends, known, list(readers), open_shard, most_open, far, recent, directory_of(ends))
 
+    def _with_first(self, opened: OpenShards[T_co]) -> OpenShards[T_co]:
+        """Open the first shard with records, so that a wrong option or a missing package is an error at once."""
+        shard = int(np.searchsorted(opened.ends, 0, side="right")) % len(opened.ends)
+        reader = opened.reader(shard)
+        with reading_tables():
+            opened.fields = self._known_fields([reader], [reader.fields])
+        return opened
+
     def _versioned_files(self) -> list[str]:
         """Return the files that must be of the same version in workers; versions of objects are sent with `Remote`."""
         return [self._data_file(path) for path in self._paths if not is_url(path)]
@@ -197,9 +209,12 @@ class FileSource(Source[T_co]):
     def _open_known(self, shard: int) -> ShardReader[T_co]:
         """Open a shard of known length, and compare it with the known facts."""
         assert self._known is not None, "only then are shards opened one by one"
-        reader, path = self._open_reader(shard), self._paths[shard]
+        path, data_file = self._paths[shard], self._data_file(self._paths[shard])
+        if self._known.listed and self._versions is not None and not is_url(path):
+            check_versions([data_file], self._versions[shard : shard + 1])
+        reader = self._open_reader(shard)
         try:
-            self._known.check(shard, path, len(reader))
+            self._known.check(shard, path, len(reader), data_file)
             if self._selected:
                 with reading_tables():
                     self._check_fields(reader.fields, path)
@@ -219,18 +234,8 @@ class FileSource(Source[T_co]):
                 reader.release()
             return reader, fields
 
-        shards = iter(range(len(self._paths)))
-        found: list[tuple[ShardReader[T_co], Mapping[str, FieldSpec]]] = []
-        for shard in shards:
-            begun = perf_counter()
-            found.append(opened(shard))
-            if is_url(self._paths[shard]) or perf_counter() - begun > _SLOW_SECONDS:
-                break
-        if len(self._paths) - len(found) < _FEWEST_OPENED_IN_PARALLEL:
-            return [*found, *_shown([partial(opened, shard) for shard in shards], len(self._paths))]
-        with DaemonThreads(self._opening_threads) as pool:
-            futures = [pool.submit(opened, shard) for shard in shards]
-            return [*found, *_shown([future.result for future in futures], len(self._paths))]
+        far = [is_url(path) for path in self._paths]
+        return open_each(far, opened, self._opening_threads)
 
     @property
     def _opening_threads(self) -> int:
@@ -329,9 +334,9 @@ class FileSource(Source[T_co]):
 
     def shard_identities(self) -> Sequence[ContentMark]:
         """Return what the fingerprint says of the content of each shard; a manifest may know it."""
-        if self._known is not None and self._known.contents is not None:
-            return self._known.contents
         shards = range(len(self._paths))
+        if self._known is not None and self._known.contents is not None:
+            return [mark or self._mark_of(shard) for shard, mark in zip(shards, self._known.contents, strict=True)]
         if self._remote is None or not any(map(is_url, self._paths)):
             return [*map(self._mark_of, shards)]
         with DaemonThreads(self._opening_threads) as pool:  # requests take most of the time
@@ -354,6 +359,9 @@ class FileSource(Source[T_co]):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         del state["_opened"]
+        if self._known is not None and not any(map(is_url, self._paths)):
+            # What is known of local files holds here and now. Workers compare versions.
+            state["_known"] = replace(self._known, contents=None, versions=())
         if not is_pickled_for_worker():
             del state["_versions"]  # another machine has other files, and so may this one tomorrow
         elif self._known is None and self._remote is not None and all(map(is_url, self._paths)):
@@ -373,24 +381,9 @@ class FileSource(Source[T_co]):
             parts.append(f"{len(self._paths)} shards")
         if self._selected is not None:
             parts.append(f"{len(self._selected)} fields")
-        options = [f"{name}={_brief(describe_value(value))}" for name, value in self._content.items()]
+        # Dots for a long text, which would be broken syntax if cut.
+        described = [(name, describe_value(value)) for name, value in self._content.items()]
+        options = [f"{name}={text if len(text) <= _OPTION_CHARACTERS else '...'}" for name, text in described]
         while options and len(", ".join([*parts, *options])) > _REPR_CHARACTERS - len(type(self).__name__):
             options[-2:] = ["..."] if options[-1] == "..." else [*options[-2:-1], "..."]
         return f"{type(self).__name__}({', '.join([*parts, *options])})"
-
-
-def _shown(results: Sequence[Callable[[], T]], total: int) -> list[T]:
-    """Return the results of opening the last shards; if that takes long, a terminal shows how many are open."""
-    begun, found = perf_counter(), list[T]()
-    for result in results:
-        found.append(result())
-        if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
-            done = total - len(results) + len(found)
-            sys.stderr.write(f"\r{done:,} of {total:,} shards are open" + ("\n" if done == total else ""))
-            sys.stderr.flush()
-    return found
-
-
-def _brief(text: str) -> str:
-    """Return the text of an option, or dots for a long one, which would be broken syntax if cut."""
-    return text if len(text) <= _OPTION_CHARACTERS else "..."

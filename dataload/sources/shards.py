@@ -1,13 +1,16 @@
 """Shards of a data set: how a format reads one, and all of them as opened by one process."""
 
 import contextlib
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, repeat
 from os import PathLike, fspath
+from time import perf_counter
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 from weakref import WeakMethod
 
@@ -16,15 +19,21 @@ import numpy as np
 from dataload._util.indexing import split_by_shard
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
+from dataload.catalog.evidence import ends_of_file
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.fields import spec_of
-from dataload.storage import RecordFile, Remote, base_name, join, parent
+from dataload.sources.versions import as_versions, versions_of
+from dataload.storage import FileIdentity, RecordFile, Remote, base_name, is_url, join, parent
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.files import open_files_limit
 from dataload.types import Batch, FieldSpec, Int64Array
+
+_FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
+_SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL; others are slower in threads
+_SECONDS_UNSHOWN = 2.0
 
 
 class Location(NamedTuple):
@@ -182,24 +191,35 @@ class ShardReader(ABC, Generic[T_co]):
 class ListedShards:
     """Facts about shards that are not open yet: from a manifest (`listed`), or from the process that sent the source.
 
-    `lengths` are numbers of records; `contents` see `FileSource.shard_identities`, None if one is unknown.
+    `lengths` are numbers of records; `contents` see `FileSource.shard_identities`, None if unknown. `versions` are
+    those of local files, None for folders; none if they are unknown.
     """
 
     lengths: tuple[int, ...]
     fields: Mapping[str, FieldSpec]
     listed: bool
-    contents: tuple[ContentMark, ...] | None = None
+    contents: tuple[ContentMark | None, ...] | None = None
+    versions: tuple[FileIdentity | None, ...] = ()
 
-    def check(self, shard: int, path: str, records: int) -> None:
-        """Compare the number of records of an opened shard; a CorruptFileError if it differs."""
-        expected = self.lengths[shard]
-        if records == expected:
-            return
-        if not self.listed:
-            raise rewritten_error(path)
-        directory = parent(path)
-        problem = f"{base_name(path)} has {records:,} records, and {expected:,} in the manifest"
-        raise CorruptFileError(f"{problem}: {renewal(directory)}", path=join(directory, MANIFEST_NAME))
+    def check(self, shard: int, path: str, records: int, data_file: str = "") -> None:
+        """Compare the number of records of an opened shard, and both ends of a local file; a CorruptFileError."""
+        if records != self.lengths[shard]:
+            if not self.listed:
+                raise rewritten_error(path)
+            raise _stale_error(path, f"{records:,} records, and {self.lengths[shard]:,} in the manifest")
+        mark = None if self.contents is None or not data_file or is_url(data_file) else self.contents[shard]
+        if mark is not None and ends_of_file(data_file, None) != mark[:2]:
+            raise _stale_error(path, "another content than in the manifest")
+
+    def versions_at(self, files: Sequence[str]) -> Int64Array:
+        """Return `versions` as those of the files that identify the shards; they are asked for if one is unknown."""
+        found = [each for each in self.versions if each is not None]
+        return as_versions(found) if len(found) == len(files) else versions_of(files)
+
+
+def _stale_error(path: str, found: str) -> CorruptFileError:
+    problem = f"{base_name(path)} has {found}: {renewal(parent(path))}"
+    return CorruptFileError(problem, path=join(parent(path), MANIFEST_NAME))
 
 
 @dataclass(slots=True)
@@ -346,3 +366,30 @@ class OpenShards(Generic[T_co]):
 def most_open_shards() -> int:
     """Return how many shards may be open; at two descriptors each, they take half of the process's limit."""
     return max(8, open_files_limit() // 4)
+
+
+def open_each(far: Sequence[bool], opened: Callable[[int], T], threads: int) -> list[T]:
+    """Return what `opened` makes of each shard, in threads after the first one that is slow or `far` away."""
+    shards, found = iter(range(len(far))), list[T]()
+    for shard in shards:
+        begun = perf_counter()
+        found.append(opened(shard))
+        if far[shard] or perf_counter() - begun > _SLOW_SECONDS:
+            break
+    if len(far) - len(found) < _FEWEST_OPENED_IN_PARALLEL:
+        return [*found, *_shown([partial(opened, shard) for shard in shards], len(far))]
+    with DaemonThreads(threads) as pool:
+        futures = [pool.submit(opened, shard) for shard in shards]
+        return [*found, *_shown([future.result for future in futures], len(far))]
+
+
+def _shown(results: Sequence[Callable[[], T]], total: int) -> list[T]:
+    """Return the results of opening the last shards; if that takes long, a terminal shows how many are open."""
+    begun, found = perf_counter(), list[T]()
+    for result in results:
+        found.append(result())
+        if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
+            done = total - len(results) + len(found)
+            sys.stderr.write(f"\r{done:,} of {total:,} shards are open" + ("\n" if done == total else ""))
+            sys.stderr.flush()
+    return found

@@ -211,7 +211,7 @@ def resume(folder: Path) -> None:
         try:
             convert(dataload.RangeSource(8), folder / f"{name}-{{0..1}}.jsonl", **more)
         except DataloadError as error:
-            if "receipt" not in str(error) or ".b-" in str(error):
+            if "have not run" not in str(error) or ".b-" in str(error):
                 raise
 
 
@@ -248,7 +248,7 @@ Case = tuple[Callable[[Path], None], Callable[[Path], None], str]
 
 CASES: dict[str, Case] = {
     "manifest": (archives, use, "dataload.json"),
-    "receipts": (parts, merge, ".dataload.json.*"),
+    "logs": (parts, merge, ".dataload.json.*"),
     "manifest of wids": (listed_index, resized, "*.json"),
     "wids": (wids_with_base, lambda folder: use(folder / "x.json"), "x.json"),
     "mds": (copied("mds/all"), lambda folder: use(folder, fields=["str"]), "index.json"),

@@ -12,7 +12,7 @@ from command_line import ok
 import dataload
 from dataload.convert import convert
 from dataload.convert.indexing import index_shards
-from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
+from dataload.errors import ConfigError, SourceNotFoundError
 
 
 @pytest.fixture(scope="module")
@@ -26,6 +26,9 @@ def original(tmp_path_factory):
     convert(source, directory / "lmdb [1]/a.lmdb", shards=2)
     convert(source, directory / "lmdb [1]/b.lmdb", shards=3)
     return directory
+
+
+UNFINISHED = "parts {} have not finished with these shards and options: run them, again if need be"
 
 
 @pytest.fixture
@@ -56,7 +59,9 @@ def test_parts_in_any_order_and_twice(shards, order):
     expected = one_run(shards)
     reports = run_parts(shards, order) + run_parts(shards, order[:2])
     assert sorted(len(entry.names) for report in reports[:3] for entry in report.data_sets) == [1, 2, 2]
-    assert {os.path.basename(report.path) for report in reports} == {f".dataload.json.{n}-of-3" for n in (1, 2, 3)}
+    assert {os.path.basename(report.path) for report in reports} == {
+        f".dataload.json.index.{n}-of-3.log" for n in (1, 2, 3)
+    }
     assert not (shards / "dataload.json").exists()
     merged = merge(shards)
     assert (shards / "dataload.json").read_bytes() == expected
@@ -80,49 +85,46 @@ def test_a_part_that_was_interrupted_resumes_and_one_that_is_missing_is_named(sh
         if done:
             raise KeyboardInterrupt
 
-    with pytest.raises(SourceNotFoundError, match=r"no part of an index of .*d has finished: run the parts"):
+    with pytest.raises(SourceNotFoundError, match=r"no part of an index of .*d has run: run the parts"):
         merge(shards)
     with pytest.raises(KeyboardInterrupt):
         run_parts(shards, [2], progress=stop)
     assert run_parts(shards, [2])[0].resumed >= 1
-    with pytest.raises(ConfigError, match=r"parts 1/3, 3/3 have no receipt: run them, again if need be"):
+    with pytest.raises(ConfigError, match=UNFINISHED.format("1/3, 3/3")):
         merge(shards)
 
 
 @pytest.mark.parametrize("cut", [0, 50, -1])
-def test_a_torn_receipt(shards, cut):
+def test_a_torn_log(shards, cut):
     run_parts(shards, [1, 2, 3])
-    receipt = shards / ".dataload.json.2-of-3"
-    receipt.write_bytes(receipt.read_bytes().rstrip()[:cut])
-    with pytest.raises(CorruptFileError, match=r"2-of-3: the receipt of a part is damaged: run part 2/3 again"):
+    log = shards / ".dataload.json.index.2-of-3.log"
+    log.write_bytes(log.read_bytes().rstrip()[:cut])
+    with pytest.raises(ConfigError, match=UNFINISHED.format("2/3")):
         merge(shards)
     run_parts(shards, [2])
     merge(shards)
 
 
-def test_receipts_of_two_plans(shards):
+def test_logs_of_two_plans(shards):
     run_parts(shards, [1, 2, 3])
     run_parts(shards, [1], 2)
-    message = r"d has receipts of 2 and of 3 parts: delete those that are wrong \(\.dataload\.json\.\*\)"
+    message = r"d has logs of 2 and of 3 parts: delete those that are wrong \(\.dataload\.json\.index\.\*\)"
     with pytest.raises(ConfigError, match=message):
         merge(shards)
 
 
-OTHER = r"\d-of-3 is the receipt of other shards, options or parts than there are now: run part \d/3 again"
-
-
-def test_the_receipt_of_other_shards_or_options(shards, original, tmp_path):
+def test_the_log_of_other_shards_or_options(shards, original, tmp_path):
     run_parts(shards, [1, 2, 3])
-    shutil.copy(shards / ".dataload.json.1-of-3", shards / ".dataload.json.2-of-3")
-    with pytest.raises(ConfigError, match=OTHER):
+    shutil.copy(shards / ".dataload.json.index.1-of-3.log", shards / ".dataload.json.index.2-of-3.log")
+    with pytest.raises(ConfigError, match=UNFINISHED.format("2/3")):
         merge(shards)
     run_parts(shards, [2])
     shutil.copy(shards / "a-00000-of-00005.syr", shards / "b.syr")
-    with pytest.raises(ConfigError, match=OTHER):
+    with pytest.raises(ConfigError, match=UNFINISHED.format("3/3")):
         merge(shards)
     shutil.copytree(original / "lmdb [1]", tmp_path / "lmdb")
     run_parts(tmp_path / "lmdb", [1, 2, 3])
-    with pytest.raises(ConfigError, match=OTHER):
+    with pytest.raises(ConfigError, match=UNFINISHED.format("1/3, 2/3, 3/3")):
         merge(tmp_path / "lmdb", options={"codec": "msgpack"})
     merge(tmp_path / "lmdb")
 
@@ -132,7 +134,7 @@ def test_a_shard_that_has_changed(shards):
     shard = shards / "a-00003-of-00005.syr"
     with dataload.create(shard, overwrite=True) as writer:
         writer.write({"x": np.zeros(4), "n": np.array(0)})
-    message = r"cannot merge, because a shard has changed since it was indexed: a-00003-of-00005\.syr has .* in "
+    message = r"cannot merge, because .*a-00003-of-00005\.syr has changed since it was indexed: run its part again"
     with pytest.raises(ConfigError, match=message):
         merge(shards)
     run_parts(shards, [3])

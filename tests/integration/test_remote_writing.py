@@ -544,11 +544,11 @@ def test_a_manifest_in_parts(place):
     place.store.delete(["dir/dataload.json", "dir/.a.syr.convert.json"])
     for number in (3, 1, 2, 3):
         place.index(part=(number, 3), node=number)
-    assert {f".dataload.json.{number}-of-3" for number in (1, 2, 3)} <= {*place.names()}
+    assert {f".dataload.json.index.{number}-of-3.log/claim" for number in (1, 2, 3)} <= {*place.names()}
     last = "a-00004-of-00005.syr"
     good = place.content(last)
     place.put(last, b"x" * len(good))
-    with pytest.raises(ConfigError, match=rf"has changed since it was indexed: {last} has the ETag"):
+    with pytest.raises(ConfigError, match=rf"cannot merge, because .*{last} has changed since it was indexed: run"):
         place.index(merge=True)
     place.put(last, good)
     place.index(part=(3, 3))

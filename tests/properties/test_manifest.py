@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import DataSetFacts, Evidence, Found, ShardFacts
-from dataload.catalog.manifest import Manifest, merge_manifests
+from dataload.catalog.manifest import Manifest
 from dataload.errors import CorruptFileError
 from dataload.storage.paths import leads_elsewhere
 from dataload.types import FieldSpec
@@ -65,18 +65,6 @@ def test_json_and_back(manifest):
     data = manifest.to_bytes()
     assert Manifest.parse(data, "m") == manifest
     assert Manifest.parse(json.dumps(json.loads(data), indent=1).encode(), "m") == manifest
-
-
-@given(manifests(), st.data())
-def test_parts_merge_to_the_whole(manifest, data):
-    parts = [
-        Manifest((DataSetFacts.of(entry.pattern, entry.format, [shard], fields=entry.fields, options=entry.options),))
-        for entry in manifest.data_sets
-        for shard in entry.shards
-    ]
-    assert merge_manifests(parts) == manifest
-    again = data.draw(st.lists(st.sampled_from(parts), max_size=5))
-    assert merge_manifests([*parts, *again]) == manifest
 
 
 @given(manifests(), st.data())

@@ -1,5 +1,6 @@
 """Folders: of many small files, which are listed and read at once, and of caches, which only this user may write."""
 
+import contextlib
 import os
 import stat
 import sys
@@ -12,7 +13,7 @@ from typing import TypeAlias
 from dataload._util.threads import DaemonThreads
 from dataload.errors import ConfigError, SourceError
 from dataload.storage.errors import changed_error, file_errors, overwritten_error, system_error
-from dataload.storage.local.record_files import open_regular
+from dataload.storage.local.record_files import FileIdentity, open_regular
 
 
 def user_directory() -> str | None:
@@ -71,6 +72,17 @@ Listing: TypeAlias = dict[str, dict[str, int]]
 _MOST_THREADS = 16
 _PROBED = 4  # files whose time tells whether reading waits for a disk or a server
 _SLOW_SECONDS = 0.001  # for each file; faster ones are in memory, where threads gain nothing
+
+
+def list_versions(path: str) -> dict[str, FileIdentity | None]:
+    """Return the version of each visible file in a directory, and None for each folder in it."""
+    found: dict[str, FileIdentity | None] = {}
+    with file_errors(path), os.scandir(path) as entries:
+        for entry in entries:
+            if entry.name[0] != ".":
+                with contextlib.suppress(FileNotFoundError):  # deleted just now, or a link to nothing
+                    found[entry.name] = None if entry.is_dir() else FileIdentity.of(entry.stat())
+    return found
 
 
 def list_folder(root: str, wanted: Callable[[str], object] = lambda _: True) -> tuple[Listing, int]:

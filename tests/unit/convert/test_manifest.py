@@ -6,14 +6,17 @@ import hashlib
 import itertools
 import json
 import os
+import pickle
 import re
 import shutil
+import sys
 import threading
 
 import numpy as np
 import pytest
 
 import dataload
+from dataload._util.caches import pickling_for_worker
 from dataload.catalog import store as manifests
 from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.store import read_manifest, update_manifest
@@ -226,6 +229,106 @@ def test_directories_that_disagree(tmp_path):
         dataload.open([tmp_path / "a", tmp_path / "b"])
 
 
+# Shards are opened when they are first read
+
+
+@pytest.fixture
+def listed(tmp_path):
+    """A directory whose manifest is newer than its shards."""
+    (tmp_path / "d").mkdir()
+    convert(source_of(12), tmp_path / "d/a.syr", shards=4)
+    for number, path in enumerate(sorted((tmp_path / "d").glob("a-*"))):
+        os.utime(path, ns=(10**18 + number, 10**18 + number))
+    return tmp_path / "d"
+
+
+def opened_files(act):
+    """Return the names of the shards that `act` opens."""
+    opened, active = set(), True
+
+    def hook(event, arguments):
+        if active and event == "open" and str(arguments[0]).endswith(".syr"):
+            opened.add(os.path.basename(arguments[0]))
+
+    sys.addaudithook(hook)
+    act()
+    active = False
+    return opened
+
+
+def spoil(path, place=25, *, times=True):
+    """Change a byte of a record, but not the size of its file, and if so told not its time."""
+    status, data = path.stat(), bytearray(path.read_bytes())
+    data[place] ^= 255
+    path.write_bytes(data)
+    if times:
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def test_only_the_first_shard_is_opened_at_once(listed):
+    sources = []
+    assert opened_files(lambda: sources.append(dataload.open(listed))) == {"a-00000-of-00004.syr"}
+    (source,) = sources
+    assert source.shard_lengths == (3, 3, 3, 3)
+    assert opened_files(source.fingerprint) == set(), "the manifest has all that it needs"
+    assert opened_files(lambda: source[11]) == {"a-00003-of-00004.syr"}
+    every = opened_files(lambda: sources.append(dataload.open(listed, check=True)))
+    assert every == {f"a-0000{number}-of-00004.syr" for number in range(4)}
+    assert sources[1].fingerprint() == source.fingerprint()
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_damage_shows_at_first_use_unless_all_are_checked(listed, check):
+    (listed / "a-00002-of-00004.syr").write_bytes(bytes((listed / "a-00002-of-00004.syr").stat().st_size))
+    if check:
+        with pytest.raises(CorruptFileError, match="a-00002-of-00004"):
+            dataload.open(listed, check=True)
+    else:
+        with dataload.open(listed) as source:
+            assert source[5]["x"][0] == 5
+            with pytest.raises(CorruptFileError, match="a-00002-of-00004"):
+                source[6]
+
+
+def test_a_shard_of_equal_size_and_time_is_compared_with_its_mark(listed):
+    spoil(listed / "a-00002-of-00004.syr")
+    with dataload.open(listed) as source:
+        match = r"a-00002-of-00004\.syr has another content than in the manifest: if the shards are right, run"
+        with pytest.raises(CorruptFileError, match=match) as caught:
+            source[6]
+    assert caught.value.path == str(listed / "dataload.json")
+
+
+def test_a_shard_that_is_replaced_after_opening_is_named_at_its_first_read(listed):
+    with dataload.open(listed) as source:
+        shutil.copy(listed / "a-00000-of-00004.syr", listed / "new")
+        os.replace(listed / "new", listed / "a-00002-of-00004.syr")
+        assert source[5]["x"][0] == 5
+        with pytest.raises(CorruptFileError, match=r"a-00002-of-00004\.syr: the file has been rewritten since"):
+            source[6]
+        with pickling_for_worker():
+            worker = pickle.loads(pickle.dumps(source))
+        with worker, pytest.raises(CorruptFileError, match=r"a-00002-of-00004\.syr: the file has been rewritten since"):
+            worker[6]
+        with pickle.loads(pickle.dumps(source)) as elsewhere:
+            assert elsewhere[6]["x"][0] == 0, "another process takes what is there"
+
+
+def test_fingerprints_are_equal_however_shards_are_opened(listed, tmp_path):
+    with dataload.open(listed) as source:
+        expected = source.fingerprint()
+        assert pickle.loads(pickle.dumps(dataload.open(listed))).fingerprint() == expected
+    with dataload.open(f"{listed}/a-*") as plain:
+        assert plain.fingerprint() == expected
+    shutil.copytree(listed, tmp_path / "copy", copy_function=shutil.copy)
+    with dataload.open(tmp_path / "copy") as copied:
+        assert copied.fingerprint() == expected
+    spoil(listed / "a-00002-of-00004.syr", times=False)
+    os.utime(listed / "dataload.json", ns=(10**18 + 10, 10**18 + 10))
+    with dataload.open(listed) as changed:
+        assert changed.fingerprint() != expected, "a shard newer than the manifest is read"
+
+
 # What `dataload index --manifest` does
 
 
@@ -325,15 +428,15 @@ def test_an_interrupted_run_resumes(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         index_shards(str(tmp_path), progress=stop_after_three)
     assert "dataload.json" not in os.listdir(tmp_path)
-    noted = len((tmp_path / ".dataload.json.index").read_text().splitlines()) - 1
+    noted = len((tmp_path / ".dataload.json.index.log").read_text().splitlines()) - 1
     assert noted >= 3
-    with open(tmp_path / ".dataload.json.index", "a") as stream:
+    with open(tmp_path / ".dataload.json.index.log", "a") as stream:
         stream.write('[]\n["a", "b", 1, 2, 3, 4]\n{"a')  # the process was killed while it wrote
     for path in tmp_path.glob("*.syr"):
         os.utime(path, ns=(1, 1))  # touched, but the same
     report = index_shards(str(tmp_path))
     assert (report.data_sets, report.resumed) == (expected, noted)
-    assert ".dataload.json.index" not in os.listdir(tmp_path)
+    assert ".dataload.json.index.log" not in os.listdir(tmp_path)
 
 
 def test_what_cannot_be_indexed(tmp_path):
@@ -349,7 +452,7 @@ def test_what_cannot_be_indexed(tmp_path):
     assert caught.value.path == str(tmp_path / "a" / SECOND)
     assert "dataload.json" not in os.listdir(tmp_path / "a")
     (tmp_path / "victim").write_text("precious")
-    (tmp_path / "b" / ".dataload.json.index").symlink_to("../victim")
+    (tmp_path / "b" / ".dataload.json.index.log").symlink_to("../victim")
     index_shards(str(tmp_path / "b"))
     assert (tmp_path / "victim").read_text() == "precious", "nothing is written through a link"
 

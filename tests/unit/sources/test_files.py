@@ -15,6 +15,7 @@ from line_source import LineBackend, LineFile, LineSource
 from dataload._util.caches import pickling_for_worker
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources import file_source as files
+from dataload.sources import shards
 from dataload.sources.file_source import FileSource
 from dataload.storage.errors import file_errors
 from dataload.testing.child import ReadReport, read_in_fork
@@ -248,7 +249,7 @@ def clock(monkeypatch):
     """Opening each shard takes so many seconds."""
 
     def clock(seconds):
-        monkeypatch.setattr(files, "perf_counter", itertools.count(0, seconds).__next__)
+        monkeypatch.setattr(shards, "perf_counter", itertools.count(0, seconds).__next__)
 
     return clock
 

@@ -12,7 +12,7 @@ import pytest
 
 from dataload.catalog.checks import STORED_OPTIONS, MapEntry
 from dataload.catalog.facts import DataSetFacts, Evidence, Found, ShardFacts
-from dataload.catalog.manifest import MOST_BYTES, Manifest, merge_manifests
+from dataload.catalog.manifest import MOST_BYTES, Manifest
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile, Numbers, merge_fields
 from dataload.convert.measuring import measure
 from dataload.errors import ConfigError, CorruptFileError
@@ -161,18 +161,8 @@ def test_what_is_not_json(data):
         Manifest.parse(data, "m")
 
 
-KEPT = DataSetStatistics(options={}, selected=None, fields={})
-SEVERAL = [ShardFacts(f"{n}.syr", 10, 1) for n in range(3)]
-OVERLAPPING = [
-    Manifest((replace(DataSetFacts.of("*.syr", "syrah", part), statistics=KEPT.to_json()),))
-    for part in (SEVERAL[:2], SEVERAL[1:])
-]
 ONE, TWICE = ({"a" * n: FieldStatistics(records=1)} for n in (1, 2))
 MANY = merge_fields({str(n): FieldStatistics(records=1) for n in range(999)}, ONE)
-
-
-def merged(*shards, **changes):
-    return merge_manifests([Manifest((entry(SHARDS[:1]),)), Manifest((entry(shards or SHARDS[1:], **changes),))])
 
 
 @pytest.mark.parametrize(
@@ -181,15 +171,6 @@ def merged(*shards, **changes):
         (lambda: Manifest.parse(bytes(MOST_BYTES + 1), "m"), "m: a manifest has at most 33,554,432"),
         (lambda: Manifest((entry(), entry())), "two data sets have the pattern t-{0..1}.syr"),
         (lambda: Manifest((entry(), entry(SHARDS[1:], pattern="x"))), "the shard t-1.syr is listed twice"),
-        (lambda: merged(format="tar"), "parts of the data set t-{0..1}.syr disagree about format: syrah, tar"),
-        (lambda: merged(options={}), "disagree about options: {'shapes': {'x': [3, -1]}}, {}"),
-        (lambda: merged(fields={"y": FieldSpec("int8", ())}), "disagree about fields: "),
-        (lambda: merged(replace(SHARDS[0], records=11)), "parts disagree about the shard t-0.syr: ShardFacts(name='t-"),
-        (lambda: merge_manifests(OVERLAPPING), "two parts have statistics of the shard 1.syr"),
-        (
-            lambda: KEPT.merge(replace(KEPT, selected=("x",))),
-            "parts disagree about the fields of their statistics: None, ('x',): run",
-        ),
         (lambda: merge_fields(MANY, TWICE), "the records have more than 1,000 different fields: name those"),
     ],
 )
@@ -229,16 +210,6 @@ def test_a_data_set_takes_the_place_of_those_that_share_a_shard():
     assert Manifest((known,)).with_data_set(plain).data_sets == (known,), "what is known of the same shards stays"
     other = replace(plain, sha256=("b" * 64,))
     assert Manifest((known,)).with_data_set(other).data_sets == (other,)
-
-
-def test_parts_are_merged():
-    first, second = (Manifest((entry([shard]),)) for shard in SHARDS)
-    assert merge_manifests([first, Manifest((OTHER,)), second]).data_sets == (entry(), OTHER)
-    assert merge_manifests([second, first]).data_sets[0].names == ("t-1.syr", "t-0.syr"), "in the order given"
-    assert merge_manifests([]) == Manifest()
-    assert merge_manifests([OVERLAPPING[0]] * 2) == OVERLAPPING[0]
-    without = Manifest((entry(SHARDS[:1], fields={}),))
-    assert merge_manifests([without, second]) == Manifest((entry(),)), "a part without records knows no fields"
 
 
 def test_10_000_shards_take_few_bytes():

@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin
@@ -45,7 +45,8 @@ class Least(Bounds):
 
     def limits(self, others: Mapping[str, Any]) -> dict[str, Any]:
         below = others.get(self.below) if isinstance(self.below, str) else self.below
-        return {"ge": self.least, **({} if below is None else {"lt": below})}
+        bounded = _is_integer(below) and below > self.least  # else the other setting is missing, or an error by itself
+        return {"ge": self.least, **({"lt": below} if bounded else {})}
 
     def describe(self, kind: str, limits: Mapping[str, Any]) -> str:
         return f"{kind} in [{self.least}, {limits['lt']})" if "lt" in limits else f"{kind} >= {self.least}"
@@ -180,12 +181,12 @@ def check_setting(name: str, value: Any, hint: Any, others: Mapping[str, Any] | 
 
 @functools.cache
 def hints_of(target: Any) -> dict[str, Any]:
-    """Return the annotations of a function or a class, without those that name what only a type checker imports."""
+    """Return the annotations of a function or a class, without those that only a type checker understands."""
     if not isinstance(target, type):
         return inspect.get_annotations(target, eval_str=True)
     hints: dict[str, Any] = {}
     for kind in reversed(target.__mro__):
-        with suppress(NameError):
+        with suppress(Exception):  # of a class of others, whose names may be imported for type checkers only
             hints |= inspect.get_annotations(kind, eval_str=True)
     return hints
 
@@ -193,20 +194,21 @@ def hints_of(target: Any) -> dict[str, Any]:
 @functools.cache
 def _scalars(target: Any) -> dict[str, Any]:
     """Return the annotations of settings that are numbers, flags and texts; other settings are left to their class."""
-    names = {each.name for each in fields(target) if each.init} if is_dataclass(target) else None
     return {
         name: hint
         for name, hint in hints_of(target).items()
         if all((get_origin(kind) or kind) in _SCALARS for kind, _ in map(_unmarked, _kinds(hint)))
-        and (names is None or name in names)
     }
 
 
-def check_settings(value: Any) -> None:
-    """Check the fields of a dataclass that is under construction, and store integers as ints."""
-    given = {name: getattr(value, name) for name in _scalars(type(value))}
-    for name, hint in _scalars(type(value)).items():
-        object.__setattr__(value, name, check_setting(name, given[name], hint, given))
+def check_settings(value: Any, kind: type | None = None) -> None:
+    """Check the fields that a dataclass under construction, or its base class `kind`, was given, and store numbers."""
+    hints = _scalars(kind or type(value))
+    given = {each.name: getattr(value, each.name) for each in fields(value) if each.init and each.name in hints}
+    for each in fields(value):
+        if each.name in given and given[each.name] is not each.default:
+            checked_value = check_setting(each.name, given[each.name], hints[each.name], given)
+            object.__setattr__(value, each.name, checked_value)
 
 
 class Checked:
@@ -224,8 +226,9 @@ def checked(init: InitT) -> InitT:
     @functools.wraps(init)
     def check(self: Any, /, *args: Any, **settings: Any) -> None:
         hints = _scalars(init)
-        for name in settings.keys() & hints.keys():
-            settings[name] = check_setting(name, settings[name], hints[name], settings)
+        for name, hint in hints.items():
+            if name in settings:
+                settings[name] = check_setting(name, settings[name], hint, settings)
         init(self, *args, **settings)
 
     return cast("InitT", check)

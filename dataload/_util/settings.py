@@ -44,7 +44,7 @@ class Least(Bounds):
     below: int | str | None = None
 
     def limits(self, others: Mapping[str, Any]) -> dict[str, Any]:
-        below = others.get(self.below) if isinstance(self.below, str) else self.below
+        below: Any = others.get(self.below) if isinstance(self.below, str) else self.below
         bounded = _is_integer(below) and below > self.least  # else the other setting is missing, or an error by itself
         return {"ge": self.least, **({"lt": below} if bounded else {})}
 

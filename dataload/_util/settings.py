@@ -132,6 +132,7 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     os.PathLike: ("a path", lambda value: isinstance(value, os.PathLike)),
 }
 _PLAIN: dict[Any, Callable[[Any], Any]] = {bool: bool, int: operator.index, float: float}
+_MANY = 1 << 62
 _SCALARS = (bool, int, float, str, NoneType, Literal)
 
 
@@ -201,14 +202,32 @@ def _scalars(target: Any) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def _checks(target: type, kind: type) -> tuple[tuple[str, Any, Any, range], ...]:
+    """Return the fields of `target` that its base class `kind` checks: name, default, hint, and integers that are fine.
+
+    An order may have thousands of parts, so most settings should take a microsecond.
+    """
+    hints, checks = _scalars(kind), list[tuple[str, Any, Any, range]]()
+    for each in fields(target):
+        if each.init and each.name in hints:
+            marks = [bounds for plain, bounds in map(_unmarked, _kinds(hints[each.name])) if plain is int]
+            fine = range(-_MANY, _MANY) if marks else range(0)
+            if marks and isinstance(marks[0], Least):
+                below = _MANY if marks[0].below is None else marks[0].below
+                fine = range(marks[0].least, below) if isinstance(below, int) else range(0)
+            checks.append((each.name, each.default, hints[each.name], fine))
+    return tuple(checks)
+
+
 def check_settings(value: Any, kind: type | None = None) -> None:
     """Check the fields that a dataclass under construction, or its base class `kind`, was given, and store numbers."""
-    hints = _scalars(kind or type(value))
-    given = {each.name: getattr(value, each.name) for each in fields(value) if each.init and each.name in hints}
-    for each in fields(value):
-        if each.name in given and given[each.name] is not each.default:
-            checked_value = check_setting(each.name, given[each.name], hints[each.name], given)
-            object.__setattr__(value, each.name, checked_value)
+    checks = _checks(type(value), kind or type(value))
+    for name, default, hint, fine in checks:
+        given = getattr(value, name)
+        if given is not default and not (type(given) is int and given in fine):
+            others = {other: getattr(value, other) for other, *_ in checks}
+            object.__setattr__(value, name, check_setting(name, given, hint, others))
 
 
 class Checked:

@@ -71,8 +71,8 @@ def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = 
         A `Loader`, or a `MultiStreamLoader` if ``sampler.kind`` is ``"iterators"``.
 
     Raises:
-        ConfigError: All invalid settings, each with its key, value and allowed values; or the setting that does not fit
-            the data.
+        ConfigError: All unknown keys and values out of range, each with what is allowed; or the first setting that
+            contradicts another or does not fit the data.
         SourceError: The data cannot be opened: see `open_source`.
         MissingDependencyError: pydantic is not installed, or PyYAML for a YAML file.
     """

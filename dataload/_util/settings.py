@@ -6,7 +6,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields
 from numbers import Real
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar, Union, cast, get_args, get_origin
@@ -44,8 +44,9 @@ class Least(Bounds):
     below: int | str | None = None
 
     def limits(self, others: Mapping[str, Any]) -> dict[str, Any]:
-        below = others.get(self.below) if isinstance(self.below, str) else self.below
-        return {"ge": self.least, **({} if below is None else {"lt": below})}
+        below: Any = others.get(self.below) if isinstance(self.below, str) else self.below
+        bounded = _is_integer(below) and below > self.least  # else the other setting is missing, or an error by itself
+        return {"ge": self.least, **({"lt": below} if bounded else {})}
 
     def describe(self, kind: str, limits: Mapping[str, Any]) -> str:
         return f"{kind} in [{self.least}, {limits['lt']})" if "lt" in limits else f"{kind} >= {self.least}"
@@ -131,6 +132,7 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     os.PathLike: ("a path", lambda value: isinstance(value, os.PathLike)),
 }
 _PLAIN: dict[Any, Callable[[Any], Any]] = {bool: bool, int: operator.index, float: float}
+_MANY = 1 << 62
 _SCALARS = (bool, int, float, str, NoneType, Literal)
 
 
@@ -180,12 +182,12 @@ def check_setting(name: str, value: Any, hint: Any, others: Mapping[str, Any] | 
 
 @functools.cache
 def hints_of(target: Any) -> dict[str, Any]:
-    """Return the annotations of a function or a class, without those that name what only a type checker imports."""
+    """Return the annotations of a function or a class, without those that only a type checker understands."""
     if not isinstance(target, type):
         return inspect.get_annotations(target, eval_str=True)
     hints: dict[str, Any] = {}
     for kind in reversed(target.__mro__):
-        with suppress(NameError):
+        with suppress(Exception):  # of a class of others, whose names may be imported for type checkers only
             hints |= inspect.get_annotations(kind, eval_str=True)
     return hints
 
@@ -193,20 +195,39 @@ def hints_of(target: Any) -> dict[str, Any]:
 @functools.cache
 def _scalars(target: Any) -> dict[str, Any]:
     """Return the annotations of settings that are numbers, flags and texts; other settings are left to their class."""
-    names = {each.name for each in fields(target) if each.init} if is_dataclass(target) else None
     return {
         name: hint
         for name, hint in hints_of(target).items()
         if all((get_origin(kind) or kind) in _SCALARS for kind, _ in map(_unmarked, _kinds(hint)))
-        and (names is None or name in names)
     }
 
 
-def check_settings(value: Any) -> None:
-    """Check the fields of a dataclass that is under construction, and store integers as ints."""
-    given = {name: getattr(value, name) for name in _scalars(type(value))}
-    for name, hint in _scalars(type(value)).items():
-        object.__setattr__(value, name, check_setting(name, given[name], hint, given))
+@functools.cache
+def _checks(target: type, kind: type) -> tuple[tuple[str, Any, Any, range], ...]:
+    """Return the fields of `target` that its base class `kind` checks: name, default, hint, and integers that are fine.
+
+    An order may have thousands of parts, so most settings should take a microsecond.
+    """
+    hints, checks = _scalars(kind), list[tuple[str, Any, Any, range]]()
+    for each in fields(target):
+        if each.init and each.name in hints:
+            marks = [bounds for plain, bounds in map(_unmarked, _kinds(hints[each.name])) if plain is int]
+            fine = range(-_MANY, _MANY) if marks else range(0)
+            if marks and isinstance(marks[0], Least):
+                below = _MANY if marks[0].below is None else marks[0].below
+                fine = range(marks[0].least, below) if isinstance(below, int) else range(0)
+            checks.append((each.name, each.default, hints[each.name], fine))
+    return tuple(checks)
+
+
+def check_settings(value: Any, kind: type | None = None) -> None:
+    """Check the fields that a dataclass under construction, or its base class `kind`, was given, and store numbers."""
+    checks = _checks(type(value), kind or type(value))
+    for name, default, hint, fine in checks:
+        given = getattr(value, name)
+        if given is not default and not (type(given) is int and given in fine):
+            others = {other: getattr(value, other) for other, *_ in checks}
+            object.__setattr__(value, name, check_setting(name, given, hint, others))
 
 
 class Checked:
@@ -224,8 +245,9 @@ def checked(init: InitT) -> InitT:
     @functools.wraps(init)
     def check(self: Any, /, *args: Any, **settings: Any) -> None:
         hints = _scalars(init)
-        for name in settings.keys() & hints.keys():
-            settings[name] = check_setting(name, settings[name], hints[name], settings)
+        for name, hint in hints.items():
+            if name in settings:
+                settings[name] = check_setting(name, settings[name], hint, settings)
         init(self, *args, **settings)
 
     return cast("InitT", check)

@@ -136,26 +136,6 @@ def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]]) -> 
     console.print(Text.from_ansi("\n".join(line.rstrip() for line in capture.get().splitlines())), soft_wrap=True)
 
 
-def shows_images() -> bool:
-    """Return whether stdout is a terminal with 16 million colours."""
-    console = _console()
-    return console.is_terminal and console.color_system == "truecolor"
-
-
-def print_image(pixels: Any) -> None:
-    """Print an image, (height, width, 3) uint8: two rows of pixels in each line, as upper and lower half blocks."""
-    from rich.color import Color
-    from rich.style import Style
-    from rich.text import Text
-
-    rows = pixels.tolist()
-    for upper, lower in zip(rows[::2], [*rows[1::2], rows[-1]], strict=False):
-        line = Text()
-        for above, below in zip(upper, lower, strict=True):
-            line.append("\N{UPPER HALF BLOCK}", Style(color=Color.from_rgb(*above), bgcolor=Color.from_rgb(*below)))
-        _console().print(line, soft_wrap=True)
-
-
 def count_of(number: int, noun: str, plural: str | None = None) -> str:
     """Return ``"1 record"``, ``"2,000 records"``."""
     return f"{number:,} {noun if number == 1 else plural or f'{noun}s'}"

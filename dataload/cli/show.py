@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from dataload._util.settings import check_directory
-from dataload.analysis.page import Page, find_image, thumbnail
+from dataload.analysis.page import Page
 from dataload.analysis.shown import (
     Shown,
     as_array,
@@ -40,7 +40,7 @@ from dataload.cli.options import (
     parse_range,
     ranks_of,
 )
-from dataload.cli.output import count_of, print_image, print_line, print_table, shows_images
+from dataload.cli.output import count_of, print_line, print_table
 from dataload.collate import Ragged
 from dataload.convert.tokenize import read_tokenizer
 from dataload.errors import ConfigError, printable
@@ -51,7 +51,6 @@ from dataload.types import BytesColumn
 _TERMINAL_ROWS = 8
 _PAGE_ROWS = 64
 _ORDER = 300  # characters
-_THUMBNAIL = 48  # characters wide
 
 
 def show_command(
@@ -243,9 +242,6 @@ def _print(page: Page) -> None:
                 print_line(f"  and {len(row.records) - _TERMINAL_ROWS} more records")
             for name, value in columns_of(row.values):
                 print_line(f"  {name or 'data'}: {preview(value, section.classes.get(name, ()))}")
-                image = find_image(as_array(value)) if shows_images() else None
-                if image is not None:
-                    print_image(thumbnail(image, _THUMBNAIL))
         if section.total > len(section.rows):
             print_line()
             print_line(f"and {section.total - len(section.rows):,} more rows, which --rows adds")

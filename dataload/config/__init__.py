@@ -13,7 +13,8 @@ pool_size = 4096
 batch_size = 256
 ```
 
-One error names everything that is wrong, each with its key, its value and what is allowed there.
+One error names all keys, types and ranges that are wrong, each with its value and what is allowed there. Settings that
+contradict each other are an error of the class that they are for.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ class BatchPlanner(ABC):
 
     def check_dealing(self) -> None:
         """Raise ConfigError unless the items can be distributed with these settings."""
-        check_settings(self)
+        check_settings(self, BatchPlanner)
 
     @property
     @abstractmethod
@@ -226,6 +226,7 @@ class BatchSampler(OverSampler):
     def __post_init__(self) -> None:
         # Not super(): dataclass(slots=True) creates a second class, but super() would refer to the first.
         check_sampler("sampler", self.sampler)
+        check_settings(self)
         BatchPlanner.__post_init__(self)
 
     def check_dealing(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from dataload._util.randomness import derive_key
-from dataload._util.settings import Least, as_tuple, check_count, setting_error
+from dataload._util.settings import Least, as_tuple, check_count, check_settings, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner
 from dataload.samplers.common import (
@@ -76,6 +76,7 @@ class BucketBatchSampler(ArrayValue, PerRecord, BatchPlanner):
     _buckets: _Buckets = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         BatchPlanner.__post_init__(self)
         lengths = check_record_lengths(self.lengths)
         set_fields(self, lengths=lengths)

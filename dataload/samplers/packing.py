@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from dataload._util.caches import Memo
-from dataload._util.settings import Least, setting_error
+from dataload._util.settings import Least, check_settings, setting_error
 from dataload.collate import Packing
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner, OverSampler
@@ -71,6 +71,7 @@ class PackedBatchSampler(ArrayValue, OverSampler):
     _ends: Memo[Int64Array] = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         BatchPlanner.__post_init__(self)
         check_sampler("sampler", self.sampler)
         if len(self.sampler) >= MAX_LENGTH:

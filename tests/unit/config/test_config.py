@@ -12,7 +12,7 @@ import pytest
 from dataload.config import json_schema, read_config
 from dataload.config.files import parse_assignment, parse_value
 from dataload.errors import ConfigError, MissingDependencyError
-from dataload.samplers import GlobalShuffle
+from dataload.samplers import GlobalShuffle, Lanes
 from dataload.sources.memory import RangeSource
 
 SOURCE = RangeSource(9)
@@ -378,6 +378,17 @@ def test_the_json_schema_is_one():
         p for section in schema["$defs"].values() for name, p in section["properties"].items() if name != "kind"
     ]
     assert all("description" in p for p in described), "editors show what a key means"
+
+
+def test_the_schema_has_the_bounds_of_the_classes():
+    tables = json_schema()["$defs"]
+    bounds = {"minimum": 1, "exclusiveMaximum": 65_537}
+    assert bounds.items() <= tables["LanesConfig"]["properties"]["lanes"].items()
+    with pytest.raises(ConfigError, match=r"lanes must be an integer in \[1, 65537\), got 65537"):
+        Lanes(GlobalShuffle(9, 0), 65_537)
+    refuse(r"sampler\.lanes is 65537: expected a number < 65537", sampler={"kind": "lanes", "lanes": 65_537})
+    _, share = tables["LoaderConfig"]["properties"]["max_bad"]["anyOf"]
+    assert share == {"exclusiveMinimum": 0, "maximum": 1, "type": "number"}
 
 
 def test_several_sources(tmp_path):

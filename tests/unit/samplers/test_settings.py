@@ -2,6 +2,7 @@
 
 import math
 import re
+from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
@@ -10,6 +11,8 @@ import pytest
 from dataload import ConfigError
 from dataload._util.fingerprint import fingerprint
 from dataload.samplers import (
+    BatchPlan,
+    BatchPlanner,
     BatchSampler,
     BucketBatchSampler,
     GlobalShuffle,
@@ -174,6 +177,20 @@ SUBSETS = [
 ]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Own(BatchPlanner):
+    """A planner of the user's, whose annotation of `heat` is for nobody to check."""
+
+    heat: int
+    records, order, items_per_step = 4, "own", 2
+
+    def items(self, epoch):
+        return 4
+
+    def plans(self, steps, *, epoch):
+        return [BatchPlan(step, np.arange(2)) for step in steps]
+
+
 def planners(kind, defaults, wrong):
     return [(partial(kind, **{**defaults, **settings}), message) for settings, message in wrong]
 
@@ -315,7 +332,15 @@ FUNCTIONS = [
     (partial(servings_of, NINE, 0, epoch=-1), "epoch must be an integer >= 0, got -1"),
 ]
 ORDERS = [*COUNTS, *SEEDS, *LENGTHS, *SAMPLERS, *WEIGHTS, *MIXTURES, *SUBSETS]
-PLANNERS = [*BATCHES, *BUCKETS, *PACKED, *STREAMS, *ROWS]
+OWN = planners(
+    Own,
+    {"heat": 0.5},
+    [
+        ({"world_size": 2, "rank": 2}, "rank must be an integer in [0, 2), got 2"),
+        ({"origin": -1}, "origin must be an integer >= 0, got -1"),
+    ],
+)
+PLANNERS = [*OWN, *BATCHES, *BUCKETS, *PACKED, *STREAMS, *ROWS]
 
 
 @pytest.mark.parametrize(
@@ -331,6 +356,10 @@ def test_a_wrong_setting_is_named(make, message):
     shown = re.search(r"got (.+?)( at position \d+| for \w+ \d+| \(\w+\))?$", message)
     if shown and name not in ("selection", "give"):
         assert shown[1] in (repr(caught.value.value), str(caught.value.value))
+
+
+def test_fields_of_other_planners_are_left_to_them():
+    assert Own(heat=0.5).with_ranks(world_size=np.int8(2)).world_size == 2
 
 
 UNSHOWN = [

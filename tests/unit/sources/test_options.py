@@ -171,6 +171,15 @@ def test_values_of_numpy_and_annotations_of_others():
 
     assert Foreign.parse({"ratio": "1/3"}, "theirs").ratio == "1/3"
 
+    @dataclass(frozen=True, slots=True, kw_only=True)
+    class Loose(Options):
+        level: int = None
+
+    assert Loose.parse({}, "theirs").level is None, "a default is what its author wants"
+    assert Loose.parse({"level": np.int8(3)}, "theirs") == Loose(level=3)
+    with pytest.raises(ConfigError, match=r"^level must be an integer, got 2\.5$"):
+        Loose(level=2.5)
+
 
 LIMIT = 1_000
 SIZES = [10, 800, 1_100, 10]

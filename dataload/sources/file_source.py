@@ -87,7 +87,7 @@ class FileSource(Source[T_co]):
         else:
             self.options: Any = self.options_type.parse(options, f"format {self.format_name!r}")
             self._content = self.options.content()
-        self._remote: Remote | None = getattr(getattr(self, "options", None), "place", None)
+        self._remote: Remote | None = getattr(getattr(self, "options", None), "remote_settings", None)
         self._opened: PerProcess[OpenShards[T_co]] = PerProcess()
         self._versions: Int64Array | None = None  # of the files, when this process or its parent opened them
         self._known: ListedShards | None = None

@@ -86,7 +86,7 @@ class FileOptions(Options):
             object.__setattr__(self, "storage_options", None)
 
     @property
-    def place(self) -> Remote | None:
+    def remote_settings(self) -> Remote | None:
         """The settings for `storage_of`."""
         return self.remote if isinstance(self.remote, Remote) else None
 

@@ -88,7 +88,7 @@ class Writer(ClosedOrAborted):
         self.path = local_path(fspath(path))
         given = self.options_type.parse(options, type(self).__name__)
         self._overwrite = overwrite
-        self._remote = given.place if isinstance(given, FileOptions) else None
+        self._remote = given.remote_settings if isinstance(given, FileOptions) else None
         self._part = storage_of(self.path, self._remote).create(self.path, overwrite=overwrite)
         self.path: str = self._part.path
         self._state = "open"

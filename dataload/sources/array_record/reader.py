@@ -132,7 +132,7 @@ class _ArrayRecordFile(EncodedShard):
         self.file, self._first, stop = parse_selection(path)
         super().__init__(self.file, cast("Codec | None", options.codec))
         self._limit: int = options.max_record_bytes
-        self._storage = storage_of(self.file, options.place)
+        self._storage = storage_of(self.file, options.remote_settings)
         with self._storage.open(self.file) as file:
             self._size = file.size
             check_head(file.read(0, len(SIGNATURE)), self._size, self.file)
@@ -143,7 +143,7 @@ class _ArrayRecordFile(EncodedShard):
                 cache=options.cache,
                 verify_hashes=options.verify,
                 limit=options.max_record_bytes,
-                remote=options.place,
+                remote=options.remote_settings,
             )
             if options.reader_options is None
             else None

@@ -235,7 +235,7 @@ class _ParquetFile(TableReader):
     def __init__(self, path: str, options: TableOptions, cache: DecodedCache) -> None:
         self._parquet = load_arrow("format 'parquet'", "pyarrow.parquet")
         self._path = path
-        self._storage = storage_of(path, options.place)
+        self._storage = storage_of(path, options.remote_settings)
         self._identity = self._storage.identity(path)
         with self._errors(), self._storage.open(path) as file:
             self._metadata = self._parquet.read_metadata(FileStream(file))

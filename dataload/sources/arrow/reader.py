@@ -67,7 +67,7 @@ class _ArrowFile(TableReader):
     def __init__(self, path: str, options: ArrowOptions, cache: DecodedCache) -> None:
         self._pa = pa = load_arrow("format 'arrow'")
         self._path = path
-        storage = storage_of(path, options.place)
+        storage = storage_of(path, options.remote_settings)
         self._file = storage.map(path, mapped=options.map, whole=True)
         with storage.open(path, whole=True) as file:
             self._layout = parse_layout(file.read, min(file.size, self._file.size), path)

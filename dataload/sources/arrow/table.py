@@ -250,7 +250,7 @@ class CsvSource(TableSource):
 class _CsvFile(TableReader):
     def __init__(self, path: str, options: CsvOptions, cache: DecodedCache) -> None:
         self._path, self._options, self._cache = path, options, cache
-        self._storage = storage_of(path, options.place)
+        self._storage = storage_of(path, options.remote_settings)
         self._identity = self._storage.identity(path)
         table = cache.get(path, self._parse)
         super().__init__(path, table.schema, np.array([len(table)], np.int64), options, cache)
@@ -271,7 +271,7 @@ class _CsvFile(TableReader):
         csv = load_arrow("format 'csv'", "pyarrow.csv")
         pa, options = load_arrow("format 'csv'"), self._options
         with unchanged(self._storage, self._path, self._identity):
-            data = read_text(self._path, options.max_record_bytes, options.place)
+            data = read_text(self._path, options.max_record_bytes, options.remote_settings)
         comma, head = options.delimiter.encode(), data.find(b"\n")
         head = len(data) if head < 0 else head + 1
         cells = data.count(comma, head) + data.count(b"\n", head)

@@ -135,7 +135,7 @@ class ZipFiles:
 
 def open_files(root: str, wanted: Callable[[str], object], options: FolderOptions) -> Files:
     """Return the files of a folder or an archive; a folder at a URL is refused."""
-    storage = storage_of(root, options.place)
+    storage = storage_of(root, options.remote_settings)
     if not storage.is_directory(root):
         file = storage.map(root, mapped=options.map)
         return ZipFiles(file, wanted, options.max_record_bytes)

@@ -357,7 +357,7 @@ def _build_table(root: str, pattern: str | None, options: FolderOptions, files: 
     contents = [] if options.labels is not None else files.read(described, values[tells], np.flatnonzero(tells))
     names, values = [name for name in names if is_medium(name)], values[~tells]
     folders = [f"{folder}/" for folder in files.listing if folder]
-    is_folder = storage_of(root, options.place).is_directory(root)
+    is_folder = storage_of(root, options.remote_settings).is_directory(root)
     inner = {folder.partition("/")[0] for folder in folders}
     cut = 0
     if not is_folder and len(inner) == 1 and all(name.count("/") > 1 for name in names) and options.labels is None:
@@ -376,7 +376,7 @@ def _build_table(root: str, pattern: str | None, options: FolderOptions, files: 
         sheets = [Sheet(join(root, name), data, name[cut : name.rfind("/") + 1]) for name, data in pairs]
     else:
         labels = fspath(options.labels)
-        sheets = [Sheet(labels, storage_of(labels, options.place).read(labels))]
+        sheets = [Sheet(labels, storage_of(labels, options.remote_settings).read(labels))]
     return join_labels(table, sheets, options.missing, within)
 
 

@@ -237,10 +237,10 @@ class _Reader(ShardReader[Record]):
 class _File(_Reader):
     def __init__(self, path: str, options: JsonlOptions) -> None:
         super().__init__(path, options.max_record_bytes)
-        self._storage = storage_of(path, options.place)
+        self._storage = storage_of(path, options.remote_settings)
         self._file = self._storage.map(path, mapped=options.map)
         _refuse_empty(self._file.size, path)
-        key = IndexKey.of("jsonl", (path,), remote=options.place) if options.cache else None
+        key = IndexKey.of("jsonl", (path,), remote=options.remote_settings) if options.cache else None
         self.lines = remember(key, partial(unpack, size=self._file.size), self._find, pack)
 
     def shared(self) -> tuple[RecordFile, Any]:
@@ -278,8 +278,8 @@ class _CompressedFile(_Reader):
 
     def __init__(self, path: str, options: JsonlOptions, cache: DecodedCache) -> None:
         super().__init__(path, options.max_record_bytes)
-        self._place, self._cache = options.place, cache
-        self._storage = storage_of(path, options.place)
+        self._remote, self._cache = options.remote_settings, cache
+        self._storage = storage_of(path, options.remote_settings)
         self._identity = self._storage.identity(path)
         text = self._text()
         self._size = len(text)
@@ -291,7 +291,7 @@ class _CompressedFile(_Reader):
     def _text(self) -> bytes | bytearray:
         def read() -> tuple[bytes | bytearray, int]:
             with unchanged(self._storage, self._path, self._identity):
-                text = read_text(self._path, self._limit, self._place)
+                text = read_text(self._path, self._limit, self._remote)
             return text, len(text)
 
         return self._cache.get(self._path, read)

@@ -58,7 +58,9 @@ class _LMDBShard(LMDBShard):
             # A writer with a writable map updates the file's time late, but the transaction number immediately.
             state = (info.transaction, tree.root)
             key = (
-                IndexKey.of("lmdb-values", (file.path,), names, state=state, beside=path, remote=options.place)
+                IndexKey.of(
+                    "lmdb-values", (file.path,), names, state=state, beside=path, remote=options.remote_settings
+                )
                 if options.cache
                 else None
             )
@@ -69,7 +71,7 @@ class _LMDBShard(LMDBShard):
                 lambda: KeyedValues.of(read_tree(file, info, tree)),
             )
 
-        snapshot, (table, key) = open_snapshot(path, parse, mapped=options.map, remote=options.place)
+        snapshot, (table, key) = open_snapshot(path, parse, mapped=options.map, remote=options.remote_settings)
         super().__init__(snapshot, table.values, cast("Codec | None", options.codec), options.max_record_bytes)
         self.keys = table.keys
         if key is not None:

@@ -77,7 +77,7 @@ class _TorchRecord(LMDBShard):
                 verify_pages(file, info, [info.main, *trees])
             state = (info.transaction, info.main.root)
             key = (
-                IndexKey.of("torchrecord", (file.path,), state=state, beside=path, remote=options.place)
+                IndexKey.of("torchrecord", (file.path,), state=state, beside=path, remote=options.remote_settings)
                 if options.cache
                 else None
             )
@@ -88,7 +88,7 @@ class _TorchRecord(LMDBShard):
                 lambda: _join([_part(file, read_tree(file, info, tree), tree, info) for tree in trees]),
             )
 
-        snapshot, (parts, key) = open_snapshot(path, parse, mapped=options.map, remote=options.place)
+        snapshot, (parts, key) = open_snapshot(path, parse, mapped=options.map, remote=options.remote_settings)
         codec = resolve_codec("tensorprotos", options.max_record_bytes)
         super().__init__(snapshot, parts.values, codec, options.max_record_bytes)
         self._ends, self._widths = parts.ends, parts.widths

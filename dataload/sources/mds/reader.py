@@ -197,9 +197,9 @@ class _MDSShard(ShardReader[Record]):
         self.whole = base_name(path) != base_name(shard.name)
         if self.whole:
             unpack = _unpacker(path, shard.compression)
-            self._file = map_unpacked(path, shard.bytes, unpack, mapped=options.map, remote=options.place)
+            self._file = map_unpacked(path, shard.bytes, unpack, mapped=options.map, remote=options.remote_settings)
         else:
-            self._file = storage_of(path, options.place).map(path, mapped=options.map)
+            self._file = storage_of(path, options.remote_settings).map(path, mapped=options.map)
         self._edges = _read_edges(self._file, shard)
         self._variable = sum(column.size is None for column in shard.columns)
         self._fixed = np.array([column.size or 0 for column in shard.columns], np.int64)

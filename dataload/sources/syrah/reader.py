@@ -45,8 +45,8 @@ class SyrahSource(FileSource[Record]):
 class _SyrahFile(ShardReader[Record]):
     def __init__(self, path: str, options: SyrahOptions) -> None:
         shapes: Mapping[str, Any] = options.shapes or {}
-        self._file = storage_of(path, options.place).map(path, mapped=options.map)
-        parsed = load_columns(self._file, cache=options.cache, remote=options.place)
+        self._file = storage_of(path, options.remote_settings).map(path, mapped=options.map)
+        parsed = load_columns(self._file, cache=options.cache, remote=options.remote_settings)
         self._length = len(parsed[0].offsets)
         limit = options.max_record_bytes
         self._columns = {column.name: _Reader(column, self._file, shapes.get(column.name), limit) for column in parsed}

@@ -82,7 +82,7 @@ class TarReader(ShardReader[Record]):
     def __init__(
         self, path: str, index: str | Literal[False] | None, settings: TarSettings, selected: tuple[str, ...] | None
     ) -> None:
-        self._file = storage_of(path, settings.options.place).map(path, mapped=settings.options.map)
+        self._file = storage_of(path, settings.options.remote_settings).map(path, mapped=settings.options.map)
         self._settings = settings
         self._table = load_table(
             self._file,
@@ -90,7 +90,7 @@ class TarReader(ShardReader[Record]):
             on_damage=settings.options.on_damage,
             verify_index=settings.options.verify_index,
             cache=settings.options.cache,
-            remote=settings.options.place,
+            remote=settings.options.remote_settings,
         )
         self._codes = name_fields(
             self._table.extensions,

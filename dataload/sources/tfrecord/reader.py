@@ -178,7 +178,7 @@ class TFRecordSource(FileSource[Any]):
 class _TFRecordFile(EncodedShard):
     def __init__(self, path: str, options: TFRecordOptions) -> None:
         super().__init__(path, cast("Codec | None", options.codec))
-        storage = storage_of(path, options.place)
+        storage = storage_of(path, options.remote_settings)
         self._file = storage.map(path, mapped=options.map)
         self._limit = options.max_record_bytes
         self._crc32c: Any = TFRECORD.require("google_crc32c", package="google-crc32c").value if options.verify else None
@@ -189,7 +189,7 @@ class _TFRecordFile(EncodedShard):
                 return find_records(stream.read, self._file.size, path)
 
         self._edges = remember(
-            IndexKey.of("tfrecord", (path,), remote=options.place) if options.cache else None,
+            IndexKey.of("tfrecord", (path,), remote=options.remote_settings) if options.cache else None,
             lambda found: _unpack(found, self._file.size),
             find,
             lambda edges: CachedTable({"edges": edges}, {}) if len(edges) > _LEAST_CACHED else None,

@@ -170,7 +170,7 @@ class _TokenFile(ShardReader[Record]):
     """The windows of one file."""
 
     def __init__(self, path: str, options: TokenOptions, documents: Any) -> None:
-        self._remote = options.place
+        self._remote = options.remote_settings
         self._file = storage_of(path, self._remote).map(path, mapped=options.map)
         self._window = options.window
         found = load_documents(documents, self._remote) if isinstance(documents, str) else Documents(documents)

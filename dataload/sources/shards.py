@@ -1,13 +1,15 @@
 """Shards of a data set: how a format reads one, and all of them as opened by one process."""
 
 import contextlib
+import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from os import PathLike, fspath
+from time import perf_counter
 from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
 from weakref import WeakMethod
 
@@ -18,7 +20,7 @@ from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
-from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
+from dataload.errors import ChangedFileError, ConfigError, CorruptFileError, MachineError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.fields import spec_of
 from dataload.storage import RecordFile, Remote, base_name, join, parent
@@ -89,6 +91,8 @@ def as_path(path: Any) -> str:
         )
     return f"{fspath(path.filename)}[{path.skip}:{path.skip + path.take}]"
 
+
+_SECONDS_UNSHOWN = 2.0
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -223,6 +227,10 @@ class OpenShards(Generic[T_co]):
     lock: threading.Lock = field(default_factory=threading.Lock)
     opening: dict[int, threading.Lock] = field(default_factory=dict[int, threading.Lock])
 
+    def __post_init__(self) -> None:
+        if self.directory is not None:
+            self.directory.place(self.ends)
+
     def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
         """Yield the results of `read` for shards that are read together, then for each other one, with their rows.
 
@@ -346,3 +354,24 @@ class OpenShards(Generic[T_co]):
 def most_open_shards() -> int:
     """Return how many shards may be open; at two descriptors each, they take half of the process's limit."""
     return max(8, open_files_limit() // 4)
+
+
+def shown(results: Sequence[Callable[[], T]], total: int) -> list[T]:
+    """Return the results of opening the last shards; if that takes long, a terminal shows how many are open."""
+    begun, found = perf_counter(), list[T]()
+    for result in results:
+        found.append(result())
+        if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
+            done = total - len(results) + len(found)
+            sys.stderr.write(f"\r{done:,} of {total:,} shards are open" + ("\n" if done == total else ""))
+            sys.stderr.flush()
+    return found
+
+
+def memory_error(source: Any, path: str, rows: int) -> MachineError:
+    """Return the error for a read that needs too much memory; `path` is a file of the source."""
+    return MachineError(
+        f"{source!r}: reading {rows} records at once needs more memory than this process may have: read fewer at once "
+        "(batch_size), or lower max_record_bytes, so that larger ones are refused",
+        path=path,
+    )

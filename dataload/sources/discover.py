@@ -28,8 +28,9 @@ from dataload.sources.registry import (
     variants_of,
 )
 from dataload.sources.shard_files import check_complete, expand_pattern, is_media_folder
-from dataload.sources.shards import ListedShards, as_path
+from dataload.sources.shards import ListedShards
 from dataload.storage import Remote, base_name, is_url, join, list_versions, local_path, storage_of
+from dataload.storage.paths import as_path
 
 _SHOWN_PATTERNS = 10
 _PATTERN = re.compile(r"[*?[{]")

@@ -9,9 +9,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain, repeat
-from os import PathLike, fspath
 from time import perf_counter
-from typing import Any, Generic, NamedTuple, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 from weakref import WeakMethod
 
 import numpy as np
@@ -22,7 +21,7 @@ from dataload.catalog.checks import ContentMark
 from dataload.catalog.evidence import ends_of_file
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
-from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
+from dataload.errors import ChangedFileError, CorruptFileError, MachineError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.fields import spec_of
 from dataload.sources.versions import as_versions, versions_of
@@ -72,31 +71,6 @@ def shard_of(ends: Int64Array, index: int) -> tuple[int, int]:
     """Return the shard of an index and the index within it; `ends`, (shards,) int64, are cumulative record counts."""
     shard = int(np.searchsorted(ends, index, side="right"))
     return shard, index - (int(ends[shard - 1]) if shard else 0)
-
-
-@runtime_checkable
-class FileInstruction(Protocol):
-    """Part of a file, as TensorFlow Datasets and Grain describe it; `examples_in_shard` is ignored."""
-
-    filename: str
-    skip: int
-    take: int
-    examples_in_shard: int
-
-
-def as_path(path: Any) -> str:
-    """Return a path or a `FileInstruction` as text, the latter as a slice; others are a TypeError."""
-    if isinstance(path, (str, PathLike)) and isinstance(text := fspath(path), str):
-        if not text or "\0" in text:
-            raise ConfigError(f"{text!r} is not a path", key="paths", value=path)
-        return text
-    if not isinstance(path, FileInstruction):
-        raise TypeError(f"paths are text, path objects or a list of these, got {path!r} ({type(path).__name__})")
-    if path.skip < 0 or path.take < 0:
-        raise ConfigError(
-            f"{path.filename}: skip={path.skip}, take={path.take}: neither may be negative", key="paths", value=path
-        )
-    return f"{fspath(path.filename)}[{path.skip}:{path.skip + path.take}]"
 
 
 T = TypeVar("T")
@@ -242,6 +216,10 @@ class OpenShards(Generic[T_co]):
     directory: ShardDirectory | None = None
     lock: threading.Lock = field(default_factory=threading.Lock)
     opening: dict[int, threading.Lock] = field(default_factory=dict[int, threading.Lock])
+
+    def __post_init__(self) -> None:
+        if self.directory is not None:
+            self.directory.place(self.ends)
 
     def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
         """Yield the results of `read` for shards that are read together, then for each other one, with their rows.
@@ -393,3 +371,12 @@ def _shown(results: Sequence[Callable[[], T]], total: int) -> list[T]:
             sys.stderr.write(f"\r{done:,} of {total:,} shards are open" + ("\n" if done == total else ""))
             sys.stderr.flush()
     return found
+
+
+def memory_error(source: Any, path: str, rows: int) -> MachineError:
+    """Return the error for a read that needs too much memory; `path` is a file of the source."""
+    return MachineError(
+        f"{source!r}: reading {rows} records at once needs more memory than this process may have: read fewer at once "
+        "(batch_size), or lower max_record_bytes, so that larger ones are refused",
+        path=path,
+    )

@@ -29,9 +29,10 @@ from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, Gather, copy_records
 from dataload.sources.file_source import FileSource
-from dataload.sources.shards import FileInstruction, ShardReader, as_path
+from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile, Storage, storage_of
 from dataload.storage.errors import overwritten_error, rewritten_error
+from dataload.storage.paths import FileInstruction, as_path
 from dataload.types import Batch, BytesColumn, Codec, FieldSpec, Int64Array
 
 _READER_OPTIONS = "readahead_buffer_size:0"  # the package's default reads 16 MiB ahead of each random access

@@ -11,7 +11,8 @@ from dataload.errors import ConfigError, CorruptFileError, DataloadError, Unsupp
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ListedShards, OpenShards, ShardReader
 from dataload.sources.tar.format import TarOptions
-from dataload.sources.tar.shard import TarReader, TarSettings
+from dataload.sources.tar.samples import TarSettings
+from dataload.sources.tar.shard import TarReader
 from dataload.storage import (
     Remote,
     absolute,

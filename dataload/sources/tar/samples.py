@@ -19,11 +19,37 @@ import numpy.typing as npt
 
 from dataload.codecs import npz
 from dataload.codecs.audio import rate_field
-from dataload.codecs.decoders import known_extension
+from dataload.codecs.decoders import DECODERS, Decoder, for_extension, known_extension
 from dataload.codecs.npz import build_npy
 from dataload.errors import ConfigError
+from dataload.sources.tar.format import TarOptions
 from dataload.sources.tar.header import BLOCK, Member
 from dataload.types import Array, Int64Array
+
+
+@dataclass(frozen=True, slots=True)
+class TarSettings:
+    """The options of a source, and decoders by extension or last part of it."""
+
+    options: TarOptions
+    decoders: Mapping[str, Decoder]
+
+    def decoder(self, extension: str) -> Decoder:
+        """Return the decoder of components with an extension."""
+        name = extension if self.options.case_sensitive else extension.lower()
+        chosen = self.decoders.get(name) or self.decoders.get(name.rpartition(".")[2])
+        return for_extension(chosen or self.known(name) or DECODERS["bytes"], name, self.options.max_record_bytes)
+
+    def known(self, name: str) -> Decoder | None:
+        """Return the decoder that the last part of an extension names, if that is what decides."""
+        decode = self.options.decode
+        found = known_extension(name) if decode in ("auto", "written") else None
+        return None if found is not None and found.name in ("audio", "image") and decode == "written" else found
+
+    def is_audio(self, extension: str) -> bool:
+        """Return whether components with an extension are decoded as audio."""
+        decoder = self.decoder(extension)
+        return decoder.name == "audio" and not decoder.own
 
 
 def name_fields(

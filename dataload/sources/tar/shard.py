@@ -11,15 +11,15 @@ from dataload._util.arrays import split_records, split_rows
 from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
 from dataload._util.limits import check_lengths, no_memory
-from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension
+from dataload.codecs.decoders import Decoder, decode_images
 from dataload.codecs.npz import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.fields import spec_of
 from dataload.sources.shards import ShardReader
-from dataload.sources.tar.format import KEY, TarOptions
-from dataload.sources.tar.samples import name_fields, rate_fields
+from dataload.sources.tar.format import KEY
+from dataload.sources.tar.samples import TarSettings, name_fields, rate_fields
 from dataload.sources.tar.shared import SharedSamples
 from dataload.sources.tar.table import load_table, name_from_archive
 from dataload.storage import RecordFile, storage_of
@@ -28,31 +28,6 @@ from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 _END_BYTES = 4096
 _HEADER_BYTES = 4096
 """Bytes that are read to find the header of a .npy file."""
-
-
-@dataclass(frozen=True, slots=True)
-class TarSettings:
-    """The options of a source, and decoders by extension or last part of it."""
-
-    options: TarOptions
-    decoders: Mapping[str, Decoder]
-
-    def decoder(self, extension: str) -> Decoder:
-        """Return the decoder of components with an extension."""
-        name = extension if self.options.case_sensitive else extension.lower()
-        chosen = self.decoders.get(name) or self.decoders.get(name.rpartition(".")[2])
-        return for_extension(chosen or self.known(name) or DECODERS["bytes"], name, self.options.max_record_bytes)
-
-    def known(self, name: str) -> Decoder | None:
-        """Return the decoder that the last part of an extension names, if that is what decides."""
-        decode = self.options.decode
-        found = known_extension(name) if decode in ("auto", "written") else None
-        return None if found is not None and found.name in ("audio", "image") and decode == "written" else found
-
-    def is_audio(self, extension: str) -> bool:
-        """Return whether components with an extension are decoded as audio."""
-        decoder = self.decoder(extension)
-        return decoder.name == "audio" and not decoder.own
 
 
 @dataclass(frozen=True, slots=True)

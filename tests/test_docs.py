@@ -79,8 +79,8 @@ def test_the_check_of_snippets_keeps_lines_and_files_apart():
     page += "```python\n# a.py\ny = 1\n```\n```python\ndef shown(): ...\n```\n"
     files = modules("docs/how-to/a-b.md", page, "def shown(): ...\n")
     assert {name: code.splitlines() for name, code in files.items()} == {
-        "page_docs_how_to_a_b.py": ["", "", "", "x = 1", "", "", "", "", "", "if x:", "    x = 2"],
-        "a.py": [""] * 14 + ["# a.py", "y = 1"],
+        "page_docs_how_to_a_b.py": [*[""] * 3, "x = 1", *[""] * 5, "if x:", "    x = 2"],
+        "a.py": [*[""] * 14, "# a.py", "y = 1"],
     }
 
 

@@ -19,7 +19,7 @@ from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration, LoaderBase
 from dataload.loader.failures import ErrorPolicy, OnError
 from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
-from dataload.loader.order import Shuffle, explains_torch_names, plan_batches
+from dataload.loader.order import Shuffle, explains_arguments, plan_batches
 from dataload.loader.pipeline import Prefetch, StepDelivery, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import Setting, WorkerSettings
@@ -119,7 +119,7 @@ class Loader(LoaderBase[BatchT]):
     """
 
     @renamed(batch_sampler="sampler", start_method="executor")
-    @explains_torch_names
+    @explains_arguments
     @checked
     def __init__(
         self,

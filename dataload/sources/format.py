@@ -11,20 +11,17 @@ from importlib import import_module
 from os import PathLike
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
+from dataload._util.habits import instead
 from dataload._util.lazy import load_optional
 from dataload._util.limits import MAX_RECORD_BYTES
 from dataload._util.settings import Least, check_setting, check_settings, hints_of
 from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.codecs.npz import MAGIC
-from dataload.errors import ConfigError, MissingDependencyError, SourceError, closest
+from dataload.errors import ConfigError, MissingDependencyError, SourceError
 from dataload.storage import Remote, RemoteOptions, join, storage_of
 
 if TYPE_CHECKING:
     from dataload.sources.base import Source
-
-_FUNCTIONS = (
-    "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,8 +46,7 @@ class Options:
         """Create the options from keyword arguments; a ConfigError begins with `owner`, such as ``"format 'tar'"``."""
         for name in given:
             if name not in cls.names():
-                advice = _FUNCTIONS if callable(given[name]) else ""
-                message = f"{owner} has no option {name!r}: {closest(name, cls.names())}{advice}"
+                message = f"{owner} has no option {name!r}{instead('option', name, cls.names())}"
                 raise ConfigError(message, key=name, value=given[name])
         for each in fields(cls):
             if each.name not in given and each.default is MISSING and each.default_factory is MISSING:
@@ -59,7 +55,7 @@ class Options:
             try:
                 check_setting(name, value, hints_of(cls).get(name, Any))
             except ConfigError as error:
-                advice = _FUNCTIONS if callable(value) else ""
+                advice = instead("option", "transform") if callable(value) else ""
                 raise ConfigError(f"{owner}: {error}{advice}", key=name, value=value) from None
         return cls(**given)
 

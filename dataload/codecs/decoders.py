@@ -232,7 +232,7 @@ _TURNS: Mapping[int, Callable[[Array], Array]] = {
 
 
 def decode_upright(data: bytes | memoryview, *, kind: str | None = None, limit: int = MAX_RECORD_BYTES) -> Array:
-    """Decode an image as `decode_image` does, and turn or mirror it as its EXIF orientation says. Pillow always turns TIFF."""
+    """Decode an image as `decode_image` does, and turn it as its EXIF orientation says. Pillow always turns TIFF."""
     pixels = decode_image(data, kind=kind, limit=limit)
     pillow = load_optional("PIL.Image", needed_by="EXIF orientation", extra="tar", package="pillow")
     try:

@@ -27,6 +27,7 @@ def main() -> int:
         sys.stderr.write(f"error: {error}\n")
         return 2
     except KeyboardInterrupt:
+        sys.stderr.write("error: interrupted\n")
         return INTERRUPTED
     return run(sys.argv[1:])
 

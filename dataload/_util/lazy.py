@@ -30,7 +30,8 @@ def lazy_names(
             return getattr(import_module(module), there or name)
         if name in submodules:
             return import_module(f"{package}.{name}")
-        raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        advice = import_module("dataload._util.habits").instead("module", name) if package == "dataload" else ""
+        raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
 
     def names() -> list[str]:
         return sorted({*vars(sys.modules[package]), *homes, *submodules})

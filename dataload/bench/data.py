@@ -2,10 +2,12 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import Any, Literal
 
@@ -13,7 +15,7 @@ import numpy as np
 
 from dataload._util.fingerprint import digest
 from dataload.api import open_source
-from dataload.bench.runner import FileFacts
+from dataload.bench.runner import FileFacts, Measurement
 from dataload.bench.task import Order, Reading, Task
 from dataload.convert import convert
 from dataload.convert.sharded import create
@@ -27,13 +29,19 @@ from dataload.sources.writer import DEFAULT_CODEC
 from dataload.types import RandomAccessSource
 
 _SPARE_BYTES = 1 << 30
+_WORTH_IT = 1.5  # less may be noise, and is not worth a conversion
+_USUAL = ("syrah", "tar", "torchrecord")
+_SAMPLE = 16  # records that are looked at before the data are measured
+_MEASURED_BYTES, _FEWEST, _MOST = 64 << 20, 512, 20_000  # of the records that are measured by default
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
     """Records to be written in several formats, and the function of a `Task` that opens the loader over them.
 
-    `content` identifies the records, as part of the names of cached files; `decodes` are fields of JPEG files.
+    `content` identifies the records, as part of the names of cached files; `decodes` are fields of JPEG files, and
+    `varying` those whose shape differs between records. `usual` are the formats to compare unless others are named;
+    `raw` are the records without decoding, for formats that keep files as they are.
     """
 
     name: str
@@ -44,6 +52,10 @@ class Data:
     batch_size: int
     decodes: tuple[str, ...] = ()
     reading: str = f"{__name__}:loader"
+    varying: tuple[str, ...] = ()
+    usual: tuple[str, ...] = ()
+    raw: RandomAccessSource[Any] | None = None
+    own: "Written | None" = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +67,21 @@ class Written:
     facts: FileFacts
 
 
-def own_data(path: str, source: Source[Any], records: int | None) -> Data:
-    """Return the user's own data, to be compared in other formats; `records` is the number to take from the start."""
+def own_data(
+    path: str,
+    source: Source[Any],
+    records: int | None,
+    *,
+    raw: Source[Any] | None = None,
+    format_name: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    files: Sequence[str] = (),
+) -> Data:
+    """Return the user's own data, to be compared as they are and in other formats.
+
+    `records` is the number to take from the start, by default what can be measured in a minute. `format_name` and
+    `options` open the data in another process; None if that is impossible. `files` are those of the data, if known.
+    """
     if not len(source):
         raise ConfigError(f"{path} has no records to measure", key="path", value=path)
     first = source[0]
@@ -67,8 +92,29 @@ def own_data(path: str, source: Source[Any], records: int | None) -> Data:
             key="codec",
         )
     fields = tuple(name for name in first if name != "__key__")
-    chosen = source if records is None else source[: min(records, len(source))]
-    return Data(path, digest(source.fingerprint(), len(chosen)), chosen, fields, writable_formats(), 256)
+    sample = [source[i] for i in range(0, len(source), max(1, len(source) // _SAMPLE))]
+    if records is None:
+        mean = max(1, sum(map(nbytes, sample)) // len(sample))
+        records = min(max(_FEWEST, _MEASURED_BYTES // mean), _MOST)
+    count = min(records, len(source))
+    shapes = {name: {np.shape(record.get(name)) for record in sample} for name in fields}
+    own = None
+    if format_name is not None and options is not None:
+        opened = {"fields": list(fields), **options}
+        size = sum(_size(Path(file)) for file in dict.fromkeys(files)) * count // len(source)
+        own = Written(path, opened, FileFacts(path, format_name, count, size, None))
+    return Data(
+        path,
+        digest(source.fingerprint(), count, raw is not None),
+        source[:count],
+        fields,
+        writable_formats(),
+        256,
+        varying=tuple(name for name, found in shapes.items() if len(found) > 1),
+        usual=tuple(name for name in _USUAL if name != format_name),
+        raw=None if raw is None else raw[:count],
+        own=own,
+    )
 
 
 def writable_formats() -> tuple[str, ...]:
@@ -109,7 +155,8 @@ def _write(data: Data, format_name: str, target: Path) -> None:
     if format_name == "tokens":
         np.save(target, np.concatenate([data.records[i]["tokens"] for i in range(len(data.records))]))
     else:
-        convert(data.records, target, format=format_name)
+        files = data.raw is not None and "decode" in get_format(format_name).reader_options.names()
+        convert(data.raw if files and data.raw is not None else data.records, target, format=format_name)
 
 
 def _options(data: Data, format_name: str) -> dict[str, Any]:
@@ -158,28 +205,68 @@ class Choices:
         return Task(workload=data.name, batch_size=self.batch_size, seed=self.seed, seconds=self.seconds, **settings)
 
 
+def _settings(choices: Choices, *, own: bool) -> list[tuple[Order, int]]:
+    """Return orders and numbers of workers; for data as they are, also what a pool of shards would gain."""
+    more: list[tuple[Order, int]] = [("pool", max(choices.workers))] if own and choices.orders == ("global",) else []
+    return [*product(choices.orders, choices.workers), *more]
+
+
+AS_IT_IS = "as it is"
+"""The name of the reading of the user's own data, before they are written in other formats."""
+
+
 def plan_loaders(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
     """Plan the loader over each format, in each order, with each number of workers."""
     return [
         choices.task(
             data,
             kind="dataload",
-            name="dataload",
+            name=AS_IT_IS if one is data.own else "dataload",
             path=one.path,
             format=one.facts.format,
             reading=data.reading,
             order=order,
             workers=workers,
             cold=choices.cold,
-            options={"open": one.options, "executor": choices.executor},
+            options={
+                "open": one.options,
+                "executor": choices.executor,
+                "varying": data.varying,
+                "records": one.facts.records if one is data.own else None,
+            },
         )
         for one in written.values()
-        for order in choices.orders
-        for workers in choices.workers
+        for order, workers in _settings(choices, own=one is data.own)
     ]
 
 
 _SHUFFLES: Mapping[Order, Shuffle | Literal[False]] = {"global": "global", "pool": "shards", "sequential": False}
+
+
+def advice(measurements: Sequence[Measurement], files: Sequence[FileFacts]) -> str:
+    """Return what to do with data that were measured as they are and in other formats; "" without figures."""
+    rates = {
+        (m.task.name == AS_IT_IS, m.task.format, m.task.order, m.task.workers): median(m.rates)
+        for m in measurements
+        if m.answers
+    }
+    own = {setting: rate for setting, rate in rates.items() if setting[0] and setting[2] != "pool"}
+    if not own:
+        return ""
+    best, rate = max(own.items(), key=lambda item: item[1])
+    said = f"As it is, num_workers={best[3]} is best: {rate:,.0f} records/s"
+    if alone := next((other for setting, other in own.items() if setting[3] == 0 != best[3]), 0.0):
+        said += f", {rate / alone:.1f} times as many as without workers"
+    pooled = max((other for setting, other in rates.items() if setting[0] and setting[2] == "pool"), default=0.0)
+    if pooled > _WORTH_IT * rate:
+        said += f"; shuffle='shards' gives {pooled / rate:.1f} times as many"
+    others = {setting: other for setting, other in rates.items() if not setting[0]}
+    fastest, most = max(others.items(), key=lambda item: item[1], default=(best, 0.0))
+    if most <= _WORTH_IT * rate:
+        return f"{said}. No format that was compared is much faster: keep yours."
+    sizes = {one.format: one.nbytes for one in files}
+    size = f" and {sizes[fastest[1]] / sizes[best[1]]:.1f} times as large" if sizes.get(best[1]) else ""
+    return f"{said}. As {fastest[1]}, it is {most / rate:.1f} times as fast{size}: see `dataload convert`."
 
 
 def open_data(task: Task) -> Source[Any]:
@@ -191,6 +278,8 @@ def loader(task: Task, transform: Callable[[Any], Any] | None = None) -> Reading
     """Open `dataload.Loader` with the kind of workers in the option ``executor``."""
     held = ExitStack()
     source = held.enter_context(open_data(task))
+    if (records := task.options.get("records")) is not None:
+        source = source[:records]
     executor = task.options.get("executor", "threads")
     made: Loader[Any] = Loader(
         source,
@@ -198,6 +287,7 @@ def loader(task: Task, transform: Callable[[Any], Any] | None = None) -> Reading
         shuffle=_SHUFFLES[task.order],
         seed=task.seed,
         transform=transform,
+        collate=dict.fromkeys(task.options.get("varying", ()), "list") or None,
         num_workers=task.workers,
         executor=executor,
     )

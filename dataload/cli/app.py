@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from dataload.cli.output import as_typed, options_typed, print_error, print_warning
+from dataload.cli.output import as_typed, options_typed, print_error, print_interrupted, print_warning
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, SourceNotFoundError
 
 BAD_DATA = 1
@@ -109,12 +109,21 @@ class _Group(TyperGroup):
         except SystemExit as end:
             # With a closed pipe (`dataload inspect x | head`), typer and rich exit with 1.
             code = BROKEN_PIPE if isinstance(end.__context__, BrokenPipeError) else end.code
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as interrupt:  # of the imports
+            print_interrupted(interrupt)
             code = INTERRUPTED
         except Exception as error:  # nothing is left to do but report it
             with options_typed(options):
                 code = _report(error, debug="--debug" in arguments)
         sys.exit(code if isinstance(code, int) else 0)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; typer would drop a KeyboardInterrupt with its notes."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as interrupt:
+            print_interrupted(interrupt)
+            raise typer.Exit(INTERRUPTED) from None
 
     def _options(self, arguments: Sequence[str]) -> frozenset[str]:
         """Return the options of the command that the arguments name."""

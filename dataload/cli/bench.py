@@ -21,7 +21,7 @@ from dataload._util.settings import check_directory
 from dataload.analysis.design import check_picture
 from dataload.analysis.pictures import rates_figure
 from dataload.bench import runner as table
-from dataload.bench.data import Choices, Data, Written, own_data, plan_loaders, write
+from dataload.bench.data import AS_IT_IS, Choices, Data, Written, advice, own_data, plan_loaders, write
 from dataload.bench.runner import (
     FileFacts,
     Measurement,
@@ -34,9 +34,21 @@ from dataload.bench.runner import (
 )
 from dataload.bench.stages import StageReport, measure_stages
 from dataload.bench.task import Order, Task
-from dataload.cli.options import Codec, Decode, Fields, Options, Overrides, Picture, SourceFormat, SourceOptions
-from dataload.cli.output import ProgressBar, print_line, print_table, print_warning
-from dataload.errors import ConfigError, closest
+from dataload.cli.options import (
+    Codec,
+    Decode,
+    Fields,
+    Options,
+    Overrides,
+    Picture,
+    SourceFormat,
+    SourceOptions,
+    decodes,
+    parse_decode,
+    parse_options,
+)
+from dataload.cli.output import ProgressBar, as_typed, print_line, print_table, print_warning
+from dataload.errors import ConfigError, DataloadError, MissingDependencyError, closest
 from dataload.executors import ExecutorName
 
 _MOVED = typer.Option(hidden=True)  # to `python -m benchmarks`, or gone; accepted for a release
@@ -46,11 +58,11 @@ def bench_command(
     path: Annotated[str | None, typer.Argument(help="Your data: anything that `dataload inspect` takes.")] = None,
     formats: Annotated[str | None, typer.Option(help="Formats to compare, separated by commas.")] = None,
     orders: Annotated[str, typer.Option(help="Any of global, pool, sequential.")] = "global",
-    workers: Annotated[str, typer.Option(help="Numbers of workers.")] = "0,1,2",
+    workers: Annotated[str, typer.Option(help="Numbers of workers.")] = "0,2",
     batch_size: Annotated[int | None, typer.Option(min=1, help="Records per batch.")] = None,
-    records: Annotated[int | None, typer.Option(min=1, help="Number of records.")] = None,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds; tables show medians.")] = 3,
-    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds per measurement, after a warm-up.")] = 2.0,
+    records: Annotated[int | None, typer.Option(min=1, help="Number of records. By default about 64 MB.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; tables show medians.")] = 2,
+    seconds: Annotated[float, typer.Option(min=0.05, help="Seconds per measurement, after a warm-up.")] = 0.5,
     executor: Annotated[ExecutorName, typer.Option(help="Kind of workers.")] = "threads",
     cache: Annotated[str | None, typer.Option(help="Directory that keeps the written files.")] = None,
     json: Annotated[str | None, typer.Option(help="Write the figures to this file.")] = None,
@@ -72,7 +84,11 @@ def bench_command(
     html: Annotated[str | None, _MOVED] = None,
     dark: Annotated[bool, typer.Option("--dark", hidden=True)] = False,
 ) -> None:
-    """Compare formats on your data, side by side in one run."""
+    """Compare formats on your data, side by side in one run.
+
+    The data as they are, and some of their records in other formats: by default in under a minute. Raise --records,
+    --repeats and --seconds for figures to rely on.
+    """
     if loader is not None:
         given = {"PATH": path, "--formats": formats, "--batch-size": batch_size, "--records": records}
         given |= {"--made": made, "--peers": peers, "--scale": scale, "--cold": cold, "--picture": picture}
@@ -106,7 +122,7 @@ def bench_command(
         directory = Path(cache) if cache is not None else _own_directory()
         if path is not None:
             wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
-            data = [own_data(wanted.path, opened.enter_context(wanted.open()), records)]
+            data = [_own_data(wanted, opened, records, codec, option, decode)]
             if wanted.is_function:  # nothing would tell that it returns other data
                 directory.mkdir(parents=True, exist_ok=True)
                 directory = Path(opened.enter_context(TemporaryDirectory(dir=directory)))
@@ -120,6 +136,32 @@ def bench_command(
     if picture is not None:
         rates_figure(table.rates(results.measurements)).savefig(picture)
         print_line(f"drawn to {picture}")
+
+
+def _own_data(
+    wanted: SourceOptions,
+    opened: ExitStack,
+    records: int | None,
+    codec: str | None,
+    options: Sequence[str] | None,
+    decode: Sequence[str] | None,
+) -> Data:
+    """Return the user's data, with how another process opens them, and as files where they are decoded by default."""
+    source = opened.enter_context(wanted.open())
+    if not wanted.has_files:
+        return own_data(wanted.path, source, records)
+    found = wanted.shards()
+    entry, local = found.format, [file for file in (*found.files, wanted.path) if os.path.exists(file)]
+    again = parse_options(options) | ({} if codec is None else {"codec": codec})
+    again |= {} if decode is None else {"decode": parse_decode(decode)}
+    raw = None
+    if "decode" not in again and decodes(entry):
+        files = replace(wanted, options={**wanted.options, "decode": None})
+        raw = opened.enter_context(files.open())
+    with suppress(TypeError):  # of functions, which are not sent to another process
+        json_module.dumps(again)
+        return own_data(wanted.path, source, records, raw=raw, format_name=entry.name, options=again, files=local)
+    return own_data(wanted.path, source, records, raw=raw)
 
 
 def side_by_side(
@@ -141,16 +183,27 @@ def side_by_side(
     """
     files: list[FileFacts] = []
     measurements: list[Measurement] = []
-    every = [data.formats if formats is None else choose("formats", formats, data.formats) for data in all_data]
+    every = [
+        (data.usual or data.formats) if formats is None else choose("formats", formats, data.formats)
+        for data in all_data
+    ]
     for data, names in zip(all_data, every, strict=True):
         own = replace(choices, batch_size=choices.batch_size or data.batch_size)
-        written: dict[str, Written] = {}
+        written: dict[str, Written] = {} if formats or data.own is None else {AS_IT_IS: data.own}
         for name in names:
-            with ProgressBar(f"writing {data.name} as {name}"):
-                written[name] = write(data, name, cache)
+            try:
+                with ProgressBar(f"writing {data.name} as {name}"):
+                    written[name] = write(data, name, cache)
+            except (DataloadError, MissingDependencyError) as error:
+                if formats or not data.usual:
+                    raise
+                print_warning(f"not compared as {name}: {as_typed(str(error))}")
         planned = plan(data, written, own, cache)
         facts = [one.facts for one in written.values()]
-        measurements += measure_tasks(data.name, *planned, repeats, interpreters, files=facts, wide=wide)
+        measured = measure_tasks(data.name, *planned, repeats, interpreters, files=facts, wide=wide)
+        if AS_IT_IS in written and (said := advice(measured, facts)):
+            print_line(said, "bold")
+        measurements += measured
         files += facts
     return {"files": tuple(files), "measurements": tuple(measurements)}
 

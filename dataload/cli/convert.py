@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
 from typing import Annotated, Any, cast
 
 import typer
@@ -15,6 +14,7 @@ from dataload.cli.options import (
     Fields,
     Options,
     SourceOptions,
+    decodes,
     parse_engine,
     parse_max_bad,
     parse_options,
@@ -28,7 +28,6 @@ from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord
 from dataload.sources.discover import find_destination
-from dataload.sources.format import Format
 from dataload.sources.shards import Location
 
 _SHOWN_BAD = 3
@@ -107,7 +106,7 @@ def convert_command(
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
     if codec is not None and "codec" in wanted.shards().format.reader_options.names():
         wanted.options["codec"] = resolve_codec(codec)
-    if decode is None and map is None and tokenize is None and _decodes(wanted.shards().format):
+    if decode is None and map is None and tokenize is None and decodes(wanted.shards().format):
         # Files pass through unchanged; with their suffixes where fields are files again.
         wanted.options.setdefault("decode", {} if entry.key_field is None else None)
     writer_options = {**(tokenize.writer_options if tokenize is not None else {}), **parse_options(to_option)}
@@ -143,11 +142,6 @@ def convert_command(
         print_line(f"{count_of(report.skipped, 'bad record')} skipped")
         for line in _describe_bad(report.bad_records):
             print_line(f"  {line}")
-
-
-def _decodes(entry: Format) -> bool:
-    """Return whether a format decodes files by default."""
-    return any(each.name == "decode" and each.default == "auto" for each in fields(entry.reader_options))
 
 
 def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:

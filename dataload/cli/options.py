@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, TypeAlias
 
 import typer
@@ -108,7 +108,7 @@ class SourceOptions:
         if codec is not None:
             parsed["codec"] = resolve_codec(codec)
         if decode:
-            parsed["decode"] = _parse_decode(decode)
+            parsed["decode"] = parse_decode(decode)
         if is_url(path):  # what one use finds out, the next need not ask again
             parsed["remote"] = Remote.of(parsed.pop("storage_options", None), parsed.get("remote"))
         return cls(path=path, format=entry.name if entry is not None else None, options=parsed)
@@ -350,7 +350,7 @@ def resolve_codec(name: str, key: str = "--codec") -> Any:
     return resolve_reference(name, key) if ":" in name else name
 
 
-def _parse_decode(decode: Sequence[str]) -> str | dict[str, Any]:
+def parse_decode(decode: Sequence[str]) -> str | dict[str, Any]:
     if len(decode) == 1 and "=" not in decode[0]:
         return decode[0]
     table: dict[str, Any] = {}
@@ -360,3 +360,8 @@ def _parse_decode(decode: Sequence[str]) -> str | dict[str, Any]:
             raise ConfigError(f"--decode {item!r}: pass one decoder for all, or extension=decoder each", key="decode")
         table[extension] = resolve_codec(decoder, "--decode")
     return table
+
+
+def decodes(entry: Format) -> bool:
+    """Return whether a format decodes files by default."""
+    return any(each.name == "decode" and each.default == "auto" for each in fields(entry.reader_options))

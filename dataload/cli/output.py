@@ -91,6 +91,11 @@ def print_line(text: str = "", style: str = "", *, stderr: bool = False) -> None
     _console(stderr=stderr).print(Text(_safe(text), style), soft_wrap=True)
 
 
+def print_interrupted(interrupt: KeyboardInterrupt) -> None:
+    """Print one line after Ctrl-C, with what the library says to do next, if anything."""
+    print_error("; ".join(["interrupted", *map(as_typed, getattr(interrupt, "__notes__", ()))]))
+
+
 def print_error(message: str) -> None:
     """Print ``error: message`` to stderr."""
     print_line(f"error: {message}", "red", stderr=True)
@@ -169,9 +174,6 @@ class ProgressBar:
 
     def __exit__(self, *error: Any) -> None:
         self._progress.stop()
-        if isinstance(error[1], KeyboardInterrupt):  # typer drops it
-            for note in getattr(error[1], "__notes__", ()):
-                print_error(f"interrupted; {as_typed(note)}")
 
     def __call__(self, done: int, total: int | None) -> None:
         """Show that `done` of `total` units are done, or of an unknown number."""

@@ -100,7 +100,7 @@ def decode_image(
     The pixels are Pillow's, bit for bit. simplejpeg, which releases the GIL, decodes JPEG in YCbCr and grey; Pillow
     decodes the rest. Both use libjpeg-turbo's slow integer DCT and smooth ("fancy") upsampling: the fast variants save
     5 to 30% of the time, but change pixels by up to 120 of 255. More than 8 bits per channel are an
-    UnsupportedFormatError.
+    UnsupportedFormatError. EXIF orientation is not applied: see `decode_upright`.
 
     `out` is C-contiguous memory to decode into. `kind` is the format that the image must have, in Pillow's words; None
     for any of `IMAGE_KINDS`. Decoding may take `limit` bytes of memory: 12 for each pixel, 24 in WebP.
@@ -219,6 +219,30 @@ def _decode_with_pillow(data: bytes | memoryview, out: Array | None, kind: str |
         raise CorruptFileError(f"an image cannot be decoded: {str(error) or type(error).__name__}") from error
 
 
+_ORIENTATION = 274  # the EXIF tag
+_TURNS: Mapping[int, Callable[[Array], Array]] = {
+    2: lambda pixels: pixels[:, ::-1],
+    3: lambda pixels: pixels[::-1, ::-1],
+    4: lambda pixels: pixels[::-1],
+    5: lambda pixels: pixels.swapaxes(0, 1),
+    6: lambda pixels: np.rot90(pixels, -1),
+    7: lambda pixels: pixels[::-1, ::-1].swapaxes(0, 1),
+    8: np.rot90,
+}
+
+
+def decode_upright(data: bytes | memoryview, *, kind: str | None = None, limit: int = MAX_RECORD_BYTES) -> Array:
+    """Decode an image as `decode_image` does, and turn it as its EXIF orientation says. Pillow always turns TIFF."""
+    pixels = decode_image(data, kind=kind, limit=limit)
+    pillow = load_optional("PIL.Image", needed_by="EXIF orientation", extra="tar", package="pillow")
+    try:
+        with pillow.open(io.BytesIO(data), formats=tuple(IMAGE_KINDS.values())) as image:  # reads the header only
+            turn = None if image.format == "TIFF" else _TURNS.get(image.getexif().get(_ORIENTATION))
+    except Exception as error:  # Pillow's plug-ins raise various errors
+        raise CorruptFileError(f"EXIF data cannot be read: {str(error) or type(error).__name__}") from error
+    return pixels if turn is None else np.ascontiguousarray(turn(pixels))
+
+
 _EIGHT_BITS = frozenset(("1", "L", "LA", "La", "P", "PA", "RGB", "RGBA", "RGBX", "RGBa", "CMYK", "YCbCr"))
 
 
@@ -271,6 +295,7 @@ DECODERS: Mapping[str, Decoder] = {
         Decoder("npy", parse_npy, ("npy",)),
         Decoder("npz", npz.decode, ("npz",), limited=True, spec=FieldSpec("unknown")),
         Decoder("sample_rate", decode_rate, spec=FieldSpec("int64", ())),
+        Decoder("upright", decode_upright, (), _no_pixels, limited=True, spec=FieldSpec("uint8", (None, None, 3))),
         Decoder("txt", _text, ("txt", "text"), str, small=True, spec=FieldSpec("str", ())),
     )
 }
@@ -306,7 +331,7 @@ def plan_decoders(
 def for_extension(decoder: Decoder, extension: str, limit: int) -> Decoder:
     if not decoder.limited:
         return decoder
-    return _limited(decoder, image_kind(extension) if decoder.name == "image" else None, limit)
+    return _limited(decoder, image_kind(extension) if decoder.name in ("image", "upright") else None, limit)
 
 
 def image_kind(name: str) -> str | None:

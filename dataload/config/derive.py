@@ -70,8 +70,8 @@ def describe(target: Any) -> dict[str, str]:
     """Return what a Google-style docstring, or else that of a base class, says about each argument or attribute."""
     inherited = describe(target.__base__) if isinstance(target, type) and target.__base__ is not None else {}
     text = inspect.getdoc(target) or ""
-    section = re.search(r"^(?:Args|Attributes):\n((?:(?:    .*)?\n)*)", f"{text}\n", re.MULTILINE)
-    parts = re.split(r"^    (\w+): ", section[1] if section else "", flags=re.MULTILINE)[1:]
+    sections = re.findall(r"^(?:Args|Attributes):.*\n((?:(?:    .*)?\n)*)", f"{text}\n", re.MULTILINE)
+    parts = re.split(r"^    (\w+): ", "".join(sections), flags=re.MULTILINE)[1:]
     return inherited | {name: " ".join(entry.split()) for name, entry in zip(parts[::2], parts[1::2], strict=True)}
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from dataload._util.arrays import warn_of_padding
+from dataload._util.habits import SaysInstead
 from dataload._util.html import html_table
 from dataload._util.settings import check_count
 from dataload.collate import Collate, Pack, padded_fields
@@ -60,11 +61,13 @@ class Progress:
         return f"epoch {self.epoch}{epochs}, step {self.step:,}{steps}, {self.rows_per_second:,.0f} rows/s"
 
 
-class LoaderBase(ABC, Generic[BatchT]):
+class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
     """An iterable of batches that is resumable at any step.
 
     `release` stops the workers. It is called when the loader is closed or dropped, so it must not refer to the loader.
     """
+
+    _habits = "loader"
 
     def __init__(self, *, recorder: Recorder, workers: int, epochs: int | None, release: Callable[[], None]) -> None:
         self._recorder = recorder

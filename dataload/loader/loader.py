@@ -19,7 +19,7 @@ from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration, LoaderBase
 from dataload.loader.failures import ErrorPolicy, OnError
 from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
-from dataload.loader.order import Shuffle, explains_torch_names, plan_batches
+from dataload.loader.order import Shuffle, explains_arguments, plan_batches
 from dataload.loader.pipeline import Prefetch, StepDelivery, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import Setting, WorkerSettings
@@ -54,7 +54,7 @@ class Loader(LoaderBase[BatchT]):
     loader is iterated: worker processes get a copy of it. Only a loader from `dataload.from_config` closes its source,
     because it has opened it.
 
-    Args:
+    Args: Records, order and batches
         source: Anything with ``__len__`` and ``__getitem__``; other methods of `dataload.types` make it faster. Also
             columns: a dict of arrays or lists of equal length, or a table of pandas, polars or pyarrow.
         batch_size: Rows per batch of this rank.
@@ -68,6 +68,8 @@ class Loader(LoaderBase[BatchT]):
         seed: Seed of the order and of the transforms' random numbers.
         tail: What to do with records that do not fill a batch: see `BatchSampler`. By default ``"partial"``, or
             ``"pad"`` on several ranks.
+
+    Args: From records to a batch
         fields: Names of the fields to read; None means all.
         transform: ``f(sample)`` or ``f(sample, context)``, or a list of these; the context has the sample's index,
             its epoch and its own random generator.
@@ -76,6 +78,8 @@ class Loader(LoaderBase[BatchT]):
             (see `Collate`).
         pad_value: The value with which `collate` or packing fills up; or values by field, such as ``{"labels": -100}``,
             where others get 0. None is 0, with a warning if several integer fields are padded.
+
+    Args: Workers and epochs
         num_workers: Maximum number of workers that make batches ahead; fewer are used where more are not faster. 0
             makes batches in the consumer's thread, as do threads that do not help. ``"auto"`` allows one worker for
             each CPU that this process may use, and more threads if they mostly wait.
@@ -93,6 +97,8 @@ class Loader(LoaderBase[BatchT]):
         epochs: Number of epochs. Nothing is read ahead after the last one, and another ``for`` yields nothing.
         timeout: Seconds to wait for a batch before raising an error; None only warns, after a minute. With a timeout,
             the consumer's thread never makes batches itself, because no other thread would watch it.
+
+    Args: Records that fail
         on_error: What to do with a record that cannot be read or transformed: ``"raise"``; ``"skip"`` drops its row;
             ``"replace"`` uses another record of the same step. Ranks keep their number of steps.
         max_bad: Maximum number of bad records over all epochs; more are an error. As a float, their maximum fraction of
@@ -101,6 +107,8 @@ class Loader(LoaderBase[BatchT]):
         error_report: A JSONL file to append bad records to.
         exclude: Records never to read, and to treat as `on_error` says (``"raise"`` drops them): indices, or a file
             written by `error_report`. They are not part of the state: a state saved without them still loads.
+
+    Args: Several processes
         rank: Number of this process, in [0, world_size). By default `rank` and `world_size` come from the environment
             variables RANK and WORLD_SIZE, as set by torchrun, or else are 0 of 1. A JAX program of several processes
             must give them: see `dataload.jax.distributed_place`.
@@ -119,7 +127,7 @@ class Loader(LoaderBase[BatchT]):
     """
 
     @renamed(batch_sampler="sampler", start_method="executor")
-    @explains_torch_names
+    @explains_arguments
     @checked
     def __init__(
         self,

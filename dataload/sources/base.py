@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar, overload
 import numpy as np
 
 from dataload._util.fingerprint import digest
+from dataload._util.habits import SaysInstead
 from dataload._util.html import html_of_source
 from dataload._util.indexing import as_indices, check_index
 from dataload._util.randomness import check_seed
@@ -27,13 +28,15 @@ T_co = TypeVar("T_co", covariant=True)
 _ITERATION_BLOCK = 256
 
 
-class Source(ABC, Generic[T_co]):
+class Source(SaysInstead, ABC, Generic[T_co]):
     """A sequence of records.
 
     A backend implements `__len__` and `_read`, and `_read_columns` if it can build columns without collating records.
     All reads may be called from several threads at once. Returned values belong to the caller: they stay valid after
     later reads and after `close`, and writing to them changes no file.
     """
+
+    _habits = "source"
 
     @abstractmethod
     def __len__(self) -> int:

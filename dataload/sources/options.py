@@ -7,15 +7,12 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, Self
 
+from dataload._util.habits import instead
 from dataload._util.limits import MAX_RECORD_BYTES
 from dataload._util.settings import Least, check_setting, check_settings, hints_of
 from dataload.codecs.codec import CodecLike, resolve_codec
-from dataload.errors import ConfigError, closest
+from dataload.errors import ConfigError
 from dataload.storage import Remote, RemoteOptions
-
-_FUNCTIONS = (
-    "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +37,7 @@ class Options:
         """Create the options from keyword arguments; a ConfigError begins with `owner`, such as ``"format 'tar'"``."""
         for name in given:
             if name not in cls.names():
-                advice = _FUNCTIONS if callable(given[name]) else ""
-                message = f"{owner} has no option {name!r}: {closest(name, cls.names())}{advice}"
+                message = f"{owner} has no option {name!r}{instead('option', name, cls.names())}"
                 raise ConfigError(message, key=name, value=given[name])
         for each in fields(cls):
             if each.name not in given and each.default is MISSING and each.default_factory is MISSING:
@@ -50,7 +46,7 @@ class Options:
             try:
                 check_setting(name, value, hints_of(cls).get(name, Any))
             except ConfigError as error:
-                advice = _FUNCTIONS if callable(value) else ""
+                advice = instead("option", "transform") if callable(value) else ""
                 raise ConfigError(f"{owner}: {error}{advice}", key=name, value=value) from None
         return cls(**given)
 

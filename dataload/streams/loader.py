@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -193,6 +193,17 @@ class MultiStreamLoader(LoaderBase[Any]):
         self._received: StepRows | None = None  # of the last step, if any was received since `_starts` was set
         self._restored_step = 0  # of the state that this epoch continues, if any
         self._row_seconds = np.zeros(self._size)
+
+    if not TYPE_CHECKING:  # type checkers report a length that does not exist
+
+        def __len__(self) -> int:
+            message = (
+                "a MultiStreamLoader learns its number of steps at the end of an epoch: count batches, or stop after"
+            )
+            raise TypeError(f"{message} n of them, as in itertools.islice(loader, n)")
+
+        def __bool__(self) -> bool:
+            return True
 
     @property
     def sequences(self) -> Sequence[Any]:

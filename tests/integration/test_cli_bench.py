@@ -67,6 +67,35 @@ def test_a_small_run(tmp_path, own):
     assert rows == [["dataload", name, "global", "0"] for name in ("torchrecord", "tar")]
 
 
+def test_photos_of_several_sizes_end_with_advice(tmp_path):
+    pillow = pytest.importorskip("PIL.Image")
+    for i in range(6):
+        path = tmp_path / "photos" / "ab"[i % 2] / f"{i}.jpg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pillow.fromarray(np.full((20 + i, 30, 3), 40 * i, np.uint8)).save(path)
+    result = run("bench", tmp_path / "photos", *QUICK, "--cache", tmp_path / "cache", "--json", tmp_path / "out.json")
+    assert result.exit_code == 0, result.output
+    results = Results.from_json(json.loads((tmp_path / "out.json").read_text()))
+    rows = [(m.task.name, m.task.format, m.task.order, m.error) for m in results.measurements]
+    own = [("as it is", "folder", "global", None), ("as it is", "folder", "pool", None)]
+    assert rows == [*own, *(("dataload", name, "global", None) for name in ("syrah", "tar", "torchrecord"))]
+    assert "As it is, num_workers=0 is best: " in result.stdout
+
+
+def test_a_format_that_cannot_store_the_records_is_left_out(tmp_path):
+    (tmp_path / "nested.jsonl").write_text('{"a": {"b": [1, null]}}\n{"a": {"b": []}}\n')
+    result = run("bench", tmp_path / "nested.jsonl", *QUICK, "--cache", tmp_path / "cache")
+    assert result.exit_code == 0, result.output
+    assert "warning: not compared as syrah: " in result.stderr
+    assert "As it is, num_workers=0 is best: " in result.stdout
+
+
+def test_data_of_a_function_are_compared_without_themselves(tmp_path):
+    lines, told = bench("range:20", *QUICK, "--cache", tmp_path / "cache", json_to=tmp_path / "out.json")
+    names = {(m.task.name, m.task.format) for m in Results.from_json(told).measurements}
+    assert names == {("dataload", name) for name in ("syrah", "tar", "torchrecord")}
+
+
 def test_a_picture_of_the_rates(tmp_path, own):
     picture = tmp_path / "out.svg"
     bench(own, "--records", 50, "--formats", "syrah", *QUICK, "--cache", tmp_path, "--picture", picture)

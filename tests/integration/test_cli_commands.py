@@ -193,16 +193,17 @@ def test_help_fits_and_an_interrupt_is_quiet(command, monkeypatch):
     takes_none = command in (["schema"], ["cache", "status"], ["cache", "prune"])
     arguments = [] if takes_none else ["x", "y"] if command == ["convert"] else ["x"]
     result = run(*command, *arguments)
-    assert (result.exit_code, result.output) == (130, "")
+    assert (result.exit_code, result.output) == (130, "error: interrupted\n")
 
 
-def test_ctrl_c_while_the_command_line_is_imported(monkeypatch):
+def test_ctrl_c_while_the_command_line_is_imported(monkeypatch, capsys):
     class Interrupted:
         def __getattr__(self, name):
             raise KeyboardInterrupt
 
     monkeypatch.setitem(sys.modules, "dataload.cli.app", Interrupted())
     assert dataload.__main__.main() == 130
+    assert capsys.readouterr().err == "error: interrupted\n"
 
 
 @pytest.mark.parametrize(

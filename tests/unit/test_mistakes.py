@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
+import pkgutil
 import re
+import sys
 
 import numpy as np
 import pytest
 
 import dataload
 from dataload import ConfigError, Loader
+from dataload._util.habits import INSTEAD
 from dataload.convert import convert
 from dataload.samplers import BucketBatchSampler
 from dataload.streams import MultiStreamLoader
@@ -140,6 +144,38 @@ build().load_state_dict("{}")
     StateMismatchError: the state of a Loader is a dict, found str: if it is JSON, pass json.loads(...) of it
 build(sampler=BucketBatchSampler(lengths=[1] * 8, batch_size=2))
     ConfigError: BucketBatchSampler chooses the order and the batches: leave batch_size out
+dataload.open("train.tar", typo=1)
+    ConfigError: format 'tar' has no option 'typo': Known: cache, .*, decode, index,
+dataload.open("train.tar", decod="auto")
+    ConfigError: format 'tar' has no option 'decod': did you mean 'decode'? Known:
+dataload.open("train.tar", map=two)
+    ConfigError: got <function two at .*>: a function of samples is passed to dataload.Loader as transform=, or
+dataload.open("train.tar", transform=two)
+    ConfigError: has no option 'transform': a function of samples is passed to dataload.Loader as transform=, or
+dataload.open("train.tar", streaming=True)
+    ConfigError: has no option 'streaming': leave it out
+dataload.create("out.tar", maxcount=10)
+    ConfigError: has no option 'maxcount': it is records_per_shard=
+build(num_worker=2)
+    TypeError: Loader has no argument 'num_worker': did you mean 'num_workers'? Known: batch_size,
+build(drop_last=True)
+    TypeError: Loader has no argument 'drop_last': drop_last=True is tail='drop', .*; dataload.torch.DataLoader takes
+SOURCE.map(two)
+    AttributeError: 'MemorySource' object has no attribute 'map': a function of samples is passed to dataload.Loader
+SOURCE.shuffle(1000)
+    AttributeError: 'shuffle': the loader shuffles: dataload.Loader(source, shuffle=True, seed=0)
+SOURCE.take(3)
+    AttributeError: 'take': it is source[:n]
+SOURCE.column_names
+    AttributeError: 'column_names': it is list(source.fields)
+build().dataset
+    AttributeError: 'Loader' object has no attribute 'dataset': it is loader.source
+len(MultiStreamLoader(iter, [[{"x": 1}]], batch_size=1))
+    TypeError: a MultiStreamLoader learns its number of steps at the end of an epoch: count batches, or stop after n
+dataload.DataLoader
+    AttributeError: no attribute 'DataLoader': it is dataload.Loader; dataload.torch.DataLoader takes torch's arguments
+dataload.load_dataset
+    AttributeError: no attribute 'load_dataset': it is dataload.open(path)
 """
 
 
@@ -148,6 +184,52 @@ def test_mistakes(here, call, error, message):
     kind = getattr(dataload.errors, error, None) or getattr(builtins, error)
     with pytest.raises(kind, match=re.escape(message).replace(r"\.\*", ".*")):
         eval(call, {**globals(), "convert": convert, "BucketBatchSampler": BucketBatchSampler})
+
+
+HABITS = [(place, name) for place, names in INSTEAD.items() for name in names if place != "sampler"]
+
+
+@pytest.mark.parametrize(("place", "name"), HABITS)
+def test_a_name_of_another_library_says_what_to_write_instead(monkeypatch, place, name):
+    if f"dataload.{name}" in sys.modules:  # as imported by another test
+        monkeypatch.delattr(dataload, name)
+    uses = {
+        "module": lambda: getattr(dataload, name),
+        "option": lambda: dataload.sources.Options.parse({name: 1}, "format 'x'"),
+        "loader argument": lambda: build(**{name: 1}),
+        "source": lambda: getattr(SOURCE, name),
+        "loader": lambda: getattr(build(), name),
+    }
+    with pytest.raises((AttributeError, ConfigError, TypeError)) as caught:
+        uses[place]()
+    assert f"{name!r}: {INSTEAD[place][name]}" in str(caught.value)
+
+
+def test_what_the_advice_names_exists():
+    """The attributes, arguments and functions in the advice are those of dataload."""
+    text = " ".join(advice for names in INSTEAD.values() for advice in names.values())
+    for path in set(re.findall(r"dataload\.[\w.]+", text)):
+        pkgutil.resolve_name(path.rstrip("."))
+    for object_name, found in (("source", SOURCE), ("loader", build())):
+        for name in set(re.findall(rf"\b{object_name}\.(\w+)", text)):
+            assert hasattr(found, name), f"{object_name}.{name}"
+    arguments = {*inspect.signature(Loader).parameters, *inspect.signature(dataload.create).parameters}
+    known = arguments | {"fields", "decode", "map", "cache", "lengths"}
+    assert set(re.findall(r"\b([a-z_]+)=(?!=)", text)) - known - FOREIGN == set()
+
+
+FOREIGN = {"drop_last", "pin_memory", "multiprocessing_context", "drop_remainder", "parent", "weight"}
+
+
+class Failing(dataload.MemorySource):
+    @property
+    def take(self):
+        return self.nothing
+
+
+def test_a_property_that_fails_keeps_its_error_and_a_method_its_name():
+    with pytest.raises(AttributeError, match="'Failing' object has no attribute 'nothing'"):
+        Failing({"x": [1]}).take  # noqa: B018
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from dataload._util.arrays import split_records, split_rows
 from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
 from dataload._util.limits import check_lengths, no_memory
-from dataload.codecs.decoders import Decoder, decode_images
+from dataload.codecs.decoders import DECODERS, Decoder, decode_images
 from dataload.codecs.npz import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError

@@ -1,6 +1,7 @@
 """The data of a benchmark: the same in every format, written once, and only where there is room."""
 
 import shutil
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -9,7 +10,8 @@ import pytest
 import dataload
 from benchmarks.workloads import get_workload, made_data
 from dataload.api import open_source
-from dataload.bench.data import own_data, write
+from dataload.bench.data import advice, own_data, write
+from dataload.bench.runner import FileFacts
 from dataload.errors import ConfigError
 
 
@@ -70,6 +72,35 @@ def test_too_little_room(tmp_path, data, monkeypatch):
     with pytest.raises(ConfigError, match=message):
         write(data, "syrah", tmp_path)
     assert not list(tmp_path.rglob("data.syr"))
+
+
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        ({("as it is", "folder", "global", 0): 100}, "As it is, num_workers=0 is best: 100 records/s. No format"),
+        (
+            {("as it is", "folder", "global", 0): 100, ("as it is", "folder", "global", 2): 180},
+            "As it is, num_workers=2 is best: 180 records/s, 1.8 times as many as without workers. No format that",
+        ),
+        (
+            {("as it is", "folder", "global", 0): 100, ("as it is", "folder", "pool", 0): 300},
+            "100 records/s; shuffle='shards' gives 3.0 times as many. No format that was compared",
+        ),
+        (
+            {("as it is", "folder", "global", 0): 100, ("dataload", "tar", "global", 2): 250},
+            "100 records/s. As tar, it is 2.5 times as fast and 4.0 times as large: see `dataload convert`.",
+        ),
+        ({("dataload", "tar", "global", 2): 250}, ""),
+    ],
+)
+def test_advice(made, rates, said):
+    measurements = [
+        made.ours(rate, name=name, format=form, order=order, workers=workers)
+        for (name, form, order, workers), rate in rates.items()
+    ]
+    files = [FileFacts("x", "folder", 5, 1000, None), FileFacts("x", "tar", 5, 4000, 1.0)]
+    assert said in advice(measurements, files)
+    assert advice([replace(m, answers=(), error="failed") for m in measurements], files) == ""
 
 
 # Data of the user's own

@@ -8,6 +8,7 @@ from itertools import product
 
 import numpy as np
 import PIL.Image
+import PIL.ImageOps
 import pytest
 import simplejpeg
 from hypothesis import given
@@ -108,6 +109,32 @@ def test_images_of_a_batch_equal_those_decoded_one_by_one(names, odd, place):
     images = decode_images(contents)
     assert (images.dtype, images.flags.writeable) == (np.uint8, True)
     np.testing.assert_array_equal(images, np.stack([decode_image(content) for content in contents]))
+
+
+@pytest.mark.parametrize("orientation", range(10))
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "TIFF", "WEBP"])
+def test_upright_images_are_turned_as_pillow_turns_them(kind, orientation):
+    stream = io.BytesIO()
+    exif = PIL.Image.Exif()
+    exif[274] = orientation
+    pixels = np.random.default_rng(0).integers(0, 255, (20, 30, 3), np.uint8)
+    PIL.Image.fromarray(pixels).save(stream, kind, exif=exif, **({"lossless": True} if kind == "WEBP" else {}))
+    image = PIL.Image.open(stream)
+    upright = find_decoder("upright", "jpg").decode(memoryview(stream.getvalue()))
+    stored = np.asarray(image)
+    turned = stored if kind == "TIFF" else np.asarray(PIL.ImageOps.exif_transpose(image))
+    np.testing.assert_array_equal(upright, turned)
+    np.testing.assert_array_equal(decode_image(stream.getvalue()), stored)
+    assert (turned.shape == (30, 20, 3)) == (orientation in (5, 6, 7, 8))
+
+
+def test_exif_data_that_cannot_be_read_are_an_error(monkeypatch):
+    def refuse(image):
+        raise ValueError("no tags")
+
+    monkeypatch.setattr(PIL.Image.Image, "getexif", refuse)
+    with pytest.raises(CorruptFileError, match="EXIF data cannot be read: no tags"):
+        find_decoder("upright", "png").decode(encoded("png"))
 
 
 def test_headers_that_promise_too_much_allocate_nothing():

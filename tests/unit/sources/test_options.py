@@ -92,7 +92,7 @@ def test_verify_options_of_a_format_are_deprecated():
         Format(name="own", source="own:Own", verify_options={"strict": True})
 
 
-ADVICE = "; a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
+ADVICE = ": a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
 TAR = "format 'tar': "
 BOOL = "must be True or False, got"
 

@@ -91,7 +91,7 @@ def test_a_format_that_cannot_store_the_records_is_left_out(tmp_path):
 
 
 def test_data_of_a_function_are_compared_without_themselves(tmp_path):
-    lines, told = bench("range:20", *QUICK, "--cache", tmp_path / "cache", json_to=tmp_path / "out.json")
+    _, told = bench("range:20", *QUICK, "--cache", tmp_path / "cache", json_to=tmp_path / "out.json")
     names = {(m.task.name, m.task.format) for m in Results.from_json(told).measurements}
     assert names == {("dataload", name) for name in ("syrah", "tar", "torchrecord")}
 

@@ -156,7 +156,10 @@ class DataloadConfig(Section):
                 with named_under(key, type(section).model_fields), named_under("remote", RemoteOptions.names()):
                     source = open_source(section.path, format=section.format, **options)
                 parts.append(opened.enter_context(source))
-            source = opened.enter_context(ConcatSource(parts)) if isinstance(self.source, tuple) else parts[0]
+            source = parts[0]
+            if isinstance(self.source, tuple):
+                opened.pop_all()  # it closes them
+                source = opened.enter_context(ConcatSource(parts))
             # Only the loader knows the number of ranks that lanes must suit.
             with named_under("sampler", ("lanes",)), named_under("loader", type(self.loader).model_fields):
                 loader = Loader(source, **self.loader_options(source))

@@ -375,9 +375,9 @@ def test_a_config_that_fails_late_closes_what_it_opened(monkeypatch):
     config = {"source": [{"path": "3"}, {"path": "4"}], "loader": {"batch_size": 4}}
     with pytest.raises(ConfigError, match=r"^sampler\.indices: "):
         dataload.from_config({**config, "sampler": {"kind": "subset", "indices": [7]}})
-    assert closed == [4, 3]
+    assert closed == [3, 4]
     loader = dataload.from_config(config)
-    assert closed == [4, 3]
+    assert closed == [3, 4]
     loader.close()
     assert closed == [4, 3, 4, 3], "nobody else has opened them"
     source = dataload.from_config(config).source

@@ -88,7 +88,7 @@ def log_of(path: str, remote: Remote | None = None, *, at_once: bool = False) ->
 
 class _LocalLog:
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path: str = path
         self._file: AppendedFile | None = None
 
     def load(self, job: Job) -> Logged:
@@ -117,7 +117,8 @@ class _LocalLog:
 
 class _RemoteLog:
     def __init__(self, path: str, remote: Remote | None, most: int) -> None:
-        self.path, self._most = path, most
+        self.path: str = path
+        self._most = most
         self._storage, self._claim = storage_of(path, remote), join(path, "claim")
         self._writer, self._segments = secrets.token_hex(8), 0
         self._job = Job("", "")

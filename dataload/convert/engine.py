@@ -14,7 +14,7 @@ from dataload.errors import ConfigError
 from dataload.storage import Remote, storage_of
 
 if TYPE_CHECKING:
-    from dataload.convert import ConvertReport
+    from dataload.convert.job import ConvertReport
 
 
 class Engine(Protocol):

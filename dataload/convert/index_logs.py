@@ -58,6 +58,9 @@ class IndexLogs:
         names = [base_name(path) for path in _glob(directory, f"{_START}.*-of-*.log", remote)]
         found = {(int(match[1]), int(match[2])): match[0] for name in names if (match := _NAME.fullmatch(name))}
         counts = sorted({count for _, count in found})
+        whole = log_path(directory, remote, None)
+        if not counts and storage_of(whole).exists(whole):  # of a merge that was killed
+            counts = [1]
         if not counts:
             raise SourceNotFoundError(f"no part of an index of {directory} has run: run the parts", path=directory)
         if len(counts) > 1:
@@ -68,7 +71,7 @@ class IndexLogs:
     def load(self, planned: Sequence[PlannedSet]) -> dict[tuple[str, str], ShardFacts]:
         """Return the facts in all logs by name and key; a ConfigError if a shard is in none."""
         with DaemonThreads(_MOST_THREADS) as pool:
-            logs = [*pool.map(self._load, self.paths.values())]
+            logs = [*pool.map(self._load, (log_path(self.directory, self.remote, None), *self.paths.values()))]
         known = {key: facts for log in logs for key, facts in log.shards.items()}
         missing = [
             f"{number}/{self.count}"
@@ -90,9 +93,13 @@ class IndexLogs:
         message = f"cannot merge, because {path} has changed since it was indexed: run its part again"
         raise ConfigError(message, key="merge", value=planned.pattern)
 
-    def remove(self) -> None:
+    def remove(self, known: Mapping[tuple[str, str], ShardFacts]) -> None:
+        """Delete the logs; that of the whole has what is `known` meanwhile, so that a killed merge can be repeated."""
+        whole = log_of(log_path(self.directory, self.remote, None))
+        whole.begin(JOB, known, anew=True)
         for path in self.paths.values():
             log_of(path, self.remote).remove()
+        whole.remove()
 
 
 def remove_old(directory: str, remote: Remote) -> None:

@@ -147,8 +147,9 @@ class _Run:
     def merge(self) -> IndexReport:
         directory, remote = self._plan.directory, self._remote
         logs = IndexLogs.find(directory, remote)
-        report = self._save(self._describe(logs.load(self._plan.data_sets), None, logs.changed_error))
-        logs.remove()
+        known = logs.load(self._plan.data_sets)
+        report = self._save(self._describe(known, None, logs.changed_error))
+        logs.remove(known)
         return report
 
     @property

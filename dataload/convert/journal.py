@@ -139,7 +139,7 @@ class JournalFile:
     """The file of a journal at `path`; a newer version by another run is not replaced."""
 
     def __init__(self, path: str, remote: Remote | None = None) -> None:
-        self.path = path
+        self.path: str = path
         self._storage = storage_of(path, remote)
         self._version: Any = None
         self._saved = b""
@@ -185,10 +185,10 @@ class Ledger:
     """
 
     def __init__(self, journal: str, part: tuple[int, int] | None, remote: Remote | None, *, overwrite: bool) -> None:
-        self.head = JournalFile(journal, remote)
+        self.head: JournalFile = JournalFile(journal, remote)
         self.log: Log = log_of(log_path(journal, *(part or ())), remote, at_once=overwrite)
-        self.anew = False
-        self.damaged = 0
+        self.anew: bool = False
+        self.damaged: int = 0
         self._is_part = part is not None
 
     @property

@@ -484,6 +484,13 @@ def test_two_nodes_that_write_one_manifest(place, monkeypatch):
     assert [entry["pattern"] for entry in place.manifest()[0]] == ["a.syr", "b.syr"]
 
 
+def test_requests_of_a_conversion_to_many_shards(place):
+    place.convert(shards=20, records=[{"n": i} for i in range(20)], proxied=True)
+    assert (place.asked("PUT", ".syr"), place.asked("HEAD", ".syr")) == (20, 0), "the directory was listed once"
+    assert place.asked("PUT") <= 20 + 6  # the journal twice, the claim twice, a segment of the log, the manifest
+    assert sum(place.proxy.counts.requests.values()) <= 20 + 14
+
+
 def test_a_lost_answer(place, monkeypatch):
     """The server has written the object, and the client does not know: it asks what is there."""
     real, failed = obstore.put, set()

@@ -4,7 +4,7 @@ import json
 
 
 def content(directory):
-    """The bytes of all files; of journals what does not depend on the time."""
+    """The bytes of all files; of journals and logs what does not depend on the time and the run."""
     found = {}
     for path in sorted(directory.rglob("*")):
         name = str(path.relative_to(directory))
@@ -15,5 +15,9 @@ def content(directory):
             table = json.loads(found[name])
             for shard in table["finished"].values():
                 del shard["mtime_ns"]
+            table.pop("run", None)
             found[name] = table
+        if name.endswith(".log"):
+            lines = [json.loads(line.partition(b" ")[2]) for line in found[name].splitlines()]
+            found[name] = [{key: line[key] for key in line if key not in ("run", "mtime_ns")} for line in lines]
     return found

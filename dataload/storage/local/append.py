@@ -17,7 +17,7 @@ class AppendedFile:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path: str = path
         with write_errors(path):
             self._descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
         self._synced = time.monotonic()

@@ -189,8 +189,14 @@ class RemoteStorage:
 
     def replace(self, path: str, data: bytes, version: Any) -> Any:
         client, key = client_of(path, self._remote)
-        self._forget(path)
-        return client.put(path, key, data, "create" if version is None else version)[1]
+        self._remote.versions.pop(path, None)
+        try:
+            condition = client.put(path, key, data, "create" if version is None else version)[1]
+        except FileExistsError:
+            self._remote.listings.pop(path.rpartition("/")[0], None)
+            raise
+        self._remote.add_name(path)
+        return condition
 
     def etag(self, path: str) -> str | None:
         """Return the ETag of an object, or the joined ETags of the objects in a directory."""
@@ -237,10 +243,6 @@ class RemoteStorage:
         """Return whether neither the object nor a listing of its directory has been looked up."""
         known = self._remote
         return path not in known.versions and path.rpartition("/")[0] not in known.listings and bool(split_url(path)[1])
-
-    def _forget(self, path: str) -> None:
-        self._remote.versions.pop(path, None)
-        self._remote.listings.pop(path.rpartition("/")[0], None)
 
     def _names(self, path: str) -> tuple[str, ...]:
         """Return the sorted names in a directory, and remember the versions of its objects."""

@@ -297,13 +297,14 @@ class RemoteAtomicFile(AtomicFile):
         names = sorted(os.listdir(self.temporary)) if os.path.isdir(self.temporary) else [""]
         for name in names:
             url, key = (f"{part}/{name}".rstrip("/") for part in (self.path, self._key))
-            self._remote.listings.pop(url.rpartition("/")[0], None)
             self._remote.versions.pop(url, None)
             file = os.path.join(self.temporary, name).rstrip("/")
             try:
                 version = self._upload(url, key, file)
             except FileExistsError:
+                self._remote.listings.pop(url.rpartition("/")[0], None)
                 raise exists_error(url) from None
+            self._remote.add_name(url)
             if version is not None:
                 self._remote.versions[url] = version
         self.abort()

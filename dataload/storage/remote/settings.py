@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+from bisect import bisect
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
@@ -288,6 +289,14 @@ class Remote:
     def expect(self, url: str, size: int, etag: str) -> None:
         """Note the version of an object that a manifest lists, which saves a request."""
         self.versions.setdefault(url, ObjectVersion(size, etag, True, listed=True))
+
+    def add_name(self, url: str) -> None:
+        """Add an object that was written to the listing of its directory, if that is known, which saves requests."""
+        directory, _, name = url.rpartition("/")
+        names = self.listings.get(directory)
+        if names is not None and name not in names:
+            place = bisect(names, name)
+            self.listings[directory] = (*names[:place], name, *names[place:])
 
     @contextmanager
     def learning(self, paths: Iterable[str]) -> Generator[None]:

@@ -74,6 +74,34 @@ def shards(count=1000, records=100):
     return found
 
 
+def many_shards(records=40_000, batch_size=256, counts=(1, 100, 1000, 5000)):
+    """The time of a batch from many files, as a multiple of that from one."""
+    raw = {"field": "bin", "options": "group_size:1,uncompressed"}
+    formats = {
+        "Syrah": ("syr", floats(1024), {}),
+        "tar": ("tar", blobs(4096), {}),
+        "Arrow": ("arrow", floats(1024), {}),
+        "ArrayRecord, uncompressed": ("array_record", blobs(4096), raw),
+        "TFRecord": ("tfrecord", blobs(4096), {"field": "bin"}),
+        "LMDB": ("lmdb", blobs(4096), {"field": "bin"}),
+    }
+    found = []
+    for name, (suffix, different, options) in formats.items():
+        title = f"{name}, 4 KB records, batch {batch_size}"
+        with ExitStack() as held:
+            cases = []
+            for count in counts[: 3 if suffix == "lmdb" else None]:
+                first = made(f"4k-many-shard-0-of-{count}.{suffix}", different, records // count, **options)
+                paths = [first, *(_copied(first, number, count) for number in range(1, count))]
+                source = held.enter_context(closing(dataload.open(paths)))
+                plan = batches(len(source), batch_size)
+                cases.append(Case(f"{count:,} shards", partial(map, source.read_batch, plan)))
+            rows = run_cases(title, cases, same=None)
+        found += rows
+        found += [aim(title, f"{row['case']} / 1 shard", 1 / row["ratio"], most=1.3) for row in rows[1:]]
+    return found
+
+
 def unchanged(records=10, batch_size=256):
     """The cost of looking after each read whether the file was changed."""
     found = []

@@ -162,18 +162,22 @@ static void free_rows(Rows *rows) {
     PyMem_Free(rows->places);
 }
 
-/* Prefetch what rows further on need: first pointers of a table of pointers, then what they point to. */
-static void prefetch_ahead(void *const *pointers, Py_ssize_t shards, const int64_t *places, Py_ssize_t row, Py_ssize_t count) {
-    if (row + 2 * AHEAD < count && (uint64_t)SHARD(places[row + 2 * AHEAD]) < (uint64_t)shards)
-        __builtin_prefetch(pointers + SHARD(places[row + 2 * AHEAD]));
-    if (row + AHEAD < count && (uint64_t)SHARD(places[row + AHEAD]) < (uint64_t)shards)
-        __builtin_prefetch(pointers[SHARD(places[row + AHEAD])]);
+#define BLOCK 128 /* rows whose memory is prefetched at once */
+
+/* Prefetch what the entries of a block of rows point to. Places need not be valid. */
+static void prefetch_block(void *const *pointers, Py_ssize_t shards, const int64_t *places, Py_ssize_t count) {
+    for (Py_ssize_t row = 0; row < count; row++)
+        if ((uint64_t)SHARD(places[row]) < (uint64_t)shards) __builtin_prefetch(pointers + SHARD(places[row]));
+    for (Py_ssize_t row = 0; row < count; row++)
+        if ((uint64_t)SHARD(places[row]) < (uint64_t)shards) __builtin_prefetch(pointers[SHARD(places[row])]);
 }
 
 /* Find the map of each row. Returns 0, or -1 with an exception. Called with the lock. */
 static int find_maps(Rows *rows, int64_t length) {
     for (Py_ssize_t row = 0; row < rows->count; row++) {
-        prefetch_ahead((void *const *)rows->maps->maps, rows->maps->shards, rows->places, row, rows->count);
+        if (row % BLOCK == 0)
+            prefetch_block((void *const *)rows->maps->maps, rows->maps->shards, rows->places + row,
+                           rows->count - row < BLOCK ? rows->count - row : BLOCK);
         int64_t place = rows->places[row], shard = SHARD(place), at = WITHIN(place);
         if (place < 0 || shard >= rows->maps->shards) {
             PyErr_Format(PyExc_ValueError, "row %zd: shard %lld of %zd", row, (long long)shard, rows->maps->shards);
@@ -470,13 +474,20 @@ static const Table *table_of(const Tables *self, int64_t place) {
     return place >= 0 && SHARD(place) < self->shards ? self->tables[SHARD(place)] : NULL;
 }
 
+static void prefetch_numbers(const Tables *self, const Lookup *l, Py_ssize_t start) {
+    Py_ssize_t stop = l->count - start < BLOCK ? l->count : start + BLOCK;
+    prefetch_block((void *const *)self->tables, self->shards, l->places + start, stop - start);
+    for (Py_ssize_t row = start; !l->search && row < stop; row++) {
+        const Table *table = table_of(self, l->places[row]);
+        if (table && table->kind && WITHIN(l->places[row]) < table->count)
+            __builtin_prefetch((const char *)table->numbers + WITHIN(l->places[row]) * table->itemsize);
+    }
+}
+
 /* Replace places by numbers; -1 with an exception. Called with the lock. */
 static int look_up(const Tables *self, const Lookup *l) {
     for (Py_ssize_t row = 0; row < l->count; row++) {
-        prefetch_ahead((void *const *)self->tables, self->shards, l->places, row, l->count);
-        const Table *next = row + AHEAD / 2 < l->count ? table_of(self, l->places[row + AHEAD / 2]) : NULL;
-        if (next && next->kind && !l->search && WITHIN(l->places[row + AHEAD / 2]) < next->count)
-            __builtin_prefetch((const char *)next->numbers + WITHIN(l->places[row + AHEAD / 2]) * next->itemsize);
+        if (row % BLOCK == 0) prefetch_numbers(self, l, row);
         int64_t place = l->places[row], at = WITHIN(place), number;
         const Table *table = table_of(self, place);
         if (!table || (!l->search && at >= table->count)) {

@@ -1,6 +1,6 @@
 """The samples of many archives as one table, if all of their samples have the same components."""
 
-from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -8,7 +8,7 @@ from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.tar.header import BLOCK
 from dataload.sources.tar.samples import Keys, SampleTable, decode_name
 from dataload.storage.core import PLACE_BITS
-from dataload.types import Array, Int64Array
+from dataload.types import Int64Array
 
 
 class SharedSamples:
@@ -43,11 +43,13 @@ class SharedKeys:
 
     def __init__(self, directory: ShardDirectory) -> None:
         self._texts: dict[int, str | bytes] = {}
+        self._has_bytes = False
         self._ends: ShardNumbers = directory.numbers()
 
     def join(self, shard: int, keys: Keys, samples: int) -> None:
         """Add the keys of an archive."""
         self._texts[shard] = keys.text
+        self._has_bytes |= isinstance(keys.text, bytes)
         if len(keys.ends) == 1:
             length = int(keys.ends[0])
             self._ends.put_line(shard, length, length, samples)
@@ -56,11 +58,10 @@ class SharedKeys:
 
     def names(self, samples: Int64Array) -> list[str]:
         """Return the keys of samples, (rows,) int64."""
-        has_earlier: Array = (samples & WITHIN) > 0
-        starts = np.where(has_earlier, self._ends[samples - has_earlier], 0)
-        rows: Sequence[tuple[int, int, int]] = list(
-            zip((samples >> PLACE_BITS).tolist(), starts.tolist(), self._ends[samples].tolist(), strict=True)
-        )
+        earlier = np.maximum(samples - 1, samples & ~WITHIN)
+        starts, stops = self._ends[earlier], self._ends[samples]
+        starts[earlier == samples] = 0
+        rows = zip((samples >> PLACE_BITS).tolist(), starts.tolist(), stops.tolist(), strict=True)
         texts = self._texts
-        names = [texts[shard][start:stop] for shard, start, stop in rows]
-        return [name if isinstance(name, str) else decode_name(name) for name in names]
+        names: list[Any] = [texts[shard][start:stop] for shard, start, stop in rows]
+        return [name if isinstance(name, str) else decode_name(name) for name in names] if self._has_bytes else names

@@ -57,27 +57,30 @@ class ShardNumbers:
 class ShardDirectory:
     """Readers of many shards each. Shards enter on first use; those that cannot be read together are read alone.
 
-    Args:
-        ends: (shards,) int64, cumulative numbers of records.
-
     Attributes:
         files: The files of all shards as one.
     """
 
-    def __init__(self, ends: Int64Array) -> None:
-        self.files = ShardFiles(len(ends))
-        self._ends = ends
-        starts = ends - np.diff(ends, prepend=0)
-        self._places = (np.arange(len(ends)) << PLACE_BITS) - starts  # to be added to an index
-        length = int(ends[0])
-        self._length = length if length and bool((starts == np.arange(len(ends)) * length).all()) else None
+    def __init__(self, shards: int) -> None:
+        self.files = ShardFiles(shards)
+        self._shards = shards
+        self._ends = self._places = np.empty(0, np.int64)
+        self._length: int | None = None  # of all shards but the last, if it is the same
         self._readers: list[tuple[Any, Any]] = []  # what shards have in common, and the reader of such shards
-        self._reader_of = np.full(len(ends), _UNUSED, np.int8)
+        self._reader_of = np.full(shards, _UNUSED, np.int8)
         self._lock = threading.Lock()
+
+    def place(self, ends: Int64Array) -> None:
+        """Set the cumulative numbers of records, (shards,) int64, which `split` needs."""
+        starts = ends - np.diff(ends, prepend=0)
+        length = int(ends[0])
+        self._ends = ends
+        self._places = (np.arange(self._shards) << PLACE_BITS) - starts  # to be added to an index
+        self._length = length if length and bool((starts == np.arange(self._shards) * length).all()) else None
 
     def numbers(self, scale: int = 1, *, is_place: bool = False) -> Any:
         """Return an empty table, which takes the place of an array in a reader of many shards."""
-        return ShardNumbers(len(self._ends), scale, is_place=is_place)
+        return ShardNumbers(self._shards, scale, is_place=is_place)
 
     def copy_of(self, reader: T) -> T:
         """Return a copy of a reader that reads the files of all shards."""
@@ -98,7 +101,7 @@ class ShardDirectory:
         numbers = self._reader_of[shards]
         if int(numbers.min()) == _UNUSED:
             for shard in np.unique(shards[numbers == _UNUSED]).tolist():
-                self._add(shard, reader(shard))
+                self.add(shard, reader(shard))
             numbers = self._reader_of[shards]
         places = indices + self._places[shards]
         least, most = int(numbers.min()), int(numbers.max())
@@ -114,9 +117,10 @@ class ShardDirectory:
     def _shards_of(self, indices: Int64Array) -> Int64Array:
         if self._length is None:
             return np.searchsorted(self._ends, indices, side="right")
-        return np.minimum(indices // self._length, len(self._ends) - 1)
+        return np.minimum(indices // self._length, self._shards - 1)
 
-    def _add(self, shard: int, reader: Any) -> None:
+    def add(self, shard: int, reader: Any) -> None:
+        """Add a shard to the reader of those like it, and close its file; or note that it is read alone."""
         with self._lock:
             if self._reader_of[shard] == _UNUSED:
                 self._reader_of[shard] = self._join(shard, reader)
@@ -137,6 +141,6 @@ class ShardDirectory:
         return number
 
 
-def directory_of(ends: Int64Array) -> ShardDirectory | None:
-    """Return the directory of shards, whose cumulative numbers of records are `ends`; None if they are not mapped."""
-    return ShardDirectory(ends) if 1 < len(ends) <= MOST_SHARDS and can_map() else None
+def directory_of(shards: int) -> ShardDirectory | None:
+    """Return a directory of so many shards; None if there is only one, or files are not mapped."""
+    return ShardDirectory(shards) if 1 < shards <= MOST_SHARDS and can_map() else None

@@ -1,5 +1,6 @@
 """Sources in files, whose shards are opened lazily in the process that reads them."""
 
+import zlib
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,9 +20,9 @@ from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.classes import with_classes
 from dataload.catalog.evidence import ends_of_file
-from dataload.errors import ClosedSourceError, ConfigError, DataloadError, MachineError
+from dataload.errors import ClosedSourceError, ConfigError, DataloadError
 from dataload.sources.base import Source
-from dataload.sources.directory import directory_of
+from dataload.sources.directory import ShardDirectory, directory_of
 from dataload.sources.fields import require_known
 from dataload.sources.options import Options, describe_value
 from dataload.sources.prefetch import read_ahead
@@ -36,7 +37,7 @@ from dataload.sources.shards import (
 )
 from dataload.sources.versions import check_not_overwritten, check_versions, versions_of
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
-from dataload.storage.errors import file_errors
+from dataload.storage.errors import file_errors, memory_error
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
@@ -166,29 +167,26 @@ class FileSource(Source[T_co]):
             raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
         most_open = most_open_shards()
         far = self._remote if is_url(self._paths[0]) else None
+        directory = directory_of(len(self._paths))
         if self._known is not None:
             if self._known.listed and self._versions is None:
                 self._versions = self._known.versions_at(self._versioned_files())
-            ends = np.cumsum(self._known.lengths, dtype=np.int64)
-            open_shard = WeakMethod(self._open_known)
-            nothing: list[ShardReader[T_co] | None] = [None] * len(ends)
-            opened = OpenShards(
-                ends, self._known.fields, nothing, open_shard, most_open, far, directory=directory_of(ends)
-            )
+            ends, fields = np.cumsum(self._known.lengths, dtype=np.int64), self._known.fields
+            open_shard, nothing = WeakMethod(self._open_known), list[ShardReader[T_co] | None]([None] * len(ends))
+            opened = OpenShards(ends, fields, nothing, open_shard, most_open, far, directory=directory)
             return opened if far is not None or not self._known.listed else self._with_first(opened)
         files = self._versioned_files()
         inherited = self._versions
         versions = versions_of(files) if inherited is None else inherited
         with nullcontext() if self._remote is None else self._remote.learning(self._paths):
-            readers, fields = zip(*self._open_readers(most_open), strict=True)
+            readers, fields = zip(*self._open_readers(most_open, directory), strict=True)
         if inherited is not None:
             check_versions(files, inherited)
         self._versions = versions
         ends = np.cumsum([len(reader) for reader in readers], dtype=np.int64)
         recent = OrderedDict.fromkeys(range(min(len(readers), most_open)))
-        known = self._known_fields(readers, fields)
-        open_shard = WeakMethod(self._open_reader)
-        return OpenShards(ends, known, list(readers), open_shard, most_open, far, recent, directory_of(ends))
+        known, open_shard = self._known_fields(readers, fields), WeakMethod(self._open_reader)
+        return OpenShards(ends, known, list(readers), open_shard, most_open, far, recent, directory)
 
     def _with_first(self, opened: OpenShards[T_co]) -> OpenShards[T_co]:
         """Open the first shard with records, so that a wrong option or a missing package is an error at once."""
@@ -210,7 +208,7 @@ class FileSource(Source[T_co]):
         """Open a shard of known length, and compare it with the known facts."""
         assert self._known is not None, "only then are shards opened one by one"
         path, data_file = self._paths[shard], self._data_file(self._paths[shard])
-        if self._known.listed and self._versions is not None and not is_url(path):
+        if self._versions is not None and not is_url(path):
             check_versions([data_file], self._versions[shard : shard + 1])
         reader = self._open_reader(shard)
         try:
@@ -223,13 +221,17 @@ class FileSource(Source[T_co]):
             raise
         return reader
 
-    def _open_readers(self, most_open: int) -> list[tuple[ShardReader[T_co], Mapping[str, FieldSpec]]]:
-        """Return the reader and the fields of each shard."""
+    def _open_readers(
+        self, most_open: int, directory: ShardDirectory | None
+    ) -> list[tuple[ShardReader[T_co], Mapping[str, FieldSpec]]]:
+        """Return the reader and the fields of each shard, and add it to the directory."""
 
         def opened(shard: int) -> tuple[ShardReader[T_co], Mapping[str, FieldSpec]]:
             reader = self._open_reader(shard)
             with reading_tables():
                 fields = reader.fields  # may read a record
+            if directory is not None:
+                directory.add(shard, reader)
             if shard >= most_open:
                 reader.release()
             return reader, fields
@@ -262,14 +264,7 @@ class FileSource(Source[T_co]):
         try:
             return self._read_records(indices)
         except MemoryError as error:
-            raise self._memory_error(indices) from error
-
-    def _memory_error(self, indices: Int64Array) -> MachineError:
-        return MachineError(
-            f"{self!r}: reading {len(indices)} records at once needs more memory than this process may have: read "
-            "fewer at once (batch_size), or lower max_record_bytes, so that larger ones are refused",
-            path=self._paths[0],
-        )
+            raise memory_error(self, self._paths[0], len(indices)) from error
 
     def _read_records(self, indices: Int64Array) -> list[T_co]:
         opened = self._data_set()
@@ -283,7 +278,7 @@ class FileSource(Source[T_co]):
         try:
             return self._read_columns(rows, names) if rows.size else {}
         except MemoryError as error:
-            raise self._memory_error(rows) from error
+            raise memory_error(self, self._paths[0], len(rows)) from error
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         opened = self._data_set()
@@ -364,14 +359,24 @@ class FileSource(Source[T_co]):
             state["_known"] = replace(self._known, contents=None, versions=())
         if not is_pickled_for_worker():
             del state["_versions"]  # another machine has other files, and so may this one tomorrow
-        elif self._known is None and self._remote is not None and all(map(is_url, self._paths)):
+            return state
+        if self._known is None and self._has_versions():  # so that a worker opens shards when it reads them
             with suppress(DataloadError):  # raised again where it is read
                 state["_known"] = ListedShards(self.shard_lengths, self._data_set().fields, listed=False)
+        state["_paths"] = zlib.compress("\0".join(self._paths).encode("utf-8", "surrogatepass"))
         return state
+
+    def _has_versions(self) -> bool:
+        """Return whether each shard that a worker opens is compared with the version that this process opened."""
+        if all(map(is_url, self._paths)):
+            return self._remote is not None
+        return self._versions is not None and len(self._versions) == len(self._paths)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._versions = self._known = None
         vars(self).update(state)
+        if isinstance(packed := state["_paths"], bytes):
+            self._paths = tuple(zlib.decompress(packed).decode("utf-8", "surrogatepass").split("\0"))
         self._opened = PerProcess()
 
     def __repr__(self) -> str:

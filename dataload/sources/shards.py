@@ -243,6 +243,10 @@ class OpenShards(Generic[T_co]):
     lock: threading.Lock = field(default_factory=threading.Lock)
     opening: dict[int, threading.Lock] = field(default_factory=dict[int, threading.Lock])
 
+    def __post_init__(self) -> None:
+        if self.directory is not None:
+            self.directory.place(self.ends)
+
     def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
         """Yield the results of `read` for shards that are read together, then for each other one, with their rows.
 

@@ -16,6 +16,7 @@ from dataload.sources.file_source import FileSource
 from dataload.sources.shards import OpenShards, ShardReader, most_open_shards
 from dataload.storage import is_url
 from dataload.storage.core import MOST_SHARDS, PLACE_BITS
+from dataload.storage.errors import memory_error
 from dataload.types import Batch, Int64Array
 
 
@@ -36,7 +37,7 @@ class JointShards:
         nothing: list[ShardReader[Any] | None] = [None] * len(ends)
         opened = WeakMethod(self._reader)
         self._joint: OpenShards[Any] = OpenShards(
-            ends, self._opened[0].fields, nothing, opened, most_open_shards(), None, directory=directory_of(ends)
+            ends, self._opened[0].fields, nothing, opened, most_open_shards(), None, directory=directory_of(len(ends))
         )
         self._records = ShardNumbers(len(sources))
         for number, (source, own) in enumerate(zip(sources, files, strict=True)):
@@ -73,7 +74,7 @@ class JointShards:
         try:
             return self._joint.records(self._indices(ends, indices), self._first._selected)
         except MemoryError as error:
-            raise self._first._memory_error(indices) from error
+            raise memory_error(self._first, self._first.paths[0], len(indices)) from error
 
     def columns(self, ends: Int64Array, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         """Return columns, given the cumulative lengths of the sources."""
@@ -81,7 +82,7 @@ class JointShards:
         try:
             return self._joint.columns(self._indices(ends, indices), chosen)
         except MemoryError as error:
-            raise self._first._memory_error(indices) from error
+            raise memory_error(self._first, self._first.paths[0], len(indices)) from error
 
 
 def join(sources: Sequence[Source[Any]]) -> JointShards | None:

@@ -11,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dataload
-from dataload.errors import ChangedFileError, ClosedSourceError, CorruptFileError
+from dataload._util.caches import pickling_for_worker
+from dataload.errors import ChangedFileError, ClosedSourceError, CorruptFileError, SourceNotFoundError
 from dataload.storage.core import can_map
 
 pytestmark = pytest.mark.skipif(not can_map(), reason="without the compiled core, each shard is read alone")
@@ -280,6 +281,24 @@ def test_shards_that_an_index_lists_are_read_together(none_alone):
         records = source.read(order)
         assert [record["int32"] for record in records] == source.read_batch(order, ["str", "int32"])["int32"].tolist()
         assert all(same(record["bytes"], source[index]["bytes"]) for record, index in zip(records, order, strict=True))
+
+
+def test_workers_get_few_bytes_for_a_shard_and_open_it_when_they_read_it(tmp_path):
+    [path] = write(tmp_path, "syrah", [3])
+    paths = [tmp_path / f"shard-{number:05}.syr" for number in range(1000)]
+    for each in paths:
+        os.link(path, each)
+    with dataload.open(paths) as source, pickling_for_worker():
+        assert len(source) == 3000
+        data = pickle.dumps(source)
+    assert len(data) < 40 * len(paths)
+    for each in paths[1:]:
+        each.unlink()
+    with pickle.loads(data) as worker:
+        assert (len(worker), worker.paths) == (3000, tuple(map(str, paths)))
+        assert worker.read_batch([2, 0], ["n"])["n"].tolist() == [2, 0]
+        with pytest.raises(SourceNotFoundError, match=r"shard-00999\.syr"):
+            worker.read([2, 2999])
 
 
 PARTS = {

@@ -11,7 +11,7 @@ from unittest import mock
 import numpy as np
 
 import dataload
-from benchmarks.harness import SEED, Case, aim, batches, blobs, loaders, made, median_seconds, run_cases
+from benchmarks.harness import ROOT, SEED, Case, aim, batches, blobs, loaders, made, median_seconds, run_cases
 from benchmarks.workloads import floats
 
 MILLION = 1 << 20
@@ -84,6 +84,7 @@ def many_shards(records=40_000, batch_size=256, counts=(1, 100, 1000, 5000)):
         "ArrayRecord, uncompressed": ("array_record", blobs(4096), raw),
         "TFRecord": ("tfrecord", blobs(4096), {"field": "bin"}),
         "LMDB": ("lmdb", blobs(4096), {"field": "bin"}),
+        "tokens": ("npy", None, {}),
     }
     found = []
     for name, (suffix, different, options) in formats.items():
@@ -91,9 +92,15 @@ def many_shards(records=40_000, batch_size=256, counts=(1, 100, 1000, 5000)):
         with ExitStack() as held:
             cases = []
             for count in counts[: 3 if suffix == "lmdb" else None]:
-                first = made(f"4k-many-shard-0-of-{count}.{suffix}", different, records // count, **options)
+                first = f"4k-many-shard-0-of-{count}.{suffix}"
+                if different is None:
+                    first = str(ROOT / first)
+                    np.save(first, np.arange(records // count * 1024, dtype=np.uint32))
+                else:
+                    first = made(first, different, records // count, **options)
                 paths = [first, *(_copied(first, number, count) for number in range(1, count))]
-                source = held.enter_context(closing(dataload.open(paths)))
+                window = {"window": 1024, "stride": 1024} if different is None else {}
+                source = held.enter_context(closing(dataload.open(paths, **window)))
                 plan = batches(len(source), batch_size)
                 cases.append(Case(f"{count:,} shards", partial(map, source.read_batch, plan)))
             rows = run_cases(title, cases, same=None)

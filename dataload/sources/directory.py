@@ -137,8 +137,7 @@ class ShardDirectory:
         if number == len(self._readers):
             self._readers.append((kind, reader.joined(self)))
         reader.join(self._readers[number][1], shard)
-        self.files.add(shard, file)
-        return number
+        return number if self.files.add(shard, file) else _ALONE
 
 
 def directory_of(shards: int) -> ShardDirectory | None:

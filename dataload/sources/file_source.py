@@ -38,7 +38,7 @@ from dataload.sources.shards import (
 )
 from dataload.sources.versions import check_not_overwritten, check_versions, versions_of
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
-from dataload.storage.errors import file_errors
+from dataload.storage.errors import file_errors, memory_error
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
@@ -209,7 +209,7 @@ class FileSource(Source[T_co]):
         """Open a shard of known length, and compare it with the known facts."""
         assert self._known is not None, "only then are shards opened one by one"
         path, data_file = self._paths[shard], self._data_file(self._paths[shard])
-        if self._known.listed and self._versions is not None and not is_url(path):
+        if self._versions is not None and not is_url(path):
             check_versions([data_file], self._versions[shard : shard + 1])
         reader = self._open_reader(shard)
         try:

@@ -12,6 +12,7 @@
 #define SHARD(place) ((place) >> PLACE_BITS)
 #define WITHIN(place) ((place) & (((int64_t)1 << PLACE_BITS) - 1))
 #define SECOND 1000000000LL
+#define FEW_SHARDS 8 /* whose files each read looks at; those of more are looked at once a second */
 
 #ifdef Py_GIL_DISABLED
 #define LOCK(object) Py_BEGIN_CRITICAL_SECTION(object)
@@ -234,9 +235,9 @@ static int has_changed(const Map *map) {
     return found.st_size < map->span.end - map->span.start || changed != map->changed;
 }
 
-/* Look at files that were not looked at for `interval` ns; return the first row whose file has changed, or -1. */
-static Py_ssize_t look_at(const Rows *rows, int64_t interval) {
-    int64_t time = now();
+/* Look at files that were not looked at for a second, or at all; return the first row whose file has changed, or -1. */
+static Py_ssize_t look_at(const Rows *rows, int all) {
+    int64_t time = now(), interval = all || rows->maps->shards <= FEW_SHARDS ? 1 : SECOND;
     for (Py_ssize_t row = 0; row < rows->count; row++) {
         Map *map = (Map *)rows->of[row];
         if (time - atomic_load_explicit(&map->looked, memory_order_relaxed) < interval) continue;
@@ -246,8 +247,8 @@ static Py_ssize_t look_at(const Rows *rows, int64_t interval) {
     return -1;
 }
 
-/* Call run(job), which copies the rows, and look at files once a second; -1 with an exception. */
-static int run_on_maps(PyObject *maps, void (*run)(const void *), const void *job, const Rows *rows, int64_t interval) {
+/* Call run(job), which copies the rows, then look at their files; -1 with an exception. */
+static int run_on_maps(PyObject *maps, void (*run)(const void *), const void *job, const Rows *rows, int all) {
     if (install_handler()) {
         PyErr_SetFromErrno(PyExc_OSError);
         return -1;
@@ -257,7 +258,7 @@ static int run_on_maps(PyObject *maps, void (*run)(const void *), const void *jo
     Py_BEGIN_ALLOW_THREADS
     fault = run_guarded(run, job, rows->of, rows->count, &row);
     if (fault < 0) {
-        row = look_at(rows, interval);
+        row = look_at(rows, all);
         fault = row < 0 ? -1 : 0;
     }
     Py_END_ALLOW_THREADS
@@ -280,7 +281,7 @@ static PyObject *copy_rows(PyObject *maps, PyObject *to, PyObject *places, PyObj
     }
     Copy copy = {.out = out.buf, .offsets = rows.places, .lengths = rows.lengths, .length = length,
                  .count = rows.count};
-    if (!run_on_maps(maps, lengths ? run_ranges : run_gather, &copy, &rows, SECOND)) result = Py_NewRef(Py_None);
+    if (!run_on_maps(maps, lengths ? run_ranges : run_gather, &copy, &rows, 0)) result = Py_NewRef(Py_None);
 done:
     free_rows(&rows);
     PyBuffer_Release(&out);
@@ -304,7 +305,7 @@ static void run_nothing(const void *job) { (void)job; }
 /* look(places): look at the files of these places, however recently they were looked at. */
 static PyObject *maps_look(PyObject *self, PyObject *places) {
     Rows rows;
-    int failed = take_rows(&rows, self, places, NULL, 0) || run_on_maps(self, run_nothing, NULL, &rows, INT64_MIN);
+    int failed = take_rows(&rows, self, places, NULL, 0) || run_on_maps(self, run_nothing, NULL, &rows, 1);
     free_rows(&rows);
     return failed ? NULL : Py_NewRef(Py_None);
 }
@@ -322,7 +323,7 @@ static void run_will_need(const void *job) {
 static PyObject *maps_will_need(PyObject *self, PyObject *const *args, Py_ssize_t count) {
     if (wrong("will_need", 2, count)) return NULL;
     Rows rows;
-    int failed = take_rows(&rows, self, args[0], args[1], 0) || run_on_maps(self, run_will_need, &rows, &rows, SECOND);
+    int failed = take_rows(&rows, self, args[0], args[1], 0) || run_on_maps(self, run_will_need, &rows, &rows, 0);
     free_rows(&rows);
     return failed ? NULL : Py_NewRef(Py_None);
 }

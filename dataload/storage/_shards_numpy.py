@@ -17,6 +17,7 @@ MOST_SHARDS = 1 << 19
 
 _WITHIN = (1 << PLACE_BITS) - 1
 _SECOND = 10**9
+_FEW_SHARDS = 8  # whose files each read looks at; those of more are looked at once a second
 
 
 class MapFault(Exception):
@@ -77,7 +78,7 @@ class Maps:
     def look(self, places: Int64Array, /) -> None:
         """Look at the files of these places, however recently they were looked at."""
         found, _ = self._find(places, np.zeros_like(places))
-        self._look(found, -1)
+        self._look(found, 1)
 
     def will_need(self, places: Int64Array, lengths: Int64Array, /) -> None:
         """Check ranges; the compiled core asks the kernel to read them ahead."""
@@ -111,12 +112,12 @@ class Maps:
         for (_, each), at, length in zip(found, (places & _WITHIN).tolist(), lengths.tolist(), strict=True):
             target[filled : filled + length] = np.frombuffer(each.data[at : at + length], np.uint8)
             filled += length
-        self._look(found, _SECOND)
+        self._look(found, 1 if self._shards <= _FEW_SHARDS else _SECOND)
 
     def _look(self, found: list[tuple[int, _Map]], interval: int) -> None:
         time = monotonic_ns()
         for shard, each in found:
-            if interval < 0 or time - each.looked >= interval:
+            if time - each.looked >= interval:
                 if each.has_changed():
                     raise MapFault(f"{shard} 0")
                 each.looked = time

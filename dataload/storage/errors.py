@@ -9,6 +9,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from itertools import islice
+from typing import Any
 
 from dataload._util.failures import MACHINE_ERRNOS, STORE_ERRNOS
 from dataload.errors import (
@@ -59,6 +60,15 @@ def disk_error(path: str, offset: int) -> MachineError:
         f"the disk failed to read {path} at byte {offset}: the file has its full size and was not changed. See the "
         "kernel's log (dmesg) and the disk's health (smartctl -a), or the server's if it is a network file system, and "
         "read another copy of the data",
+        path=path,
+    )
+
+
+def memory_error(source: Any, path: str, rows: int) -> MachineError:
+    """Return the error for a read that needs too much memory; `path` is a file of the source."""
+    return MachineError(
+        f"{source!r}: reading {rows} records at once needs more memory than this process may have: read fewer at once "
+        "(batch_size), or lower max_record_bytes, so that larger ones are refused",
         path=path,
     )
 

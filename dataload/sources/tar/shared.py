@@ -44,23 +44,28 @@ class SharedKeys:
     def __init__(self, directory: ShardDirectory) -> None:
         self._texts: dict[int, str | bytes] = {}
         self._has_bytes = False
+        self._lengths: set[int | None] = set()  # of the keys of each archive; None if they vary
         self._ends: ShardNumbers = directory.numbers()
 
     def join(self, shard: int, keys: Keys, samples: int) -> None:
         """Add the keys of an archive."""
         self._texts[shard] = keys.text
         self._has_bytes |= isinstance(keys.text, bytes)
-        if len(keys.ends) == 1:
-            length = int(keys.ends[0])
+        length = int(keys.ends[0]) if len(keys.ends) == 1 else None
+        self._lengths.add(length)
+        if length is not None:
             self._ends.put_line(shard, length, length, samples)
         else:
             self._ends.put(shard, keys.ends)
 
     def names(self, samples: Int64Array) -> list[str]:
         """Return the keys of samples, (rows,) int64."""
-        earlier = np.maximum(samples - 1, samples & ~WITHIN)
-        starts, stops = self._ends[earlier], self._ends[samples]
-        starts[earlier == samples] = 0
+        within, same = samples & WITHIN, next(iter(self._lengths)) if len(self._lengths) == 1 else None
+        if same is not None:
+            starts = within * same
+            stops = starts + same
+        else:
+            starts, stops = np.where(within > 0, self._ends[samples - (within > 0)], 0), self._ends[samples]
         rows = zip((samples >> PLACE_BITS).tolist(), starts.tolist(), stops.tolist(), strict=True)
         texts = self._texts
         names: list[Any] = [texts[shard][start:stop] for shard, start, stop in rows]

@@ -16,6 +16,7 @@ from dataload.sources.file_source import FileSource
 from dataload.sources.shards import OpenShards, ShardReader, memory_error, most_open_shards
 from dataload.storage import is_url
 from dataload.storage.core import MOST_SHARDS, PLACE_BITS
+from dataload.storage.errors import memory_error
 from dataload.types import Batch, Int64Array
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
-from dataload.errors import SourceError, SourceNotFoundError, printable
+from dataload.errors import MachineError, SourceError, SourceNotFoundError, printable
 from dataload.storage.core import can_map
 from dataload.storage.errors import file_errors
 from dataload.storage.local.atomic import AtomicFile, remove, write_errors
@@ -133,7 +133,14 @@ class LocalStorage:
         return LocalFile(path)
 
     def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:  # noqa: ARG002 - as in `open`
-        return MappedFile(path) if mapped and can_map() else UnmappedFile(path)
+        if not mapped or not can_map():
+            return UnmappedFile(path)
+        try:
+            return MappedFile(path)
+        except MachineError as error:  # the process has as many maps as it may have
+            if getattr(error.__cause__, "errno", None) != errno.ENOMEM:
+                raise
+            return UnmappedFile(path)
 
     def lease(self, path: str) -> LocalLease:
         return LocalLease(path)

@@ -1,5 +1,6 @@
 """The mapped files of many shards as one file, from which a whole batch is copied at once."""
 
+import errno
 import os
 import threading
 from collections.abc import Callable
@@ -9,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dataload._util.arrays import pooled_empty
-from dataload.errors import SourceError
+from dataload.errors import MachineError, SourceError
 from dataload.storage.core import PLACE_BITS, core
 from dataload.storage.errors import file_errors, outside_error
 from dataload.storage.local.record_files import STEPS_BETWEEN_PROBES, MappedFile, is_cold, open_regular
@@ -47,12 +48,12 @@ class ShardFiles(RecordFile):
         self._lock = threading.Lock()
         self._warm_reads = 0
 
-    def add(self, shard: int, file: MappedFile) -> None:
-        """Add the file of a shard, which is closed."""
+    def add(self, shard: int, file: MappedFile) -> bool:
+        """Add the file of a shard, and close it; return whether it could be mapped."""
         with self._lock:
             self._files[shard] = file
             self._reads += 1
-            self._map(shard)
+            return self._map(shard)
 
     def use(self, shards: Int64Array) -> bool:
         """Map the files of shards, (rows,) int64, which were added; return whether so many may be mapped."""
@@ -64,15 +65,21 @@ class ShardFiles(RecordFile):
             return False
         else:
             with self._lock:
-                for shard in different.tolist():
-                    self._map(shard)
+                mapped = [self._map(shard) for shard in different.tolist()]
+            return all(mapped)
         return True
 
-    def _map(self, shard: int) -> None:
+    def _map(self, shard: int) -> bool:
+        """Map the file of a shard; return False if the system refuses."""
         if self._used[shard] == 0:
             file = self._files[shard]
-            with file_errors(file.path):
-                file.map_for(self._maps, shard)
+            try:
+                with file_errors(file.path):
+                    file.map_for(self._maps, shard)
+            except MachineError as error:
+                if getattr(error.__cause__, "errno", None) != errno.ENOMEM:
+                    raise
+                return False
             self._mapped += 1
         self._used[shard] = self._reads
         if self._mapped > self._most:
@@ -82,6 +89,7 @@ class ShardFiles(RecordFile):
                 self._maps.drop(each)
             self._used[dropped] = 0
             self._mapped -= len(dropped)
+        return True
 
     def gather(self, offsets: Int64Array, length: int) -> Array:
         out = pooled_empty((len(offsets), length), np.uint8)

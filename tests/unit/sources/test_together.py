@@ -1,5 +1,6 @@
 """Records of many shards that are read together: as those of each shard alone, and with the same errors."""
 
+import errno
 import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
@@ -228,15 +229,29 @@ def read_for_long(source, indices):
         source.read_batch(indices)
 
 
-def test_an_overwritten_shard_is_found_a_second_later(tmp_path):
-    paths = write(tmp_path, "syrah")
+@pytest.mark.parametrize("shards", [5, 12])
+def test_an_overwritten_shard_is_found_at_the_next_read_or_a_second_later(tmp_path, shards):
+    paths = write(tmp_path, "syrah", [3] * shards)
     with dataload.open(paths) as source:
         source.read_batch([0, 8])
         status = os.stat(paths[2])
         os.utime(paths[2], ns=(0, status.st_mtime_ns + 10**9))
         with pytest.raises(ChangedFileError, match="the file was overwritten while it was in use") as caught:
-            read_for_long(source, [0, 8])
+            source.read_batch([0, 8]) if shards <= 8 else read_for_long(source, [0, 8])
         assert caught.value.path == str(paths[2])
+
+
+@pytest.mark.parametrize("refused", ["all", "second"])
+def test_files_that_the_system_refuses_to_map_are_read_without_maps(tmp_path, monkeypatch, refused):
+    def refuse(*_, **__):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    if refused == "all":
+        monkeypatch.setattr("mmap.mmap", refuse)
+    else:  # the map that all shards share
+        monkeypatch.setattr("dataload.storage.local.record_files.MappedFile.map_for", refuse)
+    with dataload.open(write(tmp_path, "syrah")) as source:
+        assert source.read_batch([31, 0, 8], ["n"])["n"].tolist() == [31, 0, 8]
 
 
 def test_a_shard_that_shrinks_is_an_error(tmp_path):

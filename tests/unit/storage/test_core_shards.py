@@ -24,7 +24,6 @@ each = pytest.mark.parametrize("one", CORES, ids=lambda module: module.__name__.
 compiled = pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
 SIZES = [5000, 0, 1, 9000, 300]
 UNMAPPED = len(SIZES)
-SHARDS = UNMAPPED + 1
 TABLES = [
     np.array([5, 7, 7, 1000], np.int64),
     np.array([1, 2**32 - 1], np.uint32),
@@ -46,8 +45,8 @@ def numbers(*values):
     return np.array(values, np.int64)
 
 
-def fill(one, folder):
-    maps = one.Maps(SHARDS)
+def fill(one, folder, shards=100):
+    maps = one.Maps(shards)
     for shard, size in enumerate(SIZES):
         path = folder / f"{shard}"
         if not path.exists():
@@ -72,7 +71,7 @@ def outcome(function, *arguments):
 
 
 ROWS = st.tuples(
-    st.sampled_from([*range(SHARDS), *range(SHARDS), SHARDS, -1]), st.integers(0, 9100), st.integers(-1, 700)
+    st.sampled_from([*range(UNMAPPED + 1), *range(UNMAPPED), 100, -1]), st.integers(0, 9100), st.integers(-1, 700)
 )
 
 
@@ -209,7 +208,10 @@ def test_looking_finds_files_that_were_written_to(one, tmp_path):
     maps, first = fill(one, tmp_path), numbers(place(0, 0), place(3, 0))
     maps.look(first)
     status = os.stat(tmp_path / "3")
+    few = fill(one, tmp_path, shards=8)
     os.utime(tmp_path / "3", ns=(0, 12_345))
+    with pytest.raises(one.MapFault, match=r"^3 0$"):  # each read of few shards looks
+        few.gather(bytearray(20), first, 10)
     maps.gather(bytearray(20), first, 10)  # not a second after the last look
     with pytest.raises(one.MapFault, match=r"^3 0$"):
         maps.look(first)

@@ -31,7 +31,6 @@ from dataload.sources.shards import (
     Location,
     OpenShards,
     ShardReader,
-    memory_error,
     most_open_shards,
     open_each,
     shard_of,

@@ -21,7 +21,7 @@ from dataload.catalog.checks import ContentMark
 from dataload.catalog.evidence import ends_of_file
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
-from dataload.errors import ChangedFileError, CorruptFileError, MachineError
+from dataload.errors import ChangedFileError, CorruptFileError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.fields import spec_of
 from dataload.sources.versions import as_versions, versions_of
@@ -371,12 +371,3 @@ def _shown(results: Sequence[Callable[[], T]], total: int) -> list[T]:
             sys.stderr.write(f"\r{done:,} of {total:,} shards are open" + ("\n" if done == total else ""))
             sys.stderr.flush()
     return found
-
-
-def memory_error(source: Any, path: str, rows: int) -> MachineError:
-    """Return the error for a read that needs too much memory; `path` is a file of the source."""
-    return MachineError(
-        f"{source!r}: reading {rows} records at once needs more memory than this process may have: read fewer at once "
-        "(batch_size), or lower max_record_bytes, so that larger ones are refused",
-        path=path,
-    )

@@ -13,7 +13,7 @@ import numpy as np
 from dataload.sources.base import SliceSource, Source, SubsetSource
 from dataload.sources.directory import ShardNumbers, directory_of
 from dataload.sources.file_source import FileSource
-from dataload.sources.shards import OpenShards, ShardReader, memory_error, most_open_shards
+from dataload.sources.shards import OpenShards, ShardReader, most_open_shards
 from dataload.storage import is_url
 from dataload.storage.core import MOST_SHARDS, PLACE_BITS
 from dataload.storage.errors import memory_error

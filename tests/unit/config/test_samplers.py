@@ -381,7 +381,7 @@ def test_a_config_that_fails_late_closes_what_it_opened(monkeypatch):
     loader.close()
     assert closed == [3, 4, 3, 4], "nobody else has opened them"
     source = dataload.from_config(config).source
-    assert (closed, source[6]["index"]) == ([4, 3, 4, 3], 3), "a loader that was only dropped leaves its source"
+    assert (closed, source[6]["index"]) == ([3, 4, 3, 4], 3), "a loader that was only dropped leaves its source"
 
 
 # For editors

@@ -1,12 +1,14 @@
 """``dataload convert``."""
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 from typing import Annotated, Any, cast
 
 import typer
-from rich.filesize import decimal
 
+from dataload.cli.dry_run import bytes_of, show_plan, sizes, without
 from dataload.cli.options import (
     Codec,
     Decode,
@@ -26,7 +28,7 @@ from dataload.config.references import resolve_reference
 from dataload.convert import convert
 from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError
-from dataload.loader.bad_records import BadRecord
+from dataload.loader.bad_records import BadRecord, read_excluded
 from dataload.sources.discover import find_destination
 from dataload.sources.shards import Location
 
@@ -87,6 +89,12 @@ def convert_command(
         typer.Option(help="Option of the writer, or storage_options.NAME of a URL, as key=value. Repeatable."),
     ] = None,
     engine: EngineName = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Records to leave out: indices such as 3,17, or a file of --error-report.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write nothing: show files, sizes, and records that fail.")
+    ] = False,
 ) -> None:
     """Convert a data set to another format, in shards, keeping the order of its records.
 
@@ -113,35 +121,65 @@ def convert_command(
     writer_codec = to_codec or codec
     if writer_codec is not None and "codec" in entry.writer_options.names():
         writer_options["codec"] = resolve_codec(writer_codec)
-    with wanted.open() as opened, ProgressBar(f"converting to {entry.name}") as bar:
+    settings: dict[str, Any] = {
+        "writer_options": writer_options,
+        "keep_key": keep_key,
+        "map": tokenize if map is None else resolve_reference(map, "--map"),
+        "seed": seed,
+    }
+    if exclude is not None and error_report is not None:
+        message = "--error-report would number the records that are left, not those of the source: use it without"
+        raise ConfigError(f"{message} --exclude, and skip all bad records at once", key="error_report")
+    before = bytes_of(wanted.local_files())
+    number = None if part is None else parse_part(part)
+    with ExitStack() as stack:
+        source_opened = stack.enter_context(wanted.open())
+        opened = without(source_opened, read_excluded(_excluded(exclude), source_opened))
+        if dry_run:
+            show_plan(
+                opened,
+                path,
+                entry,
+                shards=shards,
+                records_per_shard=records_per_shard,
+                part=number,
+                before=before,
+                describe_bad=_describe_bad,
+                on_error=on_error,
+                settings=settings,
+            )
+            return
+        bar = stack.enter_context(ProgressBar(f"converting to {entry.name}"))
         report = convert(
             opened,
             path,
             format=entry.name,
-            writer_options=writer_options,
             shards=shards,
             records_per_shard=records_per_shard,
-            keep_key=keep_key,
-            map=tokenize if map is None else resolve_reference(map, "--map"),
-            seed=seed,
             on_error=cast("Any", on_error),
             max_bad=parse_max_bad(max_bad),
             error_report=error_report,
             resume=resume,
             overwrite=overwrite,
-            part=None if part is None else parse_part(part),
+            part=number,
             merge=merge,
             engine=running,
             progress=bar,
+            **settings,
         )
     for note in report.notes:
         print_line(f"note: {as_typed(note)}")
+    size = sizes(report.bytes, 0 if part else before)
     resumed = f", {count_of(report.resumed, 'record')} from an earlier run" if report.resumed else ""
-    print_line(f"{count_of(report.records, 'record')} in {report.pattern} ({decimal(report.bytes)}{resumed})")
+    print_line(f"{count_of(report.records, 'record')} in {report.pattern} ({size}{resumed})")
     if report.skipped:
         print_line(f"{count_of(report.skipped, 'bad record')} skipped")
         for line in _describe_bad(report.bad_records):
             print_line(f"  {line}")
+
+
+def _excluded(text: str | None) -> list[int] | str | None:
+    return [*map(int, text.split(","))] if text is not None and re.fullmatch(r"\d+(,\d+)*", text) else text
 
 
 def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:

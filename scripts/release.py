@@ -2,7 +2,8 @@
 
 Checks the version, the changelog and the tree, runs `make check test`, builds sdist and wheel in `dist/`, checks them,
 installs each in an empty environment of each interpreter and tries it there, also with the lowest numpy and without a
-compiler, and tags the commit. Then it says what is left to do. Nothing leaves the machine. `--draft` only builds and tries, whatever the version and the tree.
+compiler, and tags the commit. Then it says what is left to do. Nothing leaves the machine. `--draft` only builds and
+tries, whatever the version and the tree.
 """
 
 import argparse

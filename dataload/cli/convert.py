@@ -2,8 +2,8 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any, cast
 
 import typer
@@ -25,10 +25,11 @@ from dataload.cli.options import (
 )
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
 from dataload.config.references import resolve_reference
-from dataload.convert import convert
+from dataload.convert import ConvertReport, Engine, convert
 from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError
 from dataload.loader.bad_records import BadRecord, read_excluded
+from dataload.sources.base import Source
 from dataload.sources.discover import find_destination
 from dataload.sources.shards import Location
 
@@ -118,8 +119,7 @@ def convert_command(
         # Files pass through unchanged; with their suffixes where fields are files again.
         wanted.options.setdefault("decode", {} if entry.key_field is None else None)
     writer_options = {**(tokenize.writer_options if tokenize is not None else {}), **parse_options(to_option)}
-    writer_codec = to_codec or codec
-    if writer_codec is not None and "codec" in entry.writer_options.names():
+    if (writer_codec := to_codec or codec) is not None and "codec" in entry.writer_options.names():
         writer_options["codec"] = resolve_codec(writer_codec)
     settings: dict[str, Any] = {
         "writer_options": writer_options,
@@ -127,14 +127,10 @@ def convert_command(
         "map": tokenize if map is None else resolve_reference(map, "--map"),
         "seed": seed,
     }
-    if exclude is not None and error_report is not None:
-        message = "--error-report would number the records that are left, not those of the source: use it without"
-        raise ConfigError(f"{message} --exclude, and skip all bad records at once", key="error_report")
     before = bytes_of(wanted.local_files())
     number = None if part is None else parse_part(part)
     with ExitStack() as stack:
-        source_opened = stack.enter_context(wanted.open())
-        opened = without(source_opened, read_excluded(_excluded(exclude), source_opened))
+        opened = _without(stack.enter_context(wanted.open()), exclude, error_report)
         if dry_run:
             show_plan(
                 opened,
@@ -150,6 +146,7 @@ def convert_command(
             )
             return
         bar = stack.enter_context(ProgressBar(f"converting to {entry.name}"))
+        stack.enter_context(_resumable(running, number))
         report = convert(
             opened,
             path,
@@ -167,9 +164,24 @@ def convert_command(
             progress=bar,
             **settings,
         )
+    _print(report, sizes(report.bytes, 0 if part else before))
+
+
+@contextmanager
+def _resumable(engine: Engine | None, part: tuple[int, int] | None) -> Generator[None]:
+    """Say after Ctrl-C how to continue; engines say it themselves, and parts need not be told."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if engine is None and part is None:
+            interrupt.add_note("finished shards are kept: pass resume=True to continue")
+        raise
+
+
+def _print(report: ConvertReport, size: str) -> None:
+    """Print what a conversion has written and left out."""
     for note in report.notes:
         print_line(f"note: {as_typed(note)}")
-    size = sizes(report.bytes, 0 if part else before)
     resumed = f", {count_of(report.resumed, 'record')} from an earlier run" if report.resumed else ""
     print_line(f"{count_of(report.records, 'record')} in {report.pattern} ({size}{resumed})")
     if report.skipped:
@@ -178,8 +190,14 @@ def convert_command(
             print_line(f"  {line}")
 
 
-def _excluded(text: str | None) -> list[int] | str | None:
-    return [*map(int, text.split(","))] if text is not None and re.fullmatch(r"\d+(,\d+)*", text) else text
+def _without(source: Source[Any], exclude: str | None, error_report: str | None) -> Source[Any]:
+    """Return the source without the records that --exclude names."""
+    if exclude is not None and error_report is not None:
+        message = "--error-report would number the records that are left, not those of the source: use it without"
+        raise ConfigError(f"{message} --exclude, and skip all bad records at once", key="error_report")
+    listed = exclude is not None and re.fullmatch(r"\d+(,\d+)*", exclude) is not None
+    given = [*map(int, exclude.split(","))] if listed and exclude is not None else exclude
+    return without(source, read_excluded(given, source))
 
 
 def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:

@@ -135,7 +135,8 @@ def test_ctrl_c_during_a_conversion_leaves_no_half_file(data, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ProgressBar, "__call__", stop)
         result = run(*command)
-    assert (result.exit_code, result.output) == (130, "error: interrupted\n")
+    told = "error: interrupted; finished shards are kept: pass --resume to continue\n"
+    assert (result.exit_code, result.output) == (130, told)
     left = [".b.syr.convert.json", ".b.syr.convert.log", "a-0.syr", "a-1.syr", "b-00000-of-00002.syr"]
     assert sorted(os.listdir(data)) == left
     assert "4 records from an earlier run" in ok(*command, "--resume")

@@ -1,11 +1,13 @@
 """Makes a release, up to the upload: `python scripts/release.py [--python python3.12 ...]`, in a clean clone.
 
 Checks the version, the changelog and the tree, runs `make check test`, builds sdist and wheel in `dist/`, checks them,
-installs each in an empty environment of each interpreter and tries it there, and tags the commit. Then it says what
-is left to do. Nothing leaves the machine. `--draft` only builds and tries, whatever the version and the tree.
+installs each in an empty environment of each interpreter and tries it there, also with the lowest numpy and without a
+compiler, and tags the commit. Then it says what is left to do. Nothing leaves the machine. `--draft` only builds and
+tries, whatever the version and the tree.
 """
 
 import argparse
+import os
 import re
 import shutil
 import subprocess
@@ -26,7 +28,7 @@ import dataload
 from dataload.storage.core import core_name
 
 assert dataload.__version__ == sys.argv[1], dataload.__version__
-assert core_name() == "compiled", core_name()
+assert core_name() == sys.argv[2], core_name()
 
 def double(sample):
     return {"x": 2 * sample["x"]}
@@ -72,6 +74,8 @@ def main() -> int:
         for python in [sys.executable, *arguments.python]:
             for package in built:
                 smoke(python, package, version)
+        smoke(sys.executable, built[0], version, numpy=lowest_numpy())
+        smoke(sys.executable, built[1], version, compiled=False)
     except (Refused, subprocess.CalledProcessError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
@@ -99,6 +103,8 @@ def check(version: str) -> None:
         raise Refused(f"__version__ in dataload/__init__.py is {version}: set it to that of the release, such as 0.2.0")
     if not re.search(rf"^## {re.escape(version)} \(\d{{4}}-\d\d-\d\d\)$", (ROOT / "CHANGELOG.md").read_text(), re.M):
         raise Refused(f"CHANGELOG.md has no heading of the form '## {version} (2026-01-31)'")
+    if f"\nversion: {version}\n" not in (ROOT / "CITATION.cff").read_text():
+        raise Refused(f"CITATION.cff names another version: set it to {version}, and its date")
     if output("git", "status", "--porcelain"):
         raise Refused("the tree has changes: commit them first (git status shows them)")
     if output("git", "tag", "--list", f"v{version}"):
@@ -141,20 +147,29 @@ def check_sdist(names: list[str]) -> None:
         raise Refused(f"the sdist lacks {', '.join(sorted(missing))}")
 
 
-def smoke(python: str, package: Path, version: str) -> None:
-    """Install a package in an empty environment, and use it there."""
-    print(f"Trying {package.name} with {python}", flush=True)
+def lowest_numpy() -> str:
+    """Return the lowest version of numpy that the package allows."""
+    found = re.search(r'^dependencies = \["numpy>=([\d.]+)"]$', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    assert found, "pyproject.toml has dependencies"
+    return found[1]
+
+
+def smoke(python: str, package: Path, version: str, *, numpy: str | None = None, compiled: bool = True) -> None:
+    """Install a package in an empty environment, without a compiler if it is not to be compiled, and use it there."""
+    kind = f"{'' if compiled else ' without a compiler'}{f', numpy {numpy}' if numpy else ''}"
+    print(f"Trying {package.name} with {python}{kind}", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         run(python, "-m", "venv", f"{folder}/venv")
         inside = f"{folder}/venv/bin/python"
-        run(inside, "-m", "pip", "install", "--quiet", str(package))
+        wanted = [str(package), *([f"numpy=={numpy}.*"] if numpy else [])]
+        run(inside, "-m", "pip", "install", "--quiet", *wanted, **({} if compiled else {"CC": "false"}))
         Path(folder, "smoke.py").write_text(SMOKE)
-        run(inside, "-I", "smoke.py", version, cwd=folder)
+        run(inside, "-I", "smoke.py", version, "compiled" if compiled else "numpy", cwd=folder)
 
 
-def run(*command: str, cwd: str | Path = ROOT) -> None:
-    """Run a command, and raise if it fails."""
-    subprocess.run(command, check=True, cwd=cwd)
+def run(*command: str, cwd: str | Path = ROOT, **variables: str) -> None:
+    """Run a command with variables added to the environment, and raise if it fails."""
+    subprocess.run(command, check=True, cwd=cwd, env={**os.environ, **variables})
 
 
 def output(*command: str) -> str:

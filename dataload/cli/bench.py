@@ -150,8 +150,7 @@ def _own_data(
     source = opened.enter_context(wanted.open())
     if not wanted.has_files:
         return own_data(wanted.path, source, records)
-    found = wanted.shards()
-    entry, local = found.format, [file for file in (*found.files, wanted.path) if os.path.exists(file)]
+    entry = wanted.shards().format
     again = parse_options(options) | ({} if codec is None else {"codec": codec})
     again |= {} if decode is None else {"decode": parse_decode(decode)}
     raw = None
@@ -160,7 +159,9 @@ def _own_data(
         raw = opened.enter_context(files.open())
     with suppress(TypeError):  # of functions, which are not sent to another process
         json_module.dumps(again)
-        return own_data(wanted.path, source, records, raw=raw, format_name=entry.name, options=again, files=local)
+        return own_data(
+            wanted.path, source, records, raw=raw, format_name=entry.name, options=again, files=wanted.local_files()
+        )
     return own_data(wanted.path, source, records, raw=raw)
 
 

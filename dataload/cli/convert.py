@@ -1,12 +1,14 @@
 """``dataload convert``."""
 
+import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Annotated, Any, cast
 
 import typer
-from rich.filesize import decimal
 
+from dataload.cli.dry_run import bytes_of, show_plan, sizes, without
 from dataload.cli.options import (
     Codec,
     Decode,
@@ -23,10 +25,11 @@ from dataload.cli.options import (
 )
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line
 from dataload.config.references import resolve_reference
-from dataload.convert import convert
+from dataload.convert import ConvertReport, Engine, convert
 from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError
-from dataload.loader.bad_records import BadRecord
+from dataload.loader.bad_records import BadRecord, read_excluded
+from dataload.sources.base import Source
 from dataload.sources.discover import find_destination
 from dataload.sources.shards import Location
 
@@ -87,6 +90,12 @@ def convert_command(
         typer.Option(help="Option of the writer, or storage_options.NAME of a URL, as key=value. Repeatable."),
     ] = None,
     engine: EngineName = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Records to leave out: indices such as 3,17, or a file of --error-report.")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Write nothing: show files, sizes, and records that fail.")
+    ] = False,
 ) -> None:
     """Convert a data set to another format, in shards, keeping the order of its records.
 
@@ -110,38 +119,85 @@ def convert_command(
         # Files pass through unchanged; with their suffixes where fields are files again.
         wanted.options.setdefault("decode", {} if entry.key_field is None else None)
     writer_options = {**(tokenize.writer_options if tokenize is not None else {}), **parse_options(to_option)}
-    writer_codec = to_codec or codec
-    if writer_codec is not None and "codec" in entry.writer_options.names():
+    if (writer_codec := to_codec or codec) is not None and "codec" in entry.writer_options.names():
         writer_options["codec"] = resolve_codec(writer_codec)
-    with wanted.open() as opened, ProgressBar(f"converting to {entry.name}") as bar:
+    settings: dict[str, Any] = {
+        "writer_options": writer_options,
+        "keep_key": keep_key,
+        "map": tokenize if map is None else resolve_reference(map, "--map"),
+        "seed": seed,
+    }
+    before = bytes_of(wanted.local_files())
+    number = None if part is None else parse_part(part)
+    with ExitStack() as stack:
+        opened = _without(stack.enter_context(wanted.open()), exclude, error_report)
+        if dry_run:
+            show_plan(
+                opened,
+                path,
+                entry,
+                shards=shards,
+                records_per_shard=records_per_shard,
+                part=number,
+                before=before,
+                describe_bad=_describe_bad,
+                on_error=on_error,
+                settings=settings,
+            )
+            return
+        bar = stack.enter_context(ProgressBar(f"converting to {entry.name}"))
+        stack.enter_context(_resumable(running, number))
         report = convert(
             opened,
             path,
             format=entry.name,
-            writer_options=writer_options,
             shards=shards,
             records_per_shard=records_per_shard,
-            keep_key=keep_key,
-            map=tokenize if map is None else resolve_reference(map, "--map"),
-            seed=seed,
             on_error=cast("Any", on_error),
             max_bad=parse_max_bad(max_bad),
             error_report=error_report,
             resume=resume,
             overwrite=overwrite,
-            part=None if part is None else parse_part(part),
+            part=number,
             merge=merge,
             engine=running,
             progress=bar,
+            **settings,
         )
+    _print(report, sizes(report.bytes, 0 if part else before))
+
+
+@contextmanager
+def _resumable(engine: Engine | None, part: tuple[int, int] | None) -> Generator[None]:
+    """Say after Ctrl-C how to continue; engines say it themselves, and parts need not be told."""
+    try:
+        yield
+    except KeyboardInterrupt as interrupt:
+        if engine is None and part is None:
+            interrupt.add_note("finished shards are kept: pass resume=True to continue")
+        raise
+
+
+def _print(report: ConvertReport, size: str) -> None:
+    """Print what a conversion has written and left out."""
     for note in report.notes:
         print_line(f"note: {as_typed(note)}")
     resumed = f", {count_of(report.resumed, 'record')} from an earlier run" if report.resumed else ""
-    print_line(f"{count_of(report.records, 'record')} in {report.pattern} ({decimal(report.bytes)}{resumed})")
+    print_line(f"{count_of(report.records, 'record')} in {report.pattern} ({size}{resumed})")
     if report.skipped:
         print_line(f"{count_of(report.skipped, 'bad record')} skipped")
         for line in _describe_bad(report.bad_records):
             print_line(f"  {line}")
+
+
+def _without(source: Source[Any], exclude: str | None, error_report: str | None) -> Source[Any]:
+    """Return the source without the records that --exclude names."""
+    if exclude is not None and error_report is not None:
+        message = "--error-report would number the records that are left, not those of the source: use it without"
+        raise ConfigError(f"{message} --exclude, and skip all bad records at once", key="error_report")
+    listed = exclude is not None and re.fullmatch(r"\d+(,\d+)*", exclude) is not None
+    given = [*map(int, exclude.split(","))] if listed and exclude is not None else exclude
+    return without(source, read_excluded(given, source))
 
 
 def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:

@@ -128,6 +128,10 @@ class SourceOptions:
         """True if the data set consists of files, which functions and ranges do not."""
         return self._entry_without_files is None
 
+    def local_files(self) -> list[str]:
+        """Return the files and directories of the data on this machine."""
+        return [file for file in (*self.shards().files, self.path) if os.path.exists(file)] if self.has_files else []
+
     def check_files(self, what: str) -> None:
         """Raise if the data set has no files, which `what` needs."""
         if not self.has_files:

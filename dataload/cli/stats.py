@@ -85,7 +85,7 @@ def stats_command(
         targets = [(wanted.path, wanted.format, dict(wanted.options))]
         if part or merge or running:
             wanted.check_files("--engine" if running else "--merge" if merge else "--part")
-        if not wanted.has_files:
+        if not wanted.has_files or _is_folder(wanted):
             targets, reports = [], [_measure_source(wanted)]
     number = None if part is None else parse_part(part)
     reports += [_measure(*target, save, number, merge, running) for target in targets]
@@ -113,21 +113,29 @@ def _measure(
 
 
 def _measure_source(wanted: SourceOptions) -> IndexReport:
-    """Measure a source without files."""
+    """Measure a source without files, or with a file for each record."""
     with wanted.open() as source, ProgressBar("measuring"):
+        name = os.path.basename(os.path.abspath(wanted.path)) if wanted.has_files else wanted.path
         selected = None if wanted.is_function else wanted.options.get("fields")
         statistics = DataSetStatistics(options={}, selected=None, fields=measure(source, selected).fields)
         entry = DataSetFacts(
-            pattern=wanted.path,
+            pattern=name,
             format=wanted.shards().format.name,
-            names=(wanted.path,),
+            names=(name,),
             records=(len(source),),
             bytes=(0,),
             etags=(None,),
             sha256=(None,),
             statistics=statistics.to_json(),
         )
-    return IndexReport("", (entry,), 0, "the data have no files")
+    reason = "the data are single files" if wanted.has_files else "the data have no files"
+    return IndexReport("", (entry,), 0, reason)
+
+
+def _is_folder(wanted: SourceOptions) -> bool:
+    """Return whether the data are single files in a directory, which no manifest describes."""
+    found = wanted.shards()
+    return found.format.is_data_set_without_shards is not None and any(map(os.path.isdir, found.files))
 
 
 def _of_config(path: str, overrides: Sequence[str]) -> Iterator[tuple[str, str | None, dict[str, Any]]]:

@@ -99,7 +99,7 @@ def test_debug_shows_the_traceback(arguments):
     [
         (FileNotFoundError(2, "No such file or directory", "x"), 1, "error: x: No such file or directory\n"),
         (ZeroDivisionError("by 0"), 1, "error: unexpected ZeroDivisionError: by 0; use --debug for the traceback\n"),
-        (KeyboardInterrupt(), 130, ""),
+        (KeyboardInterrupt(), 130, "error: interrupted\n"),
     ],
 )
 def test_errors_of_others_and_warnings_are_a_line(monkeypatch, error, code, text):
@@ -135,7 +135,8 @@ def test_ctrl_c_during_a_conversion_leaves_no_half_file(data, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ProgressBar, "__call__", stop)
         result = run(*command)
-    assert (result.exit_code, result.output) == (130, "")
+    told = "error: interrupted; finished shards are kept: pass --resume to continue\n"
+    assert (result.exit_code, result.output) == (130, told)
     left = [".b.syr.convert.json", ".b.syr.convert.log", "a-0.syr", "a-1.syr", "b-00000-of-00002.syr"]
     assert sorted(os.listdir(data)) == left
     assert "4 records from an earlier run" in ok(*command, "--resume")

@@ -54,8 +54,9 @@ OPERATORS = (
         "Is_IsNot", "IsNot_Is",
     )),
 )  # fmt: skip
-TESTS = ["tests/unit", "tests/properties", "tests/golden", "tests/conformance"]
+TESTS = ["tests/unit", "tests/properties", "tests/golden", "tests/conformance", "tests/integration"]
 MOST_TESTS = 150  # of a mutant
+MOST_FILES = 24  # of a mutant
 SECONDS = 150  # of a mutant
 
 
@@ -225,7 +226,10 @@ def tried(mutant: Mutant, copies: SimpleQueue[Path], given: list[str] | None) ->
             return "not covered", difference
         path.write_text(after)
         try:
-            return run_tests(copy, tests), difference
+            slow = [test for test in tests if test.startswith("tests/integration")]
+            quick = [test for test in tests if test not in slow]
+            outcome = run_tests(copy, quick) if quick else "survived"
+            return run_tests(copy, slow) if slow and outcome == "survived" else outcome, difference
         finally:
             path.write_text(before)
     finally:
@@ -278,15 +282,17 @@ def tests_of(path: str, line: int) -> list[str]:
 
 
 def by_name(path: str, among: list[str]) -> list[str]:
-    """Return the test files that are named after a module or its folders, the most alike first."""
-    files = {file for name in among for file in [ROOT / name, *ROOT.glob(f"{name}/**/*.py")]}
-    parts = {part.strip("_") for part in Path(path).with_suffix("").parts[1:]}
-    alike = {
-        file.relative_to(ROOT).as_posix(): len(parts & {*file.parts, file.stem.removeprefix("test_")})
-        for file in files
-        if file.name.startswith("test_")
-    }
-    return sorted((file for file in alike if alike[file]), key=lambda file: (-alike[file], file))
+    """Return the test files that share most words with a module: in their names, their folders and their imports."""
+    module = Path(path).with_suffix("")
+    words = {part.strip("_") for part in module.parts[1:]}
+    imports = [".".join(module.parts[: depth + 1]) for depth in range(1, len(module.parts))]
+    alike: dict[str, int] = {}
+    for file in {file for name in among for file in [ROOT / name, *ROOT.glob(f"{name}/**/*.py")]}:
+        if file.name.startswith("test_"):
+            text = file.read_text()
+            of_names = words & {*file.parts, file.stem.removeprefix("test_"), *file.stem.split("_")}
+            alike[file.relative_to(ROOT).as_posix()] = len(of_names) + sum(each in text for each in imports)
+    return sorted((file for file in alike if alike[file]), key=lambda file: (-alike[file], file))[:MOST_FILES]
 
 
 def report(results: Counter[tuple[str, str]]) -> None:

@@ -140,9 +140,9 @@ class ShardedWriter(ClosedOrAborted):
         payload = size_of(record)
         shard = self._choose(payload)
         writer = self._writer(shard)
-        before = _stored(writer)
+        before = writer.stored_bytes
         writer.write(record)
-        stored = _stored(writer) - before or payload  # writers of other packages do not count
+        stored = writer.stored_bytes - before or payload  # writers of other packages do not count
         self._bytes, self._overhead = self._bytes + stored, stored - payload
         self._lengths[shard] += 1
         self._count += 1
@@ -261,7 +261,3 @@ class ShardedWriter(ClosedOrAborted):
 
 def _unchanged(record: Any, _: int, __: int | None) -> Any:
     return record
-
-
-def _stored(writer: Any) -> int:
-    return int(getattr(writer, "stored_bytes", 0))

@@ -30,7 +30,7 @@ from dataload.storage import Remote, base_name
 from dataload.types import FieldSpec, RandomAccessSource
 
 KEY_DIGITS = 8
-_MAPPED_AT_ONCE = 256  # records written at a time; a function may make many from one sample
+_WRITTEN_AT_ONCE = 256  # records; a function may make many from one sample
 _BYTES_FIELD = "data"
 _INTERRUPTED_SECONDS = 0.5  # to complete a shard
 _MOST_CLASS_CHARACTERS = 1 << 20  # captions, which are not classes, would fill the manifest
@@ -271,8 +271,7 @@ def _write_shard(
     writer.before_publish = before_publish
     for first, samples in read_ahead(writing.mapping.reading(source), shard.start, shard.stop):
         records = writing.records(source, samples, first, skipped)
-        most = _MAPPED_AT_ONCE if writing.mapping else len(samples)
-        while block := [*islice(records, most)]:
+        while block := [*islice(records, _WRITTEN_AT_ONCE)]:
             _write_block(writer, block)
         advance(len(samples))
     left_out = len(skipped.records) - before

@@ -120,7 +120,7 @@ class StepWork:
             loaded.append(self._load(job, step, StepTrace(status)))
             if loaded[-1].error is not None:
                 break
-        if loaded and getpid() != self._pid:
+        if getpid() != self._pid:
             loaded[-1] = loaded[-1]._replace(downloads=self._report())
         return StepsResult(loaded, perf_counter() - begun)
 

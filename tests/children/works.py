@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dataload import Ragged
+from dataload.types import BytesColumn
 
 
 def values():
@@ -22,6 +23,7 @@ def values():
     read_only.flags.writeable = False
     structured = np.zeros(5000, [("a", "<i4"), ("b", ">f8", (2,)), ("c", "S3")])
     structured["a"], structured["c"] = np.arange(5000), b"xyz"
+    column = BytesColumn.packed(np.arange(60_000).astype(np.uint8), np.array([3, 3, 40_000, 60_000]))
     return {
         "contiguous": base,
         "fortran": np.asfortranarray(base[0]),
@@ -48,6 +50,7 @@ def values():
         "str": ["long" * 20_000, ""],
         "plain": {"a": 1, "b": None, "c": (1.5, True)},
         "same twice": [base] * 2,
+        "columns": [column, column[1:3], column[::2], column[:0]],
     }
 
 

@@ -203,6 +203,7 @@ def test_shards_at_urls(source, expected, object_server, new_fork_server, tmp_pa
         ({"merge": True}, "an engine runs all parts and merges them"),
         ({"engine": LocalEngine(parts=6)}, "cannot split 5 shards into 6 parts: ask for fewer parts"),
         ({"writer_options": {"codec": threading.Lock()}}, "engine 'local' sends the source and all options to"),
+        ({"writer_options": {"codec": part_sources.Secret()}}, "^not sent"),
     ],
 )
 def test_wrong_settings(source, tmp_path, options, message):

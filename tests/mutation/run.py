@@ -40,7 +40,7 @@ from cosmic_ray.mutating import mutate_code
 
 ROOT = Path(__file__).parents[2]
 ACCEPTED = Path(__file__).with_name("accepted.toml")
-ROOMS = ("samplers", "loader", "executors", "streams", "storage", "convert", "torch", "sources", "codecs")
+ROOMS = ("samplers", "loader", "executors", "streams", "storage", "convert", "torch", "sources", "codecs", "catalog")
 OPERATORS = (
     *("NumberReplacer", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd"),
     *("AddNot", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop", "ExceptionReplacer"),
@@ -54,8 +54,9 @@ OPERATORS = (
         "Is_IsNot", "IsNot_Is",
     )),
 )  # fmt: skip
-TESTS = ["tests/unit", "tests/properties", "tests/golden", "tests/conformance"]
+TESTS = ["tests/unit", "tests/properties", "tests/golden", "tests/conformance", "tests/integration"]
 MOST_TESTS = 150  # of a mutant
+MOST_FILES = 24  # of a mutant
 SECONDS = 150  # of a mutant
 
 
@@ -136,7 +137,7 @@ def mutants_of(path: Path, changed: dict[str, set[int]] | None) -> Iterator[Muta
     wanted = None if changed is None else changed.get(name, set())
     if wanted is not None and not wanted:
         return
-    functions, ignored = places(text)
+    functions, ignored, lines = *places(text), text.splitlines()
     operators = {each: cosmic_ray.plugins.get_operator(f"core/{each}")() for each in OPERATORS}
     occurrences: Counter[str] = Counter()
     for node in ast_nodes(get_ast(text)):
@@ -147,6 +148,8 @@ def mutants_of(path: Path, changed: dict[str, set[int]] | None) -> Iterator[Muta
                 function = functions.get(line)
                 if function is None or line in ignored:
                     continue
+                if operator_name == "ReplaceTrueWithFalse" and "strict=True" in lines[line - 1]:
+                    continue  # a check that no correct program fails
                 if wanted is None or any(functions.get(each) == function for each in wanted):
                     yield Mutant(name, function, line, operator_name, occurrence)
 
@@ -223,7 +226,10 @@ def tried(mutant: Mutant, copies: SimpleQueue[Path], given: list[str] | None) ->
             return "not covered", difference
         path.write_text(after)
         try:
-            return run_tests(copy, tests), difference
+            slow = [test for test in tests if test.startswith("tests/integration")]
+            quick = [test for test in tests if test not in slow]
+            outcome = run_tests(copy, quick) if quick else "survived"
+            return run_tests(copy, slow) if slow and outcome == "survived" else outcome, difference
         finally:
             path.write_text(before)
     finally:
@@ -276,15 +282,17 @@ def tests_of(path: str, line: int) -> list[str]:
 
 
 def by_name(path: str, among: list[str]) -> list[str]:
-    """Return the test files that are named after a module or its folders, the most alike first."""
-    files = {file for name in among for file in [ROOT / name, *ROOT.glob(f"{name}/**/*.py")]}
-    parts = {part.strip("_") for part in Path(path).with_suffix("").parts[1:]}
-    alike = {
-        file.relative_to(ROOT).as_posix(): len(parts & {*file.parts, file.stem.removeprefix("test_")})
-        for file in files
-        if file.name.startswith("test_")
-    }
-    return sorted((file for file in alike if alike[file]), key=lambda file: (-alike[file], file))
+    """Return the test files that share most words with a module: in their names, their folders and their imports."""
+    module = Path(path).with_suffix("")
+    words = {part.strip("_") for part in module.parts[1:]}
+    imports = [".".join(module.parts[: depth + 1]) for depth in range(1, len(module.parts))]
+    alike: dict[str, int] = {}
+    for file in {file for name in among for file in [ROOT / name, *ROOT.glob(f"{name}/**/*.py")]}:
+        if file.name.startswith("test_"):
+            text = file.read_text()
+            of_names = words & {*file.parts, file.stem.removeprefix("test_"), *file.stem.split("_")}
+            alike[file.relative_to(ROOT).as_posix()] = len(of_names) + sum(each in text for each in imports)
+    return sorted((file for file in alike if alike[file]), key=lambda file: (-alike[file], file))[:MOST_FILES]
 
 
 def report(results: Counter[tuple[str, str]]) -> None:

@@ -89,3 +89,10 @@ class Unloadable(Eventful):
 
     def __setstate__(self, state):
         raise KeyError("lost")
+
+
+class Secret:
+    """May not be sent to other processes."""
+
+    def __reduce__(self):
+        raise dataload.ConfigError("not sent", key="secret", value=None)

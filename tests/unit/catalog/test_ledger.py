@@ -164,6 +164,7 @@ def test_lines_are_gathered_in_segments(folder, monkeypatch, options, most, coun
     log.begin(JOB, {}, anew=True)
     for each in FACTS:
         log.note(each)
+    assert all(each.daemon for each in threading.enumerate() if isinstance(each, threading.Timer)), "exit does not wait"
     log.close()
     assert len(folder.segments()) == count
     found = folder.log().load(JOB)

@@ -62,7 +62,7 @@ class ShardDirectory:
     """
 
     def __init__(self, shards: int) -> None:
-        self.files = ShardFiles(shards)
+        self.files: ShardFiles = ShardFiles(shards)
         self._shards = shards
         self._ends = self._places = np.empty(0, np.int64)
         self._length: int | None = None  # of all shards but the last, if it is the same

@@ -1,14 +1,16 @@
 """The samples of many archives as one table, if all of their samples have the same components."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.tar.header import BLOCK
 from dataload.sources.tar.samples import Keys, SampleTable, decode_name
 from dataload.storage.core import PLACE_BITS
-from dataload.types import Int64Array
+from dataload.types import Array, Int64Array
 
 
 class SharedSamples:
@@ -17,11 +19,14 @@ class SharedSamples:
     ends = None
 
     def __init__(self, directory: ShardDirectory, table: SampleTable) -> None:
-        self.extensions, self.codes, self.first = table.extensions, table.codes, table.first
-        self.keys = SharedKeys(directory)
+        self.extensions: tuple[str, ...] = table.extensions
+        self.codes: npt.NDArray[np.unsignedinteger[Any]] = table.codes
+        self.first: Callable[[Sequence[int]], Array | int] = table.first
+        self.keys: SharedKeys = SharedKeys(directory)
         self._blocks: ShardNumbers = directory.numbers(BLOCK, is_place=True)
         self._sizes: ShardNumbers = directory.numbers()
-        self.offsets, self.lengths = self._blocks.__getitem__, self._sizes.__getitem__
+        self.offsets: Callable[[Int64Array], Int64Array] = self._blocks.__getitem__
+        self.lengths: Callable[[Int64Array], Int64Array] = self._sizes.__getitem__
 
     def join(self, shard: int, table: SampleTable) -> None:
         """Add the table of an archive."""

@@ -35,10 +35,10 @@ class ShardFiles(RecordFile):
     second, a read looks whether the files that it reads were overwritten.
     """
 
-    path = "several shards"
+    path: str = "several shards"
 
     def __init__(self, shards: int, most: int | None = None) -> None:
-        self.size = shards << PLACE_BITS
+        self.size: int = shards << PLACE_BITS
         self._maps = core().Maps(shards)
         self._files: dict[int, MappedFile] = {}
         self._used = np.zeros(shards, np.int64)  # number of the read that used each last; 0: it is not mapped

@@ -36,7 +36,7 @@ _SUBMODULES = """
 
 def __getattr__(name: str) -> Any:
     """Load webdataset when it is first used, and put our own classes and functions in the place of its."""
-    if name.startswith("__"):
+    if name.startswith("_"):  # of Python, or of tools that look at modules
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name in _OURS:
         return getattr(importlib.import_module(f"dataload.compat._webdataset_{_OURS[name]}"), name)

@@ -9,7 +9,7 @@ import numpy as np
 
 from dataload.storage.core import MOST_SHARDS, PLACE_BITS, can_map, core
 from dataload.storage.local.record_files import MappedFile
-from dataload.storage.local.shard_files import ShardFiles
+from dataload.storage.local.shard_maps import ShardMaps
 from dataload.types import Array, Int64Array
 
 _UNUSED, _ALONE = -2, -1
@@ -62,7 +62,7 @@ class ShardDirectory:
     """
 
     def __init__(self, shards: int) -> None:
-        self.files: ShardFiles = ShardFiles(shards)
+        self.files: ShardMaps = ShardMaps(shards)
         self._shards = shards
         self._ends = self._places = np.empty(0, np.int64)
         self._length: int | None = None  # of all shards but the last, if it is the same

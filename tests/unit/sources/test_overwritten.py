@@ -144,7 +144,7 @@ def test_the_end_of_an_epoch_allows_files_that_are_replaced_or_decoded(tmp_path)
 def several(tmp_path, monkeypatch):
     """Open ten shards, of which three may be open, and three mapped."""
     monkeypatch.setattr("dataload.sources.file_source.most_open_shards", lambda: 3)
-    monkeypatch.setattr("dataload.storage.local.shard_files.most_maps", lambda: 3)
+    monkeypatch.setattr("dataload.storage.local.shard_maps.most_maps", lambda: 3)
 
     def several(suffix):
         paths = [tmp_path / f"{shard}{suffix}" for shard in range(10)]

@@ -201,7 +201,7 @@ def test_a_record_over_the_limit_has_the_error_of_its_shard(tmp_path):
 
 @pytest.mark.parametrize("most", [1, 2, 5])
 def test_few_files_stay_mapped(tmp_path, monkeypatch, most):
-    monkeypatch.setattr("dataload.storage.local.shard_files.most_maps", lambda: most)
+    monkeypatch.setattr("dataload.storage.local.shard_maps.most_maps", lambda: most)
     paths = write(tmp_path, "syrah")
     with dataload.open(paths) as source:
         for seed in range(20):
@@ -212,7 +212,7 @@ def test_few_files_stay_mapped(tmp_path, monkeypatch, most):
 
 
 def test_threads_read_while_files_are_unmapped(tmp_path, monkeypatch):
-    monkeypatch.setattr("dataload.storage.local.shard_files.most_maps", lambda: 2)
+    monkeypatch.setattr("dataload.storage.local.shard_maps.most_maps", lambda: 2)
     source = dataload.open(write(tmp_path, "syrah"))
 
     def work(seed):

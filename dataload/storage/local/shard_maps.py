@@ -28,7 +28,7 @@ def most_maps() -> int:
     return _USUAL_MAPS // 2
 
 
-class ShardFiles(RecordFile):
+class ShardMaps(RecordFile):
     """The files of shards as one file. Its offsets are places: the shard's number times 2^44, plus the offset there.
 
     Maps hold no descriptors. At most `most` files stay mapped; those used least recently are unmapped first. Once a

@@ -154,7 +154,7 @@ def _value(data: _Data, name: str, tensor: Tensor, limit: int) -> Value:
 
 def _strings(data: _Data, name: str, tensor: Tensor) -> Value:
     if not tensor.dims and len(tensor.texts) == 1:
-        start, stop = tensor.texts[0]
+        [(start, stop)] = tensor.texts
         return _text(data[start:stop])
     items = np.empty(len(tensor.texts), object)
     items[:] = [bytes(data[start:stop]) for start, stop in tensor.texts]

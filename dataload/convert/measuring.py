@@ -59,12 +59,8 @@ def keep_lengths(
     lengths: Mapping[str, Array],
     remote: Remote | None,
 ) -> DataSetFacts:
-    """Write the lengths of fields that differ in length beside the data, and return the entry with its statistics."""
-    files = {
-        name: save_lengths(directory, narrow(lengths[name]), remote)
-        for name, field in statistics.fields.items()
-        if field.varies_in_length and name in lengths
-    }
+    """Write the lengths of fields beside the data, and return the entry with its statistics."""
+    files = {name: save_lengths(directory, narrow(array), remote) for name, array in lengths.items()}
     return replace(entry, statistics=replace(statistics, lengths=files).to_json())
 
 

@@ -358,7 +358,7 @@ def test_a_forked_child_is_refused(shards, bucket, environment):
             next(iter(loader))
 
 
-@pytest.mark.parametrize("name", ["syr", "lmdb"])
+@pytest.mark.parametrize("name", ["syr", "lmdb", "array_record"])
 def test_a_budget_of_one_shard(server, shards, bucket, tmp_path, name):
     local_path, url = paths(shards, bucket, name)
     size = max(path.stat().st_size for path in Path(shards[name]).rglob("*") if path.is_file())

@@ -57,7 +57,9 @@ def content(directory):
 
 
 def lengths_file(directory):
-    return next(directory / name for name in os.listdir(directory) if name.startswith(".dataload.lengths-"))
+    """The only one: other fields have one length, and older files are removed."""
+    (path,) = directory.glob(".dataload.lengths-*")
+    return path
 
 
 def test_lengths_are_not_computed_again(shards, monkeypatch):
@@ -146,6 +148,9 @@ def test_stale_statistics_are_not_used(shards):
         with pytest.warns(UserWarning, match=message):
             lengths = dataload.record_lengths(source, "tokens")
     assert lengths.tolist() == LENGTHS[:12] + LENGTHS[24:36] + LENGTHS[24:]
+    before = lengths_file(shards)
+    measured(shards)
+    assert lengths_file(shards) != before
 
 
 def test_statistics_of_records_that_are_read_differently(shards):
@@ -211,7 +216,7 @@ def test_what_is_not_kept(shards, monkeypatch):
     assert "not asked for" in index_shards(str(shards), measuring=Measuring(save=False)).unsaved
     with pytest.raises(ConfigError, match="parts cannot be kept: it was not asked for"):
         index_shards(str(shards), measuring=Measuring(save=False), part=(1, 2))
-    monkeypatch.setattr("dataload.convert.index_plan.os.access", lambda *_: False)
+    monkeypatch.setattr("dataload.convert.index_plan.os.access", lambda _, mode: mode != os.W_OK | os.X_OK)
     assert re.search(r"the directory .*d cannot be written to", measured(shards).unsaved)
     monkeypatch.undo()
 

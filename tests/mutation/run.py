@@ -55,6 +55,7 @@ OPERATORS = (
     )),
 )  # fmt: skip
 TESTS = ["tests/unit", "tests/properties", "tests/golden", "tests/conformance", "tests/integration"]
+ALWAYS = ["tests/golden/test_states.py"]  # fingerprints, orders and states
 MOST_TESTS = 150  # of a mutant
 MOST_FILES = 24  # of a mutant
 SECONDS = 150  # of a mutant
@@ -292,7 +293,12 @@ def by_name(path: str, among: list[str]) -> list[str]:
             text = file.read_text()
             of_names = words & {*file.parts, file.stem.removeprefix("test_"), *file.stem.split("_")}
             alike[file.relative_to(ROOT).as_posix()] = len(of_names) + sum(each in text for each in imports)
-    return sorted((file for file in alike if alike[file]), key=lambda file: (-alike[file], file))[:MOST_FILES]
+    return (
+        sorted((file for file in alike if alike[file]), key=lambda file: (-alike[file], file.count("/"), file))[
+            :MOST_FILES
+        ]
+        + ALWAYS
+    )
 
 
 def report(results: Counter[tuple[str, str]]) -> None:

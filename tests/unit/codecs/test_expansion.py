@@ -113,6 +113,5 @@ def test_what_is_made_dense_as_a_whole():
 def test_the_longest_value_of_dictionaries():
     words = pa.array(["a", "abc"]).dictionary_encode()
     inside = pa.StructArray.from_arrays([pa.array([1, 2]), pa.ListArray.from_arrays([0, 1, 2], words)], ["n", "w"])
-    assert longest_in_dictionaries(words) == 4
-    assert longest_in_dictionaries(inside) == 4
-    assert longest_in_dictionaries(pa.array(["abc"])) == 0
+    arrays = words, inside, pa.array(["abc"]), pa.array([], pa.string()).dictionary_encode()
+    assert [longest_in_dictionaries(array) for array in arrays] == [4, 4, 0, 0]

@@ -75,6 +75,13 @@ ROWS = st.tuples(
 )
 
 
+def check_alike(results, inside, wanted):
+    """Both cores give the bytes, or the same error."""
+    assert all(result == results[0] for result in results)
+    error, out = results[0]
+    assert (error is None and out == b"".join(wanted())) if inside else error[0] in (ValueError, LookupError)
+
+
 @given(st.lists(ROWS, max_size=60))
 @settings(deadline=None)
 def test_ranges_equal_slices(filled, rows):
@@ -87,13 +94,7 @@ def test_ranges_equal_slices(filled, rows):
         out = np.zeros(max(0, int(lengths.sum())), np.uint8)
         results.append((outcome(maps.gather_ranges, out, places, lengths), out.tobytes()))
         assert outcome(maps.will_need, places, lengths) == results[0][0]
-    assert all(result == results[0] for result in results)
-    found, out = results[0]
-    if all(inside):
-        assert found is None
-        assert out == b"".join((folder / f"{s}").read_bytes()[at : at + n] for s, at, n in rows)
-    else:
-        assert found[0] in (ValueError, LookupError)
+    check_alike(results, all(inside), lambda: [(folder / f"{s}").read_bytes()[at : at + n] for s, at, n in rows])
 
 
 @given(st.lists(ROWS, min_size=1, max_size=60), st.sampled_from([0, 1, 2, 8, 64, 100, 128, 512, 600]))
@@ -105,13 +106,8 @@ def test_records_equal_slices(filled, rows, length):
     for maps in several:
         out = np.zeros((len(rows), length), np.uint8)
         results.append((outcome(maps.gather, out, places, length), out.tobytes()))
-    assert all(result == results[0] for result in results)
-    found, out = results[0]
-    if all(0 <= shard < UNMAPPED and at + length <= SIZES[shard] for shard, at, _ in rows):
-        assert found is None
-        assert out == b"".join((folder / f"{s}").read_bytes()[at : at + length] for s, at, _ in rows)
-    else:
-        assert found[0] in (ValueError, LookupError)
+    inside = all(0 <= shard < UNMAPPED and at + length <= SIZES[shard] for shard, at, _ in rows)
+    check_alike(results, inside, lambda: [(folder / f"{s}").read_bytes()[at : at + length] for s, at, _ in rows])
 
 
 def put_all(one):

@@ -317,6 +317,7 @@ def test_the_package_is_not_needed(no_package, plain_path, plain_records, tmp_pa
     with ArrayRecordSource([plain_path, f"{plain_path}[3:9]"]) as source:
         assert source.read([400, 0, 399]) == [plain_records[3], plain_records[0], plain_records[399]]
         assert source.read_batch([5, 402]) == [plain_records[5], plain_records[5]]
+        assert source.locate(402).offset == source.locate(5).offset
         assert not source.reads_in_order
     assert list(ArrayRecordSource(write_plain(tmp_path / "x", []))) == []
     with ArrayRecordSource(plain_path, codec=lambda data: data) as source:  # a function gets bytes of its own

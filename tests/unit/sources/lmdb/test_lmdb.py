@@ -190,10 +190,15 @@ def test_the_map_grows(tmp_path, monkeypatch):
     values = [rng.bytes(int(n)) for n in rng.integers(0, 9000, 400)] + [bytes(3_000_000)]
     path = tmp_path / "o"
     with LMDBWriter(path) as writer:
-        writer.extend(values)
+        writer.extend(values[:97])
+        writer.extend(values[97:])
     assert [value for _, value in stored(path)] == values
     pages = sum(-(-(len(value) + 16) // 4096) for value in values)
     assert (path / "data.mdb").stat().st_size < 1.2 * 4096 * pages  # no larger than the data need
+    with LMDBWriter(tmp_path / "p") as writer:
+        for value in values:
+            writer.write(value)
+    assert (tmp_path / "p/data.mdb").read_bytes() == (path / "data.mdb").read_bytes(), "in the same transactions"
 
 
 @pytest.mark.parametrize(("call", "needed"), [("begin", "1,010"), ("sync", "0"), ("open", "0")])

@@ -106,7 +106,8 @@ class DataSetFiles:
         source = self.format.open(self.files, fields=selected, options={**recorded, **self.options, **options})
         if isinstance(source, FileSource):
             source.name_classes(common_classes(((entry.pattern, entry.fields) for entry in self.listed), "paths"))
-            far = {*map(is_url, self.files)}
+            far, is_index = {*map(is_url, self.files)}, source.paths != tuple(map(local_path, self.files))
+            known = None if is_index else known  # what is listed is the index, and it names the shards
             if known is not None and len(far) == 1 and not check:
                 source.open_on_first_use(known)  # and compared then
                 if far == {True}:

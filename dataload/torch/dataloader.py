@@ -231,7 +231,7 @@ class DataLoader(Loader[Any], data.DataLoader[Any]):
             if self._drawn is not None:
                 self._drawn.restore(saved, plain.get("epoch", 0))
             super().load_state_dict(plain)
-        self._fresh = self._drawn is not None and "digest" in saved
+        self._fresh = True
 
 
 def _draw_seed(generator: torch.Generator | None, *, keeps: bool) -> int:

@@ -292,7 +292,8 @@ def by_name(path: str, among: list[str]) -> list[str]:
         if file.name.startswith("test_"):
             text = file.read_text()
             of_names = words & {*file.parts, file.stem.removeprefix("test_"), *file.stem.split("_")}
-            alike[file.relative_to(ROOT).as_posix()] = len(of_names) + sum(each in text for each in imports)
+            score = len(of_names) + (module.stem.strip("_") in of_names) + sum(each in text for each in imports)
+            alike[file.relative_to(ROOT).as_posix()] = score
     return (
         sorted((file for file in alike if alike[file]), key=lambda file: (-alike[file], file.count("/"), file))[
             :MOST_FILES

@@ -140,9 +140,9 @@ class ShardedWriter(ClosedOrAborted):
         payload = size_of(record)
         shard = self._choose(payload)
         writer = self._writer(shard)
-        before = writer.stored_bytes
+        before = getattr(writer, "stored_bytes", 0)
         writer.write(record)
-        stored = writer.stored_bytes - before or payload  # writers of other packages do not count
+        stored = getattr(writer, "stored_bytes", 0) - before or payload  # writers of other packages may not count
         self._bytes, self._overhead = self._bytes + stored, stored - payload
         self._lengths[shard] += 1
         self._count += 1

@@ -45,7 +45,8 @@ demo: $(DEMO_INSTALLED) $(CORE)
 # and by the other targets on the disk.
 MEMORY := $(shell df -Pk /dev/shm 2>&- | awk 'NR == 2 && $$4 > 4000000 {print "/dev/shm"}')
 test: $(INSTALLED) $(CORE)
-	$(if $(MEMORY),TMPDIR=$(MEMORY)) $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+	$(if $(MEMORY),memory=$$(mktemp -d $(MEMORY)/dataload-XXXXXX) && trap 'rm -rf "$$memory"' EXIT INT TERM && TMPDIR="$$memory") \
+		$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
 		-o tmp_path_retention_count=1 --durations 15
 
 # The tests of data at URLs that take long, or need a server that PyPI does not have. Without npm, those are skipped.

@@ -67,6 +67,7 @@ def test_a_small_run(tmp_path, own):
     assert rows == [["dataload", name, "global", "0"] for name in ("torchrecord", "tar")]
 
 
+@pytest.mark.slow_suite  # starts ten processes
 def test_photos_of_several_sizes_end_with_advice(tmp_path):
     pillow = pytest.importorskip("PIL.Image")
     for i in range(6):
@@ -82,6 +83,7 @@ def test_photos_of_several_sizes_end_with_advice(tmp_path):
     assert "As it is, num_workers=0 is best: " in result.stdout
 
 
+@pytest.mark.slow_suite  # starts ten processes
 def test_a_format_that_cannot_store_the_records_is_left_out(tmp_path):
     (tmp_path / "nested.jsonl").write_text('{"a": {"b": [1, null]}}\n{"a": {"b": []}}\n')
     result = run("bench", tmp_path / "nested.jsonl", *QUICK, "--cache", tmp_path / "cache")

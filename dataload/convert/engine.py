@@ -112,7 +112,11 @@ def run_conversion(
     again = "finished shards are kept: pass resume=True to continue"
     advance = of_total(progress, begun.records)
     try:
-        return run_all(engine, task, len(plan), parts=begun.parts, progress=advance, again=again)
+        try:
+            return run_all(engine, task, len(plan), parts=begun.parts, progress=advance, again=again)
+        finally:
+            if remote is not None:
+                remote.listings.clear()  # other processes have written
     except BaseException:
         logs = log_path(glob.escape(file.path), "*", begun.parts)
         if not storage_of(file.path, remote).glob(logs):  # nothing to resume

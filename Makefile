@@ -42,11 +42,11 @@ demo: $(DEMO_INSTALLED) $(CORE)
 	$(BIN)/python examples/train_mnist.py
 
 # conftest.py orders the files: those that take long come first. What they write is kept in memory where 4 GB are free,
-# and by the other targets on the disk.
+# and by the other targets on the disk. Some tests wait, so two CPUs run three at a time.
 MEMORY := $(shell df -Pk /dev/shm 2>&- | awk 'NR == 2 && $$4 > 4000000 {print "/dev/shm"}')
 test: $(INSTALLED) $(CORE)
 	$(if $(MEMORY),memory=$$(mktemp -d $(MEMORY)/dataload-XXXXXX) && trap 'rm -rf "$$memory"' EXIT INT TERM && TMPDIR="$$memory") \
-		$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder \
+		$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder \
 		-o tmp_path_retention_count=1 --durations 15
 
 # The tests of data at URLs that take long, or need a server that PyPI does not have. Without npm, those are skipped.

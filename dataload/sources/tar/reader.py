@@ -180,9 +180,9 @@ def _read_index(path: str, remote: Remote | None) -> list[tuple[str, int, str]]:
         shards = [(_resolve(path, base, shard["url"]), shard["nsamples"], path) for shard in table["shardlist"]]
         if not shards or not all(type(count) is int and 0 <= count < _MOST_SAMPLES for _, count, _ in shards):
             raise ValueError("it lists no archive, or one without a number of samples")
-    except DataloadError:
+    except (CorruptFileError, UnsupportedFormatError):
         raise
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (DataloadError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         problem = f"{type(error).__name__} {str(error)[:200]}"
         raise CorruptFileError(f"expected an index of wids, with a shardlist: {problem}", path=path) from error
     return shards

@@ -64,7 +64,7 @@ def test_an_index_that_contradicts_an_archive(tmp_path):
         ({"shardlist": [{"url": "a.tar", "nsamples": -1}]}, "or one without a number of samples"),
         ({"shardlist": [{"url": "a.tar", "nsamples": "3"}]}, "or one without a number of samples"),
         ({"shardlist": [{"url": "a.tar"}]}, "KeyError 'nsamples'"),
-        ({"shardlist": [{"url": "file:/etc/a.tar", "nsamples": 3}]}, "ConfigError file:/etc/a.tar was a URL"),
+        ({"shardlist": [{"url": "file:/a.tar", "nsamples": 3}], "base": "d"}, "ConfigError file:/a.tar was a URL"),
         ({"shardlist": 3}, "TypeError"),
     ],
 )

@@ -119,7 +119,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **_each("as_numpy_iterator", "batches are numpy arrays: for batch in loader"),
     },
 }
-"""What to write instead of a name, by the place where it is missing."""
+"""Advice by kind (a module, an option, an argument, ...) and by the name that does not exist there."""
 
 
 def instead(place: str, name: str, known: Iterable[str] = ()) -> str:

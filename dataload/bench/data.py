@@ -80,7 +80,7 @@ def own_data(
     """Return the user's own data, to be compared as they are and in other formats.
 
     `records` is the number to take from the start, by default what can be measured in a minute. `format_name` and
-    `options` open the data in another process; None if that is impossible. `files` are those of the data, if known.
+    `options` are those with which a child process opens the data; None if it cannot. `files` hold the data, if known.
     """
     if not len(source):
         raise ConfigError(f"{path} has no records to measure", key="path", value=path)

@@ -15,7 +15,7 @@ def classes_of(fields: Mapping[str, FieldSpec]) -> dict[str, tuple[str, ...]]:
 
 
 def with_classes(fields: Mapping[str, FieldSpec], classes: Mapping[str, tuple[str, ...]]) -> dict[str, FieldSpec]:
-    """Return the fields, of which those that are integers without names of classes have these."""
+    """Return the fields, with names of classes added to those of integers that have none."""
     return {
         name: replace(spec, classes=classes[name])
         if name in classes and spec.classes is None and spec.dtype.startswith(("int", "uint"))

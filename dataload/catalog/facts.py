@@ -98,8 +98,8 @@ class DataSetFacts:
     `pattern`, such as ``"train-{000..127}.tar"``, is its name; `bytes` are the sizes of shards. `contents` are empty
     if all are unknown, `fields` if records are bytes. `options` of the reader decide how records are decoded, see
     `STORED_OPTIONS`. `made_by` is the function of a conversion; `statistics` is what `DataSetStatistics` parses, when
-    it is used. `versions` are those of the local files when the manifest was read, None for folders; no manifest has
-    them.
+    it is used. `versions`, which no manifest has, identify the local files as they were when it was read; None for a
+    shard that is a folder.
     """
 
     pattern: str

@@ -1,4 +1,4 @@
-"""What a conversion would do: its files, their size, and the records that fail, from a sample of the records."""
+"""Dry runs of conversions: a sample of records tells which files would be written, their size, and what fails."""
 
 import os
 from collections.abc import Callable, Iterable, Mapping

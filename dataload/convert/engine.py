@@ -111,12 +111,10 @@ def run_conversion(
             storage_of(receipt, remote).remove(receipt)
     again = "finished shards are kept: pass resume=True to continue"
     advance = of_total(progress, begun.records)
+    if remote is not None:
+        remote.listings.clear()  # other processes will write there
     try:
-        try:
-            return run_all(engine, task, len(plan), parts=begun.parts, progress=advance, again=again)
-        finally:
-            if remote is not None:
-                remote.listings.clear()  # other processes have written
+        return run_all(engine, task, len(plan), parts=begun.parts, progress=advance, again=again)
     except BaseException:
         logs = log_path(glob.escape(file.path), "*", begun.parts)
         if not storage_of(file.path, remote).glob(logs):  # nothing to resume

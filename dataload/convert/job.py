@@ -59,7 +59,7 @@ class ConvertReport:
 
 
 class Mode(NamedTuple):
-    """What to do with what exists: see the arguments of `dataload.convert.convert`."""
+    """Whether existing files are kept or replaced, and which partition runs; see `dataload.convert.convert`."""
 
     resume: bool
     overwrite: bool
@@ -89,7 +89,7 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class ConvertJob:
-    """A conversion of a source to the shards of a plan, of which `own` are those of this run or partition."""
+    """A conversion of a source. This run or partition writes the shards `own` of the `plan`."""
 
     source: RandomAccessSource[Any]
     path: str  # of the journal

@@ -216,7 +216,7 @@ class Ledger:
             self.head.remove()
 
     def seal(self, journal: Journal) -> None:
-        """Complete the journal; those of local files name no run, as in all releases."""
+        """Save the complete journal. A local one leaves out the run, so its bytes are those of earlier releases."""
         self.head.save(journal if is_url(self.head.path) else replace(journal, run=""))
 
 

@@ -319,7 +319,7 @@ class WorkerSettings:
 
     @property
     def here(self) -> bool:
-        """Whether batches are made in this process."""
+        """True if this process makes the batches itself or in threads."""
         return self.workplace != "processes"
 
     @property

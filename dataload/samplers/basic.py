@@ -24,7 +24,7 @@ from dataload.samplers.inverse import positions_of
 from dataload.samplers.pool import PoolShuffle, PoolSize
 from dataload.types import Int64Array, Sampler
 
-_MOST_LANES = 65_536  # each may have a pool, which is an object of its own
+_MOST_LANES = 65_536  # a lane with a pool takes an object
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ class _Schedule(NamedTuple):
 class Mixture:
     """Several orders mixed in proportions that are exact in any `window` consecutive positions.
 
-    Use it with a `ConcatSource`: the indices of component j follow those of the components before it. Within a window,
+    Use it with a `ConcatSource`, whose sources are the components in the same order. Within a window,
     the draws from a component are spread evenly, each at a random offset in its share (low discrepancy rather than coin
     flips); then the window repeats. A component that ends starts its next epoch.
 

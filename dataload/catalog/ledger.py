@@ -29,7 +29,7 @@ from dataload.catalog.statistics import FieldStatistics
 from dataload.codecs.npz import build_npy, parse_npy
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, printable
 from dataload.storage import Remote, is_url, join, storage_of
-from dataload.storage.local.append import AppendedFile
+from dataload.storage.local.files import AppendedFile
 
 _VERSION = 1
 _MOST_LINES = 64  # of a segment

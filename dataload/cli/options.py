@@ -16,7 +16,7 @@ from dataload._util.settings import check_directory
 from dataload.api import open_source
 from dataload.cli.output import count_of, print_warning
 from dataload.config.files import parse_assignment, parse_value
-from dataload.config.references import REFERENCE_PATTERN, find_module, resolve_reference
+from dataload.config.problems import REFERENCE_PATTERN, find_module, resolve_reference
 from dataload.convert.engine import Engine
 from dataload.convert.local import LocalEngine
 from dataload.errors import ConfigError, DataloadError, SourceError, closest

@@ -16,8 +16,7 @@ bytes of a file. Results equal DALI's, with these deliberate differences:
 - Without an index, hidden files are never components, PAX names and base-256 sizes are understood, and an
   archive that is cut off in the padding of its last file is refused with `dont_use_mmap`, too.
 - An offset or size beyond the archive is reported at the start, not when its sample is read.
-- A negative `shard_id` is refused.
-- An index of version 1.2 may lack the names, as DALI's documentation shows.
+- A negative `shard_id` is refused. An index of version 1.2 may lack the names, as DALI's documentation shows.
 - Flags are True, False, 1 or 0, and numbers must be whole. DALI cuts fractions off and takes ``"no"`` for True.
 - `reader_meta()` and `epoch_size()` take no reader name, because the pipeline has only one reader.
 - Errors are dataload's, most of them a ValueError; DALI raises a RuntimeError.
@@ -27,18 +26,24 @@ from __future__ import annotations
 
 import os
 import secrets
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, cast, get_args
+from typing import Any, Literal, Self, TypeAlias, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from dataload._util.indexing import even_split
 from dataload._util.randomness import check_seed
 from dataload._util.settings import check_choice, check_count
-from dataload.compat._dali_source import Missing, OutputSource, parse_outputs
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, closest
 from dataload.samplers import PoolShuffle, Sequential, ShardSequential, Subset
+from dataload.sources.file_source import FileSource
+from dataload.sources.shards import ShardReader
+from dataload.sources.tar.reader import pair_indexes
+from dataload.sources.tar.table import load_table
+from dataload.storage import storage_of
 from dataload.types import Array, Int64Array, Sampler
 
 __all__ = ["WebdatasetReader", "webdataset"]
@@ -108,7 +113,11 @@ def webdataset(
         CorruptFileError: An archive or index contradicts its format or the other.
     """
     given = _convert(locals())
-    _check_ignored(given)
+    if given["device"] is not None:
+        check_choice("device", given["device"], ("cpu",))
+    if not isinstance(given["name"], (str, type(None))):
+        raise ConfigError(f"name must be a string or None, got {given['name']!r}", key="name", value=given["name"])
+    check_count("prefetch_queue_depth", given["prefetch_queue_depth"], least=1)
     if given["shuffle_after_epoch"] and given["stick_to_shard"]:
         raise ConfigError("shuffle_after_epoch and stick_to_shard cannot both be set", key="shuffle_after_epoch")
     missing = str(given["missing_component_behavior"]).lower() or "empty"
@@ -154,15 +163,6 @@ def _convert(arguments: Mapping[str, Any]) -> dict[str, Any]:
         elif isinstance(value, (float, np.floating)) and value.is_integer():
             converted[name] = int(value)
     return converted
-
-
-def _check_ignored(given: Mapping[str, Any]) -> None:
-    """Refuse the values of ignored arguments that DALI would refuse."""
-    if given["device"] is not None:
-        check_choice("device", given["device"], ("cpu",))
-    if not isinstance(given["name"], (str, type(None))):
-        raise ConfigError(f"name must be a string or None, got {given['name']!r}", key="name", value=given["name"])
-    check_count("prefetch_queue_depth", given["prefetch_queue_depth"], least=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,3 +271,129 @@ class WebdatasetReader(Iterator[tuple[list[Array], ...]]):
         if self._stream is None:
             self._stream = IndexStream(self._plan, self._source.shard_lengths)
         return self._stream
+
+
+Missing: TypeAlias = Literal["empty", "skip", "error"]
+
+_NUMBERS = ("uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64", "float16", "float32", "float64")
+_DTYPES = {name.upper(): np.dtype(name) for name in _NUMBERS} | {"FLOAT": np.dtype("float32")}
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """One output: the first file of a sample with one of `extensions`, in archive order, read as `dtype`."""
+
+    extensions: tuple[str, ...]
+    dtype: np.dtype[Any]
+
+
+def parse_outputs(ext: Any, dtypes: Any, *, case_sensitive: bool) -> tuple[Output, ...]:
+    """Return the outputs for the arguments `ext` and `dtypes`."""
+    sets: list[Any] = list(ext) if isinstance(ext, Sequence) and not isinstance(ext, str) else [ext]
+    if not sets or not all(isinstance(names, str) for names in sets):
+        raise ConfigError(f"ext must be one or more sets of extensions ('jpg;png', 'cls'), got {ext!r}", key="ext")
+    if isinstance(dtypes, (str, type)) or not isinstance(dtypes, (Sequence, type(None))):
+        dtypes = [dtypes]
+    given = list(dtypes or ["UINT8"] * len(sets))
+    if len(given) != len(sets):
+        message = f"dtypes names {len(given)} types for {len(sets)} outputs: give one for each"
+        raise ConfigError(message, key="dtypes", value=dtypes)
+    outputs: list[Output] = []
+    for names, dtype in zip(sets, given, strict=True):
+        extensions = (names if case_sensitive else names.lower()).split(";")
+        if not extensions[-1]:  # a trailing semicolon adds no extension
+            extensions.pop()
+        outputs.append(Output(tuple(extensions), _parse_dtype(dtype)))
+    return tuple(outputs)
+
+
+def _parse_dtype(given: Any) -> np.dtype[Any]:
+    """Return the dtype for a name ("INT32"), a member of DALI's enumeration or a numpy type."""
+    is_dtype = isinstance(given, (np.dtype, type))
+    dtype = np.dtype(cast("Any", given)) if is_dtype else _DTYPES.get(str(getattr(given, "name", given)).upper())
+    if dtype is None or dtype not in _DTYPES.values():
+        raise ConfigError(f"dtypes: an output cannot have type {given!r}: {closest(given, _DTYPES)}", key="dtypes")
+    return dtype
+
+
+class OutputSource(FileSource[tuple[Array, ...]]):
+    """A source of tuples with one array per output. Like DALI, it trusts index files that stay inside the archive."""
+
+    format_name = "tar"
+
+    def __init__(
+        self,
+        paths: _Paths,
+        index_paths: _Paths | None,
+        outputs: tuple[Output, ...],
+        *,
+        missing: Missing,
+        case_sensitive: bool,
+    ) -> None:
+        # If not `case_sensitive`, the extensions in `outputs` must be in lower case.
+        super().__init__(paths, outputs=outputs, missing=missing, case_sensitive=case_sensitive)
+        self._indexes = pair_indexes(self._paths, index_paths or False, "index_paths")
+        self._settings: tuple[tuple[Output, ...], Missing, bool] = outputs, missing, case_sensitive
+
+    def _open_shard(self, path: str) -> ShardReader[tuple[Array, ...]]:
+        index = self._indexes[path] if isinstance(self._indexes, dict) else False
+        return _Reader(path, index, *self._settings)
+
+
+class _Reader(ShardReader[tuple[Array, ...]]):
+    def __init__(
+        self, path: str, index: str | Literal[False], outputs: Sequence[Output], missing: Missing, case_sensitive: bool
+    ) -> None:
+        self._file = storage_of(path).map(path)
+        self._table = load_table(self._file, index, on_damage="error", verify_index=False)
+        self._outputs = outputs
+        names = [name if case_sensitive else name.lower() for name in self._table.extensions]
+        codes = [[code for code, name in enumerate(names) if name in output.extensions] for output in outputs]
+        self._first = [self._table.first(wanted) for wanted in codes]  # one entry per output
+        several = [str(number) for number, wanted in enumerate(codes) if self._table.meet(wanted)]
+        if several:
+            message = f"{path}: several files of one sample match output {', '.join(several)}: the first one is read"
+            warnings.warn(message, stacklevel=2)
+        self._kept = self._check_samples(missing)
+
+    def __len__(self) -> int:
+        return len(self._table) if self._kept is None else len(self._kept)
+
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[tuple[Array, ...]]:  # noqa: ARG002
+        samples = indices if self._kept is None else self._kept[indices]
+        return list(zip(*(self._arrays(output, samples) for output in range(len(self._outputs))), strict=True))
+
+    def _check_samples(self, missing: Missing) -> Int64Array | None:  # None: all samples
+        everything = np.arange(len(self._table))
+        present = np.ones(len(self._table), bool)
+        for number, output in enumerate(self._outputs):
+            found, _, lengths = self._ranges(number, everything)
+            extensions, dtype = ";".join(output.extensions), output.dtype
+            odd = lengths % dtype.itemsize != 0
+            if bool(odd.any()):
+                reason = f"{extensions!r} has {lengths[odd][0]} bytes, which is not a multiple of the size of {dtype}"
+                raise self._error("dtypes", int(np.argmax(odd)), reason)
+            if missing == "error" and not found.all():
+                reason = f"has no {extensions!r}; 'skip' leaves such samples out, 'empty' gives an empty array"
+                raise self._error("missing_component_behavior", int(np.argmin(found)), reason)
+            present &= found
+        return np.flatnonzero(present) if missing == "skip" and not present.all() else None
+
+    def _error(self, key: str, sample: int, reason: str) -> ConfigError:
+        named = "" if self._table.keys is None else f" ({self._table.keys.names(np.array([sample]))[0]!r})"
+        return ConfigError(f"{key}: {self._file.path}: sample {sample}{named}: {reason}", key=key)
+
+    def _ranges(self, output: int, samples: Int64Array) -> tuple[npt.NDArray[np.bool_], Int64Array, Int64Array]:
+        """Return whether each sample has the output (bool), and offset and length of its bytes (0 if missing)."""
+        components = self._table.components(self._first[output], samples)
+        found = components >= 0
+        components = np.maximum(components, 0)
+        return found, self._table.offsets(components) * found, self._table.lengths(components) * found
+
+    def _arrays(self, output: int, samples: Int64Array) -> list[Array]:
+        _, offsets, lengths = self._ranges(output, samples)
+        length, dtype = int(lengths[0]), self._outputs[output].dtype
+        if length and bool((lengths == length).all()):
+            return list(self._file.gather(offsets, length).view(dtype))
+        values = self._file.gather_ranges(offsets, lengths).views()
+        return [np.frombuffer(value, np.uint8).copy().view(dtype) for value in values]

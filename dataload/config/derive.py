@@ -17,7 +17,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, ConfigDict, Field
 
 from dataload._util.settings import hints_of
-from dataload.config.references import NPY_PATTERN, REFERENCE_PATTERN, resolve_reference
+from dataload.config.problems import NPY_PATTERN, REFERENCE_PATTERN, resolve_reference
 from dataload.types import Sampler
 
 Reference: TypeAlias = Annotated[str, Field(pattern=REFERENCE_PATTERN, examples=["package.module:function"])]

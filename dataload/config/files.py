@@ -13,8 +13,7 @@ from types import NoneType
 from typing import Any, ClassVar, cast
 
 from dataload._util.lazy import load_optional
-from dataload.config.problems import shorten
-from dataload.config.references import REFERENCE_PATTERN
+from dataload.config.problems import REFERENCE_PATTERN, shorten
 from dataload.errors import ConfigError
 from dataload.sources.discover import split_prefix
 from dataload.sources.registry import get_format

@@ -8,8 +8,7 @@ from pydantic import Field, create_model, model_validator
 
 from dataload.config.derive import Section, settings_of
 from dataload.config.problems import named_under
-from dataload.config.samplers import SECTIONS, BuildContext
-from dataload.config.streams import IteratorsConfig
+from dataload.config.samplers import SECTIONS, BuildContext, IteratorsConfig
 from dataload.errors import ConfigError
 from dataload.executors import StartMethod
 from dataload.loader.loader import Loader

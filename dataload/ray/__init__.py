@@ -4,8 +4,9 @@
 import dataload
 import dataload.ray
 
-source = dataload.open("/shared/train.tar", decode="auto") dataload.ray.convert(source, "/shared/train.array_record",
-shards=512, address="auto") ```
+source = dataload.open("/shared/train.tar", decode="auto")
+dataload.ray.convert(source, "/shared/train.array_record", shards=512, address="auto")
+```
 
 All machines need the same paths or URLs, and the same packages. This is the only package that needs Ray.
 """
@@ -13,12 +14,22 @@ All machines need the same paths or URLs, and the same packages. This is the onl
 from __future__ import annotations
 
 import os
-from typing import Any
+import pickle
+import time
+import warnings
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated, Any
 
 from dataload._util.lazy import load_optional
+from dataload._util.settings import Above, Least, check_settings
 from dataload.convert import ConvertReport
 from dataload.convert import convert as _convert
-from dataload.ray.engine import RayEngine
+from dataload.convert.attempt import Outcome, PartTask, attempt, unsendable, value_of
+from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, text_of
+from dataload.storage.remote.settings import parse_bytes
 from dataload.types import RandomAccessSource
 
 load_optional("ray", needed_by="dataload.ray", extra="ray")
@@ -42,10 +53,141 @@ def convert(
         source: A source from `dataload.open`, or any other that pickles.
         destination: A path that all machines share, or a URL.
         parts: See `RayEngine`, as for `cpus`, `memory` and `address`.
-        cpus: See `RayEngine`.
-        memory: See `RayEngine`.
-        address: See `RayEngine`.
         options: Other arguments of `dataload.convert.convert`, such as ``shards`` and ``resume``.
     """
     engine = RayEngine(parts=parts, cpus=cpus, memory=memory, address=address)
     return _convert(source, destination, engine=engine, **options)
+
+
+_MOST_PARTS = 1000
+_RETRIES = 3
+_POLL_SECONDS = 1.0
+_END_SECONDS = 10.0  # to delete unfinished files
+_PAUSES = (1.0, 4.0, 16.0)
+_SAME_PATHS = "all machines of the cluster need the same paths: use a shared file system or URLs"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RayEngine:
+    """Runs each partition as a Ray task, and again up to three times if its worker or machine is lost.
+
+    It uses the Ray that this process has initialised and leaves it running; otherwise it connects, and disconnects at
+    the end.
+
+    Attributes:
+        parts: Number of partitions; by default one for each shard, but at most 1000.
+        cpus: CPUs that Ray reserves for a partition.
+        memory: Bytes of memory that Ray reserves for a partition, such as ``"4GB"``.
+        address: The cluster, as in ``ray.init``: by default the one in RAY_ADDRESS, or one that runs on this machine,
+            or a new one on this machine alone. "auto" never starts one.
+    """
+
+    parts: Annotated[int, Least(1)] | None = None
+    cpus: Annotated[float, Above(0)] = 1
+    memory: int | str | None = None
+    address: str | None = None
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.memory is not None:
+            object.__setattr__(self, "memory", parse_bytes("memory", self.memory))
+
+    def default_parts(self, shards: int) -> int:
+        return min(shards, _MOST_PARTS)
+
+    def run(self, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
+        ray = load_optional("ray", needed_by="engine 'ray'", extra="ray")
+        try:
+            content: bytes = load_optional("ray.cloudpickle", needed_by="engine 'ray'", extra="ray").dumps(task)
+        except DataloadError:
+            raise
+        except Exception as error:
+            raise unsendable("ray", error) from error
+        with self._connected(ray):
+            self._check_resources(ray)
+            resources = {"num_cpus": self.cpus, **({} if self.memory is None else {"memory": self.memory})}
+            remote = ray.remote(max_retries=_RETRIES, scheduling_strategy="SPREAD", **resources)(run_part)
+            sent = ray.put(content)
+            pending = {remote.remote(sent, number, count, os.getcwd()): number for number in range(1, count + 1)}
+            try:
+                return _collect(ray, pending, count, advance)
+            finally:
+                _cancel(ray, list(pending))
+
+    @contextmanager
+    def _connected(self, ray: Any) -> Generator[None]:
+        if ray.is_initialized():
+            if self.address is not None:
+                message = (
+                    f"Ray is initialised already: leave address={self.address!r} out, or call ray.shutdown() before"
+                )
+                raise ConfigError(message, key="address", value=self.address)
+            yield
+            return
+        try:
+            ray.init(address=self.address, log_to_driver=False, logging_level="WARNING")
+        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
+            where = "Ray" if self.address is None else f"the Ray cluster at {self.address!r}"
+            message = f"cannot connect to {where}: {text_of(error)}"
+            raise ConfigError(message, key="address", value=self.address) from error
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+    def _check_resources(self, ray: Any) -> None:
+        wanted = {"CPU": self.cpus, "memory": self.memory or 0}
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        if not any(all(node.get(name, 0) >= amount for name, amount in wanted.items()) for node in nodes):
+            most = ", ".join(f"{max(node.get(name, 0) for node in nodes):,.0f} {name}" for name in wanted)
+            message = f"a partition needs {self.cpus:g} CPU, {wanted['memory']:,} memory, and no machine has that"
+            warnings.warn(f"{message} (at most {most}): waiting for one to join", RuntimeWarning, stacklevel=2)
+
+
+def run_part(content: bytes, number: int, count: int, directory: str) -> tuple[Outcome, str]:
+    """Run a partition in a worker of the cluster; return its outcome and the node."""
+    if os.path.isdir(directory):
+        os.chdir(directory)  # for relative paths
+    run = partial(attempt, partial(_unpickled, content), (number, count), lambda _: None)
+    outcome = run()
+    for pause in _PAUSES:
+        if type(outcome.error) is not SourceError:
+            break
+        time.sleep(pause)  # a worker of a lost machine may still hold the partition's lock
+        outcome = run()
+    ray = load_optional("ray", needed_by="engine 'ray'", extra="ray")
+    return outcome, ray.util.get_node_ip_address()
+
+
+def _unpickled(content: bytes, *, part: tuple[int, int], progress: Callable[[int, int], None]) -> Any:
+    return pickle.loads(content)(part=part, progress=progress)  # noqa: S301 - from the process that runs the engine
+
+
+def _collect(ray: Any, pending: dict[Any, int], count: int, advance: Callable[[int], None]) -> list[Any]:
+    """Return the values of the partitions, in order; `pending` keeps the unfinished tasks."""
+    values: dict[int, Any] = {}
+    done = 0
+    while pending:
+        advance(done)
+        finished, _ = ray.wait([*pending], timeout=_POLL_SECONDS)
+        for task in finished:
+            number = pending.pop(task)
+            try:
+                outcome, node = ray.get(task)
+            except ray.exceptions.RayError as error:
+                raise SourceError(f"Ray cannot run part {number}/{count}: {text_of(error)}") from error
+            if isinstance(outcome.error, SourceNotFoundError):
+                outcome.error.args = (f"{outcome.error} ({_SAME_PATHS})",)
+            values[number] = value_of(outcome, (number, count), f" on node {node}")
+            done += outcome.done
+    advance(done)
+    return [values[number] for number in range(1, count + 1)]
+
+
+def _cancel(ray: Any, tasks: list[Any]) -> None:
+    """Have tasks delete unfinished files and end; kill those that take too long."""
+    for task in tasks:
+        ray.cancel(task)
+    _, late = ray.wait(tasks, num_returns=len(tasks), timeout=_END_SECONDS) if tasks else ([], [])
+    for task in late:
+        ray.cancel(task, force=True)

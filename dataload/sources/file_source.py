@@ -35,9 +35,9 @@ from dataload.sources.shards import (
     open_each,
     shard_of,
 )
-from dataload.sources.versions import check_not_overwritten, check_versions, versions_of
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
 from dataload.storage.errors import file_errors, memory_error
+from dataload.storage.local.files import check_not_overwritten, check_versions, versions_of
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 

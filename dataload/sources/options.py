@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, cast
 
 from dataload._util.habits import instead
 from dataload._util.limits import MAX_RECORD_BYTES
 from dataload._util.settings import Least, check_setting, check_settings, hints_of
+from dataload.catalog.checks import STORED_OPTIONS
 from dataload.codecs.codec import CodecLike, resolve_codec
 from dataload.errors import ConfigError
 from dataload.storage import Remote, RemoteOptions
@@ -182,3 +185,29 @@ def describe_value(value: Any) -> str:
     if isinstance(value, Mapping):
         return repr({name: describe_value(item) for name, item in value.items()})
     return repr(value)
+
+
+# Our writers record reader options in a file, in a place that all other readers skip: in tar archives a PAX comment for
+# all members, in ArrayRecord files padding, in LMDB the rest of the first page. A record is one line of text,
+# ``dataload: {"codec": "tensorprotos"}``. Files come from anywhere, so
+# only options that a manifest may set are accepted.
+
+MOST_RECORDED_BYTES = 256
+_MARK = b"dataload: "
+
+
+def build_recorded(options: Mapping[str, Any]) -> bytes:
+    """Return the line that records `options`; nothing if there are none."""
+    return _MARK + json.dumps(dict(options), sort_keys=True).encode() if options else b""
+
+
+def parse_recorded(data: bytes, names: Collection[str]) -> dict[str, Any]:
+    """Return the options called `names` that are recorded at the start of `data`; none if they make no sense."""
+    if not data.startswith(_MARK):
+        return {}
+    with suppress(ValueError, RecursionError):
+        found = json.loads(data[len(_MARK) : MOST_RECORDED_BYTES].partition(b"\0")[0])
+        if isinstance(found, dict):
+            options = cast("dict[str, Any]", found)
+            return {name: options[name] for name in names if name in options and STORED_OPTIONS[name](options[name])}
+    return {}

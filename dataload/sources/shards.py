@@ -24,10 +24,9 @@ from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ChangedFileError, CorruptFileError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.fields import spec_of
-from dataload.sources.versions import as_versions, versions_of
 from dataload.storage import FileIdentity, RecordFile, Remote, base_name, is_url, join, parent
 from dataload.storage.errors import rewritten_error
-from dataload.storage.local.files import open_files_limit
+from dataload.storage.local.files import as_versions, open_files_limit, versions_of
 from dataload.types import Batch, FieldSpec, Int64Array
 
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start

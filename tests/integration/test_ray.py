@@ -114,7 +114,7 @@ def test_errors_keep_their_class_and_are_not_tried_again(cluster, expected, tmp_
 
 
 def test_a_worker_that_is_always_killed_is_named(cluster, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr("dataload.ray.engine._RETRIES", 1)
+    monkeypatch.setattr("dataload.ray._RETRIES", 1)
     source = Eventful(tmp_path / "log", "die", times=99)
     with pytest.raises(SourceError, match=r"Ray cannot run part 3/5: "):
         run(source, tmp_path)

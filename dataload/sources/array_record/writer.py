@@ -17,7 +17,7 @@ from dataload.errors import ConfigError, SourceError
 from dataload.sources.array_record.format import ArrayRecordWriterOptions, load_array_record
 from dataload.sources.array_record.layout import BLOCK_SIZE
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, CHUNK_HEADER_BYTES, HASH_BYTES, HASH_KEY
-from dataload.sources.recorded import MOST_BYTES, build_recorded, parse_recorded
+from dataload.sources.options import MOST_RECORDED_BYTES, build_recorded, parse_recorded
 from dataload.sources.writer import Writer, choose_codec, codec_name, encode_bytes
 from dataload.storage import Remote, storage_of
 from dataload.storage.core import core
@@ -108,7 +108,7 @@ _MOST_MESSAGE = 256  # bytes
 def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any]:
     """Return the reader options that are recorded in a file."""
     with storage_of(path, remote).open(path) as file:
-        block = file.read(max(0, file.size - BLOCK_SIZE), _MOST_MESSAGE + 2 * CHUNK_HEADER_BYTES + MOST_BYTES)
+        block = file.read(max(0, file.size - BLOCK_SIZE), _MOST_MESSAGE + 2 * CHUNK_HEADER_BYTES + MOST_RECORDED_BYTES)
     start = _padding(block)
     return {} if start is None else parse_recorded(block[start + CHUNK_HEADER_BYTES :], ("codec",))
 

@@ -20,7 +20,7 @@ import numpy as np
 
 from dataload.errors import CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.lmdb.format import DATA_FILE
-from dataload.sources.recorded import MOST_BYTES, parse_recorded
+from dataload.sources.options import MOST_RECORDED_BYTES, parse_recorded
 from dataload.storage import RecordFile, Remote, absolute, join, storage_of
 from dataload.storage.core import core
 from dataload.types import BytesArray, Int64Array
@@ -160,7 +160,7 @@ def find_recorded(path: str, remote: Remote | None) -> Mapping[str, Any]:
     """Return the reader options that our writer recorded in an environment."""
     file = data_file(path, remote)
     with storage_of(file, remote).open(file) as opened:
-        return parse_recorded(opened.read(RECORDED_OFFSET, MOST_BYTES), ("codec",))
+        return parse_recorded(opened.read(RECORDED_OFFSET, MOST_RECORDED_BYTES), ("codec",))
 
 
 def is_lmdb(head: bytes) -> bool:

@@ -8,7 +8,7 @@ from typing import Any, Literal, cast
 import numpy as np
 
 from dataload.errors import CorruptFileError
-from dataload.sources.recorded import parse_recorded
+from dataload.sources.options import parse_recorded
 from dataload.sources.tar.format import OnDamage
 from dataload.sources.tar.header import (
     BLOCK,

@@ -7,8 +7,7 @@ from os import PathLike, fspath
 from typing import Any, ClassVar
 
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.options import FileOptions
-from dataload.sources.recorded import build_recorded
+from dataload.sources.options import FileOptions, build_recorded
 from dataload.sources.tar.format import KEY, TarWriterOptions
 from dataload.sources.tar.header import BLOCK, END, Member, build_comment, build_header, padded, scan
 from dataload.sources.tar.index import build_head, build_line, index_path

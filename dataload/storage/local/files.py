@@ -1,4 +1,4 @@
-"""The storage backend for local files."""
+"""The storage backend for local files, files that are appended to, and versions of files."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ import os
 import resource
 import stat
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
 
+import numpy as np
+
 from dataload.errors import MachineError, SourceError, SourceNotFoundError, printable
 from dataload.storage.core import can_map
-from dataload.storage.errors import file_errors
+from dataload.storage.errors import file_errors, overwritten_error, rewritten_error
 from dataload.storage.local.atomic import AtomicFile, remove, write_errors
 from dataload.storage.local.record_files import FileIdentity, MappedFile, UnmappedFile, open_regular
 from dataload.storage.record_file import RecordFile
@@ -232,3 +234,80 @@ def _open_lock(name: str) -> int:
 def open_files_limit() -> int:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return 1 << 32 if soft == resource.RLIM_INFINITY else soft
+
+
+_SECONDS_BETWEEN_SYNCS = 1.0
+
+
+class AppendedFile:
+    """An existing file that is open for appending, until another process renames one to its place.
+
+    Data reaches the disk once a second, and when the file is closed.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path: str = path
+        with write_errors(path):
+            self._descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+        self._synced = time.monotonic()
+
+    def write(self, data: bytes) -> None:
+        """Append `data` in one write; a SourceError if the file is not at its path any more."""
+        with write_errors(self.path):
+            try:
+                is_ours = os.path.samestat(os.fstat(self._descriptor), os.lstat(self.path))
+            except FileNotFoundError:
+                is_ours = False
+            if not is_ours:
+                message = f"another process has taken over {self.path}: wait until it has ended"
+                raise SourceError(message, path=self.path)
+            if (written := os.write(self._descriptor, data)) < len(data):
+                raise OSError(f"only {written} of {len(data)} bytes could be written")
+            if time.monotonic() - self._synced > _SECONDS_BETWEEN_SYNCS:
+                self._sync()
+
+    def _sync(self) -> None:
+        getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has only the latter
+        self._synced = time.monotonic()
+
+    def close(self) -> None:
+        try:
+            with write_errors(self.path):
+                self._sync()
+        finally:
+            os.close(self._descriptor)
+
+
+def versions_of(paths: Sequence[str]) -> Int64Array:
+    """Return size, time of change in ns and a hash of the inode of each file, (files, 3); zeros for a missing file."""
+    return np.array([_version(path) for path in paths], np.int64).reshape(-1, 3)
+
+
+def as_versions(identities: Iterable[FileIdentity]) -> Int64Array:
+    """Return what `versions_of` returns for files of these identities."""
+    return np.array([(each.size, each.changed, hash(each.file)) for each in identities], np.int64).reshape(-1, 3)
+
+
+def check_versions(paths: Sequence[str], known: Int64Array) -> None:
+    """Raise CorruptFileError if a file is not of the version that `versions_of` returned before."""
+    now = versions_of(paths)
+    differs = (now != known).any(axis=1) & now.any(axis=1)  # opening a missing file says what is wrong
+    if differs.any():
+        raise rewritten_error(paths[int(np.argmax(differs))])
+
+
+def check_not_overwritten(paths: Sequence[str], known: Int64Array) -> None:
+    """Raise ChangedFileError if a file was changed in place; one that was replaced or deleted is read on."""
+    now = versions_of(paths)
+    overwritten = (now[:, 2] == known[:, 2]) & (now != known).any(axis=1)
+    if overwritten.any():
+        first = int(np.argmax(overwritten))
+        raise overwritten_error(paths[first], int(known[first, 1]), int(now[first, 1]))
+
+
+def _version(path: str) -> tuple[int, int, int]:
+    try:
+        identity = FileIdentity.at(path)
+    except OSError:  # opening it says what is wrong
+        return 0, 0, 0
+    return identity.size, identity.changed, hash(identity.file)

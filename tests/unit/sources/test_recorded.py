@@ -12,7 +12,7 @@ from dataload.convert import convert
 from dataload.sources.array_record.layout import BLOCK_SIZE
 from dataload.sources.array_record.writer import build_padding
 from dataload.sources.discover import find_destination
-from dataload.sources.recorded import build_recorded, parse_recorded
+from dataload.sources.options import build_recorded, parse_recorded
 
 RECORDS = [{"features": np.full(3, i, np.float32), "label": i} for i in range(5)]
 IMAGE = {"image.png": b"no image", "label": 3, "caption.txt": "cat"}

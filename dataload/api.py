@@ -82,11 +82,7 @@ def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = 
 
 
 def record_loader(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any]:
-    """Build a loader for a tool that needs its source and order.
-
-    Raises:
-        ConfigError: As `from_config`; or the config is of a `MultiStreamLoader`, which has neither.
-    """
+    """Build a loader for a tool that needs its source and order, which a `MultiStreamLoader` does not have."""
     from dataload.loader.loader import Loader
 
     loader = from_config(config, overrides=overrides)

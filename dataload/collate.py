@@ -286,11 +286,7 @@ def empty_like(batch: Any) -> Any:
 
 
 def in_chunks(batch: Any, rows: int, chunk: int, *, strict: bool = True) -> Any:
-    """Return a batch whose first axis is split in two: rows, and records of a row.
-
-    Splits arrays, tensors and lists of ``rows * chunk`` values, in mappings and tuples. Any other value is an error, or
-    left as it is if not `strict`.
-    """
+    """Split the first axis, of ``rows * chunk`` values, in two; any other value is left as it is if not `strict`."""
     records = rows * chunk
 
     def split(column: Any, name: str) -> Any:

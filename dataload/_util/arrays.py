@@ -51,11 +51,10 @@ _ALIGNMENT = 64
 
 
 class BufferPool:
-    """A thread-safe pool of arrays whose memory returns when the last view is dropped.
+    """A thread-safe pool of arrays whose memory returns when the last view is dropped."""
 
-    It keeps unused blocks of recently requested sizes: up to 128 MiB in all, and at least two blocks of the size last
-    returned. Sizes are rounded up by at most an eighth.
-    """
+    # It keeps unused blocks of recently requested sizes: up to 128 MiB in all, and at least two blocks of the size last
+    # returned.
 
     def __init__(self) -> None:
         self._free: dict[int, list[BytesArray]] = {}  # by size, in order of first request

@@ -54,11 +54,9 @@ _TWO = re.compile(r"LOAD_FAST|STORE_FAST")
 
 
 def code_digest(function: Any) -> str:
-    """Return a digest of everything that decides a function's results; raise ValueError if that is unknown.
-
-    It covers the bytecode of the function and of the functions and classes that it uses; their defaults, closures,
-    attributes and globals; the state or `fingerprint()` of objects; and the versions of Python and of packages.
-    """
+    """Return a digest of everything that decides a function's results; raise ValueError if that is unknown."""
+    # That is its bytecode and that of the functions and classes that it uses; their defaults, closures, attributes and
+    # globals; the state or `fingerprint()` of objects; and the versions of Python and of packages.
     reader = _Reader({})
     try:
         reader.add((*sys.version_info[:2], function))

@@ -92,10 +92,8 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _raised_by_user(trace: TracebackType | None, *, default: bool) -> bool:
-    """Return whether the innermost frame that is not of a library is the user's, rather than ours.
-
-    A ``raise`` of ours that ends the trace belongs to the user's code that has called us: it refuses a wrong argument.
-    """
+    """Return whether the innermost frame that is not of a library is the user's, or a refusal of a wrong argument."""
+    # A ``raise`` of ours that ends the trace belongs to the user's code that has called us.
     found = called = default
     while trace is not None:
         frame = trace.tb_frame

@@ -27,11 +27,9 @@ def identify(source: Any) -> str:
 
 
 def fingerprint(value: Any) -> str:
-    """Identify a value object, such as a sampler, by its class and content.
-
-    Content is a dataclass's fields, the object's `fingerprint()`, its own repr or, if that shows an address, its
-    pickled state. Functions, and objects that pickle refuses, count by name only.
-    """
+    """Identify a value object, such as a sampler, by its class and content."""
+    # Content is a dataclass's fields, the object's `fingerprint()`, its own repr or, if that shows an address, its
+    # pickled state. Functions, and objects that pickle refuses, count by name only.
     return digest(_canonical(value, ()))
 
 

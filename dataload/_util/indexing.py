@@ -66,10 +66,7 @@ def as_indices(indices: Any, length: int) -> Int64Array:
 
 
 def split_by_shard(ends: Int64Array, indices: Int64Array) -> Iterator[tuple[int, Int64Array, Int64Array]]:
-    """Yield (shard, sorted indices within it, their rows in the request), in shard order.
-
-    `indices` is (rows,) int64; `ends`, (shards,) int64, counts records cumulatively; both results are (k,) int64.
-    """
+    """Yield (shard, sorted indices in it, their rows in the request), (k,) int64; `ends` is the records so far."""
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     # Search once per shard or per row, whichever are fewer. Shard s ends at cuts[s] in the sorted request.

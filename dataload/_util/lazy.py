@@ -62,10 +62,8 @@ InitT = TypeVar("InitT", bound=Callable[..., None])
 
 
 def renamed(**names: str) -> Callable[[InitT], InitT]:
-    """Decorate a constructor so that old names of arguments, given as ``old="new"``, still work, with a warning.
-
-    The old argument ``start_method`` said how the processes of ``executor="processes"`` start, and nothing otherwise.
-    """
+    """Decorate a constructor so that old names of arguments, given as ``old="new"``, still work, with a warning."""
+    # The old argument ``start_method`` said how the processes of ``executor="processes"`` start, and nothing otherwise.
 
     def decorate(init: InitT) -> InitT:
         @functools.wraps(init)

@@ -146,10 +146,7 @@ def _unmarked(kind: Any) -> tuple[Any, Bounds | None]:
 
 
 def check_setting(name: str, value: Any, hint: Any, others: Mapping[str, Any] | None = None) -> Any:
-    """Return a setting that its annotation allows, with Python's numbers; what others' classes allow is left to them.
-
-    `others` has the other settings, which bounds may name.
-    """
+    """Return a setting that its annotation allows, as a number of Python; bounds may name settings of `others`."""
     kinds, allowed, is_of_kind = _kinds(hint), list[str](), False
     items: Any
     for kind, bounds in map(_unmarked, kinds):
@@ -204,10 +201,8 @@ def _scalars(target: Any) -> dict[str, Any]:
 
 @functools.cache
 def _checks(target: type, kind: type) -> tuple[tuple[str, Any, Any, range], ...]:
-    """Return the fields of `target` that its base class `kind` checks: name, default, hint, and integers that are fine.
-
-    An order may have thousands of parts, so most settings should take a microsecond.
-    """
+    """Return the fields that the base class `kind` checks: name, default, hint, and integers that are fine."""
+    # An order may have thousands of parts, so most settings should take a microsecond.
     hints, checks = _scalars(kind), list[tuple[str, Any, Any, range]]()
     for each in fields(target):
         if each.init and each.name in hints:
@@ -260,10 +255,7 @@ def check_flags(**flags: Any) -> None:
 
 
 def check_directory(path: str, key: str) -> None:
-    """Check that the directory of an output file exists, before any work is done that could be lost.
-
-    The setting that holds the path is called `key`.
-    """
+    """Check that the directory of the output file `path`, a setting called `key`, exists, before any work is done."""
     directory = os.path.dirname(path) or "."
     if not os.path.isdir(directory):
         raise ConfigError(f"there is no directory {directory} to write to", key=key, value=path)

@@ -31,12 +31,7 @@ TINTS = ("#c1d9f7", "#f5e1a8", "#bdadf7", "#d4a8bf", "#83c397")
 
 
 def check_picture(path: str) -> None:
-    """Check that a picture can be drawn and saved to `path`, before any other work is done.
-
-    Raises:
-        ConfigError: The suffix is not ``.png``, ``.svg`` or ``.pdf``, or the directory does not exist.
-        MissingDependencyError: matplotlib is not installed.
-    """
+    """Check that a picture can be drawn and saved to `path`, before any other work is done."""
     if os.path.splitext(path)[1].lower() not in _SUFFIXES:
         raise ConfigError(f"{path}: the suffix of a picture must be one of {', '.join(_SUFFIXES)}", key="picture")
     check_directory(path, "picture")
@@ -44,10 +39,7 @@ def check_picture(path: str) -> None:
 
 
 def new_figure(width: float, height: float, title: str, subtitle: str) -> tuple[Figure, float]:
-    """Return a figure of `width` inches, and the inches from its lower edge to the subtitle, which are `height`.
-
-    The title states the finding, and the subtitle describes the drawing.
-    """
+    """Return a figure with a finding as its title, and the inches from its lower edge to the subtitle: `height`."""
     # pyplot would keep every figure alive and select a backend for the whole process.
     module = load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
     wide = 72 * (width - 2 * _MARGIN)

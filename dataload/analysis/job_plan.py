@@ -34,10 +34,9 @@ _MOST_STEPS = 5000  # in a thinned epoch
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """A training job: an order dealt to ranks, and the shards that hold its records.
+    """A training job: an order dealt to ranks, and the shards that hold its records."""
 
-    In a thinned job each record stands for several neighbours, and a node perhaps for all; shards are read alike.
-    """
+    # In a thinned job each record stands for several neighbours, and a node perhaps for all; shards are read alike.
 
     planner: BatchPlanner  # of any rank
     ends: Int64Array  # (shards,), cumulative number of records

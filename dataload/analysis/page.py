@@ -45,11 +45,9 @@ class Audio(NamedTuple):
 
 
 def find_image(value: Any) -> Pixels | None:
-    """Return a value as an image, (height, width, 3) uint8; None if it is none.
-
-    Images are the bytes of an image file; and arrays of uint8, or of floats with three channels, of shape (height,
-    width), (height, width, 1 or 3) or (1 or 3, height, width). Floats outside [0, 1] are scaled to their range.
-    """
+    """Return a value as an image, (height, width, 3) uint8; None if it is none."""
+    # Images are the bytes of an image file; and arrays of uint8, or of floats with three channels, of shape (height,
+    # width), (height, width, 1 or 3) or (1 or 3, height, width). Floats outside [0, 1] are scaled to their range.
     if isinstance(value, (bytes, memoryview)):
         try:
             return decode_image(cast("bytes", value), limit=_IMAGE_LIMIT)
@@ -80,11 +78,9 @@ def _to_bytes(array: Array) -> Pixels:
 
 
 def find_audio(record: Any, name: str) -> Audio | None:
-    """Return the audio in the field of a record; None if it is none.
-
-    Audio is the bytes of an audio file, or a float array of shape (frames,) or (frames, channels), of 10 ms or more, in
-    a record with its sample rate in the field that `dataload.codecs.audio.rate_field` names, or in `sample_rate`.
-    """
+    """Return the audio in the field of a record; None if it is none."""
+    # Audio is the bytes of an audio file, or a float array of 10 ms or more, (frames,) or (frames, channels), in a
+    # record with its sample rate, see `rate_field`.
     value: Any = record[name]
     if isinstance(value, (bytes, memoryview)):
         try:
@@ -163,21 +159,13 @@ Words: TypeAlias = Callable[[int], str]
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A page of batches or records.
-
-    Attributes:
-        title: Its heading.
-        about: Lines below the heading.
-        shown: Its sections.
-        words: The texts of tokens, if a tokenizer is known.
-        statistics: Statistics of the fields, drawn as histograms.
-    """
+    """A page of batches or records."""
 
     title: str
     about: Sequence[str]
     shown: Sequence[Shown]
-    words: Words | None = None
-    statistics: Mapping[str, FieldStatistics] | None = None
+    words: Words | None = None  # the texts of tokens, if a tokenizer is known
+    statistics: Mapping[str, FieldStatistics] | None = None  # of the fields, drawn as histograms
 
     def to_html(self) -> str:
         """Return the page."""

@@ -227,12 +227,7 @@ def plan_figure(plan: ClusterPlan, about: str) -> Figure:
 
 
 def rates_figure(panels: Mapping[str, Mapping[str, tuple[float, float, float]]]) -> Figure:
-    """Draw records per second as bars, a panel for each data set.
-
-    Args:
-        panels: Data set -> reader -> median, low and high rate of the repeats; the thin line at a bar's end is the
-            spread from low to high.
-    """
+    """Draw records per second as bars, a panel for each data set: reader -> median, low and high rate of repeats."""
     tall = [_BAR * max(1, len(rates)) for rates in panels.values()]
     best = (f"{name}: up to {short(max(rates.values())[0])} records/s" for name, rates in panels.items())
     about = "Bars: medians; lines at their ends: spread of repeats"
@@ -269,10 +264,7 @@ _KEEPS_UP = 0.05  # fraction of the time that a consumer may wait
 
 
 def timeline_figure(timeline: Timeline, about: str) -> Figure:
-    """Draw who worked when: a lane for each worker, below them the consumer and requests; bars are stages.
-
-    `Timeline.to_trace` shows single steps and their records. `about` describes the run.
-    """
+    """Draw who worked when: a lane for each worker, below them the consumer and requests; bars are stages."""
     made_here = any(step.worker == CONSUMER and step.rows for step in timeline.steps)  # not only joined
     names = [*timeline.workers, *([_MAKES] if made_here else []), CONSUMER, *([_DOWNLOADS] * bool(timeline.requests))]
     begun = _begin(timeline)

@@ -19,10 +19,7 @@ from dataload.types import BytesColumn
 
 
 def row_of(batch: Any, row: int, rows: int) -> Any:
-    """Return one row of a batch: a dict for a dict of columns, and so on inside.
-
-    A value without `rows` rows, such as a sum over the batch, is repeated in each row.
-    """
+    """Return one row of a batch, also of dicts and tuples; a value without `rows` rows, such as a sum, as it is."""
     if isinstance(batch, Mapping):
         return {name: row_of(column, row, rows) for name, column in cast("Mapping[Any, Any]", batch).items()}
     if isinstance(batch, tuple) and not isinstance(batch, Ragged):
@@ -57,10 +54,7 @@ def columns_of(batch: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def as_array(value: Any) -> Any:
-    """Return an array or a tensor as an array, float32 if numpy lacks its dtype; anything else as it is.
-
-    Numbers of numpy, and tensors without values, are returned as they are.
-    """
+    """Return an array or a tensor with values as an array, float32 if numpy lacks its dtype; anything else as it is."""
     if not hasattr(value, "__array__") or not hasattr(value, "shape") or isinstance(value, np.generic):
         return value
     is_tensor = hasattr(value, "detach")  # of torch
@@ -90,35 +84,21 @@ _PREVIEW = 80  # characters
 
 @dataclass(frozen=True, slots=True)
 class ShownRecord:
-    """A record in a row.
-
-    Attributes:
-        index: Index of the record.
-        location: Where it lies.
-        start: Its first element in a packed row, or its number in a row of several records; None if it is alone.
-        length: Elements of a packed row that it takes; None if rows are not packed.
-        filler: Whether the record only fills up the batch.
-    """
+    """A record in a row."""
 
     index: int
     location: Location
-    start: int | None = None
-    length: int | None = None
+    start: int | None = None  # in a packed row, or the number in a row of several records
+    length: int | None = None  # elements of a packed row
     filler: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class ShownRow:
-    """A row of a batch, or a record.
-
-    Attributes:
-        row: Number of the row.
-        records: The records in it; empty if bad records were left out, because rows then do not tell.
-        values: Its values: a dict for a batch of named columns.
-    """
+    """A row of a batch, or a record."""
 
     row: int
-    records: tuple[ShownRecord, ...]
+    records: tuple[ShownRecord, ...]  # none if bad records were left out, because rows then do not tell
     values: Any
 
     @property
@@ -129,22 +109,13 @@ class ShownRow:
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """Some rows under a heading.
-
-    Attributes:
-        title: The heading.
-        batch: All columns.
-        rows: Rows of all batches.
-        total: Number of rows.
-        step: Number of the step; None for records of a data set.
-        classes: Names of the classes of labels, by field.
-    """
+    """Some rows under a heading."""
 
     title: str
     batch: Any
     rows: tuple[ShownRow, ...]
-    total: int
-    step: int | None = None
+    total: int  # number of rows
+    step: int | None = None  # None for records of a data set
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])
 
 

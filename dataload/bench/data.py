@@ -37,24 +37,19 @@ _MEASURED_BYTES, _FEWEST, _MOST = 64 << 20, 512, 20_000  # of the records that a
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Records to be written in several formats, and the function of a `Task` that opens the loader over them.
-
-    `content` identifies the records, as part of the names of cached files; `decodes` are fields of JPEG files, and
-    `varying` those whose shape differs between records. `usual` are the formats to compare unless others are named;
-    `raw` are the records without decoding, for formats that keep files as they are.
-    """
+    """Records to be written in several formats, and the function of a `Task` that opens the loader over them."""
 
     name: str
-    content: str
+    content: str  # of the names of cached files
     records: RandomAccessSource[Any]
     fields: tuple[str, ...]
     formats: tuple[str, ...]
     batch_size: int
-    decodes: tuple[str, ...] = ()
+    decodes: tuple[str, ...] = ()  # fields of JPEG files
     reading: str = f"{__name__}:loader"
-    varying: tuple[str, ...] = ()
-    usual: tuple[str, ...] = ()
-    raw: RandomAccessSource[Any] | None = None
+    varying: tuple[str, ...] = ()  # fields whose shape differs between records
+    usual: tuple[str, ...] = ()  # compared unless others are named
+    raw: RandomAccessSource[Any] | None = None  # without decoding, for formats that keep files
     own: "Written | None" = None
 
 
@@ -77,11 +72,7 @@ def own_data(
     options: Mapping[str, Any] | None = None,
     files: Sequence[str] = (),
 ) -> Data:
-    """Return the user's own data, to be compared as they are and in other formats.
-
-    `records` is the number to take from the start, by default what can be measured in a minute. `format_name` and
-    `options` are those with which a child process opens the data; None if it cannot. `files` hold the data, if known.
-    """
+    """Return the user's own data, to be compared as they are and in other formats."""
     if not len(source):
         raise ConfigError(f"{path} has no records to measure", key="path", value=path)
     first = source[0]

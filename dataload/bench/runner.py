@@ -222,12 +222,9 @@ class FileFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """A run of ``dataload bench`` or of ``python -m benchmarks``.
+    """A run of ``dataload bench`` or of ``python -m benchmarks``, whose cases are `rows`."""
 
-    `date` is ISO 8601 in UTC. `rows` are cases of ``benchmarks/``, with ``title``, ``case`` and their figures.
-    """
-
-    date: str
+    date: str  # ISO 8601 in UTC
     machine: Mapping[str, Any]
     versions: Mapping[str, str]
     command: str

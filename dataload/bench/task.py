@@ -22,26 +22,21 @@ MODULUS = 2**64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """One measurement of the reader called `name`; `reading` is the ``"module:function"`` that makes its `Reading`.
-
-    The steady state takes about `seconds`, the warm-up before it at most as long again. `workers` are threads or
-    processes beside the consumer's thread. `whole` reads the first epoch to its end for its checksum, even if that
-    takes longer; `cold` drops the files from the page cache, and measures the first epoch.
-    """
+    """One measurement of the reader called `name`."""
 
     workload: str
     kind: Kind
     name: str
-    reading: str
+    reading: str  # ``"module:function"`` that makes its `Reading`
     path: str
     format: str
     order: Order
-    workers: int
+    workers: int  # threads or processes beside the consumer's thread
     batch_size: int
     seed: int = 0
-    seconds: float = 2.0
-    whole: bool = True
-    cold: bool = False
+    seconds: float = 2.0  # of the steady state; the warm-up takes at most as long
+    whole: bool = True  # read the first epoch to its end for its checksum
+    cold: bool = False  # drop the files from the page cache, and measure the first epoch
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -115,10 +110,8 @@ class Answer:
 
 
 def check_batch(batch: Mapping[str, Any]) -> tuple[int, int, int]:
-    """Return the records of a batch, their bytes, and the sum of their checksums modulo 2^64.
-
-    Only the first item and the size of each field count, which costs every reader the same little.
-    """
+    """Return the records of a batch, their bytes, and the sum of their checksums modulo 2^64."""
+    # Only the first item and the size of each field count, which costs every reader the same little.
     rows = nbytes = total = 0
     for value in batch.values():
         if isinstance(value, np.ndarray) and value.dtype != object:

@@ -177,11 +177,7 @@ def side_by_side(
     interpreters: Mapping[str, str] | None = None,
     wide: bool = False,
 ) -> dict[str, Any]:
-    """Write data in several formats, measure and print; return the files and measurements of `Results`.
-
-    A batch size of 0 means the default of the data. `plan` takes data, written files, choices and the cache, and
-    returns tasks and the measurements that are impossible.
-    """
+    """Write data in several formats, measure and print; return the files and measurements of `Results`."""
     files: list[FileFacts] = []
     measurements: list[Measurement] = []
     every = [

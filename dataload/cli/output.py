@@ -113,10 +113,9 @@ def print_json(value: Any) -> None:
 
 
 def print_table(columns: Mapping[str, str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print a table to stdout; `columns` maps each heading to ``"left"`` or ``"right"``.
-
-    On a narrow terminal, the last column is folded. If there is no room for the others, the terminal breaks the lines.
-    """
+    """Print a table to stdout; `columns` maps each heading to ``"left"`` or ``"right"``."""
+    # On a narrow terminal, the last column is folded. If there is no room for the others, the terminal breaks the
+    # lines.
     from rich.cells import cell_len
     from rich.table import Table
     from rich.text import Text

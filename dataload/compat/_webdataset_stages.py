@@ -32,16 +32,12 @@ class Batching(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PipelineSplit:
-    """A pipeline after its samples are read: stages that change the order, and the others.
-
-    `batch` is the position in `stages` of the first ``batched``. `inexact` is the first stage that holds samples back
-    or counts them, so that a position does not determine the next sample.
-    """
+    """A pipeline after its samples are read: stages that change the order, and the others."""
 
     orders: tuple[Any, ...] = ()
     stages: tuple[Any, ...] = ()
-    batch: int | None = None
-    inexact: Any = None
+    batch: int | None = None  # the position in `stages` of the first ``batched``
+    inexact: Any = None  # the first stage that holds samples back or counts them
 
     @property
     def batching(self) -> Batching | None:

@@ -76,10 +76,7 @@ def describe(target: Any) -> dict[str, str]:
 
 
 def _config_type(hint: Any, name: str) -> Any:
-    """Return the type of a setting for the annotation of an argument, or None if a config cannot hold such a value.
-
-    Functions become references, arrays paths of .npy files, and samplers nested tables.
-    """
+    """Return the type of a setting for the annotation of an argument, or None if a config cannot hold such a value."""
     hint = hint.type if isinstance(hint, InitVar) else hint
     origin, args = get_origin(hint), get_args(hint)
     if origin is Annotated:  # its bounds know how pydantic says them

@@ -211,10 +211,7 @@ def _yaml_loader(yaml: Any, path: str) -> Any:
 
 
 def plain_value(value: Any, origin: str) -> Any:
-    """Copy a value, with path objects as text, tuples as lists and NumPy integers as integers.
-
-    Tables and lists that are nested too deeply, contain themselves or repeat each other many times are a ConfigError.
-    """
+    """Copy a value, with paths as text, tuples as lists and NumPy integers as integers; deep nesting is refused."""
     return _Copy().value(value, origin, 0)
 
 

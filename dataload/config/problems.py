@@ -76,10 +76,7 @@ def named_as(key: str, value: Any) -> Generator[None]:
 def find_problems(
     details: Sequence[Mapping[str, Any]], data: Mapping[str, Any], tables: Mapping[str, Collection[str]]
 ) -> list[Problem]:
-    """Translate pydantic's findings (`ValidationError.errors()`) on `data` into our words, one for each key.
-
-    `tables` has the keys of each table by its name in the locations of findings.
-    """
+    """Translate pydantic's findings on `data` into our words, one for each key; `tables` has the keys of each table."""
     found: dict[Keys, list[Mapping[str, Any]]] = {}
     for detail in details:
         found.setdefault(_locate(detail, data), []).append(detail)

@@ -58,10 +58,7 @@ class BuildContext:
 
 
 class SamplerSection(Section):
-    """A table of the section ``sampler``.
-
-    Subclasses declare what a config adds to the arguments of the class that they build; `kind_of` derives the rest.
-    """
+    """A table of ``sampler``; `kind_of` adds the arguments of the class that it builds to what a subclass declares."""
 
     builds: ClassVar[Any]
     kind: str
@@ -122,11 +119,7 @@ SECTIONS: dict[str, type[SamplerSection]] = {}  # by kind
 def kind_of(
     kind: str, builds: Any, *, order: str | None = None, only: tuple[str, ...] | None = None
 ) -> Callable[[type[SectionT]], type[SectionT]]:
-    """Add the arguments of the class `builds` to the section that configures it, and register the section as `kind`.
-
-    `order` is the default kind of the order that the sampler builds upon. `only` names the arguments that are settings;
-    None takes all that do not come from the data or the loader.
-    """
+    """Let the section configure `builds`, by `only` some arguments, as `kind`; `order` is the default parent's kind."""
 
     def register(section: type[SectionT]) -> type[SectionT]:
         plain: dict[str, Any] = {"kind": (Literal[kind], ...)}

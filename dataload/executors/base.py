@@ -225,11 +225,7 @@ class SerialExecutor(Executor[TaskT, ResultT]):
 
 
 class PoolExecutor(Executor[TaskT, ResultT]):
-    """Runs tasks in workers that live until `close`, until this object is dropped, or until the interpreter exits.
-
-    `start` starts a number of workers and returns their pool, an executor with `stop` and `is_usable` instead of
-    `close`.
-    """
+    """Runs tasks in workers that live until `close`, until this object is dropped, or until the interpreter exits."""
 
     def __init__(self, start: Callable[[int], Any], workers: int) -> None:
         self._start = start

@@ -66,11 +66,10 @@ class BadRecord:
 
 
 class Budget:
-    """Counts records as the consumer receives their steps, reports bad ones, and raises when more than `most` are bad.
+    """Counts records as the consumer receives their steps, and reports bad ones; more than `most` are an error."""
 
-    `most` is the setting `max_bad`. The count goes on over all epochs, so a record that fails in each of them counts
-    each time. The report, a JSONL file, is created at once, so that an error shows before the first batch.
-    """
+    # The count goes on over all epochs, so a record that fails in each of them counts each time. The report, a JSONL
+    # file, is created at once, so that an error shows before the first batch.
 
     def __init__(self, most: int | float, report: str | os.PathLike[str] | None) -> None:
         self._most = most
@@ -100,11 +99,7 @@ class Budget:
     def spend(
         self, read: int, bad: Sequence[BadRecord], *, epoch: int, step: int, worker: str, where: str | None = None
     ) -> None:
-        """Count the records read for a step, and the bad ones; raise if too many are bad.
-
-        Messages say that they are of `where`, by default of the step. Bad records that cannot be reported are a
-        warning.
-        """
+        """Count the records read for a step, and the bad ones; raise if too many are bad."""
         self.read += read
         if bad:
             self.spent += len(bad)
@@ -149,12 +144,9 @@ def append_report(path: str, bad: Iterable[BadRecord]) -> None:
 
 
 def read_excluded(exclude: Any, source: Any) -> Int64Array | None:
-    """Return the records that are never read, (n,) int64, ascending and unique; None if there are none.
-
-    They are given as indices or as an error report. Excluding records changes rows, but no step and no position of the
-    order, so it is not part of a loader's state: a state saved before a record was excluded stays valid, and so does
-    one saved after.
-    """
+    """Return the records that are never read, (n,) int64, ascending and unique; None if there are none."""
+    # Excluding records changes rows, but no step and no position of the order, so it is not part of a loader's state: a
+    # state saved before a record was excluded stays valid, and so does one saved after.
     if exclude is None:
         return None
     length = len(source)

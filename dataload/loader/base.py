@@ -62,10 +62,10 @@ class Progress:
 
 
 class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
-    """An iterable of batches that is resumable at any step.
+    """An iterable of batches that is resumable at any step."""
 
-    `release` stops the workers. It is called when the loader is closed or dropped, so it must not refer to the loader.
-    """
+    # `release` stops the workers. It is called when the loader is closed or dropped, so it must not refer to the
+    # loader.
 
     _habits = "loader"
 

@@ -25,10 +25,7 @@ StageSpan: TypeAlias = tuple[str, float, float]
 
 
 class StageError(Exception):
-    """A failure, its stage ("" if it happened between stages), and the record at fault if it is a single one.
-
-    Internal: it becomes a `WorkerError`.
-    """
+    """A failure and its stage, and the record at fault if it is a single one; becomes a `WorkerError`."""
 
     def __init__(self, stage: str, error: BaseException, index: int | None = None) -> None:
         super().__init__(stage, error)
@@ -53,11 +50,10 @@ class StageError(Exception):
 
 
 class StepTrace:
-    """The progress of one step: its stages, how long each took, and its bad records.
+    """The progress of one step: its stages, how long each took, and its bad records."""
 
-    `clock` counts the parts of a stage that are spent decoding and waiting for downloads. They become spans of their
-    own at the ends of the stage, because a read may switch between them often.
-    """
+    # `clock` counts the parts of a stage that are spent decoding and waiting for downloads. They become spans of their
+    # own at the ends of the stage, because a read may switch between them often.
 
     __slots__ = ("_begun", "bad", "clock", "index", "spans", "stage", "status", "transform")
 
@@ -130,11 +126,9 @@ class ErrorPolicy:
         return indices[self.excluded[positions] == indices]
 
     def examples(self, near: int, length: int) -> list[int]:
-        """Return some records that may be read, out of `length`, those closest to the record `near` first.
-
-        Their distances double, so the first are in a shard that the step has read, which need not be waited for. Some
-        are spread over the whole source, because many records in a row may be damaged.
-        """
+        """Return some records that may be read, out of `length`, those closest to the record `near` first."""
+        # Their distances double, so the first are in a shard that the step has read, which need not be waited for. Some
+        # are spread over the whole source, because many records in a row may be damaged.
         excluded = _NONE if self.excluded is None else self.excluded
         left = length - len(excluded)
         rank = near - int(np.searchsorted(excluded, near))
@@ -162,11 +156,9 @@ def step_error(
 
 
 def is_for_consumer(error: BaseException) -> bool:
-    """Return whether `error` is meant to end the consumer's thread: Ctrl-C, or what a signal handler raises.
-
-    Workers never receive these. Other exceptions like them were raised by, say, a transform that calls `sys.exit`, and
-    are failures of the step, in every kind of worker.
-    """
+    """Return whether `error` is meant to end the consumer's thread: Ctrl-C, or what a signal handler raises."""
+    # Workers never receive these. Other exceptions like them were raised by, say, a transform that calls `sys.exit`,
+    # and are failures of the step, in every kind of worker.
     if isinstance(error, Exception) or worker_name().startswith("dataload-"):
         return False
     return _is_from_signal(error)

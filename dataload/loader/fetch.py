@@ -23,11 +23,10 @@ from dataload.types import BatchReader, BytesColumn, ColumnReader, Int64Array
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchLoader:
-    """Makes the batch of a plan. Thread-safe.
+    """Makes the batch of a plan. Thread-safe."""
 
-    How records are read is decided once: as columns if the source has `read_batch` and nothing needs single samples
-    (`reads_columns`), else with one `__getitems__`, else one by one.
-    """
+    # Records are read as columns if the source has `read_batch` and nothing needs single samples (`reads_columns`),
+    # else with one `__getitems__`, else one by one.
 
     source: Any
     fields: tuple[str, ...] | None
@@ -126,10 +125,8 @@ class BatchLoader:
         return batch
 
     def load_together(self, plans: Sequence[BatchPlan], trace: StepTrace) -> list[Any] | None:
-        """Return the batches of several steps from one read of columns; None if they have to be loaded one by one.
-
-        One read of many rows takes the GIL once, and pays fixed costs once. The batches are views of one memory.
-        """
+        """Return the batches of several steps from one read of columns; None if they have to be loaded one by one."""
+        # One read of many rows takes the GIL once, and pays fixed costs once. The batches are views of one memory.
         if not (self.reads_together and all(len(plan.indices) and plan.packing is None for plan in plans)):
             return None
         indices = np.concatenate([plan.indices for plan in plans])
@@ -205,10 +202,7 @@ def batch_of(stage: str, batch: Any) -> Any:
 
 
 def check_names(source: Any, fields: Sequence[str] | None, collate: Any, *, transformed: bool) -> None:
-    """Check the names in `fields`, and those in the policies of `collate`, if a source knows the fields of its records.
-
-    Transforms may add fields, so with them policies are not checked.
-    """
+    """Check the names in `fields`, and those in the policies of `collate` unless transforms may add fields."""
     policies = collate.policies if isinstance(collate, Collate) and not transformed else {}
     if not isinstance(source, Source) or not (fields or policies):
         return
@@ -222,11 +216,8 @@ def check_names(source: Any, fields: Sequence[str] | None, collate: Any, *, tran
 
 
 def finish(batch: Any, plan: BatchPlan) -> Any:
-    """Return a collated batch with the chunk axis, the mask and the columns of its plan; see `BatchPlan`.
-
-    If something is added to a batch that is not a mapping, the batch becomes the field "data". With chunks, `batch`
-    has the records of each chunk one after another.
-    """
+    """Return a collated batch with the chunk axis, the mask and the columns of its plan; see `BatchPlan`."""
+    # If something is added to a batch that is not a mapping, the batch becomes the field "data".
     if plan.valid is None and plan.columns is None:
         return batch
     if plan.chunk > 1:

@@ -157,11 +157,8 @@ def default_order(source: RandomAccessSource[Any], shuffle: bool | Shuffle, seed
 
 
 def shuffled(source: RandomAccessSource[Any], shuffle: Literal[True] | Shuffle, seed: int) -> Sampler:
-    """Return the order that ``shuffle=`` stands for.
-
-    True shuffles all records at once, unless the source reads much faster in order (`reads_in_order`). That is a
-    property of the data, never of the machine, because every machine must get the same order.
-    """
+    """Return the order that ``shuffle=`` stands for."""
+    # True depends on the data, never on the machine, because every machine must get the same order.
     if shuffle is True:
         shuffle = "shards" if getattr(source, "reads_in_order", False) else "global"
     if shuffle == "global":
@@ -170,21 +167,17 @@ def shuffled(source: RandomAccessSource[Any], shuffle: Literal[True] | Shuffle, 
 
 
 def shard_lengths(source: RandomAccessSource[Any]) -> tuple[int, ...]:
-    """Return the records per shard, in index order, for an order by shards; one shard if the source does not say.
-
-    Long shards are cut into equal pieces, short enough for a pool to hold two. Otherwise no pool could mix the start
-    of one large file with its end. A piece is still long enough to be read as fast as the whole file.
-    """
+    """Return the records per shard, in index order, for an order by shards; one shard if the source does not say."""
+    # Long shards are cut into equal pieces, short enough for a pool to hold two. Otherwise no pool could mix the start
+    # of one large file with its end. A piece is still long enough to be read as fast as the whole file.
     lengths = source.shard_lengths if isinstance(source, Sharded) else (len(source),)
     pieces = ((length, -(-length // _LONGEST_PIECE) or 1) for length in lengths)
     return tuple(stop - start for length, parts in pieces for start, stop in even_split(length, parts))
 
 
 def default_pool_size(source: RandomAccessSource[Any]) -> int:
-    """Return the size of a pool that shuffles the shards of `source`, in records.
-
-    Two shards fit, so that neighbours in a batch come from several shards; a pool of 1,024 is always cheap.
-    """
+    """Return the size of a pool that shuffles the shards of `source`, in records."""
+    # Two shards fit, so that neighbours in a batch come from several shards; a pool of 1,024 is always cheap.
     return max(2 * len(source) // len(shard_lengths(source)), _SMALLEST_POOL)
 
 
@@ -202,12 +195,9 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
 
 
 def rank_and_world_size(rank: int | None = None, world_size: int | None = None, plan: Any = None) -> tuple[int, int]:
-    """Return the rank and the number of ranks: as given, else those of `plan`, else those of the environment.
-
-    The environment variables are RANK and WORLD_SIZE, as torchrun sets them; without them it is rank 0 of 1. Nothing
-    else in dataload reads them. A JAX program of several processes has to say which rank it wants, because only its
-    sharding tells which processes read the same data.
-    """
+    """Return the rank and the number of ranks: as given, else those of `plan`, else RANK and WORLD_SIZE, or 0 of 1."""
+    # A JAX program of several processes has to say which rank it wants, because only its sharding tells which processes
+    # read the same data.
     if (rank is None) != (world_size is None):
         raise ConfigError("rank and world_size go together: give both or neither", key="rank", value=rank)
     if rank is not None and world_size is not None:
@@ -247,11 +237,9 @@ def _number(text: str | None) -> int | None:
 
 
 def _jax_processes() -> int:
-    """Return the number of processes of the JAX program in this process, as far as JAX knows it; 1 without JAX.
-
-    JAX is not imported and no backend is started for this, which only private names allow. A test compares the result
-    with JAX's own.
-    """
+    """Return the number of processes of the JAX program in this process, as far as JAX knows it; 1 without JAX."""
+    # JAX is not imported and no backend is started for this, which only private names allow. A test compares the result
+    # with JAX's own.
     distributed, backends = (sys.modules.get(f"jax._src.{name}") for name in ("distributed", "xla_bridge"))
     started = getattr(backends, "backends_are_initialized", None)
     if backends is not None and started is not None and started():

@@ -23,10 +23,9 @@ _BLOCK_ROWS = 1 << 17  # many, because a pool has to be found again for each blo
 
 
 class Prefetch:
-    """The fetching for one loader, if `source` reads ahead and `here`, in this process.
+    """The fetching for one loader, if `source` reads ahead and `here`, in this process."""
 
-    It does not refer to the loader, whose end stops it. `fields` are those that are read; None means all.
-    """
+    # It does not refer to the loader, whose end stops it.
 
     def __init__(self, source: Any, fields: Sequence[str] | None, *, here: bool) -> None:
         self._source = source if isinstance(source, ReadsAhead) else None
@@ -160,12 +159,10 @@ def ordered_map(
     window: Callable[[], int],
     helps: Callable[[], bool] = lambda: False,
 ) -> Generator[T]:
-    """Yield the results of `tasks` in order, with at most `window()` + 1 of them in flight.
-
-    The error of a task is raised after the results before it. Closing the generator cancels tasks that have not
-    started, and waits for nothing. `tasks`, taken from as results are consumed, may be endless. If `helps()`, the
-    consumer's thread runs tasks when it would have to wait.
-    """
+    """Yield the results of `tasks` in order, with at most `window()` + 1 of them in flight."""
+    # The error of a task is raised after the results before it. Closing the generator cancels tasks that have not
+    # started, and waits for nothing. `tasks` may be endless. If `helps()`, the consumer's thread runs tasks when it
+    # would wait.
     pending: deque[Result[T]] = deque()
     try:
         for task in tasks:
@@ -198,10 +195,7 @@ def unordered_map(
     wait_for_any: Callable[[Iterable[Result[T]]], None],
     section: Callable[[Task], object],
 ) -> Generator[T]:
-    """Yield the results of `tasks` in completion order; everything else is as with `ordered_map`.
-
-    All consecutive tasks with an equal `section` come before any task of the next section.
-    """
+    """Yield the results of `tasks` in completion order, each `section` before the next; else as `ordered_map`."""
     pending: list[tuple[object, Result[T]]] = []
     try:
         for task in tasks:
@@ -224,11 +218,10 @@ def _pop_any(pending: list[tuple[object, Result[T]]], wait_for_any: Callable[[It
 
 
 class TaskSizer:
-    """Chooses how many steps make one task, so that handing over results takes less time than making them.
+    """Chooses how many steps make one task, so that handing over results takes less time than making them."""
 
-    Waking a waiting thread takes 20 to 50 us, more in a virtual machine, which is as long as a small batch takes.
-    Steps under a millisecond are therefore grouped. The first task is one step, so that it comes soon.
-    """
+    # Waking a waiting thread takes 20 to 50 us, more in a virtual machine, which is as long as a small batch takes.
+    # Steps under a millisecond are therefore grouped. The first task is one step, so that it comes soon.
 
     def __init__(self) -> None:
         self._steps = 1
@@ -240,10 +233,7 @@ class TaskSizer:
         return self._steps * self._seconds < 2 * _TASK_SECONDS
 
     def groups(self, steps: range, room: Callable[[], int]) -> Generator[range]:
-        """Yield consecutive parts of `steps`, each of the size that is best when it is requested.
-
-        A part has at least one step, and otherwise at most `room()`.
-        """
+        """Yield consecutive parts of `steps`, each of the best size when it is requested: 1 to `room()` steps."""
         start = steps.start
         while start < steps.stop:
             stop = min(start + min(self._steps, max(1, room())), steps.stop)
@@ -262,10 +252,9 @@ class TaskSizer:
 
 
 class PrefetchBudget:
-    """The number of tasks and steps that may be in flight: `window` tasks ahead, and batches of about `max_bytes`.
+    """The tasks and steps that may be in flight: `window` tasks ahead, and batches of about `max_bytes`."""
 
-    Kept apart from `StepDelivery` to avoid a reference cycle, which would delay cancellation.
-    """
+    # Kept apart from `StepDelivery` to avoid a reference cycle, which would delay cancellation.
 
     def __init__(self, sizer: TaskSizer, window: int, max_bytes: int, *, together: bool) -> None:
         self._sizer = sizer

@@ -194,11 +194,8 @@ class Rescue:
 
 
 def substitute(seed: int, epoch: int, index: int, good: Int64Array) -> int:
-    """Return the record that replaces a bad one: the same in every run, and a different one for each bad record.
-
-    It is one of `good`, (n,) int64, at least one: the good records of the same step, so that no record is served that
-    the order does not have.
-    """
+    """Return the record of `good`, (n,) int64, that replaces a bad one: the same in every run."""
+    # Good records are of the same step, so that no record is served that the order does not have.
     candidates = np.unique(good)
     key = derive_key(seed, "replace", epoch, index, words=1)[0]
     return int(candidates[np.argmin(hash64(key, candidates))])

@@ -76,10 +76,8 @@ class ThroughputSample(NamedTuple):
 
     @property
     def seconds_per_step(self) -> float:
-        """Time per batch, to make one or to consume one, whichever takes longer.
-
-        While the consumer uses up what was ready, it is served faster than batches are made.
-        """
+        """Time per batch, to make one or to consume one, whichever takes longer."""
+        # While the consumer uses up what was ready, it is served faster than batches are made.
         return max(self.seconds - min(0.0, self.lag), 1e-9) / max(self.steps, 1)
 
     @property
@@ -230,11 +228,7 @@ def is_plausible(best: Setting, trial: Setting, sample: ThroughputSample) -> boo
 
 
 class Scaling:
-    """Takes samples of a loader, and applies the settings that `search` chooses.
-
-    `workers` is the upper bound, None for "auto", which begins with one worker. `least` is the lower bound, 0 if the
-    consumer's thread may do all the work.
-    """
+    """Takes samples of a loader, and applies the settings that `search` chooses, of `least` to `workers` workers."""
 
     def __init__(self, workers: int | None, prefetch: int, *, least: int = 0, deepens: bool = False) -> None:
         cpus = usable_cpus()
@@ -258,10 +252,7 @@ class Scaling:
         return self._search.setting
 
     def look(self, recorder: Recorder, in_flight: Callable[[], int], use: Callable[[Setting], None]) -> None:
-        """Choose another setting with `use` if a new sample is complete and says so. Call this after each batch.
-
-        `in_flight` returns the steps that were begun and not received, which the setting before it made.
-        """
+        """Choose another setting with `use` if a new sample is complete and says so. Call this after each batch."""
         if recorder.steps < self._due:
             return
         r = recorder

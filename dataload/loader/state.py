@@ -15,10 +15,7 @@ from dataload.samplers import BatchPlanner
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The steps that the consumer has received: all before `epoch`, and its steps below `step` but for those `missing`.
-
-    Steps are missing only with ``in_order=False``, and only as many as were in flight.
-    """
+    """The steps that the consumer has received: all before `epoch`, and its steps below `step` without `missing`."""
 
     epoch: int
     step: int
@@ -52,10 +49,7 @@ class Cursor:
 
 
 class EpochPlanners:
-    """The planner of each epoch: `planner` for all, except for one epoch that was resumed with steps of another size.
-
-    The planner of that epoch, `shifted`, counts steps from another origin.
-    """
+    """The planner of each epoch: `planner`, except one epoch, resumed with steps of another size: `shifted`."""
 
     def __init__(self, planner: BatchPlanner, epoch: int = -1, shifted: BatchPlanner | None = None) -> None:
         self._planner = planner
@@ -68,10 +62,7 @@ class EpochPlanners:
     def epochs_from(
         self, start: Cursor, epochs: int | None
     ) -> Generator[tuple[int, BatchPlanner, Sequence[int], range]]:
-        """Yield the epochs from `start` up to `epochs`, or for ever; an epoch without steps ends them.
-
-        Each comes with its planner, the steps that are missing before `start`, and the steps from there to its end.
-        """
+        """Yield epochs up to `epochs`, or for ever: number, planner, steps missing before `start`, steps to its end."""
         epoch, step, missing = start.epoch, start.step, sorted(start.missing)
         while epochs is None or epoch < epochs:
             planner = self.of(epoch)
@@ -108,10 +99,7 @@ class EpochPlanners:
 def upgrade(
     state: object, kind: type[Any], name: str, migrations: Sequence[Callable[[dict[str, Any]], dict[str, Any]]]
 ) -> dict[str, Any]:
-    """Return a saved state, which may be anything, with the keys of the current version: the fields of `kind`.
-
-    `migrations` make a state of version 2 from one of version 1, 3 from 2, and so on.
-    """
+    """Return a saved state, which may be anything, with the fields of `kind`; `migrations` begin with version 1."""
     if not isinstance(state, Mapping):  # from a file it may be anything
         hint = ": if it is JSON, pass json.loads(...) of it" if isinstance(state, (str, bytes)) else ""
         raise StateMismatchError(f"the state of a {name} is a dict, found {type(state).__name__}{hint}")
@@ -138,10 +126,7 @@ def upgrade(
 def check_same(
     saved: object, here: object, meanings: Mapping[str, str], *, hint: str = "", more: Sequence[str] = ()
 ) -> None:
-    """Check that a state was saved with the data and the order of the loader that loads it.
-
-    `meanings` are the fields that must be equal. The error has a line for each that differs, then the lines of `more`.
-    """
+    """Check that a state was saved with the data and order of the loader that loads it: the fields in `meanings`."""
     differences = [
         f"{name} ({meaning}): {getattr(saved, name)} in the state, {getattr(here, name)} here"
         for name, meaning in meanings.items()

@@ -34,15 +34,10 @@ _COPYING = ("read", "collate")  # stages that may be limited by the memory
 
 @dataclass(frozen=True, slots=True)
 class StageStatistics:
-    """One stage of the work.
+    """One stage of the work."""
 
-    Attributes:
-        runs: Number of runs: one per step, or one per record if a step was made record by record.
-        seconds: Time of all workers together.
-    """
-
-    runs: int = 0
-    seconds: float = 0.0
+    runs: int = 0  # one per step, or one per record if a step was made record by record
+    seconds: float = 0.0  # of all workers together
 
     def __sub__(self, earlier: StageStatistics) -> StageStatistics:
         return StageStatistics(self.runs - earlier.runs, self.seconds - earlier.seconds)

@@ -93,11 +93,10 @@ class BlockedPlans:
 
 
 class StepWork:
-    """Makes the batches of a `StepRange`. Thread-safe; pickled once for each worker process.
+    """Makes the batches of a `StepRange`. Thread-safe; pickled once for each worker process."""
 
-    With `reseeds` it seeds the global generators of `random`, numpy and torch before each step. A safety net for
-    transforms that use them, in processes where no other code does.
-    """
+    # With `reseeds` it seeds the global generators of `random`, numpy and torch before each step. A safety net for
+    # transforms that use them, in processes where no other code does.
 
     def __init__(self, fetch: BatchLoader, planner: BatchPlanner, *, reseeds: bool = False) -> None:
         self.fetch = fetch

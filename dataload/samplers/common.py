@@ -111,10 +111,7 @@ def records_of(sampler: Sampler) -> int:
 
 
 def source_lengths_of(order: Any) -> tuple[int, ...] | None:
-    """Return the records of the source that an order was made for, by parts if it mixes several.
-
-    None if the order fits any source with its number of `records` or more.
-    """
+    """Return the records of the source that an order was made for, by parts if it mixes several; None if any fit."""
     while order is not None and getattr(order, "source_lengths", None) is None:
         order = getattr(order, "parent", getattr(order, "sampler", None))
     return None if order is None else order.source_lengths
@@ -158,13 +155,11 @@ _FEW = 16
 
 
 def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64Array:
-    """Return the image of `positions` under the permutation of [0, n) that `key` selects.
-
-    Up to 1,024 elements are sorted by 64 random bits each, which reaches every order. Larger domains use six rounds of
-    add, multiply by an odd number, and xor-shift, each a bijection on the next power of two. The rounds are repeated
-    until the result is below n (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002).
-    `positions` are in [0, n), and n is at most `MAX_LENGTH`.
-    """
+    """Return the image of `positions` in [0, n) under the permutation of [0, n) that `key` selects."""
+    # Up to 1,024 elements are sorted by 64 random bits each, which reaches every order. Larger domains use six rounds
+    # of add, multiply by an odd number, and xor-shift, each a bijection on the next power of two. The rounds are
+    # repeated until the result is below n (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
+    # 2002).
     if n <= _SMALL:
         elements = np.arange(n, dtype=np.int64)
         order = np.argsort(hash64(key[1], hash64(key[0], elements)), kind="stable")

@@ -15,10 +15,7 @@ _BLOCK = 1 << 18
 
 
 def positions_of(sampler: Sampler, index: int, *, epoch: int, below: int = MAX_LENGTH) -> Int64Array:
-    """Return the positions under `below` of a record in an epoch, (n,) int64, ascending.
-
-    It searches the order, unless the sampler has a method ``positions_of(index, *, epoch, below)``.
-    """
+    """Return the positions under `below` of a record in an epoch, (n,) int64, ascending."""
     below = min(below, len(sampler))
     compute: Any = getattr(sampler, "positions_of", None)
     if compute is not None:

@@ -172,10 +172,7 @@ def first_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Ar
 
 
 def best_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Pack like `first_fit`, but from the longest record on, each into the fullest row with room for it.
-
-    Rows are then numbered by their first records, and records laid out by their positions, as `first_fit` does.
-    """
+    """Pack like `first_fit`, but from the longest record on, each into the fullest row with room for it."""
     longest = np.argsort(-lengths, axis=1, kind="stable")
     found, _, counts = _fit(np.take_along_axis(lengths, longest, axis=1), row_length, fullest=True)
     rows = np.empty_like(found)

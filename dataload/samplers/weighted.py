@@ -70,13 +70,10 @@ class Weighted(ArrayValue, PerRecord):
         return self._find(uniform(derive_key(self.seed, "weighted", epoch, words=1)[0], positions))
 
     def _find(self, shares: Float64Array) -> Int64Array:
-        """Return the records at these shares of the sum of all weights.
-
-        Equal to ``np.searchsorted(ends, drawn, side="right")``, which misses the cache at every step of every search
-        if there are millions of weights. A table holds the first record of each of as many equal parts of the sum;
-        the record searched for is one or two further on (Chen and Asau, "On generating random variates from an
-        empirical distribution", 1974).
-        """
+        """Return the records at these shares of the sum of all weights."""
+        # Equal to ``np.searchsorted(ends, drawn, side="right")``, which misses the cache at every step of every search
+        # if there are millions of weights. A table holds the first record of each of as many equal parts of the sum;
+        # the record searched for is one or two further on (Chen and Asau, 1974).
         ends = self._ends
         drawn = shares * ends[-1]  # below the sum: shares end at 1 - 2^-53, so no product rounds up to it
         starts = self._starts.recall(None)
@@ -135,11 +132,9 @@ def uniform(key: np.uint64, values: Int64Array) -> Float64Array:
 
 
 def _log(values: Float64Array) -> Float64Array:
-    """Return the natural logarithm of numbers in (0, 1), with a relative error of 5e-16.
-
-    The last bit of np.log differs between processors, and one bit may swap two records. This uses only operations
-    that IEEE 754 rounds exactly: log(m 2^k) = k log 2 + 2 artanh((m - 1) / (m + 1)), by its series.
-    """
+    """Return the natural logarithm of numbers in (0, 1), with a relative error of 5e-16."""
+    # The last bit of np.log differs between processors, and one bit may swap two records. This uses only operations
+    # that IEEE 754 rounds exactly: log(m 2^k) = k log 2 + 2 artanh((m - 1) / (m + 1)), by its series.
     mantissa, exponent = np.frexp(values)
     small = mantissa < np.sqrt(0.5)
     mantissa = np.where(small, mantissa * 2, mantissa)

@@ -56,10 +56,7 @@ def split_prefix(path: str) -> tuple[str | None, str]:
 
 @dataclass(frozen=True, slots=True)
 class DataSetFiles:
-    """The shards of a data set, in index order and not open; `listed` are the manifests' entries with any of them.
-
-    A format without files has an `argument` instead. `remote` knows what was found out about the versions of objects.
-    """
+    """The shards of a data set, in index order and not open; an `argument` for a format without files."""
 
     format: Format
     files: list[str]
@@ -89,11 +86,9 @@ class DataSetFiles:
         return ListedShards(lengths, known, listed=True, contents=marks if any(marks) else None, versions=versions)
 
     def open(self, selected: Sequence[str] | None, options: Mapping[str, Any], *, check: bool = False) -> Source[Any]:
-        """Open the data set and its files, so that errors come before reads; to `check`, whatever a manifest says.
-
-        Of files that a manifest describes, local ones are opened when they are first read, after the first with
-        records; those at URLs all are.
-        """
+        """Open the data set and its files, so that errors come before reads; to `check`, whatever a manifest says."""
+        # Of files that a manifest describes, local ones are opened when they are first read, after the first with
+        # records; those at URLs all are.
         if not self.format.takes_paths:
             source = self.format.open(self.argument, fields=selected, options=options)
             len(source)
@@ -145,12 +140,9 @@ def find_shards(
     remote: Remote | None = None,
     options: Collection[str] = (),
 ) -> DataSetFiles:
-    """Find the format of a data set and its files in index order, without opening it.
-
-    `paths` are a path, ``"format:path"``, a pattern, a directory of shards, or a list of these. `name` is that of a
-    format that takes paths; by default suffix and content decide, or a directory's manifest if `manifests`. `options`
-    are names of given options, which may tell what a directory is.
-    """
+    """Find the format of a data set and its files in index order, without opening it."""
+    # `name` is that of a format that takes paths; by default suffix and content decide, or a directory's manifest if
+    # `manifests`. `options` are names of given options, which may tell what a directory is.
     entry, rest = split_format(paths, name)
     if entry is not None and not entry.takes_paths:
         raise ConfigError(f"format {entry.name!r} has no files, which are needed here", key="paths", value=paths)
@@ -179,10 +171,7 @@ def _listed_format(listed: Sequence[DataSetFacts], files: Sequence[str], remote:
 
 
 def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
-    """Return the format in which to write, and the path without its name.
-
-    The path may be ``"format:path"``; otherwise `name` gives the format, by default the suffix decides.
-    """
+    """Return the format in which to write, `name` or that of prefix or suffix, and the path without its name."""
     entry, rest = split_format(path, name)
     rest = local_path(rest)
     if "*" in base_name(rest):
@@ -275,10 +264,7 @@ def _listed(directory: str, entry: Format | None, remote: Remote | None) -> Data
 
 
 def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Format | None) -> DataSetFacts:
-    """Compare local shards with the manifest, and return its facts with their versions.
-
-    Marks of the content of shards that are newer than the manifest do not count.
-    """
+    """Compare local shards with the manifest, and return its facts with their versions, without newer marks."""
     here, path = list_versions(directory), join(directory, MANIFEST_NAME)
     versions = tuple(here.get(name) for name in listed.names)
     found = {name: version[:2] for name, version in zip(listed.names, versions, strict=True) if version is not None}

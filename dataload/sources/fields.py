@@ -20,11 +20,7 @@ def require_known(names: Iterable[str], known: Iterable[str], owner: Any = None,
 
 
 def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:
-    """Return the named fields of a record, in that order.
-
-    Raises:
-        ConfigError: The record has no fields, or not all of these.
-    """
+    """Return the named fields of a record, in that order."""
     if not isinstance(record, Mapping):
         message = f"records are {type(record).__name__}, not fields: choose a codec to read fields {', '.join(fields)}"
         raise ConfigError(message, key="fields")

@@ -42,10 +42,7 @@ class Kept(NamedTuple):
 
 
 def find_statistics(source: FileSource[Any]) -> tuple[Kept, ...]:
-    """Return the statistics of the data sets whose shards a source reads, in its order; none if one has none.
-
-    Statistics that do not belong to the data, or to the options with which it is read, are none; a warning says so.
-    """
+    """Return the statistics of the data sets whose shards a source reads, in its order; none if one has none."""
     found: list[Kept] = []
     listed: dict[str, dict[str, tuple[DataSetFacts, int]]] = {}
     marks: Sequence[ContentMark] = ()

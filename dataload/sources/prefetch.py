@@ -24,11 +24,7 @@ _MOST_UNUSED = 32  # blocks of steps, after which a source that none of them rea
 
 
 class StepsByComponent:
-    """Steps over several sources, as each sees them; `ends`, (sources,) int64, is the cumulative number of records.
-
-    Steps are computed when the first iterator needs them, and kept until all have had them. Iterators may be used in
-    different threads.
-    """
+    """Steps over several sources, as each sees them; `ends`, (sources,) int64, is the cumulative number of records."""
 
     def __init__(self, steps: Iterator[StepsAhead], ends: Int64Array) -> None:
         self._steps = steps
@@ -95,10 +91,7 @@ def read_ahead(
     here: bool,
     share: float,
 ) -> AheadReader | None:
-    """Start to fetch what steps read; see `dataload.types.ReadsAhead`.
-
-    `files` are those of the shards, and may repeat; `share` is the part of the cache's budget that may be used.
-    """
+    """Start to fetch what steps read, with `share` of the cache's budget; see `dataload.types.ReadsAhead`."""
     from dataload.storage.remote.backend import RemoteStorage
     from dataload.storage.remote.prefetch.ranges import RangePrefetcher
     from dataload.storage.remote.prefetch.shards import CachedShards  # most data are local
@@ -207,10 +200,7 @@ def step_ranges(
 
 
 def shard_uses(steps: Iterator[StepsAhead], ends: Int64Array, numbers: Int64Array) -> Iterator[Sequence[Use]]:
-    """Yield the shards that steps read, in the order of their first use.
-
-    `numbers`, (files,) int64, are the shard that each file is or is part of; -1 if it is not of interest.
-    """
+    """Yield the shards that steps read, in order of their first use; `numbers`, (files,) int64, is -1 for others."""
     mean = int(ends[-1]) // len(ends)
     count, shards = 0, int(numbers.max()) + 1
     for block in steps:

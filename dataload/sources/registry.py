@@ -101,12 +101,7 @@ def added_formats() -> Iterator[Format]:
 
 
 def get_format(name: str) -> Format:
-    """Return the format called `name`.
-
-    Raises:
-        ConfigError: There is no such format, or two packages add it.
-        MissingDependencyError: The package that adds it cannot be imported.
-    """
+    """Return the format called `name`; a ConfigError if there is none, or two packages add it."""
     check_setting("format", name, str)
     # Built-in formats take precedence, and finding them does not read the metadata of every installed package.
     if name in _BUILT_IN:

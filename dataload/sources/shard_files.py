@@ -18,11 +18,7 @@ _JOURNALS = ".*.convert.json"  # of conversions, which keep them beside their sh
 def is_media_folder(
     directory: str, options: Collection[str], is_shard: Callable[[str], object], remote: Remote | None
 ) -> bool:
-    """Return whether a local directory has images or audio, at any depth, and no shards; or options that say so.
-
-    Raises:
-        ConfigError: It has shards, too, so that either might be meant.
-    """
+    """Return whether a local directory has images or audio, at any depth, and no shards; or options that say so."""
     found: dict[bool, list[str]] = {True: [], False: []}
 
     def look(name: str) -> bool:

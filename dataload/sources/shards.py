@@ -221,10 +221,7 @@ class OpenShards(Generic[T_co]):
             self.directory.place(self.ends)
 
     def read(self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]) -> Iterator[tuple[Any, T]]:
-        """Yield the results of `read` for shards that are read together, then for each other one, with their rows.
-
-        The rows are None if one result has all, in the order of the request.
-        """
+        """Yield the results of `read` for shards read together, then for each other one, with rows; None for all."""
         rest = np.arange(len(indices))
         if self.directory is not None:
             for rows, reader, places in self.directory.split(indices, self.reader):

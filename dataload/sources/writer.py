@@ -115,10 +115,7 @@ class Writer(ClosedOrAborted):
         """Append one record to the temporary, or raise and leave it unchanged."""
 
     def _write_all(self, records: Sequence[Any]) -> None:
-        """Append records and count each; a format may do better than one by one.
-
-        If one is refused, those before it have been written and counted.
-        """
+        """Append records and count each; if one is refused, those before it have been written and counted."""
         for record in records:
             self._write(record)
             self._count += 1
@@ -253,11 +250,7 @@ def codec_name(codec: Any) -> str | None:
 
 
 def encode_bytes(record: Any, codec: Any, format_name: str) -> bytes:
-    """Return `record` as the bytes that `codec` encodes; without a codec it has to be bytes already.
-
-    Raises:
-        ConfigError: The record, or the output of the codec, is not bytes.
-    """
+    """Return `record` as the bytes that `codec` encodes; without a codec it has to be bytes already."""
     data = record if codec is None else codec.encode(record)
     if type(data) is bytes:
         return data

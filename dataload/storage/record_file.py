@@ -17,10 +17,7 @@ from dataload.types import Array, BytesArray, BytesColumn, Int64Array
 
 @dataclass(frozen=True, slots=True)
 class Runs:
-    """Ranges of a file merged into runs, to be read one after another into one buffer.
-
-    `starts` and `stops`, (runs,) int64, ascend in the file; `positions`, (ranges,) int64, are offsets in the buffer.
-    """
+    """Ranges of a file merged into ascending runs, (runs,) int64, with `positions` in one buffer, (ranges,) int64."""
 
     starts: Int64Array
     stops: Int64Array

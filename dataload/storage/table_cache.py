@@ -127,10 +127,8 @@ def load_cached(key: IndexKey) -> CachedTable | None:
 
 
 def recall(key: IndexKey | None, unpack: Callable[[CachedTable], T | None]) -> T | None:
-    """Return what `unpack` makes of the table stored under `key`; None if there is none, or it is not valid.
-
-    The cache may have been tampered with, so whatever `unpack` raises means that the table is not valid.
-    """
+    """Return what `unpack` makes of the table stored under `key`; None if there is none, or it is not valid."""
+    # The cache may have been tampered with, so whatever `unpack` raises means that the table is not valid.
     found = None if key is None else load_cached(key)
     with suppress(*_INVALID):
         return None if found is None else unpack(found)
@@ -224,11 +222,8 @@ def _checksum(data: Array) -> int:
 
 
 def store_cached(key: IndexKey, table: CachedTable) -> None:
-    """Store a table, if one of its paths is writable.
-
-    Files that have just changed may change again within the same tick of the file system's clock, so their tables are
-    not stored.
-    """
+    """Store a table, if one of its paths is writable."""
+    # Files that have just changed may change again within the same tick of the file system's clock.
     if max(changed for _, changed in key.files) > time.time_ns() - int(_SETTLED_SECONDS * 1e9):
         return
     try:

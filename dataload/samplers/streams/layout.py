@@ -47,10 +47,7 @@ class Listed:
 
 @dataclass(frozen=True, eq=False)
 class Shuffled:
-    """Sequences in a shuffled order; only the position of every 64th sequence is stored.
-
-    An order costs one byte per eight sequences, so that each row can have its own.
-    """
+    """Sequences in a shuffled order; only the position of every 64th is stored: one byte per eight sequences."""
 
     units: Int64Array  # (n,), units of each sequence, by number
     key: npt.NDArray[np.uint64]
@@ -76,10 +73,8 @@ class Shuffled:
         return (sums + (block_ends[blocks] - sums[:, -1])[:, None]).ravel(), sequences
 
     def _block_ends(self, last: int) -> Int64Array:
-        """Return the position after each block, (blocks,) int64, at least up to the block that holds `last`.
-
-        A row seldom gets far into its own order, and computing all of it for each row would take long.
-        """
+        """Return the position after each block, (blocks,) int64, at least up to the block that holds `last`."""
+        # A row seldom gets far into its own order, and computing all of it for each row would take long.
         ends = self._ends.recall(None)
         ends = np.zeros(0, np.int64) if ends is None else ends
         count = len(self.units)

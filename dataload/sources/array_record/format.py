@@ -83,10 +83,8 @@ TFDS = Format(
 
 
 def load_array_record() -> Any:
-    """Return the array_record package's module; a ConfigError in a fork of a process that used the package.
-
-    The package starts threads and waits for them, and a fork does not have them: most reads there crash or never end.
-    """
+    """Return the array_record package's module; a ConfigError in a fork of a process that used the package."""
+    # The package starts threads and waits for them, and a fork does not have them: most reads there crash or never end.
     module = ARRAY_RECORD.require("array_record.python.array_record_module", package="array_record")
     if first_process("array_record") != os.getpid():
         raise ConfigError(

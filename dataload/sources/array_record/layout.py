@@ -67,10 +67,7 @@ def check_head(head: bytes, size: int, path: str) -> None:
 
 
 def footer_offset(block: bytes) -> int | None:
-    """Return the offset of the footer, the end of the last record, from the first bytes of the last block.
-
-    None if they hold no valid postscript. Deciding whether the file is complete is left to the package.
-    """
+    """Return the offset of the footer from the first bytes of the last block; None without a valid postscript."""
     if block[_POSTSCRIPT : _POSTSCRIPT + 1] != b"\x08":  # protobuf: field 1, a varint
         return None
     try:
@@ -94,14 +91,12 @@ _LONG_RUN = 8
 def plan_reads(
     indices: Int64Array, records: int, size: int, group: int, *, alone: bool
 ) -> list[tuple[int, int]] | None:
-    """Return the half-open runs of records to read one by one, None to read `indices`, (rows,) int64, as one list.
-
-    The package has two calls. ``read([i, j, ...])`` walks the positions of all records of the file (5 ms for a
-    million), then decompresses on a thread pool, which pays off for large records. ``read(start, stop)`` goes straight
-    to a run of records, even of one, in 3 us and with a third of the work, but releases the GIL each time, so that
-    several reading threads wait for each other: `alone` says that no other thread reads. The file has `size` bytes;
-    reading a record decompresses its whole group of `group` records.
-    """
+    """Return the half-open runs of records to read one by one, None to read `indices`, (rows,) int64, as one list."""
+    # The package has two calls. ``read([i, j, ...])`` walks the positions of all records of the file (5 ms for a
+    # million), then decompresses on a thread pool, which pays off for large records. ``read(start, stop)`` goes
+    # straight to a run of records in 3 us and with a third of the work, but releases the GIL each time, so that several
+    # reading threads wait for each other: `alone` says that no other thread reads. Reading a record decompresses its
+    # whole group.
     large = size >= (_LIST_BYTES_ALONE if alone else _LIST_BYTES) * records
     if large and records <= _LIST_SHARE * len(indices):
         return None

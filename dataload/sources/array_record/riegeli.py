@@ -144,10 +144,7 @@ class Pieces:
     ends: Int64Array
 
     def block_headers(self) -> tuple[Int64Array, Int64Array]:
-        """Return the block headers inside chunks: positions, (m,) int64, and the numbers they must have, (m, 2) int64.
-
-        The numbers are the bytes from the start of the chunk, and to its end.
-        """
+        """Return the block headers inside chunks: positions, (m,) int64, and bytes before and after, (m, 2) int64."""
         later = ~self.first
         at = self.offsets[later] - BLOCK_HEADER_BYTES
         return at, np.stack((at - self.edges[later], self.ends[later] - at), axis=1)

@@ -101,11 +101,7 @@ def _split(entry: Mapping[str, Any], dataset: str, path: str) -> Split:
 
 
 def select_records(splits: Mapping[str, Split], spec: str) -> list[ShardPart]:
-    """Return the records that ``split=`` selects, rounded as in TensorFlow Datasets.
-
-    `spec` joins names of splits by ``+``, each alone or with a slice: ``[10:20]``, ``[-5:]``, ``[25%:75%]``,
-    ``[2shard]``, ``[:2shard]``. ``"all"`` is all splits.
-    """
+    """Return the records that ``split=`` selects, such as ``"train[10:20]+test[-5:]"``, rounded as in TFDS."""
     if spec in splits:
         return [*_parts(splits[spec], 0, len(splits[spec]))]
     selected: list[ShardPart] = []

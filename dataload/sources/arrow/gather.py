@@ -23,23 +23,14 @@ _TAKING_BYTES = 32  # for each item while it is taken
 
 @dataclass(frozen=True, slots=True)
 class _Node:
-    """An array in each batch: a column, or the items of one.
+    """An array in each batch: a column, or the items of one."""
 
-    Attributes:
-        kind: Its type, of pyarrow.
-        number: Its number in `Message.nodes`.
-        buffer: The number of its first buffer.
-        children: Arrays inside of it.
-        width: Bytes of a value or an offset; 0 for bits, or if there are neither.
-        tensor: The type of tensors that the values are; None if they are none.
-    """
-
-    kind: Any
-    number: int
-    buffer: int
+    kind: Any  # a type of pyarrow
+    number: int  # in `Message.nodes`
+    buffer: int  # the number of its first buffer
     children: tuple[_Node, ...]
-    width: int
-    tensor: Any
+    width: int  # bytes of a value or an offset; 0 for bits, or if there are neither
+    tensor: Any  # the type of tensors that the values are; None if they are none
 
 
 def plan_nodes(schema: Any) -> list[_Node] | None:
@@ -106,16 +97,7 @@ def _of(values: Int64Array, batch: Int64Array) -> Int64Array:
 
 
 class Gatherer:
-    """The columns of the batches of a file.
-
-    Args:
-        file: The file.
-        nodes: Arrays of the schema's columns.
-        batches: Batches, which are not compressed.
-
-    Raises:
-        CorruptFileError: A batch contradicts the schema.
-    """
+    """The columns of the batches, which are not compressed, of a file; `nodes` are the arrays of the schema."""
 
     def __init__(self, file: RecordFile, nodes: Sequence[_Node], batches: Sequence[Message]) -> None:
         self._file, self._nodes = file, nodes
@@ -143,10 +125,7 @@ class Gatherer:
         ]
 
     def _plan_numbers(self, node: _Node) -> tuple[Numbers, int, Int64Array] | None:
-        """Return what numbers a column has, their bytes and the offset of those in each batch; None unless it is plain.
-
-        Plain numbers are stored as in a batch.
-        """
+        """Return what plain numbers a column has, their bytes and their offset in each batch; None for others."""
         numbers = numbers_of(node.kind) if node.tensor is None else numbers_of(node.tensor)
         if numbers is None or numbers.stored != numbers.dtype or numbers.permutation is not None:
             return None
@@ -166,10 +145,7 @@ class Gatherer:
         return kinds
 
     def tables(self, column: int) -> tuple[Int64Array, ...]:
-        """Return tables of a column that has a kind, (batches,) int64.
-
-        These are the offsets of plain numbers; or of where values end, of the bytes, and how many bytes there are.
-        """
+        """Return tables of a column that has a kind, (batches,) int64: offsets of numbers; or ends, bytes, counts."""
         plain, buffer = self._plain[column], self._nodes[column].buffer
         offsets, sizes = self._buffers[:, :, 0], self._buffers[:, :, 1]
         return (
@@ -230,15 +206,7 @@ class Gatherer:
             raise CorruptFileError("a batch has less than it claims to have", path=self._file.path, offset=offset)
 
     def take(self, column: int, batch: Int64Array, rows: Int64Array, claims: Claims, empty: Any) -> Any:
-        """Return values of a column as an array of pyarrow.
-
-        Args:
-            column: Number of the column.
-            batch: (rows,) int64, the batch of each value.
-            rows: (rows,) int64, its row there.
-            claims: The bytes that the records take, to which the bytes taken are added.
-            empty: The column without values, but with its dictionaries; None if there are none.
-        """
+        """Return values of a column as an array of pyarrow; `batch` and `rows` there are (rows,) int64."""
         node = self._nodes[column]
         claims.add(least_bytes(node.kind, packed=True))
         return self._take(node, batch, rows, None, claims, empty)

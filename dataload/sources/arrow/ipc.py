@@ -49,10 +49,7 @@ class Message:
 
 
 class Layout(NamedTuple):
-    """The messages of a file; `schema` is empty without one, as in files of Polars.
-
-    `footer` is a file with this schema and without records; empty for a stream.
-    """
+    """The messages of a file, and it without records; `schema` is empty without one, as in files of Polars."""
 
     schema: bytes
     footer: bytes

@@ -38,21 +38,13 @@ class _Chunk(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """The bytes that the numbers or texts of a column claim in a row group.
+    """The bytes that the numbers or texts of a column claim in a row group."""
 
-    Attributes:
-        values: Number of values, nulls included.
-        bytes: Bytes of its pages; or of its numbers and the offsets of its texts, if that is more.
-        numbered: Texts that are numbers of values in the dictionary.
-        dictionary: Bytes of the dictionary.
-        prefixed: Bytes of the largest page of texts that begin as those before.
-    """
-
-    values: int
-    bytes: int
-    numbered: int
-    dictionary: int
-    prefixed: int
+    values: int  # nulls included
+    bytes: int  # of its pages; or of its numbers and the offsets of its texts, if that is more
+    numbered: int  # texts that are numbers of values in the dictionary
+    dictionary: int  # bytes
+    prefixed: int  # bytes of the largest page of texts that begin as those before
 
 
 def read_chunks(read: Read, size: int) -> list[list[_Chunk]]:
@@ -118,10 +110,7 @@ def _pages(read: Read, chunk: _Chunk) -> Iterator[tuple[dict[int, Any], dict[int
 def _struct(
     data: bytes, at: int, items: Mapping[int, Callable[[int], int]] | None = None, depth: int = _DEPTH
 ) -> tuple[dict[int, Any], int]:
-    """Parse a struct of Thrift's compact protocol; return its integers, truths and structs by field, and its end.
-
-    The structs in a list, a field in `items`, are parsed by a function that takes and returns a position.
-    """
+    """Parse a struct of Thrift's compact protocol; return its integers, truths and structs by field, and its end."""
     if not depth:
         raise ValueError("too many structs within each other")
     fields: dict[int, Any] = {}
@@ -314,10 +303,7 @@ class _ParquetFile(TableReader):
 
 
 class _Opened(threading.local):
-    """The file while a thread decodes columns, and its readers, which take long to make if there are many columns.
-
-    One decodes texts, the other their numbers in dictionaries.
-    """
+    """The file while a thread decodes columns, and its readers: of texts, and of their numbers in dictionaries."""
 
     def __init__(self) -> None:
         self.file: Any = None

@@ -101,10 +101,7 @@ class TableReader(ShardReader[Record]):
     def _values(
         self, parts: list[tuple[int, Int64Array, Int64Array]], name: str, indices: Int64Array, claims: Claims
     ) -> Any:
-        """Return a column of records from parts of groups: of each its number, rows in it, and ours.
-
-        Only one group is referred to at a time.
-        """
+        """Return a column of records from parts of groups: of each its number, rows in it, and ours."""
         pieces, claimed = list[tuple[Int64Array, Batch]](), 0
         out: Any = None
         for group, local, rows in parts:

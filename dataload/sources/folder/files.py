@@ -181,10 +181,7 @@ class Members:
 
 
 def read_members(read: Callable[[int, int], bytes], size: int, path: str) -> Members:
-    """Read the directory of an archive of `size` bytes; `read` returns the bytes [offset, offset + length).
-
-    Unsafe names, contradictions, encryption, other methods than deflate and archives in parts are refused.
-    """
+    """Read the directory of an archive of `size` bytes, whatever is unsafe in it refused."""
     start, length, count = _find_directory(read, size, path)
     data = read(start, length)
     names: list[str] = []
@@ -290,11 +287,7 @@ def _check_method(flags: int, method: int, name: str, path: str) -> None:
 
 
 def unpack(data: memoryview, stored: int, size: int, checksum: int, *, deflated: bool) -> bytes | memoryview:
-    """Return the content of a member, whose `size` has been compared with the limit of a record.
-
-    `data` begins with its header and `stored` bytes. Another size or CRC-32 is a CorruptFileError; the caller adds
-    where.
-    """
+    """Return the content of a member from its header and `stored` bytes; its `size` was compared with the limit."""
     if bytes(data[:4]) != b"PK\3\4" or len(data) < _LOCAL_BYTES:
         raise CorruptFileError("it has no header")
     at = _LOCAL_BYTES + int.from_bytes(data[26:28], "little") + int.from_bytes(data[28:30], "little")

@@ -100,11 +100,8 @@ def in_order(listing: Listing) -> tuple[list[str], Int64Array]:
 
 
 def class_table(names: list[str], values: Int64Array, path: str, folders: Iterable[str], within: str = "") -> FileTable:
-    """Return the table of images or audio in class folders, as torchvision's ImageFolder reads them.
-
-    Files that are in no folder are left out, a class folder without a file is refused. `within` is the path before the
-    class folders: the folder of a split, or nothing.
-    """
+    """Return the table of images or audio in class folders below `within`, as torchvision's ImageFolder reads them."""
+    # Files that are in no folder are left out, a class folder without a file is refused.
     start = len(within)
     inside = [number for number, name in enumerate(names) if name.startswith(within) and "/" in name[start:]]
     inside.sort(key=lambda number: names[number][start:].partition("/")[0])  # stable: in a split, too

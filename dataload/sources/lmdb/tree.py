@@ -85,10 +85,7 @@ def read_tree(file: RecordFile, info: FileInfo, tree: Tree) -> Nodes:
 
 
 def verify_pages(file: RecordFile, info: FileInfo, trees: Sequence[Tree]) -> None:
-    """Check what reading does not depend on: the numbers and lengths in page headers, and that no page is used twice.
-
-    The free pages are not checked.
-    """
+    """Check what reading does not depend on: numbers and lengths in page headers, and that no page is used twice."""
     pages: list[Int64Array] = []
     values: list[Int64Array] = []
     lengths: list[Int64Array] = []
@@ -127,10 +124,8 @@ def _refuse(info: FileInfo, pages: Int64Array, wrong: Array, reason: str) -> Non
 
 
 def subdatabases(file: RecordFile, info: FileInfo) -> list[Tree]:
-    """Return the named databases in LMDB's order.
-
-    A main database with more than 65,536 entries is assumed to contain plain records and is not searched.
-    """
+    """Return the named databases in LMDB's order."""
+    # A main database with more than 65,536 entries is assumed to contain plain records and is not searched.
     if info.main.entries > _MOST_NAMES or info.main.has_duplicates:  # LMDB allows no names beside duplicates
         return []
     nodes = read_tree(file, info, info.main)
@@ -210,11 +205,9 @@ class Snapshot:
 
     @contextmanager
     def reading(self) -> Generator[RecordFile]:
-        """Check after reads that they belong to the transaction; a ChangedFileError takes the place of other errors.
-
-        It means that two later transactions have been committed, so that the next may have overwritten what was read,
-        or that something else than LMDB has written to the file.
-        """
+        """Check after reads that they belong to the transaction; a ChangedFileError takes the place of other errors."""
+        # Otherwise two later transactions have been committed, so that the next may have overwritten what was read, or
+        # something else than LMDB has written to the file.
         try:
             yield self.file
         finally:
@@ -230,10 +223,7 @@ class Snapshot:
 def open_snapshot(
     path: str, parse: Callable[[RecordFile, FileInfo], T], *, mapped: bool = True, remote: Remote | None = None
 ) -> tuple[Snapshot, T]:
-    """Open an environment and parse it by `parse`; start again if a writer overtakes that.
-
-    A file that is written to faster than it can be read is a SourceError. For other arguments see `open_file`.
-    """
+    """Open an environment and parse it by `parse`; start again if a writer overtakes that."""
     for _ in range(_ATTEMPTS):
         file, info = open_file(path, mapped=mapped, remote=remote), None
         try:

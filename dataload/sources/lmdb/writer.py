@@ -37,11 +37,10 @@ def check_value(value: bytes) -> bytes:
 
 
 class NewEnvironment:
-    """Writes records to a new directory; nothing is durable before `finish`.
+    """Writes records to a new directory; nothing is durable before `finish`."""
 
-    If a transaction fills the map, it is lost. Therefore its records are kept until it is committed, and are otherwise
-    written again to a map of twice the size. `subdatabases` counts db0, db1, ...; None is the main one only.
-    """
+    # If a transaction fills the map, it is lost. Therefore its records are kept until it is committed, and are
+    # otherwise written again to a map of twice the size.
 
     def __init__(self, path: str, entry: Format, subdatabases: int | None = None) -> None:
         self._lmdb = entry.require("lmdb")

@@ -64,10 +64,7 @@ class Column:
         return _SPECS.get(self.encoding, FieldSpec("unknown"))
 
     def decoder(self, *, images: bool, allow_pickle: bool, limit: int) -> Decode | None:
-        """Return the function that decodes one value; None for plain bytes, and for values of a known size.
-
-        A value may take `limit` bytes of memory. Pickles are a ConfigError unless `allow_pickle`.
-        """
+        """Return the function that decodes one value; None for plain bytes, and for values of a known size."""
         if self.encoding == "pkl":
             if allow_pickle:
                 return _unpickle

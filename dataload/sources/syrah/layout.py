@@ -162,10 +162,8 @@ def _text(data: bytes) -> str:
 
 
 def _elements(data: bytes, start: int, stop: int) -> Iterator[tuple[str, int, int, int]]:
-    """Yield name, kind, start and stop of the elements of a BSON document; see bsonspec.org.
-
-    pymongo would build all values, which take up to eight times the bytes of a hostile document.
-    """
+    """Yield name, kind, start and stop of the elements of a BSON document; see bsonspec.org."""
+    # pymongo would build all values, which take up to eight times the bytes of a hostile document.
     end = stop - 1
     if end < start + 4 or int.from_bytes(data[start : start + 4], "little") != stop - start or data[end]:
         raise _InvalidMetadata(f"the metadata are not a BSON document: wrong length or end of document {start}")

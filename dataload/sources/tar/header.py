@@ -60,10 +60,7 @@ def padded(size: int) -> int:
 
 
 def parse_header(block: bytes, path: str, offset: int) -> Header:
-    """Parse a POSIX, GNU or pre-POSIX (v7) header of 512 bytes, with octal or base-256 sizes.
-
-    `path` of the archive and `offset` of the block are for messages.
-    """
+    """Parse a POSIX, GNU or pre-POSIX (v7) header of 512 bytes, with octal or base-256 sizes."""
     if not is_tar(block):
         raise CorruptFileError(
             "expected a tar header here, found a block whose checksum is wrong", path=path, offset=offset
@@ -103,11 +100,8 @@ def is_tar(head: bytes) -> bool:
 
 
 def build_header(name: bytes, size: int) -> bytes:
-    """Return the header of a regular file, in POSIX format, preceded by PAX records if it needs them.
-
-    It has a multiple of 512 bytes. `name` has no zero bytes. The same name and size always give the same bytes: the
-    header contains no times and no owner.
-    """
+    """Return the header of a regular file, in POSIX format, preceded by PAX records if it needs them."""
+    # The same name and size always give the same bytes: the header contains no times and no owner.
     split = _split_for_prefix(name)
     records: list[bytes] = []
     if split is None:

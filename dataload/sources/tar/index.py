@@ -40,10 +40,7 @@ _ALL = 2**64 - 1
 
 
 def _kept(lengths: range, last: bool) -> _Words:
-    """Return masks for the four times eight bytes read of a word, (4, lengths), in little-endian order.
-
-    A word is read from its start or, if `last`, backwards from its end. The masks clear the bytes beyond it.
-    """
+    """Return masks for the eight bytes read of a word, from its start or its `last`, (4, lengths), little-endian."""
     counts = [[min(max(length - start, 0), 8) for length in lengths] for start in range(0, 32, 8)]
     masks = [[_ALL << (64 - 8 * n) & _ALL if last else (1 << 8 * n) - 1 for n in row] for row in counts]
     return np.array(masks, np.uint64)
@@ -80,10 +77,7 @@ def build_line(members: Iterable[Member]) -> bytes:
 
 
 def parse_index(text: bytes, path: str, archive: str = "TAR") -> SampleTable:
-    """Parse the text of an index; the paths `path` and `archive` are for messages.
-
-    Offsets and sizes are checked to be numbers, and offsets to be multiples of 512, but not to be inside an archive.
-    """
+    """Parse the text of an index; offsets are not checked to be inside an archive."""
     try:
         return _parse_any(text)
     except _BadLine as error:

@@ -189,10 +189,7 @@ def _read_index(path: str, remote: Remote | None) -> list[tuple[str, int, str]]:
 
 
 def _resolve(path: str, base: str, name: str) -> str:
-    """Return the path or URL of what the index at `path` calls `name`.
-
-    Unlike other names, it may be whole: a path below the directory of the index, or a URL of its host or bucket.
-    """
+    """Return the path or URL, also a whole one, of what the index at `path` calls `name`."""
     root = _origin(path) or absolute(parent(path)).rstrip("/")
     if not is_url(path):
         base, name = local_path(base), local_path(name)

@@ -274,10 +274,7 @@ class SampleTable:
         return int(self.codes[component % len(self.codes) if self.ends is None else component])
 
     def first(self, codes: Sequence[int]) -> Array | int:
-        """Return the first component of each sample with one of these codes, (samples,) int32 or int64, -1 for none.
-
-        If all samples have the same components, a single int instead: its position within each sample.
-        """
+        """Return the first component of each sample with one of these codes, -1 for none; one int if all alike."""
         hits = np.flatnonzero(np.isin(self.codes, np.asarray(codes, self.codes.dtype)))
         if self.ends is None:
             return int(hits[0]) if len(hits) else -1

@@ -49,10 +49,7 @@ class _Field:
 
 
 class TarReader(ShardReader[Record]):
-    """Reads one archive; every sample must have the `selected` fields unless `missing` allows otherwise.
-
-    `index` is the path of its index; None uses the one beside it, if any; False scans the archive.
-    """
+    """Reads one archive by its `index`; every sample must have the `selected` fields unless `missing` allows less."""
 
     def __init__(
         self, path: str, index: str | Literal[False] | None, settings: TarSettings, selected: tuple[str, ...] | None

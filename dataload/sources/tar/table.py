@@ -209,11 +209,9 @@ def _stale(table: SampleTable, component: int, message: str, file: RecordFile, i
 
 
 def name_from_archive(table: SampleTable, component: int, file: RecordFile) -> str:
-    """Return the key of a component whose index has no names.
-
-    The header before the data has the name, unless it is long or not ASCII. Then the name is in an extended header
-    before it, so headers are followed from the end of the previous component.
-    """
+    """Return the key of a component whose index has no names."""
+    # The header before the data has the name, unless it is long or not ASCII. Then the name is in an extended header
+    # before it, so headers are followed from the end of the previous component.
     offset = table.span(component)[0]
     if offset < BLOCK:
         raise CorruptFileError(

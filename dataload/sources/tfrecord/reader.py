@@ -86,10 +86,7 @@ def _wrong(heads: BytesArray) -> Any:
 
 
 def find_records(read: Callable[[int, int], bytes], size: int, path: str) -> Int64Array:
-    """Return the edges of records, (records + 1,) int64 offsets inside a file of `size` bytes.
-
-    The checksums of their lengths are compared. ``read(offset, length)`` returns fewer bytes at the end of the file.
-    """
+    """Return the edges of records, (records + 1,) int64 offsets, with the checksums of their lengths compared."""
     edges, position, count, window = [np.zeros(1, np.int64)], 0, 0, _FIRST
     while position < size:
         block = read(position, min(window, size - position))

@@ -49,10 +49,7 @@ def holds_tokens(head: bytes) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """The documents in another file, as an index describes them; `dtype` is the dtype of the tokens, if given.
-
-    `starts` are the start of each, (documents,), and maybe the number of tokens at the end.
-    """
+    """The documents in another file, as an index describes them; `starts`, (documents,), may end with the last end."""
 
     starts: Any
     dtype: np.dtype[Any] | None = None
@@ -126,11 +123,7 @@ def find_ends(path: str, start: int, dtype: np.dtype[Any], end_token: int, remot
 
 
 def check_starts(starts: Any, tokens: int, path: str) -> Int64Array:
-    """Return the edges of documents, (documents + 1,) int64; the last is the number of tokens in the file.
-
-    `starts` must rise from 0, with or without that number at the end; a document that starts as the next one does is
-    empty.
-    """
+    """Return the edges of documents, (documents + 1,) int64; the last is the number of tokens in the file."""
     array = np.asarray(starts)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise _wrong(f"one integer per document, got an array of {array.dtype} {array.shape}", path)

@@ -39,10 +39,7 @@ class TokenWindows:
 
     @classmethod
     def of(cls, edges: Int64Array, *, window: int, stride: int, pads: bool) -> TokenWindows:
-        """Count the windows of documents with `edges`, (documents + 1,) int64; see `TokenSource` for the rules.
-
-        With `pads`, the last window of a document may be longer than the rest of the document.
-        """
+        """Count the windows of documents with `edges`, (documents + 1,) int64; with `pads`, also a last short one."""
         lengths = np.diff(edges)
         if pads:
             shared = max(0, window - stride)  # tokens that two consecutive windows have in common

@@ -27,10 +27,7 @@ _UNSUPPORTED = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EOPNOTSUPP, err
 
 
 class AtomicFile:
-    """A file or directory written in a hidden, private folder beside its destination, `path`.
-
-    `publish` renames `temporary` to the destination; `abort` deletes it, as does the next writer after a kill.
-    """
+    """A file or directory written in a hidden, private folder beside its destination, `path`."""
 
     def __init__(self, path: str, *, overwrite: bool = False) -> None:
         self.path: str = os.path.normpath(path)

@@ -240,10 +240,7 @@ _SECONDS_BETWEEN_SYNCS = 1.0
 
 
 class AppendedFile:
-    """An existing file that is open for appending, until another process renames one to its place.
-
-    Data reaches the disk once a second, and when the file is closed.
-    """
+    """An existing file that is open for appending, until another process renames one to its place."""
 
     def __init__(self, path: str) -> None:
         self.path: str = path

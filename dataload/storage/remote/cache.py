@@ -163,11 +163,7 @@ class ShardCache:
         give_up: Callable[[], bool],
         wait: Wait | None = None,
     ) -> Lease:
-        """Return a lease of a shard, downloading it or waiting for another process that does.
-
-        `download` writes to a descriptor; `give_up` drops an unused lease of this process, if any; `wait` limits
-        waiting.
-        """
+        """Return a lease of a shard, downloading it by `download` or waiting for another process that does."""
         self.check_size(url, version.size)
         wait, remade, arrivals = wait or Wait(0), False, _arrivals.get(Counter)
         while True:

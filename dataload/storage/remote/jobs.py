@@ -102,10 +102,10 @@ class Claim:
 
 
 class Shares:
-    """The share of one claim in the cache at `root`, registered by a file that is locked while this object lives.
+    """The share of one claim in the cache at `root`, registered by a file that is locked while this object lives."""
 
-    Each job gets the bytes that it needs and an equal share of the rest; its processes and `sharers` ranks divide both.
-    """
+    # Each job gets the bytes that it needs and an equal share of the rest; its processes and `sharers` ranks divide
+    # both.
 
     def __init__(
         self,

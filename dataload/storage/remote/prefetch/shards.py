@@ -62,10 +62,7 @@ class _Job:
 
 
 class ShardPrefetcher(DownloadThreads[_Job]):
-    """Downloads shards into the cache in the background, and evicts the ones needed last.
-
-    `uses` yields the shards of the next steps. `sharers` processes divide `share`, the usable fraction of the cache.
-    """
+    """Downloads the shards that `uses` yields into the cache in the background, and evicts the ones needed last."""
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from multiprocessing import forkserver, resource_tracker
@@ -28,6 +29,10 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 with contextlib.suppress(ValueError):  # not the main thread
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# What the library keeps for its user, such as the places of tables, ends with the tests.
+_CACHE = tempfile.TemporaryDirectory(prefix="dataload-cache-")
+os.environ["XDG_CACHE_HOME"] = _CACHE.name
 
 # Whoever starts a fork server, torch or a test, its processes start at once.
 _PRELOAD = [

@@ -20,6 +20,7 @@ from dataload.executors import ExecutorName
 from dataload.sources.fields import select_fields
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.select import Filter, Predicate, Rule, Share, run_filter
+from dataload.storage import Remote
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
@@ -93,8 +94,8 @@ class Source(SaysInstead, ABC, Generic[T_co]):
         """Return what counts the downloads of this source in this process; nothing if no data are remote."""
         return ()
 
-    def _files(self) -> Sequence[str]:
-        """Return the files that hold the records; none if they are elsewhere, too."""
+    def _files(self) -> Sequence[tuple[str, Remote | None]]:
+        """Return the files that hold the records, with the settings for URLs; none if they are elsewhere, too."""
         return ()
 
     def _repr_html_(self) -> str | None:
@@ -247,7 +248,7 @@ class ViewSource(Source[T_co]):
         # Parents may share one.
         return [*{id(each): each for parent in self._parents for each in parent._traffics()}.values()]
 
-    def _files(self) -> Sequence[str]:
+    def _files(self) -> Sequence[tuple[str, Remote | None]]:
         files = [parent._files() for parent in self._parents]
         return [file for some in files for file in some] if all(files) else ()
 

@@ -310,8 +310,8 @@ class FileSource(Source[T_co]):
     def _traffics(self) -> Sequence[Traffic]:
         return () if self._remote is None or not any(map(is_url, self._paths)) else (self._remote.traffic,)
 
-    def _files(self) -> Sequence[str]:
-        return [self._data_file(path) for path in self._paths]
+    def _files(self) -> Sequence[tuple[str, Remote | None]]:
+        return [(self._data_file(path), self._remote) for path in self._paths]
 
     def _check_files(self) -> None:
         if self._versions is not None and getattr(getattr(self, "options", None), "map", False):

@@ -152,7 +152,7 @@ class CachedOptions(MappedOptions):
     """Base class of the options for reading files whose tables are kept.
 
     Attributes:
-        cache: Keep the table of a large file in a hidden file for later runs; see `dataload.storage.table_cache`.
+        cache: Keep the table of a large file in a hidden file for later runs; see `dataload.catalog.arrays`.
     """
 
     cache: bool = field(default=True, metadata={"content": False})

@@ -27,6 +27,7 @@ import numpy as np
 
 import dataload
 from dataload._util.failures import owner_of
+from dataload.catalog.arrays import IndexKey
 from dataload.catalog.evidence import is_same
 from dataload.catalog.facts import DataSetFacts, Evidence, Found, ShardFacts
 from dataload.catalog.manifest import Manifest
@@ -60,8 +61,7 @@ from dataload.sources.tar.reader import TarSource, WidsSource
 from dataload.sources.tar.writer import write_index
 from dataload.sources.tfrecord.reader import TFRecordSource
 from dataload.sources.tokens.reader import TokenSource
-from dataload.storage import storage_of
-from dataload.storage import table_cache as index_cache
+from dataload.storage import array_file, storage_of
 from dataload.streams.state import MultiStreamState
 from dataload.testing.compare import difference
 
@@ -360,11 +360,11 @@ def small_archive():
 def run_index_cache(data):
     """Whatever the file of the cache holds: the archive's records, or those of a table that is consistent."""
     path = small_archive()
-    key = index_cache.IndexKey.of("tar", (str(path),), ("scanned",))
+    key = IndexKey.of("tar", (str(path),), ("scanned",))
     file = storage_of(str(path)).map(str(path))
     # The checksums are made right, or nothing behind them would ever be reached.
     for content in (data, signed(data, key.text)):
-        Path(key.cache_paths()[0]).write_bytes(content)
+        Path(key.places()[0].path).write_bytes(content)
         table = tar_table._load(key, file)
         if table is not None:
             ends = table.offsets(slice(None)) + table.lengths(slice(None))
@@ -373,7 +373,7 @@ def run_index_cache(data):
             if table.keys is not None:
                 table.keys.names(np.arange(len(table)))
             read_all(TarSource(path, index=False), path.stat().st_size + len(content))
-    Path(key.cache_paths()[0]).unlink()
+    Path(key.places()[0].path).unlink()
 
 
 def signed(data, text):
@@ -386,11 +386,11 @@ def signed(data, text):
         head["key"] = text
         start = -(-(24 + length) // 64) * 64
         body = data[start:]
-        head["sum"] = index_cache._checksum(np.frombuffer(body, np.uint8))
+        head["sum"] = array_file._checksum(np.frombuffer(body, np.uint8))
         encoded = json.dumps(head).encode()
     except (ValueError, TypeError, RecursionError):
         return data
-    packed = struct.pack("<16sII", index_cache._MAGIC, len(encoded), zlib.crc32(encoded)) + encoded
+    packed = struct.pack("<16sII", array_file._MAGIC, len(encoded), zlib.crc32(encoded)) + encoded
     return packed.ljust(-(-len(packed) // 64) * 64, b"\0") + body
 
 
@@ -611,9 +611,9 @@ def seeds_archive_and_index():
 def seeds_index_cache():
     path = small_archive()
     table = tar_table._make(storage_of(str(path)).map(str(path)), False, "error", None)
-    key = index_cache.IndexKey.of("tar", (str(path),), ("scanned",))
+    key = IndexKey.of("tar", (str(path),), ("scanned",))
     stream = io.BytesIO()
-    index_cache._write(stream, key, tar_table._pack(table))
+    array_file._write(stream, key.text, tar_table._pack(table))
     return [stream.getvalue()]
 
 

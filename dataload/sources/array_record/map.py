@@ -7,6 +7,7 @@ from typing import Any, cast
 import numpy as np
 
 from dataload._util.limits import MAX_RECORD_BYTES, check_lengths
+from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import CorruptFileError
 from dataload.sources.array_record.riegeli import (
     BLOCK_HEADER_BYTES,
@@ -20,8 +21,8 @@ from dataload.sources.array_record.riegeli import (
 )
 from dataload.sources.directory import ShardDirectory
 from dataload.storage import RecordFile, Remote, storage_of
+from dataload.storage.array_file import CachedTable
 from dataload.storage.core import core
-from dataload.storage.table_cache import CachedTable, IndexKey, remember
 from dataload.types import BytesArray, BytesColumn, Int64Array
 
 _LEAST_CACHED = 100_000  # records; parsing the footer of fewer takes 20 ms

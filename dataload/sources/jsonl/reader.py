@@ -11,6 +11,7 @@ import numpy as np
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.limits import check_lengths, check_size
+from dataload.catalog.arrays import IndexKey, remember, within
 from dataload.errors import CorruptFileError
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.fields import select_fields, spec_of
@@ -18,8 +19,8 @@ from dataload.sources.file_source import FileSource
 from dataload.sources.jsonl.format import JsonlOptions
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile, storage_of, unchanged
+from dataload.storage.array_file import CachedTable
 from dataload.storage.compressed import is_compressed, read_text
-from dataload.storage.table_cache import CachedTable, IndexKey, remember, within
 from dataload.types import Array, FieldSpec, Int64Array, Record
 
 BLOCK = 1 << 20  # bytes to look for lines in at once

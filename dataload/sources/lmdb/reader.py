@@ -3,13 +3,13 @@
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
+from dataload.catalog.arrays import IndexKey, store_cached
 from dataload.errors import ConfigError, UnsupportedFormatError, closest
 from dataload.sources.lmdb.file import FileInfo, Tree
 from dataload.sources.lmdb.format import LMDBOptions
 from dataload.sources.lmdb.table import KeyedValues, KeyOrder, LMDBFileSource, LMDBShard, find_table
 from dataload.sources.lmdb.tree import open_snapshot, read_tree, subdatabases, verify_pages
 from dataload.storage import RecordFile
-from dataload.storage.table_cache import IndexKey, store_cached
 from dataload.types import Codec
 
 

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, TypeAlias, TypeVar
 import numpy as np
 
 from dataload._util.limits import check_lengths
+from dataload.catalog.arrays import IndexKey, recall, within
 from dataload.errors import CorruptFileError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, copy_records
@@ -22,8 +23,8 @@ from dataload.sources.file_source import FileSource
 from dataload.sources.lmdb.file import FileInfo, data_file
 from dataload.sources.lmdb.tree import Nodes, Snapshot, read_key
 from dataload.storage import RecordFile
+from dataload.storage.array_file import CachedTable
 from dataload.storage.core import PLACE_BITS
-from dataload.storage.table_cache import CachedTable, IndexKey, recall, within
 from dataload.types import Array, Codec, Int64Array
 
 KeyOrder: TypeAlias = Literal["number", "bytes"]

@@ -10,6 +10,7 @@ import numpy as np
 from dataload._util.arrays import split_records
 from dataload._util.clock import decoding
 from dataload._util.limits import no_memory
+from dataload.catalog.arrays import IndexKey, store_cached
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.fields import select_fields
@@ -19,7 +20,7 @@ from dataload.sources.lmdb.table import LMDBFileSource, LMDBShard, Values, find_
 from dataload.sources.lmdb.tree import Nodes, open_snapshot, read_key, read_tree, subdatabases, verify_pages
 from dataload.sources.shards import shard_of
 from dataload.storage import RecordFile
-from dataload.storage.table_cache import CachedTable, IndexKey, store_cached
+from dataload.storage.array_file import CachedTable
 from dataload.types import Array, Codec, Int64Array, Record
 
 

@@ -18,10 +18,11 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import CorruptFileError
 from dataload.sources.syrah.format import SYRAH
 from dataload.storage import RecordFile, Remote
-from dataload.storage.table_cache import CachedTable, IndexKey, remember
+from dataload.storage.array_file import CachedTable
 from dataload.types import Int64Array
 
 MAGIC = b"GS"

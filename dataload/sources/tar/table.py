@@ -7,6 +7,7 @@ from typing import Any, Literal, cast
 
 import numpy as np
 
+from dataload.catalog.arrays import IndexKey, recall, store_cached, within
 from dataload.errors import CorruptFileError
 from dataload.sources.options import parse_recorded
 from dataload.sources.tar.format import OnDamage
@@ -22,8 +23,8 @@ from dataload.sources.tar.header import (
 from dataload.sources.tar.index import index_path, parse_index
 from dataload.sources.tar.samples import Keys, SampleTable, decode_name, group_members, split_name
 from dataload.storage import RecordFile, Remote, base_name, storage_of
+from dataload.storage.array_file import CachedTable
 from dataload.storage.errors import file_errors
-from dataload.storage.table_cache import CachedTable, IndexKey, recall, store_cached, within
 from dataload.types import Array
 
 _MEMBERS_VERIFIED = 16  # evenly spaced, including the first and the last; each costs a page fault

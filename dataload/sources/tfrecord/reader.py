@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 
 from dataload._util.limits import check_lengths
+from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, Gather
@@ -27,7 +28,7 @@ from dataload.sources.format import describe_head
 from dataload.sources.shards import ShardReader
 from dataload.sources.tfrecord.format import TFRECORD, TFRecordOptions
 from dataload.storage import RecordFile, storage_of
-from dataload.storage.table_cache import CachedTable, IndexKey, remember
+from dataload.storage.array_file import CachedTable
 from dataload.types import BytesArray, Codec, Int64Array
 
 HEAD_BYTES = 12

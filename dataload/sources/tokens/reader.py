@@ -11,6 +11,7 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 import numpy as np
 
 from dataload._util.settings import check_count
+from dataload.catalog.arrays import IndexKey, remember, within
 from dataload.codecs.npz import MAGIC, npy_layout
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
@@ -19,7 +20,7 @@ from dataload.sources.shards import ShardReader
 from dataload.sources.tokens.documents import Documents, check_starts, find_ends, index_path, load_documents
 from dataload.sources.tokens.format import COUNT_FIELD, POSITION_FIELD, SEGMENT_FIELD, TokenOptions
 from dataload.storage import RecordFile, storage_of
-from dataload.storage.table_cache import CachedTable, IndexKey, remember, within
+from dataload.storage.array_file import CachedTable
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
 

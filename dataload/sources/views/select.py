@@ -21,6 +21,7 @@ from dataload._util.code_digest import code_digest
 from dataload._util.machine import usable_cpus
 from dataload._util.randomness import derive_key, hash64
 from dataload._util.settings import check_choice, check_count, setting_error
+from dataload.catalog.arrays import IndexKey, load_cached, remember, within
 from dataload.errors import ConfigError, SourceError
 from dataload.executors import (
     Executor,
@@ -34,9 +35,8 @@ from dataload.executors import (
 )
 from dataload.executors.serialization import sendable
 from dataload.sources.fields import require_known
-from dataload.storage import is_url, join
-from dataload.storage.remote.settings import node_directory
-from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, remember, within
+from dataload.storage import Remote
+from dataload.storage.array_file import CachedTable
 from dataload.types import Int64Array
 
 Predicate: TypeAlias = Callable[[Any], Any]
@@ -137,7 +137,7 @@ class Filter:
         message = f"the predicate of filter returned {found!r:.80} for record {index}, expected True or False{forgot}"
         raise ConfigError(message, key="predicate")
 
-    def key(self, files: Sequence[str]) -> IndexKey | None:
+    def key(self, files: Sequence[tuple[str, Remote | None]]) -> IndexKey | None:
         """Return the key under which the result is kept, given the files of the source; None if it is not."""
         if not files:
             return None
@@ -149,18 +149,12 @@ class Filter:
                 error,
             )
             return None
-        local = tuple(file for file in files if not is_url(file))
-        if local:
-            return IndexKey.of("filter", local, options)
-        directory = node_directory(None)
-        if directory is None:
-            return None
-        return IndexKey("filter", files[0], ((0, 0),), options, None, join(directory, "tables"))
+        return IndexKey.of_filter(files, options)
 
 
 def run_filter(
     work: Filter,
-    files: Sequence[str],
+    files: Sequence[tuple[str, Remote | None]],
     *,
     num_workers: int | Literal["auto"],
     executor: ExecutorName,

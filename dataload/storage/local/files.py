@@ -48,6 +48,7 @@ def read_text(path: str, characters: int = -1) -> str:
 
 
 _LONGEST_HOLDER = 300  # bytes
+_PROBE_SECONDS = 0.02  # `dataload cache` takes a lock for a moment, to see whether a process holds it
 
 
 class LocalFile:
@@ -191,6 +192,7 @@ def lock_file(name: str, path: str) -> Generator[None]:
 def _lock_file(name: str, path: str) -> int:
     """Create and lock the file `name`, write the holder into it, and return its descriptor."""
     with file_errors(name):
+        deadline = time.monotonic() + _PROBE_SECONDS
         while True:
             descriptor = _open_lock(name)
             try:
@@ -202,6 +204,10 @@ def _lock_file(name: str, path: str) -> int:
                     os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {now}".encode(), 0)
                     return descriptor
             except BlockingIOError:
+                if time.monotonic() < deadline:
+                    os.close(descriptor)
+                    time.sleep(_PROBE_SECONDS / 4)
+                    continue
                 holder = printable(os.pread(descriptor, _LONGEST_HOLDER, 0).decode(errors="replace"), kept="")
                 os.close(descriptor)
                 who = f" ({holder})" if holder else ""

@@ -9,6 +9,7 @@ import re
 import sys
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -27,6 +28,10 @@ SHARE = "the share of a split must be a number between 0 and 1, got"
 
 def is_even(record):
     return record["index"] % 2 == 0
+
+
+def has_label(label, record):
+    return bool(record["label"] == label)
 
 
 def ends_its_process(record):
@@ -163,7 +168,7 @@ def test_a_result_is_kept_beside_the_data(tmp_path, write):
     source = write()
     found = source.filter(with_label(3))
     assert [record["label"] for record in found] == [3] * sum(record["label"] == 3 for record in source)
-    assert len(list(tmp_path.glob(".*.dataload-index"))) == 1
+    assert len(list(tmp_path.glob(".dataload.filter-*.arrays"))) == 1
     for again in (source, dataload.open(tmp_path)):  # that in another process, say
         assert not is_computed(again, with_label(3))
     assert source.filter(with_label(3)).fingerprint() == found.fingerprint()
@@ -203,24 +208,55 @@ def test_what_cannot_be_kept_is_said(write, caplog, monkeypatch):
     assert "or the data have just been written" in caplog.messages[0]
 
 
-def test_results_of_data_at_urls_are_kept_for_the_user(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+def test_the_sixteen_results_that_were_used_last_are_kept(tmp_path, write):
+    source = write(20)
 
-    class Far(RangeSource):
-        asked = 0
+    def ask(label):
+        asked = []
+        source.filter(functools.partial(has_label, label), progress=lambda *done: asked.append(done))
+        return asked != []
 
-        def _files(self):
-            return ["s3://bucket/train.syr"]
+    def kept():
+        return [*tmp_path.glob(".dataload.filter-*")]
 
-        def _read(self, indices):
-            self.asked += len(indices)
-            return super()._read(indices)
+    for label in range(16):
+        assert ask(label)
+        for path in kept():  # as a day ago, and in this order
+            os.utime(path, ns=(path.stat().st_mtime_ns - 10**14,) * 2)
+    assert len(kept()) == 16
+    assert not ask(0)
+    assert ask(16)
+    assert len(kept()) == 16
+    assert [ask(0), ask(16), ask(2)] == [False] * 3
+    assert ask(1)
+    with ThreadPoolExecutor(4) as writers:
+        assert all(writers.map(ask, range(20, 60)))
+    assert len(kept()) == 16
 
-    source = Far(100)
-    assert [len(source.filter(is_even)), len(source.filter(is_even)), source.asked] == [50, 50, 100]
-    assert len(list((tmp_path / "dataload" / "tables").iterdir())) == 1
-    monkeypatch.setattr(selecting, "node_directory", lambda remote: None)
-    assert len(source.filter(is_even)) == 50
+
+def test_results_of_data_at_urls_are_kept_while_the_objects_are_the_same(tmp_path, object_server, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    with dataload.create(tmp_path / "x.syr") as writer:
+        writer.extend({"x": np.full(10_000, i), "label": i % 7} for i in range(9))
+    data = (tmp_path / "x.syr").read_bytes()
+    bucket, options = object_server.bucket(), object_server.storage_options()
+    object_server.put(bucket, "x.syr", data)
+
+    def ask(**remote):
+        asked = []
+        with dataload.open(f"s3://{bucket}/x.syr", storage_options=options, remote=remote) as source:
+            source.filter(functools.partial(has_label, 3), progress=lambda *done: asked.append(done))
+        return asked != []
+
+    assert [ask(), ask()] == [True, False]
+    assert len([*(tmp_path / "home" / "dataload" / "tables").iterdir()]) == 1
+    assert [ask(cache=tmp_path / "cache"), ask(cache=tmp_path / "cache")] == [True, False]
+    place = len(data) // 2  # the fingerprint sees the ends
+    object_server.put(bucket, "x.syr", data[:place] + bytes([data[place] ^ 1]) + data[place + 1 :])
+    assert ask()
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null/nowhere")
+    assert [ask(), ask()] == [True, True]
 
 
 @pytest.mark.parametrize("seconds", [3, 0.1])

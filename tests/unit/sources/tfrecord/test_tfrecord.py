@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 
 import dataload
+from dataload.catalog.arrays import IndexKey, store_cached
 from dataload.codecs import sequence_example
 from dataload.codecs.wire import build_field
 from dataload.convert import convert
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tfrecord import reader
-from dataload.storage.table_cache import CachedTable, IndexKey, store_cached
+from dataload.storage.array_file import CachedTable
 
 
 def build(path, lengths):

@@ -7,13 +7,14 @@ import os
 import numpy as np
 import pytest
 
+from dataload.catalog.arrays import IndexKey, load_cached, store_cached
 from dataload.errors import ConfigError
 from dataload.storage import Remote, storage_of
+from dataload.storage.array_file import CachedTable
 from dataload.storage.local.folders import discard_untrusted, distrust, trusted_folder, user_directory
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.jobs import Shares
 from dataload.storage.remote.settings import node_folder
-from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached
 
 URL = "memory://trusted/x.tar"
 
@@ -65,7 +66,7 @@ def test_folders_that_others_may_write_to_are_refused(tmp_path, folder):
 
 def test_tables_of_such_folders_are_not_used(tmp_path):
     root = tmp_path / "cache"
-    key = IndexKey("tar", URL, ((1, 1),), (), None, str(root / "tables"))
+    key = IndexKey("tar", URL, ((1, 1),), (), None, str(root))
     store_cached(key, CachedTable({"a": np.arange(3)}, {}))
     assert load_cached(key) is not None
     for path in (root, root / "tables"):

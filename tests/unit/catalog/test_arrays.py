@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import dataload
+from dataload.catalog.arrays import IndexKey, load_cached, store_cached
 from dataload.errors import CorruptFileError
 from dataload.sources.array_record import map as array_record_map
 from dataload.sources.lmdb import table as lmdb_table
@@ -29,7 +30,7 @@ from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import write_index
 from dataload.sources.tokens import reader as token_reader
-from dataload.storage.table_cache import CachedTable, IndexKey, load_cached, store_cached
+from dataload.storage.array_file import CachedTable
 
 LONG_AGO = 1_600_000_000
 HEAD = struct.Struct("<16sII")
@@ -583,9 +584,11 @@ def test_without_a_place_beside_the_data_the_users_own_directory_serves_if_there
         return
     assert content(path) == wanted
     [found] = kept(tmp_path)
-    assert found.parent == tmp_path / "home" / "dataload"
+    assert found.parent == tmp_path / "home" / "dataload" / "tables"
     assert stat.S_IMODE(found.stat().st_mode) == 0o600
     no_parsers()
+    assert content(path) == wanted
+    found.rename(found.parents[1] / found.name)  # where version 0.2 kept it
     assert content(path) == wanted
 
 
@@ -643,7 +646,7 @@ def test_a_cache_that_ends_while_it_is_read_is_not_believed(tmp_path, monkeypatc
     store_cached(key, CachedTable({"x": np.arange(1000)}, {}))
 
     def pread(*arguments):
-        os.truncate(key.cache_paths()[0], 4000)
+        os.truncate(key.places()[0].path, 4000)
         return real(*arguments)
 
     monkeypatch.setattr(os, "pread", pread)

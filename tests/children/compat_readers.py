@@ -1,7 +1,5 @@
 """Functions that run in the child processes of tests/integration/test_compat_processes.py."""
 
-from __future__ import annotations
-
 import os
 
 syr = None  # the test puts a file here before it forks

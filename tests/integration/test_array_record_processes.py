@@ -1,7 +1,5 @@
 """ArrayRecord across processes: readers and threads of the C++ library must not be carried into children."""
 
-from __future__ import annotations
-
 import os
 import signal
 

@@ -1,7 +1,5 @@
 """The command line as a user runs it: inspect, convert, verify and index."""
 
-from __future__ import annotations
-
 import io
 import json
 import os

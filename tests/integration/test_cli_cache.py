@@ -1,7 +1,5 @@
 """``dataload cache`` on caches that processes read from and download into."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

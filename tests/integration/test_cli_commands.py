@@ -1,7 +1,5 @@
 """What all commands have in common: their paths, their texts, their help, and how they end."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys

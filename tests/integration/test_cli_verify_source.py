@@ -1,7 +1,5 @@
 """``dataload verify module:factory``."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The facades in several processes, used as in the READMEs of the original libraries."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import sys

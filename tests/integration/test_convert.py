@@ -1,7 +1,5 @@
 """Conversions between all formats, and conversions that are killed."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """Conversions with a function: in parts, resumed, with bad records, and from the command line."""
 
-from __future__ import annotations
-
 import json
 import re
 import sys

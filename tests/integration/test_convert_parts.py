@@ -1,7 +1,5 @@
 """Conversions in parts: in any order, again, at once, killed; and what is not merged."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import re

@@ -1,7 +1,5 @@
 """No message, chain, note, warning, log, repr, pickle or state repeats a credential, wherever the user wrote it."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import logging

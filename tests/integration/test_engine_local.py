@@ -1,7 +1,5 @@
 """The engine `local`: the bytes of one run, whatever is killed, and errors and Ctrl-C in words."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

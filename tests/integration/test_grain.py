@@ -1,7 +1,5 @@
 """Our sources in Grain's own loaders, with two worker processes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Manifests in parts: in any order, again, for several data sets, and what is not merged."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """LMDB files under threads, processes, truncation and replacement."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

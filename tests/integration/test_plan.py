@@ -1,7 +1,5 @@
 """What `dataload plan` says, beside what eight ranks download."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """The engine `ray` on a cluster of two simulated nodes: the bytes of one run, whatever is killed."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Fetching ahead of a loader: the same batches, in the order of the plan, each byte once, and nothing after the end."""
 
-from __future__ import annotations
-
 import contextlib
 import itertools
 import json

@@ -1,7 +1,5 @@
 """Every format on a server gives what local files give; and forks, faults, changes, secrets, several processes."""
 
-from __future__ import annotations
-
 import json
 import multiprocessing
 import operator

@@ -1,7 +1,5 @@
 """Epochs of a loader whose data are behind faults: equal batches, or an error in time; and no secret anywhere."""
 
-from __future__ import annotations
-
 import gc
 import itertools
 import json

@@ -1,7 +1,5 @@
 """What a loader says about its downloads, beside what a proxy has counted; and what looking at data at URLs costs."""
 
-from __future__ import annotations
-
 import itertools
 import json
 

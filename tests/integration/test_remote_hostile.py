@@ -1,7 +1,5 @@
 """Stores and servers that answer more than was asked, never end a list, redirect, or count wrongly."""
 
-from __future__ import annotations
-
 import errno
 import re
 import threading

@@ -1,7 +1,5 @@
 """Conversions and manifests on an S3 server: what is written, resumed, refused, and asked of the server."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import multiprocessing

@@ -1,7 +1,5 @@
 """Small samples of the searches in tests/fuzz; ``make torn``, ``make names``, ``make kills`` and others try more."""
 
-from __future__ import annotations
-
 import errno
 import io
 import subprocess

@@ -1,7 +1,5 @@
 """The servers and the proxy of tests of remote data do what real ones do, fail as asked, count, and end with a test."""
 
-from __future__ import annotations
-
 import contextlib
 import http.client
 import socket

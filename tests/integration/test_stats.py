@@ -1,7 +1,5 @@
 """Statistics that are kept beside the data: in parts, used, stale, damaged, and from the command line."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Syrah with too few descriptors."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import textwrap

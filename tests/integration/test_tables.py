@@ -1,7 +1,5 @@
 """Tables from one format to another, in the commands, in configs, and through loaders."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps

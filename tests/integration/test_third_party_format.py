@@ -1,7 +1,5 @@
 """A format that another package adds works wherever a built-in one does."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

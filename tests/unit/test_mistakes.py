@@ -1,7 +1,5 @@
 """What a newcomer does wrong, and what is said, as soon as something is built where that is possible."""
 
-from __future__ import annotations
-
 import builtins
 import functools
 import inspect

@@ -1,7 +1,5 @@
 """Indices as lists take them, spans and shards as plain loops find them, braces as bash expands them."""
 
-from __future__ import annotations
-
 import bisect
 import itertools
 import subprocess

@@ -1,7 +1,5 @@
 """Keys by address, and hashes, the same in every release."""
 
-from __future__ import annotations
-
 import hashlib
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Measurements of peers: which can be made, which cannot and why, and that their files are written once."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from dataclasses import replace

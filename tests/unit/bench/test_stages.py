@@ -1,7 +1,5 @@
 """Stages of a config: which there are, and that each is measured."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The workload of streams: all of its readings give the same numbers, epoch after epoch."""
 
-from __future__ import annotations
-
 import importlib
 import json
 from contextlib import closing

@@ -1,7 +1,5 @@
 """The Example codec; tests/properties/test_codecs.py compares it with protobuf."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What values of Arrow expand to, computed before they are taken."""
 
-from __future__ import annotations
-
 import numpy as np
 import pyarrow as pa
 import pytest

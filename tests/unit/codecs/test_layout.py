@@ -1,7 +1,5 @@
 """Columns by layout, with records of a format made for it; tests/properties has those of real formats."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The msgpack codec against msgpack itself, and against bytes that msgpack-numpy 0.4.8 wrote."""
 
-from __future__ import annotations
-
 from itertools import count
 
 import msgpack

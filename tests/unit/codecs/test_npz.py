@@ -1,7 +1,5 @@
 """The npz codec against numpy and the standard library's zip reader."""
 
-from __future__ import annotations
-
 import io
 import struct
 import tracemalloc

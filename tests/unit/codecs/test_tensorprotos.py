@@ -1,7 +1,5 @@
 """TensorProtos by hand: what each value is on the wire, and the text of each refusal."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

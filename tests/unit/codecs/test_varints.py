@@ -1,7 +1,5 @@
 """The refusals; tests/properties/test_codecs.py compares the numbers."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

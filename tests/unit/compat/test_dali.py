@@ -1,7 +1,5 @@
 """What tests/golden/test_dali.py does not show: messages, types, and orders against a plain model."""
 
-from __future__ import annotations
-
 import enum
 import io
 import itertools

@@ -1,7 +1,5 @@
 """The facade of Syrah; the classes of errors and the values were seen with Syrah 0.2.0 and py-bson 0.5.10."""
 
-from __future__ import annotations
-
 import json
 import os
 import pickle

@@ -1,7 +1,5 @@
 """The facade of TorchRecord; tests/golden/torchrecord was written by TorchRecord 0.1.1."""
 
-from __future__ import annotations
-
 import hashlib
 import inspect
 import json

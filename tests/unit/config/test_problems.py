@@ -1,7 +1,5 @@
 """What the errors of a config say. Each line is an override and the message that it leads to; * stands for any text."""
 
-from __future__ import annotations
-
 import re
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Orders from configs: every kind of sampler, against the same sampler built by hand."""
 
-from __future__ import annotations
-
 import json
 import re
 

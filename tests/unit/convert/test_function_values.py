@@ -1,7 +1,5 @@
 """Conversions are continued only with a function that uses equal values."""
 
-from __future__ import annotations
-
 import json
 import re
 

@@ -1,7 +1,5 @@
 """The hash of a file that is still being written."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 

@@ -1,7 +1,5 @@
 """Manifests beside shards: written by convert and by `dataload index`, and read by open."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

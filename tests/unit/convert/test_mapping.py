@@ -1,7 +1,5 @@
 """What a conversion's function may return, which records are left out, and how a function is told from another."""
 
-from __future__ import annotations
-
 import copy
 import functools
 import importlib

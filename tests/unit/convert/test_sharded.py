@@ -1,7 +1,5 @@
 """Writers of several shards."""
 
-from __future__ import annotations
-
 import gc
 import os
 from itertools import chain

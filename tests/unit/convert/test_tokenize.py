@@ -1,7 +1,5 @@
 """Texts to tokens, compared with the tokenizer itself."""
 
-from __future__ import annotations
-
 import pickle
 
 import numpy as np

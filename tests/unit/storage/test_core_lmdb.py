@@ -1,7 +1,5 @@
 """Pages of LMDB as both cores parse them, intact and mutated: equal nodes, equal refusals."""
 
-from __future__ import annotations
-
 import importlib.util
 import struct
 

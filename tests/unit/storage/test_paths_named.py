@@ -1,7 +1,5 @@
 """Names that files hold."""
 
-from __future__ import annotations
-
 import pytest
 
 from dataload.errors import CorruptFileError

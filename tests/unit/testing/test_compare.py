@@ -1,7 +1,5 @@
 """What the suite calls equal: a comparison that is lax would pass every wrong source."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

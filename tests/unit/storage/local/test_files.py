@@ -1,7 +1,5 @@
 """Locks of local files, and small text files."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Parts: what killed writers leave behind, links in the way, and writers that close at once."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

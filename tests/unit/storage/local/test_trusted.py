@@ -1,7 +1,5 @@
 """Each folder of a cache is believed only if nobody else could have written to it."""
 
-from __future__ import annotations
-
 import os
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Loaders that share a cache with too little room: each can always make a step, or says what it needs."""
 
-from __future__ import annotations
-
 import itertools
 import threading
 import time

@@ -1,7 +1,5 @@
 """The node's cache: one download, leases, a budget, full disks, and what killed processes leave."""
 
-from __future__ import annotations
-
 import errno
 import gc
 import hashlib

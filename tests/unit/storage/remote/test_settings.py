@@ -1,7 +1,5 @@
 """Settings of remote data: sizes, stores' options that keep secrets, URLs."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 

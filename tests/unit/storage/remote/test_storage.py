@@ -1,7 +1,5 @@
 """Files in a store in memory: looked up, listed, matched, read, written; and requests that fail."""
 
-from __future__ import annotations
-
 import datetime
 import itertools
 import pickle

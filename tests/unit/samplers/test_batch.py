@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from orders import global_batches, plans_of
+from orders import plans_of
 
 from dataload import ConfigError
 from dataload.samplers import BatchSampler, BucketBatchSampler, GlobalShuffle, Lanes, PackedBatchSampler, Sequential
@@ -70,17 +70,6 @@ PLANNERS = [
     PackedBatchSampler(sampler=GlobalShuffle(1000, 1), lengths=LENGTHS, row_length=64, batch_size=3),
 ]
 each = pytest.mark.parametrize("planner", PLANNERS, ids=lambda planner: type(planner).__name__)
-
-
-@pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
-def test_the_global_batches_do_not_depend_on_the_number_of_ranks(tail):
-    def planner(world_size, rank):
-        size = 12 // world_size
-        return BatchSampler(sampler=GlobalShuffle(103, 1), batch_size=size, world_size=world_size, rank=rank, tail=tail)
-
-    one = global_batches(planner, 1, 3)
-    assert [len(batch) for batch in one] == [12] * 8 + [7] * (tail != "drop")
-    assert all(global_batches(planner, world_size, 3) == one for world_size in (2, 3, 4))
 
 
 @each

@@ -17,29 +17,6 @@ def part(mode="shuffled", *, rows=2, lengths=(6, 6), **settings):
     return StreamSampler(sequence_lengths=lengths, rows=rows, mode=mode, **settings)
 
 
-def test_half_continues_and_half_is_from_anywhere():
-    mixture = RowMixture(parts=(part("split"), part()))
-    assert (mixture.rows, mixture.rows_per_step, mixture.steps(0), mixture.items(0)) == (4, 4, 6, 24)
-    batches = list(Loader(RangeSource(12), sampler=mixture))
-    rows = np.array([batch["index"] for batch in batches])
-    assert [batch["is_stream"].tolist() for batch in batches] == [[True, True, False, False]] * 6
-    assert batches[0]["is_stream"].dtype == bool
-    assert (np.diff(rows[:, :2], axis=0) == 1).all()
-    assert sorted(rows[:, 2:].ravel().tolist()) == list(range(12))
-    assert not (np.diff(rows[:, 2:], axis=0) == 1).all()
-    is_first = np.array([batch["is_first"] for batch in batches])
-    assert is_first.tolist() == [[True] * 4] + [[False, False, True, True]] * 5
-
-
-def test_in_the_first_epoch_a_part_is_as_it_is_alone():
-    alone = part(lengths=[5, 9], seed=4)
-    mixture = RowMixture(parts=(part("pack", lengths=[20, 20]), alone))
-    for plan, expected in zip(plans_of(mixture), plans_of(alone), strict=False):
-        assert plan.indices[2:].tolist() == expected.indices.tolist()
-        assert plan.columns["offset"][2:].tolist() == expected.columns["offset"].tolist()
-        assert plan.valid.tolist() == [True] * 4
-
-
 def test_parts_go_on_over_epochs_of_the_first():
     """Epochs of six steps of two rows: a part of 18 chunks comes to its end every three half epochs."""
     mixture = RowMixture(parts=(part("split"), part(lengths=[18])))

@@ -12,9 +12,7 @@ from orders import plans_of
 
 from dataload import ConfigError, Loader, MemorySource, RangeSource, StateMismatchError
 from dataload._util.fingerprint import fingerprint
-from dataload._util.randomness import derive_key
 from dataload.samplers import BatchPlanner
-from dataload.samplers.common import permute
 from dataload.samplers.quality import global_rows, order_report
 from dataload.streams import StreamSampler
 
@@ -23,40 +21,7 @@ def sampler(*lengths, **settings):
     return StreamSampler(sequence_lengths=list(lengths), **{"rows": 2, **settings})
 
 
-def test_two_rows_side_by_side():
-    """Four sequences in a shuffled order, and the second row begins in the middle of one."""
-    order = permute(np.arange(4), 4, derive_key(0, "streams", 0, words=2)).tolist()
-    lengths = [3, 3, 3, 3]
-    line = [sequence * 3 + offset for sequence in order for offset in range(3)]
-    plans = sampler(*lengths).plans(range(6), epoch=0)
-    assert [plan.indices.tolist() for plan in plans] == [list(rows) for rows in zip(line[:6], line[6:], strict=True)]
-    assert [plan.columns["is_first"].tolist() for plan in plans] == [[t % 3 == 0] * 2 for t in range(6)]
-    plans = sampler(*lengths, rows=3, chunk=2).plans(range(2), epoch=0)
-    assert plans[0].indices.tolist() == [*line[:2], *line[4:6], *line[8:10]]
-    assert plans[0].columns["offset"].tolist() == [0, 1, 2]
-    assert plans[0].columns["is_first"].tolist() == [[True, False], [True, False], [True, True]]
-    assert plans[1].columns["is_first"].tolist() == [[False, True], [True, False], [False, False]]
-
-
 MODES = ("split", "pack", "independent", "shuffled")
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_every_batch_is_full_with_drop_but_for_padded_chunks(mode):
-    for ends in ("next", "drop"):
-        one = sampler(7, 9, 4, 11, rows=3, chunk=2, mode=mode, ends=ends, tail="drop")
-        assert one.steps(0)
-        assert all(plan.valid.all() for plan in plans_of(one))
-
-
-def test_more_rows_than_records():
-    for mode in ("split", "pack", "shuffled"):
-        plans = sampler(1, 1, rows=5, mode=mode).plans(range(1), epoch=0)
-        assert sorted(plans[0].wanted.tolist()) == [0, 1]
-        assert sorted(plans[0].columns["stream_id"].tolist()) == [-1, -1, -1, 0, 1]
-        assert sampler(1, 1, rows=5, mode=mode, tail="drop").steps(0) == 0
-    (plan,) = sampler(1, 1, rows=5, mode="independent").plans(range(1), epoch=0)
-    assert plan.valid.all()
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -104,13 +69,6 @@ def test_chunks_of_huge_sequences_come_from_anywhere():
     (plan,) = huge.plans(range(10**8, 10**8 + 1), epoch=3)
     assert (np.diff(plan.indices.reshape(4, 1000), axis=1) == 1).all()
     assert (plan.columns["offset"] % 1000 == 0).all()
-
-
-def test_endless_rows_go_on_in_the_next_epoch_and_are_never_at_an_end():
-    rows = sampler(5, 3, mode="independent", epoch_steps=3)
-    found = np.concatenate([[plan.indices for plan in plans_of(rows, epoch)] for epoch in range(16)])
-    assert found.tolist() == [plan.indices.tolist() for plan in plans_of(replace(rows, epoch_steps=48))]
-    assert np.array_equal(np.sort(found.reshape(6, 8, 2), axis=1), np.broadcast_to(np.arange(8)[:, None], (6, 8, 2)))
 
 
 def test_the_order_of_endless_chunks_does_not_depend_on_the_tail():

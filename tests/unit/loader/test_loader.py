@@ -69,16 +69,6 @@ class Counting:
         return {"index": index, "square": np.full(3, index**2)}
 
 
-@WORKERS
-@pytest.mark.parametrize("prefetch", [1, 4])
-def test_batches_are_the_samplers_order_cut_in_pieces(workers, prefetch):
-    with Loader(RangeSource(23), batch_size=5, shuffle=True, seed=9, num_workers=workers, prefetch=prefetch) as loader:
-        for epoch in range(3):
-            order = GlobalShuffle(23, 9).indices(np.arange(23), epoch=epoch).tolist()
-            assert len(loader) == 5
-            assert indices(loader) == [order[i : i + 5] for i in range(0, 23, 5)]
-
-
 def test_a_source_with_batched_reads_is_asked_once_a_step():
     calls = []
 
@@ -449,16 +439,6 @@ def test_a_source_that_was_not_entered_fails_with_what_to_do():
     assert source.file is None
 
 
-def test_sources_of_dataload_stay_open(tmp_path):
-    with dataload.create(tmp_path / "a.syr") as writer:
-        writer.write({"index": 3})
-    with dataload.open(tmp_path / "a.syr") as source:
-        for _ in range(2):
-            with Loader(source, batch_size=1) as loader:
-                assert indices(loader) == [[3]]
-        assert source[0]["index"] == 3
-
-
 # Padding
 
 
@@ -680,25 +660,6 @@ def test_no_epochs_are_none():
     assert (loader.epoch, loader.source.reads) == (0, 0)
     with pytest.raises(ConfigError, match="epoch must be an integer >= 0, got -1"):
         loader.set_epoch(-1)
-
-
-@pytest.mark.parametrize("received", [0, 3, 6])
-@WORKERS
-def test_set_epoch_at_any_time(workers, received):
-    """Before any batch, in the middle with prefetch in flight, and in the body of the last batch."""
-    plain = Loader(RangeSource(12), batch_size=2, shuffle=True)
-    epochs = [indices(plain) for _ in range(6)]
-    for target in (0, 1, 4):
-        with Loader(RangeSource(12), batch_size=2, shuffle=True, num_workers=workers, prefetch=4) as loader:
-            batches = iter(loader)
-            taken = [next(batches)["index"].tolist() for _ in range(received)]
-            loader.set_epoch(3)
-            loader.set_epoch(target)  # the last one counts
-            if received:
-                assert loader.epoch == 0  # the loop that is under way goes on
-                assert taken + indices(batches) == epochs[0]
-            assert (loader.epoch, loader.step, loader.state_dict()["epoch"]) == (target, 0, target)
-            assert [indices(loader), indices(loader)] == [epochs[target], epochs[target + 1]]
 
 
 def test_progress_within_and_between_loops():

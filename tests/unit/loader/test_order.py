@@ -159,19 +159,7 @@ BATCHES = BatchSampler(sampler=Sequential(10), batch_size=2)
         ({"global_batch_size": 4, "sampler": BATCHES}, "BatchSampler chooses the order and the batches: leave global_"),
         ({"shuffle": True, "sampler": BATCHES}, "BatchSampler chooses the order and the batches: leave shuffle out"),
         ({"batch_size": 1, "shuffle": "shard"}, "shuffle must be True, False, 'global' or 'shards'; got 'shard'"),
-        (
-            {"batch_size": 1, "max_bad": -1},
-            "max_bad must be an integer >= 0 or a share of the records above 0 and at most 1, got -1",
-        ),
         ({"batch_size": 1, "sampler": Sequential(11)}, "the sampler chooses from 11 records, and the source has 10"),
-        (
-            {"sampler": BucketBatchSampler(lengths=[1] * 12, batch_size=2)},
-            "the sampler was made for a source of 12 records, and this one has 10: build a new one$",
-        ),
-        (
-            {"batch_size": 1, "sampler": Lanes(Sequential(10), 4), "rank": 0, "world_size": 3},
-            "lanes must be a multiple of world_size, 3, so that each rank has its own; got 4",
-        ),
         (
             {
                 "sampler": PackedBatchSampler(sampler=Sequential(2), lengths=[1] * 10, row_length=2, batch_size=1),

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dataload import Collate, ConfigError, Ragged, StateMismatchError, WorkerError, default_collate
-from dataload.errors import ClosedSourceError, SourceError
+from dataload.errors import SourceError
 from dataload.streams import MultiStreamLoader
 from dataload.streams.messages import join, stack
 from dataload.streams.rows import RowOrder, SequenceOrder
@@ -427,25 +427,6 @@ def test_set_epoch():
         loader.set_epoch(0)
         with pytest.raises(ConfigError, match="mode='independent' has no epochs"):
             loader.set_epoch(1)
-
-
-def test_a_second_iteration_ends_the_first_and_a_closed_loader_gives_none():
-    loader = MultiStreamLoader(iter, LISTS, batch_size=2)
-    first = iter(loader)
-    next(first)
-    second = iter(loader)
-    next(second)
-    with pytest.raises(RuntimeError, match="this iteration ended when another one was started"):
-        next(first)
-    loader.load_state_dict(loader.state_dict())
-    with pytest.raises(RuntimeError, match="or the loader's state was set"):
-        next(second)
-    third = iter(loader)
-    loader.close()
-    loader.close()
-    for use in (lambda: next(third), lambda: iter(loader)):
-        with pytest.raises(ClosedSourceError, match="the loader is closed"):
-            use()
 
 
 def test_statistics_tell_the_slowest_row():

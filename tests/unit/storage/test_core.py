@@ -1,6 +1,5 @@
 """The compiled core and its twin in numpy: equal bytes, equal refusals."""
 
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -10,26 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from cores import CORES, _core_c, check_allocations, compiled, each, numbers, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import dataload
-from dataload.storage import _core_numpy as _core
 
-if importlib.util.find_spec("dataload.storage._core_c"):
-    from dataload.storage import _core_c
-
-    CORES = [_core, _core_c]
-else:
-    CORES = [_core]
-
-each = pytest.mark.parametrize("one", CORES, ids=lambda module: module.__name__.rpartition(".")[2])
 PLAIN = -1
 DATA = np.random.default_rng(0).integers(0, 256, 5000, np.uint8)
-
-
-def numbers(*values):
-    return np.array(values, np.int64)
 
 
 def test_it_is_compiled_where_there_is_a_compiler():
@@ -64,14 +51,6 @@ def test_the_environment_chooses(wanted, guard, printed, error):
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.stdout == printed
     assert error in done.stderr
-
-
-def outcome(function, *arguments):
-    """What a function returns, or the type and text of what it raises."""
-    try:
-        return function(*arguments)
-    except (ValueError, OverflowError) as error:
-        return type(error), str(error)
 
 
 @st.composite
@@ -117,7 +96,7 @@ def test_ranges_equal_slices(pairs):
             slices = [DATA[o : o + n].tobytes() for o, n in pairs]
             assert (gathered, copied, out.tobytes()) == (None, slices, b"".join(slices))
         else:
-            assert gathered == copied == outcome(_core.copies, DATA, offsets, lengths, PLAIN)
+            assert gathered == copied == outcome(CORES[0].copies, DATA, offsets, lengths, PLAIN)
             assert copied[0] is ValueError
 
 
@@ -174,7 +153,7 @@ def test_the_time_of_the_file_is_compared(tmp_path, one):
                 assert str(caught.value) == str(size)
 
 
-@pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
+@compiled
 class TestCompiled:
     @pytest.mark.parametrize(
         ("name", "right"),
@@ -228,7 +207,6 @@ class TestCompiled:
             thread.join()
 
     def test_each_failing_allocation_is_a_memory_error(self):
-        memory = pytest.importorskip("_testcapi")
         offsets, lengths = numbers(*range(64)), numbers(*[1000] * 64)
         out = np.empty(64_000, np.uint8)
         calls = [
@@ -237,18 +215,8 @@ class TestCompiled:
             (_core_c.copies, (DATA, offsets, lengths, PLAIN), 3 + 1 + 64),
             (_core_c.hash_ranges, (out[:512], DATA, offsets, lengths, bytes(32), PLAIN), 2),
         ]
-        for function, arguments, allocations in calls:
-            failed = 0
-            for failing in range(allocations + 20):
-                memory.set_nomemory(failing, failing + 1)
-                try:
-                    function(*arguments)
-                except MemoryError:
-                    failed += 1
-                finally:
-                    memory.remove_mem_hooks()
-            assert failed >= allocations
-            function(*arguments)
+        for call in calls:
+            check_allocations(*call, more=20)
 
 
 def test_without_a_compiler_the_build_goes_on():

@@ -1,32 +1,17 @@
 """Pages of LMDB as both cores parse them, intact and mutated: equal nodes, equal refusals."""
 
-import importlib.util
 import struct
 
 import lmdb
 import numpy as np
 import pytest
+from cores import CORES, check_allocations, compiled, each, numbers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lmdb_files import lib_versions
 
-from dataload.storage import _core_numpy as _core
-
-if importlib.util.find_spec("dataload.storage._core_c"):
-    from dataload.storage import _core_c
-
-    CORES = [_core, _core_c]
-else:
-    CORES = [_core]
-
-each = pytest.mark.parametrize("one", CORES, ids=lambda module: module.__name__.rpartition(".")[2])
-
 BRANCH, LEAF = 1, 2
 SIZE = 4096
-
-
-def numbers(*values):
-    return np.array(values, np.int64)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +153,7 @@ def test_arguments_must_fit_each_other(one, right):
             one.lmdb_nodes(*right[:3], numbers(number), *right[4:])
 
 
-@pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
+@compiled
 def test_wrong_arguments_are_type_errors(right):
     parse = CORES[1].lmdb_nodes
     with pytest.raises(TypeError, match="takes 8 arguments, got 7"):
@@ -179,16 +164,7 @@ def test_wrong_arguments_are_type_errors(right):
             parse(*right[:place], value, *right[place + 1 :])
 
 
-@pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
+@compiled
 def test_each_failing_allocation_is_a_memory_error(right):
-    memory, parse, found = pytest.importorskip("_testcapi"), CORES[1].lmdb_nodes, []
-    for failing in range(6):
-        memory.set_nomemory(failing, failing + 1)
-        try:
-            found.append(parse(*right))
-        except MemoryError:
-            found.append("MemoryError")
-        finally:
-            memory.remove_mem_hooks()
-    assert set(found) == {-1, "MemoryError"}
-    assert parse(*right) == -1  # nothing is left locked
+    check_allocations(CORES[1].lmdb_nodes, right, 1)
+    assert CORES[1].lmdb_nodes(*right) == -1  # nothing is left locked

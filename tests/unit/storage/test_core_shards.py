@@ -7,21 +7,12 @@ import threading
 
 import numpy as np
 import pytest
+from cores import CORES, _core_c, check_allocations, compiled, each, numbers, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataload.storage import _core_numpy
 from dataload.storage._shards_numpy import MOST_SHARDS, PLACE_BITS
 
-try:
-    from dataload.storage import _core_c
-except ImportError:
-    CORES = [_core_numpy]
-else:
-    CORES = [_core_numpy, _core_c]
-
-each = pytest.mark.parametrize("one", CORES, ids=lambda module: module.__name__.rpartition(".")[2])
-compiled = pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
 SIZES = [5000, 0, 1, 9000, 300]
 UNMAPPED = len(SIZES)
 TABLES = [
@@ -41,10 +32,6 @@ def place(shard, at):
     return (shard << PLACE_BITS) + at
 
 
-def numbers(*values):
-    return np.array(values, np.int64)
-
-
 def fill(one, folder, shards=100):
     maps = one.Maps(shards)
     for shard, size in enumerate(SIZES):
@@ -61,13 +48,6 @@ def fill(one, folder, shards=100):
 def filled(tmp_path_factory):
     folder = tmp_path_factory.mktemp("shards")
     return folder, [fill(one, folder) for one in CORES]
-
-
-def outcome(function, *arguments):
-    try:
-        return function(*arguments)
-    except (ValueError, LookupError, OverflowError) as error:
-        return type(error), str(error)
 
 
 ROWS = st.tuples(
@@ -285,7 +265,6 @@ def test_maps_need_no_descriptors_and_are_unmapped(tmp_path):
 
 @compiled
 def test_each_failing_allocation_is_a_memory_error(tmp_path):
-    memory = pytest.importorskip("_testcapi")
     maps, tables = fill(_core_c, tmp_path), put_all(_core_c)
     places, lengths, out = numbers(0, place(3, 5)), numbers(10, 10), bytearray(20)
     calls = [
@@ -298,15 +277,5 @@ def test_each_failing_allocation_is_a_memory_error(tmp_path):
         (_core_c.Maps, (5,), 2),
         (_core_c.Tables, (5,), 2),
     ]
-    for function, arguments, allocations in calls:
-        failed = 0
-        for failing in range(allocations + 10):
-            memory.set_nomemory(failing, failing + 1)
-            try:
-                function(*arguments)
-            except MemoryError:
-                failed += 1
-            finally:
-                memory.remove_mem_hooks()
-        assert failed >= allocations, function
-        function(*arguments)
+    for call in calls:
+        check_allocations(*call)

@@ -1,15 +1,13 @@
 """HighwayHash: published values, the hashes inside ArrayRecord files, and the same in C, with AVX2 and in numpy."""
 
-import importlib.util
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
+from cores import CORES
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-
-from dataload.storage import _core_numpy as _core
 
 KEY = b"Riegeli/records\nRiegeli/records\n"
 BLOCK, HEADER = 1 << 16, 24
@@ -18,11 +16,9 @@ GOLDEN = sorted((Path(__file__).parents[2] / "golden/arrayrecord").glob("*.array
 PLAIN = -1
 DATA = np.random.default_rng(0).integers(0, 256, 300_000, np.uint8)
 
-FUNCTIONS = {"numpy": _core.hash_ranges}
-if importlib.util.find_spec("dataload.storage._core_c"):
-    from dataload.storage import _core_c
-
-    FUNCTIONS |= {"compiled": _core_c.hash_ranges, "portable": _core_c.hash_ranges_portable}
+FUNCTIONS = {core.__name__.rpartition("_")[2]: core.hash_ranges for core in CORES}
+if len(CORES) > 1:
+    FUNCTIONS["portable"] = CORES[1].hash_ranges_portable
 
 each = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS)
 
@@ -51,7 +47,7 @@ def test_published_values(function):
 def test_all_give_the_same(ranges, key):
     found = [hashes_of(function, ranges, key=key) for function in FUNCTIONS.values()]
     assert all(hashes == found[0] for hashes in found)
-    assert found[0] == [hashes_of(_core.hash_ranges, [one], key=key)[0] for one in ranges]
+    assert found[0] == [hashes_of(CORES[0].hash_ranges, [one], key=key)[0] for one in ranges]
 
 
 def wrong_hashes(function, path):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import gc
+import importlib.util
+import io
 import multiprocessing
 import os
 import signal
@@ -159,6 +161,23 @@ def azure_server():
 def server(request):
     """A server of each kind."""
     return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(scope="session")
+def fonts():
+    """Draw text: matplotlib keeps the files of fonts open, which is no leak of the test that draws first."""
+    from dataload.analysis.pictures import new_figure
+
+    new_figure(1, 1, "x", "x")[0].savefig(io.BytesIO())
+
+
+@pytest.fixture(scope="session")
+def threads_of_obstore():
+    """Start the threads of obstore, which live as long as the process, before a test counts what it leaves behind."""
+    if importlib.util.find_spec("obstore") is not None:
+        import obstore
+
+        obstore.put(obstore.store.MemoryStore(), "x", b"")
 
 
 @pytest.fixture

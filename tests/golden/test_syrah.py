@@ -1,30 +1,16 @@
 """What the original Syrah wrote, value by value, and files that it cannot read; see syrah/README.md."""
 
 import hashlib
-import json
-from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_values import SYRAH, SYRAH_CASES, syrah_cases
 
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.syrah.layout import DTYPES
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
 from dataload.testing.compare import difference
-
-FOLDER = Path(__file__).parent / "syrah"
-CASES = json.loads((FOLDER / "manifest.json").read_text())
-NEEDS_FLOAT128 = pytest.mark.skipif("float128" not in DTYPES, reason="numpy has no float128 here")
-
-
-def cases(expect):
-    return [
-        pytest.param(case, id=case["file"], marks=NEEDS_FLOAT128 if "float128" in case["file"] else ())
-        for case in CASES
-        if case["expect"] == expect
-    ]
 
 
 def check_value(value, expected):
@@ -62,13 +48,13 @@ def check_columns(source, indices):
 
 
 def test_every_file_has_a_case():
-    assert {case["file"] for case in CASES} == {path.name for path in FOLDER.glob("*.syr")}
-    assert len(CASES) == 47
+    assert {case["file"] for case in SYRAH_CASES} == {path.name for path in SYRAH.glob("*.syr")}
+    assert len(SYRAH_CASES) == 47
 
 
-@pytest.mark.parametrize("case", cases("ok"))
+@pytest.mark.parametrize("case", syrah_cases("ok"))
 def test_every_value_is_what_the_original_reads(case):
-    with SyrahSource(FOLDER / case["file"]) as source:
+    with SyrahSource(SYRAH / case["file"]) as source:
         assert len(source) == case["num_records"] == len(case["records"])
         assert list(source.fields) == case["keys"]
         for index, expected in enumerate(case["records"]):
@@ -79,9 +65,9 @@ def test_every_value_is_what_the_original_reads(case):
         check_columns(source, [*backwards, *backwards[:2]])
 
 
-@pytest.mark.parametrize("case", cases("error"))
+@pytest.mark.parametrize("case", syrah_cases("error"))
 def test_every_bad_file_is_a_named_error(case):
-    path = FOLDER / case["file"]
+    path = SYRAH / case["file"]
     bad = case.get("bad_records")
     with SyrahSource(path) as source:
         if bad is None:
@@ -99,9 +85,9 @@ def test_every_bad_file_is_a_named_error(case):
                 check_record(source[index], expected, case["keys"])
 
 
-@pytest.mark.parametrize("case", cases("ok"))
+@pytest.mark.parametrize("case", syrah_cases("ok"))
 def test_what_was_read_is_written_and_read_again(case, tmp_path):
-    source = SyrahSource(FOLDER / case["file"])
+    source = SyrahSource(SYRAH / case["file"])
     with SyrahWriter(tmp_path / "again.syr") as writer:
         writer.extend(source)
     again = SyrahSource(tmp_path / "again.syr")
@@ -110,7 +96,7 @@ def test_what_was_read_is_written_and_read_again(case, tmp_path):
 
 
 def test_shapes_that_the_original_lost_are_given_back():
-    flat = SyrahSource(FOLDER / "basic.syr")
-    with SyrahSource(FOLDER / "basic.syr", shapes={"features": (4, -1)}) as source:
+    flat = SyrahSource(SYRAH / "basic.syr")
+    with SyrahSource(SYRAH / "basic.syr", shapes={"features": (4, -1)}) as source:
         assert source.read_batch([3, 1])["features"].shape == (2, 4, 4)
         assert source[5]["features"].tolist() == flat[5]["features"].reshape(4, 4).tolist()

@@ -1,23 +1,8 @@
 """Transforms that fail, in a module that worker processes can import."""
 
-import threading
+from bad_errors import Demanding, Holding
 
 BAD = frozenset({4, 17, 18, 19, 33})
-
-
-class Demanding(Exception):
-    """Its pickle cannot be undone: its constructor asks for more than its message."""
-
-    def __init__(self, code, reason):
-        super().__init__(f"{code}: {reason}")
-
-
-class Holding(Exception):
-    """Cannot be pickled."""
-
-    def __init__(self):
-        super().__init__("holds a lock")
-        self.lock = threading.Lock()
 
 
 class Mute(Exception):

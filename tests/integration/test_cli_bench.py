@@ -1,6 +1,5 @@
 """``dataload bench`` as a user runs it."""
 
-import io
 import json
 import os
 import stat
@@ -12,7 +11,6 @@ import pytest
 from command_line import fail, run
 
 import dataload
-from dataload.analysis.pictures import rates_figure
 from dataload.bench.runner import RATE_COLUMNS, Results, Spread
 from dataload.bench.stages import StageReport, StageTime
 from dataload.errors import ConfigError
@@ -32,10 +30,7 @@ def bench(*arguments, json_to=None):
     return result.stdout.splitlines(), json.loads(json_to.read_text()) if json_to else None
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _fonts():
-    """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
-    rates_figure({"a": {"b": (1.0, 1.0, 1.0)}}).savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 @pytest.fixture

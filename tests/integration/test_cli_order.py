@@ -1,6 +1,5 @@
 """``dataload order`` as a user runs it."""
 
-import io
 import json
 import struct
 import sys
@@ -24,12 +23,7 @@ from dataload.samplers.quality import (
 from dataload.samplers.streams.report import stream_report
 from dataload.streams import RowMixture, StreamSampler
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _fonts():
-    """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
-    _, figure = drawn(BatchSampler(sampler=GlobalShuffle(9, 0), batch_size=2), ShardLayout.of(9))
-    figure.savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def drawn(planner, shards, about="the order", **options):

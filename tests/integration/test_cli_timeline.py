@@ -1,6 +1,5 @@
 """``dataload timeline`` as a user runs it."""
 
-import io
 import json
 
 import pytest
@@ -10,11 +9,7 @@ from figures import assert_no_overlap
 from dataload.analysis.pictures import timeline_figure
 from dataload.analysis.timeline import CONSUMER, Timeline, TimelineStep
 
-
-@pytest.fixture(scope="module", autouse=True)
-def _fonts():
-    """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
-    timeline_figure(Timeline(), "").savefig(io.BytesIO())
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def timeline(*arguments):

@@ -6,6 +6,7 @@ import json
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
+from made_files import JSON
 
 from dataload.catalog import ledger
 from dataload.catalog.checks import ContentMark
@@ -30,11 +31,6 @@ WHOLE = ShardFacts(
     Measures(FOUND.fields, FOUND.lengths),
 )
 LINE = json.loads(shard_line(WHOLE, "key").partition(b" ")[2])
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
-    max_leaves=8,
-)
 
 
 def places(value, path=()):

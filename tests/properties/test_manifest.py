@@ -5,6 +5,7 @@ from contextlib import suppress
 
 from hypothesis import given
 from hypothesis import strategies as st
+from made_files import JSON
 
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import DataSetFacts, Evidence, Found, ShardFacts
@@ -78,13 +79,6 @@ def test_a_stale_shard_is_found(manifest, data):
     assert line.startswith(f"{victim.name} has ")
     del found[victim.name]
     assert list(entry.stale(found)) == [f"{victim.name} is missing"]
-
-
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
-    max_leaves=8,
-)
 
 
 @given(manifests(), JSON, st.data())

@@ -4,20 +4,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_files import write_tokens as write
 
 from dataload.sources.tokens.reader import TokenSource
 
 PAD = 9
-
-
-def write(path, tokens, dtype="<u2"):
-    """Raw, or by numpy where the name says so."""
-    array = np.asarray(tokens, dtype)
-    if path.suffix == ".npy":
-        np.save(path, array)
-    else:
-        array.tofile(path)
-    return path
 
 
 def documents_of(tokens, end_token):

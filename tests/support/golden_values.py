@@ -1,8 +1,26 @@
 """Values of golden files, as their notes in JSON say."""
 
-import numpy as np
+import json
+from pathlib import Path
 
+import numpy as np
+import pytest
+
+from dataload.sources.syrah.layout import DTYPES
 from dataload.testing.compare import difference
+
+SYRAH = Path(__file__).parents[1] / "golden" / "syrah"
+SYRAH_CASES = json.loads((SYRAH / "manifest.json").read_text())
+NEEDS_FLOAT128 = pytest.mark.skipif("float128" not in DTYPES, reason="numpy has no float128 here")
+
+
+def syrah_cases(expect):
+    """Return the files of the original Syrah that are read, or refused, as parameters of a test."""
+    return [
+        pytest.param(case, id=case["file"], marks=NEEDS_FLOAT128 if "float128" in case["file"] else ())
+        for case in SYRAH_CASES
+        if case["expect"] == expect
+    ]
 
 
 def value_of(noted):

@@ -6,8 +6,16 @@ from pathlib import Path
 
 import numpy as np
 import PIL.Image
+from hypothesis import strategies as st
 
 from dataload.testing.compare import difference
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.text(max_size=5), inside, max_size=3),
+    max_leaves=8,
+)
+"""Any value that JSON can hold."""
 
 
 def npy(array) -> bytes:
@@ -41,6 +49,16 @@ def pack(path: Path, files, kind=tarfile.USTAR_FORMAT) -> Path:
             info = tarfile.TarInfo(name)
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+def write_tokens(path: Path, tokens, dtype="<u2") -> Path:
+    """Raw, or by numpy where the name says so."""
+    array = np.asarray(tokens, dtype)
+    if path.suffix == ".npy":
+        np.save(path, array)
+    else:
+        array.tofile(path)
     return path
 
 

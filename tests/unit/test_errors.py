@@ -5,6 +5,7 @@ import threading
 import traceback
 
 import pytest
+from bad_errors import Demanding, Holding
 
 from dataload import errors
 from dataload.errors import (
@@ -69,21 +70,6 @@ def test_errors_travel_whole(error, copied):
 
 def travel(error):
     return pickle.loads(pickle.dumps(error))
-
-
-class Demanding(Exception):
-    """Its default pickle calls ``Demanding("text")``, which fails."""
-
-    def __init__(self, code, reason):
-        super().__init__(f"{code}: {reason}")
-
-
-class Holding(Exception):
-    """Cannot be pickled at all."""
-
-    def __init__(self):
-        super().__init__("holds a lock")
-        self.lock = threading.Lock()
 
 
 def caused(cause, error=None):

@@ -1,6 +1,5 @@
 """Jobs on paper, beside slow walks over every position."""
 
-import io
 import json
 
 import numpy as np
@@ -10,7 +9,6 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 import dataload
-from dataload.analysis.design import new_figure
 from dataload.analysis.job_plan import Cluster, plan_job, touches
 from dataload.cli.app import app
 from dataload.convert import convert
@@ -30,11 +28,7 @@ from dataload.samplers import (
 MEGABYTE = 10**6
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _fonts():
-    """matplotlib keeps the files of fonts open once it has drawn text: no leak of the test that draws first."""
-    figure, _ = new_figure(1, 1, "x", "x")
-    figure.savefig(io.BytesIO(), format="svg")
+pytestmark = pytest.mark.usefixtures("fonts")
 
 
 def job_of(sampler, shards, records, *, ranks, per_node, batch_size=4, tail="drop"):

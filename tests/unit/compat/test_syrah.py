@@ -1,32 +1,18 @@
 """The facade of Syrah; the classes of errors and the values were seen with Syrah 0.2.0 and py-bson 0.5.10."""
 
-import json
 import os
 import pickle
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
+from golden_values import SYRAH, syrah_cases
 
 import dataload
 from dataload.compat import syrah
 from dataload.compat.syrah import File, FileError, SyrahConcatDataset, SyrahDataset
 from dataload.errors import CorruptFileError
-from dataload.sources.syrah.layout import DTYPES
 from dataload.sources.syrah.writer import SyrahWriter
-
-GOLDEN = Path(__file__).parents[2] / "golden" / "syrah"
-CASES = json.loads((GOLDEN / "manifest.json").read_text())
-NEEDS_FLOAT128 = pytest.mark.skipif("float128" not in DTYPES, reason="numpy has no float128 here")
-
-
-def cases(expect):
-    return [
-        pytest.param(case, id=case["file"], marks=NEEDS_FLOAT128 if "float128" in case["file"] else ())
-        for case in CASES
-        if case["expect"] == expect
-    ]
 
 
 def item(index):
@@ -58,9 +44,9 @@ def same(array, expected):
     return data.hex() == expected["hex"]
 
 
-@pytest.mark.parametrize("case", cases("ok"))
+@pytest.mark.parametrize("case", syrah_cases("ok"))
 def test_golden_values(case):
-    with File(str(GOLDEN / case["file"]), "r") as syr:
+    with File(str(SYRAH / case["file"]), "r") as syr:
         assert syr.num_items() == case["num_records"]
         for index, expected in enumerate(case["records"]):
             found = syr.get_item(index)
@@ -75,10 +61,10 @@ def read_all(path):
         return [syr.get_item(index) for index in range(syr.num_items())]
 
 
-@pytest.mark.parametrize("case", cases("error"))
+@pytest.mark.parametrize("case", syrah_cases("error"))
 def test_golden_errors(case):
     with pytest.raises(CorruptFileError, match=case["file"]):
-        read_all(GOLDEN / case["file"])
+        read_all(SYRAH / case["file"])
 
 
 def test_items_as_they_were_added(path):

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from made_files import write_tokens as write
 
 import dataload
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
@@ -21,16 +22,6 @@ from dataload.types import FieldSpec
 
 PAD = 9
 NO_TOKENS = np.zeros(4), np.zeros((2, 2), int), np.zeros(4, ">u2"), np.array(3)
-
-
-def write(path, tokens, dtype="<u2"):
-    """Raw, or by numpy where the name says so."""
-    array = np.asarray(tokens, dtype)
-    if path.suffix == ".npy":
-        np.save(path, array)
-    else:
-        array.tofile(path)
-    return path
 
 
 @pytest.mark.parametrize("rows", [3, 600])

@@ -19,10 +19,7 @@ obstore = pytest.importorskip("obstore")
 NUMBERS = itertools.count()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def threads_of_obstore():
-    """They live as long as the process, so they start before a test counts what it leaves behind."""
-    obstore.store.MemoryStore().put("a", b"")
+pytestmark = pytest.mark.usefixtures("threads_of_obstore")
 
 
 @pytest.fixture

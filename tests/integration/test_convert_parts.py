@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import re
-import signal
 import sys
 from pathlib import Path
 
@@ -71,17 +70,6 @@ def test_parts_in_any_order_write_what_one_run_writes(source, tmp_path, order):
     assert merged.bytes == sum(report.bytes for report in reports)
 
 
-@pytest.mark.parametrize(
-    ("suffix", "count"), [(".syr", 1), (".tar", 2), (".lmdb", 5), (".array_record", 2), (".torchrecord", 1)]
-)
-def test_every_format(source, tmp_path, suffix, count):
-    run_parts(source, tmp_path / "parts", range(count, 0, -1), count, f"b{suffix}")
-    merge(source, tmp_path / "parts", f"b{suffix}")
-    assert content(tmp_path / "parts") == one_run(source, tmp_path / "one", f"b{suffix}")
-    with dataload.open(tmp_path / "parts") as found:
-        assert len(found) == COUNT
-
-
 def test_a_part_that_runs_again_keeps_what_it_has_finished(source, tmp_path):
     run_parts(source, tmp_path, [2, 1, 3])
     before = {path.name: path.stat() for path in tmp_path.glob("b-*")}
@@ -143,21 +131,6 @@ def test_parts_at_once_and_each_twice(original, source, tmp_path):
             assert re.match(r"another process is writing to .*-of-3\.log", path.read_text())
     merge(source, tmp_path / "parts")
     assert content(tmp_path / "parts") == one_run(source, tmp_path / "one")
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fork_server")
-@pytest.mark.parametrize("kill_at", [0, 4, 9])
-def test_a_part_that_was_killed_is_run_again(original, source, tmp_path, kill_at):
-    parts = tmp_path / "parts"
-    run_parts(source, parts, [1, 3])
-    assert end(start(original, parts, 2, tmp_path / "error", kill_at)) == -signal.SIGKILL
-    if kill_at < 9:  # else the last shard may have been finished in time
-        with pytest.raises(ConfigError, match=NO_LOG):
-            merge(source, parts)
-    run_parts(source, parts, [2])
-    merge(source, parts)
-    assert content(parts) == one_run(source, tmp_path / "one")
 
 
 def test_the_second_of_two_runs_of_a_part_is_refused(source, tmp_path):

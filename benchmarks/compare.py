@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload.bench.runner import RESULTS_VERSION, Measurement, Results, describe_task, ratios_of
+from dataload.bench.runner import Measurement, Results, describe_task, ratios_of
 from dataload.errors import printable
 
 CHANCE = 0.01
@@ -177,10 +177,7 @@ def _number(value: float | None) -> str:
 
 def read_results(path: Path) -> Results:
     """Read a file that one of the commands has written."""
-    values = json.loads(path.read_text("utf-8"))
-    if "rows" in values:  # version 0.1 wrote cases without a header
-        values = {"date": "", "versions": {}, "command": "", "version": RESULTS_VERSION, **values}
-    return Results.from_json(values)
+    return Results.from_json(json.loads(path.read_text("utf-8")))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

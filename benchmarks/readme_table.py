@@ -98,11 +98,8 @@ def _lines(results: Results) -> Iterator[str]:
     machine = results.machine
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     memory = f", {machine['memory'] / 1e9:.0f} GB" if machine.get("memory") else ""
-    if results.version > 1:
-        rounds, seconds = _rounds(results.measurements)
-        yield _EXPLAINED.format(rounds=rounds, seconds=seconds) + "\n"
-    else:
-        yield "This run had no warm-up: its rates mix the first touch of mapped memory and the steady state.\n"
+    rounds, seconds = _rounds(results.measurements)
+    yield _EXPLAINED.format(rounds=rounds, seconds=seconds) + "\n"
     yield (
         f"{results.date[:10]}, {_cell(str(machine.get('processor')))}, {machine.get('cpus')} CPUs{memory}, "
         f"{_cell(str(machine.get('system')))}; {_cell(versions)}.\n\n```\n{results.command}\n```"

@@ -136,8 +136,8 @@ def _row(measurement: Measurement, compared: Sequence[Measurement | None]) -> tu
         f"{median(a.nbytes / a.seconds if a.seconds else 0.0 for a in answers) / 1e6:,.0f}",
         *("" if ratio is None else f"{ratio.median:.2f}" for ratio in ratios),
         _number(a.first_touch_rate for a in answers),
-        _number(a.minor_faults / a.batches for a in answers if a.batches and a.minor_faults is not None),
-        _number(a.system_seconds / a.batches * 1e6 for a in answers if a.batches and a.system_seconds is not None),
+        _number(a.minor_faults / a.batches for a in answers if a.batches),
+        _number(a.system_seconds / a.batches * 1e6 for a in answers if a.batches),
         f"{median(a.open_seconds for a in answers) * 1e3:,.1f}",
         f"{median(a.first_batch_seconds for a in answers) * 1e3:,.1f}",
         f"{median(a.cpu_seconds * 1e9 / max(1, a.nbytes) for a in answers):,.2f}",
@@ -157,7 +157,6 @@ def _number(values: Iterable[float | None]) -> str:
 
 
 RESULTS_VERSION = 2
-_READABLE = (1, 2)  # 1 had no warm-up
 _PACKAGES = ("dataload", "numpy", "lmdb", "array-record", "pymongo", "protobuf", "simplejpeg", "torch")
 _LEAST_TIMEOUT = 120.0
 _MESSAGE_CHARACTERS = 300
@@ -239,10 +238,8 @@ class Results:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Self:
         """Return the results in what `to_json` returned; raise a ValueError for anything else or an unknown version."""
-        found = values.get("version")
-        if found not in _READABLE:
-            known = " or ".join(map(str, _READABLE))
-            raise ValueError(f"expected results of dataload bench, version {known}, got version {found!r}")
+        if (found := values.get("version")) != RESULTS_VERSION:
+            raise ValueError(f"expected results of dataload bench, version {RESULTS_VERSION}, got version {found!r}")
         from pydantic import TypeAdapter  # takes 60 ms to import
 
         return TypeAdapter(cls).validate_python(values)

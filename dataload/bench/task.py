@@ -82,7 +82,6 @@ class Answer:
     (the kernel's part of it) and `minor_faults` (that read nothing from a disk, with workers) are of this time.
     Resident bytes include workers. `checksum` is that of the first epoch, None unless it was read to its end.
     `first_touch_rate` is records per second after its first batch, when mapped memory is touched for the first time.
-    Files of results of version 1 lack the last four, and their `seconds` begin after the first batch.
     """
 
     open_seconds: float
@@ -95,10 +94,10 @@ class Answer:
     cached_rss: int | None
     checksum: int | None
     settings: Mapping[str, Any]
-    batches: int | None = None
-    system_seconds: float | None = None
-    minor_faults: int | None = None
-    first_touch_rate: float | None = None
+    batches: int
+    system_seconds: float
+    minor_faults: int
+    first_touch_rate: float | None
 
     @property
     def records_per_second(self) -> float:

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 from typing import Annotated, Any, cast, get_args
@@ -96,19 +95,18 @@ def bench_command(
         return
     if overrides:
         raise ConfigError("--set changes a config: give one with --loader", key="set", value=overrides)
-    if path is not None and made:
-        raise ConfigError(f"--made makes data instead of {path}: give one of the two", key="made", value=made)
-    moved = {"made": made or path is None, "peers": peers, "peer-python": peer_python}
-    old = {**moved, "cold": cold, "scale": scale, "seed": seed, "wide": wide, "html": html, "dark": dark}
+    if path is None or made or peers or peer_python:
+        message = (
+            "give a PATH to your data: --made, --peers and --peer-python have moved to `python -m benchmarks`, which "
+        )
+        raise ConfigError(f"{message}a clone of the repository has", key="path")
+    old = {"cold": cold, "seed": seed, "scale": scale, "wide": wide, "html": html, "dark": dark}
     for name in (name for name, value in old.items() if value):
-        print_warning(_DEPRECATED.get(name, f"--{name} is deprecated: use `python -m benchmarks` in a clone"))
+        effect = "" if name in ("cold", "seed") else " and has no effect"
+        print_warning(f"--{name} is deprecated{effect}: use --json, --picture, or `python -m benchmarks` in a clone")
     # Every argument is checked before the first measurement.
     _check_targets(json, picture)
     run = describe_run(shlex.join(["dataload", *sys.argv[1:]]))
-    clone, more = None, dict[str, Any]()
-    if any(moved.values()):
-        clone = _import_benchmarks()
-        more = clone.beside.beside(peers, peer_python or ())
     choices = Choices(
         orders=cast("Any", choose("orders", orders, get_args(Order))),
         workers=numbers("workers", workers),
@@ -120,16 +118,12 @@ def bench_command(
     )
     with ExitStack() as opened:
         directory = Path(cache) if cache is not None else _own_directory()
-        if path is not None:
-            wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
-            data = [_own_data(wanted, opened, records, codec, option, decode)]
-            if wanted.is_function:  # nothing would tell that it returns other data
-                directory.mkdir(parents=True, exist_ok=True)
-                directory = Path(opened.enter_context(TemporaryDirectory(dir=directory)))
-        else:
-            work = cast("Any", clone).workloads
-            data = [work.made_data(work.get_workload(name), records) for name in made or ["floats-4k"]]
-        found = side_by_side(data, formats, choices, repeats, directory, wide=wide, **more)
+        wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
+        data = _own_data(wanted, opened, records, codec, option, decode)
+        if wanted.is_function:  # nothing would tell that it returns other data
+            directory.mkdir(parents=True, exist_ok=True)
+            directory = Path(opened.enter_context(TemporaryDirectory(dir=directory)))
+        found = side_by_side([data], formats, choices, repeats, directory)
     results = Results(**run, **found)
     if json is not None:
         _write(json, json_module.dumps(results.to_json(), indent=1))
@@ -232,32 +226,6 @@ def measure_tasks(
         print_line(line)
     print_line()
     return found
-
-
-_DEPRECATED = {
-    "scale": "--scale is deprecated and has no effect: use `python -m benchmarks orders overhead open`",
-    "wide": "--wide is deprecated: --json has all figures, and `python -m benchmarks` shows them",
-    "html": "--html is deprecated and writes nothing: use --json and --picture, or `python -m benchmarks`",
-    "dark": "--dark is deprecated and has no effect",
-}
-
-
-def _import_benchmarks() -> Any:
-    """Import what has moved to the repository; a clone is found in the working directory, too."""
-    if os.path.isfile("benchmarks/beside.py") and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())  # run in a clone, but from an installed script
-    try:
-        for name in ("beside", "workloads"):
-            import_module(f"benchmarks.{name}")
-        return import_module("benchmarks")
-    except ModuleNotFoundError as error:
-        if not (error.name or "").startswith("benchmarks"):
-            raise
-        raise ConfigError(
-            "give a PATH to your data: made data and other loaders are measured by `python -m benchmarks`, which the "
-            "repository has and the installed package does not. Run it in a clone, or put the clone on PYTHONPATH",
-            key="path",
-        ) from error
 
 
 def _own_directory() -> Path:

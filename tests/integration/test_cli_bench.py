@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import stat
 import sys
 from pathlib import Path
@@ -106,42 +107,62 @@ def test_old_options_warn(tmp_path, own):
     old = ("--wide", "--cold", "--seed", 3, "--html", tmp_path / "page.html", "--dark", "--scale")
     result = run("bench", own, "--formats", "syrah", *QUICK, "--cache", tmp_path / "cache", *old)
     assert result.exit_code == 0, result.output
-    for name in ("wide", "cold", "seed", "html", "dark", "scale"):
-        assert f"--{name} is deprecated" in result.stderr
-    assert result.stderr.count("`python -m benchmarks") == 5
+    for name in ("cold", "seed"):
+        assert f"--{name} is deprecated: use " in result.stderr
+    for name in ("wide", "html", "dark", "scale"):
+        assert f"--{name} is deprecated and has no effect: use " in result.stderr
+    assert result.stderr.count("`python -m benchmarks`") == 6
     assert not (tmp_path / "page.html").exists()
-    (head,) = (line for line in result.stdout.splitlines() if line.startswith("reader"))
-    assert " ".join(head.split()) == " ".join(RATE_COLUMNS)
-    assert "dataload, syrah, global, 0 workers: executor threads, num_workers 0, prefetch 2" in result.stdout
 
 
-def test_made_data_have_limits(tmp_path):
+@pytest.mark.parametrize(
+    "moved", [(), ("--made", "floats-64"), ("data", "--peers", "all"), ("d", "--peer-python", "p")]
+)
+def test_made_data_and_peers_have_moved(moved):
+    assert "give a PATH to your data: --made, --peers and --peer-python have moved" in fail(2, "bench", *moved).stderr
+
+
+@pytest.fixture
+def benchmarks(monkeypatch, capsys):
+    """Run ``python -m benchmarks`` with arguments, and return what it prints and what it writes as JSON."""
+
+    def measure(*arguments, json_to=None):
+        from benchmarks.__main__ import main
+
+        given = [*arguments, *(["--json", json_to] if json_to else [])]
+        monkeypatch.setattr(sys, "argv", ["benchmarks", *map(str, given)])
+        main()
+        return capsys.readouterr(), Results.from_json(json.loads(json_to.read_text())) if json_to else None
+
+    return measure
+
+
+def test_made_data_have_limits(tmp_path, benchmarks):
     options = ("--made", "floats-64", "--records", 600, "--formats", "syrah", "--batch-size", 100)
-    lines, told = bench(*options, *QUICK, "--cache", tmp_path / "cache", json_to=tmp_path / "out.json")
-    results = Results.from_json(told)
+    printed, results = benchmarks(*options, *QUICK, "--cache", tmp_path / "cache", json_to=tmp_path / "out.json")
     assert [(m.task.kind, m.task.name, m.error) for m in results.measurements] == [
         ("limit", "copy in memory, 1 thread", None),
         ("limit", "copy in memory, 2 threads", None),
         ("dataload", "dataload", None),
     ]
     assert len({answer.checksum for m in results.measurements for answer in m.answers}) == 1
-    assert "reader format order workers records/s x limit" in " ".join(" ".join(lines).split())
+    (head,) = (line for line in printed.out.splitlines() if line.startswith("reader"))
+    assert " ".join(head.split()) == " ".join(RATE_COLUMNS)
+    assert "dataload, syrah, global, 0 workers: executor threads, num_workers 0, prefetch 2" in printed.out
 
 
 # Peers
 
 
 @pytest.mark.slow_suite
-def test_other_loaders_beside_it(tmp_path):
+def test_other_loaders_beside_it(tmp_path, benchmarks):
     pytest.importorskip("torch")
-    target = tmp_path / "out.json"
-    result = run(
-        *("bench", "--made", "floats-64", "--records", 64, "--formats", "tar", "--batch-size", 16, *QUICK),
-        *("--cache", tmp_path / "cache", "--json", target, "--peers", "torch DataLoader, memmap, bagz"),
+    printed, results = benchmarks(
+        *("--made", "floats-64", "--records", 64, "--formats", "tar", "--batch-size", 16, *QUICK),
+        *("--cache", tmp_path / "cache", "--peers", "torch DataLoader, memmap, bagz"),
         *("--peer-python", "bagz=/no/such/python", "--peer-python", sys.executable),
+        json_to=tmp_path / "out.json",
     )
-    assert result.exit_code == 0, result.output
-    results = Results.from_json(json.loads(target.read_text()))
     found = {(m.task.kind, m.task.name): m for m in results.measurements if m.task.kind != "limit"}
     kinds = [("dataload", "dataload"), ("peer", "torch DataLoader, memmap"), ("peer", "bagz")]
     assert sorted(found) == sorted(kinds)
@@ -149,12 +170,12 @@ def test_other_loaders_beside_it(tmp_path):
     assert ours.answers[0].checksum == memmap.answers[0].checksum is not None
     assert (absent.answers, memmap.task.format) == ((), "npy")
     assert "cannot run /no/such/python" in absent.error
-    assert "warning: bagz, bagz, global, 0 workers: cannot run /no/such/python" in result.stderr
-    (row,) = (line for line in result.stdout.splitlines() if line.startswith("torch DataLoader, memmap"))
-    assert row.split()[-4] == "1.00"  # the best peer
+    assert "warning: bagz, bagz, global, 0 workers: cannot run /no/such/python" in printed.err
+    rows = [line for line in printed.out.splitlines() if line.startswith("torch DataLoader, memmap, ")]
+    assert dict(zip(RATE_COLUMNS, re.split(r" {2,}", rows[0]), strict=False))["x peer"] == "1.00"  # the best peer
 
 
-def test_all_peers_are_all_that_are_known(monkeypatch):
+def test_all_peers_are_all_that_are_known(monkeypatch, benchmarks):
     from benchmarks.peers import PEERS, plan
 
     def ask(names, *_, **__):
@@ -163,27 +184,16 @@ def test_all_peers_are_all_that_are_known(monkeypatch):
 
     asked = []
     monkeypatch.setattr(plan, "plan_peers", ask)
-    fail(2, "bench", "--made", "streams", "--records", 16, "--peers", "all")
+    with pytest.raises(ConfigError, match="no more of this"):
+        benchmarks("--made", "streams", "--records", 16, "--peers", "all")
     assert asked == [tuple(PEERS)]
+    with pytest.raises(ConfigError, match="--peers has 'Grian'"):
+        benchmarks("--made", "streams", "--peers", "Grian")
 
 
-def test_peers_without_a_clone(monkeypatch, tmp_path):
-    """As from an installed wheel, whose directory holds no benchmarks."""
-    monkeypatch.chdir(tmp_path)
-    for name in [name for name in sys.modules if name.partition(".")[0] == "benchmarks"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "path", [path for path in sys.path if not (Path(path) / "benchmarks").is_dir()])
-    error = fail(2, "bench", "--made", "floats-64", "--peers", "all", "--cache", tmp_path / "cache").stderr
-    assert "give a PATH to your data: made data and other loaders are measured by `python -m benchmarks`" in error
-    assert "put the clone on PYTHONPATH" in error
-    # In a clone it is found, also where the command itself is an installed script.
-    monkeypatch.chdir(TESTS.parent)
-    assert "--peers has 'Grian'" in fail(2, "bench", "--peers", "Grian").stderr
-
-
-def test_streams(tmp_path):
+def test_streams(tmp_path, benchmarks):
     options = ("--records", 64, "--batch-size", 4, *QUICK, "--workers", "0,2", "--cold")
-    results = Results.from_json(bench("--made", "streams", *options, json_to=tmp_path / "out.json")[1])
+    _, results = benchmarks("--made", "streams", *options, json_to=tmp_path / "out.json")
     assert [(m.task.name, m.task.workers, m.error) for m in results.measurements] == [
         ("bare generators, 1 process", 0, None),
         *(("dataload", workers, None) for workers in (0, 2)),

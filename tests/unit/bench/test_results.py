@@ -56,20 +56,8 @@ def test_json_and_back(made):
     assert Results.from_json({**values, "curves": []}) == results, "0.2 wrote curves"
 
 
-def test_results_of_version_1_are_read(made):
-    values = made.results(made.ours(500)).to_json()
-    (answer,) = values["measurements"][0]["answers"]
-    for name in ("batches", "system_seconds", "minor_faults", "first_touch_rate"):
-        del answer[name]
-    (read,) = Results.from_json({**values, "version": 1}).measurements
-    assert read.rates == [500]
-    assert read.answers[0].minor_faults is None
-
-
-@pytest.mark.parametrize("version", [None, 0, 3, "1"])
+@pytest.mark.parametrize("version", [None, 0, 1, 3, "2"])
 def test_another_version_is_refused(made, version):
     values = {**made.results().to_json(), "version": version}
-    with pytest.raises(
-        ValueError, match=f"expected results of dataload bench, version 1 or 2, got version {version!r}"
-    ):
+    with pytest.raises(ValueError, match=f"expected results of dataload bench, version 2, got version {version!r}"):
         Results.from_json(values)

@@ -218,7 +218,8 @@ def plan_job(
     pairs = np.bincount(found.shard, minlength=len(job.ends)) * thin.nodes_per_node
     if choice.mode == "shards":
         per_node = np.bincount(found.node, job.sizes[found.shard], minlength=thin.nodes)
-        first_bytes = _first_bytes(job)
+        first = touches(job, range(job.nodes if job.planner.world_size <= _MOST_RANKS else 1), 0, 1)
+        first_bytes = int(np.bincount(first.node, job.sizes[first.shard]).max())
     else:
         per_node = np.bincount(found.node, found.rows, minlength=thin.nodes) * job.record_bytes * thin.records_per_row
         first_bytes = round(job.planner.rows_per_step * job.ranks_per_node * job.record_bytes)
@@ -248,12 +249,6 @@ def _choose(job: Cluster, budget: int | None) -> Choice:
     budget //= sharers_of(data_bytes, job.ranks_per_node, budget)
     reads = measure(block, job.ends, np.arange(len(job.ends)), job.sizes, job.record_bytes, budget)
     return choose(reads.of_ranks(job.ranks_per_node), budget)
-
-
-def _first_bytes(job: Cluster) -> int:
-    """Return the maximum bytes of shards that a node reads in the first step."""
-    found = touches(job, range(job.nodes if job.planner.world_size <= _MOST_RANKS else 1), 0, 1)
-    return int(np.bincount(found.node, job.sizes[found.shard]).max())
 
 
 def _together(job: Cluster, found: Touches) -> int:

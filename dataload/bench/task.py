@@ -117,15 +117,11 @@ def check_batch(batch: Mapping[str, Any]) -> tuple[int, int, int]:
             column = cast("Array", value)
             rows, nbytes, total = len(column), nbytes + column.nbytes, total + _check_column(column)
         else:
-            items = _views(cast("Sequence[Any]", value))
+            # The views of a column that makes `bytes` only on request cost no copy.
+            items = list(value.views()) if isinstance(value, BytesColumn) else cast("Sequence[Any]", value)
             rows, nbytes = len(items), nbytes + sum(map(_size, items))
             total += sum(map(_check_value, items))
     return rows, nbytes, total % MODULUS
-
-
-def _views(values: Sequence[Any]) -> Sequence[Any]:
-    """Return the values of a column; of one that makes `bytes` only on request, views, which cost no copy."""
-    return list(values.views()) if isinstance(values, BytesColumn) else values
 
 
 def check_record(record: Mapping[str, Any]) -> int:

@@ -60,7 +60,10 @@ def inspect_command(
         facts["statistics"] = [statistics_facts(each) for each, _ in statistics]
         facts["fingerprint"] = source.fingerprint() if fingerprint or wanted.remote is None else None
     facts["remote"] = _remote(wanted.remote)
-    facts["manifest"] = _manifest(found)
+    facts["manifest"] = [
+        {"pattern": entry.pattern, "options": dict(entry.options), "hashed": all(entry.sha256)}
+        for entry in found.listed
+    ]
     if json:
         print_json(facts)
     else:
@@ -134,14 +137,6 @@ def _remote(remote: Remote | None) -> dict[str, Any] | None:
         "requests": downloads.requests,
         "bytes": downloads.nbytes,
     }
-
-
-def _manifest(found: DataSetFiles) -> list[dict[str, Any]]:
-    """Describe the data sets in manifests that list the shards."""
-    return [
-        {"pattern": entry.pattern, "options": dict(entry.options), "hashed": all(entry.sha256)}
-        for entry in found.listed
-    ]
 
 
 def _size(path: str, remote: Remote | None) -> int:

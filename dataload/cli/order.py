@@ -79,7 +79,9 @@ def order_command(
     with record_loader(config, overrides=settings) as loader:
         planner = loader.batch_sampler
         if steps is not None:
-            _print_steps(planner, _parse_steps(steps, planner.steps(epoch), epoch), epoch, rank is not None, json)
+            chosen = parse_range(steps, "--steps")
+            check_steps(chosen, planner.steps(epoch), epoch, "--steps", steps)
+            _print_steps(planner, chosen, epoch, rank is not None, json)
             return
         if isinstance(planner, StreamPlanner):
             if quality is not None:
@@ -104,13 +106,6 @@ def _check(steps: str | None, rank: int | None, picture: str | None, quality: fl
         raise ConfigError(f"--steps prints only indices: omit {'--quality' if picture is None else '--picture'}")
     if picture is not None:
         check_picture(picture)
-
-
-def _parse_steps(text: str, total: int, epoch: int) -> range:
-    """Parse a step or a range of steps."""
-    found = parse_range(text, "--steps")
-    check_steps(found, total, epoch, "--steps", text)
-    return found
 
 
 def _print_steps(planner: BatchPlanner, steps: range, epoch: int, of_rank: bool, as_json: bool) -> None:

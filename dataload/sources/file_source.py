@@ -264,15 +264,12 @@ class FileSource(Source[T_co]):
 
     def _read(self, indices: Int64Array) -> list[T_co]:
         try:
-            return self._read_records(indices)
+            opened = self._data_set()
+            if len(opened.ends) == 1:
+                return opened.reader(0).read(indices, self._selected)
+            return opened.records(indices, self._selected)
         except MemoryError as error:
             raise memory_error(self, self._paths[0], len(indices)) from error
-
-    def _read_records(self, indices: Int64Array) -> list[T_co]:
-        opened = self._data_set()
-        if len(opened.ends) == 1:
-            return opened.reader(0).read(indices, self._selected)
-        return opened.records(indices, self._selected)
 
     def read_batch(self, indices: Any, fields: Sequence[str] | None = None) -> Batch:
         """See `Source.read_batch`; here as well, so that a batch's way to its bytes leads through one file less."""

@@ -111,9 +111,9 @@ def get_format(name: str) -> Format:
         message = f"there is no format {name!r}: {closest(name, format_names())}"
         raise ConfigError(message, key="format", value=name)
     if len({point.value for point in points}) > 1:
+        added = [f"{point.dist.name} ({point.value})" if point.dist else point.value for point in points]
         raise ConfigError(
-            f"format {name!r} is added by two installed packages, {' and '.join(map(_distribution, points))}: "
-            "uninstall one of them",
+            f"format {name!r} is added by two installed packages, {' and '.join(added)}: uninstall one of them",
             key="format",
             value=name,
         )
@@ -134,10 +134,6 @@ def _entry_points() -> Iterable[EntryPoint]:
     from importlib.metadata import entry_points  # takes 20 ms; only needed for other names
 
     return entry_points(group=ENTRY_POINT_GROUP)
-
-
-def _distribution(point: EntryPoint) -> str:
-    return f"{point.dist.name} ({point.value})" if point.dist else point.value
 
 
 def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None:

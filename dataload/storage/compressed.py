@@ -5,7 +5,6 @@ import io
 import zlib
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -78,7 +77,8 @@ def read_text(path: str, limit: int, remote: Remote | None = None) -> bytes | by
         if path.lower().endswith(".zst"):
             arrow = load_optional("pyarrow", needed_by="reading .zst", extra="arrow")
             errors = (arrow.ArrowException, OSError)
-            read: Callable[[int], bytes] = _zst_reader(file, arrow)
+            stream = arrow.PythonFile(FileStream(file), "r")
+            read: Callable[[int], bytes] = arrow.CompressedInputStream(stream, "zstd").read
         else:
             read = gzip.GzipFile(fileobj=io.BufferedReader(FileStream(file))).read
         try:
@@ -90,7 +90,3 @@ def read_text(path: str, limit: int, remote: Remote | None = None) -> bytes | by
         except errors as error:
             raise CorruptFileError(f"the file cannot be decompressed: {error}", path=path, offset=len(text)) from error
     return text
-
-
-def _zst_reader(file: Any, arrow: Any) -> Callable[[int], bytes]:
-    return arrow.CompressedInputStream(arrow.PythonFile(FileStream(file), "r"), "zstd").read

@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import stat
 import sys
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 from command_line import fail, run
 
 import dataload
-from dataload.bench.runner import RATE_COLUMNS, Results, Spread
+from dataload.bench.runner import RATE_COLUMNS, Results, Spread, rate_rows
 from dataload.bench.stages import StageReport, StageTime
 from dataload.errors import ConfigError
 
@@ -171,8 +170,8 @@ def test_other_loaders_beside_it(tmp_path, benchmarks):
     assert (absent.answers, memmap.task.format) == ((), "npy")
     assert "cannot run /no/such/python" in absent.error
     assert "warning: bagz, bagz, global, 0 workers: cannot run /no/such/python" in printed.err
-    rows = [line for line in printed.out.splitlines() if line.startswith("torch DataLoader, memmap, ")]
-    assert dict(zip(RATE_COLUMNS, re.split(r" {2,}", rows[0]), strict=False))["x peer"] == "1.00"  # the best peer
+    rows = [dict(zip(RATE_COLUMNS, row, strict=True)) for row in rate_rows(results.measurements)]
+    assert [row["x peer"] for row in rows if row["reader"].startswith("torch")] == ["1.00"]  # the best peer
 
 
 def test_all_peers_are_all_that_are_known(monkeypatch, benchmarks):

@@ -53,24 +53,12 @@ class ArrayRecordSource(FileSource[Any]):
     package, which compares the hashes of all data. Each read through the map checks the headers of the chunks; it
     compares hashes only with the option `verify`, as ``dataload verify`` does.
 
-    Args:
-        paths: One file or several, each a path, a slice ``"path[start:stop]"`` of its records, or an object with
-            the attributes of `FileInstruction`.
-        fields: Names of the fields to read, with a codec that returns fields; None means all.
-        options: See `ArrayRecordOptions`.
-
-    Raises:
-        ConfigError: The codec is invalid, a slice ends before it starts, or `fields` are given without a codec. On
-            first use: a slice ends after the file's last record, or an option is unknown.
-        CorruptFileError: On first use, if a file is truncated or damaged; in reads, if a record is damaged.
-        UnsupportedFormatError: On first use, if a file is not an ArrayRecord file.
-        MissingDependencyError: On first use, if a file needs array_record and it is not installed.
+    `paths` are files, slices ``"path[start:stop]"`` of their records, or objects with the attributes of
+    `FileInstruction`. Options: `ArrayRecordOptions`.
 
     A process that was forked after array_record was used cannot use it: files that need it then raise a ConfigError.
-    Workers have to be started by ``"forkserver"`` or ``"spawn"``.
-
-    Warns:
-        UserWarning: A file was written with a `group_size` other than 1, which makes random access slow.
+    Workers have to be started by ``"forkserver"`` or ``"spawn"``. A file that was written with a `group_size` other
+    than 1 is a UserWarning.
     """
 
     format_name = "array_record"

@@ -44,22 +44,9 @@ _UNKNOWN = -1  # extent of a shape
 class TfdsSource(ArrayRecordSource):
     """Records of a split: the features in ``features.json``, with the same values as from ``tfds.data_source``.
 
-    Args:
-        paths: The directory that contains ``dataset_info.json``, such as ``mnist/3.0.1``, which may also be given as
-            ``mnist:3.0.1``; or that of its versions, of which the highest is read.
-        split: See `TfdsOptions`.
-        fields: Names of the features to read, in that order; None means all. A feature includes those inside it.
-        reader_options: See `ArrayRecordSource`.
-        max_record_bytes: See `ArrayRecordSource`.
-
-    Raises:
-        SourceNotFoundError: The directory lacks ``dataset_info.json`` or ``features.json``.
-        UnsupportedFormatError: The records are not in ArrayRecord files, or a feature to be read is of an unsupported
-            type; see `dataload.sources.array_record.tfds` for the supported ones.
-        ConfigError: The split or a feature does not exist, or the split selects no records. On first use: a file has
-            fewer records than ``dataset_info.json`` says.
-        CorruptFileError: TensorFlow Datasets did not write one of the two files like this. On first use, see
-            `ArrayRecordSource`.
+    The path is the directory that contains ``dataset_info.json``, such as ``mnist/3.0.1``, which may also be given as
+    ``mnist:3.0.1``; or that of its versions, of which the highest is read. A field includes those inside it. Options:
+    `TfdsOptions`; supported types of features: see `dataload.sources.array_record.tfds`.
 
     Examples:
         >>> source = TfdsSource("mnist/3.0.1", split="train[:75%]")  # doctest: +SKIP

@@ -29,14 +29,7 @@ class ArrayRecordWriter(Writer):
 
     The same records and options give the same bytes.
 
-    Args:
-        path: Destination.
-        overwrite: Replace an existing file.
-        options: See `ArrayRecordWriterOptions`.
-
-    Raises:
-        ConfigError: The codec is invalid, or an option is unknown.
-        MissingDependencyError: array_record is not installed.
+    Options: `ArrayRecordWriterOptions`.
     """
 
     options_type: ClassVar[Any] = ArrayRecordWriterOptions

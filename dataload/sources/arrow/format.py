@@ -90,10 +90,6 @@ class ParquetWriterOptions(TableWriterOptions):
     compression: str | None = "zstd"
 
 
-def _is_state(head: bytes) -> bool:
-    return head[:1] == b"{" and b'"_data_files"' in head
-
-
 PARQUET = Format(
     name="parquet",
     source="dataload.sources.arrow.parquet:ParquetSource",
@@ -120,7 +116,7 @@ HUGGING_FACE = Format(
     name="hugging_face",
     source="dataload.sources.arrow.reader:HuggingFaceSource",
     reader_options=ArrowOptions,
-    magic=_is_state,
+    magic=lambda head: head[:1] == b"{" and b'"_data_files"' in head,
     directory_file=STATE_FILE,
     extra="arrow",
 )

@@ -197,15 +197,7 @@ class ParquetSource(TableSource):
     A row group is decoded as a whole, and those used last are kept (`cached_bytes`). So the default shuffle goes by
     shards, through a pool (`reads_in_order`).
 
-    Args:
-        paths: One or more files.
-        fields: Names of the columns to read; None means all. Others are not decoded.
-        options: See `TableOptions`.
-
-    Raises:
-        CorruptFileError: A file is damaged, a row group takes more than `max_record_bytes`, or a value is null where
-            numpy has none.
-        MissingDependencyError: On first use, if pyarrow is not installed.
+    Options: `TableOptions`.
     """
 
     format_name = "parquet"

@@ -36,15 +36,7 @@ class ArrowSource(TableSource):
     Values are copied out of the file without reading their batch, unless the file is compressed or has views or
     unions (Polars writes views). Then a batch is decoded as a whole, and those used last are kept (`cached_bytes`).
 
-    Args:
-        paths: One or more files.
-        fields: Names of the columns to read; None means all. Others are not read.
-        options: See `ArrowOptions`.
-
-    Raises:
-        CorruptFileError: A file is damaged, a compressed batch takes more than `max_record_bytes`, or a value is null
-            where numpy has none.
-        MissingDependencyError: On first use, if pyarrow is not installed.
+    Options: `ArrowOptions`.
     """
 
     format_name = "arrow"
@@ -223,15 +215,7 @@ class HuggingFaceSource(ArrowSource):
     Images and audio are the bytes of their files, or decoded with ``decode="auto"``. Formats that were set in the
     library (``set_format``) are ignored.
 
-    Args:
-        paths: The directory, which has ``state.json``.
-        fields: Names of the columns to read; None means all.
-        options: See `ArrowOptions`.
-
-    Raises:
-        SourceNotFoundError: The directory does not exist, or has no ``state.json``.
-        CorruptFileError: ``state.json`` is damaged. On first use, see `ArrowSource`.
-        ConfigError: The directory has several splits.
+    The path is the directory, which has ``state.json``. Options: `ArrowOptions`.
     """
 
     format_name = "hugging_face"

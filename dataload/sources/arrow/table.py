@@ -220,16 +220,7 @@ class CsvSource(TableSource):
     A file is parsed as a whole by pyarrow, and those used last are kept (`cached_bytes`). So CSV is for small data and
     for import: convert larger files to another format.
 
-    Args:
-        paths: One or more files with the same columns.
-        fields: Names of the columns to read; None means all.
-        options: See `CsvOptions`.
-
-    Raises:
-        ConfigError: On first use, `dtypes` names an unknown column or dtype.
-        CorruptFileError: On first use, a file is empty, is not CSV or takes more than `max_record_bytes`; in reads, a
-            value is missing and its column neither text nor floats.
-        MissingDependencyError: On first use, if pyarrow is not installed.
+    Options: `CsvOptions`.
     """
 
     format_name = "csv"

@@ -24,15 +24,7 @@ class TableWriter(Writer):
     All records have the fields, dtypes and shapes of the first. Arrays are stored as tensors of one shape, or as lists
     if they have one axis and differ in length. Numbers, text, bytes, lists and dicts are stored unchanged.
 
-    Args:
-        path: Destination.
-        overwrite: Replace an existing file.
-        options: See `options_type`.
-
-    Raises:
-        ConfigError: pyarrow does not know the codec. In `write` or `close`: a record has other fields than the first,
-            or a value of another type or shape.
-        MissingDependencyError: pyarrow is not installed.
+    Options: see `options_type`.
     """
 
     def _begin(self, options: TableWriterOptions) -> None:

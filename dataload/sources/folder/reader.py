@@ -56,18 +56,8 @@ class FolderSource(FileSource[Record]):
     ``metadata.csv`` or ``metadata.jsonl`` beside the files, folders are not classes: see `FolderOptions`. An archive
     whose files all lie in one folder of classes is read as that folder.
 
-    Args:
-        paths: Folders, archives, or folders with a pattern, ``"data/{label}/{key}.jpg"``. Several are one data set with
-            the classes of all.
-        fields: Names of the fields to read, in that order; None means all.
-        options: See `FolderOptions`.
-
-    Raises:
-        ConfigError: An option is invalid; on first use, there are no class folders, both images and audio, or a file
-            lacks its row in `labels`.
-        SourceNotFoundError: On first use, a path does not exist, or a class folder is empty.
-        CorruptFileError: On first use, an archive or `labels` is invalid.
-        UnsupportedFormatError: On first use, a folder is at a URL.
+    `paths` are folders, archives, or folders with a pattern, ``"data/{label}/{key}.jpg"``. Several are one data set
+    with the classes of all. Options: `FolderOptions`.
     """
 
     format_name = "folder"
@@ -143,18 +133,14 @@ class FolderSource(FileSource[Record]):
         return state
 
 
-def _is_medium_or_metadata(name: str) -> bool:
-    return is_medium(name) or is_metadata(name)
-
-
 class FolderReader(ShardReader[Record]):
     """Reads one folder or archive; `classes` are the names of the labels, None if these are numbers."""
 
     def __init__(self, root: str, pattern: str | None, options: FolderOptions, decoders: Mapping[str, Decoder]) -> None:
         self._options = options
         self._decoders = decoders
-        matches = _is_medium_or_metadata if pattern is None else compile_pattern(pattern)
-        self._files = open_files(root, matches, options)
+        is_read = (lambda name: is_medium(name) or is_metadata(name)) if pattern is None else compile_pattern(pattern)
+        self._files = open_files(root, is_read, options)
         self._table = _build_table(root, pattern, options, self._files)
         self._files.listing = {}
         self._hash = repr(pattern)

@@ -151,16 +151,7 @@ class JsonlSource(FileSource[Record]):
     ``.zst``) is decompressed into memory as a whole, and those used last are kept (`cached_bytes`): decompress or
     convert files that are larger than `max_record_bytes`, or several large ones that are shuffled.
 
-    Args:
-        paths: One or more files.
-        fields: Names of the fields to read; None means all.
-        options: See `JsonlOptions`.
-
-    Raises:
-        CorruptFileError: On first use, a file has no bytes, or cannot be decompressed. In reads, a line is not a JSON
-            object.
-        ConfigError: In reads, a record lacks one of `fields`.
-        MissingDependencyError: On first use, a file ends in ``.zst``, and pyarrow is not installed.
+    Options: `JsonlOptions`.
     """
 
     format_name = "jsonl"

@@ -18,14 +18,7 @@ class JsonlWriter(Writer):
 
     The suffixes ``.gz`` and ``.zst`` of the path compress the file.
 
-    Args:
-        path: Destination.
-        overwrite: Replace an existing file.
-        options: See `FileOptions`.
-
-    Raises:
-        ConfigError: In `write`, a value cannot be written as JSON.
-        MissingDependencyError: The path ends in ``.zst``, and pyarrow is not installed.
+    Options: `FileOptions`.
     """
 
     options_type: ClassVar[Any] = FileOptions

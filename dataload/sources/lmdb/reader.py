@@ -19,18 +19,7 @@ class LMDBSource(LMDBFileSource[Any]):
     Records are the values, as bytes or decoded by a codec. Keys that are decimal numbers are ordered numerically, all
     others in LMDB's order; see `key_order`.
 
-    Args:
-        paths: One or more environments. What others commit later is not seen; after their second transaction, reads
-            raise an error.
-        fields: Names of the fields to read, if a codec decodes to fields; None means all.
-        options: See `LMDBOptions`.
-
-    Raises:
-        ConfigError: The codec is invalid; on first use, if the environment has several databases and `subdatabase` does
-            not name one of them.
-        CorruptFileError: On first use, if a file is truncated or damaged; in reads, if a value cannot be decoded, or
-            the file was written to.
-        UnsupportedFormatError: On first use, if keys have several values.
+    What others commit later is not seen; after their second transaction, reads raise an error. Options: `LMDBOptions`.
     """
 
     format_name = "lmdb"

@@ -31,16 +31,7 @@ class TorchRecordSource(LMDBFileSource[Record]):
     Fields without a name are named by position, ``"0"``, ``"1"``, ...; in the original's image data sets, ``"0"``
     contains the pixels as a flat uint8 array and ``"1"`` the label as bytes.
 
-    Args:
-        paths: One or more directories.
-        fields: Names of the fields to read; None means all.
-        options: See `TorchRecordOptions`.
-
-    Raises:
-        ConfigError: On first use, if the number of sub-databases is not `db_num`.
-        CorruptFileError: On first use, if a file is truncated or damaged, or a sub-database is missing; in reads, if a
-            record is missing or not a TensorProtos message, or the file was written to.
-        UnsupportedFormatError: On first use, if an LMDB file has no db0.
+    Options: `TorchRecordOptions`.
     """
 
     format_name = "torchrecord"

@@ -155,15 +155,8 @@ class LMDBWriter(Writer):
     Keys are 0, 1, ..., padded with zeros to 10 digits, so that LMDB's order is the writing order. With custom `keys`,
     a reader finds the records in key order.
 
-    Args:
-        path: Destination, a directory.
-        overwrite: Replace an existing directory.
-        options: See `LMDBWriterOptions`. A key that occurs twice is an error, which `close` raises at the latest; the
-            directory is then discarded.
-
-    Raises:
-        ConfigError: The codec is invalid.
-        MissingDependencyError: lmdb is not installed.
+    A key that occurs twice is an error, which `close` raises at the latest; the directory is then discarded. Options:
+    `LMDBWriterOptions`.
     """
 
     options_type: ClassVar[Any] = LMDBWriterOptions
@@ -227,14 +220,7 @@ class TorchRecordWriter(Writer):
     spooled, up to 64 MiB in memory, then in an unnamed file beside the destination, and `close` writes them to LMDB.
     That writes everything twice; `num_records` avoids it.
 
-    Args:
-        path: Destination, a directory.
-        overwrite: Replace an existing directory.
-        options: See `TorchRecordWriterOptions`.
-
-    Raises:
-        ConfigError: `db_num` or `num_records` is out of range; when writing or closing, if `num_records` is wrong.
-        MissingDependencyError: lmdb is not installed.
+    Options: `TorchRecordWriterOptions`.
     """
 
     options_type: ClassVar[Any] = TorchRecordWriterOptions

@@ -130,22 +130,14 @@ class MDSSource(FileSource[Record]):
     Shards are opened when they are first read, as the index has the rest. Compressed ones are decompressed into the
     cache of the node, unless the decompressed file is beside them; see `dataload.RemoteOptions`.
 
-    Args:
-        paths: One or more directories with ``index.json``, or paths of such files.
-        fields: Names of the columns to read, in that order; None means all.
-        options: See `MDSOptions`.
-
-    Raises:
-        ConfigError: A column is unknown, or in reads, holds pickles.
-        CorruptFileError: An index is damaged; in reads, a shard contradicts it.
-        UnsupportedFormatError: The shards are not in the format MDS, or have an unknown compression.
+    `paths` are directories with ``index.json``, or such files. Options: `MDSOptions`.
     """
 
     format_name = "mds"
     options_type: ClassVar[Any] = MDSOptions
 
     def _prepare(self) -> None:
-        self._indexes = [*map(_index_of, self._paths)]
+        self._indexes = [path if base_name(path) == INDEX_NAME else join(path, INDEX_NAME) for path in self._paths]
         shards = self._read_indexes()
         self._shards: dict[str, ShardInfo] | None = dict(shards)
         self._paths = tuple(path for path, _ in shards)
@@ -172,10 +164,6 @@ class MDSSource(FileSource[Record]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "_shards": None}
-
-
-def _index_of(path: str) -> str:
-    return path if base_name(path) == INDEX_NAME else join(path, INDEX_NAME)
 
 
 def _file_of(shard: ShardInfo, directory: str, remote: Any) -> str:

@@ -25,14 +25,7 @@ class SyrahSource(FileSource[Record]):
     Every field is an array, or text if its dtype is ``str``. Files of the original tool have no shapes, so
     their arrays are one-dimensional unless the option `shapes` is given. Files written by dataload keep shapes.
 
-    Args:
-        paths: One or more files.
-        fields: Names of the fields to read; None means all.
-        options: See `SyrahOptions`.
-
-    Raises:
-        CorruptFileError: On first use, if a file is damaged.
-        MissingDependencyError: On first use, if pymongo is not installed.
+    Options: `SyrahOptions`.
     """
 
     format_name = "syrah"

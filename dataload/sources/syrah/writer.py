@@ -49,10 +49,7 @@ class SyrahWriter(Writer):
     the format, numbers, text or bytes. The metadata are one BSON document of at most 2 GiB, which is enough for about
     134 million records with one field; write several shards for more.
 
-    Args:
-        path: Destination.
-        overwrite: Replace an existing file.
-        options: See `FileOptions`.
+    Options: `FileOptions`.
     """
 
     options_type: ClassVar[Any] = FileOptions

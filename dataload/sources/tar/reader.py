@@ -35,16 +35,7 @@ class TarSource(FileSource[Record]):
     a sample has several files of one name, the first is read, as in DALI; `dataload index` reports them. Directories,
     links and hidden files are ignored.
 
-    Args:
-        paths: One or more uncompressed archives.
-        fields: Names of the fields to read, in that order. None means all fields of each sample; otherwise
-            ``"__key__"`` is read only if it is listed.
-        options: See `TarOptions`.
-
-    Raises:
-        ConfigError: An option is invalid; on first use, a field is unknown or missing.
-        CorruptFileError: On first use, an archive or index is invalid, or they contradict each other.
-        UnsupportedFormatError: On first use, an archive is compressed or contains sparse files.
+    With `fields`, ``"__key__"`` is read only if it is listed. Options: `TarOptions`.
     """
 
     format_name = "tar"
@@ -119,16 +110,8 @@ class WidsSource(TarSource):
     Archives are opened when they are first read, as the index has their lengths, unless an option may change these:
     ``missing="skip"`` or ``"empty"``, or ``on_damage="stop"``. The first archive with samples determines the fields.
 
-    Args:
-        paths: The JSON file, or several. Archives are named relative to it, or to the ``base`` in it. They are below
-            its directory; if it is at a URL, at the same host or bucket.
-        fields: See `TarSource`.
-        options: See `TarOptions`.
-
-    Raises:
-        ConfigError: See `TarSource`.
-        CorruptFileError: The index is damaged or names archives elsewhere; or on first use, archives differ from it.
-        UnsupportedFormatError: The index is of another version, or refers to other indexes.
+    `paths` are JSON files. Archives are named relative to them, or to the ``base`` in them, and are below their
+    directory; at a URL, at the same host or bucket. Options: `TarOptions`.
     """
 
     format_name = "wids"

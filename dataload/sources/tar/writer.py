@@ -29,14 +29,7 @@ class TarWriter(Writer):
     has a value that is not bytes, the archive says so in a PAX comment: `dataload.open` then reads records back as they
     were, and images are bytes unless ``decode="auto"`` is passed.
 
-    Args:
-        path: Destination.
-        overwrite: Replace an existing archive and its index.
-        options: See `TarWriterOptions`.
-
-    Raises:
-        ConfigError: The archive or the index exists and `overwrite` is False; when writing, a key or a field cannot be
-            stored.
+    Options: `TarWriterOptions`.
     """
 
     options_type: ClassVar[Any] = TarWriterOptions
@@ -44,7 +37,7 @@ class TarWriter(Writer):
     def _begin(self, options: TarWriterOptions) -> None:
         self._index = _IndexWriter(index_path(self.path), overwrite=self._overwrite, remote=options.remote)
         self._indexed = options.index
-        self._make_key = options.key or _default_key
+        self._make_key = options.key or (lambda number, record: record.get(KEY, f"{number:08d}"))
         self._last_key: bytes | None = None
         self._position = self._written = 0
         self._parts: list[bytes] = []  # what is in the archive between both
@@ -143,10 +136,6 @@ class _IndexWriter(Writer):
 
     def _finish(self) -> None:
         self.complete()
-
-
-def _default_key(number: int, record: Mapping[str, Any]) -> str:
-    return record.get(KEY, f"{number:08d}")
 
 
 def _check_key(key: Any, indexed: bool) -> bytes:

@@ -154,16 +154,7 @@ _LEAST_CACHED = 100_000  # records; finding fewer takes 20 ms
 class TFRecordSource(FileSource[Any]):
     """Records of uncompressed TFRecord files, as bytes or decoded by a codec.
 
-    Args:
-        paths: One or more files. One of zero bytes has no records, as for TensorFlow.
-        fields: Names of the fields to read, if a codec decodes to fields; None means all.
-        options: See `TFRecordOptions`.
-
-    Raises:
-        ConfigError: The codec is invalid.
-        CorruptFileError: On first use, if a file is cut off within a record, or the checksum of a length is wrong; in
-            reads, if a record cannot be decoded, or checksums are compared and differ.
-        UnsupportedFormatError: On first use, if a file does not begin with a record; it may be compressed.
+    A file of zero bytes has no records, as for TensorFlow. Options: `TFRecordOptions`.
     """
 
     format_name = "tfrecord"

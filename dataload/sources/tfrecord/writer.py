@@ -11,14 +11,7 @@ from dataload.sources.writer import Writer, choose_codec, encode_bytes
 class TFRecordWriter(Writer):
     """Writes a TFRecord file. The same records and codec give the same bytes.
 
-    Args:
-        path: Destination.
-        overwrite: Replace an existing file.
-        options: See `TFRecordWriterOptions`.
-
-    Raises:
-        ConfigError: The codec is invalid, or an option is unknown.
-        MissingDependencyError: google-crc32c is not installed.
+    Options: `TFRecordWriterOptions`.
     """
 
     options_type: ClassVar[Any] = TFRecordWriterOptions

@@ -23,13 +23,8 @@ class TokenWriter(Writer):
     A record is a document: a field of tokens, or tokens; (n,) integers. The index, ``X.idx``, is that of Megatron-LM,
     which reads a .bin file with it. ``documents=True`` reads it again.
 
-    Args:
-        path: Destination. Its suffix, .npy or any other, decides whether the file begins with a header.
-        overwrite: Replace an existing file and its index.
-        options: See `TokenWriterOptions`.
-
-    Raises:
-        ConfigError: When writing: a record has no tokens, or one that does not fit the dtype.
+    The suffix of the path, .npy or any other, decides whether the file begins with a header. Options:
+    `TokenWriterOptions`.
     """
 
     options_type: ClassVar[Any] = TokenWriterOptions

@@ -340,7 +340,9 @@ class CachePlan:
         by_range = False
         if victim is None or later[victim] < farthest:
             # Still, keep one shard on its way while others are read.
-            if not urgent and any(map(self._is_untouched, self.resident)):
+            if not urgent and any(
+                self._next_use(shard) > self._position and self._rest(shard) == 1 for shard in self.resident
+            ):
                 return None
             last = max(later, key=later.__getitem__)
             if victim is not None and self._is_nearly_read(last):
@@ -382,9 +384,6 @@ class CachePlan:
         uses = self._uses.get(shard)
         key = shard, uses[0].epoch if uses else -1
         return self._left[key] / self._planned[key] if uses else 0
-
-    def _is_untouched(self, shard: int) -> bool:
-        return self._next_use(shard) > self._position and self._rest(shard) == 1
 
     def _is_nearly_read(self, shard: int) -> bool:
         return shard not in self._whole and self._rest(shard) < 1 / _FEW

@@ -202,16 +202,13 @@ class RangePrefetcher(DownloadThreads[_Fetched]):
                 self._arrived.wait_for(lambda: self._stopped or self._ended or self._planned != seen)
             return None if self._stopped or self._planned == seen else self._planned
 
-    def _grow(self) -> None:
-        self._window = min(2 * self._window, _MOST_BYTES)
-        self._planner.notify()
-
     def _wait(self, fetched: _Fetched, runs: Int64Array) -> bool:
         """Wait for runs; return False if that has failed before, so that the reader fetches them."""
         with self._lock:
             if fetched.left[runs].any() and not fetched.errors:
                 if not self._chunks:  # the queue is empty, so the requests began too late
-                    self._grow()
+                    self._window = min(2 * self._window, _MOST_BYTES)
+                    self._planner.notify()
                 self._arrived.wait_for(lambda: self._stopped or fetched.errors or not fetched.left[runs].any())
                 for error in fetched.errors:
                     if isinstance(error, StoreError) and fetched.left[runs].any():

@@ -40,11 +40,7 @@ def lazy_names(
 
 
 def load_optional(module: str, *, needed_by: str, extra: str | None, package: str | None = None) -> Any:
-    """Import a module of an optional package and return it, or say how to install the package.
-
-    `needed_by` is what needs the module, worded for the error message: ``"format 'syrah'"``. `extra` is the extra of
-    dataload that installs the package, if any.
-    """
+    """Import a module that `needed_by` needs, as its error says, and return it; `extra` installs its package."""
     try:
         return import_module(module)
     except ImportError as error:

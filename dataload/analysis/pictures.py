@@ -132,11 +132,9 @@ def _evenly(count: int) -> Int64Array:
 
 
 def stream_figure(planner: StreamPlanner, report: StreamReport, about: str) -> Figure:
-    """Draw which sequence each row follows: rows over steps, with the numbers of the sequences where they fit.
-
-    A long epoch is cut after the steps in which a row starts about ten sequences; of many rows the first 64 are shown.
-    `planner` may be of any rank.
-    """
+    """Draw which sequence each row follows: rows over steps, with the numbers of the sequences where they fit."""
+    # A long epoch is cut after the steps in which a row starts about ten sequences; of many rows the first 64 are
+    # shown.
     run = report.run_steps or (report.steps if report.continuing else 1)
     steps = min(report.steps, max(20, math.ceil(_ROW_BEGINNINGS * run)))
     steps = min(steps, max(1, _CELLS // (report.rows * report.chunk)))

@@ -205,11 +205,9 @@ def _without_interrupts() -> Generator[None]:
 
 
 def start_fork_server(modules: Iterable[str]) -> None:
-    """Start the fork server of `multiprocessing` in the background, unless it runs.
-
-    It imports the installed ones of `modules` and of the main module's imports. Other modules may have side effects,
-    such as opening files, that belong in each worker; and the server has another import path than this process.
-    """
+    """Start the fork server of `multiprocessing` in the background, unless it runs."""
+    # It imports the installed ones of `modules` and of the main module's imports. Other modules may have side effects,
+    # such as opening files, that belong in each worker; and the server has another import path than this process.
     current = multiprocessing.current_process()
     if multiprocessing.parent_process() is not None or getattr(current, "_inheriting", False):
         return

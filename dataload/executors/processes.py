@@ -41,12 +41,11 @@ _POLL_SECONDS = 0.5
 
 
 class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
-    """Runs tasks in processes, which also end when this process dies.
+    """Runs tasks in processes, which also end when this process dies."""
 
-    Large arrays of a result are views of a slot of shared memory, which is reused once the last view is gone. If all
-    slots are in use, results go through a pipe. The fork server starts here, and imports the module of `work` and the
-    installed ones of `modules`.
-    """
+    # Large arrays of a result are views of a slot of shared memory, which is reused once the last view is gone. If all
+    # slots are in use, results go through a pipe. The fork server starts here, and imports the module of `work` and the
+    # installed ones of `modules`.
 
     def __init__(
         self,

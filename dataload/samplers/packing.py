@@ -163,11 +163,8 @@ class PackedBatchSampler(ArrayValue, OverSampler):
 
 
 def first_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Pack lists of records independently: each record goes into the first row with room for it.
-
-    Takes (lists, records) int64, where negative lengths are not records. Returns the row of each record, its offset in
-    that row, and the number of rows per list, (lists,) int64.
-    """
+    """Pack lists of records, (lists, records) int64, each into the first row with room for it; below 0 is none."""
+    # Returns the row of each record, its offset in that row, and the number of rows per list, (lists,) int64.
     return _fit(lengths, row_length, fullest=False)
 
 

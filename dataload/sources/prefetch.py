@@ -152,11 +152,9 @@ def _choose(
     fields: tuple[str, ...] | None,
     budget: int,
 ) -> Choice:
-    """Return how to read files, some of them by range, within a cache of `budget` bytes.
-
-    `wanted` is the shard that is read first; `of_shard`, (shards,) int64, the number of its file at a URL, -1 if local;
-    `sizes`, (files,) int64, are bytes.
-    """
+    """Return how to read files, some of them by range, within a cache of `budget` bytes."""
+    # `wanted` is the shard that is read first; `of_shard`, (shards,) int64, the number of its file at a URL, -1 if
+    # local; `sizes`, (files,) int64, are bytes.
     lengths = np.diff(opened.ends, prepend=0)
     record_bytes = float(sizes.sum()) / max(1, int(lengths[of_shard >= 0].sum()))
     if lengths[wanted]:

@@ -126,13 +126,7 @@ class Storage(Protocol):
         ...
 
     def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:
-        """Open a file to copy records out of it.
-
-        Args:
-            path: The file.
-            mapped: Map it into memory if that is safe; see `can_map`.
-            whole: Keep a local copy while it is read, for formats that read all over the file.
-        """
+        """Open a file to copy records out of it, mapped if that is safe; keep a local copy of the `whole` meanwhile."""
         ...
 
     def lease(self, path: str) -> LeasedFile:
@@ -140,12 +134,7 @@ class Storage(Protocol):
         ...
 
     def lend(self, path: str, holder: Any) -> tuple[LeasedFile, Any]:
-        """Return a lease for opening a file, and an object that `holder` keeps while the file is open.
-
-        Args:
-            path: The file.
-            holder: An object like `ReopenedFile`, released if others need the room.
-        """
+        """Return a lease for opening a file, and what `holder` keeps while it is open, until others need the room."""
         ...
 
     def create(self, path: str, *, overwrite: bool = False) -> AtomicFile:
@@ -179,10 +168,8 @@ class Storage(Protocol):
         ...
 
     def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold an exclusive lock named after `path`; raise a `SourceError` that names the holder if it is taken.
-
-        The lock of a URL excludes other processes of this node only; `replace` excludes other nodes.
-        """
+        """Hold an exclusive lock named after `path`; raise a `SourceError` that names the holder if it is taken."""
+        # The lock of a URL excludes other processes of this node only; `replace` excludes other nodes.
         ...
 
 

@@ -15,10 +15,8 @@ snapshot: Callable[[Any], Any] = copy.deepcopy  # shares no memory with the orig
 
 
 def difference(got: Any, want: Any, label: str) -> str | None:
-    """Describe the first difference between two records or batches, or return None if they are equal bit by bit.
-
-    1 is not 1.0, b"" is not bytearray(), -0.0 is not 0.0, and NaN equals the same NaN. `label` names the value.
-    """
+    """Describe the first difference between two records or batches, or return None if they are equal bit by bit."""
+    # 1 is not 1.0, b"" is not bytearray(), -0.0 is not 0.0, and NaN equals the same NaN. `label` names the value.
     got, want = (list(value) if isinstance(value, BytesColumn) else value for value in (got, want))
     if type(got) is not type(want):
         return f"{label} is {show(got)}, expected {show(want)}"

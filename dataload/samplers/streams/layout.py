@@ -90,12 +90,10 @@ class Shuffled:
 
 
 def balance(units: Int64Array, rows: int, order: Int64Array) -> tuple[Int64Array, Int64Array]:
-    """Assign whole sequences to rows of similar total length: the longest first, each to the emptiest row.
-
-    No row gets more than 4/3 of the least possible (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
-    `order`, a permutation, is the order of the sequences in a row, and of assignment if equally long. Returns the
-    sequences row by row, (n,) int64, and the offset of each row among them, (rows + 1,) int64.
-    """
+    """Assign whole sequences to rows of similar total length: the longest first, each to the emptiest row."""
+    # No row gets more than 4/3 of the least possible (Graham, "Bounds on Multiprocessing Timing Anomalies", 1969).
+    # `order`, a permutation, is the order of the sequences in a row, and of assignment if equally long. Returns the
+    # sequences row by row, (n,) int64, and the offset of each row among them, (rows + 1,) int64.
     row_of = np.empty(len(units), np.int64)
     loads = [(0, row) for row in range(rows)]
     longest_first = order[np.argsort(-units[order], kind="stable")]

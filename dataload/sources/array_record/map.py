@@ -29,11 +29,10 @@ _LEAST_CACHED = 100_000  # records; parsing the footer of fewer takes 20 ms
 
 
 class MappedRecords:
-    """The records of one file, each of at most `limit` bytes. Reads are thread-safe.
+    """The records of one file, each of at most `limit` bytes. Reads are thread-safe."""
 
-    Each read checks that the chunk headers agree with the footer, and that the block headers inside chunks have the
-    right distances; with `verify_hashes`, also the hashes of chunk headers and of data.
-    """
+    # Each read checks that the chunk headers agree with the footer, and that the block headers inside chunks have the
+    # right distances; with `verify_hashes`, also the hashes of chunk headers and of data.
 
     def __init__(
         self, file: RecordFile, chunks: Chunks, *, verify_hashes: bool = False, limit: int = MAX_RECORD_BYTES

@@ -184,11 +184,9 @@ Read = Callable[[int, int], bytes]
 
 
 def parse_chunks(read: Read, size: int) -> Chunks | None:
-    """Find the records of a file of `size` bytes; None if only the package can read it or explain its defect.
-
-    It is then compressed, its chunks hold several records, are padded or have another layout, or the last block and the
-    footer contradict each other. The cost is bounded by the size of the footer.
-    """
+    """Find the records of a file of `size` bytes; None if only the package can read it or explain its defect."""
+    # It is then compressed, its chunks hold several records, are padded or have another layout, or the last block and
+    # the footer contradict each other. The cost is bounded by the size of the footer.
     if not size or size % BLOCK_SIZE:
         return None
     end = size - BLOCK_SIZE

@@ -246,11 +246,7 @@ def _decode(features: Mapping[str, _Feature], values: Mapping[str, Any], prefix:
 def parse_features(
     text: str, path: str, *, names: Sequence[str] | None = None, limit: int = MAX_RECORD_BYTES
 ) -> FeaturesCodec:
-    """Return the codec of a data set from the content of ``features.json``; `path` is for messages.
-
-    Only the features `names` are decoded (None means all), so the others may be of any type; each takes at most `limit`
-    bytes.
-    """
+    """Return the codec of a data set from ``features.json``; others than `names` may be of any type."""
     try:
         known = parse_json(text, path)["featuresDict"]["features"]
         for name in names or ():

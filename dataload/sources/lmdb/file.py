@@ -238,10 +238,8 @@ def _header_size(head: bytes, size: int, path: str) -> int:
 
 
 def _read_metas(file: RecordFile, header_size: int, page_size: int) -> list[tuple[int, int, int, bytes]]:
-    """Return number, transaction, last page and `FileInfo.meta` of both meta pages.
-
-    A page that is just being written may be a mixture, so they are read until they stay the same.
-    """
+    """Return number, transaction, last page and `FileInfo.meta` of both meta pages."""
+    # A page that is just being written may be a mixture, so they are read until they stay the same.
     length = header_size + _META_SIZE
     before: list[bytes] = []
     for _ in range(_MOST_LOOKS):

@@ -105,10 +105,8 @@ class _InvalidMetadata(Exception):
 
 
 def parse_metadata(data: bytes, offset: int, file_size: int, path: str) -> list[Column]:
-    """Return the columns of a file in file order, after checking every number in the BSON document `data`.
-
-    The document is at `offset` in a file of `file_size` bytes, and no array may overlap it; `path` is for messages.
-    """
+    """Return the columns of a file in file order, after checking every number in the BSON document `data`."""
+    # The document is at `offset` in a file of `file_size` bytes, and no array may overlap it.
     try:
         columns = _parse_columns(data)
         check_columns(columns, (offset, offset + len(data)), file_size, path)

@@ -49,11 +49,8 @@ def load_table(
     cache: bool = True,
     remote: Remote | None = None,
 ) -> SampleTable:
-    """Load the sample table of an archive, whose components are all inside the archive; see `scan` for `on_damage`.
-
-    `index` is the path of its index; None uses the one beside it, if any; False scans the archive.
-    `verify_index` compares some members with the index; `cache` keeps the table of a large archive in a file.
-    """
+    """Load the sample table of an archive, whose components are all inside the archive; see `scan` for `on_damage`."""
+    # `index` is the path of its index; None uses the one beside it, if any; False scans the archive.
     if index is None:
         beside = index_path(file.path)
         index = beside if storage_of(beside, remote).exists(beside) else False

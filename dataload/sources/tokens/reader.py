@@ -74,11 +74,10 @@ class TokenWindows:
 
 
 def mark_documents(edges: Int64Array, starts: Int64Array, window: int) -> tuple[Array, Array]:
-    """Return the segments of windows, and positions in them; both (rows, window) int32.
-
-    A window's segments are the parts of documents in it, numbered from 1; positions count from 0 in each. `edges`,
-    (documents + 1,) int64, are documents' starts and the last end; `starts`, (rows,) int64, are windows' first tokens.
-    """
+    """Return the segments of windows, and positions in them; both (rows, window) int32."""
+    # A window's segments are the parts of documents in it, numbered from 1; positions count from 0 in each. `edges`,
+    # (documents + 1,) int64, are documents' starts and the last end; `starts`, (rows,) int64, are windows' first
+    # tokens.
     first, last = np.searchsorted(edges, starts, "right"), np.searchsorted(edges, starts + window, "left")
     counts = last - first
     rows = np.repeat(np.arange(len(starts)), counts)

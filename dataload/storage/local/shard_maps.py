@@ -29,11 +29,10 @@ def most_maps() -> int:
 
 
 class ShardMaps(RecordFile):
-    """The files of shards as one file. Its offsets are places: the shard's number times 2^44, plus the offset there.
+    """The files of shards as one file. Its offsets are places: the shard's number times 2^44, plus the offset there."""
 
-    Maps hold no descriptors. At most `most` files stay mapped; those used least recently are unmapped first. Once a
-    second, a read looks whether the files that it reads were overwritten.
-    """
+    # Maps hold no descriptors. At most `most` files stay mapped; those used least recently are unmapped first. Once a
+    # second, a read looks whether the files that it reads were overwritten.
 
     path: str = "several shards"
 

@@ -70,11 +70,9 @@ def rank_budget(limit: int, share: float, sharers: int, largest: int) -> int:
 def measure(
     steps: StepsAhead, ends: Int64Array, numbers: Int64Array, sizes: Int64Array, record_bytes: float, budget: int
 ) -> Reads:
-    """Measure a loader's reads from its first steps; `budget` is the bytes that the cache may take.
-
-    `ends`, (components,) int64, are cumulative numbers of records, `numbers`, (components,) int64, their shards (-1 if
-    not read through the cache). `sizes`, (shards,) int64, and the mean `record_bytes` are in bytes.
-    """
+    """Measure a loader's reads from its first steps; `budget` is the bytes that the cache may take."""
+    # `ends`, (components,) int64, are cumulative numbers of records, `numbers`, (components,) int64, their shards (-1
+    # if not read through the cache). `sizes`, (shards,) int64, and the mean `record_bytes` are in bytes.
     found = numbers[np.searchsorted(ends, steps.indices, side="right")]
     indices, found = steps.indices[found >= 0], found[found >= 0]
     rows, all_rows = len(found), round(len(found) * steps.epoch_steps / len(steps.ends))
@@ -199,12 +197,11 @@ def check_fit(need: int, budget: int | None) -> None:
 
 
 class CachePlan:
-    """The downloads, in order of first use, and evictions of one consumer; `sizes` and `budget` in bytes.
+    """The downloads, in order of first use, and evictions of one consumer; `sizes` and `budget` in bytes."""
 
-    The shard whose next use is farthest is evicted, unless the new one is needed even later. If the budget is smaller
-    than the span of a pool, a shard with less than a quarter of its records left in the epoch is evicted and its rest
-    read by range, so that each shard is downloaded once per epoch.
-    """
+    # The shard whose next use is farthest is evicted, unless the new one is needed even later. If the budget is smaller
+    # than the span of a pool, a shard with less than a quarter of its records left in the epoch is evicted and its rest
+    # read by range, so that each shard is downloaded once per epoch.
 
     def __init__(
         self, sizes: Sequence[int], budget: int | None, resident: Iterable[int] = (), *, whole: Iterable[int] = ()

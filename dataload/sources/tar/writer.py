@@ -37,7 +37,7 @@ class TarWriter(Writer):
     def _begin(self, options: TarWriterOptions) -> None:
         self._index = _IndexWriter(index_path(self.path), overwrite=self._overwrite, remote=options.remote)
         self._indexed = options.index
-        self._make_key = options.key or (lambda number, record: record.get(KEY, f"{number:08d}"))
+        self._make_key = options.key or _default_key
         self._last_key: bytes | None = None
         self._position = self._written = 0
         self._parts: list[bytes] = []  # what is in the archive between both
@@ -136,6 +136,10 @@ class _IndexWriter(Writer):
 
     def _finish(self) -> None:
         self.complete()
+
+
+def _default_key(number: int, record: Mapping[str, Any]) -> str:
+    return record.get(KEY, f"{number:08d}")
 
 
 def _check_key(key: Any, indexed: bool) -> bytes:

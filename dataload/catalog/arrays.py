@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
 
 from dataload.storage import Remote, absolute, base_name, is_url, parent, storage_of
@@ -28,7 +28,7 @@ MOST_FILTERS = 16
 """Maximum number of results of filters that are kept of the data in one directory."""
 
 TABLES = "tables"
-_FILTER = "filter"
+_FILTER, _SUFFIX = "filter", ".dataload-index"
 _VERSION = 1
 _SETTLED_SECONDS = 2.0  # resolution of the coarsest file system clock: a later change may keep the same time
 
@@ -62,30 +62,19 @@ class IndexKey:
         remote: Remote | None = None,
     ) -> Self | None:
         """Return the key of files, the data file first, before they are read; None if the cache is disabled."""
-        return cls.of_files(kind, [(path, remote) for path in paths], options, state=state, beside=beside)
+        if os.environ.get("DATALOAD_CACHE") == "0":
+            return None
+        files = tuple(storage_of(path, remote).identity(path)[:2] for path in paths)
+        cache = node_directory(remote if is_url(paths[0]) else None)
+        return cls(kind, beside or paths[0], files, options, state, cache)
 
     @classmethod
     def of_filter(cls, files: Sequence[tuple[str, Remote | None]], options: tuple[Any, ...]) -> Self | None:
         """Return the key of the result of a filter; None if the cache is disabled."""
-        return cls.of_files(_FILTER, files, options)
-
-    @classmethod
-    def of_files(
-        cls,
-        kind: str,
-        files: Sequence[tuple[str, Remote | None]],
-        options: tuple[Any, ...],
-        *,
-        state: Any = None,
-        beside: str | None = None,
-    ) -> Self | None:
-        """Do as `of`, for files with settings of their own."""
-        if os.environ.get("DATALOAD_CACHE") == "0":
-            return None
-        versions = tuple(storage_of(path, remote).identity(path)[:2] for path, remote in files)
         path, remote = files[0]
-        cache = node_directory(remote if is_url(path) else None)
-        return cls(kind, beside or path, versions, options, state, cache)
+        first = cls.of(_FILTER, (path,), options, remote=remote)
+        others = (storage_of(path, remote).identity(path)[:2] for path, remote in files[1:])
+        return None if first is None else replace(first, files=(*first.files, *others))
 
     @property
     def text(self) -> str:
@@ -94,21 +83,18 @@ class IndexKey:
 
     def places(self) -> tuple[Place, ...]:
         """Return the places where the file may be, the preferred one first; their names depend on the options."""
-        directory, far = parent(absolute(self.path)), is_url(self.path)
-        name = base_name(absolute(self.path))
+        path, far = absolute(self.path), is_url(self.path)
+        directory = parent(path)
         if self.kind == _FILTER:
             suffix = f".filter-{_short(repr(self.options), 16)}.arrays"
             hidden, elsewhere = f".dataload{suffix}", _short(directory) + suffix
         else:
-            suffix = f"{f'.{_short(repr(self.options))}' if self.options else ''}.dataload-index"
-            hidden, elsewhere = f".{name}{suffix}", _short(absolute(self.path)) + suffix
-            if far:
-                elsewhere = f"{_short(f'{self.path} {self.options!r}')}.dataload-index"
+            suffix = f".{_short(repr(self.options))}{_SUFFIX}" if self.options else _SUFFIX
+            hidden = f".{base_name(path)}{suffix}"
+            elsewhere = _short(f"{path} {self.options!r}") + _SUFFIX if far else _short(path) + suffix
         found = [] if far else [Place(directory, hidden, data=self.path)]
-        if self.cache is not None:
-            found.append(Place(self.cache, elsewhere, room=TABLES))
-            if not far:
-                found.append(Place(self.cache, elsewhere))  # of version 0.2; nothing is written there
+        if self.cache is not None:  # version 0.2 had no room for local tables; nothing is written there
+            found += [Place(self.cache, elsewhere, room=room) for room in ((TABLES,) if far else (TABLES, ""))]
         return (*found,)
 
 

@@ -1,25 +1,31 @@
-"""``dataload cache``: the shards that this machine keeps of data at URLs."""
+"""``dataload cache``: what dataload keeps beside data and in the cache of this machine."""
 
 import os
+import re
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, Any, NamedTuple, TypeAlias
 
 import typer
 from rich.filesize import decimal
 
+from dataload.catalog.kept import list_cache, list_data, remove
 from dataload.cli.options import JsonFlag, Options, SourceOptions
-from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
+from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.sources.discover import find_shards
-from dataload.storage import Remote, join
+from dataload.storage import Remote, base_name, join
+from dataload.storage.kept import Kept, noted_places
 from dataload.storage.remote.backend import RemoteStorage
-from dataload.storage.remote.cache import CachedFile, ShardCache
+from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.requests import Checked, check_shard
 from dataload.storage.remote.settings import RemoteOptions, node_directory, parse_bytes
 
+Directories: TypeAlias = Annotated[
+    list[str] | None, typer.Argument(help="Directories of data, local or URLs. Default: the cache and noted ones.")
+]
 CacheDirectory: TypeAlias = Annotated[
     str | None, typer.Option("--cache", help="The directory given as remote.cache. Default: the user's.")
 ]
@@ -30,62 +36,138 @@ cache_command: Any = typer.Typer(
     no_args_is_help=True,
     rich_markup_mode=None,
     add_completion=False,
-    help="Show, shrink and check the cache of data at URLs.",
+    help="Show and delete what dataload keeps beside data and of data at URLs, and check it.",
 )
 
 
 @cache_command.command("status")
-def status_command(cache: CacheDirectory = None, json: JsonFlag = False) -> None:
-    """Show the shards in the cache, and those being read."""
-    root, shards = _open(cache)
-    files = [(file, file.is_used()) for file in (shards.files() if shards is not None else [])]
-    ages = [max(0.0, time.time() - file.used) for file, _ in files if not file.is_part]
-    facts: dict[str, Any] = {
-        "directory": root,
-        "shards": _count(file for file, _ in files if not file.is_part),
-        "in_use": _count(file for file, used in files if used and not file.is_part),
-        "downloading": _count(file for file, used in files if used and file.is_part),
-        "left_over": _count(file for file, used in files if not used and file.is_part),
-        "tables": _count(_tables(root)),
-        "seconds_unused": {"least": min(ages), "most": max(ages)} if ages else None,
-    }
+def status_command(
+    paths: Directories = None, option: Options = None, cache: CacheDirectory = None, json: JsonFlag = False
+) -> None:
+    """List what dataload keeps: shards, tables, filters, lengths, uploads, jobs, locks, and who uses them.
+
+    Without PATHS, that is the cache, and every directory in which this user's processes have kept tables or filters.
+    """
+    places = _places(paths, option, cache)
     if json:
-        listed = [{"name": file.name, "bytes": file.size, "used": file.used, "in_use": used} for file, used in files]
-        print_json(facts | {"files": listed})
+        print_json(
+            ({} if paths else _facts(places[0])) | {"kept": [file._asdict() for each in places for file in each.kept]}
+        )
         return
-    print_line(root, "bold")
-    print_line(f"{_sum(facts['shards'], 'shard')}; in use: {_sum(facts['in_use'], 'shard')}")
-    if ages:
-        print_line(f"last use {_age(min(ages))} ago, of the longest unused {_age(max(ages))} ago")
-    for name, text in (("downloading", "under way"), ("left_over", "left over, for `dataload cache prune`")):
-        if facts[name]["count"]:
-            print_line(f"{_sum(facts[name], 'download')} {text}")
-    print_line(_sum(facts["tables"], "table"))
+    for place in places:
+        print_line(place.directory, "bold")
+        rows = defaultdict[tuple[str, str], list[Kept]](list)
+        for file in place.kept:
+            rows[file.kind, re.sub(r"\d+", "*", file.name)].append(file)
+        columns = {
+            "kind": "left",
+            "of": "left",
+            "files": "right",
+            "size": "right",
+            "last use": "left",
+            "held by": "left",
+        }
+        print_table(columns if rows else {}, [(*key, *_row(files)) for key, files in rows.items()])
 
 
 @cache_command.command("prune")
 def prune_command(
+    paths: Directories = None,
     budget: Annotated[
-        str | None, typer.Option(help="Keep the last used shards up to this size, such as 500GB. Default: none.")
+        str | None, typer.Option(help="Keep the last used shards up to this size, such as 500GB, and tables.")
     ] = None,
-    everything: Annotated[bool, typer.Option("--all", help="Delete the tables of data sets too.")] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Delete unfinished jobs that no process holds, too, after listing them.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Delete them without asking.")] = False,
+    option: Options = None,
     cache: CacheDirectory = None,
 ) -> None:
-    """Delete shards that no process reads, and abandoned downloads."""
+    """Delete what can be made again and no process holds: shards, downloads, tables, filters, uploads.
+
+    Never deleted are what a process holds, and lengths of records that a manifest names.
+    """
     if everything and budget is not None:
         raise ConfigError("--all keeps nothing: leave --budget out", key="budget")
     most = 0 if budget is None else parse_bytes("budget", budget)
-    root, shards = _open(cache)
-    gone = shards.prune(most) if shards is not None else []
-    text = f"deleted {_sum(_count(gone), 'file')}"
-    if everything:
-        tables = _tables(root)
-        for table in tables:
-            with suppress(FileNotFoundError):
-                os.unlink(table.path)
-        text += f" and {_sum(_count(tables), 'table')}"
-    left = shards.files() if shards is not None else []
-    print_line(f"{root}: {text}; {_sum(_count(left), 'file')} left, {sum(file.is_used() for file in left)} in use")
+    places = _places(paths, option, cache)
+    jobs = [file for place in places for file in place.kept if (file.removal, file.holder) == ("all", "")]
+    for file in jobs if everything else ():
+        print_line(f"{file.path}: {file.kind} ({decimal(file.bytes)})")
+    if not everything or (jobs and not yes and not typer.confirm("Delete these unfinished jobs?")):
+        jobs = []
+    for place in places:
+        chosen = [file for file in place.kept if file.removal == "prune" or file in jobs]
+        shards = {file.path for file in chosen if file.kind in ("shard", "download")}
+        others = [file for file in chosen if file.path not in shards]
+        if budget is not None:
+            others = [file for file in others if file.kind not in ("table", "filter", "lengths")]
+        removed = {file.path for file in remove(others, place.remote)}
+        if place.root is not None and shards:
+            removed |= {file.path for file in ShardCache(place.root, None).prune(most, shards)}
+        gone, left = ([file for file in place.kept if (file.path in removed) == is_gone] for is_gone in (True, False))
+        text = f"deleted {_sum(_count(gone), 'file')}; {_sum(_count(left), 'file')} left"
+        print_line(f"{place.directory}: {text}, {sum(file.holder != '' for file in left)} in use")
+
+
+class Place(NamedTuple):
+    """A directory and what is kept of it; `root` is that of the cache."""
+
+    directory: str
+    kept: list[Kept]
+    remote: Remote | None = None
+    root: str | None = None
+
+
+def _places(paths: list[str] | None, options: list[str] | None, cache: str | None) -> list[Place]:
+    if not paths:
+        root, _ = _open(cache)
+        noted = noted_places() if cache is None else []
+        return [Place(root, list_cache(root), root=root), *(Place(each, list_data(each)) for each in noted)]
+    places: list[Place] = []
+    for path in paths:
+        found = SourceOptions.parse(path, format=None, options=options)
+        kept, root = list_data(found.path, found.remote), None
+        if found.remote is not None:
+            root, _ = _open(cache, found.remote)
+            storage = RemoteStorage(found.remote)
+            urls = [join(found.path, name) for name in storage.list(found.path)]
+            names = {ShardCache.name(url, storage.version(url)) for url in urls if not storage.is_directory(url)}
+            kept += [
+                each for each in list_cache(root) if base_name(each.path).lstrip(".").removesuffix(".part") in names
+            ]
+        places.append(Place(found.path, kept, found.remote, root))
+    return places
+
+
+def _facts(place: Place) -> dict[str, Any]:
+    """Return what version 0.2 told of a cache."""
+    shards, parts, tables = (
+        [file for file in place.kept if file.kind == kind] for kind in ("shard", "download", "table")
+    )
+    ages = [max(0.0, time.time() - (file.used or 0)) for file in shards]
+    return {
+        "directory": place.directory,
+        "shards": _count(shards),
+        "in_use": _count(file for file in shards if file.holder),
+        "downloading": _count(file for file in parts if file.holder),
+        "left_over": _count(file for file in parts if not file.holder),
+        "tables": _count(tables),
+        "seconds_unused": {"least": min(ages), "most": max(ages)} if ages else None,
+        "files": [
+            {"name": os.path.basename(file.path), "bytes": file.bytes, "used": file.used, "in_use": file.holder != ""}
+            for file in sorted(shards + parts, key=lambda file: file.used or 0)
+        ],
+    }
+
+
+def _row(files: Sequence[Kept]) -> tuple[str, ...]:
+    """Return the cells of a data set: the number of files, their size, the last use, and who holds how many."""
+    used, count = max(file.used or 0 for file in files), _count(files)
+    holders = Counter(file.holder for file in files if file.holder)
+    held = "; ".join(f"{who} ({number})" if len(files) > 1 else who for who, number in holders.items())
+    age = f"{_age(max(0, time.time() - used))} ago" if used else ""
+    return f"{count['count']:,}", decimal(count["bytes"]), age, held
 
 
 @cache_command.command("verify")
@@ -147,9 +229,9 @@ def verify_command(
         raise typer.Exit(1)
 
 
-def _open(given: str | None) -> tuple[str, ShardCache | None]:
+def _open(given: str | None, remote: Remote | None = None) -> tuple[str, ShardCache | None]:
     """Return the directory of a cache, and its shards if it has any; nothing is created."""
-    root = node_directory(Remote(options=RemoteOptions(cache=given)))
+    root = node_directory(remote if given is None else Remote(options=RemoteOptions(cache=given)))
     if root is None:
         raise ConfigError("there is no home directory with a cache: name it with --cache", key="cache")
     if given is not None and not os.path.isdir(root):
@@ -177,19 +259,8 @@ def _hashes(wanted: SourceOptions) -> dict[str, str]:
     return found
 
 
-def _tables(root: str) -> list[CachedFile]:
-    directory = os.path.join(root, "tables")
-    found: list[CachedFile] = []
-    with suppress(FileNotFoundError), os.scandir(directory) as files:
-        for file in files:
-            with suppress(FileNotFoundError):
-                status = file.stat(follow_symlinks=False)
-                found.append(CachedFile(file.path, status.st_size, status.st_mtime))
-    return found
-
-
-def _count(files: Iterable[CachedFile]) -> dict[str, int]:
-    sizes = [file.size for file in files]
+def _count(files: Iterable[Kept]) -> dict[str, int]:
+    sizes = [file.bytes for file in files]
     return {"count": len(sizes), "bytes": sum(sizes)}
 
 

@@ -27,6 +27,7 @@ import numpy as np
 
 import dataload
 from dataload._util.failures import owner_of
+from dataload.catalog import kept
 from dataload.catalog.arrays import IndexKey
 from dataload.catalog.evidence import is_same
 from dataload.catalog.facts import DataSetFacts, Evidence, Found, ShardFacts
@@ -61,7 +62,7 @@ from dataload.sources.tar.reader import TarSource, WidsSource
 from dataload.sources.tar.writer import write_index
 from dataload.sources.tfrecord.reader import TFRecordSource
 from dataload.sources.tokens.reader import TokenSource
-from dataload.storage import array_file, storage_of
+from dataload.storage import array_file, base_name, storage_of
 from dataload.streams.state import MultiStreamState
 from dataload.testing.compare import difference
 
@@ -608,6 +609,32 @@ def seeds_archive_and_index():
     return [index.read_bytes(), b"v1.1 1\njpg 512 0\n", b"v1.2 1\njpg 0 0 a.jpg\n"]
 
 
+KEPT_NAMES = (
+    ".x.dataload-index", ".x.convert.json", f".dataload.filter-{'0' * 32}.arrays", f".dataload.lengths-{'0' * 32}.npy",
+    ".x.convert.json.lock", ".dataload.json.index.log", "dataload.json",
+)  # fmt: skip
+
+
+def run_kept(data):
+    """Whatever the files of a directory hold: they are listed, and what a manifest names stays."""
+    place = directory() / "kept"
+    place.mkdir(exist_ok=True)
+    for name in KEPT_NAMES:
+        (place / name).write_bytes(data)
+    found = kept.list_data(str(place))
+    if len(found) < len(KEPT_NAMES) - 3 or not {base_name(each.path) for each in found} < {*KEPT_NAMES}:
+        raise AssertionError(f"only {found}")
+    kept.remove([each for each in found if each.removal != "never"])
+    if not (place / KEPT_NAMES[-1]).exists() or ((place / KEPT_NAMES[3]).exists() != (KEPT_NAMES[3].encode() in data)):
+        raise AssertionError("what stays differs")
+    shutil.rmtree(place)
+
+
+def seeds_kept():
+    head = {"shards": [["a", 0, 1]], "finished": {}}
+    return [*seeds_index_cache(), json.dumps(head).encode(), json.dumps(KEPT_NAMES).encode()]
+
+
 def seeds_index_cache():
     path = small_archive()
     table = tar_table._make(storage_of(str(path)).map(str(path)), False, "error", None)
@@ -771,6 +798,7 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "tar_index": (run_tar_index, seeds_tar_index),
     "archive_and_index": (run_archive_and_index, seeds_archive_and_index),
     "index_cache": (run_index_cache, seeds_index_cache),
+    "kept": (run_kept, seeds_kept),
     "riegeli": (run_riegeli, seeds_riegeli),
     "array_record": (run_array_record, seeds_riegeli),
     "array_record_hashes": (run_array_record_hashes, seeds_riegeli),

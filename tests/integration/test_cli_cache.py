@@ -1,16 +1,24 @@
 """``dataload cache`` on caches that processes read from and download into."""
 
+import functools
 import hashlib
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 from command_line import facts, ok, run
+from typer.testing import CliRunner
 
 import dataload
+from dataload.cli.app import app
+from dataload.convert import convert
+from dataload.convert.indexing import Measuring, index_shards
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.settings import ObjectVersion
 
@@ -71,8 +79,8 @@ def reader(tmp_path):
 def test_an_empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for command, expected in [
-        (["status"], "0 shards (0 bytes); in use: 0 shards (0 bytes)"),
-        (["prune", "--all"], "deleted 0 files (0 bytes) and 0 tables (0 bytes); 0 files (0 bytes) left, 0 in use"),
+        (["status"], f"{tmp_path}/dataload"),
+        (["prune", "--all"], "deleted 0 files (0 bytes); 0 files (0 bytes) left, 0 in use"),
         (["verify"], "none damaged of 0 shards (0 by SHA-256, 0 by MD5, 0 by length)"),
     ]:
         done = cache(*command)
@@ -105,14 +113,16 @@ def test_status_of_a_cache_in_use(tmp_path, reader):
     assert sorted((file["name"].partition("~")[0], file["in_use"]) for file in found["files"]) == [
         (".c", True), (".d", False), ("a", False), ("b", True)
     ]  # fmt: skip
-    lines = cache("status", "--cache", tmp_path).stdout.splitlines()
-    assert lines[:2] == [str(tmp_path), "2 shards (2.0 kB); in use: 1 shard (1.0 kB)"]
-    assert lines[2].endswith("of the longest unused 2 hours ago")
-    assert lines[3:] == [
-        "1 download (1.0 kB) under way",
-        "1 download (1.0 kB) left over, for `dataload cache prune`",
-        "1 table (10 bytes)",
+    rows = [re.split(r"  +", line.strip()) for line in cache("status", "--cache", tmp_path).stdout.splitlines()]
+    assert rows[0] == [str(tmp_path)]
+    assert sorted([*row[:4], *row[5:]] for row in rows[2:]) == [
+        ["download", "c", "1", "1.0 kB", "a process"],
+        ["download", "d", "1", "1.0 kB"],
+        ["shard", "a", "1", "1.0 kB"],
+        ["shard", "b", "1", "1.0 kB", "a process"],
+        ["table", "x", "1", "10 bytes"],
     ]
+    assert "2 hours ago" in str(rows)
 
 
 @pytest.mark.slow
@@ -124,17 +134,17 @@ def test_pruning_a_cache_in_use(tmp_path, reader):
     done = cache("prune", "--cache", tmp_path, "--budget", "4kB")
     assert "deleted 1 file (1.0 kB); 4 files (4.0 kB) left, 2 in use" in done.stdout
     assert shards(tmp_path) == [".partial", "leased", "middle", "new"]
+    (tmp_path / "tables").mkdir()
+    (tmp_path / "tables" / "x.dataload-index").touch()
+    cache("prune", "--cache", tmp_path, "--budget", "2kB")
+    assert len(os.listdir(tmp_path / "tables")) == 1
     cache("prune", "--cache", tmp_path)
     assert shards(tmp_path) == [".partial", "leased"]
     for process in (leased, downloading):
         process.kill()
         process.wait()
-    (tmp_path / "tables").mkdir()
-    (tmp_path / "tables" / "x.dataload-index").touch()
     assert cache("prune", "--cache", tmp_path).exit_code == 0
     assert shards(tmp_path) == []
-    assert len(os.listdir(tmp_path / "tables")) == 1
-    assert "and 1 table" in cache("prune", "--cache", tmp_path, "--all").stdout
     assert os.listdir(tmp_path / "tables") == []
 
 
@@ -210,3 +220,158 @@ def test_what_has_no_manifest(object_server, tmp_path):
     ]:
         done = cache("verify", path, "--cache", tmp_path, *(options if path.startswith("s3") else []))
         assert (done.exit_code, message in done.stderr) == (2, True)
+
+
+# What is kept beside data
+
+OLD = 1e9  # seconds since 1970
+WAITING = """
+import sys
+import dataload
+from dataload.convert import convert
+class Slow(dataload.RangeSource):
+    def _read(self, indices):
+        if 5 in indices:
+            print("", flush=True)
+            sys.stdin.read()
+        return super()._read(indices)
+convert(Slow(8), sys.argv[1], shards=8, **eval(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def converting():
+    """Start conversions that wait in their sixth record, and return their processes."""
+    processes = []
+
+    def start(path, **settings):
+        command = [sys.executable, "-c", WAITING, str(path), repr(settings)]
+        process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        processes.append(process)
+        assert process.stdout.readline() == "\n"
+        return process
+
+    yield start
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def end(process):
+    process.kill()
+    process.wait()
+
+
+def has_label(label, record):
+    return bool(record["label"] == label)
+
+
+def filtered(directory):
+    """Write a data set with two filters and a conversion that is complete beside it."""
+    directory.mkdir(exist_ok=True)
+    with dataload.create(directory / "0.syr") as writer:
+        writer.extend({"x": np.arange(i + 1), "label": i % 3} for i in range(9))
+    os.utime(directory / "0.syr", (OLD, OLD))
+    source = dataload.open(directory / "0.syr")
+    for label in range(2):
+        source.filter(functools.partial(has_label, label))
+    convert(source, directory / "copy.syr", shards=2)
+
+
+def kinds(*arguments):
+    """Return the kinds of files that are listed, with the process that holds one."""
+    return sorted((each["kind"], each["holder"].partition(" on ")[0]) for each in facts(*arguments)["kept"])
+
+
+def test_what_is_beside_data_is_listed_and_pruned(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    data, other = tmp_path / "data", tmp_path / "other"
+    for directory in (data, other):
+        filtered(directory)
+    names = {".me.convert.json": b"{}", ".you.convert.json": b"not JSON", ".you.convert.log": b"", ".x.lock": b"",
+             ".me.convert.log": b"1", ".x.index": b"", ".dataload.json": b""}  # fmt: skip
+    for name, content in names.items():
+        (data / name).write_bytes(content)
+    (data / ".link.dataload-index").symlink_to(data / "0.syr")
+    assert kinds("cache", "status", data) == [("filter", ""), ("filter", ""), ("journal", "")]
+    everywhere = facts("cache", "status")
+    assert {os.path.dirname(each["path"]) for each in everywhere["kept"]} == {str(data), str(other)}
+    assert "deleted 2 files" in cache("prune", other).stdout
+    assert kinds("cache", "status", other) == [("journal", "")]
+    left = {*os.listdir(data)} - {path.name for path in data.glob(".dataload.filter-*")}
+    done = cache("prune", "--all").stdout
+    assert f"{data}: deleted 2 files" in done
+    assert {*os.listdir(data)} == left
+    shutil.rmtree(other)  # a place that is gone is not listed
+    assert [line for line in cache("status").stdout.splitlines() if line.startswith("/")] == [
+        str(tmp_path / "home" / "dataload"), str(data)
+    ]  # fmt: skip
+
+
+def test_lengths_go_only_if_no_manifest_and_no_index_needs_them(tmp_path):
+    filtered(tmp_path)
+    index_shards(str(tmp_path), measuring=Measuring())
+    [named] = tmp_path.glob(".dataload.lengths-*")
+    orphan = tmp_path / f".dataload.lengths-{'0' * 32}.npy"
+    shutil.copy(named, orphan)
+    log = tmp_path / ".dataload.json.index.1-of-2.log"
+    log.touch()
+    cache("prune", tmp_path)
+    assert orphan.exists()
+    log.unlink()
+    cache("prune", "--all", tmp_path)
+    assert [named.exists(), orphan.exists()] == [True, False]
+    orphan.touch()
+    (tmp_path / "dataload.json").write_bytes(b"damaged" + named.name.encode() + orphan.name.encode())
+    cache("prune", "--all", "--yes", tmp_path)
+    assert [named.exists(), orphan.exists()] == [True, True]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [{}, {"part": (1, 1)}])
+def test_unfinished_jobs_go_if_no_process_holds_them(tmp_path, converting, settings):
+    path = tmp_path / "a.syr"
+    process = converting(path, **settings)
+    held = {(kind, holder) for kind, holder in kinds("cache", "status", tmp_path)}
+    assert {kind for kind, _ in held} == {"conversion", "unfinished"}
+    assert {holder for kind, holder in held if kind == "conversion"} == {f"process {process.pid}"}
+    log = ".a.syr.convert.1-of-1.log" if settings else ".a.syr.convert.log"
+    lock = f"{log if settings else '.a.syr.convert.json'}.lock"
+    assert cache("prune", "--all", "--yes", tmp_path).exit_code == 0
+    assert {".a.syr.convert.json", log, lock} <= {*os.listdir(tmp_path)}
+    assert [*tmp_path.glob(".*.tmp")]
+    end(process)
+    assert {holder for _, holder in kinds("cache", "status", tmp_path)} == {""}
+    assert cache("prune", tmp_path).exit_code == 0
+    assert {name for name in os.listdir(tmp_path) if name.endswith((".tmp", ".lock"))} == {lock}
+    asked = CliRunner().invoke(app, ["cache", "prune", "--all", str(tmp_path)], input="n\n")
+    assert f"{tmp_path / log}: conversion (" in asked.stdout
+    assert {".a.syr.convert.json", log} <= {*os.listdir(tmp_path)}
+    assert cache("prune", "--all", tmp_path).exit_code == 1  # nobody answers
+    assert cache("prune", "--all", "--yes", tmp_path).exit_code == 0
+    assert {name for name in os.listdir(tmp_path) if name.startswith(".")} == set()
+    assert len([*tmp_path.glob("a-*.syr")]) >= 3  # the shards are data
+
+
+@pytest.mark.slow
+def test_jobs_and_shards_of_data_at_urls(object_server, tmp_path, converting, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+    bucket, storage = object_server.bucket(), object_server.storage_options()
+    options = [f"--option=storage_options.{name}={json.dumps(value)}" for name, value in storage.items()]
+    filtered(tmp_path / "data")
+    for name in ("0.syr", ".dataload.lengths-" + "0" * 32 + ".npy"):
+        object_server.put(bucket, f"d/{name}", (tmp_path / "data" / "0.syr").read_bytes())
+    with dataload.open(f"s3://{bucket}/d/0.syr", storage_options=storage, remote={"mode": "shards"}) as source:
+        assert len([*source]) == 9
+    fill(tmp_path / "home" / "dataload", "s3://b/other")
+    url, remote = f"s3://{bucket}/d", {"cache": str(tmp_path / "home" / "dataload")}
+    process = converting(f"{url}/a.syr", storage_options=storage, remote=remote, overwrite=True)
+    found = kinds("cache", "status", url, *options)
+    assert ("conversion", f"process {process.pid}") in found
+    assert {kind for kind, _ in found} == {"conversion", "lengths", "shard"}
+    assert cache("prune", "--all", "--yes", url, *options).exit_code == 0
+    assert ("conversion", f"process {process.pid}") in kinds("cache", "status", url, *options)
+    assert shards(tmp_path / "home" / "dataload") == ["other"]
+    end(process)
+    assert cache("prune", "--all", "--yes", url, *options).exit_code == 0
+    assert kinds("cache", "status", url, *options) == []

@@ -15,7 +15,7 @@ import os
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Container, Generator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
@@ -308,14 +308,14 @@ class ShardCache:
                     found.append(CachedFile(file.path, status.st_size, status.st_mtime))
         return sorted(found, key=lambda file: file.used)
 
-    def prune(self, budget: int = 0) -> list[CachedFile]:
-        """Delete unused files, least recently used first, until the rest fits into `budget` bytes; return them."""
+    def prune(self, budget: int = 0, only: Container[str] | None = None) -> list[CachedFile]:
+        """Delete unused files, `only` these paths, least recently used first, until the rest fits; return them."""
         with self._deciding():
             files, gone = self.files(), list[CachedFile]()
             used = sum(file.size for file in files)
             # Remove abandoned downloads first.
             for file in sorted(files, key=lambda file: not file.is_part):
-                if (file.is_part or used > budget) and _evict(file.path):
+                if (file.is_part or used > budget) and (only is None or file.path in only) and _evict(file.path):
                     gone.append(file)
                     used -= file.size
         return gone

@@ -87,6 +87,7 @@ def is_at(descriptor: int, path: str) -> bool:
 
 
 _SECONDS_BETWEEN_LOOKS = 0.25
+_CLAIM = "job-"  # starts the names of files
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +126,7 @@ class Shares:
 
     def _register(self) -> None:
         self._folder = trusted_folder(self._root, "jobs")
-        self._file = LivingFile(self._folder, "job-", json.dumps(asdict(self._own)).encode())
+        self._file = LivingFile(self._folder, _CLAIM, json.dumps(asdict(self._own)).encode())
         self._looked = -_SECONDS_BETWEEN_LOOKS
 
     def look(self) -> list[Claim]:
@@ -168,9 +169,13 @@ def _read(path: str) -> Claim:
         return Claim()  # of another version
 
 
+def describe_claim(path: str) -> str:
+    """Return who reads what, "" for a file without a claim."""
+    claim = _read(path) if os.path.basename(path).startswith(_CLAIM) else Claim()
+    needs = f" and needs {claim.need:,} bytes" if claim.need else ""
+    return f"process {claim.process} reads {claim.reads}{needs}" if claim.process else ""
+
+
 def describe_jobs(root: str) -> str:
-    found = dict.fromkeys(
-        f"process {claim.process} reads {claim.reads}" + (f" and needs {claim.need:,} bytes" if claim.need else "")
-        for claim in map(_read, living(os.path.join(root, "jobs")))
-    )
+    found = dict.fromkeys(filter(None, map(describe_claim, living(os.path.join(root, "jobs")))))
     return "; ".join(found) or "no other process is registered"

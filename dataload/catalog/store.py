@@ -22,6 +22,8 @@ _SECONDS_BETWEEN_TRIES = 0.02
 def read_manifest(directory: str, remote: Remote | None = None) -> Manifest | None:
     """Return the manifest of a directory, or None if it has none."""
     path = join(directory, MANIFEST_NAME)
+    if not is_url(path) and not storage_of(path).exists(path):
+        return None  # before an error is made, which says what else is there
     try:
         # One request, whatever its size.
         data = storage_of(path, remote).read_ranges(path, np.zeros(1, np.int64), np.array([MOST_BYTES + 1]))[0]

@@ -5,7 +5,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
-from itertools import chain
 from os import PathLike
 from typing import Any, cast
 
@@ -188,8 +187,8 @@ def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
     raise ConfigError(message, key="format", value=entry.name)
 
 
-def _all_formats() -> Iterable[Format]:
-    return chain(built_in_formats(), added_formats())
+def _all_formats() -> Sequence[Format]:
+    return [*built_in_formats(), *added_formats()]
 
 
 def _as_list(paths: Any) -> list[str]:
@@ -211,12 +210,11 @@ def _expand(
             listed = _listed(path, entry, remote) if manifests else None
             if listed is not None:
                 return _paths(path, listed), listed
-            if _is_directory_of_shards(path, entry, remote):
-                if entry is None and is_media_folder(
-                    path, options, partial(by_suffix, known=[*_all_formats()]), remote
-                ):
+            known = _all_formats()  # looked for once, because this reads the metadata of every installed package
+            if _is_directory_of_shards(path, entry, remote, known):
+                if entry is None and is_media_folder(path, options, partial(by_suffix, known=known), remote):
                     return [path], None
-                return _shards_of_directory(path, entry, remote), None
+                return _shards_of_directory(path, entry, remote, known), None
         return [path], None
     if _is_selection(path, [entry] if entry else built_in_formats(), remote):
         return [path], None  # x.array_record[2:4], which would otherwise be a pattern
@@ -275,8 +273,10 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
     if [size for size, _ in found.values()] != [*listed.bytes]:
         problems += listed.stale({name: Found(size, Evidence(time)) for name, (size, time) in found.items()})
     if not problems:
-        known = {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)}
-        problems = [f"{name} is not in the manifest" for name in _shards_among(sorted(here.keys() - known), entry)]
+        others = sorted(here.keys() - {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)})
+        problems = [
+            f"{name} is not in the manifest" for name in _shards_among(others, entry, _all_formats() if others else ())
+        ]
     if problems:
         several = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         message = f"the manifest is stale: {problems[0]}{several}; {renewal(directory)}"
@@ -292,35 +292,34 @@ def _is_selection(path: str, known: Iterable[Format], remote: Remote | None) -> 
     return any((file := entry.file(path)) != path and storage_of(file, remote).exists(file) for entry in known)
 
 
-def _is_directory_of_shards(path: str, entry: Format | None, remote: Remote | None) -> bool:
-    if _format_of_directory(path, remote) is not None:
+def _is_directory_of_shards(path: str, entry: Format | None, remote: Remote | None, known: Sequence[Format]) -> bool:
+    if _format_of_directory(path, remote, known) is not None:
         return False
     return entry is None or bool(entry.suffixes)  # without suffixes, the source decides what a directory is
 
 
-def _format_of_directory(directory: str, remote: Remote | None) -> Format | None:
+def _format_of_directory(directory: str, remote: Remote | None, known: Sequence[Format]) -> Format | None:
     """Return the format of a directory that is a single data set, or None."""
-    return next((entry for entry in _all_formats() if entry.is_data_set(directory, remote)), None)
+    return next((entry for entry in known if entry.is_data_set(directory, remote)), None)
 
 
-def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None) -> list[str]:
+def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None, known: Sequence[Format]) -> list[str]:
     """Return the shards in a directory, sorted by name: the files with the suffix of a format."""
     names = storage_of(path, remote).list(path)  # without hidden ones, such as a writer's temporary
-    found = [join(path, name) for name in _shards_among(names, entry)]
+    found = [join(path, name) for name in _shards_among(names, entry, known)]
     if not found:
         if entry is None and by_content(path) is not None:
             return [path]
         wanted = f"format {entry.name!r}" if entry is not None else "a known format"
-        inner = [name for name in names if _format_of_directory(join(path, name), remote) is not None]
+        inner = [name for name in names if _format_of_directory(join(path, name), remote, known) is not None]
         hint = f"; open one of its data sets: {', '.join(inner)}" if inner else ""
         raise SourceNotFoundError(f"the directory {path} has no files with a suffix of {wanted}{hint}", path=path)
     check_complete(path, [base_name(file) for file in found], remote)
     return found
 
 
-def _shards_among(names: Iterable[str], entry: Format | None) -> list[str]:
-    """Return the names with the suffix of a format, or of the given one."""
-    known = [*_all_formats()]
+def _shards_among(names: Iterable[str], entry: Format | None, known: Sequence[Format]) -> list[str]:
+    """Return the names with the suffix of a known format, or of the given one."""
     found = [(name, of) for name in names if (of := by_suffix(name, known)) is not None]
     if entry is not None:
         return [name for name, of in found if family_of(of) == family_of(entry)]
@@ -330,10 +329,18 @@ def _shards_among(names: Iterable[str], entry: Format | None) -> list[str]:
 
 def _common_format(files: Sequence[str], remote: Remote | None) -> Format:
     # Looking for added formats takes long, so it is done once, and only if a built-in suffix does not decide.
-    plain = all(by_suffix(file, built_in_formats()) for file in files)
-    known = [*(built_in_formats() if plain else _all_formats())]
+    by_name = [by_suffix(file, built_in_formats()) for file in files]
+    known = built_in_formats() if all(by_name) else _all_formats()
+    splits = [(entry, entry.load(entry.split_selection)) for entry in known if entry.split_selection is not None]
+    decided = {entry.name for entry in known if entry.variant_of is None and not variants_of(entry)}
+    found: dict[str, Format] = {}
     with nullcontext() if remote is None else remote.learning(files):
-        found = {file: _format_of(file, known, remote) for file in files}
+        for file, named in zip(files, by_name, strict=True):
+            selected = next((entry for entry, split in splits if split(file) != file), None)
+            if selected is None and named is not None and named.name in decided:
+                found[file] = named
+            else:
+                found[file] = _format_of(file, selected, known, remote)
     names = sorted({entry.name for entry in found.values()})
     if len(names) > 1:
         examples = ", ".join(f"{next(f for f, e in found.items() if e.name == name)} ({name})" for name in names)
@@ -345,8 +352,8 @@ def _common_format(files: Sequence[str], remote: Remote | None) -> Format:
     return found[files[0]]
 
 
-def _format_of(path: str, known: Sequence[Format], remote: Remote | None) -> Format:
-    selected = next((entry for entry in known if entry.file(path) != path), None)
+def _format_of(path: str, selected: Format | None, known: Sequence[Format], remote: Remote | None) -> Format:
+    """Return the format of a file of which `selected` finds a selection of records."""
     if selected is not None and not selected.suffixes:
         return selected
     path = path if selected is None else selected.file(path)
@@ -354,7 +361,7 @@ def _format_of(path: str, known: Sequence[Format], remote: Remote | None) -> For
     if by_name is not None and by_name.variant_of is None and not variants_of(by_name):
         return by_name
     storage = storage_of(path, remote)
-    holder = _format_of_directory(path, remote) if storage.is_directory(path) else None
+    holder = _format_of_directory(path, remote, _all_formats()) if storage.is_directory(path) else None
     if holder is None and (found := by_content(path)) is not None:
         return found
     data = path if holder is None or holder.directory_file is None else join(path, holder.directory_file)

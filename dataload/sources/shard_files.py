@@ -23,7 +23,7 @@ def is_media_folder(
 
     def look(name: str) -> bool:
         medium = is_medium(name)
-        if medium or (is_shard(base_name(name)) and not is_metadata(name)):
+        if medium or (is_shard(name.rpartition("/")[2]) and not is_metadata(name)):
             found[medium].append(name)
         return False
 

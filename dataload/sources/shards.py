@@ -31,6 +31,7 @@ from dataload.types import Batch, FieldSpec, Int64Array
 
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
 _SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL; others are slower in threads
+_MOST_IN_BLOCK = 16  # shards that a thread opens before it takes others
 _SECONDS_UNSHOWN = 2.0
 
 
@@ -350,20 +351,27 @@ def open_each(far: Sequence[bool], opened: Callable[[int], T], threads: int) -> 
         found.append(opened(shard))
         if far[shard] or perf_counter() - begun > _SLOW_SECONDS:
             break
-    if len(far) - len(found) < _FEWEST_OPENED_IN_PARALLEL:
-        return [*found, *_shown([partial(opened, shard) for shard in shards], len(far))]
+    rest = list(shards)
+    # Blocks, because handing a call to a thread takes as long as opening a shard that is in memory.
+    size = max(1, min(_MOST_IN_BLOCK, len(rest) // (4 * threads)))
+    blocks = [partial(_each, opened, rest[start : start + size]) for start in range(0, len(rest), size)]
+    if len(rest) < _FEWEST_OPENED_IN_PARALLEL:
+        return [*found, *_shown(blocks, len(found), len(far))]
     with DaemonThreads(threads) as pool:
-        futures = [pool.submit(opened, shard) for shard in shards]
-        return [*found, *_shown([future.result for future in futures], len(far))]
+        return [*found, *_shown([pool.submit(block).result for block in blocks], len(found), len(far))]
 
 
-def _shown(results: Sequence[Callable[[], T]], total: int) -> list[T]:
+def _each(opened: Callable[[int], T], shards: Sequence[int]) -> list[T]:
+    return [opened(shard) for shard in shards]
+
+
+def _shown(results: Sequence[Callable[[], list[T]]], before: int, total: int) -> list[T]:
     """Return the results of opening the last shards; if that takes long, a terminal shows how many are open."""
     begun, found = perf_counter(), list[T]()
     for result in results:
-        found.append(result())
+        found += result()
         if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
-            done = total - len(results) + len(found)
+            done = before + len(found)
             sys.stderr.write(f"\r{done:,} of {total:,} shards are open" + ("\n" if done == total else ""))
             sys.stderr.flush()
     return found

@@ -213,7 +213,7 @@ def _are_plainly_inside(column: Column, metadata: int) -> bool:
     if not len(offsets):
         return True
     size, first, last = int(sizes[0]), int(offsets.min()), int(offsets.max())
-    alike = size >= 0 and size % column.itemsize == 0 and bool((sizes == size).all())
+    alike = size >= 0 and size % column.itemsize == 0 and not np.count_nonzero(sizes != size)
     return alike and first >= HEADER_SIZE and last <= metadata - size
 
 
@@ -292,7 +292,7 @@ def load_columns(file: RecordFile, *, cache: bool, remote: Remote | None = None)
         return columns
 
     return remember(
-        IndexKey.of("syrah", (path,), remote=remote) if cache else None,
+        IndexKey.of("syrah", (path,), remote=remote) if cache and length >= _LEAST_CACHED * _BYTES_PER_RECORD else None,
         unpack,
         build=lambda: parse_metadata(file.read(offset, length), offset, size, path),
         pack=_pack,

@@ -96,13 +96,14 @@ class _Reader:
         self._size = _constant(column.sizes)
         self._sizes = column.sizes if self._size is None else None
         self._limit = limit
-        self._has_large = bool(len(column.sizes)) and int(column.sizes.max()) > limit
+        largest = self._size if self._size is not None else int(column.sizes.max(initial=0))
+        self._has_large = largest > limit
         self._shape = _fixed_shape(column, self._size) if shape is None else _resolve(shape, column, self._size, file)
         self._shapes = column.shapes if self._shape is None else None
         self._dim_ends = None if self._shapes is None else np.cumsum(self._shapes.ndim)
         self._offsets: Int64Array | None = column.offsets
         self._start = 0
-        self._stride = _constant(np.diff(column.offsets)) if len(column.offsets) > 1 else 1
+        self._stride = _constant(column.offsets[1:] - column.offsets[:-1]) if len(column.offsets) > 1 else 1
         if self._size is not None and self._stride is not None and self._stride > 0:  # then no table is needed
             self._start, self._offsets = int(column.offsets[0]), None
 
@@ -204,7 +205,8 @@ class _Reader:
 
 def _constant(numbers: Int64Array) -> int | None:
     """Return the number that all are equal to, or None."""
-    return int(numbers[0]) if len(numbers) and bool((numbers == numbers[0]).all()) else None
+    # Faster than `all` and `diff` for the few numbers of a small shard.
+    return int(numbers[0]) if len(numbers) and not np.count_nonzero(numbers != numbers[0]) else None
 
 
 def _fixed_shape(column: Column, size: int | None) -> tuple[int, ...] | None:

@@ -76,6 +76,18 @@ def parse_header(block: bytes, path: str, offset: int) -> Header:
     return Header(name, size, block[156:157])
 
 
+def is_plainly(block: bytes, name: bytes, size: int) -> bool:
+    """Return True for the usual header of a regular file with this name and size, whose checksum need not be read."""
+    return (
+        bool(name)
+        and block.startswith(name + b"\0")
+        and block[124:136].rstrip(b"\0 ") == b"%011o" % size
+        and block[156:157] in REGULAR
+        and block[257:262] == _POSIX_MAGIC[:5]
+        and not block[345]
+    )
+
+
 def _number(field: bytes) -> int | None:
     """Parse an octal or base-256 number; return None if it is neither, or negative."""
     if field[0] & 0x80:

@@ -27,6 +27,7 @@ from dataload.types import Array, BytesArray, Int64Array
 _VERSION = "v1.2"
 _FIELDS = {b"v1.2": (4, 3), b"v1.1": (3,)}  # words for each component
 _BLOCK_BYTES = 1 << 19  # bytes of text parsed at once
+_FEW_BYTES = 1 << 12  # of text, for which numpy's calls take longer than a loop
 _PAD = 24  # bytes before the text, so that the 24 bytes that end with a word can always be read
 _PAD_AFTER = 40  # bytes after the text, at least the bytes of a word that are compared
 _MOST_DIGITS = 18  # the most that always fit in int64
@@ -120,6 +121,8 @@ class _Block(NamedTuple):
 
 
 def _parse(text: bytes, start: int, samples: int, fields: int) -> SampleTable:
+    if len(text) < _FEW_BYTES and (few := _parse_few(text, start, samples, fields)) is not None:
+        return few
     extensions: dict[bytes, int] = {}
     parts: list[_Block] = []
     line = 0  # samples so far
@@ -138,6 +141,40 @@ def _parse(text: bytes, start: int, samples: int, fields: int) -> SampleTable:
         np.concatenate(blocks),
         np.concatenate(sizes),
         Keys.of_lengths(b"".join(keys), np.concatenate(key_lengths)) if fields == 4 else None,
+    )
+
+
+def _parse_few(text: bytes, start: int, samples: int, fields: int) -> SampleTable | None:
+    """Parse a short text in a loop; None if a line is odd, so that the general way says what is wrong with it."""
+    found, keys = dict[bytes, int](), list[bytes]()
+    ends, codes, blocks, sizes = list[int](), list[int](), list[int](), list[int]()
+    lines = text[start:].split(b"\n", samples)[:samples]
+    if len(lines) < samples or any(space in text for space in _ODD_SPACES):
+        return None
+    for line in lines:
+        words = line.split(b" ")
+        if len(words) % fields or not all(words):
+            return None
+        for extension, offset, size in zip(words[::fields], words[1::fields], words[2::fields], strict=True):
+            numbers = offset + size
+            if not numbers.isdigit() or len(numbers) > _MOST_DIGITS or int(offset) % BLOCK:
+                return None
+            codes.append(found.setdefault(extension, len(found)))
+            blocks.append(int(offset) // BLOCK)
+            sizes.append(int(size))
+        ends.append(len(codes))
+        if fields == 4:
+            dot = words[3].find(b".", words[3].rfind(b"/") + 1)
+            keys.append(words[3] if dot < 0 else words[3][:dot])
+    width = ends[0]
+    alike = codes == codes[:width] * samples
+    return SampleTable(
+        tuple(map(decode_name, found)),
+        code_array(np.array(codes[:width] if alike else codes), len(found)),
+        None if alike else narrow(np.array(ends)),
+        narrow(np.array(blocks)),
+        narrow(np.array(sizes)),
+        Keys.of_lengths(b"".join(keys), np.array([*map(len, keys)])) if fields == 4 else None,
     )
 
 

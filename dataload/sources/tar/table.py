@@ -15,6 +15,7 @@ from dataload.sources.tar.header import (
     BLOCK,
     GREATEST_SIZE,
     REGULAR,
+    is_plainly,
     padded,
     parse_comment,
     parse_header,
@@ -25,11 +26,12 @@ from dataload.sources.tar.samples import Keys, SampleTable, decode_name, group_m
 from dataload.storage import RecordFile, Remote, base_name, storage_of
 from dataload.storage.array_file import CachedTable
 from dataload.storage.errors import file_errors
-from dataload.types import Array
+from dataload.types import Array, Int64Array
 
 _MEMBERS_VERIFIED = 16  # evenly spaced, including the first and the last; each costs a page fault
 _LEAST_CACHED = {True: 2_000, False: 100_000}
 """Components of the smallest table that is cached, by whether it was scanned. Making either takes about 30 ms."""
+_SHORTEST_COMPONENT = len("a 512 0 ")  # of an index
 _LONGEST_GAP = 1 << 20  # bytes between two components that are searched for the header of the second
 
 
@@ -54,7 +56,7 @@ def load_table(
     if index is None:
         beside = index_path(file.path)
         index = beside if storage_of(beside, remote).exists(beside) else False
-    key = _key(file, index, remote) if cache else None
+    key = _key(file, index, remote) if cache and _may_be_large(file, index, remote) else None
     table = None if key is None else _load(key, file)
     if table is None:
         table = _make(file, index, on_damage, remote)
@@ -64,6 +66,14 @@ def load_table(
     if verify_index and index is not False:
         _check_members(table, file, index)
     return table
+
+
+def _may_be_large(file: RecordFile, index: str | Literal[False], remote: Remote | None) -> bool:
+    """Return whether so many components fit in the archive, or its index, that their table may be cached."""
+    if index is False:
+        return file.size >= BLOCK * _LEAST_CACHED[True]
+    with file_errors(index):
+        return storage_of(index, remote).identity(index)[0] >= _SHORTEST_COMPONENT * _LEAST_CACHED[False]
 
 
 def _key(file: RecordFile, index: str | Literal[False], remote: Remote | None = None) -> IndexKey | None:
@@ -162,10 +172,24 @@ def _check_members(table: SampleTable, file: RecordFile, index: str) -> None:
     number = min(count, _MEMBERS_VERIFIED)
     components = np.arange(number) * (count - 1) // max(1, number - 1)
     headers = file.copies(table.offsets(components) - BLOCK, np.full(number, BLOCK))
-    for component, header in zip(components.tolist(), headers, strict=True):
+    names = [b""] * number if table.keys is None else _plain_names(table, components)
+    sizes = table.lengths(components).tolist()
+    for component, header, name, size in zip(components.tolist(), headers, names, sizes, strict=True):
+        if is_plainly(header, name, size):
+            continue
         difference = _difference(table, component, header, file.path)
         if difference is not None:
             raise _stale(table, component, difference, file, index)
+
+
+def _plain_names(table: SampleTable, components: Int64Array) -> list[bytes]:
+    """Return the names that members with a dot in their name have."""
+    width = len(table.codes)
+    samples = components // width if table.ends is None else np.searchsorted(table.ends, components, side="right")
+    codes = table.codes[components % width if table.ends is None else components]
+    keys = [] if table.keys is None else table.keys.names(samples)
+    pairs = zip(keys, codes.tolist(), strict=True)
+    return [f"{key}.{table.extensions[code]}".encode("utf-8", "surrogateescape") for key, code in pairs]
 
 
 def _difference(table: SampleTable, component: int, data: bytes, path: str) -> str | None:

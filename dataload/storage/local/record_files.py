@@ -29,23 +29,29 @@ _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a de
 
 def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
     """Open a regular file with the flags of `os.open`, without blocking, and return its descriptor."""
+    return _open_regular(path, flags)[0]
+
+
+def _open_regular(path: str | os.PathLike[str], flags: int) -> tuple[int, os.stat_result]:
     with contextlib.suppress(FileNotFoundError):  # opening may create it
         _check_regular(path, os.stat(path))
     descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
     try:
-        _check_regular(path, os.fstat(descriptor))  # it may have been replaced since
+        status = os.fstat(descriptor)
+        _check_regular(path, status)  # it may have been replaced since
     except OSError:
         os.close(descriptor)
         raise
-    return descriptor
+    return descriptor, status
 
 
 def _check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None:
+    if stat.S_ISREG(status.st_mode):
+        return
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if not stat.S_ISREG(status.st_mode):
-        kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
-        raise OSError(errno.EINVAL, f"it is {kind}, and only regular files are opened", path)
+    kind = _KINDS.get(stat.S_IFMT(status.st_mode), "something else")
+    raise OSError(errno.EINVAL, f"it is {kind}, and only regular files are opened", path)
 
 
 _PAGE = mmap.PAGESIZE
@@ -100,9 +106,10 @@ class Handle:
     __slots__ = ("__weakref__", "changed", "descriptor", "identity")
 
     def __init__(self, path: str) -> None:
-        self.descriptor: int = open_regular(path)
+        self.descriptor: int
+        self.descriptor, status = _open_regular(path, os.O_RDONLY)
         weakref.finalize(self, os.close, self.descriptor).atexit = False  # threads may still be reading at exit
-        self.identity: FileIdentity = FileIdentity.of(os.fstat(self.descriptor))
+        self.identity: FileIdentity = FileIdentity.of(status)
         self.changed: int = self.identity.changed
 
 
@@ -182,6 +189,17 @@ class MappedFile(ReopenedFile[Mapping]):
     def __init__(self, path: str, make: Callable[[str], Mapping] = Mapping) -> None:
         super().__init__(path, make)
         self._warm_steps = 0
+
+    def read(self, offset: int, length: int) -> bytes:
+        """See `RecordFile.read`; without the map, whose page faults cost more than a call."""
+        handle = self._open()
+        if min(offset, length, self.size - offset - length) < 0:
+            raise outside_error(self.path, self.size, f"bytes {offset} to {offset + length}")
+        with file_errors(self.path):
+            data = os.pread(handle.descriptor, length, offset)
+        if (error := self._changed(handle)) or len(data) < length:
+            raise error or changed_error(self.path, self.size, offset + len(data))
+        return data
 
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
         mapping = self._open()

@@ -252,6 +252,32 @@ def test_what_does_not_parse(text, message):
         parse_index(text.encode(), "x.idx")
 
 
+WORDS = st.sampled_from(
+    ["a", "a.b", "512", "1024", "513", "0", "-1", "9" * 18, "9" * 19, "d.e/f.a", ".a", "\x01", "ż", ""]
+)
+COMPONENTS = st.tuples(WORDS, WORDS, WORDS, WORDS) | st.builds(
+    lambda extension, offset, name: (extension, str(512 * offset), "7", name), WORDS, st.integers(0, 2**40), WORDS
+)
+
+
+@given(st.lists(st.lists(COMPONENTS, max_size=3), max_size=4), st.integers(1, 4), st.sampled_from([" ", "\t", "  "]))
+def test_a_short_text_is_parsed_as_a_long_one(lines, samples, space):
+    words = [space.join(word for component in line for word in component) for line in lines]
+
+    def outcome():
+        try:
+            table = parse(*words, head=f"v1.2 {samples}")
+        except CorruptFileError as error:
+            return str(error)
+        arrays = table.codes, table.blocks, table.sizes, table.ends, table.keys and table.keys.ends
+        return contents(table), [each is not None and (each.dtype, each.tolist()) for each in arrays]
+
+    found = outcome()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tar_index, "_FEW_BYTES", 0)
+        assert outcome() == found
+
+
 def test_lines():
     assert build_head(12) == b"v1.2 12\n"
     assert build_line([Member(b"d/a.seg.png", 512, 7), Member(b"d/README", 1536, 0)]) == (

@@ -190,7 +190,7 @@ def test_a_fault_in_a_file_that_has_not_shrunk(own, monkeypatch, grown):
         write(own, CONTENT)
     monkeypatch.setattr(mapped, "core", lambda: Core)
     with pytest.raises(ChangedFileError if grown else MachineError) as caught:
-        file.read(5000, 9)
+        file.copies(np.array([5000]), np.array([9]))
     if not grown:
         assert str(caught.value) == (
             f"the disk failed to read {own} at byte 4096: the file has its full size and was not changed. See the "

@@ -40,6 +40,7 @@ CASES = {
     "own-readers": beside.own_readers,
     "overhead": costs.overhead,
     "open": costs.opening,
+    "open-shards": costs.shards,
     "many-shards": costs.many_shards,
     "resume": costs.resuming,
     "unchanged": costs.unchanged,

@@ -2,17 +2,23 @@
 
 import os
 import shutil
+import subprocess
+import sys
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import ExitStack, closing
 from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 from unittest import mock
 
 import numpy as np
 
 import dataload
-from benchmarks.harness import ROOT, SEED, Case, aim, batches, blobs, loaders, made, median_seconds, run_cases
+from benchmarks.harness import ROOT, SEED, VERSION, Case, aim, batches, blobs, loaders, made, median_seconds, run_cases
 from benchmarks.workloads import floats
+from dataload.catalog.manifest import MANIFEST_NAME
 
 MILLION = 1 << 20
 
@@ -59,19 +65,62 @@ def opening():
             most = 1.0 if name == "TFRecord" else 0.1  # whose lengths are a chain
             found.append(aim(title, f"{name}, the first time", _open_seconds(path), most=most))
         found.append(aim(title, f"{name}, again", _open_seconds(path), most=0.01))
-    return found + shards()
+    return found
 
 
-def shards(count=1000, records=100):
-    title = f"Opening {count:,} shards, s"
+def shards(count=5000, records=8, batch_size=256):
+    """Opening many shards in CPU time, which other work on the machine hardly changes; files are in memory."""
+    title = f"Opening {count:,} shards, seconds of CPU"
     print(f"\n{title}")
     found = []
-    for name, suffix, different in (("Syrah", "syr", floats(16)), ("tar with index", "tar", blobs(64))):
-        first = made(f"shard-0-of-{count}.{suffix}", different, records)
-        paths = [first, *(_copied(first, number, count) for number in range(1, count))]
-        with mock.patch.dict(os.environ, DATALOAD_CACHE="0"):
-            found.append(aim(title, name, _open_seconds(paths), most=0.5))
+    formats = {"Syrah": ("syr", floats(1024)), "tar with index": ("tar", blobs(4096)), "Arrow": ("arrow", floats(1024))}
+    for name, (suffix, different) in formats.items():
+        folder = ROOT / f"v{VERSION}-opening-{count}" / suffix
+        if not (folder / MANIFEST_NAME).exists():
+            folder.mkdir(parents=True, exist_ok=True)
+            made(f"opening-{count}/{suffix}/00000.{suffix}", different, records)
+            for file in list(folder.iterdir()):
+                for number in range(1, count):
+                    shutil.copy(file, folder / f"{number:05}{file.suffix}")
+            subprocess.run([sys.executable, "-m", "dataload", "index", "--manifest", folder], check=True)
+        paths = sorted(map(str, folder.glob(f"*.{suffix}")))
+        rows = np.random.default_rng(SEED).permutation(count * records)[:batch_size]
+        for what, opened, most in (("no manifest", paths, 0.15e-3 * count), ("a manifest", folder, 0.06)):
+            with mock.patch.dict(os.environ, DATALOAD_CACHE="0"):
+                figures = _opened_in_child(opened, rows)
+            found += [
+                aim(title, f"{name}, {what}: seconds to open", figures[0], most=most),
+                aim(title, f"{name}, {what}: seconds for the first batch", figures[1], most=0.03),
+                aim(title, f"{name}, {what}: MB of memory", figures[2], most=20),
+            ]
     return found
+
+
+def _opened_in_child(paths, rows):
+    """Return medians of the CPU seconds to open and of the first batch, and the megabytes of the first opening."""
+    with ProcessPoolExecutor(1, get_context("spawn")) as child:
+        several = child.submit(_open_often, paths, rows).result()
+    return median(each[0] for each in several), median(each[1] for each in several), several[0][2]
+
+
+def _open_often(paths, rows):
+    one = paths if isinstance(paths, list) else sorted(map(str, paths.glob("00000.*[!x]")))
+    with closing(dataload.open(one[0])) as source:
+        source.read_batch([0])  # imports
+    found = []
+    for _ in range(5):
+        before, begun = _own_memory(), process_time()
+        with closing(dataload.open(paths)) as source:
+            assert len(source)
+            opened, memory = process_time(), _own_memory()
+            source.read_batch(rows)
+            found.append((opened - begun, process_time() - opened, (memory - before) / 1e6))
+    return found
+
+
+def _own_memory():
+    """Return the bytes of memory that this process shares with no other, and that are of no file."""
+    return int(Path("/proc/self/status").read_text().partition("RssAnon:")[2].split()[0]) * 1024
 
 
 def many_shards(records=40_000, batch_size=256, counts=(1, 100, 1000, 5000)):

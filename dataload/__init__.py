@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from dataload._util.clock import decoding
     from dataload.api import from_config
     from dataload.api import open_source as open  # noqa: A004 - dataload.open, as gzip.open
+    from dataload.codecs.crops import CenterCrop, RandomResizedCrop
     from dataload.collate import Collate, Pack, Ragged, default_collate
     from dataload.convert.sharded import create
     from dataload.errors import ConfigError, CorruptFileError, DataloadError, StateMismatchError, WorkerError
@@ -31,6 +32,7 @@ __version__ = "0.2.0"
 
 __all__ = [
     "DROP",
+    "CenterCrop",
     "Collate",
     "ConfigError",
     "CorruptFileError",
@@ -40,6 +42,7 @@ __all__ = [
     "MemorySource",
     "Pack",
     "Ragged",
+    "RandomResizedCrop",
     "RangeSource",
     "RemoteOptions",
     "SampleContext",
@@ -59,6 +62,7 @@ __all__ = [
 
 _HOMES = {
     "DROP": "dataload.transforms",
+    "CenterCrop": "dataload.codecs.crops",
     "Collate": "dataload.collate",
     "ConfigError": "dataload.errors",
     "CorruptFileError": "dataload.errors",
@@ -68,6 +72,7 @@ _HOMES = {
     "MemorySource": "dataload.sources.memory",
     "Pack": "dataload.collate",
     "Ragged": "dataload.collate",
+    "RandomResizedCrop": "dataload.codecs.crops",
     "RangeSource": "dataload.sources.memory",
     "RemoteOptions": "dataload.storage",
     "SampleContext": "dataload.transforms",

@@ -10,9 +10,9 @@ import dataload
 
 PUBLIC = {
     "dataload": """
-        DROP Collate ConfigError CorruptFileError DataloadError FieldSpec Loader MemorySource Pack Ragged RangeSource
-        RemoteOptions SampleContext StateMismatchError WorkerError concat create decoding default_collate from_config
-        mix open record_lengths sequence_lengths windows
+        DROP CenterCrop Collate ConfigError CorruptFileError DataloadError FieldSpec Loader MemorySource Pack Ragged
+        RandomResizedCrop RangeSource RemoteOptions SampleContext StateMismatchError WorkerError concat create decoding
+        default_collate from_config mix open record_lengths sequence_lengths windows
     """,
     "dataload.analysis": "Statistics live_view record_timeline",
     "dataload.convert": "ConvertReport Engine LocalEngine convert",

@@ -133,8 +133,8 @@ def decode_images(
     contents: Sequence[bytes | memoryview], kind: str | None = None, limit: int = MAX_RECORD_BYTES
 ) -> Array | None:
     """Decode JPEG or PNG images of one size to (rows, height, width, 3) uint8; None if `decode_image` must be used."""
-    size = _size_in_header(contents[0])
-    if size is None or any(_size_in_header(content) != size for content in contents[1:]):
+    size = size_in_header(contents[0])
+    if size is None or any(size_in_header(content) != size for content in contents[1:]):
         return None
     shape = (len(contents), *size, 3)
     if math.prod(shape) > _GREATEST_BATCH:
@@ -148,11 +148,15 @@ def decode_images(
     return out
 
 
-def _size_in_header(data: bytes | memoryview) -> tuple[int, int] | None:
+def is_jpeg(data: bytes | memoryview) -> bool:
+    return bytes(data[:2]) == _JPEG
+
+
+def size_in_header(data: bytes | memoryview) -> tuple[int, int] | None:
     """Return height and width of a PNG or a JPEG that simplejpeg decodes; None otherwise."""
-    if bytes(data[:2]) == _JPEG:
+    if is_jpeg(data):
         try:
-            height, width, colorspace, _ = _simplejpeg().decode_jpeg_header(data)
+            height, width, colorspace, _ = load_simplejpeg().decode_jpeg_header(data)
         except (ImportError, ValueError):
             return None
         return None if colorspace in _FOR_PILLOW else (height, width)
@@ -167,20 +171,20 @@ _FOR_PILLOW = ("CMYK", "YCCK")
 _KNOWN_KINDS = ", ".join(dict.fromkeys(IMAGE_KINDS.values()))
 
 
-def _simplejpeg() -> Any:
+def load_simplejpeg() -> Any:
     return load_optional("simplejpeg", needed_by="decoding JPEG", extra="tar")
 
 
 def _decode_jpeg(data: bytes | memoryview, out: Array | None, limit: int) -> Array | None:
     try:
-        simplejpeg = _simplejpeg()
+        simplejpeg = load_simplejpeg()
     except ImportError:
         return None
     try:
         height, width, colorspace, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:  # a rare subsampling, or damage
         return None
-    _check_pixels(height, width, limit)
+    check_pixels(height, width, limit)
     if colorspace in _FOR_PILLOW:
         return None
     _check_out(out, height, width)
@@ -194,11 +198,11 @@ def _decode_with_pillow(data: bytes | memoryview, out: Array | None, kind: str |
     pillow = load_optional("PIL.Image", needed_by="decoding images", extra="tar", package="pillow")
     try:
         if kind == "WEBP":  # whose frames are allocated when it is opened
-            _check_pixels(*_webp_size(bytes(data[:30])), limit, _WEBP_PIXEL_BYTES)
+            check_pixels(*_webp_size(bytes(data[:30])), limit, _WEBP_PIXEL_BYTES)
         with pillow.open(io.BytesIO(data), formats=(kind,)) as image:
-            _check_pixels(image.height, image.width, limit)
+            check_pixels(image.height, image.width, limit)
             tags = getattr(image, "tag_v2", {}) if kind == "TIFF" else {}
-            _check_pixels(tags.get(_TILE_LENGTH, 1), tags.get(_TILE_WIDTH, 1), limit)
+            check_pixels(tags.get(_TILE_LENGTH, 1), tags.get(_TILE_WIDTH, 1), limit)
             if image.mode not in _EIGHT_BITS:
                 raise UnsupportedFormatError(
                     f"a {image.format} image of mode {image.mode!r} does not fit in 8 bits per channel: decode it with "
@@ -258,7 +262,7 @@ def _webp_size(head: bytes) -> tuple[int, int]:
     return int.from_bytes(head[28:30], "little") & 0x3FFF, int.from_bytes(head[26:28], "little") & 0x3FFF
 
 
-def _check_pixels(height: int, width: int, limit: int, each: int = _PIXEL_BYTES) -> None:
+def check_pixels(height: int, width: int, limit: int, each: int = _PIXEL_BYTES) -> None:
     if height * width > limit // each:
         raise CorruptFileError(
             f"an image of {height} x {width} pixels; the limit is {limit // each}, with max_record_bytes={limit:,} and "

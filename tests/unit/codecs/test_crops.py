@@ -1,0 +1,189 @@
+"""Parts of images, decoded and resized by a transform."""
+
+import io
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import dataload
+from dataload.errors import ConfigError, CorruptFileError, WorkerError
+
+cv2 = pytest.importorskip("cv2")
+simplejpeg = pytest.importorskip("simplejpeg")
+
+
+def pattern(height, width):
+    """Waves of a few pixels and longer, in three colours."""
+    y, x = np.mgrid[:height, :width]
+    waves = [np.sin(x / 3) + np.sin(y / 50), np.sin(y / 4) + np.sin(x / 40), np.sin((x + y) / 30) * 2]
+    return np.stack([64 * wave + 128 for wave in waves], -1).astype(np.uint8)
+
+
+def coordinates(height, width):
+    """Pixels that tell where they are: red is the row, green the column, out of 255."""
+    y, x = np.mgrid[:height, :width]
+    return np.stack([y * 255 / (height - 1), x * 255 / (width - 1), 0 * y], -1).round().astype(np.uint8)
+
+
+def jpeg(pixels, **options):
+    return simplejpeg.encode_jpeg(pixels, **{"quality": 95, **options})
+
+
+def context(index=0):
+    return dataload.SampleContext(index, 0, 0)
+
+
+def whole(**options):
+    """A crop that takes all of an image of the shape of its rows."""
+    return dataload.RandomResizedCrop(**{"scale": (1.0, 1.0), "ratio": (4 / 3, 4 / 3), "mirrored": 0.0, **options})
+
+
+@pytest.mark.parametrize(("side", "is_scaled"), [(160, True), (240, True), (336, False), (600, False)])
+def test_the_pixels(side, is_scaled):
+    """Full size unless half of it has enough pixels, and then nearer to what Pillow makes of the full size."""
+    size = side * 3 // 4, side
+    data = jpeg(pattern(480, 640))
+    exact = cv2.resize(simplejpeg.decode_jpeg(data), size[::-1])
+    np.testing.assert_array_equal(whole(size=size, exact=True)({"jpg": data}, context())["jpg"], exact)
+    found = whole(size=size)({"jpg": data, "cls": 7}, context())
+    assert found["cls"] == 7
+    assert found["jpg"].shape == (*size, 3)
+    assert bool((found["jpg"] != exact).any()) is is_scaled
+    pillow = np.asarray(Image.open(io.BytesIO(data)).resize(size[::-1], Image.Resampling.BILINEAR)).astype(int)
+    far, near = (np.abs(each.astype(int) - pillow).mean() for each in (exact, found["jpg"]))
+    assert near <= far
+    assert near < 4 or not is_scaled
+
+
+@pytest.mark.parametrize("height", [401, 2000])  # the second is decoded at smaller sizes
+def test_where_the_parts_are(height):
+    data, width = jpeg(coordinates(height, height * 3 // 2)), height * 3 // 2
+    crop = dataload.RandomResizedCrop(size=64, scale=(0.1, 0.5), ratio=(0.5, 2.0))
+    shares, ratios, edges, mirrored = [], [], [], 0
+    for index in range(300):
+        image = crop({"jpg": data}, context(index))["jpg"].astype(float)
+        top, bottom = image[0, :, 0].mean() / 255, image[-1, :, 0].mean() / 255
+        left, right = image[:, 0, 1].mean() / 255, image[:, -1, 1].mean() / 255
+        mirrored += left > right
+        rows, columns = (bottom - top) * 64 / 63, abs(right - left) * 64 / 63  # from centres to edges
+        shares.append(rows * columns)
+        ratios.append(columns * width / (rows * height))
+        edges.append((top, min(left, right), bottom, max(left, right)))
+    assert 0.095 < min(shares) < 0.12
+    assert 0.45 < max(shares) < 0.52
+    assert 0.47 < min(ratios) < 0.6
+    assert 1.7 < max(ratios) < 2.1
+    least, greatest = np.min(edges, 0), np.max(edges, 0)
+    assert (least[:2] < 0.02).all()
+    assert (greatest[2:] > 0.98).all()
+    assert 110 < mirrored < 190
+
+
+def test_mirrored():
+    data = jpeg(pattern(300, 400))
+    plain, mirrored = (whole(size=100, mirrored=share)({"jpg": data}, context())["jpg"] for share in (0.0, 1.0))
+    np.testing.assert_array_equal(plain[:, ::-1], mirrored)
+
+
+def test_an_image_whose_shape_has_no_part_of_the_ratio():
+    """The centre, as in torchvision."""
+    crop = dataload.RandomResizedCrop(size=32, scale=(0.9, 1.0), mirrored=0.0)
+    image = crop({"jpg": jpeg(coordinates(100, 1000))}, context())["jpg"].astype(int)
+    assert abs(image[:, 0, 1].mean() / 255 - 0.5 + 100 * 4 / 3 / 2000) < 0.02
+    assert abs(image[:, -1, 1].mean() / 255 - 0.5 - 100 * 4 / 3 / 2000) < 0.02
+
+
+def test_the_centre():
+    crop = dataload.CenterCrop(size=(64, 32), share=0.5)
+    image = crop({"jpg": jpeg(coordinates(400, 400))})["jpg"].astype(float) / 255
+    assert image.shape == (64, 32, 3)
+    assert abs(image[0, :, 0].mean() - 0.25) < 0.02
+    assert abs(image[-1, :, 0].mean() - 0.75) < 0.02
+    assert abs(image[:, 0, 1].mean() - 0.375) < 0.02
+    assert abs(image[:, -1, 1].mean() - 0.625) < 0.02
+
+
+def encoded(pixels, kind, **options):
+    stream = io.BytesIO()
+    Image.fromarray(pixels).convert(options.pop("mode", "RGB")).save(stream, kind, **options)
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        encoded(pattern(90, 120), "PNG"),
+        encoded(pattern(90, 120), "JPEG", mode="L"),
+        encoded(pattern(90, 120), "JPEG", mode="CMYK"),
+        pattern(90, 120),
+    ],
+    ids=["PNG", "grey", "CMYK", "pixels"],
+)
+def test_other_images(data):
+    image = whole(size=(30, 40), field="x")({"x": data}, context())["x"]
+    full = data if isinstance(data, np.ndarray) else np.asarray(Image.open(io.BytesIO(data)).convert("RGB"))
+    assert np.abs(image.astype(int) - cv2.resize(full, (40, 30))).mean() < 12
+
+
+def written(path, files):
+    with dataload.create(path) as writer:
+        for number, data in enumerate(files):
+            writer.write({"__key__": f"{number:03}", "jpg": data, "cls": number})
+    return dataload.open(path)
+
+
+def test_a_loader(tmp_path):
+    """Batches are the same for any number of workers, and other epochs have other parts."""
+    source = written(tmp_path / "x.tar", [jpeg(pattern(480, 640)), jpeg(pattern(100, 80))] * 8)
+    crop = dataload.RandomResizedCrop(size=48)
+    epochs = []
+    for options in ({}, {"num_workers": 2}, {"num_workers": 1, "executor": "processes"}):
+        with dataload.Loader(source, batch_size=4, shuffle=True, transform=crop, **options) as loader:
+            epochs.append([[batch["jpg"].copy() for batch in loader] for _ in range(2)])
+    assert epochs[0][0][0].shape == (4, 48, 48, 3)
+    for other in epochs[1:]:
+        np.testing.assert_array_equal(epochs[0], other)
+    assert not np.array_equal(epochs[0][0], epochs[0][1])
+
+
+def test_a_damaged_image(tmp_path):
+    good = jpeg(pattern(300, 400))
+    source = written(tmp_path / "x.tar", [good, good[: len(good) // 2], good])
+    crop = dataload.RandomResizedCrop(size=32)
+    with (
+        dataload.Loader(source, batch_size=3, transform=crop) as loader,
+        pytest.raises(WorkerError, match="a JPEG image cannot be decoded"),
+    ):
+        next(iter(loader))
+    with dataload.Loader(source, batch_size=3, transform=crop, on_error="skip", max_bad=2) as loader:
+        assert [batch["cls"].tolist() for batch in loader] == [[0, 2]]
+
+
+def test_too_many_pixels():
+    crop = dataload.RandomResizedCrop(size=32, max_record_bytes=12 * 100 * 100)
+    with pytest.raises(CorruptFileError, match="an image of 101 x 100 pixels; the limit is 10000"):
+        crop({"jpg": jpeg(pattern(101, 100))}, context())
+
+
+def test_a_field_that_is_missing():
+    with pytest.raises(ConfigError, match="the sample has no field 'jpg': did you mean 'jpeg'"):
+        dataload.CenterCrop(size=32)({"jpeg": b""})
+    with pytest.raises(ConfigError, match="the sample has no field 'jpg': bytes"):
+        dataload.CenterCrop(size=32)(b"")
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        *(({"size": size}, "size must be a number of pixels") for size in (0, (1, 2, 3), True, (4, 0.5))),
+        ({"scale": (0.5, 0.1)}, "scale must be two numbers that ascend"),
+        ({"scale": (0.5, 1.5)}, "scale must be two numbers that ascend"),
+        ({"ratio": (0, 1)}, "ratio must be two numbers that ascend"),
+        ({"mirrored": 1.5}, "mirrored must be a share"),
+        ({"exact": "no"}, "exact must be"),
+    ],
+)
+def test_wrong_settings(options, message):
+    with pytest.raises(ConfigError, match=message):
+        dataload.RandomResizedCrop(**{"size": 32, **options})

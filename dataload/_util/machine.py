@@ -1,9 +1,11 @@
-"""The CPUs and memory available to this process, and the CPUs that it keeps busy."""
+"""The CPUs, memory and threads of this process, and the CPUs that it keeps busy."""
 
 from __future__ import annotations
 
+import ctypes
 import math
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
@@ -54,6 +56,34 @@ def _read(path: str) -> bytes:
         return os.read(descriptor, 100)
     finally:
         os.close(descriptor)
+
+
+def is_single_threaded() -> bool:
+    """Return whether this process has one thread, apart from those of OpenBLAS, so that a fork copies all of it.
+
+    OpenBLAS ends its threads before a fork and starts others later. Systems without `/proc` give False.
+    """
+    with suppress(OSError):
+        threads = len(os.listdir("/proc/self/task"))
+        return threads == 1 or (threading.active_count() == 1 and threads <= 1 + _threads_of_openblas())
+    return False
+
+
+def _threads_of_openblas() -> int:
+    """Return the threads that the libraries of numpy and scipy keep beside this process's own."""
+    found = 0
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        paths = {line.split(maxsplit=5)[5].strip() for line in maps if "openblas" in line}
+    for path in paths:
+        with suppress(OSError):  # it was replaced
+            library = ctypes.CDLL(path)
+            for before, after in (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", "")):
+                count = getattr(library, f"{before}openblas_get_num_threads{after}", None)
+                # 1 means its own threads. Those of OpenMP do not survive a fork.
+                if count is not None and getattr(library, f"{before}openblas_get_parallel{after}")() == 1:
+                    found += count() - 1
+                    break
+    return found
 
 
 def cgroup_quota(root: Path = Path("/")) -> float | None:

@@ -38,7 +38,7 @@ TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
 ExecutorName: TypeAlias = Literal["threads", "processes", "fork", "spawn", "forkserver"]
-"""The kind of workers, if `num_workers` is not 0: threads, or processes by how they start (by ``forkserver``)."""
+"""The kind of workers, if `num_workers` is not 0: threads, or processes by how they start (see `Loader`)."""
 
 _ADVICE = (
     "functions and classes that are not at the top level of a module, or are of a notebook, need cloudpickle (pip "
@@ -64,7 +64,7 @@ def make_executor(
         return ThreadExecutor(work, workers, timeouts=timeouts, first=first)
     from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
 
-    start_method: StartMethod = "forkserver" if name == "processes" else name
+    start_method: StartMethod | None = None if name == "processes" else name
     modules = () if start_method == "fork" else check_pickles(*settings)
     slots = window + _SLOTS_BEYOND_WINDOW
     return ProcessExecutor(

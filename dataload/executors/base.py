@@ -181,6 +181,9 @@ class Result(Generic[ResultT]):
 class Executor(ABC, Generic[TaskT, ResultT]):
     """Applies one function to many tasks."""
 
+    start_method: StartMethod | None = None
+    """How worker processes started; None before that, and if workers are not processes."""
+
     @abstractmethod
     def submit(self, task: TaskT, /) -> Result[ResultT]:
         """Schedule a task. Fails if the executor is closed or no worker could be started."""

@@ -42,7 +42,14 @@ class WorkerHandle:
     """Descriptors per worker: the connection, the report and its mapping, and two of `multiprocessing`."""
 
     def __init__(
-        self, number: int, context: Any, work: Any, start_method: StartMethod, timeouts: TimeoutPolicy
+        self,
+        number: int,
+        context: Any,
+        work: Any,
+        start_method: StartMethod,
+        timeouts: TimeoutPolicy,
+        *,
+        inherits: bool | None = None,  # by default, forks inherit `work`; others get a pickled copy
     ) -> None:
         self.number = number
         self.tasks: dict[int, Any] = {}  # unfinished, by number
@@ -59,8 +66,9 @@ class WorkerHandle:
         self.inbox: Inbox = Inbox(self.connection)
         self.outbox: Outbox = Outbox(self.connection)
         name = f"dataload-{number}"
+        inherits = start_method == "fork" if inherits is None else inherits
         self._process: Any = context.Process(
-            target=serve, args=(theirs, name, None if self._imports_main else work), name=name, daemon=True
+            target=serve, args=(theirs, name, work if inherits else None), name=name, daemon=True
         )
         try:
             if start_method == "forkserver":
@@ -72,7 +80,7 @@ class WorkerHandle:
             self.close()
             raise
         self.outbox.put_descriptor(self._report.descriptor)
-        if self._imports_main:
+        if not inherits:
             with pickling_for_worker():
                 self.outbox.put(None, take_apart(work, by_value=True))
 

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from dataload._util.machine import available_bytes
+from dataload._util.machine import available_bytes, is_single_threaded, usable_cpus
 from dataload.errors import ConfigError
 from dataload.executors.base import (
     PoolExecutor,
@@ -45,7 +45,8 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
 
     # Large arrays of a result are views of a slot of shared memory, which is reused once the last view is gone. If all
     # slots are in use, results go through a pipe. The fork server starts here, and imports the module of `work` and the
-    # installed ones of `modules`.
+    # installed ones of `modules`. If `start_method` is None, workers are forks of this process if it has one thread when
+    # they start; like others, they get a pickled copy of `work`. The server then starts here only if it has a CPU.
 
     def __init__(
         self,
@@ -53,15 +54,27 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
         workers: int,
         *,
         slots: int,
-        start_method: StartMethod = "forkserver",
+        start_method: StartMethod | None = "forkserver",
         timeouts: TimeoutPolicy | None = None,
         first: int = 0,
         modules: Iterable[str] = (),
     ) -> None:
-        if start_method == "forkserver":
-            start_fork_server({type(work).__module__, *modules})
+        modules = {type(work).__module__, *modules}
+        forks = start_method is None and usable_cpus() <= workers + 1 and is_single_threaded()
+        if start_method in (None, "forkserver") and not forks:
+            start_fork_server(modules)
         settings = {"slots": slots, "start_method": start_method, "timeouts": timeouts or TimeoutPolicy()}
-        super().__init__(partial(ProcessPool, work, first=first, **settings), workers)
+        super().__init__(partial(ProcessPool, work, first=first, modules=modules, **settings), workers)
+        self._started: StartMethod | None = None
+
+    @property
+    def start_method(self) -> StartMethod | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """How the workers started; None before that."""
+        return self._started if self._pool is None else self._pool.start_method
+
+    def restart(self) -> None:
+        self._started = self.start_method
+        super().restart()
 
 
 class _Pending(Result[Any]):
@@ -97,15 +110,25 @@ class ProcessPool:
     """The worker processes of one executor and their tasks, used by the consumer's thread; any thread may stop it."""
 
     def __init__(
-        self, work: Any, size: int, *, slots: int, start_method: StartMethod, timeouts: TimeoutPolicy, first: int
+        self,
+        work: Any,
+        size: int,
+        *,
+        slots: int,
+        start_method: StartMethod | None,
+        timeouts: TimeoutPolicy,
+        first: int,
+        modules: set[str],
     ) -> None:
-        check_parent(start_method)
+        check_parent(start_method or "forkserver")
         self._first = first
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._stopped = False
         self._work = work
-        self._start_method: StartMethod = start_method
+        self._modules = modules
+        self._chooses = start_method is None
+        self.start_method: StartMethod = start_method or ("fork" if is_single_threaded() else "forkserver")
         self._timeouts = timeouts
         self._active = size
         self.size, slots = within_descriptors(size, slots)
@@ -138,12 +161,16 @@ class ProcessPool:
     def _start(self) -> None:
         numbers = set(range(self._first, self._first + self.size))
         number = min(numbers - {worker.number for worker in self._workers})
+        if self._chooses and self.start_method == "fork" and self._next and not is_single_threaded():
+            self.start_method = "forkserver"  # threads have started since
+        if self._chooses and self.start_method == "forkserver":
+            start_fork_server(self._modules)
         try:
-            context = multiprocessing.get_context(self._start_method)
-            worker = WorkerHandle(number, context, self._work, self._start_method, self._timeouts)
+            context, inherits = multiprocessing.get_context(self.start_method), False if self._chooses else None
+            worker = WorkerHandle(number, context, self._work, self.start_method, self._timeouts, inherits=inherits)
         except ChildProcessError:
             # This process is a fork, and only the process that started the fork server may use it.
-            self._start_method = "spawn"
+            self.start_method = "spawn"
             return
         except (OSError, EOFError) as error:
             message = (

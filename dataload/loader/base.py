@@ -105,7 +105,11 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
 
     def statistics(self) -> Statistics:
         """Return where the time went since the loader was built."""
-        return self._recorder.snapshot(self._workers, self._workers_allowed)
+        return self._recorder.snapshot(self._workers, self._workers_allowed, self._start_method())
+
+    @abstractmethod
+    def _start_method(self) -> str | None:
+        """Return how worker processes started; None if none has."""
 
     def __iter__(self) -> Iterator[BatchT]:
         """Iterate over one epoch, or over the rest of it after `load_state_dict`.

@@ -85,8 +85,9 @@ class Loader(LoaderBase[BatchT]):
             each CPU that this process may use, and more threads if they mostly wait.
         executor: ``"threads"``: reading and decoding release the GIL, and nothing is copied between processes.
             ``"processes"``: for transforms that hold the GIL. Batches come in shared memory, which is reused once
-            nothing refers to it. They start by ``"forkserver"``; ``"spawn"`` and ``"fork"`` are processes that start
-            so. ``"fork"`` copies this process with everything in it.
+            nothing refers to it. They are forks of this process if it has one thread when they start, otherwise of a
+            fork server that starts with the loader; `statistics` says which. ``"fork"``, ``"forkserver"`` and
+            ``"spawn"`` choose. ``"fork"`` copies this process with everything in it; others get pickled copies.
         prefetch: Batches to make ahead, per worker. Batches that take under a millisecond are grouped; `prefetch`
             counts groups. ``num_workers="auto"`` may use more. Instead of waiting for a group, the consumer's thread
             makes the next one itself if the workers leave it a CPU.
@@ -309,6 +310,9 @@ class Loader(LoaderBase[BatchT]):
         self._executor.use(self._workers)
         if isinstance(self._delivery, StepDelivery):
             self._delivery.set_window(self._workers * self._prefetch)
+
+    def _start_method(self) -> str | None:
+        return self._executor.start_method
 
     def _steps(self, cursor: Cursor) -> int:
         return self._plans.of(cursor.epoch).steps(cursor.epoch)

@@ -164,7 +164,7 @@ class Recorder:
     def _downloaded_here(self) -> Downloads:
         return sum((traffic.total() for traffic in self.traffics), Downloads())
 
-    def snapshot(self, workers: int, allowed: int | None = None) -> Statistics:
+    def snapshot(self, workers: int, allowed: int | None = None, start_method: str | None = None) -> Statistics:
         """Return the totals so far, for the workers in use and those allowed, by default the same number."""
         here = self.executor != "processes"
         return Statistics(
@@ -180,6 +180,7 @@ class Recorder:
             workers_allowed=workers if allowed is None else allowed,
             worker_seconds=self._worker_seconds + workers * (self._loop_seconds - self._workers_since),
             executor=self.executor if workers else "serial",
+            start_method=start_method,
             transforms=self.transforms,
             bad=self._bad,
             retries=self._retries,

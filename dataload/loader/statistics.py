@@ -103,6 +103,7 @@ class Statistics:
         workers_allowed: Number of workers that may be used. Fewer are in use where another one does not help.
         worker_seconds: Length of the loop times the workers that were in use.
         executor: Where the work was done.
+        start_method: How worker processes started: ``"fork"``, ``"forkserver"`` or ``"spawn"``; None if none has.
         transforms: Names of the transforms of samples, which together are one stage.
         bad: Records that were dropped or replaced.
         retries: Steps that were made again, record by record, because of bad records.
@@ -134,6 +135,7 @@ class Statistics:
     cpu_seconds: float = 0.0
     cpu_clock_seconds: float = 0.0
     downloads: Downloads | None = None
+    start_method: str | None = None
 
     @property
     def work_seconds(self) -> float:
@@ -366,11 +368,12 @@ class Statistics:
     def __str__(self) -> str:
         used = self.busy_cpus
         busy = "" if used is None else f" ({used:.1f} kept busy by this process)"
+        started = f" started by {self.start_method}" if self.start_method else ""
         lines = [
             self._size,
             f"the consumer waited {self.wait_seconds:.2f} s, {self.first_wait_seconds:.2f} s of it for the first batch",
             f"and worked {self.consumer_seconds:.2f} s in between; {self.depth:.1f} batches were ready when it asked",
-            f"work in {self.where}, of {self.cpus} CPUs{busy}:",
+            f"work in {self.where}{started}, of {self.cpus} CPUs{busy}:",
         ]
         for name, stage in self.stages.items():
             share, each = _ratio(stage.seconds, self.work_seconds), 1e3 * _ratio(stage.seconds, stage.runs)

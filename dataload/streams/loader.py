@@ -219,6 +219,9 @@ class MultiStreamLoader(LoaderBase[Any]):
         """Return where the time went since the loader was built, also by row."""
         return MultiStreamStatistics.of(super().statistics(), self._row_seconds.copy())
 
+    def _start_method(self) -> str | None:
+        return self._stream_workers.start_method
+
     def set_epoch(self, epoch: int) -> None:
         """See `Loader.set_epoch`.
 

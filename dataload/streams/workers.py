@@ -161,6 +161,11 @@ class StreamWorkers:
         self._sessions = itertools.count()
         self._start()
 
+    @property
+    def start_method(self) -> str | None:
+        """How worker processes started; None if none has."""
+        return self._executors[0].start_method
+
     def follow(self, epoch: int, step: int, starts: tuple[RowStart, ...], *, ahead: bool = True) -> list[RowSteps]:
         """Start a session at `step` and return each worker's steps; unless `ahead`, make them on request."""
         session = next(self._sessions)

@@ -139,13 +139,57 @@ def test_a_main_module_without_a_guard_is_told_what_to_do(tmp_path, method):
     assert "ConfigError: a worker process tried to start workers: each worker process imports the main" in err
 
 
+FORKS = """
+    import threading
+    import numpy as np
+    import works
+    from dataload import Loader
+    from dataload.executors.processes import ProcessExecutor
+
+    class Source:
+        copies = 0
+        def __len__(self):
+            return 4
+        def __getitem__(self, index):
+            return self.copies
+        def __getstate__(self):
+            return {"copies": 1}
+
+    if __name__ == "__main__":
+        np.ones((300, 300)) @ np.ones((300, 300))  # starts threads of OpenBLAS
+        event = threading.Event()
+        other = threading.Thread(target=event.wait)
+        growing = ProcessExecutor(works.echo, 1, slots=1, start_method=None)
+        growing.submit(1).result()
+        print(growing.start_method)
+        for executor in ("processes", "fork", "spawn", "processes"):
+            with Loader(Source(), batch_size=4, num_workers=1, executor=executor) as loader:
+                copies = [batch.tolist() for batch in loader]
+            print(loader.statistics().start_method, copies)
+            if executor == "spawn":
+                other.start()
+        growing.use(2)
+        growing.submit(1).result()
+        print(growing.start_method)
+        growing.close()
+        event.set()
+"""
+
+
+def test_processes_are_forks_of_a_process_with_one_thread_and_get_copies(tmp_path):
+    status, out, err = run_file(tmp_path, FORKS)
+    copied, inherited = [[1] * 4], [[0] * 4]
+    expected = f"fork\nfork {copied}\nfork {inherited}\nspawn {copied}\nforkserver {copied}\nforkserver\n"
+    assert (status, out) == (0, expected), err
+
+
 def test_functions_under_the_guard_are_explained(tmp_path):
     script = """
         from dataload import Loader, RangeSource
         if __name__ == "__main__":
             def double(sample):
                 return 2 * sample
-            next(iter(Loader(RangeSource(4), batch_size=2, num_workers=1, executor="processes", transform=double)))
+            next(iter(Loader(RangeSource(4), batch_size=2, num_workers=1, executor="spawn", transform=double)))
     """
     status, _, err = run_file(tmp_path, script)
     assert status == 1

@@ -444,10 +444,10 @@ def test_the_count_of_descriptors_is_right():
 def test_workers_that_cannot_be_started_are_done_without(monkeypatch):
     start = WorkerHandle.__init__
 
-    def limited(self, number, *rest):
+    def limited(self, number, *rest, **settings):
         if number >= fitting:
             raise OSError(errno.EAGAIN, "no more processes")
-        start(self, number, *rest)
+        start(self, number, *rest, **settings)
 
     monkeypatch.setattr(WorkerHandle, "__init__", limited)
     fitting = 1

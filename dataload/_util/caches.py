@@ -39,7 +39,7 @@ class Memo(Generic[T]):
 
 def on_fork(callback: Callable[[], None]) -> None:
     """Call `callback` in every child that this process forks, where the system supports it."""
-    if hasattr(os, "register_at_fork"):
+    if sys.platform != "win32" and hasattr(os, "register_at_fork"):
         os.register_at_fork(after_in_child=callback)
 
 

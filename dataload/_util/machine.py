@@ -12,6 +12,8 @@ from pathlib import Path, PurePosixPath
 from time import process_time
 from typing import NamedTuple
 
+from dataload._util.system import usable_cores
+
 
 class _ControlGroup(NamedTuple):
     directory: Path  # may be invisible in a container
@@ -35,7 +37,7 @@ _MEMORY_NAMES = {
 
 def usable_cpus() -> int:
     """Return the CPUs that this process may use: its affinity, or its control groups' quota if smaller, rounded up."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    count = usable_cores()
     quota = cgroup_quota()
     return count if quota is None else max(1, min(count, math.ceil(quota)))
 

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -133,7 +132,7 @@ def drop_cached(path: str) -> None:
     """Drop a file, or the files of a directory, from the page cache; mapped pages stay."""
     if not path:
         return
-    if not hasattr(os, "posix_fadvise"):
+    if sys.platform != "linux" or not hasattr(os, "posix_fadvise"):
         raise ConfigError("this system cannot drop files from its page cache: leave --cold out")
     for file in filter(Path.is_file, (Path(path), *Path(path).rglob("*"))):
         descriptor = os.open(file, os.O_RDONLY)
@@ -146,6 +145,9 @@ def drop_cached(path: str) -> None:
 
 def used() -> Usage:
     """Return what this process and its children have used until now."""
+    assert sys.platform != "win32", "Windows has no such figures"
+    import resource
+
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     user, system, faults = (
         sum(values) for values in zip(*((u.ru_utime, u.ru_stime, u.ru_minflt) for u in own), strict=True)

@@ -305,7 +305,10 @@ def _run(command: Sequence[str], given: str, timeout: float) -> tuple[int, str, 
             output, errors = process.communicate(given, timeout)
         finally:
             with suppress(ProcessLookupError, PermissionError):  # it has ended
-                os.killpg(process.pid, signal.SIGKILL)
+                if sys.platform == "win32":
+                    process.kill()
+                else:
+                    os.killpg(process.pid, signal.SIGKILL)
     return process.returncode, output, errors
 
 
@@ -341,7 +344,7 @@ def describe_run(command: str) -> dict[str, Any]:
             "system": f"{platform.system()} {platform.release()}",
             "processor": _processor(),
             "cpus": usable_cpus(),
-            "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if hasattr(os, "sysconf") else None,
+            "memory": None if sys.platform == "win32" else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
         },
         "versions": {"python": platform.python_version(), **versions(*_PACKAGES)},
         "command": command,

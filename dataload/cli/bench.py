@@ -17,6 +17,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from dataload._util.settings import check_directory
+from dataload._util.system import user_number
 from dataload.analysis.design import check_picture
 from dataload.analysis.pictures import rates_figure
 from dataload.bench import runner as table
@@ -49,6 +50,7 @@ from dataload.cli.options import (
 from dataload.cli.output import ProgressBar, as_typed, print_line, print_table, print_warning
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, closest
 from dataload.executors import ExecutorName
+from dataload.storage.local.folders import distrust
 
 _MOVED = typer.Option(hidden=True)  # to `python -m benchmarks`, or gone; accepted for a release
 
@@ -230,11 +232,11 @@ def measure_tasks(
 
 def _own_directory() -> Path:
     """Return the directory that keeps written files by default; only this user can have put something there."""
-    directory = Path(gettempdir()) / f"dataload-bench-{os.geteuid()}"
+    directory = Path(gettempdir()) / f"dataload-bench-{user_number()}"
     with suppress(FileExistsError):
         directory.mkdir(0o700)
     found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    if not stat.S_ISDIR(found.st_mode) or distrust(found):
         raise ConfigError(
             f"{directory} must be a directory that only you can write to, but is not: remove it, or set --cache to "
             "another directory",

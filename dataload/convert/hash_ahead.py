@@ -9,6 +9,8 @@ from threading import Event, Thread
 from types import TracebackType
 from typing import Self
 
+from dataload._util.system import open_file, read_into_at
+
 UNSETTLED_BYTES = 1 << 17
 """The end of a file that its writer may still change: more than a block of ArrayRecord."""
 
@@ -20,7 +22,7 @@ class HashAhead:
     """Computes the SHA-256 of a file in a thread that follows its writer, `UNSETTLED_BYTES` behind the end."""
 
     def __init__(self, path: str) -> None:
-        self._file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # stays open if the file is renamed
+        self._file = open_file(path)  # stays open if the file is renamed
         self._digest = hashlib.sha256()
         self._hashed = 0
         self._failed = False
@@ -53,7 +55,7 @@ class HashAhead:
                 ended = self._ended.is_set()
                 left = os.fstat(self._file).st_size - self._hashed - (0 if ended else UNSETTLED_BYTES)
                 if left >= len(buffer) or (ended and left > 0):
-                    count = os.preadv(self._file, [buffer[:left]], self._hashed)
+                    count = read_into_at(self._file, buffer[:left], self._hashed)
                     self._digest.update(buffer[:count])
                     self._hashed += count
                 elif ended:

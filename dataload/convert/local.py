@@ -9,7 +9,7 @@ from typing import Any
 from dataload._util.lazy import renamed
 from dataload._util.settings import check_count
 from dataload.convert.attempt import PartTask
-from dataload.executors.base import StartMethod
+from dataload.executors import StartMethod, check_processes
 
 _MOST_PARTS = 256  # starting a process takes 0.1 s
 
@@ -37,6 +37,7 @@ class LocalEngine:
         return min(shards, _MOST_PARTS)
 
     def run(self, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
+        check_processes("engine", "local")
         from dataload.convert.processes import run_parts  # imports multiprocessing, which most programs do not need
 
         return run_parts(self, task, count, advance)

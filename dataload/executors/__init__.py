@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from dataload._util.system import IS_POSIX
 from dataload.errors import ConfigError
 from dataload.executors.base import (
     Executor,
@@ -30,6 +31,7 @@ __all__ = [
     "WorkerPosition",
     "WorkerStatus",
     "check_pickles",
+    "check_processes",
     "make_executor",
     "worker_name",
 ]
@@ -62,6 +64,7 @@ def make_executor(
         return SerialExecutor(work)
     if name == "threads":
         return ThreadExecutor(work, workers, timeouts=timeouts, first=first)
+    check_processes("executor", name)
     from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
 
     start_method: StartMethod | None = None if name == "processes" else name
@@ -70,6 +73,12 @@ def make_executor(
     return ProcessExecutor(
         work, workers, slots=slots, start_method=start_method, timeouts=timeouts, first=first, modules=modules
     )
+
+
+def check_processes(key: str, value: object) -> None:
+    """Refuse worker processes on Windows."""
+    if not IS_POSIX:
+        raise ConfigError("worker processes need Linux or macOS: use threads on Windows", key=key, value=value)
 
 
 def check_pickles(*settings: tuple[str, str, Any]) -> set[str]:

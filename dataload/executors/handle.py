@@ -3,7 +3,6 @@
 import contextlib
 import multiprocessing
 import os
-import resource
 import signal
 import socket
 import sys
@@ -17,6 +16,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from dataload._util.caches import pickling_for_worker
+from dataload._util.system import open_files_limit, read_at
 from dataload.errors import ConfigError
 from dataload.executors.base import StallMonitor, StartMethod, TimeoutPolicy, WorkerPosition, WorkerStatus
 from dataload.executors.serialization import has_importable_main, take_apart
@@ -117,7 +117,7 @@ class WorkerHandle:
         text = b""
         while monotonic() < until:
             sleep(0.02)
-            found = os.pread(self._report.descriptor, 1 << 20, start)
+            found = read_at(self._report.descriptor, 1 << 20, start)
             if found and found == text:
                 break
             text = found
@@ -274,7 +274,7 @@ def check_parent(start_method: StartMethod) -> None:
 
 
 def within_descriptors(workers: int, slots: int) -> tuple[int, int]:
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limit = open_files_limit()
     try:
         free = limit - len(os.listdir("/proc/self/fd"))
     except OSError:
@@ -282,7 +282,7 @@ def within_descriptors(workers: int, slots: int) -> tuple[int, int]:
     left = max(0, free - _SPARE_DESCRIPTORS)
     fitting = min(workers, left // WorkerHandle.DESCRIPTORS)
     kept = min(slots, (left - fitting * WorkerHandle.DESCRIPTORS) // Slot.DESCRIPTORS)
-    if limit == resource.RLIM_INFINITY or (fitting, kept) == (workers, slots):
+    if (fitting, kept) == (workers, slots):
         return workers, slots
     needed = workers * WorkerHandle.DESCRIPTORS + slots * Slot.DESCRIPTORS + _SPARE_DESCRIPTORS
     message = (

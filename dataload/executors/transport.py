@@ -7,6 +7,7 @@ import os
 import pickle
 import socket
 import struct
+import sys
 import tempfile
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -16,6 +17,7 @@ import numpy as np
 
 from dataload._util.arrays import BufferLeases
 from dataload._util.machine import available_bytes
+from dataload._util.system import reserve
 from dataload.types import BytesArray
 
 Message: TypeAlias = tuple[Any, list[bytearray]]
@@ -146,10 +148,7 @@ class Slot:
         # The system overcommits memory, and kills processes that use it.
         if wanted - present > (available := available_bytes()):
             raise OSError(errno.ENOMEM, f"{wanted:,} bytes are needed, {available:,} are available")
-        if hasattr(os, "posix_fallocate"):
-            os.posix_fallocate(self.descriptor, 0, wanted)  # writing to a hole in the file would raise SIGBUS
-        else:
-            os.ftruncate(self.descriptor, wanted)
+        reserve(self.descriptor, wanted)  # writing to a hole in the file would raise SIGBUS
 
     def view(self, size: int) -> BytesArray:
         """Return (n,) uint8, n >= `size`: the first bytes of the slot, which must be allocated."""
@@ -180,7 +179,7 @@ class Slot:
 
 
 def _unnamed_file() -> int:
-    if hasattr(os, "memfd_create"):
+    if sys.platform == "linux" and hasattr(os, "memfd_create"):
         return os.memfd_create("dataload")  # not limited by the size of /dev/shm
     with tempfile.TemporaryFile(prefix="dataload-") as stream:
         return os.dup(stream.fileno())

@@ -16,6 +16,7 @@ from weakref import WeakMethod
 import numpy as np
 
 from dataload._util.indexing import split_by_shard
+from dataload._util.system import open_files_limit
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.evidence import ends_of_file
@@ -26,7 +27,7 @@ from dataload.sources.directory import ShardDirectory
 from dataload.sources.fields import spec_of
 from dataload.storage import FileIdentity, RecordFile, Remote, base_name, is_url, join, parent
 from dataload.storage.errors import rewritten_error
-from dataload.storage.local.files import as_versions, open_files_limit, versions_of
+from dataload.storage.local.files import as_versions, versions_of
 from dataload.types import Batch, FieldSpec, Int64Array
 
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dataload._util.system import NO_FOLLOW, NO_WAIT, open_file, read_at
 from dataload.errors import DataloadError
 from dataload.storage.local.atomic import AtomicFile
 from dataload.storage.local.folders import distrust, trusted_folder
@@ -91,7 +92,7 @@ def read_arrays(place: Place, key: str) -> CachedTable:
 
 def _open_warily(path: str, flags: int) -> int:
     # Neither a link nor a wait for the writer of a pipe.
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    descriptor = open_file(path, flags | NO_FOLLOW | NO_WAIT)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
         raise ValueError("not a regular file")
@@ -114,11 +115,11 @@ def _plan_arrays(declared: Any, most: int) -> tuple[list[tuple[str, np.dtype[Any
 
 def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], int]:
     """Return the header of a file and the offset of its arrays."""
-    magic, length, crc = _HEAD.unpack(os.pread(descriptor, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
+    magic, length, crc = _HEAD.unpack(read_at(descriptor, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
     start = _aligned(_HEAD.size + length)
     if magic != _MAGIC or length > _LONGEST_HEADER or start > size:
         raise ValueError("not a file of arrays")
-    text = os.pread(descriptor, length, _HEAD.size)
+    text = read_at(descriptor, length, _HEAD.size)
     if zlib.crc32(text) != crc:
         raise ValueError("damaged")
     return json.loads(text), start
@@ -144,7 +145,7 @@ def write_arrays(place: Place, key: str, table: CachedTable) -> bool:
         with AtomicFile(place.path, overwrite=True) as part:
             with part.create() as stream:
                 _write(stream, key, table)
-                os.fchmod(stream.fileno(), mode)
+                os.chmod(part.temporary, mode)
             with suppress(*INVALID):
                 read_arrays(place, key)
                 return True  # another process was first

@@ -3,7 +3,6 @@
 import difflib
 import errno
 import os
-import resource
 import shutil
 import time
 from collections.abc import Generator
@@ -12,6 +11,7 @@ from itertools import islice
 from typing import Any
 
 from dataload._util.failures import MACHINE_ERRNOS, STORE_ERRNOS
+from dataload._util.system import open_files_limit
 from dataload.errors import (
     ChangedFileError,
     CorruptFileError,
@@ -114,8 +114,7 @@ def system_error(verb: str, path: str, error: OSError) -> SourceError:
 
 def _remedy(number: int, path: str) -> str:
     if number == errno.EMFILE:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f"; this process may open {limit} files: raise the limit (ulimit -n), or use fewer workers"
+        return f"; this process may open {open_files_limit()} files: raise the limit (ulimit -n), or use fewer workers"
     if number in (errno.ENOSPC, errno.EDQUOT):
         if "://" in path:
             return "; free space on the disk of the cache, or set remote.cache to another disk"

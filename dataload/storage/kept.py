@@ -1,15 +1,16 @@
 """The files that dataload keeps beside data and in caches: list them and who holds them, and remove them."""
 
-import fcntl
 import glob
 import hashlib
 import json
 import os
+import platform
 import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from dataload._util.system import IS_POSIX, LOCK_EX, LOCK_NB
 from dataload.errors import DataloadError, SourceNotFoundError, printable
 from dataload.storage.backend import storage_of
 from dataload.storage.errors import file_errors
@@ -68,7 +69,7 @@ def list_kept(
 def _holder(path: str) -> str:
     """Return who holds the lock of a file or folder, "" if nobody does."""
     with opened(path) as descriptor:
-        if descriptor is None or lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+        if descriptor is None or lock(descriptor, LOCK_EX | LOCK_NB):
             return ""
     with suppress(OSError, ValueError):
         told = read_text(path, _LONGEST_HOLDER) if path.endswith(".lock") else describe_claim(path)
@@ -81,7 +82,7 @@ def _claimed_by(path: str, remote: Remote | None) -> str:
     with suppress(DataloadError, ValueError, LookupError, TypeError, OverflowError, ProcessLookupError):
         claim: Any = json.loads((storage_of(path, remote).load(join(path, "claim")) or (b"", None))[0])
         with suppress(PermissionError):
-            if claim["host"] == os.uname().nodename:
+            if IS_POSIX and claim["host"] == platform.node():
                 os.kill(int(claim["pid"]), 0)
         return printable(f"process {claim['pid']} on {claim['host']}", _LONGEST_HOLDER, kept="")
     return ""

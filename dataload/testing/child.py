@@ -73,7 +73,8 @@ def read_in_new_process(sources: Sequence[Any]) -> list[ReadReport]:
 def read_in_fork(sources: Sequence[Any], *, read: Callable[[Any], ReadReport] = read_whole) -> list[ReadReport]:
     """Read sources in one forked child with `read`; raise AssertionError if it dies or hangs."""
     with tempfile.TemporaryFile() as answers:
-        child = multiprocessing.get_context("fork").Process(target=_answer, args=(answers, sources, read))
+        context: Any = multiprocessing.get_context("fork")
+        child = context.Process(target=_answer, args=(answers, sources, read))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # about threads, which are intended
             child.start()

@@ -1,69 +1,34 @@
-"""The basic uses on a system without the calls and files that only Linux has."""
+"""The basic uses on a system without the names and files that only Linux has, or that Windows lacks."""
 
-import builtins
-import fcntl
-import mmap
 import os
+import subprocess
+import sys
+from pathlib import Path
 
-import numpy as np
 import pytest
+from hostile_server import HostileServer
 
-import dataload
-from dataload.bench.child import drop_cached
-from dataload.convert import convert
-from dataload.errors import ConfigError
-from dataload.executors import transport as shared_memory
-from dataload.storage.local import atomic as parts
-from dataload.storage.local import record_files as readahead
-
-_OF_LINUX = {
-    os: "sched_getaffinity posix_fadvise posix_fallocate memfd_create pidfd_open RWF_NOWAIT",
-    fcntl: "F_SETSIG",
-    mmap: "MAP_POPULATE",
-}
+CHILD = Path(__file__).parents[1] / "children" / "lesser_system.py"
 
 
-@pytest.fixture
-def elsewhere(monkeypatch):
-    """Remove what only Linux has."""
-    for module, names in _OF_LINUX.items():
-        for name in names.split():
-            monkeypatch.delattr(module, name, raising=False)
-    monkeypatch.setattr(parts, "_libc_rename", lambda: None)
-    monkeypatch.setattr(readahead, "_DO_NOT_WAIT", None)
-    monkeypatch.setattr(shared_memory, "_MAP_FLAGS", mmap.MAP_SHARED)
-    for module, name in ((builtins, "open"), (os, "open"), (os, "listdir")):
-        monkeypatch.setattr(module, name, _without_kernel_files(getattr(module, name)))
+@pytest.mark.slow
+@pytest.mark.parametrize(("system", "core"), [("macos", "compiled"), ("windows", "numpy")])
+def test_local_and_remote_data_are_written_converted_and_loaded(system, core, tmp_path):
+    def answer(handler):
+        data = (tmp_path / handler.path.strip("/")).read_bytes()
+        start, stop = handler.span(len(data))
+        headers = {"ETag": '"1"', "Content-Range": f"bytes {start}-{stop - 1}/{len(data)}", "Accept-Ranges": "bytes"}
+        if handler.command == "HEAD":
+            handler.begin(200, {"ETag": '"1"', "Content-Length": len(data), "Accept-Ranges": "bytes"})
+        else:
+            handler.send(data[start:stop], headers, 206 if "Range" in handler.headers else 200)
 
-
-def _without_kernel_files(call):
-    def guarded(path=".", *args, **kw):
-        name = os.fspath(path) if isinstance(path, (str, os.PathLike)) else ""
-        if (
-            name.startswith(("/proc/", "/sys/")) and name != "/proc/self/maps"
-        ):  # which threadpoolctl reads on Linux only
-            raise FileNotFoundError(path)
-        return call(path, *args, **kw)
-
-    return guarded
-
-
-@pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("executor", [{}, {"executor": "fork"}])
-def test_without_linux(tmp_path, executor):
-    with dataload.create(tmp_path / "a.syr") as writer:
-        for number in range(40):
-            writer.write({"x": np.full(10_000, number, np.float32)})  # too large for a pipe
-    with dataload.open(tmp_path / "a.syr") as source:
-        convert(source, tmp_path / "b.tar")
-    settings = {"batch_size": 8, "shuffle": True, "seed": 0, "num_workers": 2, **executor}
-    for path, options in (("a.syr", {}), ("b.tar", {"decode": "auto"})):
-        with dataload.open(tmp_path / path, **options) as source, dataload.Loader(source, **settings) as loader:
-            found = np.concatenate([batch["x"][:, 0] for batch in loader])
-        assert sorted(found) == list(range(40))
-
-
-@pytest.mark.usefixtures("elsewhere")
-def test_cold_reads_need_a_call_that_drops_pages(tmp_path):
-    with pytest.raises(ConfigError, match="this system cannot drop files from its page cache: leave --cold out"):
-        drop_cached(str(tmp_path))
+    with HostileServer(answer) as server:
+        done = subprocess.run(
+            [sys.executable, CHILD, system, tmp_path, server.endpoint],
+            env={**os.environ, "DATALOAD_CORE": core},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr

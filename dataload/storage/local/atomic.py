@@ -3,9 +3,9 @@
 import contextlib
 import ctypes
 import errno
-import fcntl
 import hashlib
 import os
+import platform
 import secrets
 import shutil
 import sys
@@ -14,6 +14,7 @@ from collections.abc import Callable, Generator
 from functools import cache
 from typing import IO, Any, Self
 
+from dataload._util.system import IS_POSIX, LOCK_EX, LOCK_NB, lock, open_file, open_folder, user_number
 from dataload.errors import ConfigError, SourceError
 from dataload.storage.errors import system_error
 
@@ -140,19 +141,19 @@ def remove_leftovers(path: str) -> None:
     directory, name = os.path.split(path)
     directory, prefix = directory or ".", _prefix(name)
     with contextlib.suppress(OSError):
-        for found in os.listdir(directory):
+        for found in os.listdir(directory) if IS_POSIX else ():
             if found.startswith(prefix) and found.endswith(".tmp"):
                 with contextlib.suppress(OSError):  # its writer is alive, or has just removed it
                     _remove_leftover(os.path.join(directory, found), path)
 
 
 def _remove_leftover(folder: str, path: str) -> None:
-    lock = _lock(folder)
+    held = _lock(folder)
     try:
-        if os.fstat(lock).st_uid == os.geteuid():
+        if os.fstat(held).st_uid == user_number():
             _clear(folder, path)
     finally:
-        os.close(lock)
+        os.close(held)
 
 
 def _clear(folder: str, path: str) -> None:
@@ -174,7 +175,7 @@ def _machine() -> str:
         with open("/proc/sys/kernel/random/boot_id", "rb") as stream:
             text = stream.read()
     except OSError:  # not Linux
-        text = os.uname().nodename.encode()
+        text = platform.node().encode()
     return hashlib.blake2b(text, digest_size=4).hexdigest()
 
 
@@ -184,7 +185,7 @@ def _make_folder(prefix: str) -> tuple[str, int | None]:
         folder = f"{prefix}{secrets.token_hex(6)}.tmp"
         os.mkdir(folder, 0o700)
         try:
-            return folder, _lock(folder)
+            return folder, _lock(folder) if IS_POSIX else None  # Windows opens no folders
         except (BlockingIOError, FileNotFoundError):
             continue  # another process took it for a leftover before the lock
         except OSError as error:
@@ -195,9 +196,9 @@ def _make_folder(prefix: str) -> tuple[str, int | None]:
 
 def _lock(folder: str) -> int:
     """Lock a folder until the returned descriptor is closed or the process ends; BlockingIOError if it is locked."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    descriptor = open_folder(folder)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock(descriptor, LOCK_EX | LOCK_NB)
         os.lstat(folder)  # the previous holder may have deleted it between the two calls
     except BaseException:
         os.close(descriptor)
@@ -268,13 +269,15 @@ def _libc_rename() -> Callable[[bytes, bytes, int], int] | None:
         if sys.platform == "darwin":
             return library.renamex_np
         rename = library.renameat2
-    except (OSError, AttributeError):
+    except (OSError, AttributeError, TypeError):
         return None
     return lambda source, destination, flag: rename(_THIS_DIRECTORY, source, _THIS_DIRECTORY, destination, flag)
 
 
 def _sync(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
+    if not IS_POSIX and os.path.isdir(path):
+        return
+    descriptor = open_file(path, os.O_RDONLY if IS_POSIX else os.O_RDWR)
     try:
         os.fsync(descriptor)
     finally:

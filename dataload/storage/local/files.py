@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import glob
 import os
-import resource
+import platform
 import stat
 import time
 from collections.abc import Generator, Iterable, Sequence
@@ -17,6 +16,18 @@ from typing import Any, Self
 
 import numpy as np
 
+from dataload._util.system import (
+    LOCK_EX,
+    LOCK_NB,
+    NO_FOLLOW,
+    NO_WAIT,
+    lock,
+    lock_record,
+    open_file,
+    read_at,
+    read_into_at,
+    write_at,
+)
 from dataload.errors import MachineError, SourceError, SourceNotFoundError, printable
 from dataload.storage.core import can_map
 from dataload.storage.errors import file_errors, overwritten_error, rewritten_error
@@ -31,9 +42,9 @@ def append_text(path: str, text: str) -> None:
     descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
         with contextlib.suppress(OSError):  # of file systems without locks
-            fcntl.lockf(descriptor, fcntl.LOCK_EX)  # an unfinished write of another process looks like a torn line
+            lock_record(descriptor)  # an unfinished write of another process looks like a torn line
         size = os.fstat(descriptor).st_size
-        is_torn = bool(text) and size > 0 and os.pread(descriptor, 1, size - 1) != b"\n"
+        is_torn = bool(text) and size > 0 and read_at(descriptor, 1, size - 1) != b"\n"
         data = ("\n" * is_torn + text).encode()
         written = os.write(descriptor, data)
     finally:
@@ -67,16 +78,16 @@ class LocalFile:
 
     def read(self, offset: int, length: int) -> bytes:
         with file_errors(self.path):
-            data = os.pread(self._descriptor, length, offset)
+            data = read_at(self._descriptor, length, offset)
             while 0 < len(data) < length and (
-                more := os.pread(self._descriptor, length - len(data), offset + len(data))
+                more := read_at(self._descriptor, length - len(data), offset + len(data))
             ):
                 data += more
         return data
 
     def read_into(self, offset: int, buffer: Any) -> int:
         with file_errors(self.path):
-            return os.preadv(self._descriptor, [buffer], offset)
+            return read_into_at(self._descriptor, memoryview(buffer), offset)
 
     def close(self) -> None:
         self._stream.close()
@@ -196,19 +207,19 @@ def _lock_file(name: str, path: str) -> int:
         while True:
             descriptor = _open_lock(name)
             try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                lock(descriptor, LOCK_EX | LOCK_NB)
                 # The previous holder may have deleted the file between the two calls: the next one would not see it.
                 if os.path.samestat(os.fstat(descriptor), os.lstat(name)):
                     os.ftruncate(descriptor, 0)
                     now = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-                    os.pwrite(descriptor, f"process {os.getpid()} on {os.uname().nodename}, since {now}".encode(), 0)
+                    write_at(descriptor, f"process {os.getpid()} on {platform.node()}, since {now}".encode(), 0)
                     return descriptor
             except BlockingIOError:
                 if time.monotonic() < deadline:
                     os.close(descriptor)
                     time.sleep(_PROBE_SECONDS / 4)
                     continue
-                holder = printable(os.pread(descriptor, _LONGEST_HOLDER, 0).decode(errors="replace"), kept="")
+                holder = printable(read_at(descriptor, _LONGEST_HOLDER, 0).decode(errors="replace"), kept="")
                 os.close(descriptor)
                 who = f" ({holder})" if holder else ""
                 raise SourceError(
@@ -224,8 +235,7 @@ def _lock_file(name: str, path: str) -> int:
 
 def _open_lock(name: str) -> int:
     try:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        descriptor = os.open(name, flags, 0o644)
+        descriptor = open_file(name, os.O_RDWR | os.O_CREAT | NO_FOLLOW | NO_WAIT)
     except OSError as error:
         if error.errno == errno.ELOOP:
             raise SourceError(f"{name} must be a lock file, but is a symbolic link: remove it", path=name) from None
@@ -237,11 +247,6 @@ def _open_lock(name: str) -> int:
     return descriptor
 
 
-def open_files_limit() -> int:
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return 1 << 32 if soft == resource.RLIM_INFINITY else soft
-
-
 _SECONDS_BETWEEN_SYNCS = 1.0
 
 
@@ -251,7 +256,7 @@ class AppendedFile:
     def __init__(self, path: str) -> None:
         self.path: str = path
         with write_errors(path):
-            self._descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | os.O_NOFOLLOW)
+            self._descriptor = open_regular(path, os.O_WRONLY | os.O_APPEND | NO_FOLLOW)
         self._synced = time.monotonic()
 
     def write(self, data: bytes) -> None:

@@ -10,6 +10,7 @@ from itertools import accumulate
 from time import perf_counter
 from typing import TypeAlias
 
+from dataload._util.system import IS_POSIX, user_number
 from dataload._util.threads import DaemonThreads
 from dataload.errors import ConfigError, SourceError
 from dataload.storage.errors import changed_error, file_errors, overwritten_error, system_error
@@ -30,7 +31,9 @@ def distrust(status: os.stat_result, *owners: int) -> str | None:
         return "it is a symbolic link"
     if not (stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode)):
         return "it is neither a file nor a folder"
-    if status.st_uid not in {os.geteuid(), 0, *owners}:
+    if not IS_POSIX:
+        return None  # the folders of a user are private on Windows, and the mode does not tell
+    if status.st_uid not in {user_number(), 0, *owners}:
         return f"it belongs to user {status.st_uid}"
     if status.st_mode & stat.S_IWOTH:
         return "all users may write to it"
@@ -44,7 +47,7 @@ def trusted_folder(root: str, *names: str, create: bool = True) -> str:
             if create:
                 os.makedirs(path, 0o700, exist_ok=True)
             status = os.stat(path, follow_symlinks=path == root)
-            if path == user_directory() and status.st_uid == os.geteuid() and status.st_mode & 0o022:
+            if path == user_directory() and status.st_uid == user_number() and status.st_mode & 0o022:
                 os.chmod(path, 0o700)  # version 0.2 left its mode to the umask
                 status = os.stat(path)
         except OSError as error:

@@ -7,10 +7,12 @@ import errno
 import mmap
 import os
 import stat
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from dataload._util.system import NO_WAIT, open_file, read_into_at
 from dataload.errors import ChangedFileError, SourceError
 from dataload.storage.core import core
 from dataload.storage.errors import (
@@ -35,7 +37,7 @@ def open_regular(path: str | os.PathLike[str], flags: int = os.O_RDONLY) -> int:
 def _open_regular(path: str | os.PathLike[str], flags: int) -> tuple[int, os.stat_result]:
     with contextlib.suppress(FileNotFoundError):  # opening may create it
         _check_regular(path, os.stat(path))
-    descriptor = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK, 0o644)
+    descriptor = open_file(path, flags | NO_WAIT)
     try:
         status = os.fstat(descriptor)
         _check_regular(path, status)  # it may have been replaced since
@@ -61,7 +63,7 @@ _DO_NOT_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
 
 def is_cold(descriptor: int, offset: int) -> bool:
     """Return whether reading the byte at `offset` would wait for the disk; False if unknown."""
-    if _DO_NOT_WAIT is None or _WILL_NEED is None:
+    if sys.platform == "win32" or _DO_NOT_WAIT is None or _WILL_NEED is None:
         return False
     try:
         os.preadv(descriptor, [bytearray(1)], offset, _DO_NOT_WAIT)
@@ -74,7 +76,7 @@ def is_cold(descriptor: int, offset: int) -> bool:
 
 def will_need(mapped: mmap.mmap, offsets: Int64Array, lengths: Int64Array | int) -> None:
     """Ask the kernel to read ranges, (n,) int64 bytes, ahead, skipping those outside the map."""
-    if _WILL_NEED is None:
+    if sys.platform == "win32" or _WILL_NEED is None:
         return
     runs = merge_ranges(offsets, lengths, _PAGE)
     for start, stop in zip(runs.starts.tolist(), runs.stops.tolist(), strict=True):
@@ -292,7 +294,7 @@ class UnmappedFile(ReopenedFile[Handle], MergedReads):
     def _read_into(self, descriptor: int, target: BytesArray, offset: int) -> None:
         done = 0
         while done < len(target):
-            count = os.preadv(descriptor, [target[done:].data], offset + done)
+            count = read_into_at(descriptor, target[done:].data, offset + done)
             if not count:
                 raise changed_error(self.path, self.size, os.fstat(descriptor).st_size)
             done += count

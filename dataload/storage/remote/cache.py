@@ -9,10 +9,10 @@ their processes, so a killed process leaves an unlocked download, which the next
 from __future__ import annotations
 
 import errno
-import fcntl
 import hashlib
 import os
 import re
+import shutil
 import weakref
 from collections import Counter
 from collections.abc import Callable, Container, Generator
@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 from dataload._util.caches import PerProcess
+from dataload._util.system import LOCK_EX, LOCK_NB, LOCK_SH, LOCK_UN, NO_FOLLOW, open_file, open_folder, reserve
 from dataload._util.threads import Wait
 from dataload.errors import ConfigError, MachineError, SourceError
 from dataload.storage.local.folders import discard_untrusted, distrust, trusted_folder
@@ -70,7 +71,7 @@ class CachedFile:
 
     def is_used(self) -> bool:
         with opened(self.path) as descriptor:
-            return descriptor is not None and not lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor is not None and not lock(descriptor, LOCK_EX | LOCK_NB)
 
 
 class ShardCache:
@@ -96,12 +97,12 @@ class ShardCache:
         path = os.path.join(self._directory, name)
         while True:
             try:
-                descriptor = os.open(discard_untrusted(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+                descriptor = open_file(discard_untrusted(path), os.O_RDONLY | NO_FOLLOW)
             except FileNotFoundError:
                 return None
             lease = Lease(path, descriptor)
             intact = lease.size == int(name.split("~")[2])
-            if intact and lock(descriptor, fcntl.LOCK_SH) and is_at(descriptor, path):
+            if intact and lock(descriptor, LOCK_SH) and is_at(descriptor, path):
                 with suppress(OSError):
                     os.utime(path)  # the last use
                 return lease
@@ -129,14 +130,14 @@ class ShardCache:
         _evict(os.path.join(self._directory, name))
 
     def limit(self) -> int:
-        disk = os.statvfs(trusted_folder(self.root, "shards"))
-        free = disk.f_bavail * disk.f_frsize
+        disk = shutil.disk_usage(trusted_folder(self.root, "shards"))
+        free = disk.free
         if self._budget is not None and self._budget < free:
             return self._budget
         used = self._used()
         if self._budget is not None:
             return max(0, min(self._budget, used + free - _SPARED_BYTES))
-        spared = disk.f_blocks // _SPARED * disk.f_frsize
+        spared = disk.total // _SPARED
         return max(0, min(used + free - spared, int(self._share * (used + free))))
 
     def most(self) -> int:
@@ -201,11 +202,11 @@ class ShardCache:
                 raise
             if self._evict_one() or (give_up() and self._evict_one()):
                 return None
-            disk = os.statvfs(self._directory)
+            free = shutil.disk_usage(self._directory).free
             raise CacheFullError(
                 f"the disk of the cache {self._directory} is full: {url} needs {version.size} bytes, the budget is "
                 f"{self._budget or 'all of the disk'}, and nothing is left to evict; "
-                f"{disk.f_bavail * disk.f_frsize:,} bytes are free",
+                f"{free:,} bytes are free",
                 path=url,
             ) from error
 
@@ -220,7 +221,7 @@ class ShardCache:
     def _await(self, descriptor: int, kind: int, wait: Wait, progress: Callable[[], object], what: str) -> None:
         """Lock a file that another process holds, waiting while that process makes progress."""
         own = Wait(self._timeout, pause=wait.pause)
-        while not lock(descriptor, kind | fcntl.LOCK_NB):
+        while not lock(descriptor, kind | LOCK_NB):
             if not own.goes_on(progress()):
                 raise CacheFullError(f"another process has not {what} for {self._timeout:g} s")
 
@@ -235,13 +236,13 @@ class ShardCache:
         name = self.name(url, version)
         path, partial = os.path.join(self._directory, name), os.path.join(self._directory, f".{name}.part")
         while (lease := self.find(name)) is None:
-            descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            ours = lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            descriptor = open_file(partial, os.O_RDWR | os.O_CREAT | NO_FOLLOW, 0o600)
+            ours = lock(descriptor, LOCK_EX | LOCK_NB)
             try:
                 if not ours:
                     # Wait for the download, but not for an exclusive lock: the file has a lease afterwards.
                     what = f"written to {partial}"
-                    self._await(descriptor, fcntl.LOCK_SH, wait, lambda: self.progress(name), what)
+                    self._await(descriptor, LOCK_SH, wait, lambda: self.progress(name), what)
                     continue
                 # The previous holder of the lock may have published or evicted the file.
                 if is_at(descriptor, partial):
@@ -251,7 +252,7 @@ class ShardCache:
                     self._fill(descriptor, url, version.size, download, give_up)
                     with self._deciding():  # else a concurrent listing may see neither name
                         os.rename(partial, path)
-                    lock(descriptor, fcntl.LOCK_SH)
+                    lock(descriptor, LOCK_SH)
                     if is_at(descriptor, path):
                         lease = Lease(path, os.dup(descriptor))
                         break
@@ -259,7 +260,7 @@ class ShardCache:
                 with suppress(OSError):
                     if ours and is_at(descriptor, partial):
                         os.unlink(partial)
-                lock(descriptor, fcntl.LOCK_UN)  # a thread that still writes may hold a duplicate of the descriptor
+                lock(descriptor, LOCK_UN)  # a thread that still writes may hold a duplicate of the descriptor
                 raise
             finally:
                 os.close(descriptor)
@@ -278,9 +279,9 @@ class ShardCache:
 
     @contextmanager
     def _deciding(self) -> Generator[None]:
-        descriptor = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        descriptor = open_folder(self._directory)
         try:
-            self._await(descriptor, fcntl.LOCK_EX, Wait(0), self.names, f"unlocked {self._directory}")
+            self._await(descriptor, LOCK_EX, Wait(0), self.names, f"unlocked {self._directory}")
             yield
         finally:
             os.close(descriptor)
@@ -332,7 +333,7 @@ class ShardCache:
 def _evict(path: str) -> bool:
     """Delete a file without readers and writers; return whether it was deleted."""
     with opened(path) as descriptor, suppress(OSError):
-        if descriptor is not None and lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and is_at(descriptor, path):
+        if descriptor is not None and lock(descriptor, LOCK_EX | LOCK_NB) and is_at(descriptor, path):
             os.unlink(path)
             return True
     return False
@@ -340,12 +341,9 @@ def _evict(path: str) -> bool:
 
 def _allocate(descriptor: int, size: int) -> None:
     """Reserve the space of a file, so that others count it and a full disk shows at once where supported."""
-    if size and hasattr(os, "posix_fallocate"):
-        try:
-            os.posix_fallocate(descriptor, 0, size)
-        except OSError as error:
-            if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):
-                raise
-        else:
-            return
-    os.ftruncate(descriptor, size)
+    try:
+        reserve(descriptor, size)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EOPNOTSUPP):  # also for a size of 0
+            raise
+        os.ftruncate(descriptor, size)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import tempfile
@@ -12,6 +11,8 @@ from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 
+from dataload._util import system
+from dataload._util.system import LOCK_EX, LOCK_NB, NO_FOLLOW, open_file
 from dataload.storage.local.atomic import write_errors
 from dataload.storage.local.folders import trusted_folder
 
@@ -29,7 +30,7 @@ class LivingFile:
                 with write_errors(path):
                     os.write(descriptor, content)
                 # Before it is locked, another process may take its owner for dead, and delete it.
-                if lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB) and is_at(descriptor, path):
+                if lock(descriptor, LOCK_EX | LOCK_NB) and is_at(descriptor, path):
                     stack.pop_all()
                     break
         self.path: str = path
@@ -44,7 +45,7 @@ def living(directory: str) -> list[str]:
     with suppress(FileNotFoundError), os.scandir(directory) as files:
         for file in files:
             with opened(file.path) as descriptor, suppress(FileNotFoundError):
-                if descriptor is not None and lock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB):
+                if descriptor is not None and lock(descriptor, LOCK_EX | LOCK_NB):
                     os.unlink(file.path)
                 elif descriptor is not None:
                     found.append(file.path)
@@ -61,7 +62,7 @@ def _delete(path: str, pid: int) -> None:
 def opened(path: str) -> Generator[int | None]:
     """Open a file in order to lock it; None if it is gone."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        descriptor = open_file(path, os.O_RDONLY | NO_FOLLOW)
     except OSError:
         yield None
         return
@@ -74,7 +75,7 @@ def opened(path: str) -> Generator[int | None]:
 def lock(descriptor: int, kind: int) -> bool:
     """Lock a file; return False if `kind` does not wait and the lock is taken."""
     with suppress(BlockingIOError):
-        fcntl.flock(descriptor, kind)
+        system.lock(descriptor, kind)
         return True
     return False
 

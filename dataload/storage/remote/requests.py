@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import random
@@ -18,6 +17,7 @@ from urllib.parse import unquote, urlsplit
 
 from dataload._util.caches import first_process
 from dataload._util.failures import MACHINE_ERRNOS
+from dataload._util.system import LOCK_SH
 from dataload._util.threads import DaemonThreads
 from dataload.errors import (
     ConfigError,
@@ -232,7 +232,7 @@ def check_shard(file: CachedFile, sha256: str | None = None, *, md5: bool = True
     """Compare a shard with its length and `sha256`, or else the `md5` in its name; None if it is gone."""
     with opened(file.path) as descriptor:
         # This lock prevents eviction, but does not count as a use of the shard.
-        if descriptor is None or not lock(descriptor, fcntl.LOCK_SH) or not is_at(descriptor, file.path):
+        if descriptor is None or not lock(descriptor, LOCK_SH) or not is_at(descriptor, file.path):
             return None
         named = _NAME.fullmatch(file.name)
         if named is None:

@@ -5,6 +5,7 @@ import errno
 import gc
 import os
 import re
+import resource
 import signal
 import socket
 import sys
@@ -405,7 +406,7 @@ def test_a_lack_of_memory_is_found_and_told(monkeypatch):
 
 def open_files(monkeypatch, free):
     used = len(os.listdir("/proc/self/fd"))
-    monkeypatch.setattr(handle.resource, "getrlimit", lambda _: (used + free, used + free))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (used + free, used + free))
 
 
 def test_a_limit_of_open_files_leaves_fewer_slots_and_workers(monkeypatch):
@@ -421,7 +422,7 @@ def test_a_limit_of_open_files_leaves_fewer_slots_and_workers(monkeypatch):
     with pytest.raises(ConfigError, match=need):
         handle.within_descriptors(4, 10)
     monkeypatch.setattr(os, "listdir", failing(FileNotFoundError()))
-    monkeypatch.setattr(handle.resource, "getrlimit", lambda _: (64 + 60, 0))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (64 + 60, 0))
     assert handle.within_descriptors(4, 10) == (4, 10)
 
 

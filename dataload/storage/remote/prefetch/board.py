@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from dataload._util.caches import PerProcess
+from dataload._util.system import NO_FOLLOW, open_file, read_at, write_at
 from dataload._util.threads import Wait
 from dataload.storage.remote.cache import Lease
 from dataload.storage.remote.jobs import LivingFile
@@ -39,19 +40,19 @@ class Board:
     def set(self, shard: int, coming: Coming) -> None:
         """Publish the plan for a shard. Without one, its reader waits for seconds and then downloads it itself."""
         with suppress(OSError):
-            os.pwrite(self._file, bytes([coming]), 2 * shard)
+            write_at(self._file, bytes([coming]), 2 * shard)
 
     def take_waiting(self) -> list[int]:
         """Return the shards that readers have waited for since the last call."""
-        found = os.pread(self._file, 2 * len(self.numbers), 0)[1::2]
+        found = read_at(self._file, 2 * len(self.numbers), 0)[1::2]
         waiting = [shard for shard, waits in enumerate(found) if waits] if found.strip(b"\0") else []
         for shard in waiting:
-            os.pwrite(self._file, b"\0", 2 * shard + 1)
+            write_at(self._file, b"\0", 2 * shard + 1)
         return waiting
 
     def clear(self) -> None:
         with suppress(OSError):
-            os.pwrite(self._file, bytes(2 * len(self.numbers)), 0)
+            write_at(self._file, bytes(2 * len(self.numbers)), 0)
 
     def look(self, url: str, *, waits: bool = False) -> Coming:
         return _look(self._file, self.numbers.get(url), waits=waits)
@@ -74,7 +75,7 @@ class BoardReader:
 
     def _open(self) -> int | None:
         try:
-            file = os.open(self._path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            file = open_file(self._path, os.O_RDWR | NO_FOLLOW)
         except OSError:
             return None  # its process is gone
         weakref.finalize(self, os.close, file).atexit = False
@@ -86,12 +87,12 @@ class BoardReader:
 
 def _look(file: int, number: int | None, *, waits: bool) -> Coming:
     with suppress(OSError):
-        found = b"" if number is None else os.pread(file, 1, 2 * number)
+        found = b"" if number is None else read_at(file, 1, 2 * number)
         if number is None or not found or found[0] not in _KNOWN:  # not planned, or the file was damaged
             return Coming.UNKNOWN
         coming = Coming(found[0])
         if waits and coming is Coming.SOON:
-            os.pwrite(file, b"\1", 2 * number + 1)
+            write_at(file, b"\1", 2 * number + 1)
         return coming
     return Coming.UNKNOWN
 

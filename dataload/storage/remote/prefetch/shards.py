@@ -14,9 +14,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dataload._util.system import open_files_limit, write_at
 from dataload._util.threads import Wait
 from dataload.errors import ConfigError, SourceError
-from dataload.storage.local.files import open_files_limit
 from dataload.storage.local.folders import trusted_folder
 from dataload.storage.paths import base_name
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
@@ -313,5 +313,5 @@ class ShardPrefetcher(DownloadThreads[_Job]):
 def write(descriptor: int, offset: int, data: Any) -> None:
     view = memoryview(data)
     while len(view):
-        count = os.pwrite(descriptor, view, offset)
+        count = write_at(descriptor, view, offset)
         view, offset = view[count:], offset + count

@@ -1,6 +1,7 @@
 """Parts: what killed writers leave behind, links in the way, and writers that close at once."""
 
 import contextlib
+import fcntl
 import os
 import signal
 import stat
@@ -121,11 +122,11 @@ def test_only_what_is_provably_a_leftover_goes(tmp_path, monkeypatch):
 
 def test_file_systems_without_locks(tmp_path, monkeypatch):
     killed(lambda: make(AtomicFile(str(tmp_path / "x"))))
-    monkeypatch.setattr(parts.fcntl, "flock", raising(OSError(37, "No locks available")))
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(37, "No locks available")))
     publish(tmp_path / "x")
     assert content(tmp_path / "x") == "new"
     assert len(os.listdir(tmp_path)) == 2, "the leftover stays"
-    monkeypatch.setattr(parts.fcntl, "flock", raising(OSError(5, "Input/output error")))
+    monkeypatch.setattr(fcntl, "flock", raising(OSError(5, "Input/output error")))
     with pytest.raises(SourceError, match=r"cannot write .*y: Input/output error"):
         AtomicFile(str(tmp_path / "y"))
 
@@ -142,7 +143,7 @@ def test_a_link_in_place_of_a_leftover_is_not_followed(tmp_path):
 
 
 def test_a_folder_that_is_taken_for_a_leftover_before_it_is_locked(tmp_path, monkeypatch):
-    flock, calls = parts.fcntl.flock, []
+    flock, calls = fcntl.flock, []
 
     def remove_first(descriptor, how):
         calls.append(how)
@@ -150,7 +151,7 @@ def test_a_folder_that_is_taken_for_a_leftover_before_it_is_locked(tmp_path, mon
             remove_leftovers(str(tmp_path / "x"))
         flock(descriptor, how)
 
-    monkeypatch.setattr(parts.fcntl, "flock", remove_first)
+    monkeypatch.setattr(fcntl, "flock", remove_first)
     publish(tmp_path / "x")
     assert content(tmp_path / "x") == "new"
     assert os.listdir(tmp_path) == ["x"]

@@ -1,7 +1,6 @@
 """``dataload bench``, and ``dataload bench --loader``, which shows where the time of a config goes."""
 
 import json as json_module
-import os
 import re
 import shlex
 import stat

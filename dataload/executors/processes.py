@@ -45,7 +45,7 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
 
     # Large arrays of a result are views of a slot of shared memory, which is reused once the last view is gone. If all
     # slots are in use, results go through a pipe. The fork server starts here, and imports the module of `work` and the
-    # installed ones of `modules`. If `start_method` is None, workers are forks of this process if it has one thread when
+    # installed ones of `modules`. If `start_method` is None, workers are forks of this process if it has one thread as
     # they start; like others, they get a pickled copy of `work`. The server then starts here only if it has a CPU.
 
     def __init__(

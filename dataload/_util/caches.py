@@ -1,4 +1,4 @@
-"""Caches: of the last values, of a value per process, and of decoded parts of files."""
+"""Caches: of the last values, of a value per process, and of decoded values of files."""
 
 import os
 import sys
@@ -105,7 +105,7 @@ CACHED_BYTES = 1 << 29
 
 
 @dataclass(slots=True)
-class _Parts:
+class _Decoded:
     lock: threading.Lock = field(default_factory=threading.Lock)
     found: OrderedDict[Hashable, tuple[Any, int]] = field(default_factory=OrderedDict[Hashable, tuple[Any, int]])
     decoding: dict[Hashable, threading.Lock] = field(default_factory=dict[Hashable, threading.Lock])
@@ -113,48 +113,48 @@ class _Parts:
     largest: int = 0
 
     def leave(self, most: int, least: int = 0) -> None:
-        """Forget the longest unused parts until the others take `most` bytes, or are only `least`."""
+        """Forget the longest unused values until the others take `most` bytes, or are only `least`."""
         while self.bytes > most and len(self.found) > least:
             self.bytes -= self.found.popitem(last=False)[1][1]
 
 
 class DecodedCache:
-    """The last decoded parts of files, up to `limit` bytes but at least one. Thread-safe, separate per process."""
+    """The last decoded values of files, up to `limit` bytes but at least one. Thread-safe, separate per process."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._parts: PerProcess[_Parts] = PerProcess()
+        self._decoded: PerProcess[_Decoded] = PerProcess()
 
     def get(self, key: Hashable, decode: Callable[[], tuple[Any, int]]) -> Any:
-        """Return a part; if it is missing, `decode` returns it and its size in bytes, one thread at a time."""
-        parts = self._parts.get(_Parts)
-        with parts.lock:
-            found = parts.found.get(key)
+        """Return a value; if it is missing, `decode` returns it and its size in bytes, one thread at a time."""
+        kept = self._decoded.get(_Decoded)
+        with kept.lock:
+            found = kept.found.get(key)
             if found is not None:
-                parts.found.move_to_end(key)
+                kept.found.move_to_end(key)
                 return found[0]
-            decoding = parts.decoding.setdefault(key, threading.Lock())
+            decoding = kept.decoding.setdefault(key, threading.Lock())
         with decoding:
-            with parts.lock:
-                found = parts.found.get(key)
+            with kept.lock:
+                found = kept.found.get(key)
                 if found is None:  # so that it has room
-                    parts.leave(self._limit - min(parts.largest, self._limit // 2))
+                    kept.leave(self._limit - min(kept.largest, self._limit // 2))
             if found is None:
                 found = decode()
-                self._keep(parts, key, found)
+                self._keep(kept, key, found)
         return found[0]
 
-    def _keep(self, parts: _Parts, key: Hashable, found: tuple[Any, int]) -> None:
-        with parts.lock:
-            parts.decoding.pop(key, None)
-            _, before = parts.found.pop(key, (None, 0))
-            parts.found[key] = found
-            parts.bytes += found[1] - before
-            parts.largest = max(parts.largest, found[1])
-            parts.leave(self._limit, 1)
+    def _keep(self, kept: _Decoded, key: Hashable, found: tuple[Any, int]) -> None:
+        with kept.lock:
+            kept.decoding.pop(key, None)
+            _, before = kept.found.pop(key, (None, 0))
+            kept.found[key] = found
+            kept.bytes += found[1] - before
+            kept.largest = max(kept.largest, found[1])
+            kept.leave(self._limit, 1)
 
     def clear(self) -> None:
-        self._parts.drop()
+        self._decoded.drop()
 
     def __reduce__(self) -> Any:
         return DecodedCache, (self._limit,)

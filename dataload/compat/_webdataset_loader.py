@@ -13,7 +13,7 @@ from dataload.errors import ConfigError
 
 
 class _Feeder(wds.pytorch.IterableDataset):
-    """Gives the values of a pipeline, each with the part of its worker; in a worker, or in the consumer's process."""
+    """Gives the values of a pipeline, each with the offset of its worker; in a worker, or in the consumer's process."""
 
     def __init__(self, data: WebDataset) -> None:
         self.data = data
@@ -25,7 +25,7 @@ class _Feeder(wds.pytorch.IterableDataset):
 
 
 class _Collate:
-    """Collates values, and keeps the last one's part."""
+    """Collates values, and keeps the last one's offset."""
 
     def __init__(self, collate: Any, *, is_batch: bool) -> None:
         self._collate, self._is_batch = collate, is_batch
@@ -75,7 +75,7 @@ class WebLoader(Resumable, base("DataPipeline")):
         data.open()  # here, so that workers inherit it
         data.set_epoch(run.epoch)
         if run.resumed:
-            data.begin(PassState(run.epoch, run.position, run.parts, run.counts))
+            data.begin(PassState(run.epoch, run.position, run.offsets, run.counts))
             loader._iterator = None  # workers that persist have begun elsewhere
         values: Any = _received(run, loader)
         for stage in self.pipeline[1:]:
@@ -85,7 +85,7 @@ class WebLoader(Resumable, base("DataPipeline")):
     def end_pass(self, run: PassState) -> None:
         """Move to the next pass, an epoch of the data set."""
         super().end_pass(run)
-        run.epoch, run.position, run.parts, run.progress = run.epoch + 1, 0, (), {}
+        run.epoch, run.position, run.offsets, run.progress = run.epoch + 1, 0, (), {}
         self._epoch = run.epoch
 
     def dataset(self) -> WebDataset:
@@ -99,7 +99,7 @@ class WebLoader(Resumable, base("DataPipeline")):
 
     def counts(self, run: PassState) -> dict[str, int]:
         own = {} if self.repetitions == 1 else {"loader_passes": run.passes, "loader_given": run.given}
-        given = max((part.given for part in run.progress.values()), default=run.counts.get("given", 0))
+        given = max((offset.given for offset in run.progress.values()), default=run.counts.get("given", 0))
         return own if self.dataset().limit is None else {**own, "given": given}
 
     def enter(self, run: PassState) -> None:
@@ -108,9 +108,9 @@ class WebLoader(Resumable, base("DataPipeline")):
 
 
 def _received(run: PassState, loader: Any) -> Iterator[Any]:
-    """Yield the values of a loader, and keep their parts."""
-    for part, value in loader:
-        if len(part):
-            found = Progress(*map(int, part))
+    """Yield the values of a loader, and keep their offsets."""
+    for offset, value in loader:
+        if len(offset):
+            found = Progress(*map(int, offset))
             run.progress[found.lane], run.last = found, found.lane
         yield value

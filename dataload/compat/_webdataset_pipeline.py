@@ -185,7 +185,7 @@ class WebDataset(Resumable, base("WebDataset")):
         if self.repetitions == sys.maxsize and self.limit is None:
             epoch = run.epoch + run.passes
             self._epoch = epoch + 1
-        lane, begun = run.last, run.progress[run.last].used if run.resumed and run.parts else 0
+        lane, begun = run.last, run.progress[run.last].used if run.resumed and run.offsets else 0
         meter = Meter(begun)
         start = run.start(order, run.passes) if run.resumed else 0
         values: Any = meter.head(self._read(replace(self.share(order, start, lane, workers), begun=begun), epoch))
@@ -257,13 +257,15 @@ class WebDataset(Resumable, base("WebDataset")):
     def dataset(self) -> "WebDataset":
         return self
 
-    def state_at(self, epoch: int, position: int = 0, parts: Sequence[Progress] = (), **counts: int) -> dict[str, Any]:
-        """Return the state at a position; `counts` are what the position and `parts` do not tell."""
+    def state_at(
+        self, epoch: int, position: int = 0, offsets: Sequence[Progress] = (), **counts: int
+    ) -> dict[str, Any]:
+        """Return the state at a position; `counts` are what the position and `offsets` do not tell."""
         order = self.order()
         whole, passes = self.epoch_order(order)
         batching, world_size = self.plan().batching, self.place()[1]
         least = batching.size * world_size if batching and not batching.partial else 1  # samples that make a value
-        length, plain = len(order), not counts and not parts
+        length, plain = len(order), not counts and not offsets
         if plain and passes == 1 and length:  # each pass of an endless epoch counts as one
             epoch, position = epoch + position // length, position % length
         if plain and position > length * passes - least:
@@ -275,7 +277,7 @@ class WebDataset(Resumable, base("WebDataset")):
             source=self.archives().fingerprint(),
             order=fingerprint(whole),
         ).to_json()
-        more = {"counts": {"position": position, **counts}, "parts": [list(part) for part in parts]}
+        more = {"counts": {"position": position, **counts}, "parts": [list(offset) for offset in offsets]}
         return state if plain else {**state, "webdataset": more}
 
     def run_at(self, state: Mapping[str, Any]) -> PassState:
@@ -286,12 +288,12 @@ class WebDataset(Resumable, base("WebDataset")):
         saved.check(LoaderState.from_json(self.state_at(saved.epoch)))
         try:
             counts = {str(name): int(count) for name, count in more["counts"].items()}
-            parts = [Progress(*map(int, part)) for part in more["parts"]]
-            if min(itertools.chain((0,), counts.values(), *parts)) < 0:
+            offsets = [Progress(*map(int, offset)) for offset in more["parts"]]
+            if min(itertools.chain((0,), counts.values(), *offsets)) < 0:
                 raise ValueError
         except (TypeError, ValueError, KeyError, AttributeError) as error:
             raise StateMismatchError(f"webdataset in the state must have counts and parts, found {more!r}") from error
-        return PassState(saved.epoch, counts.get("position", saved.position), parts, counts)
+        return PassState(saved.epoch, counts.get("position", saved.position), offsets, counts)
 
     def inexact(self) -> Any:
         return self.plan().inexact
@@ -303,9 +305,9 @@ class WebDataset(Resumable, base("WebDataset")):
         _, world_size, worker, workers = self.place()
         run.last = worker
         run.check(workers)
-        if run.parts:
-            part = run.parts[worker % len(run.parts)]
-            run.last, run.passes, run.given = part.lane, part.number, part.given
+        if run.offsets:
+            offset = run.offsets[worker % len(run.offsets)]
+            run.last, run.passes, run.given = offset.lane, offset.number, offset.given
         elif run.position:
             batching = self.plan().batching
             run.passes = run.position // max(1, len(self.order()))

@@ -29,35 +29,35 @@ class OrderedData(Protocol):
     def place(self) -> tuple[int, int, int, int]: ...
     def share(self, order: Sampler, start: int, worker: int, workers: int) -> Share: ...
     def state_at(
-        self, epoch: int, position: int = 0, parts: Sequence[Progress] = (), **counts: int
+        self, epoch: int, position: int = 0, offsets: Sequence[Progress] = (), **counts: int
     ) -> dict[str, Any]: ...
     def run_at(self, state: Mapping[str, Any]) -> PassState: ...
 
 
 class PassState:
-    """An iteration over a data set, or over a loader of it.
+    """An iteration over a data set, or over a loader of it."""
 
-    `position` is where it begins: samples of all ranks in that epoch, over all passes. `parts` say how far each worker
-    is from there, if that differs; the one first that gives the next value.
-    """
-
+    # `position` is where it begins: samples of all ranks in that epoch, over all passes. `offsets` say how far each
+    # worker is from there, if that differs; the one first that gives the next value.
     def __init__(
-        self, epoch: int, position: int = 0, parts: Sequence[Progress] = (), counts: Mapping[str, int] | None = None
+        self, epoch: int, position: int = 0, offsets: Sequence[Progress] = (), counts: Mapping[str, int] | None = None
     ) -> None:
         self.epoch: int = epoch
         self.position: int = position
-        self.parts: Sequence[Progress] = parts
+        self.offsets: Sequence[Progress] = offsets
         self.counts: Mapping[str, int] = counts or {}
         self.passes = self.given = 0
-        self.workers: int = self.counts.get("workers", 0)  # that have parts
-        self.resumed: bool = position > 0 or len(parts) > 0
+        self.workers: int = self.counts.get("workers", 0)  # that have offsets
+        self.resumed: bool = position > 0 or len(offsets) > 0
         self.over: bool = False
-        self.progress: dict[int, Progress] = {part.lane: part for part in parts}  # of each lane that has given a value
-        self.last: int = parts[0].lane - 1 if parts else 0  # the lane of the last value
+        self.progress: dict[int, Progress] = {
+            offset.lane: offset for offset in offsets
+        }  # of lanes that have given a value
+        self.last: int = offsets[0].lane - 1 if offsets else 0  # the lane of the last value
 
     def check(self, workers: int) -> None:
-        """Raise a ConfigError unless there are as many workers as have parts."""
-        if self.parts and self.workers != workers:
+        """Raise a ConfigError unless there are as many workers as have offsets."""
+        if self.offsets and self.workers != workers:
             raise ConfigError(
                 f"the state is of {self.workers} workers, each of which is at another position (since samples were "
                 f"left out, or because of repeat() or with_epoch() before WebLoader), and here are {workers}: use as "
@@ -78,14 +78,14 @@ class PassState:
         if own_workers > 1:  # in a worker of torch's, which knows only its own lane
             return self.position, [self.progress[self.last]]
         lanes = [(self.last + 1 + turn) % workers for turn in range(workers)]
-        parts = [self.progress.get(lane, Progress(lane)) for lane in lanes]
-        shares = [data.share(order, self.start(order, part.number), part.lane, workers) for part in parts]
-        number, chunk, used = parts[0].number, shares[0].chunk, parts[0].used
+        offsets = [self.progress.get(lane, Progress(lane)) for lane in lanes]
+        shares = [data.share(order, self.start(order, offset.number), offset.lane, workers) for offset in offsets]
+        number, chunk, used = offsets[0].number, shares[0].chunk, offsets[0].used
         if workers > 1:
-            chunks = sum(-(-part.used // chunk) for part in parts)
+            chunks = sum(-(-offset.used // chunk) for offset in offsets)
             expected = [min(chunk * -(-(chunks - share.worker) // workers), len(share)) for share in shares]
-            if data.repetitions != 1 or [part.used for part in parts] != expected:
-                return self.position, parts
+            if data.repetitions != 1 or [offset.used for offset in offsets] != expected:
+                return self.position, offsets
             used = chunks * chunk
         start = self.start(order, number)
         return number * len(order) + min(start + used * shares[0].world_size, len(order)), ()
@@ -174,9 +174,9 @@ class Resumable(FluidInterface):
                 "the state between epochs, or use shuffle() before batched(), and stages that work on single samples",
                 key="state_dict",
             )
-        position, parts = run.reached(data, self.workers)
-        workers = {"workers": max(self.workers, data.place()[3])} if parts else {}
-        return data.state_at(run.epoch, position, parts, **self.counts(run), **workers)
+        position, offsets = run.reached(data, self.workers)
+        workers = {"workers": max(self.workers, data.place()[3])} if offsets else {}
+        return data.state_at(run.epoch, position, offsets, **self.counts(run), **workers)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue where `state` was taken, with the same stages. Reads no sample.

@@ -35,7 +35,7 @@ class BatchMaker:
         """Whether workers stack their samples, which are then only joined here."""
         return self.collate is default_collate
 
-    def __call__(self, parts: Sequence[RowGroup], rows: StepRows, epoch: int, step: int) -> StepResult:
+    def __call__(self, groups: Sequence[RowGroup], rows: StepRows, epoch: int, step: int) -> StepResult:
         """Return a step whose `batch` is a pair: the batch, and the joined rows of all workers."""
         spans: list[StageSpan] = []
 
@@ -48,7 +48,7 @@ class BatchMaker:
             finally:
                 spans.append((stage, begun, perf_counter()))
 
-        batch = run("collate", lambda: self._collate(parts, rows))
+        batch = run("collate", lambda: self._collate(groups, rows))
         if taken := [name for name in ADDED if name in batch]:
             raise ConfigError(
                 f"samples have a field {taken[0]!r}, a name that the loader adds to batches: rename it in make_stream",
@@ -61,10 +61,10 @@ class BatchMaker:
         transform = self.transform
         if transform is not None:
             batch = run("batch_transform", lambda: batch_of("batch_transform", transform(batch)))
-        return self.step(parts, epoch, step, batch=(batch, rows), size=size, spans=spans)
+        return self.step(groups, epoch, step, batch=(batch, rows), size=size, spans=spans)
 
-    def _collate(self, parts: Sequence[RowGroup], rows: StepRows) -> dict[str, Any]:
-        stacked, valid = [part.stacked for part in parts], rows.valid.ravel()
+    def _collate(self, groups: Sequence[RowGroup], rows: StepRows) -> dict[str, Any]:
+        stacked, valid = [group.stacked for group in groups], rows.valid.ravel()
         data = (
             join(stacked, valid)
             if self.joins
@@ -76,7 +76,7 @@ class BatchMaker:
 
     def step(
         self,
-        parts: Sequence[RowGroup],
+        groups: Sequence[RowGroup],
         epoch: int,
         step: int,
         *,
@@ -86,8 +86,8 @@ class BatchMaker:
         spans: Sequence[StageSpan] = (),
     ) -> StepResult:
         """Return a step with a batch or an error; the spans of the last worker to finish come last."""
-        ends = parts if len(parts) == 1 else sorted(parts, key=lambda part: part.spans[-1][2])
-        shares = [(part.worker, self.rows // len(parts), part.spans) for part in parts]
+        ends = groups if len(groups) == 1 else sorted(groups, key=lambda group: group.spans[-1][2])
+        shares = [(group.worker, self.rows // len(groups), group.spans) for group in groups]
         return StepResult(
             epoch=epoch,
             step=step,
@@ -95,7 +95,7 @@ class BatchMaker:
             error=error,
             rows=self.rows,
             nbytes=size,
-            spans=[*spans, *(span for part in ends for span in part.spans)],
+            spans=[*spans, *(span for group in ends for span in group.spans)],
             bad=[],
             worker=ends[-1].worker,
             shares=[*shares, (worker_name(), 0, list(spans))],
@@ -119,7 +119,7 @@ def deliver(
     try:
         while not lost or step < lost[0].position.step:
             try:
-                parts = _take(each)
+                groups = _take(each)
             except WorkerLostError as error:
                 if lost or error.position.epoch != epoch or error.position.step <= step:
                     raise
@@ -130,15 +130,15 @@ def deliver(
                 workers.replace()
                 each = workers.follow(epoch, step, starts if last is None else last.starts(), ahead=False)
                 continue
-            failures = [part.failures.pop() for part in parts if part.failures]
+            failures = [group.failures.pop() for group in groups if group.failures]
             if failures:
-                made = [make.step(parts, epoch, step, error=failures[0])]
+                made = [make.step(groups, epoch, step, error=failures[0])]
             else:
-                last = StepRows.join([part.rows for part in parts if part.rows is not None])
+                last = StepRows.join([group.rows for group in groups if group.rows is not None])
                 if has_ended(last):
                     return
-                made = [make(parts, last, epoch, step)]
-            del parts, failures
+                made = [make(groups, last, epoch, step)]
+            del groups, failures
             yield made.pop()
             step += 1
         raise lost.pop()

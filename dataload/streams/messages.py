@@ -55,21 +55,21 @@ def cut(merged: Stacked, counts: Sequence[int]) -> list[Stacked]:
     return [Stacked(stop - start, _cut(merged.columns, start, stop), merged.form) for start, stop in edges]
 
 
-def join(parts: Sequence[Stacked], valid: BoolArray) -> Any:
+def join(stacks: Sequence[Stacked], valid: BoolArray) -> Any:
     """Return `default_collate` of the samples, with blanks in the cells that are not valid, (rows * chunk,) bool."""
-    given = [part for part in parts if part.count]
+    given = [stack for stack in stacks if stack.count]
     first = given[0]
-    if first.form is not None and all(_alike(part, first) for part in given[1:]):
-        return _join([part.columns for part in given], valid)
+    if first.form is not None and all(_alike(stack, first) for stack in given[1:]):
+        return _join([stack.columns for stack in given], valid)
     return default_collate(spread(samples_of(given), valid))
 
 
-def samples_of(parts: Sequence[Stacked]) -> list[Any]:
-    """Return the samples of all parts, one part after another."""
+def samples_of(stacks: Sequence[Stacked]) -> list[Any]:
+    """Return the samples of all stacks, one after another."""
     return [
         sample
-        for part in parts
-        for sample in (part.samples if part.form is None else _unstack(part.columns, part.form, part.count))
+        for stack in stacks
+        for sample in (stack.samples if stack.form is None else _unstack(stack.columns, stack.form, stack.count))
     ]
 
 
@@ -113,9 +113,9 @@ def _form(sample: Any) -> Any:
     return type(sample)
 
 
-def _alike(part: Stacked, other: Stacked) -> bool:
+def _alike(stack: Stacked, other: Stacked) -> bool:
     # Columns of Python ints are int64 only if the values fit.
-    return part.form == other.form and _dtypes(part.columns) == _dtypes(other.columns)
+    return stack.form == other.form and _dtypes(stack.columns) == _dtypes(other.columns)
 
 
 def _dtypes(columns: Any) -> Any:
@@ -200,10 +200,10 @@ class StepRows(NamedTuple):
         return tuple(map(RowStart, positions, self.states))
 
     @classmethod
-    def join(cls, parts: Sequence[StepRows]) -> StepRows:
-        if len(parts) == 1:
-            return parts[0]
-        numbers, flags, seconds, states = zip(*parts, strict=True)
+    def join(cls, steps: Sequence[StepRows]) -> StepRows:
+        if len(steps) == 1:
+            return steps[0]
+        numbers, flags, seconds, states = zip(*steps, strict=True)
         return cls(
             np.concatenate(numbers, axis=1),
             np.concatenate(flags, axis=1),
@@ -277,7 +277,7 @@ class RowResults(NamedTuple):
         states = [state for states in self.states for state in states if state is not None]
         return nbytes(states) + sum(nbytes(each.columns) + nbytes(each.samples) for each in self.stacked)
 
-    def parts(self) -> list[RowGroup]:
+    def groups(self) -> list[RowGroup]:
         stacked, good = self.stacked, len(self.counts)
         if len(stacked) < good:
             stacked = cut(stacked[0], self.counts)

@@ -135,7 +135,7 @@ class StreamLocator(NamedTuple):
         return sequence, f"in row {row}, at {describe(self.plan.sequences, sequence)}"
 
 
-def parts_of(rows: int, most: int) -> int:
+def group_count(rows: int, most: int) -> int:
     """Return the largest divisor of `rows` that is at most `most`."""
     return next(count for count in range(min(rows, most), 0, -1) if rows % count == 0)
 
@@ -144,7 +144,7 @@ class StreamWorkers:
     """Makes all rows of this rank with the most workers, up to `settings.most`, that divide them."""
 
     def __init__(self, plan: StreamSpec, rows: Sequence[int], settings: WorkerSettings) -> None:
-        self.workers: int = parts_of(len(rows), settings.most) if settings.most else 0
+        self.workers: int = group_count(len(rows), settings.most) if settings.most else 0
         self.locator: StreamLocator = StreamLocator(plan)
         self._window = settings.prefetch if self.workers else 0
         # Without workers, no hand-over is saved: make each step on request.
@@ -157,7 +157,7 @@ class StreamWorkers:
         }
         size = len(rows) // max(self.workers, 1)
         self._plan = plan
-        self._parts = [(first, rows[first : first + size]) for first in range(0, len(rows), size)]
+        self._groups = [(first, rows[first : first + size]) for first in range(0, len(rows), size)]
         self._sessions = itertools.count()
         self._start()
 
@@ -176,7 +176,7 @@ class StreamWorkers:
                 window=self._window if ahead else 0,
                 hand_over=self._hand_over if ahead else 0,
             )
-            for executor, (first, rows) in zip(self._executors, self._parts, strict=True)
+            for executor, (first, rows) in zip(self._executors, self._groups, strict=True)
         ]
 
     def replace(self) -> None:
@@ -193,9 +193,9 @@ class StreamWorkers:
     def _start(self) -> None:
         plan = self._plan
         copied = [("make_stream", "make_stream", plan.make_stream.function), ("sequences", "sequences", plan.sequences)]
-        self._works = [RowWork(plan, *part) for part in self._parts]
+        self._works = [RowWork(plan, *group) for group in self._groups]
         self._executors: list[Executor[RowTask, RowResults]] = [
-            # All workers copy the same parts.
+            # All workers copy the same groups.
             make_executor(work, settings=() if number else copied, first=number, **self._settings)
             for number, work in enumerate(self._works)
         ]
@@ -224,10 +224,10 @@ class RowSteps:
 
     def take(self) -> RowGroup:
         if not self._ready:
-            group = self._pending.popleft().result()
+            results = self._pending.popleft().result()
             if self._hand_over:
-                self._sizer.learn(len(group.spans), group.total_seconds / self._hand_over, group.nbytes())
-            self._ready = group.parts()[::-1]
+                self._sizer.learn(len(results.spans), results.total_seconds / self._hand_over, results.nbytes())
+            self._ready = results.groups()[::-1]
         return self._ready.pop()
 
     def close(self) -> None:

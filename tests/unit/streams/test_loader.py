@@ -21,7 +21,7 @@ from dataload.errors import SourceError
 from dataload.streams import MultiStreamLoader
 from dataload.streams.messages import join, stack
 from dataload.streams.rows import RowOrder, SequenceOrder
-from dataload.streams.workers import parts_of
+from dataload.streams.workers import group_count
 
 sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("children", "support")]
 import streams
@@ -63,7 +63,7 @@ def test_ebook():
     ("rows", "most", "parts"), [(4, 1, 1), (4, 2, 2), (4, 3, 2), (12, 5, 4), (7, 6, 1), (7, 7, 7), (3, 64, 3)]
 )
 def test_ebook_as_many_workers_as_divide_the_rows(rows, most, parts):
-    assert parts_of(rows, most) == parts
+    assert group_count(rows, most) == parts
     with MultiStreamLoader(iter, LISTS, batch_size=rows, num_workers=most) as loader:
         assert loader.num_workers == parts
 

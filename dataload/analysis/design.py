@@ -1,8 +1,7 @@
-"""The look of pictures: colours, titles, margins and numbers. matplotlib is loaded when the first one is drawn."""
+"""The look of pictures: colours, titles, legends and numbers. matplotlib is loaded when the first one is drawn."""
 
 from __future__ import annotations
 
-import math
 import os
 import textwrap
 from typing import TYPE_CHECKING, Any
@@ -17,10 +16,7 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (".pdf", ".png", ".svg")
 _DPI = 120
-_MARGIN = 0.3  # inches
-_LINE = 1.35  # line height, in font sizes
-_TITLE, _SUBTITLE = 15, 9.5  # points
-_BOLD, _PLAIN = 0.62, 0.56  # mean width of a character, in font sizes
+_TITLE_CHARACTERS, _TEXT_CHARACTERS = 7.6, 13.2  # of the title and other text, per inch
 
 # Okabe and Ito's colours, which differ for colour-blind readers, too.
 ORANGE, SKY, GREEN, YELLOW = "#E69F00", "#56B4E9", "#009E73", "#F0E442"
@@ -38,30 +34,22 @@ def check_picture(path: str) -> None:
     load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
 
 
-def new_figure(width: float, height: float, title: str, subtitle: str) -> tuple[Figure, float]:
-    """Return a figure with a finding as its title, and the inches from its lower edge to the subtitle: `height`."""
+def new_figure(width: float, height: float, finding: str, about: str) -> Figure:
+    """Return a figure of this size in inches, with the finding as its title, and what is drawn below the axes."""
     # pyplot would keep every figure alive and select a backend for the whole process.
     module = load_optional("matplotlib.figure", needed_by="a picture", extra="plot")
-    wide = 72 * (width - 2 * _MARGIN)
-    lines = textwrap.fill(printable(title, None), int(wide / _TITLE / _BOLD))
-    below = textwrap.fill(printable(subtitle, None), int(wide / _SUBTITLE / _PLAIN))
-    of_title, of_below = (
-        _LINE * size / 72 * (text.count("\n") + 1) if text else 0.0
-        for text, size in ((lines, _TITLE), (below, _SUBTITLE))
-    )
-    total = math.ceil(_DPI * (height + _MARGIN + of_title + of_below)) / _DPI  # half a pixel would be transparent
-    figure = module.Figure(figsize=(width, total), dpi=_DPI, facecolor=PAGE)
-    x, top = _MARGIN / width, 1 - _MARGIN / total
-    options: dict[str, Any] = {"va": "top", "linespacing": _LINE, "parse_math": False}
-    figure.text(x, top, lines, fontsize=_TITLE, fontweight="bold", color=INK, **options)
-    figure.text(x, top - of_title / total, below, fontsize=_SUBTITLE, color=SOFT, **options)
-    return figure, height
+    figure = module.Figure(figsize=(width, height), dpi=_DPI, facecolor=PAGE)
+    figure.set_layout_engine("constrained", w_pad=0.12, h_pad=0.1)  # inches
+    text: dict[str, Any] = {"x": 0.01, "ha": "left", "parse_math": False}
+    title = textwrap.fill(printable(finding, None), int(width * _TITLE_CHARACTERS))
+    figure.suptitle(title, fontsize=15, fontweight="bold", color=INK, **text)
+    below = textwrap.fill(printable(about, None), int(width * _TEXT_CHARACTERS))
+    figure.supxlabel(below, fontsize=9.5, color=SOFT, **text)
+    return figure
 
 
-def place(figure: Figure, *, left: float, bottom: float, width: float, height: float, **labels: Any) -> Axes:
-    """Return axes at a place given in inches, with the least that frames data; `labels` are properties of axes."""
-    wide, tall = figure.get_size_inches()
-    axes = figure.add_axes((left / wide, bottom / tall, width / wide, height / tall), facecolor=PAGE)
+def frame(axes: Axes, **labels: Any) -> None:
+    """Style axes with the least that frames data; `labels` are properties of axes."""
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.spines["bottom"].set_color(LINE)
     axes.tick_params(colors=SOFT, labelsize=8.5, length=3, color=LINE)
@@ -69,27 +57,13 @@ def place(figure: Figure, *, left: float, bottom: float, width: float, height: f
     axes.set(**labels)
     for label in (axes.xaxis.label, axes.yaxis.label):
         label.set(color=SOFT, fontsize=9)
-    return axes
 
 
-def key(figure: Figure, entries: dict[str, Any], *, left: float, top: float, columns: int = 12) -> None:
-    """Add a legend at a place given in inches, with `columns` entries in a line; `entries` maps texts to marks."""
-    wide, tall = figure.get_size_inches()
-    legend = figure.legend(
-        entries.values(),
-        entries.keys(),
-        loc="upper left",
-        bbox_to_anchor=(left / wide, top / tall),
-        ncols=max(1, min(columns, len(entries))),
-        fontsize=9,
-        frameon=False,
-        labelcolor=INK,
-        handlelength=1.2,
-        handletextpad=0.5,
-        columnspacing=1.6,
-        borderpad=0,
-        borderaxespad=0,
-    )
+def key(axes: Axes, entries: dict[str, Any], columns: int = 12) -> None:
+    """Add a legend above axes, with `columns` entries in a line; `entries` maps texts to marks."""
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": min(columns, len(entries))}
+    look: dict[str, Any] = {"fontsize": 9, "frameon": False, "labelcolor": INK, "handlelength": 1.2}
+    legend = axes.legend(entries.values(), entries.keys(), **place, **look)
     for text in legend.get_texts():
         text.set_parse_math(False)  # a dollar sign in a name is a dollar sign
 

@@ -24,9 +24,9 @@ from dataload.analysis.design import (
     TINTS,
     VERMILLION,
     YELLOW,
+    frame,
     key,
     new_figure,
-    place,
     short,
     swatch,
     whole,
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _WIDTH = 14.0  # inches
 _DOTS = 5_000
 _BINS = 50
-_PANEL, _PANEL_TITLE = 3.65, 44  # width in inches, and in characters
+_PANEL_TITLE = 44  # characters
 _ROWS = 64
 _ROW_BEGINNINGS = 10  # per row, approximately; with more, the picture would be all lines
 _CELLS = 1 << 20
@@ -64,23 +64,22 @@ def order_figure(sample: OrderSample, shards: ShardLayout, report: OrderReport, 
     """Draw where records end up, how far they move, and how many shards each batch mixes, side by side."""
     if not sample.whole:
         about = f"{about} (a sample: {len(sample.indices):,} positions of {sample.length:,})"
-    figure, height = new_figure(_WIDTH, 4.85, _sentence(report.mixing.verdict), about)
-    lefts = [0.95 + number * (_PANEL + 0.95) for number in range(3)]
-    at: dict[str, Any] = {"bottom": 0.65, "width": _PANEL, "height": 3.35}
-    places, moves, mixing = (place(figure, left=left, **at) for left in lefts)
+    figure = new_figure(_WIDTH, 5.4, _sentence(report.mixing.verdict), about)
+    places, moves, mixing = figure.subplots(1, 3)
     _head(places, "where each record of the data comes")
     _draw_places(places, sample)
 
     _, _, found = moves.hist(displacements(sample), _BINS, range=(0, 1), density=True, color=BLUE)
     (ideal,) = moves.plot([0, 1], [2, 0], color=ORANGE, linewidth=2)
     _head(moves, report.displacement.verdict)
-    moves.set(
+    frame(
+        moves,
         xlabel="distance from index order (fraction of the epoch)",
         ylabel="density of records (per such fraction)",
         xlim=(0, 1),
         ylim=(0, None),
     )
-    key(figure, {"this order": found, "a uniform shuffle": ideal}, left=lefts[0], top=height - 0.15)
+    moves.legend([found, ideal], ["this order", "a uniform shuffle"], fontsize=9, frameon=False, labelcolor=INK)
 
     noun = "shards" if shards.files else "parts"
     per_batch = shards_per_batch(sample, shards)
@@ -91,7 +90,8 @@ def order_figure(sample: OrderSample, shards: ShardLayout, report: OrderReport, 
     mixing.plot(sample.steps[shown], expected[shown], color=ORANGE, linewidth=2, marker="o" if len(shown) == 1 else "")
     most = max(1, sample.epoch_steps - 1)
     _head(mixing, f"how many {noun} each batch mixes")
-    mixing.set(
+    frame(
+        mixing,
         xlabel=f"step of epoch {sample.epoch}",
         ylabel=f"{noun} in a batch of all ranks, of {len(shards):,}",
         xlim=(-0.02 * most, 1.02 * most),
@@ -107,7 +107,8 @@ def _draw_places(axes: Axes, sample: OrderSample) -> None:
     size = 5 if len(shown) < 500 else 2
     dots: dict[str, Any] = {"markersize": size, "clip_on": False, "markeredgewidth": 0}
     axes.plot(sample.positions[shown], sample.indices[shown], "o", color=BLUE, **dots)
-    axes.set(
+    frame(
+        axes,
         xlabel=f"position in epoch {sample.epoch} (records)",
         ylabel="index in the data (records)",
         xlim=(-0.02 * sample.length, 1.02 * sample.length),
@@ -144,10 +145,10 @@ def stream_figure(planner: StreamPlanner, report: StreamReport, about: str) -> F
     shown += "" if rows == report.rows else f", rows 0 to {rows - 1:,} of {report.rows:,}"
 
     tall = 0.34 if rows <= 12 else 0.16
-    figure, height = new_figure(_WIDTH, 1.2 + tall * rows, _finding(report), f"{about}: {shown}")
-    axes = place(figure, left=0.85, bottom=0.65, width=_WIDTH - 1.15, height=tall * rows)
+    figure = new_figure(_WIDTH, 2.1 + tall * rows, _finding(report), f"{about}: {shown}")
+    axes = figure.subplots()
     _draw_rows(axes, found, rows, report.chunk, numbered=tall > 0.3)
-    axes.set(xlabel=f"step of epoch {report.epoch}", ylabel="row of all ranks", xlim=(0, steps))
+    frame(axes, xlabel=f"step of epoch {report.epoch}", ylabel="row of all ranks", xlim=(0, steps))
     whole(axes.xaxis, 12)
     whole(axes.yaxis, 12)
     entries = {
@@ -155,7 +156,7 @@ def stream_figure(planner: StreamPlanner, report: StreamReport, about: str) -> F
         "a new sequence starts": axes.plot([], [], color=INK, linewidth=1.5)[0],
         "no record": swatch(BAND, LINE),
     }
-    key(figure, entries, left=0.85, top=height - 0.15)
+    key(axes, entries)
     return figure
 
 
@@ -203,22 +204,24 @@ def plan_figure(plan: ClusterPlan, about: str) -> Figure:
 
     most = f"{plan.readers_at_once:,} of {plan.nodes:,} node{'' if plan.nodes == 1 else 's'}"
     finding = f"At most {most} begin to read the same shard in the same hundredth of an epoch"
-    figure, height = new_figure(_WIDTH, 4.6, finding, about)
-    at: dict[str, Any] = {"bottom": 0.65, "height": height - 1.25, "width": 5.2}
-    shards, total = (place(figure, left=left, **at) for left in (0.95, 8.2))
+    figure = new_figure(_WIDTH, 5.2, finding, about)
+    shards, total = figure.subplots(1, 2)
     scale = LinearSegmentedColormap.from_list("load", [BAND, SKY, BLUE])
     image = shards.imshow(
         plan.load, cmap=scale, aspect="auto", origin="lower", extent=(0, plan.steps, 0, plan.shards), vmin=0
     )
-    bar = figure.colorbar(image, cax=place(figure, left=6.3, **{**at, "width": 0.16}))
+    bar = figure.colorbar(image, ax=shards)
+    bar.ax.tick_params(colors=SOFT, labelsize=8.5, length=0)
     bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue] # a Spine
     bar.set_label("times that a node begins to read a shard", color=SOFT, fontsize=9)
     _head(shards, "which shards nodes begin to read when")
-    shards.set(xlabel="step of epoch 0", ylabel="shard")
+    frame(shards, xlabel="step of epoch 0", ylabel="shard")
     starts = np.arange(len(plan.load)) * plan.steps / len(plan.load)
     total.bar(starts, plan.load.sum(axis=0), plan.steps / len(plan.load), align="edge", color=BLUE)
     _head(total, "how much is asked of the store at a time")
-    total.set(xlabel="step of epoch 0", ylabel="shards that nodes begin to read in a hundredth", xlim=(0, plan.steps))
+    frame(
+        total, xlabel="step of epoch 0", ylabel="shards that nodes begin to read in a hundredth", xlim=(0, plan.steps)
+    )
     for axis in (shards.xaxis, shards.yaxis, total.xaxis, total.yaxis, bar.ax.yaxis):
         whole(axis)
     return figure
@@ -226,14 +229,14 @@ def plan_figure(plan: ClusterPlan, about: str) -> Figure:
 
 def rates_figure(panels: Mapping[str, Mapping[str, tuple[float, float, float]]]) -> Figure:
     """Draw records per second as bars, a panel for each data set: reader -> median, low and high rate of repeats."""
-    tall = [_BAR * max(1, len(rates)) for rates in panels.values()]
+    tall = [_BAR * max(1, len(rates)) + 0.7 for rates in panels.values()]
     best = (f"{name}: up to {short(max(rates.values())[0])} records/s" for name, rates in panels.items())
     about = "Bars: medians; lines at their ends: spread of repeats"
     finding = "; ".join(best) or "Nothing was measured"
-    figure, top = new_figure(_WIDTH, sum(tall) + 1.1 * len(tall), finding, about)
-    for (name, rates), inches in zip(panels.items(), tall, strict=True):
-        top -= inches + 0.45
-        axes = place(figure, left=4.0, bottom=top, width=_WIDTH - 5.2, height=inches, xlabel="records/s")
+    figure = new_figure(_WIDTH, sum(tall) + 1.1, finding, about)
+    every = figure.subplots(max(1, len(panels)), squeeze=False, height_ratios=tall or None).ravel()
+    for (name, rates), axes in zip(panels.items(), every, strict=False):
+        frame(axes, xlabel="records/s")
         middle, low, high = np.array(list(rates.values())).T
         bars = axes.barh(
             range(len(rates)), middle, 0.62, xerr=[middle - low, high - middle], color=BLUE, ecolor=INK, capsize=3
@@ -243,7 +246,6 @@ def rates_figure(panels: Mapping[str, Mapping[str, tuple[float, float, float]]])
         axes.set_ylim(len(rates) - 0.5, -0.5)  # the first bar is on top
         axes.set_title(printable(name, _LABEL), loc="left", fontsize=10, color=INK, parse_math=False)
         whole(axes.xaxis, 8)
-        top -= 0.65
     return figure
 
 
@@ -256,7 +258,7 @@ _STAGES = {
     "batch_transform": GREEN,
 }
 _WAITS, _WORKS, _MAKES, _DOWNLOADS = "consumer waits", "consumer works", "consumer makes", "downloads"
-_LEFT, _LANE = 1.5, 0.5  # inches
+_LANE = 0.5  # inches
 _START = 0.25  # fraction of the time that workers may take to start before that is left out
 _KEEPS_UP = 0.05  # fraction of the time that a consumer may wait
 
@@ -268,10 +270,9 @@ def timeline_figure(timeline: Timeline, about: str) -> Figure:
     begun = _begin(timeline)
     seconds = max(timeline.ended - begun, 1e-6)
     unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3)
-    tall = _LANE * len(names)
-    figure, height = new_figure(_WIDTH, 1.15 + tall, _verdict(timeline), _described(about, timeline))
-    axes = place(figure, left=_LEFT, bottom=0.6, width=_WIDTH - _LEFT - 1.15, height=tall)
-    axes.set(xlabel=f"time ({unit})", xlim=(0, seconds * scale), ylim=(len(names) - 0.5, -0.5))
+    figure = new_figure(_WIDTH, 2.1 + _LANE * len(names), _verdict(timeline), _described(about, timeline))
+    axes = figure.subplots()
+    frame(axes, xlabel=f"time ({unit})", xlim=(0, seconds * scale), ylim=(len(names) - 0.5, -0.5))
     axes.set_yticks(range(len(names)), [_label(name, timeline) for name in names])
     axes.tick_params(axis="y", labelcolor=INK, labelsize=9.5)
     axes.barh(range(len(names)), seconds * scale, 0.84, color=BAND, zorder=0)
@@ -286,7 +287,7 @@ def timeline_figure(timeline: Timeline, about: str) -> Figure:
     for number, name in enumerate(names):
         options: dict[str, Any] = {"va": "center", "size": 9, "color": SOFT, "clip_on": False}
         axes.text(1.01, number, _share(timeline, name, seconds), transform=axes.get_yaxis_transform(), **options)
-    key(figure, entries, left=_LEFT, top=height - 0.15)
+    key(axes, entries)
     return figure
 
 

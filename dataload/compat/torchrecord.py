@@ -30,7 +30,7 @@ from dataload.compat._tensor_protos import BYTE, message_class
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Sequential
 from dataload.sources.lmdb.format import TORCHRECORD
-from dataload.sources.lmdb.table import LMDBShard
+from dataload.sources.lmdb.reader import LMDBShard
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.tree import is_torchrecord, list_subdatabases
 from dataload.sources.lmdb.writer import NewEnvironment

@@ -1,16 +1,263 @@
-"""Source of plain LMDB environments, with any keys, and values that a codec may decode."""
+"""Source of plain LMDB environments, and tables of values by index: 12 bytes per record, 4 more for keys out of order.
 
-from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+Keys that are decimal numbers are ordered numerically, as their writer intended; LMDB orders them as text, with "10"
+before "2" unless they are padded. All other keys are in LMDB's order.
+"""
 
-from dataload.catalog.arrays import IndexKey, store_cached
-from dataload.errors import ConfigError, UnsupportedFormatError, closest
-from dataload.sources.lmdb.file import FileInfo, Tree
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from dataload._util.limits import check_lengths
+from dataload.catalog.arrays import IndexKey, recall, store_cached, within
+from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
+from dataload.sources.directory import ShardDirectory
+from dataload.sources.encoded import EncodedShard, copy_records
+from dataload.sources.file_source import FileSource
+from dataload.sources.lmdb.file import FileInfo, Tree, data_file
 from dataload.sources.lmdb.format import LMDBOptions
-from dataload.sources.lmdb.table import KeyedValues, KeyOrder, LMDBFileSource, LMDBShard, find_table
-from dataload.sources.lmdb.tree import open_snapshot, read_tree, subdatabases, verify_pages
+from dataload.sources.lmdb.tree import Nodes, Snapshot, open_snapshot, read_key, read_tree, subdatabases, verify_pages
 from dataload.storage import RecordFile
-from dataload.types import Codec
+from dataload.storage.array_file import CachedTable
+from dataload.storage.core import PLACE_BITS
+from dataload.types import Array, Codec, Int64Array
+
+KeyOrder: TypeAlias = Literal["number", "bytes"]
+"""Order of keys: numerical, or by their bytes, like LMDB."""
+
+T = TypeVar("T")
+
+_LEAST_CACHED = 100_000  # minimum number of records of a cached table: about 10 ms of work
+_MOST_DIGITS = 18
+_WIDEST_SPAN = 4  # numbers per record that are sorted by counting
+
+
+@dataclass(frozen=True, slots=True)
+class Values:
+    """Locations of values: offsets, (records,) int64, -1 if missing; lengths in bytes, (records,) uint32 or one."""
+
+    offsets: Int64Array
+    lengths: Array | int
+
+    @classmethod
+    def of(cls, offsets: Int64Array, lengths: Array) -> Values:
+        """Return the table of these values; `lengths` is (records,) uint32."""
+        length = int(lengths[0]) if len(lengths) else 0
+        return cls(offsets, length if bool((lengths == length).all()) else lengths)
+
+    def pack(self) -> dict[str, Array]:
+        """Return the arrays for the cache."""
+        lengths = np.array([self.lengths], np.uint32) if isinstance(self.lengths, int) else self.lengths
+        return {"offsets": self.offsets, "lengths": lengths}
+
+    @classmethod
+    def unpack(cls, arrays: Mapping[str, Array], count: int, least: int, size: int) -> Values | None:
+        """Return the table from the cache; None unless it has `count` values, all inside a file of `size` bytes."""
+        offsets, lengths = arrays["offsets"], arrays["lengths"]
+        if offsets.dtype != np.int64 or len(offsets) != count or len(lengths) not in (1, count):
+            return None
+        if lengths.dtype != np.uint32 or int(offsets.min()) < least or int((offsets + lengths).max()) > size:
+            return None
+        return cls(offsets, int(lengths[0]) if len(lengths) == 1 else lengths)
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """Locations of keys, which are read from the leaf pages, whose numbers are `leaves`.
+
+    `places` (records,) are places in LMDB's order, if it is another one than `order`; `ends` (leaves,) count the
+    records up to the end of each leaf.
+    """
+
+    order: KeyOrder
+    places: Array | None
+    leaves: Array
+    ends: Array
+
+    def read(self, file: RecordFile, info: FileInfo, index: int) -> bytes:
+        """Return the key of a record."""
+        place = index if self.places is None else int(self.places[index])
+        return read_key(file, info, self.leaves, self.ends, place)
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedValues:
+    """A database whose records have keys of any kind."""
+
+    values: Values
+    keys: Keys
+
+    @classmethod
+    def of(cls, nodes: Nodes) -> KeyedValues:
+        """Put the records of a tree in order."""
+        order, places = order_of(nodes)
+        offsets, lengths = nodes.offsets, nodes.lengths
+        if places is not None:
+            offsets, lengths = offsets[places], lengths[places]
+        leaves, ends = _narrow(nodes.leaves), _narrow(nodes.ends)
+        keys = Keys(order, None if places is None else _narrow(places), leaves, ends)
+        return cls(Values.of(offsets, lengths), keys)
+
+    def pack(self) -> CachedTable:
+        """Return the table for the cache."""
+        arrays = {**self.values.pack(), "leaves": self.keys.leaves, "ends": self.keys.ends}
+        if self.keys.places is not None:
+            arrays["places"] = self.keys.places
+        return CachedTable(arrays, {"order": self.keys.order})
+
+    @classmethod
+    def unpack(cls, found: CachedTable, count: int, info: FileInfo) -> KeyedValues | None:
+        """Return the table from the cache, or None if it is not a valid one of `count` records."""
+        values = Values.unpack(found.arrays, count, 0, info.size)
+        places, leaves, ends = found.arrays.get("places"), found.arrays["leaves"], found.arrays["ends"]
+        order: Any = found.extras.get("order")
+        if values is None or order not in ("number", "bytes") or len(leaves) != len(ends):
+            return None
+        if places is not None and (len(places) != count or not within(places, count)):
+            return None
+        if not within(leaves, info.pages) or int(ends[-1]) != count or bool((ends[1:] < ends[:-1]).any()):
+            return None
+        return cls(values, Keys(order, places, leaves, ends))
+
+
+def order_of(nodes: Nodes) -> tuple[KeyOrder, Int64Array | None]:
+    """Return the order of records, and their places in LMDB's order, (records,), unless it is the same."""
+    numbers = nodes.numbers
+    if len(numbers) and (int(numbers.min()) < 0 or int(nodes.key_sizes.max()) > _MOST_DIGITS):
+        return "bytes", None
+    if bool((numbers[1:] > numbers[:-1]).all()):
+        return "number", None
+    least = int(numbers.min())
+    span = int(numbers.max()) - least + 1
+    if span <= _WIDEST_SPAN * len(numbers):
+        places = np.full(span, -1, np.int64)
+        places[numbers - least] = np.arange(len(numbers))
+        places = places[places >= 0]
+        if len(places) == len(numbers):
+            return "number", places
+    # Among equal numbers, "7" and "07", the shorter key comes first.
+    return "number", np.lexsort((nodes.key_sizes, numbers))
+
+
+def _narrow(numbers: Array) -> Array:
+    """Return numbers as uint32 if they fit."""
+    return numbers.astype(np.uint32) if not len(numbers) or int(numbers.max()) < 1 << 32 else numbers
+
+
+def find_table(
+    key: IndexKey | None, count: int, unpack: Callable[[CachedTable], T | None], build: Callable[[], T]
+) -> tuple[T, IndexKey | None]:
+    """Return a table of `count` records, and the key to store it under if that pays and it is not stored."""
+    if count < _LEAST_CACHED:
+        key = None
+    table = recall(key, unpack)
+    return (build(), key) if table is None else (table, None)
+
+
+class SharedSnapshots:
+    """The snapshots of many environments, which are read together."""
+
+    def __init__(self, directory: ShardDirectory) -> None:
+        self._file = directory.files
+        self._metas: dict[int, tuple[int, bytes]] = {}  # the place and the content of each meta page
+
+    def join(self, shard: int, snapshot: Snapshot) -> None:
+        """Add an environment."""
+        self._metas[shard] = (shard << PLACE_BITS) + snapshot.info.offset, snapshot.info.meta
+
+    @contextmanager
+    def reading(self, indices: Int64Array) -> Generator[RecordFile]:
+        """Raise after reading records, given by places, unless all meta pages are as they were."""
+        yield self._file
+        found = [self._metas[shard] for shard in np.unique(indices >> PLACE_BITS).tolist()]
+        places, metas = np.array([place for place, _ in found]), [meta for _, meta in found]
+        (now,), *_ = self._file.gather_ranges(places, np.fromiter(map(len, metas), np.int64)).parts()
+        if now.tobytes() != b"".join(metas):
+            raise CorruptFileError("an environment was written to: its own reader knows whether that matters")
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class LMDBShard(EncodedShard):
+    """One environment, whose file is closed between `release` and the next read. Values have at most `limit` bytes."""
+
+    whole = True
+
+    def __init__(self, snapshot: Snapshot, values: Values, codec: Codec | None, limit: int) -> None:
+        super().__init__(snapshot.info.path, codec)
+        self._snapshot = snapshot
+        self._snapshots: SharedSnapshots | None = None  # of a reader of many environments
+        self._file = snapshot.file
+        snapshot.sample(values.offsets, values.lengths)
+        self._values = values
+        self._limit = limit
+        self._has_large = bool(len(values.offsets)) and int(np.max(values.lengths)) > limit
+
+    def __len__(self) -> int:
+        return len(self._values.offsets)
+
+    def shared(self) -> tuple[RecordFile, Any]:
+        return self._file, ()
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        joined = directory.copy_of(self)
+        joined._snapshots, joined._has_large = SharedSnapshots(directory), False
+        joined._values = Values(directory.numbers(is_place=True), directory.numbers())
+        return joined
+
+    def join(self, joined: Any, shard: int) -> None:
+        offsets, lengths = self._values.offsets, self._values.lengths
+        joined._snapshots.join(shard, self._snapshot)
+        joined._values.offsets.put(shard, offsets)
+        if isinstance(lengths, int):
+            joined._values.lengths.put_line(shard, lengths, 0, len(offsets))
+        else:
+            joined._values.lengths.put(shard, lengths)
+        joined._has_large |= self._has_large
+
+    def _reading(self, indices: Int64Array) -> AbstractContextManager[RecordFile]:
+        return self._snapshot.reading() if self._snapshots is None else self._snapshots.reading(indices)
+
+    def _offsets(self, indices: Int64Array) -> Int64Array:
+        return self._values.offsets[indices]
+
+    def _locations(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
+        table = self._values.lengths
+        offsets = self._offsets(indices)
+        lengths = np.full(len(indices), table, np.int64) if isinstance(table, int) else table[indices].astype(np.int64)
+        if self._has_large:
+            check_lengths(lengths, self._limit, indices, self._path)
+        return offsets, lengths
+
+    def stored(self, indices: Int64Array) -> list[bytes]:
+        """Return records as they are stored."""
+        with self._reading(indices):
+            return self._stored(indices, copy_records)
+
+    def offset(self, index: int) -> int:
+        return int(self._offsets(np.array([index]))[0])
+
+    def identity(self) -> list[str]:
+        """Return hashes of the first and the last record: LMDB keeps its own pages at both ends of a file."""
+        ends = np.unique([0, len(self) - 1]) if len(self) else np.empty(0, np.int64)
+        return [hashlib.blake2b(data, digest_size=16).hexdigest() for data in self.stored(ends)]
+
+
+class LMDBFileSource(FileSource[T_co]):
+    """A data set in LMDB environments, each a directory or a file; its shards are `LMDBShard`."""
+
+    def _data_file(self, path: str) -> str:
+        return data_file(path, self._remote)
+
+    def _check_files(self) -> None:
+        """Check nothing: LMDB may write to a file that is read, and each read looks for that."""
 
 
 class LMDBSource(LMDBFileSource[Any]):

@@ -16,7 +16,7 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.fields import select_fields
 from dataload.sources.lmdb.file import FileInfo, Tree
 from dataload.sources.lmdb.format import TorchRecordOptions
-from dataload.sources.lmdb.table import LMDBFileSource, LMDBShard, Values, find_table
+from dataload.sources.lmdb.reader import LMDBFileSource, LMDBShard, Values, find_table
 from dataload.sources.lmdb.tree import Nodes, open_snapshot, read_key, read_tree, subdatabases, verify_pages
 from dataload.sources.shards import shard_of
 from dataload.storage import RecordFile

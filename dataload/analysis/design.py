@@ -59,9 +59,9 @@ def frame(axes: Axes, **labels: Any) -> None:
         label.set(color=SOFT, fontsize=9)
 
 
-def key(axes: Axes, entries: dict[str, Any], columns: int = 12) -> None:
-    """Add a legend above axes, with `columns` entries in a line; `entries` maps texts to marks."""
-    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": min(columns, len(entries))}
+def key(axes: Axes, entries: dict[str, Any]) -> None:
+    """Add a legend in one line above axes; `entries` maps texts to marks."""
+    place: dict[str, Any] = {"loc": "lower left", "bbox_to_anchor": (0, 1), "ncols": len(entries)}
     look: dict[str, Any] = {"fontsize": 9, "frameon": False, "labelcolor": INK, "handlelength": 1.2}
     legend = axes.legend(entries.values(), entries.keys(), **place, **look)
     for text in legend.get_texts():

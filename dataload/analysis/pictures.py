@@ -260,17 +260,16 @@ _STAGES = {
 _WAITS, _WORKS, _MAKES, _DOWNLOADS = "consumer waits", "consumer works", "consumer makes", "downloads"
 _LANE = 0.5  # inches
 _START = 0.25  # fraction of the time that workers may take to start before that is left out
-_KEEPS_UP = 0.05  # fraction of the time that a consumer may wait
 
 
-def timeline_figure(timeline: Timeline, about: str) -> Figure:
+def timeline_figure(timeline: Timeline, verdict: str, about: str) -> Figure:
     """Draw who worked when: a lane for each worker, below them the consumer and requests; bars are stages."""
     made_here = any(step.worker == CONSUMER and step.rows for step in timeline.steps)  # not only joined
     names = [*timeline.workers, *([_MAKES] if made_here else []), CONSUMER, *([_DOWNLOADS] * bool(timeline.requests))]
     begun = _begin(timeline)
     seconds = max(timeline.ended - begun, 1e-6)
     unit, scale = ("s", 1.0) if seconds >= 1 else ("ms", 1e3)
-    figure = new_figure(_WIDTH, 2.1 + _LANE * len(names), _verdict(timeline), _described(about, timeline))
+    figure = new_figure(_WIDTH, 2.1 + _LANE * len(names), _sentence(verdict), _described(about, timeline))
     axes = figure.subplots()
     frame(axes, xlabel=f"time ({unit})", xlim=(0, seconds * scale), ylim=(len(names) - 0.5, -0.5))
     axes.set_yticks(range(len(names)), [_label(name, timeline) for name in names])
@@ -289,23 +288,6 @@ def timeline_figure(timeline: Timeline, about: str) -> Figure:
         axes.text(1.01, number, _share(timeline, name, seconds), transform=axes.get_yaxis_transform(), **options)
     key(axes, entries)
     return figure
-
-
-def _verdict(timeline: Timeline) -> str:
-    """Return in one sentence whether the consumer gets its batches in time, and if not, why. Pure."""
-    share, count = _waits(timeline), len(timeline.workers)
-    shares = _shares(timeline)
-    name = max(shares, key=lambda name: shares[name], default=None)
-    most = "" if name is None else f", and {name} takes {shares[name]:.0%} of the work"
-    if not timeline.steps:
-        return "No batch was received"
-    if not count:
-        return f"The consumer makes its batches itself, {share:.0%} of the time{most}"
-    who = "One worker" if count == 1 else f"{count} workers"
-    waits_for = f"the consumer waits {share:.0%} of the time"
-    if share < _KEEPS_UP:
-        return f"{who} keep{'s' if count == 1 else ''} up: {waits_for}"
-    return f"{who} {'does' if count == 1 else 'do'} not keep up: {waits_for}{most}"
 
 
 def _waits(timeline: Timeline) -> float:

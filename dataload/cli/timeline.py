@@ -41,7 +41,7 @@ def timeline_command(
             _consume(loader, steps, model_ms / 1000)
         statistics = loader.statistics()
         if timeline.steps and picture is not None:
-            timeline_figure(timeline, config).savefig(picture)
+            timeline_figure(timeline, statistics.verdict, config).savefig(picture)
     if not timeline.steps:
         raise ConfigError(f"{config} has no steps in epoch {epoch}", key="epoch", value=epoch)
     if trace is not None:

@@ -366,9 +366,9 @@ def source_check(group: str, *, since: str = "0.1", needs: Literal["source", "ma
     return mark
 
 
-def maker_check(group: str, *, since: str = "0.1") -> Callable[[_F], _F]:
+def maker_check(group: str) -> Callable[[_F], _F]:
     """Mark a function of a `Maker` as a check that writes its own data."""
-    return source_check(group, since=since, needs="maker")
+    return source_check(group, needs="maker")
 
 
 def checks_in(*modules: ModuleType) -> tuple[Check, ...]:

@@ -106,7 +106,7 @@ def test_requests_are_dealt_to_as_few_lines_as_have_one_at_a_time():
         ("at 9.5", 0.5e6, 2.5e6, {"failed": False}),
         ("at 11.0", 2e6, 0.5e6, {"failed": False}),
     ]
-    labels = [label.get_text() for label in timeline_figure(timeline, "").axes[0].get_yticklabels()]
+    labels = [label.get_text() for label in timeline_figure(timeline, "", "").axes[0].get_yticklabels()]
     assert labels == ["worker 9", "worker 10", "consumer makes", CONSUMER, "downloads"]
 
 

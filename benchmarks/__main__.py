@@ -7,6 +7,7 @@ import argparse
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 
@@ -58,6 +59,7 @@ CASES = {
     "memory": execution.memory,
     "adaptive": adaptive.adaptive,
     "remote": remote.remote,
+    **{f"remote-{name}": partial(remote.remote, (name,)) for name in remote.CASES},
     **convert.CASES,
 }
 
@@ -68,7 +70,7 @@ def parse():
     )
     parser.add_argument("names", nargs="*", choices=[[], *CASES], metavar="NAME", help=", ".join(CASES))
     parser.add_argument("--json", type=Path, help="write the figures to this file")
-    parser.add_argument("--size", default=remote.SIZE, help="bytes of the data of the case remote, such as 2GB")
+    parser.add_argument("--size", default=remote.SIZE, help="bytes of the data of the cases remote, such as 2GB")
     made = parser.add_argument_group("made data, in processes of their own")
     made.add_argument("--made", action="append", choices=[*WORKLOADS], help="the records; repeatable")
     made.add_argument("--formats", help="names, separated by commas")
@@ -80,7 +82,6 @@ def parse():
     made.add_argument("--repeats", type=int, default=3, help="rounds; tables show medians")
     made.add_argument("--seconds", type=float, default=2.0, help="of each measurement, after a warm-up")
     made.add_argument("--seed", type=int, default=0, help="of the orders")
-    made.add_argument("--cold", action="store_true", help="drop files from the page cache, measure the first epoch")
     made.add_argument("--cache", type=Path, default=harness.ROOT, help="directory that keeps the written files")
     made.add_argument("--peers", help="also measure other loaders: all, or names")
     made.add_argument("--peer-python", action="append", default=[], help="Python of all peers, or NAME=PATH")
@@ -106,9 +107,9 @@ def cases(arguments):
         "faults, sys us: page faults and system time for each batch, workers included."
     )
     rows = []
-    for name in arguments.names or CASES:
+    for name in arguments.names or [name for name in CASES if not name.startswith("remote-")]:
         begun = perf_counter()
-        rows += CASES[name](size=arguments.size) if name == "remote" else CASES[name]()
+        rows += CASES[name](size=arguments.size) if name.startswith("remote") else CASES[name]()
         print(f"  [{name}: {perf_counter() - begun:.0f} s]", flush=True)
     return rows
 

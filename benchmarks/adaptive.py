@@ -1,12 +1,9 @@
 """``num_workers`` as an upper bound, and "auto": against every fixed setting, on ten workloads.
 
-    python -m benchmarks.adaptive [NAME ...] [--settle SECONDS] [--slice SECONDS] [--rounds N]
-
 All loaders of a workload are open at once, and take turns of a few tenths of a second. Adaptive ones first run alone
 until they have settled.
 """
 
-import argparse
 import mmap
 import os
 import statistics
@@ -151,7 +148,7 @@ class Reader:
         return steps / (now - begun)
 
 
-def measure(name, *, settle, slice_seconds, rounds):
+def measure(name, settle, slice_seconds, rounds):
     """Print how "auto" compares with the best fixed setting, and N + 1 workers with N. Returns rows of JSON."""
     make, options, consumer = WORKLOADS[name]
     most = usable_cpus() + 1
@@ -187,23 +184,5 @@ def row(case, mine, its, aim):
     return {"case": case, "ratio": ratio, "least": min(ratios), "most": max(ratios), "met": ratio >= aim}
 
 
-def adaptive(names=(), *, settle=10.0, slice_seconds=0.5, rounds=5):
-    return [
-        each
-        for name in names or WORKLOADS
-        for each in measure(name, settle=settle, slice_seconds=slice_seconds, rounds=rounds)
-    ]
-
-
-def main():
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.adaptive", description=__doc__)
-    parser.add_argument("names", nargs="*", metavar="NAME", help=", ".join(WORKLOADS))
-    parser.add_argument("--settle", type=float, default=10.0)
-    parser.add_argument("--slice", type=float, default=0.5)
-    parser.add_argument("--rounds", type=int, default=5)
-    given = parser.parse_args()
-    adaptive(given.names, settle=given.settle, slice_seconds=given.slice, rounds=given.rounds)
-
-
-if __name__ == "__main__":
-    main()
+def adaptive(settle=10.0, slice_seconds=0.5, rounds=5):
+    return [row for name in WORKLOADS for row in measure(name, settle, slice_seconds, rounds)]

@@ -58,7 +58,6 @@ def made(arguments):
         batch_size=arguments.batch_size or 0,
         executor=arguments.executor,
         seconds=arguments.seconds,
-        cold=arguments.cold,
         seed=arguments.seed,
     )
     data = [made_data(get_workload(name), arguments.records) for name in arguments.made]

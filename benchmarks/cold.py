@@ -6,6 +6,7 @@ record: as many bytes as a record takes there, in the same order, on one thread 
 
 import os
 from contextlib import ExitStack
+from pathlib import Path
 from statistics import median
 from time import perf_counter
 
@@ -14,7 +15,6 @@ import numpy as np
 import dataload
 from benchmarks.harness import SEED, made, show
 from benchmarks.workloads import floats
-from dataload.bench.child import drop_cached
 from dataload.bench.runner import Spread, ratios_of
 
 SHARDS, RECORDS, BATCH = 8, 2048, 256
@@ -57,9 +57,20 @@ def _plan(source, shuffle):
         return np.concatenate([plan.indices for plan in loader.batch_sampler.plans(range(len(loader)), epoch=0)])
 
 
-def _timed(work, paths, *arguments):
+def drop_cached(paths):
+    """Drop files, and the files of directories, from the page cache; mapped pages stay."""
     for path in paths:
-        drop_cached(path)
+        for file in filter(Path.is_file, (Path(path), *Path(path).rglob("*"))):
+            descriptor = os.open(file, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)  # pages that are not written yet cannot be dropped
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
+
+def _timed(work, paths, *arguments):
+    drop_cached(paths)
     begun = perf_counter()
     work(paths, *arguments)
     return perf_counter() - begun

@@ -25,8 +25,9 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
+from pydantic import TypeAdapter
 
-from dataload.bench.runner import Measurement, Results, describe_task, ratios_of
+from dataload.bench.runner import RESULTS_VERSION, Measurement, Results, describe_task, ratios_of
 from dataload.errors import printable
 
 CHANCE = 0.01
@@ -116,7 +117,7 @@ def _identity(run: Results, measurement: Measurement) -> str:
     task = measurement.task
     records = [f.records for f in run.files if (f.workload, f.format) == (task.workload, task.format)]
     # Limits are of the data and not of a format, and take the first that was written.
-    parts = [task.kind, task.name, task.workers, task.batch_size, task.cold, records]
+    parts = [task.kind, task.name, task.workers, task.batch_size, records]
     if task.kind != "limit":
         parts += [task.format, task.order, task.options]
     return json.dumps(parts, sort_keys=True, default=str)
@@ -175,9 +176,11 @@ def _number(value: float | None) -> str:
     return "" if value is None else f"{value:.3f}" if value < 100 else f"{value:,.0f}"
 
 
-def read_results(path: Path) -> Results:
-    """Read a file that one of the commands has written."""
-    return Results.from_json(json.loads(path.read_text("utf-8")))
+def parse_results(values: Mapping[str, Any]) -> Results:
+    """Return the results that one of the commands has written; raise a ValueError for an unknown version."""
+    if (found := values.get("version")) != RESULTS_VERSION:
+        raise ValueError(f"expected results of dataload bench, version {RESULTS_VERSION}, got version {found!r}")
+    return TypeAdapter(Results).validate_python(values)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -192,7 +195,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not 0 <= parsed.threshold < 1:
         parser.error(f"--threshold must be at least 0 and less than 1, got {parsed.threshold}")
     try:
-        tables = compare(*map(read_results, (parsed.old, parsed.new)), parsed.threshold)
+        old, new = (parse_results(json.loads(path.read_text("utf-8"))) for path in (parsed.old, parsed.new))
+        tables = compare(old, new, parsed.threshold)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         parser.error(f"{parsed.old} and {parsed.new} cannot be compared: {error!r}")
     for title, rows in tables:

@@ -17,17 +17,16 @@ from pathlib import Path
 from statistics import median
 from threading import Event, Thread
 from time import perf_counter
-from typing import Any
 
 import dataload
 from benchmarks.formats import SIZES
-from benchmarks.harness import ROOT, against, aim, blobs, made
+from benchmarks.harness import ROOT, against, aim, blobs, made, show
 from benchmarks.workloads import floats, repeat_records
 from dataload.bench.child import used
-from dataload.bench.runner import Spread
 from dataload.codecs.tensorprotos import encode
 from dataload.convert import convert
 from dataload.convert.blocks import BlockSize, read_records
+from dataload.loader.step import nbytes as nbytes_of
 
 ROUNDS = 5
 SHARDS = 4
@@ -52,10 +51,6 @@ class Job:
     seconds: list[float] = field(default_factory=list[float])
     cpu: list[float] = field(default_factory=list[float])
 
-    @property
-    def rates(self):
-        return [1 / seconds for seconds in self.seconds]
-
 
 def run_jobs(title, jobs, records, nbytes):
     """Time jobs in interleaved rounds; prints and returns a row for each."""
@@ -68,20 +63,17 @@ def run_jobs(title, jobs, records, nbytes):
             if number:  # the first round warms up
                 job.seconds.append(took)
                 job.cpu.append(usage.user + usage.system)
-    print(f"\n{title}")
-    print(f"  {'':58} {'records/s':>12} {'MB/s':>7} {'CPU us':>8}  {'seconds, quartiles'}")
-    rows = []
-    for job in jobs:
-        seconds, spread = median(job.seconds), Spread.of(job.seconds)
-        cpu = median(job.cpu) / records * 1e6
-        print(
-            f"  {job.name:58} {records / seconds:12,.0f} {nbytes / seconds / 1e6:7,.0f} {cpu:8.2f}"
-            f"  {seconds:.3f}, {spread.low:.3f}-{spread.high:.3f}"
-        )
-        rates = [records / one for one in job.seconds]
-        figures = {"records_per_second": records / seconds, "rates": rates, "cpu_us_per_record": cpu}
-        rows.append({"title": title, "case": job.name, **figures})
-    return rows
+    figures = [
+        {
+            "case": job.name,
+            "records_per_second": records / median(job.seconds),
+            "MB/s": nbytes / median(job.seconds) / 1e6,
+            "cpu_us_per_record": median(job.cpu) / records * 1e6,
+        }
+        for job in jobs
+    ]
+    rates = ([records / one for one in job.seconds] for job in jobs)
+    return [{**row, "rates": each} for row, each in zip(show(title, title, figures), rates, strict=True)]
 
 
 def source_of(form, size):
@@ -183,7 +175,7 @@ def converting(form, size):
             Job("convert, two parts in two processes, merged", lambda: in_processes(2), fresh),
         ]
         title = f"To {form} from {read}, {SIZES[size].name}, {SHARDS} shards"
-        rows = run_jobs(title, jobs, count, sum(map(nbytes_of, records)))
+        rows = run_jobs(title, jobs, count, nbytes_of(records))
     slower = [max(pair) for pair in zip(jobs[0].seconds, jobs[1].seconds, strict=True)]
     ratios = [limit / mine for limit, mine in zip(slower, jobs[2].seconds, strict=True)]
     both = [(a + b) / c for a, b, c in zip(jobs[0].cpu, jobs[1].cpu, jobs[2].cpu, strict=True)]
@@ -194,14 +186,6 @@ def converting(form, size):
         against(rows[4], rows[3], 1.8, "two processes / one"),
         aim(title, "greatest memory of a process, MB, without mapped files", max(peaks) / 1e6, most=400),
     ]
-
-
-def nbytes_of(record):
-    return len(record) if isinstance(record, bytes) else sum(map(_size, record.values()))
-
-
-def _size(value: Any):
-    return len(value) if isinstance(value, bytes) else value.nbytes
 
 
 def copying():

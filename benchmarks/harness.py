@@ -18,7 +18,6 @@ import numpy as np
 import dataload
 from benchmarks import workloads
 from dataload.bench.child import Stretch, stretch, used
-from dataload.bench.data import write_once
 from dataload.bench.runner import Spread, ratios_of
 from dataload.cli.output import print_table
 from dataload.samplers import GlobalShuffle
@@ -45,7 +44,7 @@ def made(name, different, count, *, field=None, **options):
     if shutil.disk_usage(ROOT).free < 12 << 30:
         raise SystemExit(f"the benchmarks need 12 GiB in {ROOT}; set TMPDIR to another directory")
     stored = different if field is None else [record[field] for record in different]
-    return write_once(ROOT / f"v{VERSION}-{name}", lambda: workloads.repeat_records(stored, count), **options)
+    return workloads.write_once(ROOT / f"v{VERSION}-{name}", lambda: workloads.repeat_records(stored, count), **options)
 
 
 def batches(count, batch_size):

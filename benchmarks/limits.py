@@ -30,7 +30,7 @@ _READER_BUFFER = 4096
 def plan_readers(data: Data, written: Mapping[str, Written], choices: Choices) -> list[Task]:
     """Plan the limits and this library's loader; generators have one order, and worker processes."""
     if "generator" in written:
-        choices = replace(choices, orders=("sequential",), executor="processes", cold=False)
+        choices = replace(choices, orders=("sequential",), executor="processes")
     return [*plan_limits(data, written, choices), *plan_loaders(data, written, choices)]
 
 
@@ -85,7 +85,7 @@ def gather(task: Task) -> Reading:
         return {name: copied(rows) for name, copied in columns.items()}
 
     held = ExitStack()
-    run = _in_threads(held, task.workers, take)
+    run = in_threads(held, task.workers, take)
     return Reading({"threads": max(1, task.workers)}, lambda epoch: run(_rows(count, task, epoch)), held=held)
 
 
@@ -155,7 +155,7 @@ def decode_loop(task: Task) -> Reading:
     with open_data(task) as source:
         files = [bytes(record[field]) for record in source]
     held = ExitStack()
-    run = _in_threads(held, task.workers, simplejpeg.decode_jpeg)
+    run = in_threads(held, task.workers, simplejpeg.decode_jpeg)
 
     def batches(_: int) -> Iterator[Any]:
         images = run(iter(files))
@@ -177,7 +177,7 @@ def _rows(count: int, task: Task, epoch: int) -> Iterator[Int64Array]:
     return (rows[start : start + task.batch_size] for start in range(0, count, task.batch_size))
 
 
-def _in_threads(held: ExitStack, threads: int, work: Callable[[Any], Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def in_threads(held: ExitStack, threads: int, work: Callable[[Any], Any]) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return a function like ``map(work, ...)``; several threads, if given, work a few items ahead, in order."""
     if threads < 2:
         return partial(map, work)

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from statistics import median
 
+from benchmarks.compare import parse_results
 from dataload.bench.runner import RATE_COLUMNS, Measurement, Results, by_workload, problems, rate_rows, settings
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
@@ -164,7 +165,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--root", type=Path, default=ROOT, help="the folder of README.md and docs/")
     parsed = parser.parse_args(arguments)
     try:
-        results = Results.from_json(json.loads(parsed.results.read_text("utf-8")))
+        results = parse_results(json.loads(parsed.results.read_text("utf-8")))
         tables = {parsed.root / page: table(results) for page, table in PAGES.items()}
         texts = {page: replace(page.read_text("utf-8"), table) for page, table in tables.items()}
     except (OSError, ValueError) as error:

@@ -1,14 +1,11 @@
 """Data in object stores, on SeaweedFS's S3 on this machine: CPU of the client, and ratios to a bare client of the run.
 
-    python -m benchmarks.remote [NAME ...] [--size SIZE] [--rounds N]
-
 Every client has a process of its own (`benchmarks.remote_clients`), so that the CPU of the server, and that of the
 proxy that limits, delays, counts and fails, is not counted. The proxy is a Python program in this process; where it is
 what limits, a bare client through the same proxy shows it. ``PEER_PYTHON=PATH`` names the Python of an environment with
 peers.
 """
 
-import argparse
 import contextlib
 import os
 import random
@@ -360,16 +357,3 @@ def remote(names=(), *, size=SIZE, rounds=ROUNDS):
             rows += CASES[name](lab, rounds)
             print(f"  [remote {name}: {time.perf_counter() - begun:.0f} s]", flush=True)
     return rows
-
-
-def main():
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.remote", description=__doc__)
-    parser.add_argument("names", nargs="*", choices=[[], *CASES], metavar="NAME", help=", ".join(CASES))
-    parser.add_argument("--size", default=SIZE)
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
-    given = parser.parse_args()
-    remote(given.names, size=given.size, rounds=given.rounds)
-
-
-if __name__ == "__main__":
-    main()

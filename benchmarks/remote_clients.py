@@ -193,10 +193,7 @@ def litdata(task):
     from litdata import StreamingDataset
     from litdata.streaming import downloader
 
-    downloader._OBSTORE_CLIENT_OPTIONS = {
-        **downloader._OBSTORE_CLIENT_OPTIONS,
-        "allow_http": True,
-    }  # no option of its own
+    downloader._OBSTORE_CLIENT_OPTIONS |= {"allow_http": True}  # no option of its own
     storage = {"endpoint_url": os.environ["AWS_ENDPOINT_URL"]}
 
     def run():

@@ -61,14 +61,8 @@ class Lab:
 
     def task(self, client, data, *, cache=True, connections=CONNECTIONS, **more):
         cache = str(self.scratch / "cache") if cache is True else cache
-        return {
-            "client": client,
-            "bucket": self.bucket,
-            "cache": cache,
-            "connections": connections,
-            **data,
-            **more,
-        }
+        settings = {"client": client, "bucket": self.bucket, "cache": cache, "connections": connections}
+        return {**settings, **data, **more}
 
     def start(self, task, *, proxied, python=None):
         endpoint = self.proxy.endpoint if proxied else self.server.endpoint

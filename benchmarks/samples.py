@@ -2,8 +2,6 @@
 
 import importlib.util
 import io
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
 from statistics import median
@@ -23,6 +21,7 @@ from benchmarks.harness import (
     run_cases,
     through,
 )
+from benchmarks.limits import in_threads
 from benchmarks.peers.field import Field
 from benchmarks.peers.torch_loader import LmdbRecords, Memmap
 from benchmarks.workloads import floats, get_workload, made_data
@@ -183,16 +182,8 @@ def jpeg(count=2048, batch_size=32):
     files = [record["jpg"] for record in data.records]
     cpus = usable_cpus()
 
-    def in_threads(work, items):
-        with ThreadPoolExecutor(cpus) as pool:
-            items = iter(items)
-            ahead = deque(pool.submit(work, item) for item in islice(items, 2 * cpus))
-            while ahead:
-                yield ahead.popleft().result()
-                ahead.extend(pool.submit(work, item) for item in islice(items, 1))
-
     def bare():
-        images = in_threads(simplejpeg.decode_jpeg, files)
+        images = decode(iter(files))
         while batch := list(islice(images, batch_size)):
             yield batch
 
@@ -201,13 +192,15 @@ def jpeg(count=2048, batch_size=32):
         return np.stack([np.asarray(image) for image in images])
 
     starts = range(0, count, batch_size)
+    held = ExitStack()
+    decode, several = (in_threads(held, cpus, work) for work in (simplejpeg.decode_jpeg, pillow))
     cases = [
         Case(f"simplejpeg in {cpus} threads, no batches (the limit)", bare),
         Case("Pillow and np.stack, one thread", lambda: map(pillow, starts)),
-        Case(f"Pillow and np.stack, {cpus} threads", lambda: in_threads(pillow, starts)),
+        Case(f"Pillow and np.stack, {cpus} threads", lambda: several(iter(starts))),
     ]
     path = write(data, "tar", ROOT).path
-    with ExitStack() as held:
+    with held:
         source = held.enter_context(dataload.open(path, fields=["jpg"], decode="auto"))
         cases += loaders(held, source, batch_size, range(5), {cpus: 0.95})
         rows = run_cases("JPEG decoding, 500x375", cases, same=None, seconds=0.5)

@@ -13,6 +13,7 @@ from dataload._util.fingerprint import digest
 from dataload._util.lazy import load_optional
 from dataload.bench.data import Data, Written, writable_formats, write
 from dataload.bench.runner import FileFacts
+from dataload.convert.sharded import create
 from dataload.errors import ConfigError, closest
 from dataload.types import Array
 
@@ -164,3 +165,12 @@ def write_made(data: Data, format_name: str, cache: Path) -> Written:
         return write(data, format_name, cache)
     count = len(data.records)
     return Written("", {"records": count}, FileFacts(data.name, format_name, count, 0, None))
+
+
+def write_once(target, records, **options):
+    """Write what `records` returns, unless the file exists; it appears when it is complete. Return its path."""
+    if not target.exists():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with create(target, **options) as writer:
+            writer.extend(records())
+    return str(target)

@@ -168,7 +168,7 @@ def fonts():
     """Draw text: matplotlib keeps the files of fonts open, which is no leak of the test that draws first."""
     from dataload.analysis.pictures import new_figure
 
-    new_figure(1, 1, "x", "x")[0].savefig(io.BytesIO())
+    new_figure(3, 3, "x", "x").savefig(io.BytesIO())
 
 
 @pytest.fixture(scope="session")

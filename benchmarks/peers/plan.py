@@ -18,7 +18,8 @@ from typing import Any
 import dataload
 from benchmarks.peers import Peer, get_peer, why_missing
 from benchmarks.peers.field import Field
-from dataload.bench.data import Choices, Data, Written, write_once
+from benchmarks.workloads import write_once
+from dataload.bench.data import Choices, Data, Written
 from dataload.bench.runner import Measurement, child_environment
 from dataload.bench.task import Task
 from dataload.errors import ConfigError, printable, text_of
@@ -101,7 +102,7 @@ class _Plan:
         for form in peer.readings:
             if form != peer.own_format and form not in self.written:
                 continue
-            task = replace(self.row, path=self._path(form, field), format=form, cold=choices.cold)
+            task = replace(self.row, path=self._path(form, field), format=form)
             for order in orders:
                 for workers in choices.workers if peer.workers else (0,):
                     yield replace(task, order=order, workers=workers, options=field.to_options())

@@ -19,7 +19,6 @@ from time import perf_counter
 from typing import Any, NamedTuple, Self
 
 from dataload.bench.task import MODULUS, Answer, Reading, Task
-from dataload.errors import ConfigError
 
 _WHOLE_FACTOR = 20
 _LEAST_WARM_UP = 0.25
@@ -28,8 +27,6 @@ _LEAST_WARM_UP = 0.25
 
 def measure(task: Task) -> Answer:
     """Open the data, warm up in the first epoch, take batches for about ``task.seconds``; return the figures."""
-    if task.cold:
-        drop_cached(task.path)
     begun = perf_counter()
     module, _, name = task.reading.partition(":")
     reading: Reading = getattr(importlib.import_module(module), name)(task)
@@ -48,12 +45,10 @@ def _take(task: Task, reading: Reading, open_seconds: float, opened: float) -> A
     del batch
     # The first epoch is read to its end for its checksum, unless that takes far too long.
     first = stretch(batches, reading.check, task.seconds * (_WHOLE_FACTOR if task.whole else 1), epochs=1)
-    steady = first
-    if not task.cold:
-        least = task.seconds * _LEAST_WARM_UP - first.seconds
-        if least > 0:
-            stretch(batches, reading.check, least)
-        steady = stretch(batches, reading.check, task.seconds)
+    least = task.seconds * _LEAST_WARM_UP - first.seconds
+    if least > 0:
+        stretch(batches, reading.check, least)
+    steady = stretch(batches, reading.check, task.seconds)
     return Answer(
         open_seconds=open_seconds,
         first_batch_seconds=first_batch,
@@ -126,21 +121,6 @@ def _epochs(reading: Reading) -> Iterator[tuple[int, Any]]:
             yield epoch, batch
         if batch is None:
             raise RuntimeError(f"the reading gave no batch in epoch {epoch}")
-
-
-def drop_cached(path: str) -> None:
-    """Drop a file, or the files of a directory, from the page cache; mapped pages stay."""
-    if not path:
-        return
-    if sys.platform != "linux" or not hasattr(os, "posix_fadvise"):
-        raise ConfigError("this system cannot drop files from its page cache: leave --cold out")
-    for file in filter(Path.is_file, (Path(path), *Path(path).rglob("*"))):
-        descriptor = os.open(file, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)  # pages that are not written yet cannot be dropped
-            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
-        finally:
-            os.close(descriptor)
 
 
 def used() -> Usage:

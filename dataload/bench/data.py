@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
@@ -18,7 +18,6 @@ from dataload.api import open_source
 from dataload.bench.runner import FileFacts, Measurement
 from dataload.bench.task import Order, Reading, Task
 from dataload.convert import convert
-from dataload.convert.sharded import create
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.loader.order import Shuffle
@@ -133,15 +132,6 @@ def write(data: Data, format_name: str, cache: Path) -> Written:
     return Written(str(target), _options(data, format_name), facts)
 
 
-def write_once(target: Path, records: Callable[[], Iterable[Any]], **options: Any) -> str:
-    """Write records with `dataload.create`, unless the file exists; it appears when it is complete. Return its path."""
-    if not target.exists():
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with create(target, **options) as writer:
-            writer.extend(records())
-    return str(target)
-
-
 def _write(data: Data, format_name: str, target: Path) -> None:
     if format_name == "tokens":
         np.save(target, np.concatenate([data.records[i]["tokens"] for i in range(len(data.records))]))
@@ -188,7 +178,6 @@ class Choices:
     batch_size: int
     executor: str = "threads"
     seconds: float = 2.0
-    cold: bool = False
     seed: int = 0
 
     def task(self, data: Data, **settings: Any) -> Task:
@@ -218,7 +207,6 @@ def plan_loaders(data: Data, written: Mapping[str, Written], choices: Choices) -
             reading=data.reading,
             order=order,
             workers=workers,
-            cold=choices.cold,
             options={
                 "open": one.options,
                 "executor": choices.executor,

@@ -235,15 +235,6 @@ class Results:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Self:
-        """Return the results in what `to_json` returned; raise a ValueError for anything else or an unknown version."""
-        if (found := values.get("version")) != RESULTS_VERSION:
-            raise ValueError(f"expected results of dataload bench, version {RESULTS_VERSION}, got version {found!r}")
-        from pydantic import TypeAdapter  # takes 60 ms to import
-
-        return TypeAdapter(cls).validate_python(values)
-
 
 def measure_all(
     tasks: Sequence[Task],

@@ -36,7 +36,6 @@ class Task:
     seed: int = 0
     seconds: float = 2.0  # of the steady state; the warm-up takes at most as long
     whole: bool = True  # read the first epoch to its end for its checksum
-    cold: bool = False  # drop the files from the page cache, and measure the first epoch
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -77,11 +76,10 @@ def _refuse(_: int) -> Iterator[Any]:
 class Answer:
     """The figures of one process; figures of memory are None if unknown.
 
-    `seconds` is time in the steady state, after the first epoch (or after `Task.seconds` of it); of a cold task, after
-    the first batch, in the first epoch. `records`, `nbytes`, `batches`, `cpu_seconds` (with children), `system_seconds`
-    (the kernel's part of it) and `minor_faults` (that read nothing from a disk, with workers) are of this time.
-    Resident bytes include workers. `checksum` is that of the first epoch, None unless it was read to its end.
-    `first_touch_rate` is records per second after its first batch, when mapped memory is touched for the first time.
+    `seconds` is time in the steady state, after the first epoch (or after `Task.seconds` of it). `records`, `nbytes`,
+    `batches`, `cpu_seconds` (with children), `system_seconds` (the kernel's part of it) and `minor_faults` (that read
+    nothing from a disk, with workers) are of this time. Resident bytes include workers. `checksum` is that of the first
+    epoch, None unless it was read to its end; `first_touch_rate` is records per second after its first batch.
     """
 
     open_seconds: float
@@ -101,7 +99,7 @@ class Answer:
 
     @property
     def records_per_second(self) -> float:
-        """Rate in the steady state; of a cold task, in the first epoch."""
+        """Rate in the steady state."""
         return self.records / self.seconds if self.seconds > 0 else 0.0
 
 

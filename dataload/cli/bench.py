@@ -103,7 +103,7 @@ def bench_command(
         raise ConfigError(f"{message}a clone of the repository has", key="path")
     old = {"cold": cold, "seed": seed, "scale": scale, "wide": wide, "html": html, "dark": dark}
     for name in (name for name, value in old.items() if value):
-        effect = "" if name in ("cold", "seed") else " and has no effect"
+        effect = "" if name == "seed" else " and has no effect"
         print_warning(f"--{name} is deprecated{effect}: use --json, --picture, or `python -m benchmarks` in a clone")
     # Every argument is checked before the first measurement.
     _check_targets(json, picture)
@@ -114,7 +114,6 @@ def bench_command(
         batch_size=batch_size or 0,
         executor=executor,
         seconds=seconds,
-        cold=cold,
         seed=seed,
     )
     with ExitStack() as opened:

@@ -221,7 +221,7 @@ def test_the_picture_carries_the_data():
     assert about.get_text() == "a $pool$"
     places, moves, mixing = figure.axes
     assert all(axes.get_title("left") and axes.get_xlabel() and axes.get_ylabel() for axes in figure.axes)
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["this order", "a uniform shuffle"]
+    assert [text.get_text() for text in moves.get_legend().get_texts()] == ["this order", "a uniform shuffle"]
 
     (dots,) = places.lines
     assert dots.get_xdata().tolist() == list(range(1999))

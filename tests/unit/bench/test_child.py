@@ -10,11 +10,12 @@ import bench_readings
 import numpy as np
 import pytest
 
+from benchmarks.cold import drop_cached
 from benchmarks.limits import plan_limits
 from benchmarks.workloads import get_workload, made_data
 from dataload.api import open_source
 from dataload.bench import child
-from dataload.bench.child import drop_cached, measure
+from dataload.bench.child import measure
 from dataload.bench.data import Choices, plan_loaders, write
 from dataload.bench.runner import run_task
 from dataload.bench.task import check_batch, check_record
@@ -62,13 +63,6 @@ def test_the_first_epoch_is_no_part_of_the_steady_state(made, monkeypatch):
     assert answer.minor_faults < 1000  # one of the arrays is 1,024 pages
     assert 0 <= answer.system_seconds <= answer.cpu_seconds
     assert answer.first_touch_rate < answer.records_per_second
-
-
-def test_a_cold_task_measures_the_first_epoch(made, monkeypatch):
-    reading = bench_readings.Reading()
-    answer = measured(made, monkeypatch, reading, cold=True, path="")
-    assert (answer.records, answer.batches) == (8, 2)  # without the first batch
-    assert answer.first_touch_rate == pytest.approx(answer.records_per_second)
 
 
 def test_faults_of_workers_count(made):
@@ -162,14 +156,9 @@ def files(folder):
     return paths
 
 
-def test_dropping_files(files, folder, made):
-    cold = made.task(reading="bench_readings:numbers", path=str(files[0]), cold=True, seconds=0.001)
-    for drop, left in (
-        (lambda: drop_cached(str(files[0])), [False, True]),
-        (lambda: drop_cached(str(folder)), [False, False]),
-        (lambda: measure(cold), [False, True]),
-    ):
+def test_dropping_files(files, folder):
+    for dropped, left in ((files[0], [False, True]), (folder, [False, False])):
         for path in files:
             path.read_bytes()
-        drop()
+        drop_cached([dropped])
         assert [cached_part(path) > 0.5 for path in files] == left

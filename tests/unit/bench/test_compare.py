@@ -152,7 +152,7 @@ def test_what_fails_now_counts_as_slower(made, run):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"batch_size": 1}, {"workers": 1}, {"order": "pool"}, {"options": {"executor": "processes"}}, {"cold": True}],
+    [{"batch_size": 1}, {"workers": 1}, {"order": "pool"}, {"options": {"executor": "processes"}}],
 )
 def test_only_the_same_tasks_are_compared(made, run, changes):
     old = made.results(made.limit(*STEADY), made.ours(*STEADY))

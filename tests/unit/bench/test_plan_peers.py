@@ -65,7 +65,7 @@ def reasons(missing):
 
 
 def test_a_task_for_each_format_order_and_number_of_workers(plan, data, choices):
-    tasks, missing = plan(TORCH, formats=("lmdb", "tar"), choices=replace(choices, cold=True))
+    tasks, missing = plan(TORCH, formats=("lmdb", "tar"))
     assert missing == []
     assert [(t.format, t.order, t.workers) for t in tasks] == [
         (form, order, workers) for form in ("lmdb", "tar") for order in ("global", "sequential") for workers in (0, 2)
@@ -73,7 +73,7 @@ def test_a_task_for_each_format_order_and_number_of_workers(plan, data, choices)
     assert {t.reading for t in tasks} == {"benchmarks.peers:open_peer"}
     for task in tasks:
         assert (task.workload, task.kind, task.name) == ("floats-64", "peer", TORCH)
-        assert (task.batch_size, task.seconds, task.seed, task.cold) == (8, 0.5, 3, True)
+        assert (task.batch_size, task.seconds, task.seed) == (8, 0.5, 3)
         assert task.options == {"field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16]}}
 
 
@@ -221,12 +221,11 @@ def test_what_was_left_by_a_run_that_was_ended_is_taken_away(plan, prepares, tmp
 
 def test_generators_have_one_row_for_each_number_of_workers(plan, choices):
     data = made_data(get_workload("streams"), 32)
-    tasks, missing = plan(GROUPS, TORCH, data=data, formats=("generator",), choices=replace(choices, cold=True))
+    tasks, missing = plan(GROUPS, TORCH, data=data, formats=("generator",))
     assert [(t.name, t.format, t.order, t.workers, t.path) for t in tasks] == [
         (GROUPS, "generator", "sequential", workers, "") for workers in (0, 2)
     ]
     assert all(task.options == {"open": {"records": 32}} for task in tasks)
-    assert not any(task.cold for task in tasks)  # there is no file to drop from the page cache
     assert reasons(missing) == [(TORCH, "reads records, not generators")]
 
 

@@ -119,11 +119,11 @@ def test_generators_have_no_file(written, tmp_path):
 
 
 def test_one_limit_and_a_row_for_each_number_of_workers(written):
-    choices = Choices(orders=("global", "pool"), workers=(0, 2), batch_size=16, cold=True)
+    choices = Choices(orders=("global", "pool"), workers=(0, 2), batch_size=16)
     limit, *loaders = plan_readers(*written, choices)
-    assert [(t.kind, t.name, t.workers, t.cold) for t in [limit]] == [("limit", "bare generators, 1 process", 0, False)]
-    assert [(t.kind, t.name, t.order, t.workers, t.cold) for t in loaders] == [
-        ("dataload", "dataload", "sequential", workers, False) for workers in (0, 2)
+    assert [(t.kind, t.name, t.workers) for t in [limit]] == [("limit", "bare generators, 1 process", 0)]
+    assert [(t.kind, t.name, t.order, t.workers) for t in loaders] == [
+        ("dataload", "dataload", "sequential", workers) for workers in (0, 2)
     ]
     for planned in (limit, *loaders):
         module, _, name = planned.reading.partition(":")

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from dataload.catalog.classes import classes_of
+from dataload.catalog.fields import classes_of
 from dataload.collate import Ragged
 from dataload.errors import printable
 from dataload.loader.loader import Loader

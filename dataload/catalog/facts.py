@@ -21,7 +21,7 @@ from dataload.catalog.checks import (
     is_count,
     wrong_value,
 )
-from dataload.catalog.classes import classes_of, with_classes
+from dataload.catalog.fields import classes_of, with_classes
 from dataload.catalog.statistics import FieldStatistics
 from dataload.storage import FileIdentity
 from dataload.types import Array, FieldSpec

@@ -7,6 +7,7 @@ import numpy as np
 import typer
 from rich.filesize import decimal
 
+from dataload.catalog.fields import spec_of
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.catalog.statistics import DataSetStatistics
 from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, SourceFormat, SourceOptions
@@ -15,7 +16,6 @@ from dataload.cli.stats import print_statistics, statistics_facts
 from dataload.errors import DataloadError
 from dataload.sources.base import Source
 from dataload.sources.discover import DataSetFiles
-from dataload.sources.fields import spec_of
 from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import find_statistics
 from dataload.storage import Remote, storage_of

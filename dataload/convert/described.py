@@ -8,7 +8,7 @@ from typing import Any, cast
 
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import Evidence, ShardFacts
-from dataload.sources.fields import spec_of
+from dataload.catalog.fields import spec_of
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import Format
 from dataload.types import FieldSpec

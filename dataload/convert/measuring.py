@@ -12,6 +12,7 @@ from typing import Any, cast
 import numpy as np
 
 from dataload.catalog.facts import DataSetFacts, Measures
+from dataload.catalog.fields import select_fields
 from dataload.catalog.statistics import (
     LONGEST_LABEL,
     MOST_LABELS,
@@ -24,7 +25,6 @@ from dataload.catalog.statistics import (
 )
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
-from dataload.sources.fields import select_fields
 from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import save_lengths
 from dataload.storage import Remote

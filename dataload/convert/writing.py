@@ -11,9 +11,9 @@ from itertools import islice
 from typing import Any, Self, cast
 
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.classes import classes_of, with_classes
 from dataload.catalog.evidence import as_uploaded, describe_files, files_of
 from dataload.catalog.facts import DataSetFacts, ShardFacts
+from dataload.catalog.fields import classes_of, with_classes
 from dataload.convert.blocks import read_ahead
 from dataload.convert.described import contents_of, fields_of, with_etag
 from dataload.convert.function_values import VALUES, describe_values

@@ -11,12 +11,12 @@ import numpy as np
 from dataload._util.arrays import PadValue, check_pad_value
 from dataload._util.failures import mark_users
 from dataload._util.settings import check_call, setting_error
+from dataload.catalog.fields import require_known, select_fields
 from dataload.collate import Collate, Pack, Policy, default_collate, in_chunks
 from dataload.errors import ConfigError, SourceError, closest
 from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
-from dataload.sources.fields import require_known, select_fields
 from dataload.transforms import DROP, NamedTransform, SampleContext
 from dataload.types import BatchReader, BytesColumn, ColumnReader, Int64Array
 

@@ -15,9 +15,9 @@ from dataload._util.html import html_of_source
 from dataload._util.indexing import as_indices, check_index
 from dataload._util.randomness import check_seed
 from dataload._util.settings import check_fields
+from dataload.catalog.fields import select_fields
 from dataload.collate import default_collate
 from dataload.executors import ExecutorName
-from dataload.sources.fields import select_fields
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.select import Filter, Predicate, Rule, Share, run_filter
 from dataload.storage import Remote

@@ -8,9 +8,9 @@ from functools import partial
 from os import PathLike
 from typing import Any, cast
 
-from dataload.catalog.classes import common_classes
 from dataload.catalog.evidence import find_shard
 from dataload.catalog.facts import DataSetFacts, Evidence, Found
+from dataload.catalog.fields import common_classes
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, renewal
 from dataload.catalog.store import read_manifest
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError

@@ -8,10 +8,10 @@ import numpy as np
 
 from dataload._util.arrays import pooled_empty
 from dataload._util.clock import reading
+from dataload.catalog.fields import select_fields
 from dataload.codecs.codec import decode_batch, decode_records, takes_views
 from dataload.codecs.layout import RecordTable
 from dataload.collate import default_collate
-from dataload.sources.fields import select_fields
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile
 from dataload.storage.core import core

@@ -18,12 +18,11 @@ from dataload._util.indexing import as_indices
 from dataload._util.settings import check_fields
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
-from dataload.catalog.classes import with_classes
 from dataload.catalog.evidence import ends_of_file
+from dataload.catalog.fields import require_known, with_classes
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError
 from dataload.sources.base import Source
 from dataload.sources.directory import ShardDirectory, directory_of
-from dataload.sources.fields import require_known
 from dataload.sources.options import Options, describe_value
 from dataload.sources.prefetch import read_ahead
 from dataload.sources.shards import (

@@ -9,11 +9,11 @@ import numpy as np
 from dataload._util.arrays import pooled_empty, split_records
 from dataload._util.fingerprint import digest
 from dataload._util.settings import check_fields
+from dataload.catalog.fields import require_known, select_fields, spec_of
 from dataload.codecs.arrow import columns_of
 from dataload.collate import default_collate
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
-from dataload.sources.fields import require_known, select_fields, spec_of
 from dataload.types import Array, Batch, FieldSpec, Int64Array
 
 

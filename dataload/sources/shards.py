@@ -20,11 +20,11 @@ from dataload._util.system import open_files_limit
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.evidence import ends_of_file
+from dataload.catalog.fields import spec_of
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ChangedFileError, CorruptFileError
 from dataload.sources.directory import ShardDirectory
-from dataload.sources.fields import spec_of
 from dataload.storage import FileIdentity, RecordFile, Remote, base_name, is_url, join, parent
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.files import as_versions, versions_of

@@ -12,10 +12,10 @@ import numpy as np
 from line_source import LineFile, LineSource, line_record, parse_line
 
 from dataload._util.indexing import as_indices, check_index
+from dataload.catalog.fields import select_fields
 from dataload.collate import default_collate
 from dataload.errors import ClosedSourceError
 from dataload.sources.base import SliceSource
-from dataload.sources.fields import select_fields
 
 FAULTS = []
 """Every fault: a wrong source, and the name of the check that must catch it."""

@@ -16,6 +16,7 @@ from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.indexing import split_by_shard
 from dataload._util.limits import Claims, check_size
+from dataload.catalog.fields import require_known
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext, check_field, load_arrow, spec_of_type
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
@@ -23,7 +24,6 @@ from dataload.codecs.expansion import Sizes, check_views, expansion
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
 from dataload.sources.arrow.format import CsvOptions, TableOptions
-from dataload.sources.fields import require_known
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.storage import storage_of, unchanged

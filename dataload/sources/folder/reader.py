@@ -17,11 +17,11 @@ from dataload._util.failures import mark_users
 from dataload._util.fingerprint import digest
 from dataload._util.limits import no_memory
 from dataload.catalog.checks import ContentMark
+from dataload.catalog.fields import select_fields, spec_of
 from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_extension, known_extension, plan_decoders
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
-from dataload.sources.fields import select_fields, spec_of
 from dataload.sources.file_source import FileSource
 from dataload.sources.folder.files import Files, open_files
 from dataload.sources.folder.format import FolderOptions, is_medium, is_metadata, split_pattern

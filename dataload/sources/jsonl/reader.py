@@ -12,9 +12,9 @@ from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.limits import check_lengths, check_size
 from dataload.catalog.arrays import IndexKey, remember, within
+from dataload.catalog.fields import select_fields, spec_of
 from dataload.errors import CorruptFileError
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
-from dataload.sources.fields import select_fields, spec_of
 from dataload.sources.file_source import FileSource
 from dataload.sources.jsonl.format import JsonlOptions
 from dataload.sources.shards import ShardReader

@@ -11,9 +11,9 @@ from dataload._util.arrays import split_records
 from dataload._util.clock import decoding
 from dataload._util.limits import no_memory
 from dataload.catalog.arrays import IndexKey, store_cached
+from dataload.catalog.fields import select_fields
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
-from dataload.sources.fields import select_fields
 from dataload.sources.lmdb.file import FileInfo, Tree
 from dataload.sources.lmdb.format import TorchRecordOptions
 from dataload.sources.lmdb.reader import LMDBFileSource, LMDBShard, Values, find_table

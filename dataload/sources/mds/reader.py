@@ -11,12 +11,12 @@ import numpy as np
 from dataload._util.arrays import split_records
 from dataload._util.clock import decoding
 from dataload._util.limits import FIELD_BYTES, check_lengths, check_size, fits, no_memory
+from dataload.catalog.fields import require_known
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import LoadedRecords
-from dataload.sources.fields import require_known
 from dataload.sources.file_source import FileSource
 from dataload.sources.mds.columns import Column, array_head, parse_column
 from dataload.sources.mds.format import INDEX_NAME, MDS, MDSOptions

@@ -11,12 +11,12 @@ from dataload._util.arrays import split_records, split_rows
 from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
 from dataload._util.limits import check_lengths, no_memory
+from dataload.catalog.fields import spec_of
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images
 from dataload.codecs.npz import npy_layout
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.directory import ShardDirectory
-from dataload.sources.fields import spec_of
 from dataload.sources.shards import ShardReader
 from dataload.sources.tar.format import KEY
 from dataload.sources.tar.samples import TarSettings, name_fields, rate_fields

@@ -11,10 +11,10 @@ import numpy as np
 
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import identify
+from dataload.catalog.fields import select_fields, spec_of
 from dataload.collate import default_collate
 from dataload.errors import redacted
 from dataload.sources.base import Source
-from dataload.sources.fields import select_fields, spec_of
 from dataload.sources.memory import MemorySource
 from dataload.sources.registry import built_in_formats, by_suffix
 from dataload.sources.shards import Location, locate

@@ -22,6 +22,7 @@ from dataload._util.machine import usable_cpus
 from dataload._util.randomness import derive_key, hash64
 from dataload._util.settings import check_choice, check_count, setting_error
 from dataload.catalog.arrays import IndexKey, load_cached, remember, within
+from dataload.catalog.fields import require_known
 from dataload.errors import ConfigError, SourceError
 from dataload.executors import (
     Executor,
@@ -34,7 +35,6 @@ from dataload.executors import (
     worker_name,
 )
 from dataload.executors.serialization import sendable
-from dataload.sources.fields import require_known
 from dataload.storage import Remote
 from dataload.storage.array_file import CachedTable
 from dataload.types import Int64Array

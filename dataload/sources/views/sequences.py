@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from dataload.catalog.fields import select_fields
 from dataload.errors import ConfigError
 from dataload.sources.base import Source, SubsetSource
-from dataload.sources.fields import select_fields
 from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import find_statistics
 from dataload.sources.shards import locate

@@ -12,9 +12,9 @@ import numpy as np
 from dataload._util.arrays import pooled_empty, split_rows
 from dataload._util.fingerprint import digest
 from dataload._util.settings import as_tuple, check_choice, check_count
+from dataload.catalog.fields import require_known
 from dataload.errors import ConfigError
 from dataload.sources.base import Source, ViewSource
-from dataload.sources.fields import require_known
 from dataload.sources.shards import Location
 from dataload.sources.views.adapt import WrappedSource, as_source
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead

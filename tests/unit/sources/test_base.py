@@ -11,11 +11,11 @@ from resumed import check_resume
 
 import dataload
 from dataload import ConfigError, Loader, MemorySource, RangeSource
+from dataload.catalog.fields import select_fields, spec_of
 from dataload.errors import ClosedSourceError
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
 from dataload.sources import ConcatSource
 from dataload.sources.base import SliceSource, Source
-from dataload.sources.fields import select_fields, spec_of
 from dataload.sources.prefetch import StepsByComponent
 from dataload.types import FieldSpec, StepsAhead
 

@@ -1,11 +1,14 @@
-"""The names of classes: what the numbers in a field of labels stand for. Pure (no I/O)."""
+"""Fields of records: specifications, selections, and the names of classes, which numbers of labels stand for."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
-from dataload.errors import ConfigError
+import numpy as np
+
+from dataload.errors import ConfigError, closest
 from dataload.types import FieldSpec
 
 
@@ -39,3 +42,31 @@ def common_classes(parts: Iterable[tuple[str, Mapping[str, FieldSpec]]], key: st
                     f"{message}: open the folders as one list of paths, which numbers all classes", key=key
                 )
     return {name: classes for name, (_, classes) in known.items()}
+
+
+def require_known(names: Iterable[str], known: Iterable[str], owner: Any = None, *, key: str = "fields") -> None:
+    """Raise a ConfigError of `key` for the first of `names` that is not `known`; `owner` lacks the field."""
+    for name in names:
+        if name not in known:
+            lacks = "there is" if owner is None else f"{owner if isinstance(owner, str) else repr(owner)} has"
+            raise ConfigError(f"{lacks} no field {name!r}: {closest(name, known)}", key=key, value=name)
+
+
+def select_fields(record: Any, fields: Sequence[str]) -> dict[str, Any]:
+    """Return the named fields of a record, in that order."""
+    if not isinstance(record, Mapping):
+        message = f"records are {type(record).__name__}, not fields: choose a codec to read fields {', '.join(fields)}"
+        raise ConfigError(message, key="fields")
+    try:
+        return {name: record[name] for name in fields}
+    except KeyError as error:
+        message = f"a record has no field {error.args[0]!r}: {closest(error.args[0], record)}"
+        raise ConfigError(message, key="fields", value=error.args[0]) from None
+
+
+def spec_of(value: Any) -> FieldSpec:
+    """Return the specification of a field, from one of its values."""
+    if isinstance(value, (bytes, str)):
+        return FieldSpec(type(value).__name__, ())
+    array = np.asarray(value)
+    return FieldSpec(str(array.dtype), array.shape)

@@ -23,7 +23,7 @@ import dataload
 from dataload.catalog.arrays import IndexKey, load_cached, store_cached
 from dataload.errors import CorruptFileError
 from dataload.sources.array_record import map as array_record_map
-from dataload.sources.lmdb import table as lmdb_table
+from dataload.sources.lmdb import reader as lmdb_table
 from dataload.sources.lmdb import torchrecord as lmdb_torchrecord
 from dataload.sources.syrah import layout as syrah_table
 from dataload.sources.tar import table as tar_table

@@ -30,6 +30,7 @@ os.environ |= {"DATALOAD_CACHE": "0", "OPENBLAS_NUM_THREADS": "1"}
 
 import numpy as np
 from drive import command_line
+from killed import at_operations, kill_before
 
 import dataload
 from dataload.catalog.manifest import MANIFEST_NAME
@@ -48,7 +49,6 @@ FORMATS = {
 }
 RECORDS = 24
 OLD, NEW = 1, 2
-OPERATIONS = ("open", "os.", "shutil.", "fcntl.")  # audit events
 
 
 @dataclass(frozen=True)
@@ -132,12 +132,12 @@ def count_operations(case: Case, directory: Path) -> tuple[int, float]:
     """Return the number of operations on files in an undisturbed run, and its seconds."""
     count = 0
 
-    def note(event: str, _: tuple) -> None:
+    def note(number: int) -> None:
         nonlocal count
-        count += event.startswith(OPERATIONS)
+        count = number + 1
 
     def work(pipe: int) -> None:
-        sys.addaudithook(note)
+        at_operations(note)
         begun = time.perf_counter()
         write(case, NEW)
         os.write(pipe, f"{count} {time.perf_counter() - begun}".encode())
@@ -148,19 +148,6 @@ def count_operations(case: Case, directory: Path) -> tuple[int, float]:
     if os.waitpid(child, 0)[1]:
         raise AssertionError("writing failed")
     return int(text[0]), float(text[1])
-
-
-def kill_before(operation: int) -> None:
-    left = operation
-
-    def note(event: str, _: tuple) -> None:
-        nonlocal left
-        if event.startswith(OPERATIONS):
-            left -= 1
-            if left == -1:  # the kill is an operation, too
-                os.kill(os.getpid(), signal.SIGKILL)
-
-    sys.addaudithook(note)
 
 
 def write_and_kill(case: Case, directory: Path, *, operation: int | None, seconds: float) -> bool:

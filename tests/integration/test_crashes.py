@@ -1,71 +1,89 @@
-"""Jobs that are killed before an operation on files: run again, they leave what an unbroken run leaves."""
+"""Jobs that are killed, once in each state of their directory; `make kills` does so before each operation and request.
 
-import multiprocessing
+Run again, they leave what an unbroken run leaves.
+"""
+
+import os
 import signal
-import sys
-from pathlib import Path
 
+import killed
 import pytest
 from converted import content
 
 import dataload
-from dataload.convert import convert
-from dataload.convert.indexing import Measuring, index_shards
-from dataload.errors import DataloadError
-
-sys.path.append(str(Path(__file__).parents[1] / "children"))
-import crashes
+from dataload.errors import ConfigError, DataloadError
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("fork_server")]
-NEVER = 1 << 30
+FREE = ("the lock is held", "the journal is begun", "the log is begun", "a shard is in its hidden folder")
+"""The states in which another conversion may begin, because no shard is there."""
 
 
-def prepare(job, directory):
-    """Make what the job finds."""
+def place(directory, job="convert"):
     directory.mkdir()
-    if job == "overwrite":
-        convert(dataload.MemorySource([{"n": 0}] * 8), directory / "a.syr", shards=2)
-    elif job in ("part", "merge"):
-        for number in (1, 2)[: 1 if job == "part" else 2]:
-            convert(crashes.source(), directory / "a.syr", shards=3, part=(number, 2))
-    elif job != "convert":
-        convert(crashes.source(), directory / "a.syr", shards=3)
-        (directory / "dataload.json").unlink()
-        (directory / ".a.syr.convert.json").unlink()
-        for number in (1, 2) if job == "merged stats" else ():
-            index_shards(str(directory), measuring=Measuring(), part=(number, 2))
+    at = str(directory), "syr", {}
+    killed.prepare(job, *at, forget=lambda name: (directory / name).unlink())
+    return at
 
 
-def run(job, directory, before, counted):
-    arguments = job, directory, before, counted
-    process = multiprocessing.get_context("forkserver").Process(target=crashes.run, args=arguments)
-    process.start()
-    process.join()
-    code = process.exitcode
-    process.close()
-    return code
+def convert_killed(tmp_path, name, state):
+    """Return the directory of a conversion that was killed in a state."""
+    at = place(tmp_path / name)
+    assert killed.run(killed.job_killed_when, "convert", at, state) == -signal.SIGKILL
+    assert killed.STATES[state](killed.Seen(at[0])), state
+    return at
 
 
-def readable(job, directory):
-    """Return the records that opening the directory gives; None if it is refused."""
+def readable(directory):
+    """Return the numbers of the records that opening the directory gives; None if it is refused."""
     try:
-        with dataload.open(directory) as source:
+        with dataload.open(directory, format="syrah") as source:
             return [int(record["n"]) for record in source]
     except DataloadError:
-        assert job != "overwrite" or not (directory / "dataload.json").exists() or "stale" in str(sys.exc_info()[1])
         return None
 
 
-@pytest.mark.parametrize("kills", [8, pytest.param(1000, marks=pytest.mark.slow_suite)])
-@pytest.mark.parametrize("job", crashes.JOBS)
-def test_a_kill_before_an_operation(tmp_path, job, kills):
-    prepare(job, tmp_path / "unbroken")
-    assert run(job, tmp_path / "unbroken", NEVER, tmp_path / "count") == 0
-    expected, operations = content(tmp_path / "unbroken"), int((tmp_path / "count").read_text())
-    for before in range(operations - 1, -1, -max(1, operations // kills)):
-        directory = tmp_path / str(before)
-        prepare(job, directory)
-        assert run(job, directory, before, tmp_path / "killed") == -signal.SIGKILL
-        assert readable(job, directory) in (None, [*range(9)], [0] * 8), "all of the old data, or of the new"
-        crashes.JOBS[job](directory, True)
-        assert content(directory) == expected, f"killed before operation {before} of {operations}"
+@pytest.mark.parametrize("state", [state for state in killed.STATES if state != "lengths are written"])
+def test_a_conversion_that_is_killed(tmp_path, state):
+    killed.JOBS["convert"](*place(tmp_path / "unbroken"), again=False)
+    at = convert_killed(tmp_path, "killed", state)
+    assert readable(at[0]) in (None, [*range(4)], [*range(9)])
+    if state in FREE:
+        other = convert_killed(tmp_path, "fresh", state)
+        killed.JOBS["convert"](*other, again=False)
+        assert content(tmp_path / "fresh") == content(tmp_path / "unbroken")
+    else:
+        with pytest.raises(ConfigError, match=r"a-00000-of-00002.syr exists"):
+            killed.JOBS["convert"](*at, again=False)
+    killed.JOBS["convert"](*at, again=True)
+    assert content(tmp_path / "killed") == content(tmp_path / "unbroken")
+
+
+def test_statistics_that_are_killed(tmp_path):
+    killed.JOBS["stats"](*place(tmp_path / "unbroken", "stats"), again=False)
+    at = place(tmp_path / "killed", "stats")
+    assert killed.run(killed.job_killed_when, "stats", at, "lengths are written") == -signal.SIGKILL
+    killed.JOBS["stats"](*at, again=True)
+    assert content(tmp_path / "killed") == content(tmp_path / "unbroken")
+
+
+@pytest.mark.parametrize("job", killed.JOBS)
+def test_a_job_that_is_killed_half_way(tmp_path, job):
+    at = place(tmp_path / "unbroken", job)
+    assert killed.run(killed.job_killed_before, job, at, killed.NEVER, tmp_path / "count") == 0
+    killed.complete(job, *at)
+    half = int((tmp_path / "count").read_text()) // 2
+    at = place(tmp_path / "killed", job)
+    assert killed.run(killed.job_killed_before, job, at, half, tmp_path / "count") == -signal.SIGKILL
+    killed.JOBS[job](*at, again=True)
+    killed.complete(job, *at)
+    assert content(tmp_path / "killed") == content(tmp_path / "unbroken")
+
+
+def test_a_torn_line_costs_its_shard(tmp_path):
+    killed.JOBS["convert"](*place(tmp_path / "unbroken"), again=False)
+    at = convert_killed(tmp_path, "killed", "a shard has its line")
+    log = tmp_path / "killed" / ".a.syr.convert.log"
+    os.truncate(log, log.stat().st_size - 1)
+    report = killed.JOBS["convert"](*at, again=True)
+    assert (report.resumed, "1 damaged line of" in str(report.notes)) == (0, True)
+    assert content(tmp_path / "killed") == content(tmp_path / "unbroken")

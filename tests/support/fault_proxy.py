@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -83,6 +84,8 @@ class FaultProxy(LoopbackServer):
         faults: What goes wrong from now on.
         counts: What has happened since the start or the last `reset`.
         stalled: Set once a body pauses.
+        fatal: The number of the request at which `kill` is called, from 0, and whether the store has served it by then;
+            the client gets no answer.
     """
 
     def __init__(self, upstream: str, faults: Faults | None = None, *, seed: int = 0) -> None:
@@ -92,6 +95,8 @@ class FaultProxy(LoopbackServer):
         self._lock = threading.Lock()
         self._down_until = 0.0
         self.stalled = threading.Event()
+        self.fatal: tuple[int, bool] | None = None
+        self.kill: Callable[[], object] = lambda: None
         self._resumed = threading.Event()
         self.reset()
         super().__init__(_Handler)
@@ -101,7 +106,7 @@ class FaultProxy(LoopbackServer):
         with self._lock:
             self.counts = Counts()
             self._attempts: Counter[tuple[str, ...]] = Counter()
-            self._at_once = 0
+            self._at_once = self.served = 0
 
     def outage(self, seconds: float = float("inf")) -> None:
         """Close all connections now, and each new one until so many seconds are over or `recover` is called."""
@@ -154,6 +159,7 @@ class FaultProxy(LoopbackServer):
             else:
                 counts.requests[method, key] += 1
                 counts.ranges += [(key, span)] if span else []
+            self.served += 1
             self._at_once += 1
             counts.most_at_once = max(counts.most_at_once, self._at_once)
         try:
@@ -192,6 +198,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         key, span = unquote(url.path).strip("/"), self.headers.get("Range", "")
         proxy, method = self.server, self.command
         with proxy.counted(method, key, url.query, span) as counts:
+            is_fatal = proxy.fatal is not None and proxy.served == proxy.fatal[0] + 1
+            if is_fatal and not proxy.fatal[1]:
+                proxy.kill()
+                return self._drop()
             if proxy.is_down:
                 proxy.add(counts.faults, "outage")
                 return self._drop()
@@ -206,7 +216,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             if faults.etag and self.headers.get("If-Match", faults.etag) != faults.etag:
                 proxy.add(counts.faults, "etag")
                 return self._answer(412, {"Content-Length": "0"})
-            return self._forward(body, key, counts, faults, kind, decide)
+            return self._forward(body, key, counts, faults, "fatal" if is_fatal else kind, decide)
 
     do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = do_PROPFIND = _serve
 
@@ -219,6 +229,10 @@ class _Handler(http.server.BaseHTTPRequestHandler):
             passed = {name: text for name, text in passed.items() if name.lower() != "if-match"}
         self._upstream.request(self.command, self.path, body=body or None, headers=passed)
         found = self._upstream.getresponse()
+        if kind == "fatal":
+            self.server.kill()
+            found.read()
+            return self._drop()
         headers = {name.title(): text for name, text in found.getheaders() if name.lower() not in _PER_HOP}
         if (etag := headers.pop("Etag", None)) is not None:
             headers["ETag"] = faults.etag or etag

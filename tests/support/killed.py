@@ -1,0 +1,174 @@
+"""Jobs in processes that end by SIGKILL: before an operation on files, or when their directory is in a state."""
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import sys
+import time
+
+import numpy as np
+
+import dataload
+from dataload.convert import convert
+from dataload.convert.indexing import Measuring, index_shards
+
+OPERATIONS = ("open", "os.", "shutil.", "fcntl.")  # audit events
+NEVER = 1 << 30
+FORMATS = {"syr": {}, "tar": {}, "lmdb": {"codec": "tensorprotos"}}  # suffix -> options
+
+
+def at_operations(act):
+    """Call `act` with the number of each operation on files of this process, from 0, before it happens."""
+    number, busy = 0, False
+
+    def note(event, _):
+        nonlocal number, busy
+        if event.startswith(OPERATIONS) and not busy:
+            busy = True
+            try:
+                act(number)
+            finally:
+                number, busy = number + 1, False
+
+    sys.addaudithook(note)
+
+
+def kill_before(operation):
+    at_operations(lambda number: number == operation and end())
+
+
+def end():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def source(records=9):
+    return dataload.MemorySource([{"x": np.arange(i + 1.0), "n": np.array(i)} for i in range(records)])
+
+
+def written(directory, suffix, options, **settings):
+    path = f"{directory}/a.{suffix}"
+    given = {"shards": 2, **settings}
+    given.setdefault("source", source())
+    return convert(given.pop("source"), path, writer_options=FORMATS[suffix], **given, **options)
+
+
+def indexed(directory, suffix, options, **settings):
+    return index_shards(directory, options={**FORMATS[suffix], **options}, **settings)
+
+
+JOBS = {  # of a directory, a suffix and options for URLs; `again` after a kill
+    "convert": lambda *place, again: written(*place, resume=again),
+    "overwrite": lambda *place, again: written(*place, overwrite=True),
+    "part": lambda *place, again: written(*place, shards=3, part=(2, 2)),
+    "merge": lambda *place, again: written(*place, shards=3, merge=True),
+    "index": lambda *place, again: indexed(*place),
+    "stats": lambda *place, again: indexed(*place, measuring=Measuring()),
+    "merged stats": lambda *place, again: indexed(*place, measuring=Measuring(), merge=True),
+}
+
+
+def prepare(job, *place, forget):
+    """Make what the job finds; `forget` deletes a file of the directory by its name."""
+    if job == "overwrite":
+        written(*place, source=dataload.MemorySource([{"n": 0}] * 8))
+    elif job in ("part", "merge"):
+        for number in (1, 2)[: 1 if job == "part" else 2]:
+            written(*place, shards=3, part=(number, 2))
+    elif job != "convert":
+        written(*place, shards=3)
+        for name in ("dataload.json", f".a.{place[1]}.convert.json"):
+            forget(name)
+        for number in (1, 2) if job == "merged stats" else ():
+            indexed(*place, measuring=Measuring(), part=(number, 2))
+
+
+def complete(job, *place):
+    """Do what makes the directory of a job complete."""
+    if job == "part":
+        JOBS["merge"](*place, again=True)
+
+
+def run(target, *arguments):
+    """Return the exit code of a function in a process."""
+    process = start(target, *arguments)
+    process.join()
+    code = process.exitcode
+    process.close()
+    return code
+
+
+def start(target, *arguments):
+    process = multiprocessing.get_context("forkserver").Process(target=target, args=arguments)
+    process.start()
+    return process
+
+
+def job_killed_before(job, place, operation, counted):
+    """Do a job, killed before an operation, and write the number of operations to `counted`."""
+    done = 0
+
+    def note(number):
+        nonlocal done
+        done = number + 1
+        if number == operation:
+            end()
+
+    at_operations(note)
+    JOBS[job](*place, again=False)
+    with open(counted, "w") as file:
+        file.write(str(done))
+
+
+def job_killed_when(job, place, state):
+    """Do a job, killed before the first operation in whose state of the directory `STATES` is true."""
+    at_operations(lambda _: STATES[state](Seen(place[0])) and end())
+    JOBS[job](*place, again=False)
+
+
+def job_with_pauses(place, settings, seed, told):
+    """Convert with pauses before operations, and write what came of it to a file."""
+    chooser = random.Random(seed)
+    if not place[2]:
+        at_operations(lambda _: chooser.random() < 0.2 and time.sleep(chooser.expovariate(200)))
+    time.sleep(chooser.uniform(0, 0.1))
+    try:
+        settings = dict(settings)
+        written(*place, source=source(settings.pop("records", 9)), **settings)
+        outcome = "done"
+    except dataload.DataloadError as error:
+        outcome = str(error)
+    with open(told, "w") as file:
+        file.write(outcome)
+
+
+class Seen:
+    """What lies in a local directory of a conversion to Syrah."""
+
+    def __init__(self, directory):
+        self.directory, self.names = directory, {*os.listdir(directory)}
+        self.lines = self._read(".a.syr.convert.log").count(b"\n")
+        self.finished = len(json.loads(self._read(".a.syr.convert.json") or b'{"finished": []}')["finished"])
+        self.hidden = sum(name.startswith(".a-") for name in self.names)
+        self.lengths = sum(name.startswith(".dataload.lengths") for name in self.names)
+
+    def _read(self, name):
+        if name not in self.names:
+            return b""
+        with open(os.path.join(self.directory, name), "rb") as file:
+            return file.read()
+
+
+STATES = {  # the rows of the table of crashes, in order
+    "the lock is held": lambda seen: {*seen.names} == {".a.syr.convert.json.lock"},
+    "the journal is begun": lambda seen: ".a.syr.convert.json" in seen.names and not seen.lines,
+    "the log is begun": lambda seen: seen.lines == 1 and not seen.hidden,
+    "a shard is in its hidden folder": lambda seen: seen.lines == 1 and seen.hidden,
+    "a shard has its name and no line": lambda seen: seen.lines == 1 and "a-00000-of-00002.syr" in seen.names,
+    "a shard has its line": lambda seen: seen.lines == 2,
+    "lengths are written": lambda seen: seen.lengths and "dataload.json" not in seen.names,
+    "the journal is complete": lambda seen: seen.finished == 2 and "dataload.json" not in seen.names,
+    "the manifest is there": lambda seen: "dataload.json" in seen.names and seen.lines,
+    "the log is gone": lambda seen: "dataload.json" in seen.names and not seen.lines,
+}

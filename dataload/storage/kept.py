@@ -50,11 +50,14 @@ def list_kept(
 
     Locks and folders of writers are held as long as a process lives, `living` files as well.
     """
+    found: list[Kept] = []
     if is_url(directory):
         storage = storage_of(directory, remote)
-        paths = [path for path in storage.glob(join(glob.escape(directory), ".*")) if wanted(base_name(path))]
-        return [Kept(path, storage.size(path), holder=_claimed_by(path, remote)) for path in paths]
-    found: list[Kept] = []
+        for path in storage.glob(join(glob.escape(directory), ".*")):
+            with suppress(SourceNotFoundError):  # some stores list folders that are empty
+                if wanted(base_name(path)):
+                    found.append(Kept(path, storage.size(path), holder=_claimed_by(path, remote)))
+        return found
     with suppress(SourceNotFoundError), file_errors(directory), os.scandir(directory) as entries:
         for entry in entries:
             with suppress(FileNotFoundError, SourceNotFoundError):

@@ -10,7 +10,6 @@ every byte. Of several jobs at one destination, whoever does not finish says why
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import os
 import random
@@ -21,7 +20,8 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 os.environ |= {"DATALOAD_CACHE": "0", "OPENBLAS_NUM_THREADS": "1"}
@@ -35,7 +35,9 @@ from fault_proxy import FaultProxy, Faults
 from object_server import ObjectServer
 
 import dataload
+from dataload.catalog.kept import list_data, remove
 from dataload.errors import DataloadError
+from dataload.storage import Remote
 
 # Without a manifest, new shards open as far as they are written. An option that is given, such as LMDB's codec, turns
 # comparing with the manifest off, so shards that are being replaced by others of equal size are read as they are.
@@ -175,6 +177,10 @@ def kill_everywhere(where: Here, job: str, suffix: str, every: int) -> Iterator[
             where.drop(place)
 
 
+def remote_of(place: tuple) -> Remote | None:
+    return Remote.of(**place[2]) if place[2] else None
+
+
 def differences(one: dict, other: dict) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
@@ -217,9 +223,8 @@ PLANS = {  # of two or three jobs
 }
 
 
-def compete(where: Here, chooser: random.Random) -> Iterator[str]:
+def compete(where: Here, plan: str, suffix: str, chooser: random.Random) -> Iterator[str]:
     """Yield what was wrong after several jobs wrote to one destination at once."""
-    plan, suffix = chooser.choice([*PLANS]), chooser.choice([*killed.FORMATS])
     place = where.new("convert", suffix)
     settings = PLANS[plan][: chooser.choice((2, 3))]
     told = [where.root / f"told-{number}" for number in range(len(settings))]
@@ -246,20 +251,38 @@ def compete(where: Here, chooser: random.Random) -> Iterator[str]:
     ):
         yield f"{name}: readers see {found}"
     try:
-        if "done" in outcomes and plan == "one plan":
+        if plan == "a part twice":
+            for number in (1, 2):
+                killed.written(*place, part=(number, 2))
+            killed.written(*place, merge=True)
+        elif "done" in outcomes and plan == "one plan":
             killed.JOBS["convert"](*place, again=True)
         else:
             killed.written(*place, overwrite=True)
+            left = [each for each in list_data(place[0], remote_of(place)) if each.removal == "all"]
+            COUNTS["logs of parts that overwriting leaves"] += len(remove(left, remote_of(place)))
         alone = where.new("convert", suffix)
         killed.JOBS["convert"](*alone, again=False)
         ours, expected = where.content(place), where.content(alone)
-        left = {file: data for file, data in ours.items() if file in expected or file.startswith(".")}
-        if left != expected and not (plan.startswith("two plans") and json.dumps([*left]) != json.dumps([*expected])):
-            yield f"{name}: another content: {differences(left, expected)}"
+        if any("-of-00003" in file for file in ours):  # the other plan was done first: it is a data set of its own
+            ours, expected = (
+                {k: v for k, v in each.items() if k in expected and k != "dataload.json"} for each in (ours, expected)
+            )
+        if ours != expected:
+            yield f"{name}: another content: {differences(ours, expected)}"
         where.drop(alone)
     except Exception as error:
         yield f"{name}: {type(error).__name__}: {error}"
     where.drop(place)
+
+
+def chosen(only: list[str], places: list[Here], kinds: Iterable[str]) -> list[tuple[Here, str, str]]:
+    """Return the places, kinds and formats whose names, such as ``s3/convert/tar``, have one of the patterns."""
+    return [
+        (where, kind, suffix)
+        for where, kind, suffix in itertools.product(places, kinds, killed.FORMATS)
+        if not only or any(re.search(each, f"{where.kind}/{kind}/{suffix}") for each in only)
+    ]
 
 
 def main() -> int:
@@ -276,20 +299,17 @@ def main() -> int:
         places = [Here(Path(name, "here")), There(Path(name, "there"), server, proxy)]
         for where in places:
             where.root.mkdir()
-        for where, job, suffix in itertools.product(places, killed.JOBS, killed.FORMATS):
-            if not given.only or any(re.search(each, f"{where.kind}/{job}/{suffix}") for each in given.only):
-                for problem in kill_everywhere(where, job, suffix, given.every):
-                    found.append(problem)
-                    print(problem, flush=True)
-        if not given.only or "cut" in given.only:
-            for suffix in killed.FORMATS:
-                for problem in cut_everywhere(places[0], suffix, given.every):
-                    found.append(problem)
-                    print(problem, flush=True)
-        for number in range(given.rounds):
-            where = places[number % 2]
+        searches = [
+            *(partial(kill_everywhere, *each) for each in chosen(given.only, places, killed.JOBS)),
+            *(partial(cut_everywhere, places[0], suffix) for _, _, suffix in chosen(given.only, places[:1], ["cut"])),
+        ]
+        for problem in itertools.chain.from_iterable(search(given.every) for search in searches):
+            found.append(problem)
+            print(problem, flush=True)
+        rounds = chosen(given.only, places, PLANS)
+        for _ in range(given.rounds if rounds else 0):
             proxy.faults = Faults(latency=chooser.choice((0, 0.003, 0.03)))
-            for problem in compete(where, chooser):
+            for problem in compete(*chooser.choice(rounds), chooser):
                 found.append(problem)
                 print(problem, flush=True)
     print(f"{dict(COUNTS)} in {time.monotonic() - begun:.0f} s, seed {seed}: {len(found)} failed")

@@ -23,6 +23,18 @@ KILLS = ("0 lost, 0 half-written, 0 left over, 0 failed", *(f"'{name}': " for na
         pytest.param(("names.py", "--every", "9", *NAMES), [" 0 failures"], id="names"),
         pytest.param(("kills.py", "--kills", "8", "--seed", "1"), KILLS, id="8 kills"),
         pytest.param(("kills.py", "--kills", "52", "--seed", "1"), KILLS, marks=pytest.mark.slow_suite, id="52 kills"),
+        pytest.param(
+            ("job_kills.py", "--every", "60", "--rounds", "0", "--seed", "1", "local"),
+            [": 0 failed"],
+            marks=pytest.mark.slow_suite,
+            id="jobs killed here",
+        ),
+        pytest.param(
+            ("job_kills.py", "--every", "11", "--rounds", "0", "--seed", "1", "s3/.*/syr"),
+            [": 0 failed"],
+            marks=pytest.mark.remote,
+            id="jobs killed at S3",
+        ),
         pytest.param(("cache_jobs.py", "--rounds", "6", "--first", "11"), ["6 rounds"], marks=pytest.mark.remote),
     ],
 )

@@ -24,13 +24,13 @@ KILLS = ("0 lost, 0 half-written, 0 left over, 0 failed", *(f"'{name}': " for na
         pytest.param(("kills.py", "--kills", "8", "--seed", "1"), KILLS, id="8 kills"),
         pytest.param(("kills.py", "--kills", "52", "--seed", "1"), KILLS, marks=pytest.mark.slow_suite, id="52 kills"),
         pytest.param(
-            ("job_kills.py", "--every", "60", "--rounds", "0", "--seed", "1", "local"),
+            ("job_kills.py", "--every", "120", "--rounds", "0", "--seed", "1", "local"),
             [": 0 failed"],
             marks=pytest.mark.slow_suite,
             id="jobs killed here",
         ),
         pytest.param(
-            ("job_kills.py", "--every", "11", "--rounds", "0", "--seed", "1", "s3/.*/syr"),
+            ("job_kills.py", "--every", "23", "--rounds", "0", "--seed", "1", "s3/.*/syr"),
             [": 0 failed"],
             marks=pytest.mark.remote,
             id="jobs killed at S3",

@@ -82,7 +82,6 @@ def numbers():
 
 
 def cold():
-    made("4096-200000.syr", floats(1024), 200_000)
     return Cold(made("4096-200000.syr", floats(1024), 200_000), 4096)
 
 
@@ -109,16 +108,8 @@ WORKLOADS = {
     ),
     "cold disk": (cold, {"batch_size": 64}, nothing),
     "uneven waits": (numbers, {"batch_size": 64, "batch_transform": partial(nap, seconds=0.004, uneven=8)}, nothing),
-    "a slow consumer": (
-        numbers,
-        {"batch_size": 64, "transform": partial(busy, rounds=200)},
-        partial(rest, 0.01),
-    ),
-    "decoding, and a consumer that computes": (
-        photos,
-        {"batch_size": 32, "transform": decode},
-        partial(think, 1_000_000),
-    ),
+    "a slow consumer": (numbers, {"batch_size": 64, "transform": partial(busy, rounds=200)}, partial(rest, 0.01)),
+    "decoding, a consumer that computes": (photos, {"batch_size": 32, "transform": decode}, partial(think, 1_000_000)),
 }
 
 

@@ -177,11 +177,9 @@ def unchanged(records=10, batch_size=256):
                     yield source.read_batch(rows)
 
             title = f"4 KB records of {count:,} {'mapped' if mapped else 'unmapped'} shards, batch {batch_size}"
-            cases = [
-                Case("no look at the time of the file", partial(epoch, True)),
-                Case("looks", partial(epoch, False)),
-            ]
-            without, looks = run_cases(title, cases)
+            without, looks = run_cases(
+                title, [Case("no look", partial(epoch, True)), Case("looks", partial(epoch, False))]
+            )
             found += [without, looks, aim(title, "without / with the look", 1 / looks["ratio"], most=1.05)]
     return found
 

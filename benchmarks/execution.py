@@ -110,11 +110,7 @@ def iterators():
             floor = 1.8 if (executor, workers) == ("processes", 2) else None
             cases.append(Case(name, partial(reading.batches, 0), floor))
         title = "Generators of pure Python, one for each row"
-        return run_cases(title, cases, same=None, rows=_all_rows, seconds=1.5)
-
-
-def _all_rows(_):
-    return ROWS
+        return run_cases(title, cases, same=None, rows=lambda _: ROWS, seconds=1.5)
 
 
 def light(sample):

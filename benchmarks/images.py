@@ -28,10 +28,7 @@ FLOOR = 3
 
 def images():
     """Both loaders with 0, 1 and 2 workers, and the original, with images that need to be resized and that do not."""
-    rows = []
-    for size in SIZES:
-        rows += _beside(size)
-    return rows
+    return [row for size in SIZES for row in _beside(size)]
 
 
 def _beside(size):

@@ -1,11 +1,11 @@
 """CPU time of new interpreters: of `import dataload`, of the first loader, and of ``dataload --help``."""
 
-import resource
 import subprocess
 import sys
 from statistics import median
 
 from benchmarks.harness import aim, show
+from dataload.bench.child import used
 
 ROUNDS = 11
 PROGRAMS = {
@@ -40,7 +40,6 @@ def imports():
 
 
 def _cpu_seconds(arguments):
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    before = used()
     subprocess.run([sys.executable, *arguments], stdout=subprocess.DEVNULL, check=True)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return sum(used().since(before)[:2])

@@ -63,12 +63,8 @@ def replace(text: str, table: str) -> str:
     return f"{parts[0]}{BEGIN}\n{table}\n{END}{parts[-1]}"
 
 
-def short(results: Results) -> str:
-    """Return the tables with the best limit only and few columns."""
-    return "\n".join(_short_lines(results))
-
-
-def _short_lines(results: Results) -> Iterator[str]:
+def short(results: Results) -> Iterator[str]:
+    """Yield the lines of the tables with the best limit only and few columns."""
     for name, measurements in by_workload(results.measurements).items():
         yield f"{_heading(name, results)}\n"
         limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
@@ -83,12 +79,8 @@ def _short_lines(results: Results) -> Iterator[str]:
     )
 
 
-def markdown(results: Results) -> str:
-    """Return the tables, and below them the origin of the figures."""
-    return "\n".join(_lines(results))
-
-
-def _lines(results: Results) -> Iterator[str]:
+def markdown(results: Results) -> Iterator[str]:
+    """Yield the lines of the tables, and below them the origin of the figures."""
     for name, measurements in by_workload(results.measurements).items():
         yield f"{_heading(name, results)}\n"
         limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
@@ -166,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parsed = parser.parse_args(arguments)
     try:
         results = parse_results(json.loads(parsed.results.read_text("utf-8")))
-        tables = {parsed.root / page: table(results) for page, table in PAGES.items()}
+        tables = {parsed.root / page: "\n".join(table(results)) for page, table in PAGES.items()}
         texts = {page: replace(page.read_text("utf-8"), table) for page, table in tables.items()}
     except (OSError, ValueError) as error:
         parser.error(str(error))

@@ -10,17 +10,7 @@ import numpy as np
 
 import dataload
 from benchmarks.formats import copied
-from benchmarks.harness import (
-    ROOT,
-    Case,
-    against,
-    aim,
-    loaders,
-    made,
-    more_workers,
-    run_cases,
-    through,
-)
+from benchmarks.harness import ROOT, Case, against, aim, loaders, made, more_workers, run_cases, through
 from benchmarks.limits import in_threads
 from benchmarks.peers.field import Field
 from benchmarks.peers.torch_loader import LmdbRecords, Memmap
@@ -108,7 +98,7 @@ def _beside_torch(title, records, transform, source, peer, floor):
             print("torch is not installed: no peer (pip install torch)")
         else:
             cases += _torch_cases(lambda workers: Transformed(peer(workers), transform))
-        rows = run_cases(title, cases, rows=_batch, same=None)
+        rows = run_cases(title, cases, rows=lambda _: BATCH, same=None)
     by_name = {row["case"]: row for row in rows}
     serial, alone = by_name["Loader, no worker"], rows[0]
     own = [1e6 / mine - 1e6 / its for mine, its in zip(serial["rates"], alone["rates"], strict=True)]
@@ -118,10 +108,6 @@ def _beside_torch(title, records, transform, source, peer, floor):
         processes = by_name["Loader, 2 processes"]
         found.append(against(processes, by_name["torch DataLoader, 2 workers"], floor))
     return found
-
-
-def _batch(_):
-    return BATCH
 
 
 def _torch_cases(dataset_for):

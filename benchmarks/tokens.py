@@ -79,10 +79,6 @@ class Windows:
         return torch.from_numpy(window[:-1]), torch.from_numpy(window[1:])
 
 
-def _rows(_):
-    return ROWS
-
-
 def beside_torch(source, stored):
     """Inputs and targets as int64 tensors, as nanoGPT's training loop takes them."""
     try:
@@ -111,7 +107,8 @@ def beside_torch(source, stored):
         as_stored = [*loaders(held, source, ROWS, (1,), {})]
         cases = [*theirs, Case("nanoGPT's get_batch, no loader", get_batch), *ours]
         cases.append(Case("Loader, 1 worker, uint16 as stored", as_stored[0].epoch))
-        rows = run_cases(f"Token windows as int64 tensors x and y, {ROWS} rows of {T}", cases, same=None, rows=_rows)
+        title = f"Token windows as int64 tensors x and y, {ROWS} rows of {T}"
+        rows = run_cases(title, cases, same=None, rows=lambda _: ROWS)
     best = max(rows[:2], key=lambda row: row["records_per_second"])
     fastest = max(rows[3:6], key=lambda row: row["records_per_second"])
     return [*rows, against(fastest, best, 5), against(rows[6], best, 5)]

@@ -130,14 +130,7 @@ _ALL = (
     Workload("jpeg", 2_000, 32, _photos, None, ("jpg",), 2, "decoding_loader"),  # 500 x 375
     Workload("pictures", 2_000, 32, _pictures),
     Workload("tokens", 100_000, 64, _tokens, ("tokens",)),
-    Workload(
-        "streams",
-        16_000,
-        16,
-        lambda: [{"data": n} for n in busy_numbers(0, 100)],
-        ("generator",),
-        reading="multistream",
-    ),
+    Workload("streams", 16_000, 16, _first_numbers, ("generator",), reading="multistream"),
 )
 WORKLOADS: Mapping[str, Workload] = {workload.name: workload for workload in _ALL}
 

@@ -99,10 +99,6 @@ _ADVICE = {
 """The page of its documentation that each peer is set up by, shown with its settings."""
 
 
-def _advice(name: str) -> str:
-    return _ADVICE.get(name) or _ADVICE[name.partition(",")[0]]
-
-
 PEERS: Mapping[str, Peer] = {peer.name: peer for peer in _ALL}
 """By name, in the order of the tables."""
 
@@ -123,7 +119,8 @@ def open_peer(task: Task) -> Reading:
         )
     field = None if task.format == "generator" else Field.from_options(task.options)
     reading = peer.readings[task.format](task, field)
-    reading.settings = {**versions(*peer.packages), **reading.settings, "set up by": _advice(task.name)}
+    advice = _ADVICE.get(task.name) or _ADVICE[task.name.partition(",")[0]]
+    reading.settings = {**versions(*peer.packages), **reading.settings, "set up by": advice}
     return reading
 
 

@@ -21,16 +21,7 @@ from dataload.analysis.design import check_picture
 from dataload.analysis.pictures import rates_figure
 from dataload.bench import runner as table
 from dataload.bench.data import AS_IT_IS, Choices, Data, Written, advice, own_data, plan_loaders, write
-from dataload.bench.runner import (
-    FileFacts,
-    Measurement,
-    Results,
-    Spread,
-    agreeing,
-    describe_run,
-    measure_all,
-    run_task,
-)
+from dataload.bench.runner import FileFacts, Measurement, Results, Spread, agreeing, describe_run, measure_all, run_task
 from dataload.bench.stages import StageReport, measure_stages
 from dataload.bench.task import Order, Task
 from dataload.cli.options import (

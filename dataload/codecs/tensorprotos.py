@@ -45,16 +45,7 @@ from dataload.codecs.tensorprotos_encoding import (
     DataType,
     encode,
 )
-from dataload.codecs.wire import (
-    FIXED32,
-    FIXED64,
-    LENGTH,
-    VARINT,
-    parse_packed,
-    parse_varint,
-    parse_varints,
-    walk,
-)
+from dataload.codecs.wire import FIXED32, FIXED64, LENGTH, VARINT, parse_packed, parse_varint, parse_varints, walk
 from dataload.errors import CorruptFileError
 from dataload.types import Array, Batch, BytesArray, Int64Array, Value
 

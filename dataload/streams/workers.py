@@ -11,15 +11,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from dataload.errors import WorkerError
-from dataload.executors import (
-    Executor,
-    Result,
-    TimeoutPolicy,
-    WorkerPosition,
-    WorkerStatus,
-    make_executor,
-    worker_name,
-)
+from dataload.executors import Executor, Result, TimeoutPolicy, WorkerPosition, WorkerStatus, make_executor, worker_name
 from dataload.loader.failures import StageSpan, is_for_consumer, step_error
 from dataload.loader.pipeline import TaskSizer
 from dataload.loader.scaling import WorkerSettings

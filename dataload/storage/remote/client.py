@@ -16,13 +16,7 @@ from weakref import WeakValueDictionary
 from dataload._util.caches import PerProcess
 from dataload._util.lazy import load_optional
 from dataload._util.threads import DaemonThreads
-from dataload.errors import (
-    ChangedFileError,
-    ConfigError,
-    DataloadError,
-    SourceNotFoundError,
-    StoreError,
-)
+from dataload.errors import ChangedFileError, ConfigError, DataloadError, SourceNotFoundError, StoreError
 from dataload.storage.errors import rewritten_error
 from dataload.storage.paths import nameless_error
 from dataload.storage.remote.requests import (

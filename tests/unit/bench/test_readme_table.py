@@ -31,7 +31,7 @@ def test_the_best_of_each_format_and_peer(made):
         made.peer(error="not installed", name="DALI"),
         files=[FileFacts("floats", "syrah", 5000, 1, None)],
     )
-    text = readme_table.markdown(results)
+    text = "\n".join(readme_table.markdown(results))
     head, *found = rows(text)
     assert head[:5] == ["reader", "format", "order", "workers", "records/s"]
     assert head[5:] == ["spread", "first touch", "faults/batch", "of limit", "of best peer"]
@@ -50,7 +50,7 @@ def test_the_best_of_each_format_and_peer(made):
     assert text.startswith("**floats**, 5,000 records:\n\n| reader")
     for what in ("2026-01-02", "A processor, 2 CPUs, 25 GB", "numpy 2.0.0", "```\ndataload bench --made floats\n```"):
         assert what in text
-    text = readme_table.short(results)
+    text = "\n".join(readme_table.short(results))
     assert rows(text) == [
         ["reader", "format", "order", "records/s", "of limit"],
         ["limit: copy", "", "", "1,500", "1.00"],
@@ -64,7 +64,7 @@ def test_the_best_of_each_format_and_peer(made):
 
 
 def test_names_do_not_break_the_table(made):
-    text = readme_table.markdown(made.results(made.ours(1, name="a|b\n<c>")))
+    text = "\n".join(readme_table.markdown(made.results(made.ours(1, name="a|b\n<c>"))))
     assert rows(text)[1][0] == r"**a\|b &lt;c>**"
 
 
@@ -84,7 +84,7 @@ def test_the_command_replaces_what_is_between_the_markers(made, tmp_path):
     for _ in range(2):  # again changes nothing
         assert readme_table.main([str(tmp_path / "r.json"), "--root", str(tmp_path)]) == 0
         for page, table in readme_table.PAGES.items():
-            assert (tmp_path / page).read_text() == BETWEEN.replace("old", table(results))
+            assert (tmp_path / page).read_text() == BETWEEN.replace("old", "\n".join(table(results)))
 
 
 @pytest.mark.parametrize(
@@ -105,6 +105,6 @@ def test_markers_that_are_not_there(made, tmp_path, capsys, text):
 def test_the_tables_are_made_from_the_recorded_results(page):
     text = (ROOT / page).read_text("utf-8")
     results = parse_results(json.loads((ROOT / "benchmarks" / "results" / "readme.json").read_text("utf-8")))
-    assert readme_table.replace(text, readme_table.PAGES[page](results)) == text, (
+    assert readme_table.replace(text, "\n".join(readme_table.PAGES[page](results))) == text, (
         "run python -m benchmarks.readme_table benchmarks/results/readme.json"
     )

@@ -20,47 +20,28 @@ CONSUMER = "consumer"
 
 @dataclass(frozen=True, slots=True)
 class TimelineStep:
-    """The work of one worker on one step. Times are in seconds of `time.perf_counter`.
-
-    Attributes:
-        epoch: Number of the epoch.
-        step: Number of the step.
-        worker: Name of the worker; `CONSUMER` for the consumer's thread.
-        spans: The stages of the work, one after another.
-        asked: When the consumer requested the step.
-        received: When the consumer received it.
-        rows: Rows made by this worker.
-        nbytes: Bytes of their arrays.
-        bad: Number of records that were dropped or replaced.
-        failed: Whether the step failed.
-    """
+    """The work of one worker on one step. Times are in seconds of `time.perf_counter`."""
 
     epoch: int
     step: int
-    worker: str
-    spans: tuple[StageSpan, ...]
-    asked: float
-    received: float
-    rows: int
-    nbytes: int
-    bad: int
+    worker: str  # `CONSUMER` for the consumer's thread
+    spans: tuple[StageSpan, ...]  # the stages of the work, one after another
+    asked: float  # when the consumer requested the step
+    received: float  # and when it received it
+    rows: int  # made by this worker
+    nbytes: int  # of their arrays
+    bad: int  # records that were dropped or replaced
     failed: bool
 
 
 class Timeline:
-    """The steps that a loader delivered while it was recorded, and who worked when; see `record_timeline`.
-
-    Attributes:
-        steps: The steps, in the order in which the consumer received them. A step that several workers made together
-            (see `MultiStreamLoader`) has one entry for each.
-        work: Begin and end of the consumer's work between steps.
-        requests: Requests for data at URLs, in the order in which they ended; of each worker process at most the last
-            256 before each step.
-    """
+    """The steps that a loader delivered while it was recorded, and who worked when; see `record_timeline`."""
 
     def __init__(self) -> None:
+        # As received by the consumer. A step that several workers made together has one entry for each.
         self.steps: list[TimelineStep] = []
-        self.work: list[tuple[float, float]] = []
+        self.work: list[tuple[float, float]] = []  # begin and end of the consumer's work between steps
+        # In the order in which they ended; of each worker process at most the last 256 before each step.
         self.requests: list[Request] = []
 
     def waited(self, step: StepResult, asked: float, received: float) -> None:

@@ -39,21 +39,13 @@ class EpochIteration:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """The progress of a loader.
-
-    Attributes:
-        epoch: Number of the epoch.
-        epochs: Number of epochs, if it was set.
-        step: Steps of the epoch that the consumer has received.
-        steps: Steps of the epoch; None if that is unknown before its end.
-        rows_per_second: Mean rate since the loader was built, as the consumer saw it.
-    """
+    """The progress of a loader."""
 
     epoch: int
-    epochs: int | None
-    step: int
-    steps: int | None
-    rows_per_second: float
+    epochs: int | None  # if their number was set
+    step: int  # steps of the epoch that the consumer has received
+    steps: int | None  # of the epoch; None if that is unknown before its end
+    rows_per_second: float  # mean since the loader was built, as the consumer saw it
 
     def __str__(self) -> str:
         epochs = "" if self.epochs is None else f" of {self.epochs}"

@@ -9,11 +9,7 @@ SentT = TypeVar("SentT")
 
 
 class DevicePrefetcher(ABC, Generic[SentT]):
-    """Base of the device loaders: sends batches ahead, and counts in its state those that the consumer received.
-
-    Attributes:
-        loader: A `dataload.Loader` or `dataload.streams.MultiStreamLoader`.
-    """
+    """Base of the device loaders: sends batches ahead, and counts in its state those that the consumer received."""
 
     def __init__(self, loader: Any, depth: int) -> None:
         self.loader = loader

@@ -37,20 +37,12 @@ _SECONDS_UNSHOWN = 2.0
 
 
 class Location(NamedTuple):
-    """Location of a record, for messages and reports.
+    """Location of a record, for messages and reports."""
 
-    Attributes:
-        shard: Path or name of the record's shard; None for the only shard of a source without files.
-        record: Index of the record within the shard.
-        key: The record's key in the format; None if there are no keys or this one cannot be read.
-        offset: First byte in the shard's file of what is read for the record; None if the format does not tell it, as
-            with tables and compressed shards, or if it cannot be read.
-    """
-
-    shard: str | None
-    record: int
-    key: str | None
-    offset: int | None = None
+    shard: str | None  # path or name; None for the only shard of a source without files
+    record: int  # index within the shard
+    key: str | None  # in the format; None without keys, or if this one cannot be read
+    offset: int | None = None  # first byte in the file that is read for the record; None if the format does not tell it
 
     def __str__(self) -> str:
         parts = [self.shard, f"record {self.record}", None if self.key is None else f"key {self.key!r}"]

@@ -57,21 +57,15 @@ def is_reading_tables() -> bool:
 
 
 class RecordFile(ABC):
-    """An open file from which batches of records are copied. Thread-safe.
+    """An open file from which batches of records are copied. Thread-safe."""
 
-    `release` closes the file until the next read, so a process can hold more of these than it may open files. Reads
-    raise CorruptFileError for a range outside the file, and ChangedFileError if the file was written to or replaced
-    since.
-
-    Attributes:
-        path: Path as given.
-        size: Size in bytes when the file was opened.
-        may_be_written: Whether others may write to the file; then the format's reader checks what matters.
-    """
+    # `release` closes the file until the next read, so a process can hold more of these than it may open files. Reads
+    # raise CorruptFileError for a range outside the file, and ChangedFileError if the file was written to or replaced
+    # since.
 
     path: str
-    size: int
-    may_be_written: bool = False
+    size: int  # when the file was opened
+    may_be_written: bool = False  # by others; then the format's reader checks what matters
 
     def read(self, offset: int, length: int) -> bytes:
         return self.copies(np.array([offset]), np.array([length]))[0]

@@ -333,21 +333,13 @@ class Check:
 
 @dataclass(frozen=True, slots=True)
 class CheckResult:
-    """The result of one check.
-
-    Attributes:
-        name: Name of the check.
-        group: Topic of the check.
-        status: ``"passed"``, ``"failed"``, or ``"skipped"`` if there was nothing to check.
-        message: Why the check failed or was skipped.
-        rule: The rule that the check tests.
-    """
+    """The result of one check."""
 
     name: str
-    group: str
-    status: Literal["passed", "failed", "skipped"]
-    message: str = ""
-    rule: str = ""
+    group: str  # the topic
+    status: Literal["passed", "failed", "skipped"]  # skipped if there was nothing to check
+    message: str = ""  # why it failed or was skipped
+    rule: str = ""  # that the check tests
 
     def __str__(self) -> str:
         return f"{self.status:7} {self.name}" + (f": {self.message}" if self.message else "")

@@ -38,18 +38,8 @@ class Sheet(NamedTuple):
 
 
 def join_labels(table: FileTable, sheets: Sequence[Sheet], missing: MissingFile, within: str = "") -> FileTable:
-    """Return the table with the other columns of CSV files or JSON Lines, joined by the names of files.
-
-    Args:
-        table: Records of one file each.
-        sheets: The files, with equal columns.
-        missing: Whether files without a row are left out.
-        within: The beginning of names that are joined; rows of others are ignored.
-
-    Raises:
-        ConfigError: No column has names, a column is also a field, columns differ, or a file has no row.
-        CorruptFileError: A line is not like the first, or a file has no name, two rows, or does not exist.
-    """
+    """Return the table with the other columns of CSV files or JSON Lines, joined by the names of files."""
+    # Files without a row are left out if `missing`; rows for files that are not `within` are ignored.
     columns: list[str] = []
     rows: dict[str, tuple[Sheet, int, list[Any]]] = {}
     for sheet in sheets:

@@ -17,35 +17,19 @@ _TRANSFER = 0.5  # fraction of the time of requests: if bytes flow for less of i
 
 @dataclass(frozen=True, slots=True)
 class Downloads:
-    """Data downloaded from object stores and web servers.
+    """Data downloaded from object stores and web servers."""
 
-    Attributes:
-        requests: Requests, including retries.
-        retries: Requests that repeated a failed one.
-        throttled: Responses with status 429 or 503, by which a store asks for fewer requests.
-        nbytes: Bytes of objects that arrived. A response that broke off counts in blocks of a mebibyte if it was
-            prefetched, and otherwise not at all.
-        wasted_bytes: Bytes that were not used: between merged ranges, of failed responses, and of shards that this
-            process evicted before they were read.
-        request_seconds: Total time of all requests.
-        transfer_seconds: Time from the beginnings of the responses to their ends.
-        shards_found: Shards in the cache when they were first needed.
-        shards_downloaded: Downloads of whole shards into the cache.
-        shards_again: Shards downloaded again after eviction.
-        connections: Maximum number of concurrent requests. A limit, not a sum.
-    """
-
-    requests: int = 0
-    retries: int = 0
-    throttled: int = 0
-    nbytes: int = 0
-    wasted_bytes: int = 0
-    request_seconds: float = 0.0
-    transfer_seconds: float = 0.0
-    shards_found: int = 0
-    shards_downloaded: int = 0
-    shards_again: int = 0
-    connections: int = 0
+    requests: int = 0  # including retries
+    retries: int = 0  # requests that repeated a failed one
+    throttled: int = 0  # responses with status 429 or 503, by which a store asks for fewer requests
+    nbytes: int = 0  # that arrived; of a response that broke off only whole mebibytes, if it was prefetched
+    wasted_bytes: int = 0  # between merged ranges, of failed responses, and of shards evicted before they were read
+    request_seconds: float = 0.0  # of all requests together
+    transfer_seconds: float = 0.0  # from the beginnings of the responses to their ends
+    shards_found: int = 0  # in the cache when they were first needed
+    shards_downloaded: int = 0  # as a whole, into the cache
+    shards_again: int = 0  # downloaded again after eviction
+    connections: int = 0  # maximum number of concurrent requests; a limit, not a sum
 
     def __add__(self, other: Self) -> Self:
         return self._combined(other, 1)

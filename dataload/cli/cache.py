@@ -30,6 +30,7 @@ CacheDirectory: TypeAlias = Annotated[
     str | None, typer.Option("--cache", help="The directory given as remote.cache. Default: the user's.")
 ]
 
+_COLUMNS = {"kind": "left", "of": "left", "files": "right", "size": "right", "last use": "left", "held by": "left"}
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
 cache_command: Any = typer.Typer(
@@ -46,7 +47,7 @@ def status_command(
 ) -> None:
     """List what dataload keeps: shards, tables, filters, lengths, uploads, jobs, locks, and who uses them.
 
-    Without PATHS, that is the cache, and every directory in which this user's processes have kept tables or filters.
+    Without PATHS, that is the cache, and every directory in which this user's processes have kept something.
     """
     places = _places(paths, option, cache)
     if json:
@@ -59,15 +60,7 @@ def status_command(
         rows = defaultdict[tuple[str, str], list[Kept]](list)
         for file in place.kept:
             rows[file.kind, re.sub(r"\d+", "*", file.name)].append(file)
-        columns = {
-            "kind": "left",
-            "of": "left",
-            "files": "right",
-            "size": "right",
-            "last use": "left",
-            "held by": "left",
-        }
-        print_table(columns if rows else {}, [(*key, *_row(files)) for key, files in rows.items()])
+        print_table(_COLUMNS if rows else {}, [(*key, *_row(files)) for key, files in rows.items()])
 
 
 @cache_command.command("prune")
@@ -122,8 +115,8 @@ class Place(NamedTuple):
 def _places(paths: list[str] | None, options: list[str] | None, cache: str | None) -> list[Place]:
     if not paths:
         root, _ = _open(cache)
-        noted = noted_places() if cache is None else []
-        return [Place(root, list_cache(root), root=root), *(Place(each, list_data(each)) for each in noted)]
+        noted = (Place(each, list_data(each)) for each in noted_places()) if cache is None else ()
+        return [Place(root, list_cache(root), root=root), *(place for place in noted if place.kept)]
     places: list[Place] = []
     for path in paths:
         found = SourceOptions.parse(path, format=None, options=options)

@@ -14,7 +14,7 @@ from dataload._util.system import IS_POSIX, LOCK_EX, LOCK_NB
 from dataload.errors import DataloadError, SourceNotFoundError, printable
 from dataload.storage.backend import storage_of
 from dataload.storage.errors import file_errors
-from dataload.storage.local.atomic import remove, remove_leftovers
+from dataload.storage.local.atomic import remove_leftovers
 from dataload.storage.local.files import lock_file, read_text
 from dataload.storage.local.folders import trusted_folder, user_directory
 from dataload.storage.paths import base_name, is_url, join
@@ -97,15 +97,15 @@ def remove_kept(kept: Kept, remote: Remote | None = None) -> bool:
     with suppress(OSError, DataloadError):
         if is_url(kept.path):
             storage_of(kept.path, remote).remove(kept.path)
-        elif unfinished := UNFINISHED.fullmatch(name):
+            return True
+        if unfinished := UNFINISHED.fullmatch(name):
             remove_leftovers(os.path.join(directory, unfinished[1]))
         elif name.endswith(".lock"):
             with lock_file(kept.path, kept.path):
                 pass
         elif not kept.holder:
-            remove(kept.path)
-        return is_url(kept.path) or not os.path.lexists(kept.path)
-    return False
+            os.unlink(kept.path)
+    return not is_url(kept.path) and not os.path.lexists(kept.path)
 
 
 def touch(path: str) -> None:
@@ -116,7 +116,7 @@ def touch(path: str) -> None:
 
 def note_place(directory: str) -> None:
     """Note in the user's cache that files are kept in a directory, for `noted_places`."""
-    root = user_directory()
+    root = None if os.environ.get("DATALOAD_CACHE") == "0" else user_directory()
     with suppress(OSError, DataloadError):
         if root is not None:
             name = hashlib.blake2b(os.fsencode(directory), digest_size=10).hexdigest()
@@ -127,5 +127,7 @@ def note_place(directory: str) -> None:
 def noted_places() -> list[str]:
     """Return the directories that were noted and exist."""
     root = user_directory()
-    noted = [] if root is None else list_kept(os.path.join(root, _PLACES))
-    return sorted(filter(os.path.isdir, (os.fsdecode(storage_of(each.path).read(each.path)) for each in noted)))
+    with suppress(OSError, DataloadError):
+        noted = [] if root is None else list_kept(trusted_folder(root, _PLACES, create=False))
+        return sorted(filter(os.path.isdir, (os.fsdecode(storage_of(each.path).read(each.path)) for each in noted)))
+    return []

@@ -293,7 +293,10 @@ def test_what_is_beside_data_is_listed_and_pruned(tmp_path, monkeypatch):
     for name, content in names.items():
         (data / name).write_bytes(content)
     (data / ".link.dataload-index").symlink_to(data / "0.syr")
-    assert kinds("cache", "status", data) == [("filter", ""), ("filter", ""), ("journal", "")]
+    for name in (f".dataload.lengths-{'0' * 32}.npy", f".0.syr.{'0' * 8}-{'0' * 12}.tmp"):
+        (data / name / "mine").mkdir(parents=True)
+    own = [("filter", ""), ("filter", ""), ("journal", "")]
+    assert kinds("cache", "status", data) == [*own, ("lengths", ""), ("unfinished", "")]
     everywhere = facts("cache", "status")
     assert {os.path.dirname(each["path"]) for each in everywhere["kept"]} == {str(data), str(other)}
     assert "deleted 2 files" in cache("prune", other).stdout

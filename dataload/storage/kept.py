@@ -21,7 +21,7 @@ from dataload.storage.paths import base_name, is_url, join
 from dataload.storage.remote.jobs import describe_claim, lock, opened
 from dataload.storage.remote.settings import Remote
 
-UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}-[0-9a-f]{12}\.tmp")
+UNFINISHED = re.compile(r"\.(.+)\.[0-9a-f]{8}-[0-9a-f]+\.tmp")
 """The name of the folder of an `AtomicFile`, and the name of the file in it."""
 
 _PLACES = "places"

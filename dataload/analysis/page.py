@@ -168,7 +168,6 @@ class Page:
     statistics: Mapping[str, FieldStatistics] | None = None  # of the fields, drawn as histograms
 
     def to_html(self) -> str:
-        """Return the page."""
         links = [f'<a href="#s{n}">{_text(each.title)}</a>' for n, each in enumerate(self.shown)]
         nav = f"<nav>{''.join(links)}</nav>" if len(links) > 1 else ""
         about = "".join(f'<p class="soft where">{_text(line)}</p>' for line in self.about)

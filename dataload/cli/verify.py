@@ -50,7 +50,6 @@ class Finding:
         return cls(path, index, record, offset, type(error).__name__, str(error))
 
     def line(self) -> str:
-        """Return the finding as one line of text."""
         text = f"{self.error}: {self.cause}"
         if self.path is not None:
             # Messages of our own errors begin with the path, offset and record.

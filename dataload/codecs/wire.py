@@ -173,7 +173,6 @@ def parse_varints(rows: BytesArray) -> Int64Array:
 
 
 def encode_varint(number: int) -> bytes:
-    """Encode one number, 0 <= number < 2**64."""
     if number < 0x80:
         return bytes((number,))
     out = bytearray()

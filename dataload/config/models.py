@@ -137,7 +137,6 @@ class DataloadConfig(Section):
         return {} if self.source is None else {"source": self.source}
 
     def build(self, open_source: Callable[..., Source[Any]]) -> Loader[Any] | MultiStreamLoader:
-        """Open the sources with `dataload.open`, and build the loader."""
         if isinstance(self.sampler, IteratorsConfig):
             if self.source is not None:
                 reason = "does not apply to sampler.kind 'iterators', whose streams read the data: remove the section"

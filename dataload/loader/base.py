@@ -202,7 +202,6 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
         return Cursor(self._cursor.epoch + 1, 0) if self._cursor.begun else self._cursor
 
     def _move(self, cursor: Cursor) -> None:
-        """Continue at `cursor`."""
         self._stop_delivery()
         self._cursor = cursor
 

@@ -128,7 +128,6 @@ class BucketBatchSampler(ArrayValue, PerRecord, BatchPlanner):
         return max(1, self.records // max(1, int(self._batches().sum())))
 
     def items(self, epoch: int) -> int:  # noqa: ARG002 - the same in each epoch
-        """Return the number of batches in an epoch."""
         return int(self._batches().sum())
 
     def __len__(self) -> int:

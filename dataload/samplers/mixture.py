@@ -220,7 +220,6 @@ class Mixture:
 
     @property
     def source_lengths(self) -> tuple[int, ...]:
-        """See `source_lengths_of`."""
         made_for = map(source_lengths_of, cast("tuple[Sampler, ...]", self.samplers))
         lengths = cast("tuple[int, ...]", self.lengths)  # see `_check`
         return tuple(n if own is None else sum(own) for own, n in zip(made_for, lengths, strict=True))

@@ -106,7 +106,6 @@ class PackedBatchSampler(ArrayValue, OverSampler):
         return self.batch_size * max(1, self.row_length // mean)
 
     def items(self, epoch: int) -> int:
-        """Return the number of rows in an epoch."""
         ends = self._window_ends(epoch)
         return int(ends[-1]) if ends.size else 0
 

@@ -106,7 +106,6 @@ class MemorySource(Source[Any]):
         return {name: default_collate(c) if isinstance(c, list) else c for name, c in columns.items()}
 
     def _values(self, name: str, indices: Int64Array) -> Any:
-        """Return values of a column: an array, or a list if the column is one."""
         column = self._columns[name] if self._columns is not None else ()
         if not isinstance(column, np.ndarray):
             return [_own(column[index]) for index in indices.tolist()]

@@ -325,7 +325,6 @@ class OpenShards(Generic[T_co]):
             return reader
 
     def close(self) -> None:
-        """Close all files."""
         for reader in self.readers:
             if reader is not None:
                 reader.close()

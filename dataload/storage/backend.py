@@ -77,9 +77,7 @@ class LeasedFile(Protocol):
     """A local file that is not evicted while this object exists."""
 
     @property
-    def path(self) -> str:
-        """Path of the file."""
-        ...
+    def path(self) -> str: ...
 
 
 class Storage(Protocol):
@@ -93,9 +91,7 @@ class Storage(Protocol):
         """Return whether there is a file or directory at `path`."""
         ...
 
-    def is_directory(self, path: str) -> bool:
-        """Return whether `path` is a directory."""
-        ...
+    def is_directory(self, path: str) -> bool: ...
 
     def list(self, path: str) -> Sequence[str]:
         """Return the names in a directory, sorted, without hidden ones."""

@@ -54,11 +54,9 @@ class MultiStreamStatistics(Statistics):
         return cls(**fields, row_seconds=row_seconds)
 
     def since(self, earlier: Self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride] # of one loader
-        """See `Statistics.since`."""
         return self.of(Statistics.since(self, earlier), self.row_seconds - earlier.row_seconds)
 
     def to_json(self) -> dict[str, Any]:
-        """See `Statistics.to_json`."""
         return {**Statistics.to_json(self), "row_seconds": self.row_seconds.tolist()}
 
     def __str__(self) -> str:

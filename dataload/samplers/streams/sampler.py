@@ -223,7 +223,6 @@ class StreamSampler(ArrayValue, PerRecord, BatchPlanner):
         return total // unit if drops else -(-total // unit)
 
     def _steps(self, epoch: int) -> int:
-        """Return the number of steps in an epoch, from its start."""
         if not self._total:
             return 0
         if self.epoch_steps is not None:

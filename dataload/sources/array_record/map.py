@@ -68,7 +68,6 @@ class MappedRecords:
 
     @property
     def file(self) -> RecordFile:
-        """The file that the records are read from."""
         return self._file
 
     def joined(self, directory: ShardDirectory) -> MappedRecords:

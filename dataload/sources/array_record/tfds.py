@@ -219,7 +219,6 @@ class FeaturesCodec:
     limit: int = field(default=MAX_RECORD_BYTES, repr=False)  # the repr is part of fingerprints
 
     def decode(self, data: bytes | memoryview) -> dict[str, Any]:
-        """Decode a record."""
         return _decode(self.features, example.decode(data, self.limit), "", self.limit)
 
     def encode(self, record: Mapping[str, Any]) -> bytes:  # noqa: ARG002 - the protocol's name

@@ -205,7 +205,6 @@ class ParquetSource(TableSource):
 
     @property
     def reads_in_order(self) -> bool:
-        """See `Source.reads_in_order`."""
         return True
 
     def _open_shard(self, path: str) -> ShardReader[Record]:

@@ -30,7 +30,6 @@ class Sheet(NamedTuple):
     folder: str = ""  # to which its names are relative; ends with a slash
 
     def text(self) -> str:
-        """Return its text."""
         try:
             return str(self.data, "utf-8-sig")
         except UnicodeDecodeError as error:

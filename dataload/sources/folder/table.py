@@ -32,7 +32,6 @@ class Names:
 
     @classmethod
     def of(cls, names: Sequence[str]) -> Names:
-        """Pack `names`."""
         encoded = [name.encode("utf-8", "surrogateescape") for name in names]
         return cls(b"".join(encoded), np.cumsum([*map(len, encoded)], dtype=np.int64))
 
@@ -68,7 +67,6 @@ class FileTable:
         return len(self.key_lengths)
 
     def names_of(self, field: str, records: Int64Array) -> list[str]:
-        """Return the names of the files of a field."""
         return self.names.read(self.files[field][records])
 
     def spec(self, name: str) -> FieldSpec:
@@ -79,7 +77,6 @@ class FileTable:
         return FieldSpec("str", ()) if all(isinstance(value, str) for value in column) else FieldSpec("unknown")
 
     def keys(self, records: Int64Array) -> list[str]:
-        """Return the keys of records."""
         lengths = self.key_lengths[records].tolist()
         names = self.names_of(next(iter(self.files)), records)
         return [name[:length] for name, length in zip(names, lengths, strict=True)]

@@ -52,7 +52,6 @@ class Values:
         return cls(offsets, length if bool((lengths == length).all()) else lengths)
 
     def pack(self) -> dict[str, Array]:
-        """Return the arrays for the cache."""
         lengths = np.array([self.lengths], np.uint32) if isinstance(self.lengths, int) else self.lengths
         return {"offsets": self.offsets, "lengths": lengths}
 
@@ -81,7 +80,6 @@ class Keys:
     ends: Array
 
     def read(self, file: RecordFile, info: FileInfo, index: int) -> bytes:
-        """Return the key of a record."""
         place = index if self.places is None else int(self.places[index])
         return read_key(file, info, self.leaves, self.ends, place)
 
@@ -105,7 +103,6 @@ class KeyedValues:
         return cls(Values.of(offsets, lengths), keys)
 
     def pack(self) -> CachedTable:
-        """Return the table for the cache."""
         arrays = {**self.values.pack(), "leaves": self.keys.leaves, "ends": self.keys.ends}
         if self.keys.places is not None:
             arrays["places"] = self.keys.places

@@ -51,7 +51,6 @@ class _Parts:
     widths: tuple[int, ...]
 
     def pack(self) -> CachedTable:
-        """Return the table for the cache."""
         return CachedTable(self.values.pack(), {"widths": self.widths})
 
 

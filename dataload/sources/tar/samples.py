@@ -35,7 +35,6 @@ class TarSettings:
     decoders: Mapping[str, Decoder]
 
     def decoder(self, extension: str) -> Decoder:
-        """Return the decoder of components with an extension."""
         name = extension if self.options.case_sensitive else extension.lower()
         chosen = self.decoders.get(name) or self.decoders.get(name.rpartition(".")[2])
         return for_extension(chosen or self.known(name) or DECODERS["bytes"], name, self.options.max_record_bytes)
@@ -264,13 +263,11 @@ class SampleTable:
         return np.arange(len(rows)) + (starts - before)[rows], rows
 
     def sample(self, component: int) -> int:
-        """Return the number of the sample that a component belongs to."""
         if self.ends is None:
             return component // len(self.codes)
         return int(np.searchsorted(self.ends, component, side="right"))
 
     def code(self, component: int) -> int:
-        """Return the extension code of a component."""
         return int(self.codes[component % len(self.codes) if self.ends is None else component])
 
     def first(self, codes: Sequence[int]) -> Array | int:

@@ -158,7 +158,6 @@ class TarReader(ShardReader[Record]):
         return found.hexdigest()
 
     def key(self, index: int) -> str:
-        """Return the key of a sample."""
         return self._key(int(self._samples(np.array([index]))[0]))
 
     def _samples(self, indices: Int64Array) -> Int64Array:

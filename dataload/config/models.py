@@ -175,7 +175,7 @@ class DataloadConfig(Section):
             parts=source.sources if isinstance(source, ConcatSource) else (source,),
             seed=self.loader.seed,
             batch_size=self.rows_per_rank(),
-            world_size=rank_and_world_size(self.loader.rank, self.loader.world_size)[1],
+            world_size=rank_and_world_size(self.loader.rank, self.loader.world_size, rank_later=True)[1],
         )
         built = self.sampler.build(context)
         if isinstance(built, BatchPlanner):
@@ -186,7 +186,7 @@ class DataloadConfig(Section):
     def rows_per_rank(self) -> int | None:
         """Return the rows per batch of one rank; None if the sampler decides."""
         loader = self.loader
-        world_size = rank_and_world_size(loader.rank, loader.world_size)[1]
+        world_size = rank_and_world_size(loader.rank, loader.world_size, rank_later=True)[1]
         with named_under("loader", _SIZES):
             return rows_per_rank(loader.batch_size, loader.global_batch_size, world_size)
 

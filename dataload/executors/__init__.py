@@ -58,8 +58,12 @@ def make_executor(
     timeouts: TimeoutPolicy,
     settings: Iterable[tuple[str, str, Any]],
     first: int = 0,
+    assign: Callable[[TaskT], int | None] | None = None,
 ) -> Executor[TaskT, ResultT]:
-    """Return the executor for `work`, for `window` tasks ahead; `settings` are for errors of `check_pickles`."""
+    """Return the executor for `work`, for `window` tasks ahead; `settings` are for errors of `check_pickles`.
+
+    Processes run each task in the worker whose number ``assign(task)`` returns.
+    """
     if not workers:
         return SerialExecutor(work)
     if name == "threads":
@@ -71,8 +75,9 @@ def make_executor(
     modules = () if start_method == "fork" else check_pickles(*settings)
     slots = window + _SLOTS_BEYOND_WINDOW
     return ProcessExecutor(
-        work, workers, slots=slots, start_method=start_method, timeouts=timeouts, first=first, modules=modules
-    )
+        work, workers, slots=slots, start_method=start_method, timeouts=timeouts, first=first, modules=modules,
+        assign=assign,
+    )  # fmt: skip
 
 
 def check_processes(key: str, value: object) -> None:

@@ -194,6 +194,10 @@ class Executor(ABC, Generic[TaskT, ResultT]):
     def use(self, workers: int, /) -> None:
         """Run tasks submitted from now on in `workers` workers; 0 is the consumer's thread."""
 
+    def processes(self) -> list[Any]:
+        """Return the running workers if they are processes."""
+        return []
+
     def restart(self) -> None:
         """Stop all workers; the next task starts new ones with the current work."""
 

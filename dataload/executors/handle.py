@@ -52,6 +52,9 @@ class WorkerHandle:
         inherits: bool | None = None,  # by default, forks inherit `work`; others get a pickled copy
     ) -> None:
         self.number = number
+        self.exitcode: int | None = None  # once it is closed
+        self.pid: int | None = None
+        self._is_open = True
         self.tasks: dict[int, Any] = {}  # unfinished, by number
         self._known_slots: set[int] = set()
         self._imports_main = start_method != "fork"
@@ -79,6 +82,7 @@ class WorkerHandle:
         except BaseException:
             self.close()
             raise
+        self.pid = self._process.pid
         self.outbox.put_descriptor(self._report.descriptor)
         if not inherits:
             with pickling_for_worker():
@@ -93,7 +97,7 @@ class WorkerHandle:
         return self.status.position()
 
     def is_alive(self) -> bool:
-        return self._process.is_alive()
+        return self._is_open and self._process.is_alive()
 
     def give(self, task: TaskMessage, slot: Slot | None) -> None:
         """Queue a task, after the slot for its result if that is new to the worker."""
@@ -144,7 +148,8 @@ class WorkerHandle:
         return what
 
     def terminate(self) -> None:
-        self._process.terminate()
+        if self._is_open:
+            self._process.terminate()
 
     def kill(self) -> None:
         self._process.kill()
@@ -154,7 +159,8 @@ class WorkerHandle:
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def join(self, seconds: float) -> None:
-        self._process.join(max(0.0, seconds))
+        if self._is_open:
+            self._process.join(max(0.0, seconds))
 
     def close(self) -> None:
         if self._process.pid is not None:
@@ -162,10 +168,13 @@ class WorkerHandle:
                 self._process.kill()
                 self._process.join(_END_SECONDS)
             with contextlib.suppress(ValueError):  # not even SIGKILL ended it
+                self.exitcode = self._process.exitcode
                 self._process.close()
+                self._is_open = False
         self.tasks.clear()  # they refer to this handle
         self.connection.close()
         self._report.close()
+        self.status = WorkerStatus()  # the old one's memory is the report's
 
 
 def _start(process: Any, theirs: socket.socket) -> None:

@@ -47,6 +47,7 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
     # slots are in use, results go through a pipe. The fork server starts here, and imports the module of `work` and the
     # installed ones of `modules`. If `start_method` is None, workers are forks of this process if it has one thread as
     # they start; like others, they get a pickled copy of `work`. The server then starts here only if it has a CPU.
+    # ``assign(task)`` is the number of its worker; None for the one with the fewest tasks.
 
     def __init__(
         self,
@@ -58,19 +59,24 @@ class ProcessExecutor(PoolExecutor[TaskT, ResultT]):
         timeouts: TimeoutPolicy | None = None,
         first: int = 0,
         modules: Iterable[str] = (),
+        assign: Callable[[TaskT], int | None] | None = None,
     ) -> None:
         modules = {type(work).__module__, *modules}
         forks = start_method is None and usable_cpus() <= workers + 1 and is_single_threaded()
         if start_method in (None, "forkserver") and not forks:
             start_fork_server(modules)
         settings = {"slots": slots, "start_method": start_method, "timeouts": timeouts or TimeoutPolicy()}
-        super().__init__(partial(ProcessPool, work, first=first, modules=modules, **settings), workers)
+        super().__init__(partial(ProcessPool, work, first=first, modules=modules, assign=assign, **settings), workers)
         self._started: StartMethod | None = None
 
     @property
     def start_method(self) -> StartMethod | None:  # pyright: ignore[reportIncompatibleVariableOverride]
         """How the workers started; None before that."""
         return self._started if self._pool is None else self._pool.start_method
+
+    def processes(self) -> list[Any]:
+        """Return the running workers, in their order: with the methods of a `multiprocessing.Process`."""
+        return [] if self._pool is None else self._pool.processes()
 
     def restart(self) -> None:
         self._started = self.start_method
@@ -119,9 +125,11 @@ class ProcessPool:
         timeouts: TimeoutPolicy,
         first: int,
         modules: set[str],
+        assign: Callable[[Any], int | None] | None = None,
     ) -> None:
         check_parent(start_method or "forkserver")
         self._first = first
+        self._assign = assign
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._stopped = False
@@ -149,7 +157,7 @@ class ProcessPool:
         with self._transaction():
             while len(self._workers) < self.size:
                 self._start()
-            worker = min(self._workers[: self._active], key=lambda worker: len(worker.tasks))
+            worker = self._worker_of(task)
             slot = self._ring.take()
             pending = _Pending(self, self._next, worker, slot)
             self._next += 1
@@ -157,6 +165,15 @@ class ProcessPool:
             worker.give(TaskMessage(pending.number, task, slot), None if slot is None else self._ring.slots[slot])
             self._flush(worker)
             return pending
+
+    def _worker_of(self, task: Any) -> WorkerHandle:
+        number = None if self._assign is None else self._assign(task)
+        if number is not None:
+            return next(worker for worker in self._workers if worker.number == self._first + number % self.size)
+        return min(self._workers[: self._active], key=lambda worker: len(worker.tasks))
+
+    def processes(self) -> list[Any]:
+        return sorted(self._workers, key=lambda worker: worker.number)
 
     def _start(self) -> None:
         numbers = set(range(self._first, self._first + self.size))

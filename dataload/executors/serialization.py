@@ -8,6 +8,7 @@ import sys
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from functools import cache
+from multiprocessing.reduction import ForkingPickler
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
@@ -21,7 +22,20 @@ _SMALL_BYTES = 16 << 10
 
 
 def take_apart(value: Any, *, by_value: bool = False) -> list[memoryview]:
-    """Return the pickle of `value`, then the buffers of its large arrays, uncopied. `by_value` needs cloudpickle."""
+    """Return the pickle of `value`, then the buffers of its large arrays, uncopied. `by_value` needs cloudpickle.
+
+    With `by_value`, which is for what all workers get, tensors move to memory that they share. So do tensors that only
+    torch can send, such as nested ones.
+    """
+    try:
+        return _taken_apart(value, by_value=by_value, shares=by_value)
+    except Exception:
+        if by_value or "torch" not in sys.modules:
+            raise
+        return _taken_apart(value, by_value=by_value, shares=True)
+
+
+def _taken_apart(value: Any, *, by_value: bool, shares: bool) -> list[memoryview]:
     buffers: list[memoryview] = []
 
     def is_small(buffer: pickle.PickleBuffer) -> bool:
@@ -32,7 +46,8 @@ def take_apart(value: Any, *, by_value: bool = False) -> list[memoryview]:
 
     stream = io.BytesIO()
     of_session = "cloudpickle" in sys.modules and not has_importable_main()
-    pickler = _pickler(_by_value_pickler() if by_value or of_session else pickle.Pickler, stream, is_small)
+    base = _by_value_pickler() if by_value or of_session else pickle.Pickler
+    pickler = _pickler(base, stream, is_small, shares=shares)
     if not by_value and of_session:
         pickler.only_main = True
     pickler.dump(value)
@@ -127,19 +142,24 @@ def _is_importable(obj: Any) -> bool:
     return found is obj
 
 
-def _pickler(base: Any, stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool]) -> Any:
+def _pickler(
+    base: Any, stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool], *, shares: bool = False
+) -> Any:
     pickler = base(stream, protocol=5, buffer_callback=buffer_callback)
     own: dict[type, Callable[[Any], Any]] = {BytesColumn: _reduce_column}
     torch = sys.modules.get("torch")  # loaded if there are tensors
-    if torch is not None:
+    if torch is not None and shares:
+        table: Any = ForkingPickler(io.BytesIO(), 5).dispatch_table  # torch has registered its types there
+        own.update({kind: reduce for kind, reduce in table.items() if kind not in copyreg.dispatch_table})
+    elif torch is not None:
         own[torch.Tensor] = _reduce_tensor
     others: Any = base.dispatch_table
     if not isinstance(others, ChainMap):
         others = copyreg.dispatch_table
     # cloudpickle would send the content of the file, and the function of a method without its name.
     own[io.TextIOWrapper] = own[MethodType] = lambda value: value.__reduce_ex__(5)
-    table: Any = pickle.Pickler.dispatch_table  # by its descriptor: cloudpickle's class hides it
-    table.__set__(pickler, ChainMap(own, others))
+    descriptor: Any = pickle.Pickler.dispatch_table  # cloudpickle's class hides it
+    descriptor.__set__(pickler, ChainMap(own, others))
     return pickler
 
 

@@ -60,6 +60,8 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
     # loader.
 
     _habits = "loader"
+    _goes_on = False
+    """Whether steps in flight are kept when a step fails, because the iteration may go on."""
 
     def __init__(self, *, recorder: Recorder, workers: int, epochs: int | None, release: Callable[[], None]) -> None:
         self._recorder = recorder
@@ -118,14 +120,23 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
         return self._iterate()
 
     def _iterate(self) -> Generator[BatchT]:
+        now = self._enter()
+        if now is not None:
+            yield from self._serve(now)
+
+    def _enter(self) -> EpochIteration | None:
+        """Begin an iteration; None if there are no more epochs."""
         self._check_open()
         cursor = self._start()
         if cursor != self._cursor:
             self._move(cursor)
         self._upcoming = None
         if self._epochs is not None and cursor.epoch >= self._epochs:
-            return
+            return None
         self._now = now = EpochIteration(cursor.epoch, cursor.received, self._steps(cursor))
+        return now
+
+    def _serve(self, now: EpochIteration) -> Generator[BatchT]:
         self._recorder.resume()
         try:
             if now.step == now.steps:  # the epoch has no steps, or the rest of it fills none
@@ -161,6 +172,11 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
         except WorkerLostError as lost:
             self._stop_delivery()
             raise self._lost(lost) from None
+        except WorkerError:
+            step = None
+            if not self._goes_on:
+                self._stop_delivery()
+            raise
         except BaseException:  # including Ctrl-C: the steps in flight would lack one
             step = None  # the error's traceback refers to this frame, and the two would keep each other alive
             self._stop_delivery()
@@ -170,7 +186,7 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
         """Warn of the padding of the first batch, which workers do not: each would."""
         collate, self._pads = self._pads, None
         if isinstance(collate, (Collate, Pack)) and collate.pad_value is None:
-            warn_of_padding(padded_fields(collate, batch), stacklevel=5)
+            warn_of_padding(padded_fields(collate, batch), stacklevel=6)
 
     @abstractmethod
     def _deliver(self) -> StepDelivery | Generator[StepResult]:

@@ -3,6 +3,7 @@
 import functools
 import operator
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import is_dataclass
@@ -19,8 +20,8 @@ from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration, LoaderBase
 from dataload.loader.failures import ErrorPolicy, OnError
 from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
-from dataload.loader.order import Shuffle, explains_arguments, plan_batches
-from dataload.loader.pipeline import Prefetch, StepDelivery, TaskSizer, apply_in_consumer, lost_step
+from dataload.loader.order import Shuffle, explains_arguments, plan_batches, rank_and_world_size
+from dataload.loader.pipeline import Prefetch, StepDelivery, StepGroups, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import Setting, WorkerSettings
 from dataload.loader.state import MOST_SETTINGS, Cursor, EpochPlanners, LoaderState
@@ -110,9 +111,10 @@ class Loader(LoaderBase[BatchT]):
             written by `error_report`. They are not part of the state: a state saved without them still loads.
 
     Args: Several processes
-        rank: Number of this process, in [0, world_size). By default `rank` and `world_size` come from the environment
-            variables RANK and WORLD_SIZE, as set by torchrun, or else are 0 of 1. A JAX program of several processes
-            must give them: see `dataload.jax.distributed_place`.
+        rank: Number of this process, in [0, world_size). By default they are asked for when the first
+            batch is wanted: torch.distributed knows them once it is initialised, or RANK and WORLD_SIZE do, as set by
+            torchrun, or the variables of Open MPI or of Slurm's ``srun``; without these they are 0 of 1. A JAX program
+            of several processes must give them: see `dataload.jax.distributed_place`.
         world_size: Number of processes.
 
     Raises:
@@ -160,7 +162,8 @@ class Loader(LoaderBase[BatchT]):
         world_size: Annotated[int, Least(1)] | None = None,
     ) -> None:
         source = loadable(source)
-        plan = plan_batches(
+        replan = functools.partial(
+            plan_batches,
             source,
             batch_size=batch_size,
             global_batch_size=global_batch_size,
@@ -168,9 +171,10 @@ class Loader(LoaderBase[BatchT]):
             shuffle=shuffle,
             seed=seed,
             tail=tail,
-            rank=rank,
-            world_size=world_size,
         )
+        plan = replan(rank=rank, world_size=world_size)
+        asks = rank is None and not (isinstance(sampler, BatchPlanner) and sampler.world_size > 1)
+        self._replan = replan if asks else None  # until the first batch, when the rank is asked for
         function = check_batch_transform(batch_transform)
         pads = choose_collate(collate, pad_value, packs=isinstance(plan, PackedBatchSampler))
         workers = WorkerSettings.of(num_workers, executor, prefetch, timeout)
@@ -187,7 +191,8 @@ class Loader(LoaderBase[BatchT]):
             policy=ErrorPolicy(on_error, read_excluded(exclude, source)),
         )
         check_names(source, fetch.fields, fetch.collate, transformed=bool(fetch.transform))
-        self._prefetch_bytes, self._in_order = prefetch_bytes, in_order
+        self._in_order = in_order
+        self._prefetch_bytes: float = prefetch_bytes
         self._bad = Budget(max_bad, error_report)
         self._begin(plan, StepWork(fetch, plan, reseeds=not workers.here), workers, epochs)
         self._pads = pads
@@ -226,10 +231,30 @@ class Loader(LoaderBase[BatchT]):
     @property
     def batch_sampler(self) -> BatchPlanner:
         """The order, batch size, rank and tail."""
+        self._ask_rank(later=True)
         return self._planner
+
+    def _ask_rank(self, *, later: bool = False) -> None:
+        """Plan for the ranks that a launcher has named by now; `later` if only their number matters yet."""
+        if self._replan is None:
+            return
+        rank, world_size = rank_and_world_size(rank_later=later)
+        replan, self._replan = self._replan, self._replan if later else None
+        if (rank, world_size) != (self._planner.rank, self._planner.world_size):
+            state = self._plans.state(self._start(), source="", order="")
+            self._planner = plan = replan(rank=rank, world_size=world_size)
+            self._work.plan_for(plan)
+            plans, cursor = EpochPlanners.resume(plan, state)
+            self._move(cursor, plans)
+            self._upcoming = None if self._upcoming is None else cursor
+
+    def _enter(self) -> EpochIteration | None:
+        self._ask_rank()
+        return super()._enter()
 
     def batch_sampler_of(self, epoch: int) -> BatchPlanner:
         """Return the plan of an epoch: `batch_sampler`, unless a loaded state divides this epoch differently."""
+        self._ask_rank(later=True)
         return self._plans.of(check_count("epoch", epoch, least=0))
 
     def batch(self, epoch: int, step: int) -> BatchT:
@@ -244,6 +269,7 @@ class Loader(LoaderBase[BatchT]):
             WorkerError: The step failed.
         """
         self._check_open()
+        self._ask_rank()
         planner = self.batch_sampler_of(epoch)
         steps = planner.steps(epoch)
         if not 0 <= operator.index(step) < steps:
@@ -259,8 +285,9 @@ class Loader(LoaderBase[BatchT]):
 
     def __len__(self) -> int:
         """Return the steps of the epoch, the same on every rank; a restored epoch includes those before the state."""
+        self._ask_rank(later=True)
         steps = self._now.steps if self._now else None
-        return self._steps(self._start()) if steps is None else steps
+        return self._steps(self._start()) or 0 if steps is None else steps
 
     def _deliver(self) -> StepDelivery:
         last = self._read_until()
@@ -271,12 +298,21 @@ class Loader(LoaderBase[BatchT]):
             self._sizer,
             start=self._cursor,
             epochs=last,
-            window=self._workers * self._prefetch,
+            window=self._window(),
             max_bytes=self._prefetch_bytes,
             in_order=self._in_order,
+            groups=self._groups(),
             together=self._work.fetch.reads_together,
         )
         return delivery
+
+    def _window(self) -> int:
+        """Return the number of tasks ahead of the one that is waited for."""
+        return self._workers * self._prefetch
+
+    def _groups(self) -> StepGroups | None:
+        """Return the function that cuts the steps of an epoch into tasks; None for the usual one."""
+        return None
 
     def _read_until(self) -> int | None:
         """Return the epoch before which reading ahead stops; None if it never does."""
@@ -289,9 +325,8 @@ class Loader(LoaderBase[BatchT]):
             self._ahead.reader.received()
         function = self._in_consumer
         batch = step.batch if function is None else apply_in_consumer(step, function, self._plans)
-        assert now.steps is not None, "planners know it"
         now.step += 1
-        self._cursor = self._cursor.after(step.step, now.steps)
+        self._cursor = self._cursor.after(step.step, sys.maxsize if now.steps is None else now.steps)
         if self._upcoming is not None and not self._cursor.begun:  # the epoch is over
             self._move(self._upcoming)
         if self._scaling is not None:
@@ -309,12 +344,12 @@ class Loader(LoaderBase[BatchT]):
         self._workers, self._prefetch = setting
         self._executor.use(self._workers)
         if isinstance(self._delivery, StepDelivery):
-            self._delivery.set_window(self._workers * self._prefetch)
+            self._delivery.set_window(self._window())
 
     def _start_method(self) -> str | None:
         return self._executor.start_method
 
-    def _steps(self, cursor: Cursor) -> int:
+    def _steps(self, cursor: Cursor) -> int | None:
         return self._plans.of(cursor.epoch).steps(cursor.epoch)
 
     def _stop_delivery(self) -> None:
@@ -336,6 +371,7 @@ class Loader(LoaderBase[BatchT]):
         It counts batches that were received, not batches that were prefetched. After the last batch of an epoch it
         is the start of the next one.
         """
+        self._ask_rank(later=True)
         return self._state(self._plans, self._cursor).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -348,6 +384,7 @@ class Loader(LoaderBase[BatchT]):
             StateMismatchError: The state is of other data, another order or another seed; or it was saved with
                 ``in_order=False`` and steps of another size.
         """
+        self._ask_rank(later=True)
         saved = LoaderState.from_json(state)
         plans, cursor = EpochPlanners.resume(self._planner, saved)
         here = self._state(plans, cursor)

@@ -92,7 +92,7 @@ def plan_batches(
     world_size: int | None,
 ) -> BatchPlanner:
     """Return the plan that the arguments of `dataload.Loader` ask for."""
-    rank, world_size = rank_and_world_size(rank, world_size, sampler)
+    rank, world_size = rank_and_world_size(rank, world_size, sampler, rank_later=True)
     if tail is None:
         tail = "partial" if world_size == 1 else "pad"
     if isinstance(sampler, BatchPlanner):
@@ -194,8 +194,18 @@ def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffl
     return sampler
 
 
-def rank_and_world_size(rank: int | None = None, world_size: int | None = None, plan: Any = None) -> tuple[int, int]:
-    """Return the rank and the number of ranks: as given, else those of `plan`, else RANK and WORLD_SIZE, or 0 of 1."""
+_LAUNCHERS = (("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"), ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"))
+"""Variables of Open MPI, and of Slurm in a step that ``srun`` started."""
+
+
+def rank_and_world_size(
+    rank: int | None = None, world_size: int | None = None, plan: Any = None, *, rank_later: bool = False
+) -> tuple[int, int]:
+    """Return the rank and the number of ranks: as given, else those of `plan`, else what a launcher says, or 0 of 1.
+
+    Launchers say it by torch.distributed once that is initialised, by RANK and WORLD_SIZE, or by variables of their
+    own. With `rank_later`, a rank that is not known yet is 0.
+    """
     # A JAX program of several processes has to say which rank it wants, because only its sharding tells which processes
     # read the same data.
     if (rank is None) != (world_size is None):
@@ -204,6 +214,9 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
         return rank, world_size
     if isinstance(plan, BatchPlanner) and plan.world_size > 1:
         return plan.rank, plan.world_size
+    distributed: Any = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
     given = {name: os.environ[name] for name in ("RANK", "WORLD_SIZE") if name in os.environ}
     if not given:
         if (processes := _jax_processes()) > 1:
@@ -213,16 +226,18 @@ def rank_and_world_size(rank: int | None = None, world_size: int | None = None, 
                 key="rank",
                 value=None,
             )
-        return 0, 1
+        places = ([_number(os.environ.get(name)) for name in names] for names in _LAUNCHERS)
+        return next(((place[0], place[1]) for place in places if place[0] is not None and place[1] is not None), (0, 1))
     rank, world_size = (_number(given.get(name)) for name in ("RANK", "WORLD_SIZE"))
+    if rank_later and "RANK" not in given and (world_size or 0) > 0:
+        return 0, world_size or 1
     if rank is None or world_size is None or not 0 <= rank < world_size:
         # Going on would give every rank all of the data.
         found = ", ".join(f"{name}={value!r}" for name, value in given.items())
         raise ConfigError(
             f"the environment has {found}: RANK and WORLD_SIZE are both needed, as integers, and RANK from 0 to "
             "WORLD_SIZE - 1; set them, or pass rank= "
-            "and world_size=, which dataload.torch.distributed_place() gets from torch.distributed once that is "
-            "initialised",
+            "and world_size=, or initialise torch.distributed before the first batch",
             key="rank",
             value=given.get("RANK"),
         )

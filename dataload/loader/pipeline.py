@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -59,6 +60,8 @@ def steps_ahead(planners: EpochPlanners, start: Cursor, epochs: int | None) -> G
 
 Task = TypeVar("Task")
 T = TypeVar("T")
+StepGroups: TypeAlias = Callable[[range, Callable[[], int]], Iterator[range]]
+"""Cuts the steps of an epoch into tasks, given the number of steps that may still be started."""
 
 _TASK_SECONDS = 1.5e-3
 _TASK_BYTES = 1 << 22  # the blocks of larger tasks push each other out of the CPU's caches
@@ -83,14 +86,15 @@ class StepDelivery:
         start: Cursor,
         epochs: int | None,
         window: int,
-        max_bytes: int,
+        max_bytes: float,
         in_order: bool,
         together: bool = False,
+        groups: StepGroups | None = None,
     ) -> None:
         self._sizer = sizer
         self._budget = budget = PrefetchBudget(sizer, window, max_bytes, together=together)
         self._ready: list[StepResult] = []
-        groups = sizer.groups if in_order else _one_by_one
+        groups = groups or (sizer.groups if in_order else one_by_one)
         tasks = _tasks(planners, start, epochs, budget, groups)
         self._executor = executor
         self._waiting: deque[StepRange] = deque()  # with in_order, the tasks in flight
@@ -254,9 +258,10 @@ class TaskSizer:
 class PrefetchBudget:
     """The tasks and steps that may be in flight: `window` tasks ahead, and batches of about `max_bytes`."""
 
+    # Infinite `max_bytes` are no limit, also while the size is unknown.
     # Kept apart from `StepDelivery` to avoid a reference cycle, which would delay cancellation.
 
-    def __init__(self, sizer: TaskSizer, window: int, max_bytes: int, *, together: bool) -> None:
+    def __init__(self, sizer: TaskSizer, window: int, max_bytes: float, *, together: bool) -> None:
         self._sizer = sizer
         self._max_bytes = max_bytes
         self._together = together  # whether one read can serve several steps
@@ -278,6 +283,8 @@ class PrefetchBudget:
         return min(self.left(), self._max_steps() // (self.window + 1))
 
     def _max_steps(self) -> int:
+        if self._max_bytes == math.inf:
+            return sys.maxsize
         step_bytes = self._sizer.step_bytes
         return 0 if step_bytes is None else int(self._max_bytes / max(1.0, step_bytes))  # 0 until the size is known
 
@@ -317,7 +324,8 @@ def _recorded(tasks: Iterable[Task], record: deque[Task]) -> Iterator[Task]:
         yield task
 
 
-def _one_by_one(steps: range, _: Callable[[], int]) -> Iterator[range]:
+def one_by_one(steps: range, _: Callable[[], int]) -> Iterator[range]:
+    """Yield each step of an epoch as a task of its own."""
     return (range(step, step + 1) for step in steps)
 
 
@@ -326,7 +334,7 @@ def _tasks(
     start: Cursor,
     epochs: int | None,
     budget: PrefetchBudget,
-    groups: Callable[[range, Callable[[], int]], Iterator[range]],
+    groups: StepGroups,
 ) -> Generator[StepRange]:
     for epoch, planner, missing, steps in planners.epochs_from(start, epochs):
         for step in missing:

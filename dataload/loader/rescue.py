@@ -45,15 +45,15 @@ class Rescue:
     def recover(self, failure: StageError) -> Any:
         """Return the batch of a step that failed; raise a `WorkerError` if the policy forbids it or nothing helps."""
         if not failure.record_may_be_at_fault:
-            self._fail(failure)
+            self.fail(failure)
         if self._policy.action == "raise":
-            self._fail(self._narrow(failure))
+            self.fail(self._narrow(failure))
         try:
             return self._salvage()
         except BaseException as error:
             if is_for_consumer(error):
                 raise
-            self._fail(self._trace.failure(error))  # without a name: the traceback refers to this frame
+            self.fail(self._trace.failure(error))  # without a name: the traceback refers to this frame
 
     def _salvage(self) -> Any:
         """Return the batch without its bad records, or with others in their rows."""
@@ -177,7 +177,8 @@ class Rescue:
             batch = _without_rows(batch)
         return self._fetch.finished(batch, plan, self._trace)
 
-    def _fail(self, failure: StageError) -> NoReturn:
+    def fail(self, failure: StageError) -> NoReturn:
+        """Raise the `WorkerError` of this step for a failure."""
         indices = tuple(self._plan.indices.tolist())
         where = f" in {failure.stage}" if failure.stage else ""
         lines = [f"source: {shown(self._fetch.source)}"]

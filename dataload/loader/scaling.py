@@ -320,7 +320,10 @@ class WorkerSettings:
     def start(self, work: StepWork) -> Executor[Any, Any]:
         window = self.prefetch * (usable_cpus() if self.automatic else self.most)
         timeouts = TimeoutPolicy(self.timeout)
-        return make_executor(work, self.executor, self.most, window=window, timeouts=timeouts, settings=work.settings())
+        return make_executor(
+            work, self.executor, self.most, window=window, timeouts=timeouts, settings=work.settings(),
+            assign=work.assign,
+        )  # fmt: skip
 
     def scaling(self) -> Scaling | None:
         if not self.most:

@@ -3,7 +3,7 @@
 import random
 import sys
 import threading
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from os import getpid
 from time import perf_counter
@@ -50,6 +50,7 @@ class StepResult(NamedTuple):
     shares: Sequence[tuple[str, int, list[StageSpan]]] = ()
     downloads: Report | None = None  # of a worker process, since its last step that has one
     records: int = 0  # read for it, good or bad
+    report: Any = None  # of a worker about itself, for loaders that need one
 
 
 class StepsResult(NamedTuple):
@@ -98,12 +99,19 @@ class StepWork:
     # With `reseeds` it seeds the global generators of `random`, numpy and torch before each step. A safety net for
     # transforms that use them, in processes where no other code does.
 
+    assign: Callable[[Any], int | None] | None = None
+    """The number of the worker process for a task, if that matters."""
+
     def __init__(self, fetch: BatchLoader, planner: BatchPlanner, *, reseeds: bool = False) -> None:
         self.fetch = fetch
         self.planner = planner
         self._reseeds = reseeds
         self._pid = getpid()  # of the consumer
         self._plans = BlockedPlans(planner)
+
+    def plan_for(self, planner: BatchPlanner) -> None:
+        """Follow another plan. No worker may have started."""
+        self.planner, self._plans = planner, BlockedPlans(planner)
 
     def __call__(self, job: StepRange, status: WorkerStatus) -> StepsResult:
         """Return the batches of `job`, or those before the first error and the error."""
@@ -113,7 +121,7 @@ class StepWork:
         failed = bool(loaded) and loaded[-1].error is not None
         for step in () if failed else range(job.start + len(loaded), job.stop):
             if self._reseeds:
-                _reseed(self.fetch.seed, job.epoch, step)
+                seed_global_generators(self.fetch.seed, job.epoch, step)
             # No name in this frame may hold the error: its traceback refers to this frame, so the two would keep each
             # other and the source alive until the garbage collector runs.
             loaded.append(self._load(job, step, StepTrace(status)))
@@ -250,10 +258,12 @@ def global_generators_kept() -> Generator[None]:
             torch.set_rng_state(of_torch)
 
 
-def _reseed(seed: int, epoch: int, step: int) -> None:
+def seed_global_generators(seed: int, epoch: int, step: int) -> None:
+    """Seed the global generators of `random`, numpy and torch for a step."""
     word = int(derive_key(seed, "global generators", epoch, step, words=1)[0])
     random.seed(word)
     np.random.seed(word & 0xFFFFFFFF)  # noqa: NPY002 - the generator to be made harmless
     torch = sys.modules.get("torch")  # code that uses its generator has imported it
     if torch is not None:
-        torch.manual_seed(word)
+        # Only the CPU's: workers have no other. Its seed must fit in a tensor, and the highest bit changes no number.
+        torch.default_generator.manual_seed(word & (1 << 63) - 1)

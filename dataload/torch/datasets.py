@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, TensorDataset, default_collate
-from torch.utils.data._utils import worker
 
 from dataload._util.arrays import pooled_empty
-from dataload._util.fingerprint import identify
-from dataload.loader.step import global_generators_kept
 from dataload.sources.base import Source
 from dataload.torch.device import to_tensors
 from dataload.types import BytesColumn, Int64Array, RandomAccessSource
@@ -118,50 +113,3 @@ def as_torch_collates(batch: Any) -> Any:
 def _is_list_of_tensors(batch: Any) -> bool:
     """Return whether a batch is a list of columns, as from a `TensorDataset`."""
     return isinstance(batch, list) and all(isinstance(part, torch.Tensor) for part in cast("list[Any]", batch))
-
-
-class MapDataset:
-    """A torch map-style data set, with torch's worker info in worker processes."""
-
-    def __init__(self, dataset: Any, *, whole: bool, num_workers: int) -> None:
-        # If `whole`, an index of the data set is a list, and `dataset[index]` a batch.
-        self.dataset = dataset
-        self.worker_init_fn: Callable[[int], object] | None = None
-        self._whole = whole
-        self._num_workers = num_workers
-        self._pid = os.getpid()  # of the process that was set up, if that is needed
-
-    def __len__(self) -> int:
-        return len(self.dataset)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.__getitems__([index])[0]
-
-    def __getitems__(self, indices: list[int]) -> list[Any]:
-        """Return the records at `indices`; with `whole`, the batch in front, and None for the other indices."""
-        if os.getpid() != self._pid:
-            self._pid = os.getpid()
-            self._set_up(multiprocessing.current_process().name)
-        if self._whole:
-            return [self.dataset[indices], *[None] * (len(indices) - 1)]
-        many = getattr(self.dataset, "__getitems__", None)
-        return many(indices) if many else [self.dataset[index] for index in indices]
-
-    def _set_up(self, name: str) -> None:
-        """Set up a new worker process. Random generators are left alone: the loader seeds every step."""
-        if not name.startswith("dataload-"):
-            return
-        number = int(name.rpartition("-")[2])
-        info = worker.WorkerInfo(
-            id=number, num_workers=self._num_workers, seed=torch.initial_seed(), dataset=self.dataset
-        )
-        worker._worker_info = info  # pyright: ignore[reportPrivateUsage] - torch has no other way
-        if self.worker_init_fn is not None:
-            with global_generators_kept():
-                self.worker_init_fn(number)
-
-    def fingerprint(self) -> str:
-        return identify(self.dataset)
-
-    def __repr__(self) -> str:
-        return repr(self.dataset)

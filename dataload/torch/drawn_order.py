@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Generator, Iterable, Mapping, Sequence
+import copy
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch.utils import data
 
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import as_indices
 from dataload.errors import ConfigError, StateMismatchError
 from dataload.loader.state import is_count
 from dataload.samplers import BatchPlan, BatchPlanner
-from dataload.types import Int64Array
+from dataload.types import Int64Array, Sampler
+
+
+@dataclass(frozen=True, slots=True)
+class KeyedPlan(BatchPlan):
+    """A plan of items that are not all integers, such as tuples: `keys`, where `indices` number the rows."""
+
+    keys: Sequence[Any] = ()
 
 
 class DrawnOrder:
-    """One epoch's order as drawn from a sampler, and the sampler's state before the draw."""
+    """One epoch's order as drawn from a sampler, and the sampler's state before the draw.
 
-    def __init__(self, sampler: Any, records: int, *, batches: bool, generator: torch.Generator | None) -> None:
+    With `records`, items must be integers in [0, records); otherwise they may be anything that the data set takes.
+    """
+
+    def __init__(self, sampler: Any, records: int | None, *, batches: bool, generator: torch.Generator | None) -> None:
         if not isinstance(sampler, Iterable) or not hasattr(sampler, "__len__"):
             missing = "__len__, so its epoch might never end" if isinstance(sampler, Iterable) else "__iter__"
             raise ConfigError(
@@ -35,43 +48,68 @@ class DrawnOrder:
         self.batches = batches
         self._generator = generator
         self.epoch: int = -1  # of `items`
-        self.items: Sequence[Int64Array] | Int64Array = ()
+        self.items: Sequence[Any] | Int64Array = ()
         self._state: dict[str, Any] = {}  # the sampler's state before `items` were drawn
+        self._later: dict[str, Any] = {}  # what its own `state_dict` said after the first item, from which to continue
 
     def __getstate__(self) -> dict[str, Any]:
         return {"records": self.records, "batches": self.batches, "epoch": -1, "items": ()}  # workers get the indices
 
-    def draw(self, epoch: int) -> None:
-        """Draw the order of `epoch` from the sampler."""
+    @property
+    def stateful(self) -> bool:
+        """Whether the sampler has a state of its own."""
+        return self._holder("load_state_dict") is not None
+
+    def draw(self, epoch: int, *, skipped: int = 0) -> None:
+        """Draw the order of `epoch` from the sampler, which has been restored to where `skipped` items were drawn."""
         state, generator = self._epoch_state(), self._own_generator() or torch.default_generator
         before = generator.get_state()
+        state |= self._own_state("own")
         # torch's loader draws a seed before each epoch; do the same to get the same orders.
         torch.empty((), dtype=torch.int64).random_(generator=self._generator)
-        given = list(self.sampler)
+        given: list[Any] = [None] * skipped
+        iterator = iter(self.sampler)
+        given += islice(iterator, 1)
+        later = self._own_state("own") if not skipped else self._later
+        given += iterator
         if not torch.equal(before, generator.get_state()):
             state["generator"] = _encoded(before)
-        try:
-            items = (
-                [as_indices(batch, self.records) for batch in given]
-                if self.batches
-                else as_indices(given, self.records)
-            )
-        except (TypeError, ValueError, IndexError) as error:
-            wanted = "lists of integers" if self.batches else "integers"
-            raise ConfigError(
-                f"{type(self.sampler).__name__} must give {wanted} in [0, {self.records}): {error}",
-                key="batch_sampler" if self.batches else "sampler",
-            ) from error
-        flat = np.concatenate([*items, np.array([len(batch) for batch in items])]) if self.batches and items else items
-        self.items, self.epoch = items, epoch
-        self._state = {**state, "digest": digest(np.asarray(flat).tobytes())}
+        self.items, self.epoch, self._later = self._checked(given, skipped), epoch, later
+        self._state = {**state, "digest": _digest_of(self.items, self.batches)}
+        if later:
+            self._state["rest"] = _digest_of(self.items[1:], self.batches)
 
-    def state(self, epoch: int) -> dict[str, Any]:
-        """Return JSON values from which `restore` makes the sampler repeat the order of `epoch`."""
-        if epoch == self.epoch:
-            return dict(self._state)
-        own = self._own_generator()
-        return self._epoch_state() if own is None else {**self._epoch_state(), "generator": _encoded(own.get_state())}
+    def _checked(self, given: list[Any], skipped: int) -> Sequence[Any] | Int64Array:
+        """Return the items as arrays if they are integers."""
+        real = given[skipped:]
+        try:
+            if self.batches:
+                found: Any = [self._indices(batch) for batch in real]
+                return [*[np.empty(0, np.int64)] * skipped, *found]
+            return np.concatenate([np.zeros(skipped, np.int64), self._indices(real)])
+        except (TypeError, ValueError, IndexError, OverflowError) as error:
+            if self.records is None and (not self.batches or all(isinstance(batch, Iterable) for batch in real)):
+                return [batch if batch is None else list(batch) for batch in given] if self.batches else given
+            wanted = "lists of integers" if self.batches else "integers"
+            name, inside = type(self.sampler).__name__, "" if self.records is None else f" in [0, {self.records})"
+            key = "batch_sampler" if self.batches else "sampler"
+            raise ConfigError(f"{name} must give {wanted}{inside}: {error}", key=key) from error
+
+    def _indices(self, items: Any) -> Int64Array:
+        if self.records is not None:
+            return as_indices(items, self.records)
+        array = np.asarray(items if isinstance(items, np.ndarray) else list(items))
+        if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+            raise TypeError(f"{array.dtype} of {array.ndim} dimensions")
+        return array.astype(np.int64)
+
+    def state(self, epoch: int, *, begun: bool) -> dict[str, Any]:
+        """Return values from which `restore` makes the sampler repeat the order of `epoch`, or its rest if `begun`."""
+        if epoch != self.epoch:
+            own = self._own_generator()
+            state = self._epoch_state() | self._own_state("own")
+            return state if own is None else {**state, "generator": _encoded(own.get_state())}
+        return {**self._state, **self._later, "skipped": 1} if begun and self._later else dict(self._state)
 
     def restore(self, state: Mapping[str, Any], epoch: int) -> None:
         """Restore a saved sampler state; if the epoch had begun, the sampler must repeat its order."""
@@ -80,35 +118,47 @@ class DrawnOrder:
                 raise StateMismatchError(f"the state's sampler epoch must be an integer, found {number!r}")
             self.set_epoch(number)
         own, saved = self._own_generator(), state.get("generator")
+        holder, skipped = self._holder("load_state_dict"), state.get("skipped", 0)
+        self._later = {"own": state["own"]} if skipped else {}
+        if holder is not None and state.get("own") is not None:
+            holder.load_state_dict(copy.deepcopy(state["own"]))
         with nullcontext() if own is not None else torch.random.fork_rng(devices=[]):
             if saved is not None:
                 _set_state(own or torch.default_generator, saved)
             if "digest" in state:
-                self.draw(epoch)
+                self.draw(epoch, skipped=skipped)
+        name = "rest" if skipped else "digest"
         if "digest" not in state:
             self.epoch = -1
-        elif state["digest"] != self._state["digest"]:
+        elif state[name] != self._state.get(name):
             self.epoch = -1
             raise StateMismatchError(
                 f"{type(self.sampler).__name__} gives another order than when the state was saved, so the rest of the "
                 "epoch is unknown: let its order depend on its arguments, its epoch, or a torch.Generator in its "
-                "attribute 'generator'"
+                "attribute 'generator', or give it state_dict and load_state_dict"
             )
 
     @contextmanager
     def undone_by_errors(self) -> Generator[None]:
-        """Restore the sampler's present state if an error is raised."""
-        before = self.epoch, self.items, self._state
-        epoch, own = self._epoch_state().get("epoch"), self._own_generator()
-        generator = None if own is None else own.get_state()
+        """Restore this order and its sampler if the ``with`` block raises."""
+        before, epoch, own = (
+            (self.epoch, self.items, self._state, self._later),
+            self._epoch_state().get("epoch"),
+            self._own_generator(),
+        )
+        generator, holder, saved = None if own is None else own.get_state(), self._holder("load_state_dict"), None
+        if holder is not None:
+            saved = copy.deepcopy(holder.state_dict())
         try:
             yield
         except BaseException:
-            self.epoch, self.items, self._state = before
+            self.epoch, self.items, self._state, self._later = before
             if epoch is not None:
                 self.set_epoch(epoch)
             if own is not None and generator is not None:
                 own.set_state(generator)
+            if holder is not None:
+                holder.load_state_dict(saved)
             raise
 
     def set_epoch(self, epoch: int) -> None:
@@ -118,6 +168,10 @@ class DrawnOrder:
     def _epoch_state(self) -> dict[str, Any]:
         epoch = getattr(self._holder("set_epoch"), "epoch", None)
         return {"epoch": epoch} if isinstance(epoch, int) else {}
+
+    def _own_state(self, key: str) -> dict[str, Any]:
+        holder = self._holder("load_state_dict")
+        return {} if holder is None else {key: copy.deepcopy(holder.state_dict())}
 
     def _own_generator(self) -> torch.Generator | None:
         found = getattr(self._holder("generator"), "generator", None)
@@ -129,6 +183,13 @@ class DrawnOrder:
             if getattr(sampler, name, None) is not None:
                 return sampler
         return None
+
+
+def _digest_of(items: Any, batches: bool) -> str:
+    if any(not isinstance(item, (np.ndarray, np.integer)) for item in items[:1]):
+        return digest(repr(list(items)))
+    flat = np.concatenate([*items, np.array([len(batch) for batch in items])]) if batches and len(items) else items
+    return digest(np.asarray(flat).tobytes())
 
 
 def _set_state(generator: torch.Generator, saved: Any) -> None:
@@ -156,7 +217,7 @@ class GivenOrder(BatchPlanner):
 
     @property
     def records(self) -> int:
-        return self.drawn.records
+        return self.drawn.records or 0
 
     @property
     def items_per_step(self) -> int:
@@ -172,12 +233,65 @@ class GivenOrder(BatchPlanner):
             raise ConfigError(
                 f"{name} draws its order when an epoch begins, so the order of epoch {epoch} is not known yet"
             )
-        items, first = self.drawn.items, self.origin
+        items, first, size = self.drawn.items, self.origin, self.batch_size
         if self.drawn.batches:
-            return [BatchPlan(step, cast("Int64Array", items[first + step])) for step in steps]
-        size, indices = self.batch_size, cast("Int64Array", items)
-        return [BatchPlan(step, indices[first + step * size : first + (step + 1) * size]) for step in steps]
+            return [_plan_of(step, items[first + step]) for step in steps]
+        return [_plan_of(step, items[first + step * size : first + (step + 1) * size]) for step in steps]
 
     def sent(self, steps: range, *, epoch: int) -> Sequence[BatchPlan] | None:
         """See `BatchPlanner.sent`: only this process knows the drawn order."""
         return self.plans(steps, epoch=epoch)
+
+
+def _plan_of(step: int, items: Any) -> BatchPlan:
+    if isinstance(items, np.ndarray):
+        return BatchPlan(step, cast("Int64Array", items))
+    return KeyedPlan(step, np.arange(len(items)), keys=items)
+
+
+_ENDLESS = (1 << 62) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamOrder(BatchPlanner):
+    """The steps of an `IterableDataset`: nobody knows their number before its end. Step k is worker k mod n's turn."""
+
+    batch_size: int
+    drop_last: bool
+
+    @property
+    def order(self) -> Any:
+        return self._settings()
+
+    @property
+    def records(self) -> int:
+        return 0
+
+    @property
+    def items_per_step(self) -> int:
+        return 1
+
+    def items(self, epoch: int) -> int:  # noqa: ARG002 - of any epoch
+        return _ENDLESS
+
+    def plans(self, steps: range, *, epoch: int) -> Sequence[BatchPlan]:  # noqa: ARG002 - of any epoch
+        return [BatchPlan(step, np.empty(0, np.int64)) for step in steps]
+
+
+class ShuffledSampler(data.RandomSampler):
+    """The sampler of ``shuffle=True``: gives the order that the loader serves in its next epoch.
+
+    Where another library sets its generator, to have the same order in all processes, it is torch's sampler.
+    """
+
+    def __init__(self, dataset: Any, generator: torch.Generator | None) -> None:
+        super().__init__(dataset, generator=generator)
+        self._given = generator
+        self.served: Sampler | None = None
+        self.epoch: int = 0
+
+    def __iter__(self) -> Iterator[int]:
+        if self.served is None or self.generator is not self._given:
+            return super().__iter__()
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        return iter(self.served.indices(np.arange(len(self.served)), epoch=epoch).tolist())

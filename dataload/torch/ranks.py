@@ -6,7 +6,7 @@ from itertools import chain, islice
 from typing import TYPE_CHECKING, Any
 
 from torch import distributed
-from torch.utils import data
+from torch.utils.data import DataLoader as TorchDataLoader  # by its own name: programs replace torch's by ours
 
 from dataload.errors import ConfigError, DataloadError, StateMismatchError, closest, printable
 from dataload.loader.loader import Loader
@@ -75,8 +75,8 @@ def distributed_place(group: Any = None, *, data_dims: Sequence[str] | None = No
     """Return the rank and the number of ranks, for ``Loader(..., **distributed_place())``.
 
     They come from torch.distributed if it is initialised, otherwise from the environment variables RANK and WORLD_SIZE
-    that torchrun sets, otherwise they are 0 and 1. `Loader` itself looks only at the environment, and some launchers do
-    not set RANK.
+    that torchrun sets, or variables of Open MPI and Slurm, otherwise they are 0 and 1. `Loader` asks the same when its
+    first batch is wanted, but for the dimensions of a mesh.
 
     Args:
         group: The processes, by default all: a process group whose members read different data, or a `DeviceMesh`.
@@ -204,7 +204,7 @@ def _facts(loader: Loader[Any] | MultiStreamLoader) -> dict[str, Any]:
         }
     plan = loader.batch_sampler_of(loader.epoch)
     # Each process draws its own seed for a torch DataLoader; if the order uses it, the orders differ, too.
-    seed = {} if isinstance(loader, data.DataLoader) else {"seed": loader.seed}
+    seed = {} if isinstance(loader, TorchDataLoader) else {"seed": loader.seed}
     return {
         "rank": plan.rank,
         "world_size": plan.world_size,

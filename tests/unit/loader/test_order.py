@@ -93,7 +93,7 @@ def test_a_batch_sampler_gets_rank_and_tail_of_the_loader(monkeypatch):
 
 @pytest.mark.parametrize(
     "variables",
-    [{"WORLD_SIZE": "4"}, {"RANK": "1"}, {"RANK": "one", "WORLD_SIZE": "4"}, {"RANK": "", "WORLD_SIZE": ""}],
+    [{"RANK": "1"}, {"RANK": "one", "WORLD_SIZE": "4"}, {"RANK": "", "WORLD_SIZE": ""}],
 )
 def test_half_an_environment_is_refused(monkeypatch, variables):
     for name, value in variables.items():
@@ -103,6 +103,70 @@ def test_half_an_environment_is_refused(monkeypatch, variables):
     ):
         Loader(RangeSource(4), batch_size=2)
     assert Loader(RangeSource(4), batch_size=2, rank=0, world_size=1).batch_sampler.world_size == 1
+
+
+def first_rows(loader):
+    return next(iter(loader))["index"].tolist()
+
+
+def test_a_launcher_is_asked_for_the_rank_when_the_first_batch_is_wanted(monkeypatch):
+    """Lightning, for example, sets WORLD_SIZE in a second process, and the rank only when it trains."""
+    built_first = Loader(RangeSource(8), batch_size=2)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    loader = Loader(RangeSource(8), batch_size=2)
+    assert (len(loader), len(built_first)) == (2, 2)
+    assert loader.state_dict() == built_first.state_dict()
+    with pytest.raises(ConfigError, match=r"the environment has WORLD_SIZE='2': .* or initialise torch.distributed"):
+        next(iter(loader))
+    monkeypatch.setenv("RANK", "1")
+    assert first_rows(loader) == first_rows(built_first) == [1, 3]
+    monkeypatch.setenv("RANK", "0")
+    assert first_rows(loader) == [1, 3], "a rank that was used never changes"
+
+
+def test_a_state_that_was_loaded_before_the_rank_was_known_is_dealt_to_the_ranks(monkeypatch):
+    saved = Loader(RangeSource(12), batch_size=2, rank=0, world_size=1)
+    next(iter(saved))
+    loader = Loader(RangeSource(12), batch_size=2)
+    loader.load_state_dict(saved.state_dict())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    assert [batch["index"].tolist() for batch in loader] == [[3, 5], [7, 9], [11, 11]]
+    loader = Loader(RangeSource(12), batch_size=2)
+    loader.set_epoch(3)
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    assert first_rows(loader) == [1, 4]
+    assert loader.batch(0, 1)["index"].tolist() == [7, 10]
+    assert loader.epoch == 4
+
+
+LAUNCHERS = [
+    {"RANK": "1", "WORLD_SIZE": "2"},  # torchrun, accelerate launch, Ray Train
+    {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2"},
+    {"SLURM_PROCID": "1", "SLURM_STEP_NUM_TASKS": "2"},
+]
+
+
+@pytest.mark.parametrize("variables", LAUNCHERS)
+def test_launchers_say_the_rank(monkeypatch, variables):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert first_rows(Loader(RangeSource(8), batch_size=2)) == [1, 3]
+
+
+def test_torch_says_the_rank_once_its_processes_know_each_other(monkeypatch):
+    loader = Loader(RangeSource(8), batch_size=2)
+    group = SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: True, get_rank=lambda: 1, get_world_size=lambda: 2
+    )
+    monkeypatch.setitem(sys.modules, "torch.distributed", group)
+    assert first_rows(loader) == [1, 3]
+
+
+def test_a_task_of_slurm_outside_of_a_step_reads_all(monkeypatch):
+    monkeypatch.setenv("SLURM_PROCID", "0")
+    monkeypatch.setenv("SLURM_NTASKS", "4")  # in a batch script
+    assert first_rows(Loader(RangeSource(8), batch_size=2)) == [0, 1]
 
 
 def pretend_jax(monkeypatch, *, client=None, started=False, backend=1):

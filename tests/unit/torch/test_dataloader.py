@@ -354,25 +354,23 @@ def test_wrong_arguments_are_refused_when_it_is_built(settings, message):
         DataLoader(NUMBERS, **settings)
 
 
-def growing():
-    rows = list(range(4))
-    loader = DataLoader(rows, 2)
-    rows.append(4)
-    return loader
-
-
 @pytest.mark.parametrize(
     ("make", "message"),
     [
         (lambda: DataLoader("train.tar", 4), r"a path is not a source: pass dataload.open\('train.tar'\)"),
         (lambda: DataLoader(data.Dataset(), 4), "no __len__"),
         (
-            lambda: DataLoader(NUMBERS, sampler=[0, 11]),
+            lambda: DataLoader(np.arange(11), sampler=[0, 11]),
             r"list must give integers in \[0, 11\): index 11 is out of range",
         ),
-        (lambda: DataLoader(NUMBERS, sampler=[(0, 1)]), r"integers in \[0, 11\): 'tuple' object cannot be interpreted"),
-        (lambda: DataLoader(NUMBERS, batch_sampler=[0]), r"list must give lists of integers in \[0, 11\)"),
-        (growing, "the data set had 4 records when the loader was built and now has 5: build a new loader"),
+        (
+            lambda: DataLoader(np.arange(11), sampler=[(0, 1)]),
+            r"integers in \[0, 11\): 'tuple' object cannot be interp",
+        ),
+        (
+            lambda: DataLoader(NUMBERS, batch_sampler=[0]),
+            "list must give lists of integers: 'int' object is not iterable",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_refused(make, message):
@@ -442,27 +440,6 @@ def test_errors_name_the_record():
     with pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed in read on index 5: .*division") as caught:
         list(loader)
     assert isinstance(caught.value.__cause__, ZeroDivisionError)
-
-
-class Stream(data.IterableDataset):
-    def __iter__(self):
-        return iter(range(5))
-
-
-def test_an_iterable_data_set_gets_the_loader_of_torch():
-    with pytest.warns(
-        UserWarning, match=r"torch's own DataLoader reads it. You lose state_dict\(\) to resume"
-    ) as warned:
-        loader = DataLoader(Stream(), 2)
-    assert len(warned) == 1
-    assert type(loader) is data.DataLoader
-    assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4]]
-
-    class Own(DataLoader):
-        pass
-
-    with pytest.raises(TypeError, match=r"derive it from torch\.utils\.data\.DataLoader instead"):
-        Own(Stream())
 
 
 def test_pinned_batches_keep_their_types(monkeypatch):

@@ -91,7 +91,9 @@ def test_the_place_by_the_environment(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "4")
     assert distributed_place() == {"rank": 2, "world_size": 4}
     monkeypatch.delenv("RANK")
-    with pytest.raises(ConfigError, match=r"RANK and WORLD_SIZE are both needed, .* once that is initialised"):
+    with pytest.raises(
+        ConfigError, match=r"RANK and WORLD_SIZE are both needed, .* or initialise torch.distributed before"
+    ):
         distributed_place()
 
 

@@ -1,0 +1,354 @@
+"""The batches of a data set of one's own, made as torch makes them: in a worker process, or in the consumer's."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+import pickle
+import random
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass
+from enum import Enum
+from itertools import islice
+from os import getpid
+from time import perf_counter
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+import torch
+from torch.utils import data
+from torch.utils.data._utils import worker as torch_worker
+
+from dataload._util.fingerprint import digest, identify
+from dataload.executors import WorkerStatus, worker_name
+from dataload.loader.failures import StageError, StepTrace, is_for_consumer
+from dataload.loader.rescue import Rescue
+from dataload.loader.step import (
+    StepRange,
+    StepResult,
+    StepsResult,
+    StepWork,
+    global_generators_kept,
+    nbytes,
+    seed_global_generators,
+)
+from dataload.samplers import BatchPlan
+from dataload.torch.drawn_order import KeyedPlan
+from dataload.types import Int64Array
+
+_NO_INDICES: Int64Array = np.empty(0, np.int64)
+
+
+class Turn(Enum):
+    """The batch of a step for which its worker has no data left."""
+
+    ENDED = "ended"
+
+
+class Start(NamedTuple):
+    """The task that begins an epoch in a worker."""
+
+    number: int  # of the worker
+    epoch: int
+    step: int  # the first one of all workers
+    part: Mapping[str, Any] | None  # of a state, to continue from
+
+
+class Report(NamedTuple):
+    """What a worker says of itself beside its batch."""
+
+    number: int
+    part: dict[str, Any] | None  # of a state; None if the loader does not need it
+    seeds_itself: bool  # `worker_init_fn` has seeded a random generator
+    first: str = ""  # digest of its first samples, if the data set did not ask which worker it is in
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """How a data set is read.
+
+    Attributes:
+        num_workers: Number of processes; 0 for the consumer's.
+        stream: Whether it is iterated over.
+        collates: Whether samples are read in batches; otherwise one by one.
+        batch_size: Samples per batch of a stream.
+        drop_last: Whether a stream drops a batch that is not full.
+        keeps_state: Whether the data set or its iterator has a state to save, or is a stream.
+        every: Steps between two states of a stream that are sent to the loader.
+        in_turns: Whether the workers take turns.
+    """
+
+    num_workers: int
+    stream: bool
+    collates: bool
+    batch_size: int
+    drop_last: bool
+    keeps_state: bool
+    every: int
+    in_turns: bool
+
+
+class DataSetSource:
+    """A data set of one's own as a source, for what a loader asks of one; `UserWork` reads it."""
+
+    def __init__(self, dataset: Any, records: int) -> None:
+        self.dataset = dataset
+        self._records = records
+
+    def __len__(self) -> int:
+        return self._records
+
+    def __getitem__(self, index: int) -> Any:
+        return self.dataset[index]
+
+    def fingerprint(self) -> str:
+        try:
+            return identify(self.dataset)
+        except (TypeError, NotImplementedError):  # without a length
+            return digest(type(self.dataset).__qualname__)
+
+    def __repr__(self) -> str:
+        return repr(self.dataset)
+
+
+def state_of(holder: Any) -> Any:
+    """Return the state of a data set or an iterator; None if it has none."""
+    return holder.state_dict() if has_state(holder) else None
+
+
+def has_state(holder: Any) -> bool:
+    """Return whether a data set, iterator or sampler can save and restore its state."""
+    return all(callable(getattr(holder, name, None)) for name in ("state_dict", "load_state_dict"))
+
+
+class UserWork(StepWork):
+    """Makes the batches of a data set of one's own, with torch's worker info in worker processes.
+
+    Each step seeds the global random generators from the loader's seed, the epoch and the step. In the consumer's
+    process they are restored afterwards. `worker_init_fn` has the last word: if it seeds a generator, no step does.
+    """
+
+    def __init__(self, work: StepWork, dataset: Any, reading: Reading) -> None:
+        super().__init__(work.fetch, work.planner)
+        self.worker_init_fn: Callable[[int], object] | None = None
+        self._dataset = dataset
+        self._reading = reading
+        self._set_up_in = 0  # the process
+        self._failed: StepResult | None = None  # what went wrong when this worker was set up
+        self._seeds_itself = False
+        self._info: _WatchedInfo | None = None
+        self._number = 0
+        self._iterator: Any = None
+        self._ended = False
+        self._given = 0  # batches of this epoch
+        self._first = ""
+
+    def assign(self, task: Any) -> int | None:  # pyright: ignore[reportIncompatibleVariableOverride] - as a method
+        """Return the number of the worker for a task; None for any."""
+        if isinstance(task, Start):
+            return task.number
+        turns = self._reading.stream or self._reading.in_turns
+        return task.start % self._reading.num_workers if turns else None
+
+    def __call__(self, job: StepRange | Start, status: WorkerStatus) -> StepsResult:
+        """Return the batches of `job`; see `StepWork`."""
+        if isinstance(job, Start):
+            begun = perf_counter()
+            return StepsResult([self.begin(job, status)], perf_counter() - begun)
+        return super().__call__(job, status)
+
+    def begin(self, start: Start, status: WorkerStatus | None = None) -> StepResult:
+        """Begin an epoch: set up a new worker, load its part of a state, and create the iterator of a stream."""
+        trace = StepTrace(status)
+        with self._guard():
+            try:
+                self._set_up(start.epoch)
+                if self._failed is None:
+                    self._seed(start.epoch, start.step + start.number)
+                    self._enter(start)
+            except BaseException as error:
+                if is_for_consumer(error):
+                    raise
+                self._failed = self._failure(StepRange(start.epoch, 0, start.step, 0), start.step, trace, error)
+        if self._failed is not None:
+            return self._failed
+        batch, name = Turn.ENDED, worker_name()
+        return StepResult(start.epoch, start.step, batch, None, 0, 0, [], [], name, report=self._tell(due=True))
+
+    def part(self) -> dict[str, Any]:
+        """Return what a state says of this worker, in the layout of torchdata's states."""
+        if not self._reading.stream:
+            return {"fetcher_state": None, "dataset_state": state_of(self._dataset)}
+        own = None if self._iterator is self._dataset else state_of(self._dataset)
+        iterator = {"dataset_iter_state": state_of(self._iterator), "fetcher_ended": self._ended}
+        return {"fetcher_state": iterator, "dataset_state": own, "batches": self._given}
+
+    def _guard(self) -> Any:
+        return nullcontext() if self._reading.num_workers else global_generators_kept()
+
+    def _set_up(self, epoch: int) -> None:
+        """Set up a new worker process. Nothing happens in the consumer's."""
+        if self._set_up_in == getpid():
+            return
+        self._set_up_in, self._failed = getpid(), None
+        name = multiprocessing.current_process().name
+        if not self._reading.num_workers or not name.startswith("dataload-"):
+            return
+        self._number = number = int(name.rpartition("-")[2])
+        seed_global_generators(self.fetch.seed, epoch, number)
+        self._info = _WatchedInfo(
+            id=number, num_workers=self._reading.num_workers, seed=torch.initial_seed(), dataset=self._dataset
+        )
+        torch_worker._worker_info = self._info  # pyright: ignore[reportPrivateUsage] - torch has no other way
+        if self.worker_init_fn is not None:
+            before = _generators()
+            self.worker_init_fn(number)
+            self._seeds_itself = before != _generators()
+
+    def _enter(self, start: Start) -> None:
+        part, reading = start.part or {}, self._reading
+        if part.get("dataset_state") is not None:
+            self._dataset.load_state_dict(part["dataset_state"])
+        if not reading.stream:
+            return
+        self._iterator, self._ended, self._given, self._first = iter(self._dataset), False, 0, ""
+        saved = part.get("fetcher_state") or {}
+        if not start.step and saved.get("fetcher_ended"):  # the state is of the end of an epoch
+            return
+        if has_state(self._iterator) and saved.get("dataset_iter_state") is not None:
+            self._iterator.load_state_dict(saved["dataset_iter_state"])
+        if has_state(self._iterator) or has_state(self._dataset):
+            self._ended, self._given = bool(saved.get("fetcher_ended")), part.get("batches", 0)
+            return
+        for turn in range(part.get("batches", 0)):  # without a state, what was given is read again
+            self._seed(start.epoch, turn * max(1, reading.num_workers) + self._number)
+            self._samples()
+
+    def _load(self, job: StepRange, step: int, trace: StepTrace) -> StepResult:
+        """Return the result of one step, whether it fails or not."""
+        trace.status.at(job.epoch, step)
+        with self._guard():
+            try:
+                self._set_up(job.epoch)
+                if self._failed is not None:
+                    return self._failed
+                self._seed(job.epoch, step)
+                return self._loaded(job, step, trace)
+            except BaseException as error:
+                if is_for_consumer(error):
+                    raise
+                return self._failure(job, step, trace, error)
+
+    def _seed(self, epoch: int, step: int) -> None:
+        if not self._seeds_itself:
+            seed_global_generators(self.fetch.seed, epoch, step)
+
+    def _loaded(self, job: StepRange, step: int, trace: StepTrace) -> StepResult:
+        reading = self._reading
+        trace.enter("read")
+        samples = self._samples() if reading.stream else self._records(self._plan(job, step), trace)
+        rows = len(samples) if reading.collates and samples is not Turn.ENDED else 1
+        batch = samples
+        if samples is Turn.ENDED:
+            rows = 0
+        else:
+            trace.enter("collate")
+            batch = self._collated(samples)
+        trace.leave()
+        if self.fetch.batch_transform is not None and rows:
+            trace.enter("batch_transform")
+            batch = self.fetch.batch_transform(batch)
+            trace.leave()
+        due = samples is Turn.ENDED or step % reading.every >= reading.every - max(1, reading.num_workers)
+        report = self._tell(due=due) if reading.num_workers else None
+        name = worker_name()
+        return StepResult(
+            job.epoch, step, batch, None, rows, nbytes(batch), trace.spans, [], name, records=rows, report=report
+        )
+
+    def _tell(self, *, due: bool) -> Report:
+        part = self.part() if due and self._reading.keeps_state else None
+        first, self._first = self._first, ""
+        return Report(self._number, part, self._seeds_itself, first)
+
+    def _records(self, plan: BatchPlan, trace: StepTrace) -> Any:
+        """Return the records of a plan in a list, or a single one."""
+        dataset: Any = self._dataset
+        keys = plan.keys if isinstance(plan, KeyedPlan) else plan.indices.tolist()
+        if not self._reading.collates:
+            trace.index = keys[0] if isinstance(keys[0], int) else None
+            return dataset[keys[0]]
+        if (many := getattr(dataset, "__getitems__", None)) is not None:
+            return many(keys)
+        samples: list[Any] = []
+        try:
+            for key in keys:
+                samples.append(dataset[key])  # noqa: PERF401 - an error must show how far it came
+        except BaseException:
+            failing = keys[len(samples)]
+            trace.index = failing if isinstance(failing, int) else None
+            raise
+        return samples
+
+    def _samples(self) -> Any:
+        """Return the next samples of a stream in a list, or a single one; `Turn.ENDED` if there are none."""
+        if self._iterator is None:
+            raise RuntimeError("this worker was started in the middle of an epoch, and does not know where to continue")
+        if self._ended:
+            return Turn.ENDED
+        reading = self._reading
+        size = reading.batch_size if reading.collates else 1
+        samples = list(islice(self._iterator, size))
+        self._ended = len(samples) < size
+        if not samples or (self._ended and reading.drop_last):
+            return Turn.ENDED
+        self._given += 1
+        if self._given == 1 and self._info is not None and not self._info.asked:
+            self._first = _digest_of(samples)
+        return samples if reading.collates else samples[0]
+
+    def _collated(self, samples: Any) -> Any:
+        collate = self.fetch.collate
+        if self._info is None or collate is not data.default_collate:
+            return collate(samples)
+        # It would allocate shared memory for each tensor, and batches are copied to a slot anyway.
+        torch_worker._worker_info = None  # pyright: ignore[reportPrivateUsage] - as above
+        try:
+            return collate(samples)
+        finally:
+            torch_worker._worker_info = self._info  # pyright: ignore[reportPrivateUsage]
+
+    def _failure(self, job: StepRange, step: int, trace: StepTrace, error: BaseException) -> StepResult:
+        failure: StageError = trace.failure(error)
+        plan = BatchPlan(step, _NO_INDICES) if job.stop <= step or self._reading.stream else self._plan(job, step)
+        try:
+            Rescue(self.fetch, plan, job.epoch, trace).fail(failure)
+        except Exception as raised:  # a `WorkerError`
+            return StepResult(job.epoch, step, None, cast("Any", raised), plan.rows, 0, trace.spans, [], worker_name())
+        finally:
+            del failure, error  # their tracebacks refer to this frame
+
+
+class _WatchedInfo(torch_worker.WorkerInfo):
+    """torch's information about a worker, which knows whether it was asked."""
+
+    asked: bool = False
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in ("id", "num_workers", "seed"):
+            object.__setattr__(self, "asked", True)
+        return super().__getattribute__(name)
+
+
+def _generators() -> Any:
+    """Return the states of the global random generators."""
+    name, keys, *rest = cast("Any", np.random.get_state())  # noqa: NPY002 - compared, not used
+    return random.getstate(), name, keys.tobytes(), rest, torch.get_rng_state().numpy().tobytes()
+
+
+def _digest_of(samples: Any) -> str:
+    try:
+        return hashlib.blake2b(pickle.dumps(samples), digest_size=16).hexdigest()
+    except Exception:
+        return ""

@@ -10,7 +10,7 @@ CORE := $(VENV)/.core
 # The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-remote test-ray test-train test-slow test-minimum environments exchange flakes coverage mutants docs release check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
+.PHONY: demo test test-remote test-foreign test-ray test-train test-slow test-minimum environments exchange flakes coverage mutants docs release check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
 
 # uv takes an eighth of pip's time. It does not read pip's settings, so those of wheels are passed on; where uv is not to
 # be had or fails, pip installs.
@@ -71,6 +71,11 @@ test-ray: $(INSTALLED) $(CORE) $(RAY)
 # Trainers, torchrun, several JAX processes: each of them takes seconds to start.
 test-train: $(INSTALLED) $(CORE)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m train
+
+# torch's and torchdata's own tests of loaders with the import changed; CHECKOUT is one of github.com/pytorch/data.
+test-foreign: $(INSTALLED) $(CORE)
+	$(INSTALL) parameterized expecttest psutil
+	$(BIN)/python tests/foreign/torch_suites.py $(CHECKOUT)
 
 # More data, formats, start methods and combinations of them than `make test` has.
 test-slow: $(INSTALLED) $(CORE)

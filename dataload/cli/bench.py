@@ -225,7 +225,7 @@ def _own_directory() -> Path:
     with suppress(FileExistsError):
         directory.mkdir(0o700)
     found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or distrust(found):
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != user_number() or distrust(found):
         raise ConfigError(
             f"{directory} must be a directory that only you can write to, but is not: remove it, or set --cache to "
             "another directory",

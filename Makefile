@@ -161,24 +161,32 @@ format: $(INSTALLED)
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-# The peers live in environments of their own. DALI and torch's CPU build do not get along.
+# The peers live in environments of their own. DALI and torch's CPU build do not get along, and MosaicML Streaming needs
+# an older numpy.
 PEERS := .venv-peers
 DALI := .venv-dali
+STREAMING := .venv-streaming
+PEER_PYTHONS := PEER_PYTHON=$(PEERS)/bin/python DALI_PYTHON=$(DALI)/bin/python STREAMING_PYTHON=$(STREAMING)/bin/python
 
 $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
 	$(PEERS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[bench]'
 	touch $@
 
-# Benchmarks do without DALI where it cannot be installed.
+# Benchmarks do without those that cannot be installed.
 $(DALI)/.installed: pyproject.toml
 	$(PYTHON) -m venv $(DALI)
 	-$(DALI)/bin/python -m pip install --quiet --disable-pip-version-check numpy simplejpeg nvidia-dali-cuda120
 	touch $@
 
+$(STREAMING)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(STREAMING)
+	-$(STREAMING)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mosaicml-streaming
+	touch $@
+
 # All aims of the project, in under half an hour. NAMES chooses cases: make bench NAMES='syrah-4k cold'
-bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed
-	PEER_PYTHON=$(PEERS)/bin/python DALI_PYTHON=$(DALI)/bin/python $(BIN)/python -m benchmarks $(NAMES) --json bench.json
+bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed $(STREAMING)/.installed
+	$(PEER_PYTHONS) $(BIN)/python -m benchmarks $(NAMES) --json bench.json
 
 # The tables of README.md and docs/performance.md, from one run.
 TABLE := benchmarks/results/readme.json

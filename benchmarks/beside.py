@@ -1,8 +1,8 @@
 """Other loaders at their best settings beside this one, measured as `dataload bench` measures.
 
 Every measurement has a process of its own. ``PEER_PYTHON=PATH`` names the Python of an environment with the peers,
-``DALI_PYTHON=PATH`` that of DALI, ``TF_PYTHON=PATH`` that of TensorFlow; without them, the peers that this environment
-has are measured.
+``DALI_PYTHON``, ``TF_PYTHON`` and ``STREAMING_PYTHON`` those of DALI, TensorFlow and MosaicML Streaming; without them,
+the peers that this environment has are measured.
 """
 
 import os
@@ -23,6 +23,7 @@ from dataload.errors import ConfigError, closest
 
 TITLE = "Beside peers, 4 KB records"
 AIMS = (("DALI on CPU", "tar", 10), ("WebDataset", "tar", 20), ("Grain", "array_record", 40))
+OWN_PYTHONS = {"DALI on CPU": "DALI_PYTHON", "tf.data": "TF_PYTHON", "MosaicML Streaming": "STREAMING_PYTHON"}
 OWN_TITLE = "TFRecord and MDS beside their own readers, 4 KB records"
 OWN_READERS = (("tf.data", "tfrecord", 5), ("MosaicML Streaming", "mds", 5))
 
@@ -88,9 +89,9 @@ def _plan(names, pythons, data, written, choices, cache):
 
 def interpreters():
     """The Python of each peer that has another one."""
-    python, dali = os.environ.get("PEER_PYTHON"), os.environ.get("DALI_PYTHON")
+    python = os.environ.get("PEER_PYTHON")
     found = dict.fromkeys(PEERS, python) if python else {}
-    others = {"DALI on CPU": dali, "tf.data": os.environ.get("TF_PYTHON")}
+    others = {name: os.environ.get(variable) for name, variable in OWN_PYTHONS.items()}
     return {**found, **{name: path for name, path in others.items() if path}}
 
 

@@ -72,7 +72,7 @@ def _photos() -> Records:
     """Return crops of photos that packages ship (scikit-learn, else matplotlib), or smooth noise; all of one size."""
     simplejpeg = load_optional("simplejpeg", needed_by="the workload 'jpeg'", extra="tar")
     rng = np.random.default_rng(0)
-    photos = _photographs(simplejpeg.decode_jpeg)
+    photos = photographs(simplejpeg.decode_jpeg)
     images = [_crop(photos[i % len(photos)], rng) if photos else _noise(rng) for i in range(_PHOTOS)]
     return [{"jpg": simplejpeg.encode_jpeg(np.ascontiguousarray(image), quality=90)} for image in images]
 
@@ -87,7 +87,7 @@ def _noise(rng: np.random.Generator) -> Array:
     return coarse.repeat(32, 0).repeat(32, 1)[: _PHOTO_SIZE[0], : _PHOTO_SIZE[1]]
 
 
-def _photographs(decode: Callable[[bytes], Array]) -> list[Array]:
+def photographs(decode: Callable[[bytes], Array]) -> list[Array]:
     """Read photos from the files of packages, without importing these."""
     for package, folder, names in _PHOTO_FILES:
         spec = importlib.util.find_spec(package)

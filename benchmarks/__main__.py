@@ -6,11 +6,13 @@ python -m benchmarks --made WORKLOAD [--formats ...] [--peers ...]: compare form
 import argparse
 import json
 import shlex
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+import dataload
 from benchmarks import (
     adaptive,
     beside,
@@ -81,6 +83,8 @@ def parse():
     made.add_argument("--executor", default="threads", choices=("threads", "processes"))
     made.add_argument("--batch-size", type=int, help="records per batch")
     made.add_argument("--records", type=int, help="number of records")
+    made.add_argument("--shards", default="1", help="numbers of files of each format")
+    made.add_argument("--search", type=float, help="seconds of a short measurement of settings; the best are measured")
     made.add_argument("--repeats", type=int, default=3, help="rounds; tables show medians")
     made.add_argument("--seconds", type=float, default=2.0, help="of each measurement, after a warm-up")
     made.add_argument("--seed", type=int, default=0, help="of the orders")
@@ -93,12 +97,20 @@ def parse():
 def main():
     arguments = parse()
     run = describe_run(shlex.join(["python", "-m", "benchmarks", *sys.argv[1:]]))
+    run["versions"] = {**run["versions"], "dataload": _version()}
     machine = {"cpus": run["machine"]["cpus"], **run["versions"]}
     print(", ".join(f"{key} {value}" for key, value in machine.items()))
     found = beside.made(arguments) if arguments.made else {"rows": tuple(cases(arguments))}
     if arguments.json:
         arguments.json.write_text(json.dumps(Results(**run, **found).to_json(), indent=1), "utf-8")
     aims(found.get("rows", ()))
+
+
+def _version():
+    """The version of the package that is measured, and the commit."""
+    command = ["git", "-C", Path(__file__).parent, "describe", "--always", "--dirty"]
+    described = subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    return f"{dataload.__version__} ({described})" if described else dataload.__version__
 
 
 def cases(arguments):

@@ -6,7 +6,9 @@ the peers that this environment has are measured.
 """
 
 import os
+from dataclasses import replace
 from functools import partial
+from itertools import product
 from statistics import median
 from typing import get_args
 
@@ -16,9 +18,10 @@ from benchmarks.peers import PEERS, plan
 from benchmarks.workloads import get_workload, made_data, write_made
 from dataload.bench import runner as table
 from dataload.bench.data import Choices, Written, plan_loaders, write
-from dataload.bench.runner import FileFacts, ratios_of
+from dataload.bench.runner import FileFacts, ratios_of, run_task
 from dataload.bench.task import Order
 from dataload.cli.bench import choose, measure_tasks, numbers, side_by_side
+from dataload.cli.output import ProgressBar
 from dataload.errors import ConfigError, closest
 
 TITLE = "Beside peers, 4 KB records"
@@ -61,12 +64,50 @@ def made(arguments):
         seconds=arguments.seconds,
         seed=arguments.seed,
     )
-    data = [made_data(get_workload(name), arguments.records) for name in arguments.made]
-    more = beside(arguments.peers, arguments.peer_python)
-    return side_by_side(data, arguments.formats, choices, arguments.repeats, arguments.cache, **more, wide=True)
+    found = {"files": (), "measurements": (), "rows": ()}
+    for name, shards in product(arguments.made, numbers("shards", arguments.shards)):
+        data, searched = made_data(get_workload(name), arguments.records), []
+        if shards > 1:
+            data = replace(data, name=f"{data.name} in {shards:,} shards", content=f"{data.content}-{shards}")
+        more = beside(arguments.peers, arguments.peer_python, shards)
+        if arguments.search:
+            more["plan"] = partial(_searched, more["plan"], more["interpreters"], arguments.search, searched)
+        done = side_by_side([data], arguments.formats, choices, arguments.repeats, arguments.cache, **more, wide=True)
+        found = {key: (*value, *{**done, "rows": searched}[key]) for key, value in found.items()}
+    return found
 
 
-def beside(peers, pythons):
+def _searched(planned, pythons, seconds, searched, *given):
+    """Plan limits, and of each reader the settings that are fastest in a short search, whose figures are printed."""
+    tasks, missing = planned(*given)
+    best, bar = [task for task in tasks if task.kind == "limit"], ProgressBar(f"searching settings of {given[0].name}")
+
+    def rate(task):
+        answer = run_task(replace(task, seconds=seconds, whole=False), interpreters=pythons)
+        settings = table.describe_task(task) + "".join(f", {k} {v}" for k, v in task.options.get("tuned", {}).items())
+        figure = 0.0 if isinstance(answer, str) else answer.records_per_second
+        searched.append({"title": given[0].name, "case": settings, "records_per_second": figure})
+        print(f"  {settings:80} {answer if isinstance(answer, str) else f'{figure:,.0f}/s'}", flush=True)
+        return figure
+
+    readers = {}
+    for task in tasks:
+        if task.kind != "limit":
+            readers.setdefault((task.name, task.format if task.kind == "dataload" else ""), []).append(task)
+    with bar:
+        for (name, _), several in readers.items():
+            rates = [(rate(task), number, task) for number, task in enumerate(several)]
+            chosen = max(rates)[2]
+            for more in PEERS[name].grid if name in PEERS else ():
+                if "prefetch_factor" in more and not chosen.workers:
+                    continue
+                tuned = replace(chosen, options={**chosen.options, "tuned": more})
+                rates.append((rate(tuned), len(rates), tuned))
+            best.append(max(rates)[2])
+    return best, missing
+
+
+def beside(peers, pythons, shards=1):
     """Return the arguments of `side_by_side` that add limits and peers; both texts are those of the command line."""
     found = {}
     for setting in sorted(pythons, key=lambda setting: "=" in setting):  # one peer's overrides that of all
@@ -78,13 +119,17 @@ def beside(peers, pythons):
             message = f"--peer-python must be PATH, or NAME=PATH with the name of a peer, got {setting!r}"
             raise ConfigError(f"{message}: {closest(name, PEERS)}", key="peer_python", value=setting)
     names = tuple(PEERS) if peers == "all" else () if peers is None else choose("peers", peers, tuple(PEERS))
-    return {"plan": partial(_plan, names, found), "write": write_made, "interpreters": found}
+    write = partial(write_made, shards=shards)
+    return {"plan": partial(_plan, names, found, shards=shards), "write": write, "interpreters": found}
 
 
-def _plan(names, pythons, data, written, choices, cache):
+def _plan(names, pythons, data, written, choices, cache, shards=1):
     """Plan limits, loaders and peers; return the tasks, and the measurements that are impossible."""
-    tasks, missing = plan.plan_peers(names, data, written, choices, cache, interpreters=pythons)
-    return [*plan_readers(data, written, choices), *tasks], missing
+    tasks, missing = plan.plan_peers(names, data, written, choices, cache, interpreters=pythons, shards=shards)
+    own = plan_readers(data, written, choices)
+    if shards > 1:  # the packages' own loops read one file
+        own = [task for task in own if not task.reading.endswith(("lmdb_get", "array_record_read"))]
+    return [*own, *tasks], missing
 
 
 def interpreters():

@@ -22,9 +22,9 @@ import dataload
 from benchmarks.peers import Field
 from benchmarks.peers.field import batches_of_rows, load, worker_options
 from benchmarks.peers.torch_loader import TarRecords
-from benchmarks.workloads import photographs
+from benchmarks.workloads import photographs, write_once
 from dataload._util.machine import usable_cpus
-from dataload.bench.data import loader, write_once
+from dataload.bench.data import loader
 from dataload.bench.runner import measure_all, ratios_of, run_task
 from dataload.bench.task import Reading, Task
 
@@ -267,7 +267,9 @@ def _distance(task, path, pythons):
 
     saved = ROOT / "crops-whole.npy"
     saved.unlink(missing_ok=True)
-    run_task(replace(task, seconds=0.05, order="sequential", options={"whole": str(saved)}), interpreters=pythons)
+    run_task(
+        replace(task, seconds=0.05, order="sequential", workers=1, options={"whole": str(saved)}), interpreters=pythons
+    )
     if not saved.exists():
         return None
     with dataload.open(path, fields=["jpg"]) as source:

@@ -34,7 +34,7 @@ _COLUMNS = {
 _SHORT = ("reader", "format", "order", "records/s", "x limit")
 _READERS = {"dataload": "**{}**", "peer": "{}"}
 _EXPLAINED = (
-    "Each row is a reader with its best number of workers. In each of {rounds} rounds, every reader runs in a process "
+    "Each row is a reader with its best {chosen}. In each of {rounds} rounds, every reader runs in a process "
     "of its own, which reads the first epoch (first touch: mapped memory is touched for the first time) and then "
     "measures the steady state for {seconds:g} s. Rates and page faults per batch are medians of the rounds; spread is "
     "the range of the rounds over their median (the quartiles, from four rounds on). Ratios are taken within each "
@@ -72,7 +72,7 @@ def short(results: Results) -> Iterator[str]:
         yield from _table(_SHORT, measurements, (*fastest, *best(measurements)))
     rounds, seconds = _rounds(results.measurements)
     yield (
-        f"\nEach reader has its best number of workers and a process of its own; medians of {rounds} rounds of "
+        f"\nEach reader has its best {_chosen(results)} and a process of its own; medians of {rounds} rounds of "
         f"{seconds:g} s, on {_machine(results)}. The limit copies the same records within memory. A pool "
         "mixes less than a global order. All figures, settings and versions: "
         "[docs/performance.md](docs/performance.md#beside-peers)."
@@ -88,11 +88,12 @@ def markdown(results: Results) -> Iterator[str]:
         yield from _table(tuple(_COLUMNS), measurements, (*limits, *shown))
         yield ""
         yield from _notes(measurements, shown)
+        yield from _search(name, results)
     machine = results.machine
     versions = ", ".join(f"{name} {version}" for name, version in results.versions.items())
     memory = f", {machine['memory'] / 1e9:.0f} GB" if machine.get("memory") else ""
     rounds, seconds = _rounds(results.measurements)
-    yield _EXPLAINED.format(rounds=rounds, seconds=seconds) + "\n"
+    yield _EXPLAINED.format(rounds=rounds, seconds=seconds, chosen=_chosen(results)) + "\n"
     yield (
         f"{results.date[:10]}, {_cell(str(machine.get('processor')))}, {machine.get('cpus')} CPUs{memory}, "
         f"{_cell(str(machine.get('system')))}; {_cell(versions)}.\n\n```\n{results.command}\n```"
@@ -136,6 +137,20 @@ def _notes(measurements: Sequence[Measurement], shown: Sequence[Measurement]) ->
         yield "<details><summary>Settings of the peers</summary>\n"
         yield from (f"- {_cell(line)}" for line in lines)
         yield "\n</details>\n"
+
+
+def _search(name: str, results: Results) -> Iterator[str]:
+    """Yield the rates of all settings that were tried, folded."""
+    tried = [
+        f"- {_cell(row['case'])}: {row['records_per_second']:,.0f}/s" for row in results.rows if row["title"] == name
+    ]
+    if tried:
+        yield "<details><summary>Settings that were tried, in one short measurement each</summary>\n"
+        yield from (*tried, "\n</details>\n")
+
+
+def _chosen(results: Results) -> str:
+    return "settings in a short search" if results.rows else "number of workers"
 
 
 def _rounds(measurements: Sequence[Measurement]) -> tuple[int, float]:

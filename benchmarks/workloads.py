@@ -2,7 +2,7 @@
 
 import importlib.util
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -13,6 +13,7 @@ from dataload._util.fingerprint import digest
 from dataload._util.lazy import load_optional
 from dataload.bench.data import Data, Written, writable_formats, write
 from dataload.bench.runner import FileFacts
+from dataload.convert import convert
 from dataload.convert.sharded import create
 from dataload.errors import ConfigError, closest
 from dataload.types import Array
@@ -152,12 +153,27 @@ def made_data(workload: Workload, records: int | None = None) -> Data:
     return Data(workload.name, content, made, tuple(made[0]), formats, workload.batch_size, workload.decodes, **reading)
 
 
-def write_made(data: Data, format_name: str, cache: Path) -> Written:
-    """Write made data in a format, unless they are in the cache; generators have no file."""
-    if format_name != "generator":
+def write_made(data: Data, format_name: str, cache: Path, shards: int = 1) -> Written:
+    """Write made data in a format, unless they are in the cache; generators have no file.
+
+    With several `shards`, the path is a pattern.
+    """
+    if format_name == "generator":
+        count = len(data.records)
+        return Written("", {"records": count}, FileFacts(data.name, format_name, count, 0, None))
+    if shards == 1:
         return write(data, format_name, cache)
-    count = len(data.records)
-    return Written("", {"records": count}, FileFacts(data.name, format_name, count, 0, None))
+    one = write(replace(data, content=data.content.removesuffix(f"-{shards}")), format_name, cache)
+    path = write_shards(Path(one.path), data.records, shards, format=format_name)
+    return replace(one, path=path, facts=replace(one.facts, workload=data.name))
+
+
+def write_shards(file: Path, records: Any, shards: int, **options: Any) -> str:
+    """Write records to `shards` files in a directory beside `file`, unless they exist; return their pattern."""
+    target = file.parent / f"{shards}-{file.stem}" / file.name
+    if not target.parent.exists():
+        convert(records, target, shards=shards, **options)
+    return str(target.with_name(f"{target.stem}-*-of-{shards:05}{target.suffix}"))
 
 
 def write_once(target, records, **options):

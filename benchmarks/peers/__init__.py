@@ -28,6 +28,8 @@ from dataload.errors import ConfigError, closest
 class Peer:
     """Another loader; `imports` are modules that must be installed, and `packages` what pip installs, first its own.
 
+    `grid` are settings to try at the best number of workers, and `one_file` formats that have no shards.
+
     `write` writes the one format of `readings` that only this peer reads, given a source, the field and a directory,
     and returns its path. A peer without `workers` decides about threads itself, and is measured once.
     """
@@ -40,6 +42,8 @@ class Peer:
     write: Callable[..., str] | None = None
     kinds: tuple[FieldKind, ...] = ("array", "bytes", "image")
     workers: bool = True
+    grid: tuple[Mapping[str, Any], ...] = ()
+    one_file: tuple[str, ...] = ("lmdb", "npy", "bagz")
 
     @property
     def own_format(self) -> str | None:
@@ -47,8 +51,12 @@ class Peer:
         return None if self.write is None else next(iter(self.readings))
 
 
+_TORCH_GRID = ({"prefetch_factor": 8},)
+_GRAIN_GRID = tuple({"num_threads": threads, "prefetch_buffer_size": ahead} for threads, ahead in ((1, 2), (16, 500)))
+
+
 def _torch(name: str, readings: Mapping[str, Callable[..., Reading]], **more: Any) -> Peer:
-    return Peer(f"torch DataLoader{name}", ("torch",), ("torch",), readings, **more)
+    return Peer(f"torch DataLoader{name}", ("torch",), ("torch",), readings, **more, grid=_TORCH_GRID)
 
 
 def _own(name: str, imports: str, packages: str, read: Callable[..., Reading], *settings: Any, **more: Any) -> Peer:
@@ -68,13 +76,29 @@ _ALL = (
     _torch(", memmap", {"npy": torch_loader.memmap}, **_MEMMAP),
     _torch(", memmap in bulk", {"npy": torch_loader.memmap_bulk}, **_MEMMAP),
     _torch(" per group of rows", {"generator": torch_loader.groups}, orders=("sequential",)),
-    Peer("Grain", ("grain",), ("grain", "array-record"), {"array_record": readers.grain}),
-    _own("WebDataset", "webdataset torch", "webdataset torch", readers.tar_shards, _POOL, readers.write_tar_shards),
-    _own("MosaicML Streaming", "streaming torch", "mosaicml-streaming torch", own.mds, _ALL_ORDERS, own.write_mds),
-    _own("LitData", "litdata torch", "litdata torch", own.litdata, _POOL, own.write_litdata),
-    Peer("DALI on CPU", ("nvidia.dali",), _DALI, {"tar": readers.dali}, _POOL),
+    Peer("Grain", ("grain",), ("grain", "array-record"), {"array_record": readers.grain}, grid=_GRAIN_GRID),
+    _own(
+        "WebDataset",
+        "webdataset torch",
+        "webdataset torch",
+        readers.tar_shards,
+        _POOL,
+        readers.write_tar_shards,
+        grid=_TORCH_GRID,
+    ),
+    _own(
+        "MosaicML Streaming",
+        "streaming torch",
+        "mosaicml-streaming torch",
+        own.mds,
+        _ALL_ORDERS,
+        own.write_mds,
+        grid=_TORCH_GRID,
+    ),
+    _own("LitData", "litdata torch", "litdata torch", own.litdata, _POOL, own.write_litdata, grid=_TORCH_GRID),
+    Peer("DALI on CPU", ("nvidia.dali",), _DALI, {"tar": readers.dali}, _POOL, grid=({"prefetch_queue_depth": 4},)),
     Peer("tf.data", ("tensorflow",), ("tensorflow-cpu",), {"tfrecord": readers.tf_data}, _POOL, **_THREADS),
-    Peer("SPDL", ("spdl.pipeline",), ("spdl-core",), readers.SPDL),
+    Peer("SPDL", ("spdl.pipeline",), ("spdl-core",), readers.SPDL, grid=({"buffer_size": 8},)),
     _own("bagz", "bagz", "bagz", own.bagz, _GLOBAL, own.write_bagz, workers=False),
     _own("Hugging Face datasets", "datasets", "datasets torch", own.arrow, _ALL_ORDERS, own.write_arrow),
     _own("Lance", "lance pyarrow", "pylance pyarrow", own.lance, _GLOBAL, own.write_lance, workers=False),

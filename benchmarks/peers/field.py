@@ -22,13 +22,17 @@ FieldKind: TypeAlias = Literal["array", "bytes", "image"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Field:
-    """The one field of the records that peers read; `codec` is None where records are the bytes of the field."""
+    """The one field of the records that peers read; `codec` is None where records are the bytes of the field.
+
+    `shards` is about how many files a peer's own format is to have, if it can have several.
+    """
 
     name: str
     kind: FieldKind
     dtype: str = "uint8"
     shape: tuple[int, ...] = ()
     codec: str | None = None
+    shards: int = 1
 
     @classmethod
     def of_record(cls, record: Mapping[str, Any], *, decodes: bool = False) -> Self:
@@ -52,7 +56,8 @@ class Field:
 
     def to_options(self) -> dict[str, Any]:
         """Return plain values for ``Task.options``, without the codec, which is in the option ``open``."""
-        return {"field": {"name": self.name, "kind": self.kind, "dtype": self.dtype, "shape": list(self.shape)}}
+        values = {"name": self.name, "kind": self.kind, "dtype": self.dtype, "shape": list(self.shape)}
+        return {"field": {**values, "shards": self.shards}}
 
     @property
     def nbytes(self) -> int:
@@ -100,7 +105,16 @@ def load(module: str, package: str) -> Any:
 
 def worker_options(task: Task) -> dict[str, Any]:
     """Return the options of torch's DataLoader, and of those that are built on it, for the workers of a task."""
-    return {"num_workers": task.workers, "persistent_workers": task.workers > 0}
+    return {
+        "num_workers": task.workers,
+        "persistent_workers": task.workers > 0,
+        **(tuned(task) if task.workers else {}),
+    }
+
+
+def tuned(task: Task) -> dict[str, Any]:
+    """Return the peer's own settings that are tried, see `Peer.grid`."""
+    return task.options.get("tuned", {})
 
 
 def batches_of_rows(task: Task, count: int, epoch: int = 0) -> Iterator[Any]:

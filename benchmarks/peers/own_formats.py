@@ -3,8 +3,11 @@
 import math
 import os
 import shutil
+import sys
 from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
 from itertools import islice
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -17,13 +20,14 @@ from dataload.sources.base import Source
 _BUFFER = 1000
 _SHARDS = 8
 _LITDATA_CHUNK = "64MB"
+_MDS_RECORD_BYTES, _MDS_HEADER_BYTES = 8, 256  # about, beside the values
 _LANCE_WRITTEN_AT_ONCE = 64
 _MOSAICML_ALGORITHMS = {"global": "naive", "pool": "py1e"}
 
 
 def mds(task: Task, field: Field) -> Reading:
     """Run MosaicML Streaming on local MDS shards."""
-    streaming = load("streaming", "mosaicml-streaming")
+    streaming = _streaming()
     # Shared memory that an earlier process left under the same names would refuse this one.
     streaming.base.util.clean_stale_shared_memory()
 
@@ -44,11 +48,21 @@ def mds(task: Task, field: Field) -> Reading:
     return Reading({**several, "shuffle_algo": algorithm}, lambda _: iter(made), tensor_columns)
 
 
+def _streaming() -> Any:
+    """Import MosaicML Streaming without torchvision, whose builds for CUDA and torch's for CPUs do not get along."""
+    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
+        stub: Any = sys.modules.setdefault(name, ModuleType(name))
+        stub.__spec__, stub.VisionDataset, stub.to_tensor = ModuleSpec(name, None), object, None
+    return load("streaming", "mosaicml-streaming")
+
+
 def write_mds(source: Source[Any], field: Field, directory: str) -> str:
     path = os.path.join(directory, "mds")
     shape = ",".join(map(str, field.shape))
     column = f"ndarray:{field.dtype}:{shape}" if field.kind == "array" else "bytes"
-    with load("streaming", "mosaicml-streaming").MDSWriter(out=path, columns={field.name: column}) as writer:
+    limit = (_MDS_RECORD_BYTES + field.nbytes) * -(-len(source) // field.shards) + _MDS_HEADER_BYTES
+    size = {} if field.shards == 1 else {"size_limit": limit}
+    with _streaming().MDSWriter(out=path, columns={field.name: column}, **size) as writer:
         for value in field.values(source):
             writer.write({field.name: value})
     return path
@@ -62,14 +76,15 @@ def litdata(task: Task, field: Field) -> Reading:
     dataset = package.StreamingDataset(task.path, seed=task.seed, transform=transform, **options)
     several = worker_options(task)
     made = package.StreamingDataLoader(dataset, batch_size=task.batch_size, **several)
-    settings = {**several, **options, "chunk_bytes": _LITDATA_CHUNK}
+    settings = {**several, **options, **({"chunk_bytes": _LITDATA_CHUNK} if field.shards == 1 else {})}
     return Reading(settings, lambda _: iter(made), tensor_columns)
 
 
 def write_litdata(source: Source[Any], field: Field, directory: str) -> str:
     path = os.path.join(directory, "litdata")
+    chunk = {"chunk_bytes": _LITDATA_CHUNK} if field.shards == 1 else {"chunk_size": -(-len(source) // field.shards)}
     # `optimize` runs this in processes of its own, which an iterator cannot be sent to.
-    writer = load("litdata.streaming.writer", "litdata").BinaryWriter(path, chunk_bytes=_LITDATA_CHUNK)
+    writer = load("litdata.streaming.writer", "litdata").BinaryWriter(path, **chunk)
     for index, value in enumerate(field.values(source)):
         writer.add_item(index, {field.name: value})
     writer.done()
@@ -120,7 +135,7 @@ def write_arrow(source: Source[Any], field: Field, directory: str) -> str:
         cache_dir=cache,
         fingerprint="dataload-bench",  # else it would pickle the records to make one
     )
-    made.save_to_disk(path)
+    made.save_to_disk(path, num_shards=field.shards)
     shutil.rmtree(cache)
     return path
 
@@ -167,7 +182,8 @@ def write_lance(source: Source[Any], field: Field, directory: str) -> str:
                 column = pa.array(values, kind)
             yield pa.record_batch([column], schema=schema)
 
-    load("lance", "pylance").write_dataset(pa.RecordBatchReader.from_batches(schema, batches()), path)
+    stream, most = pa.RecordBatchReader.from_batches(schema, batches()), -(-len(source) // field.shards)
+    load("lance", "pylance").write_dataset(stream, path, max_rows_per_file=most, max_rows_per_group=min(most, 1024))
     return path
 
 

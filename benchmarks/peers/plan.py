@@ -18,7 +18,7 @@ from typing import Any
 import dataload
 from benchmarks.peers import Peer, get_peer, why_missing
 from benchmarks.peers.field import Field
-from benchmarks.workloads import write_once
+from benchmarks.workloads import write_once, write_shards
 from dataload.bench.data import Choices, Data, Written
 from dataload.bench.runner import Measurement, child_environment
 from dataload.bench.task import Task
@@ -37,6 +37,7 @@ def plan_peers(
     cache: Path,
     *,
     interpreters: Mapping[str, str],
+    shards: int = 1,
 ) -> tuple[list[Task], list[Measurement]]:
     """Return the tasks of peers over the data, and a measurement with its error for each impossible peer.
 
@@ -46,7 +47,7 @@ def plan_peers(
     tasks: list[Task] = []
     missing: list[Measurement] = []
     for peer in map(get_peer, names):
-        plan = _Plan(peer, data, written, choices, cache, interpreters.get(peer.name))
+        plan = _Plan(peer, data, written, choices, cache, interpreters.get(peer.name), shards)
         try:
             tasks += plan.tasks()
         except ConfigError as error:
@@ -62,6 +63,7 @@ class _Plan:
     choices: Choices
     cache: Path
     python: str | None
+    shards: int = 1
 
     @property
     def row(self) -> Task:
@@ -92,7 +94,7 @@ class _Plan:
             for workers in choices.workers:  # generators have no file and one order
                 yield replace(self.row, order="sequential", workers=workers, options=options)
             return
-        field = Field.of_record(self.data.records[0], decodes=bool(self.data.decodes))
+        field = replace(Field.of_record(self.data.records[0], decodes=bool(self.data.decodes)), shards=self.shards)
         if field.kind not in peer.kinds:
             raise ConfigError(f"reads fields of {', '.join(peer.kinds)}, not of {field.kind}", key="peers")
         if not {*self.written, peer.own_format} & {*peer.readings}:
@@ -100,7 +102,7 @@ class _Plan:
             raise ConfigError(f"{lacks} --formats", key="formats")
         orders = [order for order in choices.orders if order in peer.orders] or [peer.orders[0]]
         for form in peer.readings:
-            if form != peer.own_format and form not in self.written:
+            if (form != peer.own_format and form not in self.written) or (self.shards > 1 and form in peer.one_file):
                 continue
             task = replace(self.row, path=self._path(form, field), format=form)
             for order in orders:
@@ -112,7 +114,9 @@ class _Plan:
         directory, records = self.cache / self.data.content, self.data.records
         if form in _OF_BYTES:
             values = (field.stored(records[i][field.name]) for i in range(len(records)))
-            return write_once(directory / f"bytes.{form}", lambda: values, format=form)
+            if field.shards == 1:
+                return write_once(directory / f"bytes.{form}", lambda: values, format=form)
+            return write_shards(directory / f"bytes.{form}", [*values], field.shards, format=form)
         if form != self.peer.own_format:
             return self.written[form].path
         if "tar" not in self.written:

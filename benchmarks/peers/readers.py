@@ -19,6 +19,7 @@ from benchmarks.peers.field import (
     expand_files,
     load,
     tensor_columns,
+    tuned,
     worker_options,
 )
 from benchmarks.peers.torch_loader import ArrayRecords, LmdbRecords, Stored, TarRecords
@@ -61,13 +62,14 @@ def grain(task: Task, field: Field) -> Reading:
         dataset = dataset.shuffle()
     dataset = dataset.map(field.decoder()).batch(task.batch_size, batch_fn=_Stack(field))
     steps = len(dataset)
-    options = package.ReadOptions(num_threads=threads, prefetch_buffer_size=_GRAIN_BATCHES_AHEAD if threads else 0)
+    ahead = {"num_threads": threads, "prefetch_buffer_size": _GRAIN_BATCHES_AHEAD if threads else 0}
+    options = package.ReadOptions(**{**ahead, **(tuned(task) if threads else {})})
     iterated = dataset.repeat().to_iter_dataset(options)
     if task.workers:
         iterated = iterated.mp_prefetch(package.MultiprocessingOptions(num_workers=task.workers))
     batches = iter(iterated)
     held.callback(_close, batches)
-    read = {"num_threads": threads, "prefetch_buffer_size": options.prefetch_buffer_size}
+    read = {"num_threads": options.num_threads, "prefetch_buffer_size": options.prefetch_buffer_size}
     return Reading({"num_workers": task.workers, **read}, lambda _: islice(batches, steps), held=held)
 
 
@@ -102,7 +104,7 @@ def dali(task: Task, field: Field) -> Reading:
     """Run NVIDIA DALI on the CPU, on tar archives with its index."""
     threads = max(1, task.workers)
     fn, archives = load("nvidia.dali.fn", _DALI), expand_files(task.path)
-    options = {"batch_size": task.batch_size, "num_threads": threads, "prefetch_queue_depth": 2}
+    options = {"batch_size": task.batch_size, "num_threads": threads, "prefetch_queue_depth": 2, **tuned(task)}
     pipeline = load("nvidia.dali", _DALI).Pipeline(**options, device_id=None, seed=task.seed)
     with pipeline:
         data = fn.readers.webdataset(
@@ -169,9 +171,10 @@ def tar_shards(task: Task, field: Field) -> Reading:
 def write_tar_shards(source: Source[Any], field: Field, directory: str) -> str:
     """Write archives for several workers, which cannot share one."""
     values = field.values(source)
-    for shard in range(_WEBDATASET_SHARDS):
-        with dataload.create(os.path.join(directory, f"{shard:03}.tar")) as writer:
-            for value in islice(values, -(-len(source) // _WEBDATASET_SHARDS)):
+    shards = max(_WEBDATASET_SHARDS, field.shards)
+    for shard in range(shards):
+        with dataload.create(os.path.join(directory, f"{shard:04}.tar")) as writer:
+            for value in islice(values, -(-len(source) // shards)):
                 writer.write({field.name: value})
     return os.path.join(directory, "*.tar")
 
@@ -199,11 +202,17 @@ def _spdl(records_class: type[Stored], task: Task, field: Field) -> Reading:
         builder()
         .add_source(Batches(), continuous=True)
         .pipe(read, concurrency=threads)
-        .add_sink(_SPDL_BUFFER)
+        .add_sink(tuned(task).get("buffer_size", _SPDL_BUFFER))
         .build(num_threads=threads, max_failures=0)
     )
     held.enter_context(pipeline.auto_stop())
-    settings = {"num_threads": threads, "concurrency": threads, "buffer_size": _SPDL_BUFFER, "continuous": True}
+    settings = {
+        "num_threads": threads,
+        "concurrency": threads,
+        "buffer_size": _SPDL_BUFFER,
+        "continuous": True,
+        **tuned(task),
+    }
     return Reading(settings, lambda _: iter(pipeline), held=held)
 
 

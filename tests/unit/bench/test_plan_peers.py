@@ -4,13 +4,16 @@ import json
 import subprocess
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import dataload
+from benchmarks import beside
 from benchmarks.peers import PEERS, Field, get_peer, why_missing
 from benchmarks.peers import plan as peers_plan
+from benchmarks.peers.field import expand_files
 from benchmarks.peers.plan import plan_peers
 from benchmarks.workloads import get_workload, made_data, write_made
 from dataload.bench.data import Choices, write
@@ -34,9 +37,9 @@ def plan(tmp_path, data, choices, monkeypatch):
     """A function: peers and formats -> tasks, and those that cannot be; all peers are there."""
     monkeypatch.setattr(peers_plan, "why_missing", lambda peer, python: None)
 
-    def plan(*names, formats=("lmdb", "tar", "array_record"), data=data, choices=choices, interpreters=None):
-        written = {name: write_made(data, name, tmp_path) for name in formats}
-        return plan_peers(names, data, written, choices, tmp_path, interpreters=interpreters or {})
+    def plan(*names, formats=("lmdb", "tar", "array_record"), data=data, choices=choices, interpreters=None, shards=1):
+        written = {name: write_made(data, name, tmp_path, shards) for name in formats}
+        return plan_peers(names, data, written, choices, tmp_path, interpreters=interpreters or {}, shards=shards)
 
     return plan
 
@@ -64,6 +67,36 @@ def reasons(missing):
 # Tasks
 
 
+def test_several_files(plan, data, tmp_path):
+    """All formats that can have several are read, by us and by peers, and hold the same records as one file."""
+    several = replace(data, name="floats-64 in 3 shards", content=f"{data.content}-3")
+    tasks, missing = plan(TORCH, data=several, shards=3)
+    assert missing == []
+    assert {task.format for task in tasks} == {"tar", "array_record"}
+    for task in tasks:
+        assert len(expand_files(task.path)) == 3
+        assert task.options["field"]["shards"] == 3
+    with dataload.open(write_made(several, "tar", tmp_path, 3).path, decode="auto") as source:
+        np.testing.assert_array_equal(source.read_batch(range(20))["x"], [record["x"] for record in data.records])
+
+
+def test_the_fastest_settings_are_measured(plan, monkeypatch, capsys):
+    """Numbers of workers first, then the peer's own settings with the best of them."""
+    rates = {(0, None): 3.0, (2, None): 5.0, (2, 8): 4.0}
+
+    def run(task, **_):
+        rate = rates[task.workers, task.options.get("tuned", {}).get("prefetch_factor")]
+        return "failed" if task.order == "sequential" else SimpleNamespace(records_per_second=rate)
+
+    monkeypatch.setattr(beside, "run_task", run)
+    searched = []
+    tasks, missing = plan(TORCH, formats=("tar",))
+    found = beside._searched(lambda *_: (tasks, missing), {}, 0.1, searched, tasks[0])
+    assert found == ([next(task for task in tasks if task.order == "global" and task.workers == 2)], missing)
+    assert [row["records_per_second"] for row in searched] == [3.0, 5.0, 0.0, 0.0, 4.0]
+    assert "2 workers, prefetch_factor 8" in capsys.readouterr().out
+
+
 def test_a_task_for_each_format_order_and_number_of_workers(plan, data, choices):
     tasks, missing = plan(TORCH, formats=("lmdb", "tar"))
     assert missing == []
@@ -74,7 +107,7 @@ def test_a_task_for_each_format_order_and_number_of_workers(plan, data, choices)
     for task in tasks:
         assert (task.workload, task.kind, task.name) == ("floats-64", "peer", TORCH)
         assert (task.batch_size, task.seconds, task.seed) == (8, 0.5, 3)
-        assert task.options == {"field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16]}}
+        assert task.options == {"field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16], "shards": 1}}
 
 
 @pytest.mark.parametrize(("orders", "expected"), [(("pool", "sequential"), ["sequential"]), (("pool",), ["global"])])
@@ -168,7 +201,9 @@ def test_a_format_of_its_own_is_prepared_once_by_the_peers_interpreter(plan, pre
     ((command, settings),) = prepares.ran
     assert command[:4] == ["/other/python", "-m", "benchmarks.peers.plan", MEMMAP]
     assert command[4].endswith("data.tar")
-    assert json.loads(command[6]) == {"field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16]}}
+    assert json.loads(command[6]) == {
+        "field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16], "shards": 1}
+    }
     assert str(Path(dataload.__file__).parents[1]) in settings["env"]["PYTHONPATH"].split(":")
     assert {(task.format, task.path) for task in tasks} == {("npy", f"{command[5]}/x.npy")}
     assert plan(MEMMAP)[0] == tasks

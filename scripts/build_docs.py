@@ -1,17 +1,24 @@
-"""Write the pages of the reference that come from code: docs/reference/config.md and docs/reference/command-line.md."""
+"""Write what the documents take from code: two pages of the reference, and the pictures in docs/pictures/."""
 
 import json
+import os
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import typer
 
+from dataload import Loader, RangeSource
 from dataload.cli.app import app
 from dataload.config import json_schema
 
-REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
+DOCS = Path(__file__).parents[1] / "docs"
+REFERENCE, PICTURES = DOCS / "reference", DOCS / "pictures"
 _TABLES = {"SourceConfig": "[source]", "LoaderConfig": "[loader]", "RemoteConfig": "[remote]"}
 
 
@@ -100,6 +107,61 @@ def _cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|")
 
 
+def make_pictures() -> None:
+    """Follow docs/how-to/pictures.md, and keep the pictures that its commands make."""
+    PICTURES.mkdir(exist_ok=True)
+    (PICTURES / "one-order.svg").write_text("\n".join(one_order()), "utf-8")
+    text = (DOCS / "how-to" / "pictures.md").read_text("utf-8")
+    with TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPATH": folder}
+        for language, block in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            name = re.match(r"# ([\w.]+)\n", block)
+            if name:
+                Path(folder, name[1]).write_text(block, "utf-8")
+                continue
+            commands = [["-c", block]] if language == "python" else []
+            commands += [["-m", *shlex.split(line)] for line in block.splitlines() if line.startswith("dataload ")]
+            for command in commands:
+                subprocess.run([sys.executable, *command], cwd=folder, env=environment, check=True)
+        for made in [*Path(folder).glob("*.svg"), *Path(folder).glob("*.html")]:
+            (PICTURES / made.name).write_bytes(made.read_bytes())
+
+
+def one_order() -> Iterator[str]:
+    """Yield the lines of a picture of one shuffled order of 24 records, as four kinds of loaders serve it."""
+    settings: dict[str, Any] = {"shuffle": True, "seed": 7}
+
+    def batches(loader: Any) -> list[list[int]]:
+        return [batch["index"].tolist() for batch in loader]
+
+    ranks = [batches(Loader(RangeSource(24), batch_size=2, rank=r, world_size=2, **settings)) for r in range(2)]
+    stopped = Loader(RangeSource(24), batch_size=4, **settings)
+    before = [batch for _, batch in zip(range(3), iter(stopped), strict=False)]
+    resumed = Loader(RangeSource(24), batch_size=6, **settings)
+    resumed.load_state_dict(stopped.state_dict())
+    rows = {
+        "batches of 4, no workers": batches(Loader(RangeSource(24), batch_size=4, num_workers=0, **settings)),
+        "3 workers": batches(Loader(RangeSource(24), batch_size=4, num_workers=3, **settings)),
+        "2 ranks of 2": [[n for pair in zip(*step, strict=True) for n in pair] for step in zip(*ranks, strict=True)],
+        "killed after 3, then batches of 6": [batch["index"].tolist() for batch in before] + batches(resumed),
+    }
+    stopped.close()
+    colours = ("#cce5f6", "#fbe3b5")  # tints of Okabe and Ito's sky blue and orange
+    yield '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 1000 190" font-family="sans-serif" font-size="15">'
+    yield '<rect width="1000" height="190" fill="white"/>'
+    for row, (title, groups) in enumerate(rows.items()):
+        yield f'<text x="8" y="{row * 44 + 34}">{title}</text>'
+        column = 0
+        for number, group in enumerate(groups):
+            for record in group:
+                x, y = 258 + 30 * column, row * 44 + 14
+                yield f'<rect x="{x}" y="{y}" width="28" height="30" fill="{colours[number % 2]}"/>'
+                yield f'<text x="{x + 14}" y="{y + 20}" text-anchor="middle">{record}</text>'
+                column += 1
+    yield "</svg>"
+
+
 if __name__ == "__main__":
+    make_pictures()
     for page, lines in {"config.md": config_page(), "command-line.md": command_page()}.items():
         (REFERENCE / page).write_text("\n".join(lines) + "\n", "utf-8")

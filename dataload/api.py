@@ -13,7 +13,6 @@ from dataload.sources.discover import discover
 
 if TYPE_CHECKING:
     from dataload.loader.loader import Loader
-    from dataload.streams import MultiStreamLoader
 
 Path: TypeAlias = "str | os.PathLike[str]"
 
@@ -57,7 +56,7 @@ def open_source(
     return discover(paths, format, options).open(fields, options, check=check)
 
 
-def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any] | MultiStreamLoader:
+def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = ()) -> Loader[Any] | Any:
     """Build a loader from a config.
 
     Args:
@@ -68,7 +67,7 @@ def from_config(config: Path | Mapping[str, Any], *, overrides: Sequence[str] = 
             otherwise; ``null`` removes a setting.
 
     Returns:
-        A `Loader`, or a `MultiStreamLoader` if ``sampler.kind`` is ``"iterators"``.
+        A `Loader`, or a `MultiStreamLoader` if ``sampler.kind`` is ``"iterators"``: to type checkers, ``Any``, too.
 
     Raises:
         ConfigError: All unknown keys and values out of range, each with what is allowed; or the first setting that

@@ -90,7 +90,6 @@ def train(config: Path, epochs: int) -> Outcome:
     dataload.from_config(config).close()  # imports the format's packages before timing starts
     start = time.perf_counter()
     loader = dataload.from_config(config)
-    assert isinstance(loader, dataload.Loader)  # no sampler of iterators in these configs
     next(iter(loader))
     first_batch_ms = (time.perf_counter() - start) * 1e3
 
@@ -168,7 +167,6 @@ def main() -> int:
         return 1
     console.print("Loss and accuracy are equal: the order does not depend on the format.")
     with dataload.from_config(CONFIGS / "tar.toml") as loader:
-        assert isinstance(loader, dataload.Loader)
         page = Page("Digits as the model sees them", [repr(loader.source)], [show_batch(loader, 0, 10, most=64)])
     (DATA / "batch.html").write_text(page.to_html(), encoding="utf-8")
     console.print(f"A page of batch 10, which `dataload show` writes: {(DATA / 'batch.html').relative_to(ROOT)}")

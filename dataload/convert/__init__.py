@@ -22,9 +22,11 @@ takes shards, format, codec and the names of classes.
 """
 
 import os
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal
+from types import ModuleType
+from typing import Any, Literal, NoReturn
 
 from dataload._util.settings import check_flags
 from dataload.convert.engine import Engine, engine_of
@@ -40,6 +42,14 @@ from dataload.storage import Remote, RemoteOptions, is_url
 from dataload.types import RandomAccessSource
 
 __all__ = ["ConvertReport", "Engine", "LocalEngine", "convert"]
+
+
+class _Package(ModuleType):
+    def __call__(self, *_: object, **__: object) -> NoReturn:
+        raise TypeError("dataload.convert is a package: write dataload.convert.convert(source, path)")
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def convert(

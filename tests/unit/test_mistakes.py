@@ -172,6 +172,8 @@ len(MultiStreamLoader(iter, [[{"x": 1}]], batch_size=1))
     TypeError: a MultiStreamLoader learns its number of steps at the end of an epoch: count batches, or stop after n
 dataload.DataLoader
     AttributeError: no attribute 'DataLoader': it is dataload.Loader; dataload.torch.DataLoader takes torch's arguments
+dataload.convert(SOURCE, "train.tar")
+    TypeError: dataload.convert is a package: write dataload.convert.convert(source, path)
 dataload.load_dataset
     AttributeError: no attribute 'load_dataset': it is dataload.open(path)
 """

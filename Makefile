@@ -10,7 +10,7 @@ CORE := $(VENV)/.core
 # The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-remote test-foreign test-ray test-train test-slow test-minimum environments exchange flakes coverage mutants docs release check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
+.PHONY: demo test test-remote test-foreign test-ray test-train test-slow test-minimum environments exchange flakes coverage mutants docs release first-ten-minutes check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
 
 # uv takes an eighth of pip's time. It does not read pip's settings, so those of wheels are passed on; where uv is not to
 # be had or fails, pip installs.
@@ -134,6 +134,11 @@ exchange: $(INSTALLED) $(CORE) $(PREVIOUS)/.installed
 # All of a release but the upload. PYTHONS: further interpreters to try the packages with.
 release: $(INSTALLED) $(CORE)
 	$(BIN)/python scripts/release.py --python $(PYTHONS)
+
+# What a new user does in the first ten minutes, in an empty environment with the wheel in dist/: under four minutes.
+WHEEL ?= $(wildcard dist/*.whl)
+first-ten-minutes: $(INSTALLED)
+	scripts/first_ten_minutes.sh $(WHEEL)
 
 # The site of the documents, in site/. Broken links and names fail it.
 DOCS := $(VENV)/.installed-docs

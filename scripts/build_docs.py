@@ -1,9 +1,7 @@
 """Write what the documents take from code: two pages of the reference, and the pictures in docs/pictures/."""
 
 import json
-import os
 import re
-import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -111,18 +109,9 @@ def make_pictures() -> None:
     """Follow docs/how-to/pictures.md, and keep the pictures that its commands make."""
     PICTURES.mkdir(exist_ok=True)
     (PICTURES / "one-order.svg").write_text("\n".join(one_order()), "utf-8")
-    text = (DOCS / "how-to" / "pictures.md").read_text("utf-8")
+    page = DOCS / "how-to" / "pictures.md"
     with TemporaryDirectory() as folder:
-        environment = {**os.environ, "PYTHONPATH": folder}
-        for language, block in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
-            name = re.match(r"# ([\w.]+)\n", block)
-            if name:
-                Path(folder, name[1]).write_text(block, "utf-8")
-                continue
-            commands = [["-c", block]] if language == "python" else []
-            commands += [["-m", *shlex.split(line)] for line in block.splitlines() if line.startswith("dataload ")]
-            for command in commands:
-                subprocess.run([sys.executable, *command], cwd=folder, env=environment, check=True)
+        subprocess.run([sys.executable, Path(__file__).with_name("follow.py"), page], cwd=folder, check=True)
         for made in [*Path(folder).glob("*.svg"), *Path(folder).glob("*.html")]:
             (PICTURES / made.name).write_bytes(made.read_bytes())
 

@@ -201,7 +201,7 @@ def _print(report: ConvertReport, size: str) -> None:
 def _without(source: Source[Any], exclude: str | None, error_report: str | None) -> Source[Any]:
     """Return the source without the records that --exclude names."""
     if exclude is not None and error_report is not None:
-        message = "--exclude and --error-report contradict each other: the report would number the records that are left"
+        message = "--exclude and --error-report contradict each other: the report would number the remaining records"
         raise ConfigError(f"{message}. Leave --exclude out, and --on-error skip reports all of them", key="exclude")
     listed = exclude is not None and re.fullmatch(r"\d+(,\d+)*", exclude) is not None
     given = [*map(int, exclude.split(","))] if listed and exclude is not None else exclude

@@ -62,7 +62,7 @@ def test_bad_records_are_left_out_by_their_report(tmp_path, photos):
     convert("range:10", tmp_path / "c.syr", "--exclude", "3,0")
     with dataload.open(tmp_path / "c.syr") as source:
         assert [int(record["index"]) for record in source] == [1, 2, 4, 5, 6, 7, 8, 9]
-    message = "--exclude and --error-report contradict each other: the report would number the records that are left"
+    message = "--exclude and --error-report contradict each other: the report would number the remaining records"
     refused = fail(2, "convert", photos, tmp_path / "d.syr", "--exclude", report, "--error-report", report)
     assert message in refused.stderr
 

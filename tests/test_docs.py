@@ -11,6 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tables as _opened  # noqa: F401 - the first CSV file opens a pipe that stays open
 
 import dataload
 from dataload.cli import version_line
@@ -150,6 +151,7 @@ def followed(page):
 
 BUCKET = ROOT / "docs" / "tutorials" / "bucket.md"  # needs a server
 FOLLOWED = [*sorted((ROOT / "docs" / "tutorials").glob("*.md")), *sorted((ROOT / "docs" / "how-to").glob("*.md"))]
+FOLLOWED.remove(ROOT / "docs" / "how-to" / "pictures.md")  # `make docs` follows it
 
 
 @pytest.mark.parametrize("page", [followed(page) for page in FOLLOWED if page != BUCKET])

@@ -31,13 +31,18 @@ _ROOMS = {"uploads": "upload", "locks": "lock", "indexing": "index", "jobs": "re
 
 def list_data(directory: str, remote: Remote | None = None) -> list[Kept]:
     """Return what is kept beside the data in a directory."""
-    found, jobs = list[Kept](), defaultdict[tuple[str, str], list[Kept]](list)
-    for file in map(_classify, list_kept(directory, _match, remote)):
-        (jobs[file.kind, file.name] if file.kind in ("conversion", "index") else found).append(file)
-    for (kind, name), files in jobs.items():
-        found += _as_job(files) if kind == "index" else _conversion(directory, name, files, remote)
+    files = [*map(_classify, list_kept(directory, _match, remote))]
+    jobs = _as_jobs(file for file in files if file.kind in ("conversion", "index"))
+    found = [file for file in files if file.kind not in ("conversion", "index")]
+    heads = {file.name: join(directory, f".{file.name}.convert.json") for file in jobs if file.kind == "conversion"}
+    complete = {name: _is_complete(head, remote) for name, head in heads.items()}
+    for file in jobs:
+        if complete.get(file.name) and file.path == heads[file.name]:
+            found.append(file._replace(kind="journal", removal="never"))
+        elif file.kind == "index" or complete[file.name] is not None:  # files of other programs are not ours
+            found.append(file)
     # An index writes lengths before the manifest names them.
-    unnamed = "all" if ("index", "") in jobs or is_url(directory) else "prune"
+    unnamed = "all" if is_url(directory) or any(file.kind == "index" for file in jobs) else "prune"
     path = join(directory, MANIFEST_NAME)
     manifest = (storage_of(path, remote).load(path) or (b"", None))[0]
     for number, file in enumerate(found):
@@ -50,7 +55,7 @@ def list_data(directory: str, remote: Remote | None = None) -> list[Kept]:
 def list_cache(root: str) -> list[Kept]:
     """Return what is kept in the cache of a node or user."""
     found = [
-        file._replace(kind="download" if (name := base_name(file.path))[0] == "." else "shard", name=_shard(name))
+        file._replace(kind="download" if base_name(file.path)[0] == "." else "shard", name=_stem(file, "~"))
         for file in list_kept(join(root, "shards"), living=True)
     ]
     found += map(_classify, list_kept(root, _KINDS["table"].fullmatch))  # of version 0.2
@@ -59,8 +64,8 @@ def list_cache(root: str) -> list[Kept]:
         files = list_kept(join(root, room), living=kind in ("reader", "plan"))
         if kind == "upload":
             files = [each for folder in files for each in list_kept(folder.path)]
-        files = [file._replace(kind=kind) for file in files]
-        found += _as_job(files) if kind == "index" else files
+        files = [file._replace(kind=kind, name=_stem(file, ".") if kind == "index" else "") for file in files]
+        found += _as_jobs(files) if kind == "index" else files
     return found
 
 
@@ -79,8 +84,8 @@ def remove(found: Iterable[Kept], remote: Remote | None = None) -> list[Kept]:
     return gone + [file for file in others if remove_kept(file, remote)]
 
 
-def _shard(name: str) -> str:
-    return name.lstrip(".").partition("~")[0]
+def _stem(file: Kept, mark: str) -> str:
+    return base_name(file.path).lstrip(".").partition(mark)[0]
 
 
 def _match(name: str) -> tuple[str, str] | None:
@@ -96,19 +101,17 @@ def _classify(file: Kept) -> Kept:
     return file._replace(kind=kind, name=name)
 
 
-def _conversion(directory: str, name: str, files: list[Kept], remote: Remote | None) -> list[Kept]:
-    """Return the files of a conversion; its complete journal stays. Files of other programs are not ours."""
-    head = join(directory, f".{name}.convert.json")
+def _is_complete(head: str, remote: Remote | None) -> bool | None:
+    """Return whether a conversion is complete; None if the file is not the journal of one."""
     try:
         table: Any = json.loads((storage_of(head, remote).load(head) or (b"", None))[0])
-        complete = len(table["finished"]) == len(table["shards"])
+        return len(table["finished"]) == len(table["shards"])
     except (DataloadError, ValueError, LookupError, TypeError, RecursionError):
-        return []
-    journal = {"kind": "journal", "removal": "never"} if complete else {}
-    return [file._replace(**journal) if file.path == head else file for file in _as_job(files)]
+        return None
 
 
-def _as_job(files: list[Kept]) -> list[Kept]:
-    """Return the files of a job, which hold together: a process that holds one of them holds all."""
-    holder = next((file.holder for file in files if file.holder), "")
-    return [file._replace(holder=holder, removal="all") for file in files]
+def _as_jobs(files: Iterable[Kept]) -> list[Kept]:
+    """Return the files of jobs, each of which a process holds that holds one of its files."""
+    files = [*files]
+    holders = {(file.kind, file.name): file.holder for file in files if file.holder}
+    return [file._replace(holder=holders.get((file.kind, file.name), ""), removal="all") for file in files]

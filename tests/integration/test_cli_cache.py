@@ -19,12 +19,14 @@ import dataload
 from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.convert.indexing import Measuring, index_shards
+from dataload.storage import LocalStorage
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.settings import ObjectVersion
 
 SIZE = 1000
 READER = """
 import os, sys
+from dataload.storage import LocalStorage
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.settings import ObjectVersion
 root, name, downloads = sys.argv[1:]
@@ -309,6 +311,21 @@ def test_what_is_beside_data_is_listed_and_pruned(tmp_path, monkeypatch):
     assert [line for line in cache("status").stdout.splitlines() if line.startswith("/")] == [
         str(tmp_path / "home" / "dataload"), str(data)
     ]  # fmt: skip
+
+
+def test_indexes_of_data_at_urls_go_one_by_one(tmp_path):
+    room = tmp_path / "indexing"
+    room.mkdir()
+    for name in ("one.log", "two.log"):
+        (room / name).touch()
+    with LocalStorage().lock(str(room / "one.log")):
+        assert kinds("cache", "status", "--cache", tmp_path) == [
+            ("index", ""), *[("index", f"process {os.getpid()}")] * 2
+        ]  # fmt: skip
+        cache("prune", "--all", "--yes", "--cache", tmp_path)
+        assert sorted(os.listdir(room)) == [".one.log.lock", "one.log"]
+    cache("prune", "--all", "--yes", "--cache", tmp_path)
+    assert os.listdir(room) == []
 
 
 def test_lengths_go_only_if_no_manifest_and_no_index_needs_them(tmp_path):

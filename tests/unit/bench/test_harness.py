@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import cold, formats, harness
-from benchmarks.harness import Case, against, aim, content, more_workers, run_cases, summary
+from benchmarks.harness import Case, against, content, more_workers, run_cases
 from dataload.bench import child
 
 SHORT = {"rounds": 2, "seconds": 0.002}
@@ -66,16 +66,6 @@ def test_comparisons_take_ratios_within_rounds(capsys):
     assert found["case"].endswith("2 workers / 1 worker")
     assert found["pairs"] == {"1 worker / 0 workers": 2, "2 workers / 1 worker": 0.95}
     assert "NOT MET" in capsys.readouterr().out
-
-
-def test_an_aim_is_a_line_of_the_summary():
-    rows = [aim("Open", "Syrah", 0.05, most=0.1), aim("Open", "tar", 0.2, most=0.1), aim("Read", "tar", 2, 1.5)]
-    lines = [" ".join(line.split()) for line in summary([*rows, row("no aim", 1)])]
-    assert lines == [
-        "Open: Syrah 0.05 aim 0.1 met",
-        "Open: tar 0.2 aim 0.1 NOT MET",
-        "Read: tar 2 aim 1.5 met",
-    ]
 
 
 QUICK = {"syrah", "array_record"}

@@ -11,10 +11,9 @@ import pytest
 
 import dataload
 from benchmarks.peers import PEERS, get_peer, open_peer, why_missing
-from benchmarks.peers.field import Field, decode_jpeg, load
-from benchmarks.peers.plan import main
+from benchmarks.peers.field import Field, decode_jpeg
 from dataload.bench.task import MODULUS, Task, check_record
-from dataload.errors import ConfigError, MissingDependencyError
+from dataload.errors import ConfigError
 
 COUNT, BATCH = 50, 16
 READINGS = [
@@ -143,21 +142,6 @@ def test_a_peer_with_workers_reads_the_same_and_ends_them(data):
         reading.batches(2)
 
 
-def test_records_with_a_codec_and_several_archives(tmp_path, data):
-    made, torch = data("array"), get_peer("torch DataLoader")
-    with dataload.create(tmp_path / "x.lmdb", codec="msgpack") as writer:
-        writer.extend({"x": value} for value in made.values)
-    task = made.task(torch, "lmdb", "global", path=str(tmp_path / "x.lmdb"))
-    with opened(replace(task, options={**task.options, "open": {"codec": "msgpack"}})) as reading:
-        assert epoch_of(reading, 0)[2] == made.checksum
-    made = data("bytes")
-    for shard in range(2):
-        with dataload.create(tmp_path / f"{shard}.tar") as writer:
-            writer.extend({"bin": value} for value in made.values[shard::2])
-    with opened(made.task(torch, "tar", "global", path=str(tmp_path / "{0..1}.tar"))) as reading:
-        assert epoch_of(reading, 0)[2] == made.checksum
-
-
 def test_the_modules_of_peers_import_nothing_but_numpy():
     code = (
         f"import sys; sys.path.append({str(Path(dataload.__file__).parents[1])!r})\n"
@@ -180,47 +164,3 @@ def test_a_peer_that_is_not_there_says_so(tmp_path):
     assert why_missing(absent, sys.executable).startswith(where)
     assert why_missing(replace(absent, imports=("numpy",)), sys.executable) is None
     assert why_missing(absent, str(tmp_path / "python")).startswith("cannot run ")
-
-
-def test_prepare_as_a_command_leaves_jpeg_files_as_they_are(data, tmp_path, capsys):
-    for kind, peer in (("array", "torch DataLoader, memmap"), ("image", "WebDataset")):
-        made = data(kind)
-        archive = made.path(get_peer("torch DataLoader"), "tar")
-        main(peer, archive, str(tmp_path / kind), json.dumps(made.field.to_options()))
-        path = capsys.readouterr().out.splitlines()[-1]
-        if kind == "array":
-            np.testing.assert_array_equal(np.load(path), made.values)
-        else:
-            with dataload.open(path, fields=["jpg"]) as shards:
-                assert [record["jpg"] for record in shards] == made.values
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"order": "pool"}, "torch DataLoader has the orders global, sequential, not 'pool'"),
-        ({"options": {}}, "needs the option 'field'"),
-        ({"format": "tar", "path": "none.tar"}, r"there is no .*none\.tar"),
-        (
-            {"name": "WebDataset", "format": "tar shards", "order": "pool", "path": "a.tar", "workers": 2},
-            r"2 workers need as many archives, .* is 1",
-        ),
-    ],
-)
-def test_what_is_wrong_with_a_task_is_said(data, tmp_path, monkeypatch, changes, message):
-    monkeypatch.chdir(tmp_path)
-    dataload.create("a.tar").close()
-    task = replace(data("bytes").task(get_peer("torch DataLoader"), "lmdb", "global"), **changes)
-    with pytest.raises(ConfigError, match=message), opened(task):
-        pass
-
-
-def test_what_is_no_peer_and_no_field():
-    with pytest.raises(ConfigError, match=r"there is no peer 'Grian'.*Grain"):
-        get_peer("Grian")
-    with pytest.raises(MissingDependencyError, match="the peer no-such-package needs no-such-package"):
-        load("no_such_module", "no-such-package")
-    with pytest.raises(ConfigError, match=r"records of one field, got the fields \['a', 'b'\]"):
-        Field.of_record({"a": b"", "b": b""})
-    with pytest.raises(ConfigError, match="'a' must hold arrays or bytes, got int"):
-        Field.of_record({"a": 1})

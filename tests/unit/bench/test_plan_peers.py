@@ -110,17 +110,6 @@ def test_a_task_for_each_format_order_and_number_of_workers(plan, data, choices)
         assert task.options == {"field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16], "shards": 1}}
 
 
-@pytest.mark.parametrize(("orders", "expected"), [(("pool", "sequential"), ["sequential"]), (("pool",), ["global"])])
-def test_orders_are_those_that_a_peer_has_or_its_first(plan, choices, orders, expected):
-    tasks, _ = plan(TORCH, formats=("tar",), choices=replace(choices, orders=orders, workers=(0,)))
-    assert [task.order for task in tasks] == expected
-
-
-def test_a_peer_with_threads_of_its_own_is_measured_once(plan, prepares):
-    found = [(task.format, task.order, task.workers) for task in plan("bagz")[0]]
-    assert found == [("bagz", "global", 0), ("bagz", "sequential", 0)]
-
-
 def test_formats_that_are_not_there_are_left_out(plan):
     tasks, missing = plan(TORCH, "Grain", formats=("syrah", "tar"))
     assert {(task.name, task.format) for task in tasks} == {(TORCH, "tar")}
@@ -175,23 +164,6 @@ def test_records_are_bare_bytes_and_written_once(plan, data, choices, name, monk
     assert plan(TORCH, "SPDL", formats=(name, "tar"))[0] == tasks
 
 
-def test_files_of_bytes_that_were_not_finished_are_written_anew(plan, data, monkeypatch):
-    stored = Field.stored
-
-    def interrupted(field, value):
-        if value is data.records[10]["x"]:
-            raise KeyboardInterrupt
-        return stored(field, value)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Field, "stored", interrupted)
-        with pytest.raises(KeyboardInterrupt):
-            plan(TORCH, formats=("lmdb",))
-    tasks, _ = plan(TORCH, formats=("lmdb",))
-    with dataload.open(tasks[0].path) as source:
-        assert len(source) == 20
-
-
 # Formats of their own
 
 
@@ -214,41 +186,6 @@ def test_files_that_are_really_written(plan, data):
     ((task, *_), missing) = plan(MEMMAP, formats=("tar",))
     assert missing == []
     np.testing.assert_array_equal(np.load(task.path), [record["x"] for record in data.records])
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        ((1, "", "Traceback:\nValueError: no room\n\n"), "its files cannot be written: ValueError: no room"),
-        ((3, "a line\n", ""), "its files cannot be written: 3"),
-        ((0, "\n", ""), "its files cannot be written: 0"),
-    ],
-)
-def test_a_failure_to_prepare_is_a_row_and_is_tried_again(plan, prepares, answer, message):
-    prepares.answers["Lance"] = answer
-    tasks, missing = plan("Lance", "bagz")
-    assert {task.name for task in tasks} == {"bagz"}
-    assert reasons(missing) == [("Lance", message)]
-    prepares.answers.clear()
-    assert plan("Lance")[1] == []
-
-
-def test_what_was_left_by_a_run_that_was_ended_is_taken_away(plan, prepares, tmp_path, monkeypatch):
-    def ended(command, **_):
-        Path(command[5]).mkdir()
-        Path(command[5], "half").write_bytes(b"half of it")
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(peers_plan.subprocess, "run", ended)
-        error = subprocess.TimeoutExpired("", 1)
-        assert reasons(plan(MEMMAP)[1]) == [(MEMMAP, "its files were not written within 3600 s")]
-        error = KeyboardInterrupt()
-        with pytest.raises(KeyboardInterrupt):
-            plan(MEMMAP)
-    assert len(list(tmp_path.rglob("half"))) == 1
-    plan(MEMMAP)
-    assert not list(tmp_path.rglob("half"))
 
 
 # Generators

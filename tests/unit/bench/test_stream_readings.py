@@ -78,25 +78,9 @@ def test_workers_give_the_same(function):
         assert made.settings.get("loaders", made.settings["num_workers"]) == 2
 
 
-def test_groups_hold_neighbouring_rows_and_are_no_more_than_these():
-    pytest.importorskip("torch")
-    with closing(torch_groups(task(workers=0, batch_size=3, options={"open": {"records": 6}}))) as made:
-        assert [batch["data"].tolist() for batch in made.batches(0)] == expected(3, 2).tolist()
-        assert made.settings["loaders"] == 1
-    with closing(torch_groups(task(workers=9, batch_size=3))) as made:
-        assert (made.settings["loaders"], made.settings["num_workers"]) == (3, 1)  # no process before the first batch
-
-
 def test_records_are_rounded_up_to_whole_batches(reading):
     with closing(reading(task(options={"open": {"records": ROWS + 1}}))) as made:
         assert len(epochs(made, 1)[0]) == 2
-
-
-def test_a_closed_reading_gives_nothing(reading):
-    made = reading(task())
-    made.close()
-    with pytest.raises(Exception, match="closed"):
-        made.batches(0)
 
 
 # The plan
@@ -106,16 +90,6 @@ def test_a_closed_reading_gives_nothing(reading):
 def written(tmp_path):
     data = made_data(get_workload("streams"), 32)
     return data, {"generator": write_made(data, "generator", tmp_path)}
-
-
-def test_generators_have_no_file(written, tmp_path):
-    data, files = written
-    (one,) = files.values()
-    assert (one.path, one.options) == ("", {"records": 32})
-    assert (one.facts.workload, one.facts.format, one.facts.records) == ("streams", "generator", 32)
-    assert (one.facts.nbytes, one.facts.write_seconds) == (0, None)
-    assert list(tmp_path.iterdir()) == []
-    assert data.fields == ("data",)
 
 
 def test_one_limit_and_a_row_for_each_number_of_workers(written):

@@ -33,7 +33,7 @@ _INSTEAD = "; dataload.torch.DataLoader takes torch's arguments"
 
 def explains_arguments(init: Callable[Concatenate[SelfT, P], None]) -> Callable[Concatenate[SelfT, P], None]:
     """Decorate the constructor of a loader: an argument that it does not have raises a TypeError with its name here."""
-    known = [*inspect.signature(init).parameters][2:]
+    known = [*inspect.signature(init).parameters][1:]
 
     @functools.wraps(init)
     def checked(self: SelfT, /, *args: P.args, **settings: P.kwargs) -> None:
@@ -42,7 +42,7 @@ def explains_arguments(init: Callable[Concatenate[SelfT, P], None]) -> Callable[
             message = f"{name} takes the source and then named arguments: write batch_size={args[1]!r}"
             raise TypeError(message + _INSTEAD)
         for argument in settings:
-            if argument not in known and argument != "source":
+            if argument not in known:
                 torch = _INSTEAD if argument in INSTEAD["loader argument"] else ""
                 advice = instead("loader argument", argument, known)
                 raise TypeError(f"{name} has no argument {argument!r}{advice}{torch}")

@@ -57,7 +57,7 @@ def _plan(kind: Any, counts: list[int]) -> _Node | None:
     elif types.is_fixed_size_list(kind):
         children, buffers = [kind.value_type], 1
     elif types.is_list(kind) or types.is_large_list(kind) or types.is_map(kind):
-        children = [kind.field(0).type] if not types.is_map(kind) else [_pairs_of(kind)]
+        children = [kind.field(0).type]
         width = 8 if types.is_large_list(kind) else 4
     elif _is_variable(kind):
         width, buffers = 8 if types.is_large_string(kind) or types.is_large_binary(kind) else 4, 3
@@ -84,11 +84,6 @@ def _size(kind: Any) -> int | None:
 def _is_variable(kind: Any) -> bool:
     types = pa_module().types
     return any(test(kind) for test in (types.is_string, types.is_large_string, types.is_binary, types.is_large_binary))
-
-
-def _pairs_of(kind: Any) -> Any:
-    pa = pa_module()
-    return pa.struct([pa.field("key", kind.key_type, nullable=False), ("value", kind.item_type)])  # as `map_` has them
 
 
 def _of(values: Int64Array, batch: Int64Array) -> Int64Array:

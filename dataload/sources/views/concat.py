@@ -45,7 +45,6 @@ class ConcatSource(ViewSource[Any]):
         self._ends: Int64Array | None = None
         self._drops_key: bool | None = None  # once it is known
         self._joint: PerProcess[JointShards | None] = PerProcess()
-        self._closed = False
 
     @property
     def sources(self) -> tuple[Source[Any], ...]:
@@ -72,12 +71,11 @@ class ConcatSource(ViewSource[Any]):
         return int(self._bounds()[-1])
 
     def _joint_shards(self) -> JointShards | None:
-        return None if self._closed else self._joint.get(lambda: join(self._parents))
+        return self._joint.get(lambda: join(self._parents))
 
     def close(self) -> None:
-        self._closed = True
-        self._joint.drop()
         super().close()
+        self._joint.drop()
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_joint"}

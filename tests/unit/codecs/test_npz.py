@@ -143,6 +143,12 @@ def overlapping(count):
     return data[:place] + entry * count + bytes(end)
 
 
+def encrypted():
+    data = encode({"a": bytes(100)})
+    place = data.index(b"PK\1\2")
+    return data[:6] + b"\1" + data[7 : place + 8] + b"\1" + data[place + 9 :]
+
+
 SHARED = "the directory of the archive contradicts the header of a member at byte 0: other programs"
 
 
@@ -153,6 +159,8 @@ SHARED = "the directory of the archive contradicts the header of a member at byt
         (b"PK\3\4" * 50, "not an .npz archive .*not a zip file"),
         (encode(ARRAYS)[:-30], "not an .npz archive"),
         (encode(ARRAYS).replace(b"\0\0\x80\x3f", b"\0\0\x81\x3f"), "not an .npz archive .*Bad CRC-32 for file 'x.npy'"),
+        (encode(ARRAYS).replace(b"PK\1\2", b"PK\1\3"), "not an .npz archive .*Bad magic number for central directory"),
+        (encrypted(), "not an .npz archive .* is encrypted, password required"),
         (objects(), r"member 'x.npy' of the archive: an array of dtype '\|O': objects would have to be unpickled"),
         (archive([("a.npy", b"x"), ("a.bin", b"y")]), "member 'a.npy' of the archive: a .npy file must start with"),
         (archive([("a.bin", b"x"), ("a.txt", b"y")]), "the archive has two members for field 'a'"),

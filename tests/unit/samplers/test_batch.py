@@ -107,6 +107,7 @@ def test_dealt_otherwise_is_as_if_made_so(planner, tail):
     found, expected = planner.with_ranks(**dealing), replace(planner, **dealing)
     assert found == expected
     assert found.steps(0) == expected.steps(0)
+    assert planner.with_ranks(tail=tail, origin=2000).steps(0) == 0
     for one, other in zip(plans_of(found), plans_of(expected), strict=True):
         assert np.array_equal(one.indices, other.indices)
         assert np.array_equal(one.valid, other.valid) if tail == "pad" else one.valid is other.valid is None

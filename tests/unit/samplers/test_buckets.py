@@ -96,6 +96,8 @@ def test_any_split_of_steps_gives_the_same_and_epochs_differ():
 def test_without_shuffling_records_come_by_bucket_and_index():
     planner = BucketBatchSampler(lengths=[5, 1, 5, 1, 9, 1], batch_size=2, boundaries=(1, 5, 9), shuffle=False)
     assert [plan.indices.tolist() for plan in plans_of(planner)] == [[1, 3], [5], [0, 2], [4]]
+    assert planner.rows_per_step == 1
+    assert BucketBatchSampler(lengths=[1, 1], batch_size=2).rows_per_step == 2
 
 
 def test_records_and_batches_are_mixed_evenly():

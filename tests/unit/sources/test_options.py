@@ -324,9 +324,9 @@ class Greedy(FileSource):
         return Reader()
 
 
-@pytest.mark.parametrize("paths", [["a"], ["a", "b"]])
-def test_memory_that_there_is_not(paths, monkeypatch):
-    source = Greedy(paths)
+@pytest.mark.parametrize("sources", [["a"], ["ab"], ["a", "b"]])
+def test_memory_that_there_is_not(sources, monkeypatch):
+    source = dataload.concat([Greedy([*paths]) for paths in sources])
     message = (
         r"Greedy\(.*\): reading 2 records at once needs more memory than this process may have: read fewer "
         r"at once \(batch_size\), or lower max_record_bytes, so that larger ones are refused"
@@ -338,4 +338,4 @@ def test_memory_that_there_is_not(paths, monkeypatch):
         assert caught.value.path == "a"
     monkeypatch.setattr(Greedy, "_open_shard", lambda *_: np.empty(1 << 60, np.uint8))
     with pytest.raises(SourceError, match="cannot read a: this needs more memory than the process may use; the file"):
-        len(Greedy(paths))
+        len(Greedy([*sources[0]]))

@@ -341,6 +341,9 @@ def test_more_than_the_limit(tmp_path):
     words = pa.table({"x": pa.array(["a" * 2000]).dictionary_encode()})
     with pytest.raises(CorruptFileError, match=r"the batch at byte \d+ takes 2,0"):
         ArrowSource(write_arrow(tmp_path / "c.arrow", words, compression="zstd"), max_record_bytes=1000)[0]
+    numbers = pa.StructArray.from_arrays([pa.array([[7] * 100], pa.list_(pa.int64(), 100))], ["n"])
+    write_arrow(tmp_path / "d.arrow", pa.table({"x": numbers}))  # 800 bytes, and more as objects
+    assert dataload.open(tmp_path / "d.arrow", max_record_bytes=1000)[0]["x"]["n"].tolist() == [7] * 100
     write_arrow(tmp_path / "b.arrow", pa.table({"x": [b"", b"a" * 2000]}))
     source = dataload.open(tmp_path / "b.arrow", max_record_bytes=1000)
     assert source[0]["x"] == b""

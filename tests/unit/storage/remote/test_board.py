@@ -9,7 +9,7 @@ import pytest
 
 from dataload.errors import MachineError
 from dataload.storage.remote.jobs import living
-from dataload.storage.remote.prefetch.board import Board, Coming
+from dataload.storage.remote.prefetch.board import Board, Coming, wait_for
 
 URLS = ["s3://bucket/0", "s3://bucket/1", "s3://bucket/2"]
 UNKNOWN, SOON, NEVER = Coming.UNKNOWN, Coming.SOON, Coming.NEVER
@@ -35,6 +35,19 @@ def test_what_readers_see_and_ask_for(tmp_path):
     assert reader.look("s3://bucket/3") is UNKNOWN
     board.clear()
     assert looks(reader) == [UNKNOWN] * 3
+
+
+def test_a_planned_shard_is_waited_for_while_its_download_advances(tmp_path, monkeypatch):
+    board, (url, *_) = Board(str(tmp_path), URLS), URLS
+    assert wait_for(board, url, lambda: None, object) is UNKNOWN
+    board.set(0, SOON)
+    found = iter([None, None, "a lease"])
+    assert wait_for(board, url, lambda: next(found), object) == "a lease"
+    given_up = iter([lambda: None, lambda: board.set(0, UNKNOWN)])
+    assert wait_for(board, url, lambda: next(given_up)(), object) is NEVER
+    monkeypatch.setattr("dataload.storage.remote.prefetch.board._LONGEST_WAIT", 0.0)
+    board.set(0, SOON)
+    assert wait_for(board, url, lambda: None, lambda: None) is UNKNOWN
 
 
 def test_a_shortened_or_overwritten_file(tmp_path):

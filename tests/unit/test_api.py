@@ -147,7 +147,7 @@ MIXED = r"the files of a data set have one format, got .*a\.syr \(syrah\), .*b\.
             lambda: dataload.create("x", format="range"),
             "format 'range' is read-only; choose one that can be .*: syrah,",
         ),
-        (lambda: dataload.create("a.syr"), r"a\.syr exists: choose another name, or pass overwrite=True"),
+        (lambda: dataload.create("a.syr"), r"a\.syr exists"),
     ],
 )
 def test_what_is_refused(tmp_path, monkeypatch, call, match):

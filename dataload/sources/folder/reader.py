@@ -98,8 +98,8 @@ class FolderSource(FileSource[Record]):
     def _open_known(self, shard: int) -> ShardReader[Record]:
         reader = cast("FolderReader", super()._open_known(shard))
         assert self._known is not None, "only then are shards opened one by one"
-        if LABEL in self._known.fields:
-            reader.number_classes(self._known.fields[LABEL].classes)
+        if LABEL in self._known.fields and (classes := self._known.fields[LABEL].classes) is not None:
+            reader.number_classes(classes)
         return reader
 
     def _known_fields(
@@ -112,7 +112,12 @@ class FolderSource(FileSource[Record]):
                 message = f"{named}: open them separately and join them with ConcatSource"
                 raise ConfigError(message, key="paths")
         known = dict(super()._known_fields(readers, fields))
-        if all(reader.classes is not None for reader in opened):
+        have_names = [reader.classes is not None for reader in opened]
+        if len({*have_names}) > 1 and all(LABEL in found for found in fields):
+            texts, numbers = (self._paths[have_names.index(found)] for found in (True, False))
+            message = f"the labels of {texts} are names and those of {numbers} are numbers: write them in the same way"
+            raise ConfigError(message, key="paths")
+        if all(have_names):
             classes = tuple(sorted({name for reader in opened for name in reader.classes or ()}))
             for reader in opened:
                 reader.number_classes(classes)
@@ -161,12 +166,11 @@ class FolderReader(ShardReader[Record]):
         """Bytes of all files."""
         return int(self._files.sizes(self._table.values).sum())
 
-    def number_classes(self, classes: tuple[str, ...] | None) -> None:
-        """Let labels be numbers of these classes, which include this shard's classes."""
-        if self.classes is not None and classes is not None:
-            codes = {name: code for code, name in enumerate(classes)}
-            numbers = np.array([codes[name] for name in self.classes], np.int64)
-            self._labels = numbers[np.asarray(self._table.columns[LABEL])]
+    def number_classes(self, classes: tuple[str, ...]) -> None:
+        """Let labels, which are names, be numbers of these classes, which include this shard's classes."""
+        codes = {name: code for code, name in enumerate(classes)}
+        numbers = np.array([codes[name] for name in self.classes or ()], np.int64)
+        self._labels = numbers[np.asarray(self._table.columns[LABEL])]
 
     @cached_property
     def _specs(self) -> Mapping[str, FieldSpec]:

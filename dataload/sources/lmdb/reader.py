@@ -195,7 +195,7 @@ class LMDBShard(EncodedShard):
         snapshot.sample(values.offsets, values.lengths)
         self._values = values
         self._limit = limit
-        self._has_large = bool(len(values.offsets)) and int(np.max(values.lengths)) > limit
+        self._has_large = int(np.max(values.lengths, initial=0)) > limit
 
     def __len__(self) -> int:
         return len(self._values.offsets)

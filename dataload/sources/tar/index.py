@@ -284,7 +284,7 @@ def _extension_codes(tokens: _Tokens, before: Int64Array, end: Int64Array, names
     lengths = end - before - 1
     compared = np.minimum(lengths, _SHORT)
     words = [tokens.words(before + (1 + at)) & _FIRST[at // 8][compared] for at in range(0, int(compared.max()), 8)]
-    out = np.full(len(end), -1, np.int64)
+    out = np.empty(len(end), np.int64)
     todo = np.arange(len(end))
     while len(todo) and len(names) <= _FEW:
         # Find all words equal to the first one.

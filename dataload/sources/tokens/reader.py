@@ -260,11 +260,10 @@ class _TokenFile(ShardReader[Record]):
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - records are read whole
         size = self._dtype.itemsize
-        starts, counts = self.windows.spans(indices)
+        starts = self.windows.starts(indices)
         # A short window is read together with what precedes it or follows.
         first = starts if self._pad is None else np.minimum(starts, max(0, self._length - self._window))
-        window = np.full(len(starts), self._window) if self._pad is None else starts + counts - first
-        return first * size + self._start, np.maximum(window, min(self._window, self._length)) * size
+        return first * size + self._start, np.full(len(starts), min(self._window, self._length) * size)
 
     def shared(self) -> tuple[RecordFile, Any] | None:
         if self._pad is not None or self._edges is not None:

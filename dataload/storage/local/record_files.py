@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from dataload._util.system import NO_WAIT, open_file, read_into_at
+from dataload._util.system import NO_WAIT, open_file, read_at, read_into_at
 from dataload.errors import ChangedFileError, SourceError
 from dataload.storage.core import core
 from dataload.storage.errors import (
@@ -198,7 +198,7 @@ class MappedFile(ReopenedFile[Mapping]):
         if min(offset, length, self.size - offset - length) < 0:
             raise outside_error(self.path, self.size, f"bytes {offset} to {offset + length}")
         with file_errors(self.path):
-            data = os.pread(handle.descriptor, length, offset)
+            data = read_at(handle.descriptor, length, offset)
         if (error := self._changed(handle)) or len(data) < length:
             raise error or changed_error(self.path, self.size, offset + len(data))
         return data

@@ -188,7 +188,7 @@ def test_what_exists_is_only_replaced_if_asked(tmp_path, name):
     there = names(tmp_path)[0]
     for rule in ({"shards": 2}, {"records_per_shard": 20}):
         if rule == {"shards": 2} or name == "d.tar":
-            with pytest.raises(ConfigError, match=rf"{there} exists: choose another name, or pass overwrite"):
+            with pytest.raises(ConfigError, match=rf"{there} exists"):
                 dataload.create(tmp_path / name, **rule)
     if name == "d.tar":
         dataload.create(tmp_path / name, shards=3).abort()  # other names

@@ -295,8 +295,9 @@ def test_slow_shards_are_opened_side_by_side_and_the_error_is_that_of_the_first(
 
 def test_more_shards_than_may_be_open(make, monkeypatch):
     """The ones used last stay open; see test_overwritten.py for each format."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    assert files.most_open_shards() == max(8, soft // 4)
+    for limit, most in ((400, 100), (20, 8), (resource.RLIM_INFINITY, 1 << 30)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, limit=limit: (limit, limit))
+        assert files.most_open_shards() == most
     monkeypatch.setattr(files, "most_open_shards", lambda: 3)
     source = Counting(make(*[2] * 10))
     assert source.opened == []

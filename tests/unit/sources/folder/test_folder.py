@@ -346,6 +346,11 @@ def test_several_folders_have_the_classes_of_all(tmp_path):
     fill(tmp_path / "c", ["ant/3.wav"])
     with pytest.raises(ConfigError, match=r"a has the fields __key__, image, label, and .*c __key__, audio, sample_ra"):
         dataload.open([tmp_path / "a", tmp_path / "c"])
+    for name, labels in (("d", "78"), ("e", "xy")):
+        rows = "".join(f"{i}.png,{label}\n" for i, label in enumerate(labels))
+        (fill(tmp_path / name, ["0.png", "1.png"]) / "metadata.csv").write_text(f"file_name,label\n{rows}")
+    with pytest.raises(ConfigError, match=r"the labels of .*/e are names and those of .*/d are numbers"):
+        dataload.open([tmp_path / "d", tmp_path / "e"])
 
 
 def test_files_that_changed_or_vanished(tmp_path):

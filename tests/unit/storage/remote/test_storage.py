@@ -116,7 +116,7 @@ def test_writing_and_deleting(root):
         assert not opened(root).exists(url)
         part.publish()
     assert opened(root).read(url) == b"data"
-    with pytest.raises(ConfigError, match=f"{url} exists: choose another name, or pass overwrite=True"):
+    with pytest.raises(ConfigError, match=f"{url} exists"):
         opened(root).create(url)
     storage = opened(root)
     storage.remove(url)

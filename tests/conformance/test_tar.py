@@ -1,8 +1,8 @@
-import io
 import tarfile
 
 import numpy as np
 from format_suite import FormatSuite, flip, members
+from made_files import pack
 
 from dataload.sources.tar.reader import TarSource
 from dataload.testing import SourceTraits
@@ -12,11 +12,7 @@ SHAPE = {"suffix": ".tar", "several_paths": True}
 
 def write_archive(path, records):
     """By the standard library, one sample per record."""
-    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as archive:
-        for name, data in members(records):
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
+    pack(path, members(records), tarfile.GNU_FORMAT)
 
 
 def write_index(path):

@@ -1,8 +1,7 @@
-import io
 import json
-import tarfile
 
 from format_suite import FormatSuite
+from made_files import pack
 
 from dataload.sources.tar.reader import WidsSource
 from dataload.testing import SourceTraits
@@ -19,13 +18,10 @@ class TestWids(FormatSuite):
     )
 
     def write(self, path, records):
-        archive = path.parent / f"{path.name}.tar"
-        with tarfile.open(archive, "w") as stream:
-            for index, record in enumerate(records):
-                for extension, value in record.items():
-                    member = tarfile.TarInfo(f"{index:06d}.{extension}")
-                    member.size = len(value)
-                    stream.addfile(member, io.BytesIO(value))
+        named = [
+            (f"{index:06d}.{name}", value) for index, record in enumerate(records) for name, value in record.items()
+        ]
+        archive = pack(path.parent / f"{path.name}.tar", named)
         shard = {"url": archive.name, "nsamples": len(records)}
         path.write_text(json.dumps({"__kind__": "wids-shard-index-v1", "wids_version": 1, "shardlist": [shard]}))
 

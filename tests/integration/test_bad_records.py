@@ -4,12 +4,12 @@ import io
 import itertools
 import json
 import sys
-import tarfile
 import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made_files import pack
 
 import dataload
 from dataload import ConfigError, Loader, RangeSource, WorkerError
@@ -187,12 +187,9 @@ def _npy(value):
 
 def _damaged_tar(path):
     """The content of one member is no npy file."""
-    with tarfile.open(path, "w") as archive:
-        for number in range(12):
-            content = _npy(np.full(3, number, np.float32)) if number != 5 else b"\x93NUMPY\x01\x00 and no more"
-            member = tarfile.TarInfo(f"s{number:03d}.x.npy")
-            member.size = len(content)
-            archive.addfile(member, io.BytesIO(content))
+    contents = [_npy(np.full(3, number, np.float32)) for number in range(12)]
+    contents[5] = b"\x93NUMPY\x01\x00 and no more"
+    pack(path, [(f"s{number:03d}.x.npy", content) for number, content in enumerate(contents)])
     return dataload.open(path, decode="auto"), "s005"
 
 

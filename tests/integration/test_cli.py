@@ -1,13 +1,11 @@
 """The command line as a user runs it: inspect, convert, verify and index."""
 
-import io
 import json
 import os
 import pty
 import shutil
 import subprocess
 import sys
-import tarfile
 import warnings
 from pathlib import Path
 
@@ -15,6 +13,7 @@ import numpy as np
 import pytest
 import typer
 from command_line import assert_plain, facts, fail, ok, run
+from made_files import pack
 
 import dataload
 from dataload.__main__ import main
@@ -406,12 +405,7 @@ def test_index_goes_on_after_a_bad_archive(tmp_path, monkeypatch):
 
 
 def test_index_of_samples_that_are_torn_apart(tmp_path):
-    path = tmp_path / "a.tar"
-    with tarfile.open(path, "w") as archive:
-        for name in ("a.txt", "b.txt", "a.cls"):
-            member = tarfile.TarInfo(name)
-            member.size = 1
-            archive.addfile(member, io.BytesIO(b"1"))
+    path = pack(tmp_path / "a.tar", dict.fromkeys(("a.txt", "b.txt", "a.cls"), b"1"))
     assert "byte 2048: sample 'a'" in fail(1, "index", path).stderr
     assert not (tmp_path / "a.idx").exists()
     assert ok("index", path, "--no-strict") == f"{path}: 3 samples\n"

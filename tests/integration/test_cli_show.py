@@ -6,7 +6,6 @@ import re
 import shutil
 import struct
 import subprocess
-import tarfile
 import wave
 import zlib
 from base64 import b64decode
@@ -15,6 +14,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 from command_line import ok
+from made_files import pack
 
 import dataload
 
@@ -221,12 +221,8 @@ def bomb(side):
 
 def test_records_of_a_data_set_with_hostile_files():
     contents = {"a.png": bomb(30_000), "b.png": b"\x89PNG\r\n\x1a\nbroken", "c.wav": b"RIFF\0\0\0\0WAVE", "d.cls": b"3"}
-    with tarfile.open("a.tar", "w") as archive:
-        for key in ("one", "two"):
-            for name, content in contents.items():
-                entry = tarfile.TarInfo(f"{key}.{name.replace('.', '_')}.{name[2:]}")
-                entry.size = len(content)
-                archive.addfile(entry, io.BytesIO(content))
+    named = {f"{name.replace('.', '_')}.{name[2:]}": content for name, content in contents.items()}
+    pack("a.tar", [(f"{key}.{name}", content) for key in ("one", "two") for name, content in named.items()])
     show("a.tar", "--records", "0:2", "--html", "page.html")
     page = Parsed("page.html")
     assert_safe(page)

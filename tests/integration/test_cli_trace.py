@@ -1,14 +1,13 @@
 """``dataload trace`` and ``dataload certify`` as a user runs them."""
 
-import io
 import json
 import os
 import re
-import tarfile
 
 import numpy as np
 import pytest
 from command_line import facts, fail, ok
+from made_files import pack
 
 import dataload
 from dataload.analysis.trace import StepLosses, rank_by_loss
@@ -71,9 +70,7 @@ def test_a_state_that_changed_the_batch_size_counts(config):
 
 def test_a_key(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with tarfile.open("a.tar", "w") as archive:
-        for name in ("one.txt", "two.txt", "three.txt"):
-            archive.addfile(tarfile.TarInfo(name), io.BytesIO())
+    pack("a.tar", dict.fromkeys(("one.txt", "two.txt", "three.txt"), b""))
     with open("tar.toml", "w") as file:
         file.write('[source]\npath = "a.tar"\n[loader]\nbatch_size = 2\n')
     assert "a.tar, record 1, key 'two'): served 1 time" in ok("trace", "tar.toml", "--key", "two", "--epochs", 0)

@@ -1,26 +1,16 @@
 """What tests/golden/test_dali.py does not show: messages, types, and orders against a plain model."""
 
 import enum
-import io
 import itertools
-import tarfile
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from made_files import pack
 
 from dataload.compat.dali import EpochOrder, IndexStream, webdataset
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceNotFoundError
-
-
-def pack(path, files):
-    with tarfile.open(path, "w", format=tarfile.USTAR_FORMAT) as archive:
-        for name, data in files.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            archive.addfile(member, io.BytesIO(data))
-    return str(path)
 
 
 @pytest.fixture
@@ -31,7 +21,7 @@ def archive(tmp_path):
         files[f"{i}.num"] = np.int32(i).tobytes()
         if i % 2 == 0:
             files[f"{i}.txt"] = f"text {i}".encode()
-    return pack(tmp_path / "a.tar", files)
+    return str(pack(tmp_path / "a.tar", files))
 
 
 @pytest.fixture

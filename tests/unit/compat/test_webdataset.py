@@ -10,6 +10,7 @@ import warnings
 import numpy as np
 import pytest
 import wds_pipelines
+from made_files import pack
 
 import dataload
 import dataload.compat.webdataset as wds
@@ -37,16 +38,7 @@ def paths(tmp_path_factory):
 def tar(tmp_path):
     """Writes an archive of files."""
 
-    def write(files, name="x.tar"):
-        path = str(tmp_path / name)
-        with tarfile.open(path, "w") as archive:
-            for name, data in files:
-                info = tarfile.TarInfo(name)
-                info.size = len(data)
-                archive.addfile(info, io.BytesIO(data))
-        return path
-
-    return write
+    return lambda files, name="x.tar": str(pack(tmp_path / name, files))
 
 
 def make(paths, **options):

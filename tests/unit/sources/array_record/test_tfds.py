@@ -77,6 +77,11 @@ def test_records_of_the_documented_layout(write):
     nothing = bytes.fromhex("0a090a070a017812020a00")  # a bytes_list without values, as of an empty tensor
     (record,) = read(write({"x": tensor("int32", (-1, 2))}, [nothing]))
     assert (record["x"].dtype, record["x"].shape) == (np.int32, (0, 2))
+    (record,) = read(
+        write({"outer": features_dict({"n": tensor("int64")}), "label": LABEL}, [{"outer/n": 5, "label": 1}])
+    )
+    assert record == {"outer": {"n": 5}, "label": 1}
+    directory = write({"x": tensor("int32", (-1, 2))}, [nothing])
     source = TfdsSource(directory, split="train[:100%]", fields=["x"])
     assert repr(source).endswith("', split='train[:100%]', 1 fields)")
     with pytest.raises(ConfigError, match="only reads TensorFlow Datasets; write records with codec='example'"):

@@ -146,6 +146,7 @@ CORRUPT = [
     ),
     ({"x": key(dtype="complex64")}, "key 'x' has dtype 'complex64'; the format supports bool, int8"),
     *(({"x": key(dtype=dtype)}, "key 'x' has dtype None") for dtype in ({"a": 1}, ["str"])),
+    (bson.encode({"x": key()}).replace(b"float", b"flo\xffz"), "the metadata are not a BSON document: 'utf-8' codec"),
     ({"x": {**key(), "offset": "22"}}, "offset of key 'x' is not a table of int64: str"),
     ({"x": {**key(), "size": b"1234567"}}, "size of key 'x' is not a table of int64: 7 bytes"),
     ({"x": key([22, 22], [8])}, "key 'x' has 2 offsets and 1 sizes"),

@@ -109,10 +109,10 @@ def test_what_cannot_be_looked_at():
 
 
 def test_a_submodule_that_a_function_imports_from_its_package_counts(tmp_path, monkeypatch):
-    """The package need not have imported it before."""
+    """The package need not have imported it before, and its version says nothing, because it is not installed."""
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "digested").mkdir()
-    (tmp_path / "digested" / "__init__.py").touch()
+    (tmp_path / "digested" / "__init__.py").write_text("__version__ = '1'\n")
 
     def absolute(record):
         from digested import inner

@@ -131,6 +131,9 @@ def test_the_terminal_names_records_and_values(config):
     assert "row 2" not in printed
     assert "and 2 more rows, which --rows adds" in printed
     assert "\x07" not in printed
+    padded = ("--set", "loader.batch_size=11", "--set", "loader.tail=pad")
+    rows = re.findall(r"^row .*$", show(config, "--step", 1, "--rows", 11, *padded), re.MULTILINE)
+    assert rows == [f"row {row}{' (filler)' if row >= 9 else ''}" for row in range(11)]
 
 
 def test_the_page_has_pictures_sound_and_text_and_runs_nothing(config):

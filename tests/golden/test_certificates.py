@@ -3,16 +3,14 @@
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from dataload.cli.app import app
+from command_line import run
 
 CONFIGS = sorted(Path(__file__).parent.glob("certificates/*.toml"))
 
 
 @pytest.mark.parametrize("config", CONFIGS, ids=[config.stem for config in CONFIGS])
 def test_batches_are_those_of_the_last_release(config):
-    result = CliRunner().invoke(app, ["certify", str(config), "--check", str(config.with_suffix(".json"))])
+    result = run("certify", config, "--check", config.with_suffix(".json"))
     assert result.exit_code == 0, result.output
     assert "the same batches, bit for bit" in result.output
     assert "certified by dataload 0.1" in result.output

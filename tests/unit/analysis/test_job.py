@@ -4,13 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from command_line import run
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 import dataload
 from dataload.analysis.job_plan import Cluster, plan_job, touches
-from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.errors import ConfigError
 from dataload.samplers import (
@@ -156,10 +155,10 @@ batch_size = 4
 """
 
 
-def run(tmp_path, *arguments, path="s3://nowhere/part-{0..7}.tar"):
+def plan(tmp_path, *arguments, path="s3://nowhere/part-{0..7}.tar"):
     config = tmp_path / "train.toml"
     config.write_text(CONFIG.format(path=path))
-    return CliRunner().invoke(app, ["plan", str(config), *map(str, arguments)])
+    return run("plan", config, *arguments)
 
 
 COUNTS = ("--records", 800, "--shards", 16, "--record-bytes", "10kB")
@@ -167,7 +166,7 @@ COUNTS = ("--records", 800, "--shards", 16, "--record-bytes", "10kB")
 
 def test_the_command_without_data(tmp_path):
     arguments = (*COUNTS, "--nodes", 2, "--gpus", 4, "--bandwidth", "1MB/s")
-    result = run(tmp_path, *arguments, "--cache", "10MB", "--picture", tmp_path / "plan.svg")
+    result = plan(tmp_path, *arguments, "--cache", "10MB", "--picture", tmp_path / "plan.svg")
     assert result.exit_code == 0, result.output
     lines = dict(line.rsplit("  ", 1) for line in result.stdout.splitlines() if "  " in line)
     found = {name.strip(): value for name, value in lines.items()}
@@ -175,15 +174,15 @@ def test_the_command_without_data(tmp_path):
     assert found["bytes that a node reads in an epoch"] == "4.0 MB (most: 4.0 MB)"
     assert found["time to the first batch"] == "at least 2.0 s"
     assert (tmp_path / "plan.svg").read_text().startswith("<?xml")
-    facts = json.loads(run(tmp_path, *arguments, "--json").stdout)
+    facts = json.loads(plan(tmp_path, *arguments, "--json").stdout)
     assert (facts["nodes"], facts["mode"], facts["node_bytes"], facts["first_seconds"]) == (2, "shards", [4e6, 4e6], 2)
-    again = run(tmp_path, *COUNTS, "--nodes", 2, "--gpus", 4, "--set", "remote.mode=ranges")
+    again = plan(tmp_path, *COUNTS, "--nodes", 2, "--gpus", 4, "--set", "remote.mode=ranges")
     assert "mode ranges: remote.mode says so" in again.stdout, again.output
 
 
 def test_options_of_the_simulation_have_no_effect(tmp_path):
     arguments = (*COUNTS, "--nodes", 2, "--gpus", 4, "--json")
-    plain, deprecated = run(tmp_path, *arguments), run(tmp_path, *arguments, "--step-time", "1ms", "--epochs", 3)
+    plain, deprecated = plan(tmp_path, *arguments), plan(tmp_path, *arguments, "--step-time", "1ms", "--epochs", 3)
     assert (plain.stderr, deprecated.stdout) == ("", plain.stdout)
     why = "has no effect any more: waits and later epochs are not simulated; omit it"
     assert deprecated.stderr == f"warning: --step-time {why}\nwarning: --epochs {why}\n"
@@ -193,7 +192,7 @@ def test_options_of_the_simulation_have_no_effect(tmp_path):
 def test_the_command_with_data_that_have_a_manifest(tmp_path):
     records = [{"x": np.full(500, row)} for row in range(64)]
     convert(dataload.MemorySource(records), tmp_path / "part-{shard}.syr", shards=8)
-    result = run(tmp_path, "--nodes", 4, "--gpus", 2, path=tmp_path)
+    result = plan(tmp_path, "--nodes", 4, "--gpus", 2, path=tmp_path)
     assert result.exit_code == 0, result.output
     total = sum(path.stat().st_size for path in tmp_path.glob("*.syr"))
     assert f"8 shards of {total / 1000:.1f} kB" in result.stdout
@@ -222,6 +221,6 @@ ITERATORS = 'sampler={kind="iterators", make_stream="os:listdir", sequences=["a"
     ],
 )
 def test_errors_say_what_to_do(tmp_path, arguments, message):
-    result = run(tmp_path, *arguments)
+    result = plan(tmp_path, *arguments)
     assert result.exit_code == 2
     assert message in result.stderr

@@ -4,11 +4,10 @@ import pickle
 
 import numpy as np
 import pytest
+from command_line import ok
 from tokenizers import Tokenizer, models, pre_tokenizers
-from typer.testing import CliRunner
 
 import dataload
-from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError, SourceNotFoundError, WorkerError
@@ -26,11 +25,6 @@ def file(tmp_path):
     return str(tmp_path / "tokenizer.json")
 
 
-def run(*arguments):
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
-
-
 def documents(pattern):
     source = dataload.open(pattern, format="tokens", documents=True, window=1, ends="drop")
     tokens = source.read_batch(np.arange(len(source)))["tokens"][:, 0]
@@ -44,8 +38,8 @@ def test_texts_become_documents_in_shards(tmp_path, file):
         writer.extend({"text": text} for text in TEXTS)
     arguments = ["convert", f"{tmp_path}/texts.tar", f"{tmp_path}/t-{{00..02}}.npy", "--tokenizer", file]
     for part in ("1/2", "2/2"):
-        run(*arguments, "--end-token", "<end>", "--part", part)
-    run(*arguments, "--end-token", "<end>", "--merge")
+        ok(*arguments, "--end-token", "<end>", "--part", part)
+    ok(*arguments, "--end-token", "<end>", "--merge")
     expected = [[*tokenizer.encode(text).ids, end] for text in TEXTS]
     assert documents(f"{tmp_path}/t-{{00..02}}.npy") == expected
     report = convert(dataload.MemorySource(TEXTS), tmp_path / "u.bin", format="tokens", map=Tokenize.of(file), shards=2)

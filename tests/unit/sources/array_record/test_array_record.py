@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 from array_records import PLAIN, write_records
+from command_line import run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from refusals import refuses
-from typer.testing import CliRunner
 
-from dataload.cli.app import app
 from dataload.codecs import example, msgpack
 from dataload.codecs.codec import resolve_codec
 from dataload.collate import default_collate
@@ -439,5 +438,5 @@ def test_hashes_are_compared_if_asked(tmp_path, alike, byte, part, request):
         (alike[0], 0, "40 records in 1 file: all can be read\n"),
         (path, 1, "record 2: the hash of"),
     ):
-        done = CliRunner().invoke(app, ["verify", f"array_record:{verified}"])
+        done = run("verify", f"array_record:{verified}")
         assert (done.exit_code, shown in done.stdout) == (code, True)

@@ -9,13 +9,12 @@ import numpy as np
 import PIL.Image
 import pytest
 import soundfile
+from command_line import fail, ok, run
 from made_files import clip, image
 from refusals import refuses
-from typer.testing import CliRunner
 
 import dataload
 from dataload._util.caches import pickling_for_worker
-from dataload.cli.app import app
 from dataload.convert import convert
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.folder.reader import FolderSource
@@ -405,12 +404,6 @@ def test_workers_notice_another_listing(tmp_path):
     assert len(pickle.loads(kept)) == 3
 
 
-def ok(*arguments):
-    done = CliRunner().invoke(app, [*map(str, arguments)])
-    assert done.exit_code == 0, done.output
-    return done.output
-
-
 def test_convert_copies_files_and_keeps_labels(tmp_path):
     root = fill(tmp_path / "img", ["big cat/a.1.jpg", "big cat/b.png", "dog/c.jpg"])
     ok("convert", root, tmp_path / "train.tar")
@@ -475,9 +468,8 @@ def test_configs_and_the_command_line(tmp_path):
     ):
         with dataload.from_config({"source": source, "loader": {"batch_size": 2}}) as loader:
             assert [batch["label"].tolist() for batch in loader] == labels
-    done = CliRunner().invoke(app, ["stats", str(root)])
+    done = run("stats", root)
     assert done.output.endswith("not kept: the data are single files\n")
     assert "2 records in 1 file: all can be read" in ok("verify", root)
     (root / "dog" / "b.png").write_bytes(b"x")
-    done = CliRunner().invoke(app, ["verify", str(root)])
-    assert (done.exit_code, "dog/b.png" in done.output.replace("\n", "")) == (1, True)
+    assert "dog/b.png" in fail(1, "verify", root).output.replace("\n", "")

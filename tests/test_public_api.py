@@ -34,6 +34,8 @@ PUBLIC = {
 }
 
 
+pytestmark = pytest.mark.timeout(90)  # a first import of torch takes long on a busy machine
+
 # JAX starts threads, which the other tests of a process would have to live with.
 MODULES = [pytest.param(name, marks=pytest.mark.train) if name == "dataload.jax" else name for name in PUBLIC]
 

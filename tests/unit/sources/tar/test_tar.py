@@ -344,6 +344,7 @@ def test_members_and_index(path):
     assert path.read_bytes()[-1024:] == bytes(1024)
 
 
+@pytest.mark.timeout(90)  # it imports torch, which takes long on a busy machine
 def test_webdataset_reads_it(path):
     import webdataset as wds
 

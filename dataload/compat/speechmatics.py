@@ -5,6 +5,7 @@ Its samples run as printed with `MultiStreamDataLoader` and `plot_timings` from 
 seed, and resumes in each row.
 """
 
+import importlib
 import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
@@ -14,7 +15,6 @@ from typing import Any
 
 from dataload.analysis.pictures import timeline_figure
 from dataload.analysis.timeline import record_timeline
-from dataload.torch import DataLoader
 
 __all__ = ["MultiStreamDataLoader", "plot_timings", "split_datasets"]
 
@@ -42,7 +42,8 @@ class MultiStreamDataLoader:
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.datasets = datasets
-        self.loaders: list[Any] = [DataLoader(dataset, num_workers=1, batch_size=None) for dataset in datasets]
+        make: Any = importlib.import_module("dataload.torch").DataLoader
+        self.loaders: list[Any] = [make(dataset, num_workers=1, batch_size=None) for dataset in datasets]
 
     def get_stream_loaders(self) -> Any:
         """Return an iterator of the parts of each batch."""

@@ -104,14 +104,15 @@ class StepWork:
 
     def __init__(self, fetch: BatchLoader, planner: BatchPlanner, *, reseeds: bool = False) -> None:
         self.fetch = fetch
-        self.planner = planner
+        self.planner: BatchPlanner = planner
         self._reseeds = reseeds
         self._pid = getpid()  # of the consumer
         self._plans = BlockedPlans(planner)
 
     def plan_for(self, planner: BatchPlanner) -> None:
         """Follow another plan. No worker may have started."""
-        self.planner, self._plans = planner, BlockedPlans(planner)
+        self.planner = planner
+        self._plans = BlockedPlans(planner)
 
     def __call__(self, job: StepRange, status: WorkerStatus) -> StepsResult:
         """Return the batches of `job`, or those before the first error and the error."""

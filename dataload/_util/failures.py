@@ -44,7 +44,19 @@ _MOST_CAUSES = 16
 _MARK = "_dataload_users"
 
 LIBRARIES = sys.stdlib_module_names | {
-    *("PIL", "array_record", "bson", "cloudpickle", "cramjam", "google_crc32c", "lmdb", "msgpack", "numpy", "obstore"),
+    *(
+        "PIL",
+        "array_record",
+        "bson",
+        "cloudpickle",
+        "cramjam",
+        "cv2",
+        "google_crc32c",
+        "lmdb",
+        "msgpack",
+        "numpy",
+        "obstore",
+    ),
     *("pyarrow", "pydantic", "ray", "rich", "simplejpeg", "soundfile", "tokenizers", "torch", "yaml"),
 }
 """Modules that dataload calls. Their errors belong to their caller."""

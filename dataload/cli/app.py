@@ -38,7 +38,7 @@ _HELPS = {
     "plan": "Plan a job on many machines: downloads, cache and load, computed from the order without reading data.",
     "bench": "Compare formats on your data, side by side in one run.",
     "schema": "Print the JSON schema of a config, for editors that check and complete TOML or YAML.",
-    "cache": "Show, shrink and check the cache of data at URLs.",
+    "cache": "Show and delete what dataload keeps beside data and of data at URLs, and check it.",
 }
 """The first line of each command's help, by the name of the command, which is also the name of its module."""
 

@@ -172,9 +172,11 @@ def _read(path: str) -> Claim:
 
 def describe_claim(path: str) -> str:
     """Return who reads what, "" for a file without a claim."""
-    claim = _read(path) if os.path.basename(path).startswith(_CLAIM) else Claim()
+    if not os.path.basename(path).startswith(_CLAIM):
+        return ""
+    claim = _read(path)
     needs = f" and needs {claim.need:,} bytes" if claim.need else ""
-    return f"process {claim.process} reads {claim.reads}{needs}" if claim.process else ""
+    return f"process {claim.process or '?'} reads {claim.reads}{needs}"
 
 
 def describe_jobs(root: str) -> str:

@@ -95,7 +95,9 @@ class TableReader(ShardReader[Record]):
 
     def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
         """Return columns of records, by decoding the groups that they are in."""
-        parts = list(split_by_shard(self._ends, indices))
+        parts = [(0, indices, np.arange(len(indices)))]  # small files have one group
+        if len(self._ends) > 1:
+            parts = list(split_by_shard(self._ends, indices))
         return {name: self._values(parts, name, indices, claims) for name in names}
 
     def _values(

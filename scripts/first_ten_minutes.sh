@@ -11,7 +11,7 @@ trap 'rm -rf "$here"' EXIT INT TERM
 export HOME=$here/home # without anybody's caches and settings
 mkdir "$HOME"
 
-extras=cli,tar,arrow,tokens,remote,torch # README: extras for what you do
+extras=cli,tar,arrow,remote,torch # README: extras for what you do
 "${PYTHON:-$root/.venv/bin/python}" -m pip download --quiet --dest "$here/wheels" -c "$root/constraints.txt" "$wheel[$extras]"
 "${PYTHON:-python3}" -m venv "$here/venv"
 python=$here/venv/bin/python
@@ -26,7 +26,7 @@ timed() {
 cd "$here"
 timed "pip install dataload[$extras]" "$python" -m pip install --quiet --no-index --find-links wheels "$wheel[$extras]"
 timed "dataload --version" venv/bin/dataload --version
-for page in README.md docs/tutorials/images.md docs/tutorials/tables.md docs/tutorials/text.md; do
+for page in README.md docs/tutorials/images.md docs/tutorials/tables.md; do
     mkdir "$here/$(basename "$page" .md)" && cd "$here/$(basename "$page" .md)"
     "$python" "$root/scripts/follow.py" "$root/$page" >../out || { cat ../out; exit 1; }
     grep ' s  ' ../out

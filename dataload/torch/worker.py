@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
-from itertools import islice
 from os import getpid
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -299,7 +298,9 @@ class UserWork(StepWork):
             return Turn.ENDED
         reading = self._reading
         size = reading.batch_size if reading.collates else 1
-        samples = list(islice(self._iterator, size))
+        samples: list[Any] = []  # one by one: `iter` of an iterator may begin it again
+        while len(samples) < size and (sample := next(self._iterator, Turn.ENDED)) is not Turn.ENDED:
+            samples.append(sample)
         self._ended = len(samples) < size
         if not samples or (self._ended and reading.drop_last):
             return Turn.ENDED

@@ -85,6 +85,17 @@ class Random(Shared):
         return (torch.rand(()).item() for _ in self.numbers())
 
 
+class Begins(Shared):
+    """An iterator of its own, which `iter` begins again."""
+
+    def __iter__(self):
+        self.rest = iter(self.numbers())
+        return self
+
+    def __next__(self):
+        return next(self.rest)
+
+
 def flat(batches):
     return [repr(batch) for batch in batches]
 
@@ -115,7 +126,7 @@ def test_a_stream_resumes_at_any_step(kind, count):
 
 
 def test_a_stream_gives_torchs_batches():
-    for kind, count, settings in itertools.product([Shared, WithIterator], [0, 2], [{}, {"drop_last": True}]):
+    for kind, count, settings in itertools.product([Shared, WithIterator, Begins], [0, 2], [{}, {"drop_last": True}]):
         theirs = data.DataLoader(kind(), batch_size=2, **workers(count), **settings)
         assert flat(make(kind, count, **settings)) == flat(theirs)
     assert list(DataLoader(Shared(3), batch_size=None)) == [0, 1, 2]

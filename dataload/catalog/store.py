@@ -13,7 +13,6 @@ from dataload.catalog.manifest import MANIFEST_NAME, MOST_BYTES, Manifest
 from dataload.catalog.statistics import DataSetStatistics
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
 from dataload.storage import Remote, is_url, join, storage_of
-from dataload.storage.local.atomic import remove_leftovers
 
 _LOCK_SECONDS = 10
 _SECONDS_BETWEEN_TRIES = 0.02
@@ -40,8 +39,6 @@ def update_manifest(
     added, missing, storage = tuple(entries), {*gone}, storage_of(path, remote)
     deadline = time.monotonic() + _LOCK_SECONDS
     with locked(path, remote):
-        if not is_url(path):
-            remove_leftovers(path)  # of a process killed just after its manifest appeared
         while True:
             found = storage.load(path)
             before = None if found is None else Manifest.parse(found[0], path)

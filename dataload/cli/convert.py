@@ -3,8 +3,8 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,10 +30,11 @@ from dataload.cli.options import (
 )
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line, print_warning
 from dataload.config.problems import resolve_reference
-from dataload.convert import ConvertReport, Engine, convert
-from dataload.convert.plan import plan_shards, select_part
+from dataload.convert import ConvertReport, convert
+from dataload.convert.plan import Target
 from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError
+from dataload.jobs.engine import select_part
 from dataload.loader.bad_records import BadRecord, read_excluded
 from dataload.sources.base import SelectionSource, Source
 from dataload.sources.discover import find_destination
@@ -142,8 +143,7 @@ def convert_command(
         if dry_run:
             show_plan(
                 opened,
-                path,
-                entry,
+                Target.of(path, entry.name),
                 shards=shards,
                 records_per_shard=records_per_shard,
                 part=number,
@@ -154,7 +154,6 @@ def convert_command(
             )
             return
         bar = stack.enter_context(ProgressBar(f"converting to {entry.name}"))
-        stack.enter_context(_resumable(running, number))
         report = convert(
             opened,
             path,
@@ -173,17 +172,6 @@ def convert_command(
             **settings,
         )
     _print(report, sizes(report.bytes, 0 if part else before))
-
-
-@contextmanager
-def _resumable(engine: Engine | None, part: tuple[int, int] | None) -> Generator[None]:
-    """Say after Ctrl-C how to continue; engines say it themselves, and parts need not be told."""
-    try:
-        yield
-    except KeyboardInterrupt as interrupt:
-        if engine is None and part is None:
-            interrupt.add_note("finished shards are kept: pass resume=True to continue")
-        raise
 
 
 def _print(report: ConvertReport, size: str) -> None:
@@ -245,8 +233,7 @@ def sizes(after: int, before: int, *, about: bool = False) -> str:
 
 def show_plan(
     source: Source[Any],
-    destination: str,
-    entry: Format,
+    target: Target,
     *,
     shards: int | None,
     records_per_shard: int | None,
@@ -257,11 +244,11 @@ def show_plan(
     settings: Mapping[str, Any],
 ) -> None:
     """Print the files that a conversion would write, their size, and the records that fail."""
-    plan = plan_shards(destination, entry, len(source), shards=shards, records_per_shard=records_per_shard)
+    plan = target.plan(len(source), shards=shards, records_per_shard=records_per_shard)
     plan = plan if part is None else select_part(plan, *part)
     total = sum(shard.stop - shard.start for shard in plan)
     chosen = np.unique(np.linspace(plan[0].start, max(plan[0].start, plan[-1].stop - 1), _TRIED).astype(np.int64))
-    report = _try(SelectionSource(source, Chosen(chosen[: total or 1])), entry, settings) if total else None
+    report = _try(SelectionSource(source, Chosen(chosen[: total or 1])), target.entry, settings) if total else None
     for shard in plan[:_LISTED]:
         exists = " (exists)" if os.path.exists(shard.path) else ""
         print_line(f"{shard.path}: {count_of(shard.stop - shard.start, 'record')}{exists}")

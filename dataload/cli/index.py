@@ -19,9 +19,9 @@ from dataload.cli.options import (
     parse_part,
 )
 from dataload.cli.output import ProgressBar, count_of, print_error, print_line
-from dataload.convert.engine import Engine
 from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, DataloadError
+from dataload.jobs.engine import Engine
 from dataload.sources.discover import find_shards
 from dataload.sources.registry import built_in_formats
 from dataload.storage import Remote, base_name

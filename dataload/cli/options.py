@@ -17,9 +17,9 @@ from dataload.api import open_source
 from dataload.cli.output import count_of, print_warning
 from dataload.config.files import parse_assignment, parse_value
 from dataload.config.problems import REFERENCE_PATTERN, find_module, resolve_reference
-from dataload.convert.engine import Engine
-from dataload.convert.local import LocalEngine
 from dataload.errors import ConfigError, DataloadError, SourceError, closest
+from dataload.jobs.engine import Engine
+from dataload.jobs.local import LocalEngine
 from dataload.loader.loader import Loader
 from dataload.sources.base import Source
 from dataload.sources.discover import DataSetFiles, find_shards, split_format

@@ -24,11 +24,11 @@ from dataload.cli.options import (
 )
 from dataload.cli.output import ProgressBar, count_of, print_json, print_line, print_table
 from dataload.config import read_config
-from dataload.convert.engine import Engine
 from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import IndexReport, index_shards
 from dataload.convert.measuring import measure
 from dataload.errors import ConfigError
+from dataload.jobs.engine import Engine
 from dataload.storage import is_url
 
 _CONFIGS = (".toml", ".yaml", ".yml", ".json")

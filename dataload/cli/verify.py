@@ -2,17 +2,14 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
-import numpy as np
 import typer
 
-from dataload._util.failures import BUG, owner_of
 from dataload.cli.options import (
     Codec,
     Decode,
@@ -26,35 +23,9 @@ from dataload.cli.options import (
     parse_part,
 )
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
-from dataload.convert.blocks import BlockSize, read_records
-from dataload.convert.engine import Engine, run_all
-from dataload.convert.plan import select_part
+from dataload.convert.verify import Finding, Reading, merge_findings, verify_part
 from dataload.errors import ConfigError, SourceError
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """A record or a file that cannot be read."""
-
-    path: str | None  # the file, if known
-    index: int | None  # of the record in the data set; None if this file or one before it was not opened
-    record: int | None  # index of the record in the file; None if the file cannot be opened
-    offset: int | None  # of the damage, in bytes, if known
-    error: str  # name of the exception
-    cause: str  # its message
-
-    @classmethod
-    def of(cls, error: Exception, path: str | None, *, index: int | None = None, record: int | None = None) -> Self:
-        """Describe an exception; its own path, if it has one, takes precedence over `path`."""
-        path, offset = getattr(error, "path", None) or path, getattr(error, "offset", None)
-        return cls(path, index, record, offset, type(error).__name__, str(error))
-
-    def line(self) -> str:
-        text = f"{self.error}: {self.cause}"
-        if self.path is not None:
-            # Messages of our own errors begin with the path, offset and record.
-            text = self.cause if self.path in self.cause else f"{self.path}, record {self.record}: {text}"
-        return text if self.index is None else f"[{self.index}] {text}"
+from dataload.jobs.engine import Engine, count_parts, select_part
 
 
 def verify_command(
@@ -110,15 +81,7 @@ def _open_files(name: str, wanted: SourceOptions, *, json: bool) -> None:
             records = len(source)
     except SourceError as error:
         found.append(Finding.of(error, None))
-    if json:
-        bad = [dataclasses.asdict(finding) for finding in found]
-        print_json({"path": name, "files": files, "records": records, "ok": not found, "bad": bad})
-    elif found:
-        print_error(found[0].line())
-    else:
-        print_line(f"{count_of(records, 'record')} in {count_of(files, 'file')}: all can be opened")
-    if found:
-        raise typer.Exit(1)
+    _report(name, files, records, found, found[0].line() if found else "", "opened", json=json)
 
 
 def _verify_files(
@@ -137,60 +100,39 @@ def _verify_files(
     wanted = dataclasses.replace(wanted, options=options)
     if part is not None:
         paths = select_part(paths, *part)
+    opening = partial(_open, wanted, entry.name)
     with ProgressBar("verifying") as bar:
         if engine is None:
-            reading = _Reading(bar)
-            with closing(reading.findings(wanted, entry.name, paths, part and part[0])) as findings:
+            reading = Reading(bar)
+            with closing(reading.findings(opening, paths, part and part[0])) as findings:
                 found = _collect(findings, limit, bar, quiet=json)
             records = reading.records
         else:
-            task = partial(_verify_part, wanted, entry.name, paths, limit)
-            reports = run_all(engine, task, len(paths), progress=lambda done: bar(done, None))
-            found = _collect(_merge_findings(reports), limit, bar, quiet=json)
+            task = partial(verify_part, opening, paths, limit)
+            reports = engine.run(task, count_parts(engine, len(paths)), lambda done: bar(done, None))
+            found = _collect(merge_findings(reports), limit, bar, quiet=json)
             records = sum(records for records, _ in reports)
-    files = max(1, len(paths))
+    stopped = "; stopped at --limit" if len(found) == limit else ""
+    of = f"in {count_of(records, 'record')} read" if records else "and no record was read"
+    _report(name, max(1, len(paths)), records, found, f"{len(found)} bad {of}{stopped}", "read", json=json)
+
+
+def _report(
+    name: str, files: int, records: int, found: Sequence[Finding], problem: str, what: str, *, json: bool
+) -> None:
     if json:
         bad = [dataclasses.asdict(finding) for finding in found]
         print_json({"path": name, "files": files, "records": records, "ok": not found, "bad": bad})
     elif found:
-        stopped = "; stopped at --limit" if len(found) == limit else ""
-        of = f"in {count_of(records, 'record')} read" if records else "and no record was read"
-        print_error(f"{len(found)} bad {of}{stopped}")
+        print_error(problem)
     else:
-        print_line(f"{count_of(records, 'record')} in {count_of(files, 'file')}: all can be read")
+        print_line(f"{count_of(records, 'record')} in {count_of(files, 'file')}: all can be {what}")
     if found:
         raise typer.Exit(1)
 
 
-def _verify_part(
-    wanted: SourceOptions,
-    format_name: str,
-    paths: Sequence[str],
-    limit: int | None,
-    *,
-    part: tuple[int, int],
-    progress: Callable[[int, int], None],
-) -> tuple[int, list[Finding]]:
-    """Return the number of records in a part, and its findings; the first record of the part has index 0."""
-
-    def report(_done: int, _length: int) -> None:
-        progress(reading.records, 0)
-
-    reading = _Reading(report)
-    with closing(reading.findings(wanted, format_name, select_part(paths, *part), 1)) as findings:
-        found = [*islice(findings, limit)]
-    return reading.records, found
-
-
-def _merge_findings(reports: Sequence[tuple[int, list[Finding]]]) -> Iterator[Finding]:
-    """Yield the findings of all parts with their indices in the data set."""
-    first: int | None = 0
-    for records, findings in reports:
-        for finding in findings:
-            index = None if first is None or finding.index is None else first + finding.index
-            yield dataclasses.replace(finding, index=index)
-        if first is not None:
-            first = None if any(finding.index is None for finding in findings) else first + records
+def _open(wanted: SourceOptions, format_name: str, path: str | None) -> Any:
+    return wanted.open(path, path and format_name)
 
 
 def _verify_own(name: str, source: Any, sample: int, limit: int | None, *, json: bool) -> None:
@@ -205,7 +147,7 @@ def _verify_own(name: str, source: Any, sample: int, limit: int | None, *, json:
     results = check_source(source, sample=sample, report=None if json else show)
     bad: list[Finding] = []
     with ProgressBar("verifying") as bar:
-        reading = _Reading(bar)
+        reading = Reading(bar)
         if [result.name for result in results] != ["check_length"]:  # otherwise the source cannot be opened
             failures = reading.failures(source)
             findings = (Finding.of(error, None, index=index, record=index) for index, error in failures)
@@ -234,69 +176,3 @@ def _collect(findings: Iterator[Finding], limit: int | None, bar: ProgressBar, *
             with bar.hidden():
                 print_line(finding.line())
     return found
-
-
-class _Reading:
-    """Reads sources from front to back, and counts the `records` read so far, good or bad."""
-
-    def __init__(self, progress: Callable[[int, int], None]) -> None:
-        self._progress = progress
-        self.records = 0
-
-    def failures(self, source: Any) -> Iterator[tuple[int, Exception]]:
-        """Yield the index and the error of each record that cannot be read."""
-        size, start, length = BlockSize(), 0, len(source)
-        while start < length:
-            stop = min(start + size.records, length)
-            self.records += stop - start
-            yield from _failures(source, start, stop, size)
-            start = stop
-            self._progress(start, length)
-
-    def findings(
-        self, wanted: SourceOptions, format_name: str, paths: Sequence[str], part: int | None
-    ) -> Generator[Finding]:
-        """Yield the findings of a data set, or of the files of a part, in index order."""
-        first: int | None = 0 if part in (None, 1) else None  # the number of records in earlier parts is unknown
-        pending: list[str | None] = [None] if part is None else [*paths]  # None stands for the whole data set
-        while pending:
-            path = pending.pop(0)
-            try:
-                source = wanted.open(path, path and format_name)
-            except SourceError as error:
-                if owner_of(error) != "record":
-                    raise
-                if path is None and len(paths) > 1:
-                    pending += paths  # one of the files does not open: check each by itself
-                else:
-                    yield Finding.of(error, path or wanted.path)
-                    first = None  # the number of records that it should have is unknown
-                continue
-            with source:
-                ends = np.cumsum(source.shard_lengths)
-                files = paths if path is None else [path]
-                for index, error in self.failures(source):
-                    shard = int(np.searchsorted(ends, index, side="right"))
-                    file = files[shard] if len(files) == len(ends) else None
-                    record = index - (int(ends[shard - 1]) if shard else 0)
-                    yield Finding.of(error, file, index=None if first is None else first + index, record=record)
-                first = None if first is None else first + len(source)
-
-
-def _failures(source: Any, start: int, stop: int, size: BlockSize) -> Iterator[tuple[int, Exception]]:
-    """Yield the records of [start, stop) that cannot be read, found by bisection."""
-    try:
-        records = read_records(source, start, stop)
-    except Exception as error:  # a user's codec may raise anything
-        if owner_of(error) != "record":
-            if owner_of(error) == "dataload":
-                error.add_note(BUG)
-            raise
-        if stop - start == 1:
-            yield start, error
-            return
-        middle = (start + stop) // 2
-        yield from _failures(source, start, middle, size)
-        yield from _failures(source, middle, stop, size)
-    else:
-        size.learn(records)

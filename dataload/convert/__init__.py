@@ -8,17 +8,7 @@ with dataload.open("train.tar", decode="auto") as source:
     report = convert(source, "train.array_record", shards=8)
 ```
 
-A shard gets its final name once it is complete. A hidden journal beside the destination,
-``.<destination>.convert.json``, stays after the end, so resuming a finished conversion does nothing.
-
-A conversion can run in partitions, under any scheduler: ``convert(..., shards=8, part=(1, 4))`` writes the first two of
-eight shards, and ``convert(..., shards=8, merge=True)`` ends the conversion when all partitions have finished.
-
-A function given as ``map=`` resizes, tokenizes, splits or filters: it takes a sample, and returns a record, a list of
-records, or `dataload.DROP`. A shard then has the records made from a range of the source.
-
-At the end, the files are entered in ``dataload.json``, the manifest of their directory, from which `dataload.open`
-takes shards, format, codec and the names of classes.
+A hidden journal beside the destination, ``.<destination>.convert.json``, stays after the end.
 """
 
 import os
@@ -29,16 +19,14 @@ from types import ModuleType
 from typing import Any, Literal, NoReturn
 
 from dataload._util.settings import check_flags
-from dataload.convert.engine import Engine, engine_of
-from dataload.convert.job import ConvertJob, ConvertReport, Mode
-from dataload.convert.local import LocalEngine
+from dataload.convert.job import ConvertJob, ConvertReport
 from dataload.convert.mapping import MapFunction, RecordMap
-from dataload.convert.plan import journal_path, plan_shards, select_part
-from dataload.convert.writing import prepare
-from dataload.loader.bad_records import Budget
-from dataload.sources.discover import find_destination
+from dataload.convert.plan import Target
+from dataload.jobs.engine import Engine, engine_of
+from dataload.jobs.local import LocalEngine
+from dataload.jobs.run import Mode, run_job
 from dataload.sources.views.adapt import loadable
-from dataload.storage import Remote, RemoteOptions, is_url
+from dataload.storage import Remote, RemoteOptions
 from dataload.types import RandomAccessSource
 
 __all__ = ["ConvertReport", "Engine", "LocalEngine", "convert"]
@@ -127,33 +115,21 @@ def convert(
         SourceError: Reading or writing failed, or another process is converting to the same destination.
     """
     check_flags(keep_key=keep_key, resume=resume, overwrite=overwrite, merge=merge)
-    mode = Mode(resume=resume, overwrite=overwrite, part=part, merge=merge)
+    mode = Mode(resume, overwrite, part, merge)
     mode.check(engine)
-    source = loadable(source)
-    entry, destination = find_destination(os.fspath(destination), format)
     mapping = RecordMap.of(map, seed=seed, on_error=on_error, max_bad=max_bad)
-    budget = Budget(max_bad, error_report)
-    plan = plan_shards(destination, entry, len(source), shards=shards, records_per_shard=records_per_shard)
-    own = plan if part is None else select_part(plan, *part)
     options = dict(writer_options or {})
     place = options.pop("storage_options", None) or storage_options, options.pop("remote", None) or remote
-    writing = prepare(source, entry, options, keep_key, mapping)
-    writing = writing.to_store(destination, *place) if is_url(destination) else writing
-    task = partial(
-        convert,
-        source,
-        destination,
-        format=entry.name,
-        writer_options=options,
+    make = partial(
+        ConvertJob.of,
+        loadable(source),
+        Target.of(destination, format, *place),
+        mapping,
         shards=shards,
         records_per_shard=records_per_shard,
+        options=options,
         keep_key=keep_key,
-        map=map,
-        seed=seed,
-        on_error=on_error,
         max_bad=max_bad,
         error_report=error_report,
-        remote=writing.remote,
     )
-    job = ConvertJob(source, journal_path(destination), plan, own, writing, writing.settings(keep_key), mode, budget)
-    return job.run(None if engine is None else engine_of(engine), task, progress)
+    return run_job(make, mode, engine=engine_of(engine), progress=progress)

@@ -5,25 +5,22 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Self
 
 from dataload._util.fingerprint import digest
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.facts import ShardFacts
-from dataload.catalog.ledger import Job, Logged, log_of
+from dataload.catalog.ledger import Job, log_of
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest
 from dataload.catalog.store import read_manifest, remove_lengths
-from dataload.convert.index_plan import PlannedSet, select_planned
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
+from dataload.jobs.engine import select_part
+from dataload.jobs.run import Facts, Key, Ledger, Mode
 from dataload.storage import Remote, base_name, is_url, join, storage_of
 from dataload.storage.local.folders import discard_untrusted
 from dataload.storage.remote.settings import node_folder
 
-JOB = Job("", "")
-"""The job of each of these logs: the key of a line says what its facts depend on, so any run may use them."""
+_JOB = Job("", "")  # any run may use the lines of any other
 
 _START = f".{MANIFEST_NAME}.index"
 _NAME = re.compile(rf"{re.escape(_START)}\.(\d+)-of-(\d+)\.log")
@@ -44,62 +41,64 @@ def log_path(directory: str, remote: Remote, part: tuple[int, int] | None) -> st
     return discard_untrusted(os.path.join(folder, f"{digest(directory)}.log"))
 
 
-@dataclass(frozen=True, slots=True)
-class IndexLogs:
-    """The logs of all `count` partitions of an index, by number."""
+class IndexLedger(Ledger):
+    """The log of an index, or of one part of it. There is no journal: the key of a line decides its facts."""
 
-    directory: str
-    remote: Remote
-    count: int
-    paths: Mapping[int, str]
+    again = "finished shards are kept: run it again to continue"
 
-    @classmethod
-    def find(cls, directory: str, remote: Remote) -> Self:
-        names = [base_name(path) for path in _glob(directory, f"{_START}.*-of-*.log", remote)]
-        found = {(int(match[1]), int(match[2])): match[0] for name in names if (match := _NAME.fullmatch(name))}
-        counts = sorted({count for _, count in found})
-        whole = log_path(directory, remote, None)
-        if not counts and storage_of(whole).exists(whole):  # of a merge that was killed
+    def __init__(self, directory: str, remote: Remote, keys: Sequence[Key], mode: Mode, parts: int) -> None:
+        self.path: str = log_path(directory, remote, mode.part)
+        super().__init__(log_of(self.path, remote), parts)
+        self._directory, self._remote, self._keys = directory, remote, keys
+        self._parts: Sequence[str] = ()  # the logs of parts that were joined
+        if mode.merge:
+            self.changed: str = "run its part again"
+            self.known: Facts = self.join()
+        else:
+            self.known = self.log.load(_JOB).shards
+
+    def start(self, facts: Facts, *, in_parts: bool) -> None:  # noqa: ARG002 - other keys stay, too
+        if not in_parts:
+            self.log.begin(_JOB, self.known, anew=False)
+
+    def discard(self) -> None:
+        if not self.parts and not self.known:
+            self.log.remove()
+
+    def join(self) -> Facts:
+        """Return the facts in all logs; a ConfigError if a shard is in none."""
+        directory = self._directory
+        names = [base_name(path) for path in _glob(directory, f"{_START}.*-of-*.log", self._remote)]
+        counts = sorted({int(match[2]) for name in names if (match := _NAME.fullmatch(name))})
+        if not counts and storage_of(self.path).exists(self.path):  # of a merge that was killed
             counts = [1]
         if not counts:
             raise SourceNotFoundError(f"no part of an index of {directory} has run: run the parts", path=directory)
         if len(counts) > 1:
             message = f"{directory} has logs of {' and of '.join(map(str, counts))} parts: delete those that are wrong"
             raise ConfigError(f"{message} ({_START}.*)", key="merge", value=directory)
-        return cls(directory, remote, counts[0], {number: join(directory, name) for (number, _), name in found.items()})
-
-    def load(self, planned: Sequence[PlannedSet]) -> dict[tuple[str, str], ShardFacts]:
-        """Return the facts in all logs by name and key; a ConfigError if a shard is in none."""
+        self._parts = [join(directory, name) for name in names if _NAME.fullmatch(name)]
         with DaemonThreads(_MOST_THREADS) as pool:
-            logs = [*pool.map(self._load, (log_path(self.directory, self.remote, None), *self.paths.values()))]
-        known = {key: facts for log in logs for key, facts in log.shards.items()}
-        missing = [
-            f"{number}/{self.count}"
-            for number in range(1, self.count + 1)
-            for own in [select_planned(planned, number, self.count)]
-            if any((name, each.key) not in known for each in own for name in each.names)
-        ]
+            logs = [*pool.map(self._load, (self.path, *self._parts))]
+        known = {key: facts for log in logs for key, facts in log.items()}
+        count = counts[0]
+        missing = [f"{n}/{count}" for n in range(1, count + 1) if {*select_part(self._keys, n, count)} - known.keys()]
         if missing:
             several = f" (and {len(missing) - _MOST_NAMED} more)" if len(missing) > _MOST_NAMED else ""
             message = f"parts {', '.join(missing[:_MOST_NAMED])}{several} have not finished with these shards and"
             raise ConfigError(f"{message} options: run them, again if need be", key="merge", value=missing)
         return known
 
-    def _load(self, path: str) -> Logged:
-        return log_of(path, self.remote).load(JOB)
+    def _load(self, path: str) -> Facts:
+        return log_of(path, self._remote).load(_JOB).shards
 
-    def changed_error(self, planned: PlannedSet, path: str) -> ShardFacts:
-        """Raise the error about a shard that is not what its part has indexed."""
-        message = f"cannot merge, because {path} has changed since it was indexed: run its part again"
-        raise ConfigError(message, key="merge", value=planned.pattern)
-
-    def remove(self, known: Mapping[tuple[str, str], ShardFacts]) -> None:
-        """Delete the logs; that of the whole has what is `known` meanwhile, so that a killed merge can be repeated."""
-        whole = log_of(log_path(self.directory, self.remote, None))
-        whole.begin(JOB, known, anew=True)
-        for path in self.paths.values():
-            log_of(path, self.remote).remove()
-        whole.remove()
+    def clear(self, facts: Facts) -> None:
+        """Delete the logs; that of the whole has all facts meanwhile, so that a killed merge can be repeated."""
+        if self._parts:
+            self.log.begin(_JOB, facts, anew=True)
+        for path in self._parts:
+            log_of(path, self._remote).remove()
+        self.log.remove()
 
 
 def remove_old(directory: str, remote: Remote) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from dataload.catalog.evidence import shard_bytes
 from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.store import read_manifest
 from dataload.convert.described import fields_of, without_cache
-from dataload.convert.plan import pattern_of, select_part
+from dataload.convert.plan import pattern_of
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.base import Source
 from dataload.sources.discover import DataSetFiles, find_shards, harmless_options, split_format
@@ -78,12 +77,6 @@ class ShardList(NamedTuple):
     data_sets: Sequence[PlannedSet]
     gone: set[str]
     unsaved: str = ""
-
-
-def select_planned(planned: Sequence[PlannedSet], number: int, count: int) -> list[PlannedSet]:
-    names = select_part([(each, name) for each in planned for name in each.names], number, count)
-    selected = [(each, tuple(name for owner, name in names if owner is each)) for each in planned]
-    return [dataclasses.replace(each, names=own) for each, own in selected if own]
 
 
 def plan_index(

@@ -2,37 +2,35 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeAlias
+from itertools import groupby
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
 from dataload._util.machine import usable_cpus
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.evidence import as_uploaded, describe_files, files_of, is_same
+from dataload.catalog.evidence import as_uploaded, describe_files, files_of
 from dataload.catalog.facts import DataSetFacts, ShardFacts
-from dataload.catalog.ledger import Log, log_of
 from dataload.catalog.manifest import MANIFEST_NAME
-from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, merge_fields
+from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile, merge_fields
 from dataload.catalog.store import update_manifest
 from dataload.convert.described import with_etag
-from dataload.convert.engine import Engine, check_whole, of_total, run_all
-from dataload.convert.index_logs import JOB, IndexLogs, log_path, remove_old
-from dataload.convert.index_plan import Measuring, PlannedSet, ShardList, plan_index, select_planned
-from dataload.convert.measuring import keep_lengths, measure
+from dataload.convert.index_logs import IndexLedger, log_path, remove_old
+from dataload.convert.index_plan import Measuring, PlannedSet, ShardList, plan_index
+from dataload.convert.measuring import measure, narrow
 from dataload.errors import ConfigError, CorruptFileError, SourceError
-from dataload.sources.discover import find_shards, split_format
+from dataload.jobs.engine import Engine, count_parts
+from dataload.jobs.run import Done, Here, Key, Ledger, Mode, run_job
 from dataload.sources.file_source import FileSource
+from dataload.sources.kept_statistics import save_lengths
 from dataload.storage import Remote, base_name, is_url, join, storage_of
 from dataload.storage.errors import file_errors
 from dataload.types import Array
-
-Describe: TypeAlias = "Callable[[PlannedSet, str], ShardFacts]"
 
 _UNLIMITED = 1 << 60  # bytes to download: indexing needs them
 _MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
@@ -77,123 +75,85 @@ def index_shards(
 
     `progress` is called with (shards done, shards) at the start and after each shard; with an engine, now and then.
     """
-    if merge and part is not None:
-        raise ConfigError("merge describes no shards: pass it without part", key="merge", value=merge)
-    if engine is not None:
-        check_whole(part, merge)
-        return _run_parts(engine, path, format, options or {}, measuring, progress)
-    given = dict(options or {})
-    remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
-    # Whole shards, at their present versions.
-    remote = Remote(remote.store, replace(remote.options, mode="shards", scan=_UNLIMITED))
-    plan = plan_index(path, format, given, remote, measuring)
-    if plan.unsaved and (merge or part is not None):
-        raise ConfigError(f"parts cannot be kept: {plan.unsaved}", key="part", value=part)
-    run = _Run(plan, remote, part, progress)
-    return run.merge() if merge else run.describe()
+    make = partial(IndexJob.of, path, format, options or {}, measuring)
+    return run_job(make, Mode(part=part, merge=merge), engine=engine, progress=progress)
 
 
-def _run_parts(
-    engine: Engine,
-    path: str,
-    name: str | None,
-    options: Mapping[str, Any],
-    measuring: Measuring | None,
-    progress: Callable[[int, int], None] | None,
-) -> IndexReport:
-    entry, found = split_format(path, name)
-    remote = Remote.of(options.get("storage_options"), options.get("remote"))
-    shards = len(find_shards(found, None if entry is None else entry.name, manifests=False, remote=remote).files)
-    task = partial(index_shards, path, format=name, options=options, measuring=measuring)
-    again = "finished shards are kept: run it again to continue"
-    reports = run_all(engine, task, shards, progress=of_total(progress, shards), again=again)
-    return replace(task(merge=True), resumed=sum(report.resumed for report in reports))
+class Shard(NamedTuple):
+    """A shard to describe."""
+
+    data_set: PlannedSet
+    path: str
+    key: Key
+    size: int = 1
 
 
-class _Run:
-    """One run over the shards of a plan or of one partition."""
+@dataclass(frozen=True, slots=True)
+class IndexJob:
+    """The description of the shards of a directory."""
 
-    def __init__(
-        self, plan: ShardList, remote: Remote, part: tuple[int, int] | None, progress: Callable[[int, int], None] | None
-    ) -> None:
-        self._plan, self._remote, self._part, self._progress = plan, remote, part, progress
-        self._data_sets = plan.data_sets if part is None else select_planned(plan.data_sets, *part)
-        self._total = sum(len(each.names) for each in self._data_sets)
-        self._done = self._resumed = 0
+    plan: ShardList
+    remote: Remote
+    units: Sequence[Shard]
 
-    def describe(self) -> IndexReport:
-        if self._plan.unsaved:
-            return self._unsaved(self._describe({}, None), self._plan.unsaved)
-        path = log_path(self._plan.directory, self._remote, self._part)
-        with storage_of(path, self._remote).lock(path):
-            log = log_of(path, self._remote)
-            known = log.load(JOB).shards
-            log.begin(JOB, known, anew=False)
-            with closing(log):
-                described = self._describe(known, log)
-            if self._part is not None:  # the log stays until the merge
-                return IndexReport(path, tuple(each.unsaved() for each in described), self._resumed)
-            try:
-                report = self._save(described)
-            except CorruptFileError:
-                raise
-            except SourceError as error:
-                if not self._measures:
-                    raise
-                return self._unsaved(described, str(error))
-            log.remove()
-        return report
+    @classmethod
+    def of(cls, path: str, name: str | None, options: Mapping[str, Any], measuring: Measuring | None) -> Self:
+        given = dict(options)
+        remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
+        # Whole shards, at their present versions.
+        remote = Remote(remote.store, replace(remote.options, mode="shards", scan=_UNLIMITED))
+        plan = plan_index(path, name, given, remote, measuring)
+        keys = [(each, each.key) for each in plan.data_sets]
+        units = [Shard(each, join(plan.directory, name), (name, key)) for each, key in keys for name in each.names]
+        return cls(plan, remote, units)
 
-    def merge(self) -> IndexReport:
-        directory, remote = self._plan.directory, self._remote
-        logs = IndexLogs.find(directory, remote)
-        known = logs.load(self._plan.data_sets)
-        report = self._save(self._describe(known, None, logs.changed_error))
-        logs.remove(known)
-        return report
+    @contextmanager
+    def ledger(self, mode: Mode, engine: Engine | None) -> Generator[Ledger]:
+        parts = 0 if engine is None else count_parts(engine, len(self.units))
+        if self.plan.unsaved:
+            if mode.merge or mode.part or parts:
+                raise ConfigError(f"parts cannot be kept: {self.plan.unsaved}", key="part", value=mode.part)
+            yield Ledger()
+            return
+        path = log_path(self.plan.directory, self.remote, mode.part)
+        # A merge may run again until its last operation, which is to remove the log.
+        with nullcontext() if mode.merge else storage_of(path, self.remote).lock(path):
+            yield IndexLedger(self.plan.directory, self.remote, [unit.key for unit in self.units], mode, parts)
 
-    @property
-    def _measures(self) -> bool:
-        return any(each.measuring is not None for each in self._data_sets)
+    def run(self, todo: Sequence[Shard], ledger: Any, here: Here[Shard]) -> tuple[()]:  # noqa: ARG002 - it is a job's
+        def describe(unit: Shard) -> None:
+            here.note(unit, _describe(unit.data_set, unit.path))
+            here.advance(1)
 
-    def _save(self, described: Sequence[_DescribedSet]) -> IndexReport:
-        directory = self._plan.directory
-        entries = [each.saved(directory, self._remote) for each in described]
-        written = update_manifest(directory, entries, self._plan.gone, remote=self._remote)
-        remove_old(directory, self._remote)
-        return IndexReport(written, tuple(entries), self._resumed)
+        with DaemonThreads(min(_MOST_THREADS, usable_cpus())) as pool:
+            for each in deque(pool.submit(describe, unit) for unit in todo):
+                each.result()
+        return ()
 
-    def _unsaved(self, described: Sequence[_DescribedSet], reason: str) -> IndexReport:
-        path = join(self._plan.directory, MANIFEST_NAME)
-        return IndexReport(path, tuple(each.unsaved() for each in described), self._resumed, reason)
-
-    def _describe(
-        self, known: Mapping[tuple[str, str], ShardFacts], log: Log | None, again: Describe | None = None
-    ) -> list[_DescribedSet]:
-        if self._progress is not None:
-            self._progress(0, self._total)
-        found: list[_DescribedSet] = []
-        for each in self._data_sets:
-            shards: list[ShardFacts] = []
-            lengths: list[Mapping[str, Array]] = []
-            fields: dict[str, FieldStatistics] = {}
-            for facts in _describe_all(self._plan.directory, each, known, log, self._advance, again):
-                shards.append(with_etag(each.format, facts))
-                if facts.measures is not None:
-                    fields = merge_fields(fields, facts.measures.fields)
-                    lengths.append(facts.measures.lengths)
-            entry, statistics = each.entry(self._plan.directory, shards), None
-            if each.measuring is not None:
-                options = each.stored(each.measured)
-                statistics = DataSetStatistics(options=options, selected=each.measuring.fields, fields=fields)
-            found.append(_DescribedSet(entry, statistics, lengths))
-        return found
-
-    def _advance(self, resumes: bool) -> None:
-        self._done += 1
-        self._resumed += resumes
-        if self._progress is not None:
-            self._progress(self._done, self._total)
+    def finish(self, done: Done[Shard], ledger: Ledger, mode: Mode) -> IndexReport:
+        directory = self.plan.directory
+        described = [
+            _described(data_set, directory, [done.facts[unit.key] for unit in units])
+            for _, units in groupby(done.units, lambda unit: id(unit.data_set))
+            for units in [[*units]]
+            for data_set in [units[0].data_set]
+        ]
+        path, unsaved = join(directory, MANIFEST_NAME), self.plan.unsaved
+        if isinstance(ledger, IndexLedger):
+            if mode.part is not None:  # the log stays until the merge
+                path = ledger.path
+            else:
+                try:
+                    entries = [each.saved(directory, self.remote) for each in described]
+                    update_manifest(directory, entries, self.plan.gone, remote=self.remote)
+                    remove_old(directory, self.remote)
+                    ledger.clear(done.facts)
+                    return IndexReport(path, tuple(entries), len(done.known))
+                except SourceError as error:
+                    if isinstance(error, CorruptFileError) or all(each.statistics is None for each in described):
+                        raise
+                    unsaved = str(error)
+        return IndexReport(path, tuple(each.unsaved() for each in described), len(done.known), unsaved)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,44 +167,26 @@ class _DescribedSet:
     def saved(self, directory: str, remote: Remote) -> DataSetFacts:
         if self.statistics is None:
             return self.entry
-        joined: dict[str, Array] = {}
+        kept: dict[str, LengthsFile] = {}
         for name, field in self.statistics.fields.items():
             arrays = [each[name] for each in self.lengths if name in each]
             if field.varies_in_length and sum(map(len, arrays)) == sum(self.entry.records):
-                joined[name] = np.concatenate(arrays)
-        return keep_lengths(directory, self.entry, self.statistics, joined, remote)
+                kept[name] = save_lengths(directory, narrow(np.concatenate(arrays)), remote)
+        return replace(self.entry, statistics=replace(self.statistics, lengths=kept).to_json())
 
     def unsaved(self) -> DataSetFacts:
         return self.entry if self.statistics is None else replace(self.entry, statistics=self.statistics.to_json())
 
 
-def _describe_all(
-    directory: str,
-    data_set: PlannedSet,
-    known: Mapping[tuple[str, str], ShardFacts],
-    log: Log | None,
-    advance: Callable[[bool], None],
-    again: Describe | None = None,
-) -> Iterator[ShardFacts]:
-    """Describe all shards in threads, `again` if they have changed, note each in the log, and yield them in order."""
-    lock = threading.Lock()
-
-    def describe(name: str) -> ShardFacts:
-        path = join(directory, name)
-        facts = known.get((name, data_set.key))
-        resumes = facts is not None and is_same(facts, path, data_set.remote)
-        if not resumes or facts is None:
-            facts = (again or _describe)(data_set, path)
-        with lock:
-            if not resumes and log is not None:
-                log.note(facts, data_set.key)
-            advance(resumes)
-        return facts
-
-    with DaemonThreads(min(_MOST_THREADS, usable_cpus())) as pool:
-        futures = deque(pool.submit(describe, name) for name in data_set.names)
-        while futures:
-            yield futures.popleft().result()
+def _described(data_set: PlannedSet, directory: str, shards: Sequence[ShardFacts]) -> _DescribedSet:
+    entry, statistics = data_set.entry(directory, [with_etag(data_set.format, facts) for facts in shards]), None
+    if data_set.measuring is not None:
+        fields: dict[str, FieldStatistics] = {}
+        for facts in shards:
+            fields = merge_fields(fields, facts.measures.fields if facts.measures else {})
+        options = data_set.stored(data_set.measured)
+        statistics = DataSetStatistics(options=options, selected=data_set.measuring.fields, fields=fields)
+    return _DescribedSet(entry, statistics, [facts.measures.lengths for facts in shards if facts.measures])
 
 
 def _describe(data_set: PlannedSet, path: str) -> ShardFacts:

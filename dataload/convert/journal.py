@@ -15,11 +15,10 @@ from typing import Any, Self
 from dataload._util.fingerprint import digest
 from dataload.catalog.checks import as_content, is_count
 from dataload.catalog.facts import Evidence, ShardFacts
-from dataload.catalog.ledger import Job, Log, log_of
+from dataload.catalog.ledger import Job
 from dataload.convert.function_values import VALUES
-from dataload.convert.plan import log_path
 from dataload.errors import ConfigError, SourceError
-from dataload.storage import Remote, is_url, storage_of
+from dataload.storage import Remote, storage_of
 
 _VERSION = 1
 
@@ -142,32 +141,24 @@ class JournalFile:
         self.path: str = path
         self._storage = storage_of(path, remote)
         self._version: Any = None
-        self._saved = b""
 
     def load(self) -> Journal | None:
         found = self._storage.load(self.path)
         if found is None:
             return None
         self._version = found[1]
-        self._saved = found[0]
         return Journal.parse(found[0], self.path)
 
-    def skip(self) -> None:
-        """Prepare to replace the file, whatever it contains."""
-        found = self._storage.load(self.path)
-        self._version = None if found is None else found[1]
-
     def save(self, journal: Journal) -> None:
-        """Replace the file in one step if it differs; a SourceError if another run has replaced or removed it since."""
-        if journal.to_bytes() != self._saved and not self.offer(journal):
+        """Replace the file in one step; a SourceError if another run has replaced or removed it since."""
+        if not self.offer(journal):
             message = f"another conversion has taken over {self.path}: wait until it has ended"
             raise SourceError(message, path=self.path)
 
     def offer(self, journal: Journal) -> bool:
         """Save, but return False if another run has replaced or removed the file."""
         try:
-            self._saved = journal.to_bytes()
-            self._version = self._storage.replace(self.path, self._saved, self._version)
+            self._version = self._storage.replace(self.path, journal.to_bytes(), self._version)
         except FileExistsError:
             return False
         return True
@@ -176,48 +167,6 @@ class JournalFile:
         found = self._storage.load(self.path)
         if found is not None and found[1] == self._version:
             self._storage.remove(self.path)
-
-
-class Ledger:
-    """The journal of a conversion, and the log of one run of it or of one partition.
-
-    `anew` tells that nothing done before counts; `damaged` is the number of lines of the log that were dropped.
-    """
-
-    def __init__(self, journal: str, part: tuple[int, int] | None, remote: Remote | None, *, overwrite: bool) -> None:
-        self.head: JournalFile = JournalFile(journal, remote)
-        self.log: Log = log_of(log_path(journal, *(part or ())), remote, at_once=overwrite)
-        self.anew: bool = False
-        self.damaged: int = 0
-        self._is_part = part is not None
-
-    @property
-    def path(self) -> str:
-        """The file that belongs to this run or partition alone."""
-        return self.log.path if self._is_part else self.head.path
-
-    def noted(self, journal: Journal) -> Journal:
-        """Return a journal with the shards in the log."""
-        logged = self.log.load(journal.job)
-        self.damaged = logged.damaged
-        return journal.with_finished(logged.shards.values())
-
-    def start(self, journal: Journal) -> None:
-        """Write the journal of a new conversion, and begin the log."""
-        if self.anew and not self._is_part:
-            self.head.save(replace(journal, finished={}))
-        known = {(name, ""): facts for name, facts in journal.finished.items()}
-        self.log.begin(journal.job, known, anew=self.anew)
-
-    def discard(self) -> None:
-        """Remove what a run without a finished shard has written."""
-        self.log.remove()
-        if not self._is_part:
-            self.head.remove()
-
-    def seal(self, journal: Journal) -> None:
-        """Save the complete journal. A local one leaves out the run, so its bytes are those of earlier releases."""
-        self.head.save(journal if is_url(self.head.path) else replace(journal, run=""))
 
 
 def _summary(shards: Sequence[tuple[str, int, int]]) -> str:

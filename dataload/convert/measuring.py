@@ -5,19 +5,17 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
 from typing import Any, cast
 
 import numpy as np
 
-from dataload.catalog.facts import DataSetFacts, Measures
+from dataload.catalog.facts import Measures
 from dataload.catalog.fields import select_fields
 from dataload.catalog.statistics import (
     LONGEST_LABEL,
     MOST_LABELS,
     MOST_SHAPES,
-    DataSetStatistics,
     FieldStatistics,
     Length,
     Numbers,
@@ -26,8 +24,6 @@ from dataload.catalog.statistics import (
 from dataload.errors import ConfigError
 from dataload.sources.base import Source
 from dataload.sources.file_source import FileSource
-from dataload.sources.kept_statistics import save_lengths
-from dataload.storage import Remote
 from dataload.types import Array, BytesColumn, Int64Array
 
 _TARGET_BYTES = 16 << 20
@@ -50,18 +46,6 @@ def measure(source: Source[Any], fields: Sequence[str] | None = None) -> Measure
                 blocks.setdefault(name, []).append(narrow(lengths))
     whole = [name for name, each in found.items() if each.length is not None and each.records == len(source)]
     return Measures(found, {name: narrow(np.concatenate(blocks[name])) for name in whole})
-
-
-def keep_lengths(
-    directory: str,
-    entry: DataSetFacts,
-    statistics: DataSetStatistics,
-    lengths: Mapping[str, Array],
-    remote: Remote | None,
-) -> DataSetFacts:
-    """Write the lengths of fields beside the data, and return the entry with its statistics."""
-    files = {name: save_lengths(directory, narrow(array), remote) for name, array in lengths.items()}
-    return replace(entry, statistics=replace(statistics, lengths=files).to_json())
 
 
 def narrow(lengths: Array) -> Array:

@@ -1,18 +1,18 @@
-"""The plan of a conversion: which records go into which file. Pure (no I/O)."""
+"""The plan of a conversion: where it writes, and which records go into which file."""
 
 import os
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, Self
 
 from dataload._util.indexing import even_split, expand_braces
 from dataload._util.settings import check_count
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, SourceNotFoundError
+from dataload.sources.discover import find_destination
 from dataload.sources.format import Format
-from dataload.storage import base_name, is_url, join, parent
-
-Item = TypeVar("Item")
+from dataload.storage import Remote, Storage, base_name, is_url, join, parent, storage_of
 
 _PLACEHOLDER = re.compile(r"\{shards?(?::\d*d)?\}")
 _DEFAULT_NAME = "-{shard:05d}-of-{shards:05d}"
@@ -30,38 +30,112 @@ class Shard:
     def name(self) -> str:
         return base_name(self.path)
 
+    @property
+    def key(self) -> tuple[str, str]:
+        return self.name, ""
 
-def plan_shards(
-    destination: str, entry: Format, length: int, *, shards: int | None, records_per_shard: int | None
-) -> tuple[Shard, ...]:
-    """Return the files to write, in index order; for the names, see `dataload.convert.convert`."""
-    directory, name = _split(destination)
-    listed = expand_braces(name) if not _PLACEHOLDER.search(name) else [name]
-    if len(listed) > 1:
-        if shards not in (None, len(listed)) or records_per_shard is not None:
-            message = f"{name!r} names {len(listed)} shards: leave shards and records_per_shard out"
-            raise ConfigError(message, key="shards", value=shards)
-        _count_shards(length, len(listed), None)
-        spans = even_split(length, len(listed))
-        return tuple(Shard(join(directory, each), *span) for each, span in zip(listed, spans, strict=True))
-    count = _count_shards(length, shards, records_per_shard)
-    if not _PLACEHOLDER.search(name) and count is None:
-        return (Shard(join(directory, name), 0, length),)
-    name = _template(name, entry)
-    names = [_fill(name, shard, count or 1) for shard in range(count or 1)]
-    if len(set(names)) < len(names):
-        message = f"all {len(names)} shards would be called {names[0]!r}: put {{shard:05d}} into the name"
-        raise ConfigError(message, key="destination", value=destination)
-    spans = even_split(length, len(names))
-    return tuple(Shard(join(directory, path), *span) for path, span in zip(names, spans, strict=True))
+    @property
+    def size(self) -> int:
+        return self.stop - self.start
 
 
-def shard_names(destination: str, entry: Format, count: int | None) -> re.Pattern[str]:
-    plan = plan_shards(destination, entry, count or 2, shards=count or 2, records_per_shard=None)
-    if count is not None:
-        return re.compile("|".join(re.escape(shard.name) for shard in plan))
-    literals = _PLACEHOLDER.split(_template(_split(destination)[1], entry))
-    return re.compile(r"\d+".join(re.escape(text.replace("{{", "{").replace("}}", "}")) for text in literals))
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The destination of a conversion; `remote` is None for a local path."""
+
+    entry: Format
+    path: str
+    remote: Remote | None = None
+
+    @classmethod
+    def of(
+        cls,
+        destination: str | os.PathLike[str],
+        format_name: str | None,
+        storage_options: Any = None,
+        remote: Any = None,
+    ) -> Self:
+        """Parse a destination; a ConfigError if the format's writer does not write there."""
+        entry, path = find_destination(os.fspath(destination), format_name)
+        if not is_url(path):
+            return cls(entry, os.path.normpath(path))
+        if "remote" not in entry.writer_options.names():
+            message = f"the writer of format {entry.name!r} has no option 'remote': write to a local directory"
+            raise ConfigError(message, key="destination", value=path)
+        found = Remote.of(storage_options, remote)
+        return cls(entry, path, Remote(found.store, found.options))  # known versions of objects may be out of date
+
+    def __reduce__(self) -> Any:
+        return type(self).of, (self.path, self.entry.name, None, self.remote)  # formats need not pickle
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other machines may write there, whose locks do not show."""
+        return self.remote is not None
+
+    @property
+    def directory(self) -> str:
+        return parent(self.path)
+
+    def at(self, name: str) -> str:
+        """Return the path of a file beside the destination, as short as that was given."""
+        return join(self.directory, name) if self.is_shared else os.path.join(os.path.dirname(self.path), name)
+
+    @property
+    def storage(self) -> Storage:
+        return storage_of(self.path, self.remote)
+
+    @property
+    def journal(self) -> str:
+        """Path of the journal, a hidden file beside the destination that matches no shard pattern."""
+        return self.at(f".{_PLACEHOLDER.sub('N', base_name(self.path))}.convert.json")
+
+    def log(self, number: int | str = 0, count: int = 0) -> str:
+        """Return the path of the log, of the whole or of a partition; "*" stands for any partition."""
+        return f"{self.journal.removesuffix('.json')}{f'.{number}-of-{count}' if count else ''}.log"
+
+    def receipt(self, number: int, count: int) -> str:
+        """Return the path of the file that a partition of version 0.2 has instead of a log."""
+        return f"{self.log(number, count).removesuffix('.log')}.json"
+
+    def plan(self, length: int, *, shards: int | None, records_per_shard: int | None) -> tuple[Shard, ...]:
+        """Return the files to write, in index order; for the names, see `dataload.convert.convert`."""
+        name = base_name(self.path)
+        listed = expand_braces(name) if not _PLACEHOLDER.search(name) else [name]
+        if len(listed) > 1:
+            if shards not in (None, len(listed)) or records_per_shard is not None:
+                message = f"{name!r} names {len(listed)} shards: leave shards and records_per_shard out"
+                raise ConfigError(message, key="shards", value=shards)
+            _count_shards(length, len(listed), None)
+            spans = even_split(length, len(listed))
+            return tuple(Shard(self.at(each), *span) for each, span in zip(listed, spans, strict=True))
+        count = _count_shards(length, shards, records_per_shard)
+        if not _PLACEHOLDER.search(name) and count is None:
+            return (Shard(self.at(name), 0, length),)
+        name = _template(name, self.entry)
+        names = [_fill(name, shard, count or 1) for shard in range(count or 1)]
+        if len(set(names)) < len(names):
+            message = f"all {len(names)} shards would be called {names[0]!r}: put {{shard:05d}} into the name"
+            raise ConfigError(message, key="destination", value=self.path)
+        spans = even_split(length, len(names))
+        return tuple(Shard(self.at(each), *span) for each, span in zip(names, spans, strict=True))
+
+    def names(self, count: int | None) -> re.Pattern[str]:
+        """Return a pattern of the names of `count` shards, or of any number."""
+        plan = self.plan(count or 2, shards=count or 2, records_per_shard=None)
+        if count is not None:
+            return re.compile("|".join(re.escape(shard.name) for shard in plan))
+        literals = _PLACEHOLDER.split(_template(base_name(self.path), self.entry))
+        return re.compile(r"\d+".join(re.escape(text.replace("{{", "{").replace("}}", "}")) for text in literals))
+
+    def existing(self, plan: Sequence[Shard]) -> list[str]:
+        """Return the paths of shards that exist."""
+        if self.remote is None:
+            return [shard.path for shard in plan if os.path.exists(shard.path)]
+        names: set[str] = set()
+        with suppress(SourceNotFoundError):
+            names.update(self.storage.list(self.directory))  # one request, also for the versions
+        return [shard.path for shard in plan if shard.name in names]
 
 
 def _template(name: str, entry: Format) -> str:
@@ -85,12 +159,6 @@ def _count_shards(length: int, shards: int | None, records_per_shard: int | None
     return shards
 
 
-def _split(destination: str) -> tuple[str, str]:
-    if is_url(destination):
-        return parent(destination), base_name(destination)
-    return os.path.split(os.path.normpath(destination))
-
-
 def _literal(name: str) -> str:
     return name.replace("{", "{{").replace("}", "}}")
 
@@ -102,35 +170,6 @@ def _fill(name: str, shard: int, shards: int) -> str:
         allowed = "only {shard} and {shards} may stand in braces, as in 'train-{shard:05d}-of-{shards:05d}.tar'"
         message = f"{name!r} is not a valid pattern for shard names ({error}): {allowed}"
         raise ConfigError(message, key="destination", value=name) from None
-
-
-def journal_path(destination: str) -> str:
-    """Return the path of the journal, a hidden file beside the destination that matches no shard pattern."""
-    directory, name = _split(destination)
-    return join(directory, f".{_PLACEHOLDER.sub('N', name)}.convert.json")
-
-
-def log_path(journal: str, number: int | str = 0, count: int = 0) -> str:
-    """Return the path of the log beside a journal, of the whole or of a partition; "*" stands for any partition."""
-    return f"{journal.removesuffix('.json')}{f'.{number}-of-{count}' if count else ''}.log"
-
-
-def receipt_path(journal: str, number: int, count: int) -> str:
-    """Return the path of the file that a partition of version 0.2 has instead of a log."""
-    return f"{log_path(journal, number, count).removesuffix('.log')}.json"
-
-
-def select_part(plan: Sequence[Item], number: int, count: int) -> tuple[Item, ...]:
-    """Return the contiguous shards of partition `number`, counted from 1, of `count`."""
-    if check_count("the number of parts", count, least=1) > len(plan):
-        message = (
-            f"cannot split {len(plan)} shard{'' if len(plan) == 1 else 's'} into {count} parts: ask for fewer parts"
-        )
-        raise ConfigError(message, key="part", value=count)
-    if check_count("the part", number, least=1) > count:
-        raise ConfigError(f"there is no part {number} of {count}: parts are counted from 1", key="part", value=number)
-    start, stop = even_split(len(plan), count)[number - 1]
-    return tuple(plan[start:stop])
 
 
 def summarize_paths(paths: Sequence[str]) -> str:

@@ -15,13 +15,12 @@ from dataload.catalog.evidence import as_uploaded
 from dataload.catalog.store import read_manifest, update_manifest
 from dataload.convert.blocks import size_of
 from dataload.convert.mapping import KEY, RecordMap
-from dataload.convert.plan import Shard, plan_shards, shard_names
+from dataload.convert.plan import Shard, Target
 from dataload.convert.writing import KEY_DIGITS, Writing, facts_of
 from dataload.errors import ConfigError
 from dataload.sources.discover import find_destination
-from dataload.sources.format import Format
 from dataload.sources.writer import ClosedOrAborted, Writer
-from dataload.storage import AtomicFile, base_name, is_url, join, parent, storage_of
+from dataload.storage import AtomicFile, base_name, join
 from dataload.storage.local.atomic import exists_error, write_errors
 from dataload.storage.remote.settings import parse_bytes
 
@@ -74,7 +73,9 @@ def create(
     for name in ("shards", "records_per_shard"):
         if rules[name] is not None:
             check_count(name, rules[name], least=1)
-    return ShardedWriter(destination, entry, options, overwrite, _Rule(shards, records_per_shard, size))
+    place = options.pop("storage_options", None), options.pop("remote", None)
+    target = Target.of(destination, entry.name, *place)
+    return ShardedWriter(target, options, overwrite, _Rule(shards, records_per_shard, size))
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,42 +90,34 @@ class _Rule:
 class ShardedWriter(ClosedOrAborted):
     """Writes records to several files in a hidden folder, which `close` publishes in `paths`; see `create`."""
 
-    def __init__(
-        self, destination: str, entry: Format, options: Mapping[str, Any], overwrite: bool, rule: _Rule
-    ) -> None:
+    def __init__(self, target: Target, options: Mapping[str, Any], overwrite: bool, rule: _Rule) -> None:
         self.paths: tuple[str, ...] = ()
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
         self._pid = os.getpid()
-        self._destination, self._entry, self._rule, self._overwrite = destination, entry, rule, overwrite
-        given = dict(options)
-        place = given.pop("storage_options", None), given.pop("remote", None)
-        self._writing = Writing(entry, given, False, _unchanged, (), RecordMap())
-        if is_url(destination):
-            self._writing = self._writing.to_store(destination, *place)
-        entry.writer_options.parse(given, f"the writer of format {entry.name!r}")
-        self._numbers_keys = entry.key_field is not None and given.get("key") is None
-        self._storage = storage_of(destination, self._writing.remote)
+        self._target, self._entry, self._rule, self._overwrite = target, target.entry, rule, overwrite
+        self._writing = Writing(target, dict(options), False, _unchanged, (), RecordMap())
+        self._entry.writer_options.parse(options, f"the writer of format {self._entry.name!r}")
+        self._numbers_keys = self._entry.key_field is not None and options.get("key") is None
+        self._storage = target.storage
         self._check_free()
-        read_manifest(parent(destination), self._writing.remote)  # report a damaged one now
-        self._staging: AtomicFile = self._storage.create(
-            join(parent(destination), base_name(destination)), overwrite=True
-        )
+        read_manifest(target.directory, target.remote)  # report a damaged one now
+        self._staging: AtomicFile = self._storage.create(target.path, overwrite=True)
         self._state = "open"
         self._open: dict[int, Any] = {}  # writers by shard
         self._lengths: list[int] = []  # records by shard
         self._count = 0
         self._bytes = self._overhead = 0  # of the last shard; of its last record's overhead
-        with write_errors(destination):
+        with write_errors(target.path):
             os.mkdir(self._staging.temporary)
 
     def _check_free(self) -> None:
-        pattern = shard_names(self._destination, self._entry, self._rule.shards)
+        pattern = self._target.names(self._rule.shards)
         for name in () if self._overwrite else self._existing():
             if pattern.fullmatch(name):
-                raise exists_error(join(parent(self._destination), name))
+                raise exists_error(join(self._target.directory, name))
 
     def _existing(self) -> Sequence[str]:
-        directory = parent(self._destination)
+        directory = self._target.directory
         return self._storage.list(directory) if self._storage.is_directory(directory) else ()
 
     def __len__(self) -> int:
@@ -133,7 +126,7 @@ class ShardedWriter(ClosedOrAborted):
     def write(self, record: Any) -> None:
         """Append one record. After an error of the format, the files are unchanged."""
         if self._state != "open":
-            raise ConfigError(f"the writer of {self._destination} is {self._state}: nothing more can be written")
+            raise ConfigError(f"the writer of {self._target.path} is {self._state}: nothing more can be written")
         if self._numbers_keys and isinstance(record, Mapping) and KEY not in record:
             # By default a tar writer numbers the samples of each shard from 0.
             record = {KEY: f"{self._count:0{KEY_DIGITS}d}", **cast("Mapping[str, Any]", record)}
@@ -172,7 +165,7 @@ class ShardedWriter(ClosedOrAborted):
         return self._open[shard]
 
     def _staged(self, shard: int) -> str:
-        suffix = next((s for s in self._entry.suffixes if self._destination.lower().endswith(s)), "")
+        suffix = next((s for s in self._entry.suffixes if self._target.path.lower().endswith(s)), "")
         return os.path.join(self._staging.temporary, f"{shard:08d}{suffix}")
 
     def extend(self, records: Iterable[Any]) -> None:
@@ -195,12 +188,12 @@ class ShardedWriter(ClosedOrAborted):
             self._writer(0)
         count = self._rule.shards or len(self._lengths)
         records = self._count if self._rule.shards else count
-        named = plan_shards(self._destination, self._entry, records, shards=count, records_per_shard=None)
-        with write_errors(self._destination):
+        named = self._target.plan(records, shards=count, records_per_shard=None)
+        with write_errors(self._target.path):
             for writer in self._open.values():
                 writer.close()
             self._open.clear()
-            remote = self._writing.remote
+            remote = self._target.remote
             with DaemonThreads(min(_MOST_THREADS, usable_cpus())) as pool:
                 described = [*pool.map(self._writing.describe, map(self._staged, range(count)), self._lengths)]
             self._move([shard.path for shard in named])
@@ -210,7 +203,7 @@ class ShardedWriter(ClosedOrAborted):
             shard.name: replace(found, name=shard.name) if remote is None else as_uploaded(found, shard.path, remote)
             for shard, found in zip(plan, described, strict=True)
         }
-        update_manifest(parent(self._destination), [facts_of(plan, finished, self._writing)], remote=remote)
+        update_manifest(self._target.directory, [facts_of(plan, finished, self._writing)], remote=remote)
         self._staging.abort()
         self.paths = tuple(shard.path for shard in plan)
 
@@ -256,7 +249,7 @@ class ShardedWriter(ClosedOrAborted):
             self._staging.abort()
 
     def __repr__(self) -> str:
-        return f"ShardedWriter({self._destination!r}, {self._count} records, {self._state})"
+        return f"ShardedWriter({self._target.path!r}, {self._count} records, {self._state})"
 
 
 def _unchanged(record: Any, _: int, __: int | None) -> Any:

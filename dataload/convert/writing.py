@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, Self, cast
+from typing import Any, cast
 
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import as_uploaded, describe_files, files_of
@@ -18,15 +18,14 @@ from dataload.convert.blocks import read_ahead
 from dataload.convert.described import contents_of, fields_of, with_etag
 from dataload.convert.function_values import VALUES, describe_values
 from dataload.convert.hash_ahead import HashAhead
-from dataload.convert.journal import Journal, Ledger
 from dataload.convert.mapping import KEY, RecordMap, SkippedRecords, numbered
-from dataload.convert.plan import Shard, pattern_of
+from dataload.convert.plan import Shard, Target, pattern_of
 from dataload.errors import ConfigError
+from dataload.jobs.run import Here
 from dataload.loader.bad_records import Budget
 from dataload.sources.base import Source
-from dataload.sources.format import Format
 from dataload.sources.writer import DEFAULT_CODEC, Writer, codec_name
-from dataload.storage import Remote, base_name
+from dataload.storage import base_name
 from dataload.types import FieldSpec, RandomAccessSource
 
 KEY_DIGITS = 8
@@ -41,14 +40,13 @@ _NOT_IN_KEYS = re.compile(r"[\s\x00]")
 class Writing:
     """Everything needed to turn records into files of a format."""
 
-    entry: Format
+    target: Target
     options: dict[str, Any]
     counts: bool  # whether the writer needs the number of records in advance
     adapt: Callable[[Any, int, int | None], Any]
     notes: tuple[str, ...]
     mapping: RecordMap
     classes: Mapping[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]])  # by field
-    remote: Remote | None = None  # for a destination at a URL
 
     def records(
         self, source: Any, samples: Sequence[Any], first: int, skipped: SkippedRecords
@@ -67,35 +65,27 @@ class Writing:
         values = {f"{name}{VALUES}": describe_values(value) for name, value in options.items() if _is_function(value)}
         return {**{name: describe_option(value) for name, value in options.items()}, **values, **self.mapping.settings}
 
-    def to_store(self, url: str, storage_options: Any, remote: Any) -> Self:
-        """Return these settings for a URL; a ConfigError if the format's writer does not write there."""
-        if "remote" not in self.entry.writer_options.names():
-            message = f"the writer of format {self.entry.name!r} has no option 'remote': write to a local directory"
-            raise ConfigError(message, key="destination", value=url)
-        found = Remote.of(storage_options, remote)
-        # Known versions of objects may be out of date.
-        return replace(self, remote=Remote(found.store, found.options))
-
     @property
     def reader_options(self) -> dict[str, Any]:
-        codec = self.options.get("codec")
-        return {"codec": codec} if isinstance(codec, str) and "codec" in self.entry.reader_options.names() else {}
+        codec, known = self.options.get("codec"), self.target.entry.reader_options.names()
+        return {"codec": codec} if isinstance(codec, str) and "codec" in known else {}
 
     def describe(self, path: str, records: int, hashed: tuple[int, str] | None = None) -> ShardFacts:
         found = describe_files(base_name(path), files_of(path), records, hashed)
         with suppress(ConfigError):  # the format's reader needs options from its user
-            return replace(found, content=contents_of(self.entry, [path], self.reader_options)[0])
+            return replace(found, content=contents_of(self.target.entry, [path], self.reader_options)[0])
         return found
 
     def options_for(self, records: int) -> dict[str, Any]:
         counted = {"num_records": records} if self.counts and not self.mapping else {}
-        return {**self.options, **counted, **({} if self.remote is None else {"remote": self.remote})}
+        return {**self.options, **counted, **({} if self.target.remote is None else {"remote": self.target.remote})}
 
 
 def prepare(
-    source: RandomAccessSource[Any], entry: Format, options: dict[str, Any], keep_key: bool, mapping: RecordMap
+    source: RandomAccessSource[Any], target: Target, options: dict[str, Any], keep_key: bool, mapping: RecordMap
 ) -> Writing:
     """Decide how the records of a source become records of a format, from the first one to be written."""
+    entry = target.entry
     takes_bytes, has_keys = entry.content == "bytes", entry.key_field is not None
     notes: list[str] = []
     first = _first_record(source, mapping)
@@ -132,7 +122,7 @@ def prepare(
         key = f"{index:0{KEY_DIGITS}d}"
         return {KEY: key if number is None else numbered(key, number), **fields}
 
-    return Writing(entry, options, counts, adapt, tuple(notes), mapping, classes)
+    return Writing(target, options, counts, adapt, tuple(notes), mapping, classes)
 
 
 def _first_record(source: RandomAccessSource[Any], mapping: RecordMap) -> Any:
@@ -154,24 +144,20 @@ def _clean_key(key: Any) -> Any:
 
 
 def facts_of(plan: Sequence[Shard], finished: Mapping[str, ShardFacts], writing: Writing) -> DataSetFacts:
-    options = {**writing.entry.find_recorded((shard.path for shard in plan), writing.remote), **writing.reader_options}
-    settings = {} if writing.remote is None else {"remote": writing.remote}
+    entry, remote = writing.target.entry, writing.target.remote
+    options = {**entry.find_recorded((shard.path for shard in plan), remote), **writing.reader_options}
+    settings = {} if remote is None else {"remote": remote}
     fields: Mapping[str, FieldSpec] = {}
-    shards = [with_etag(writing.entry, finished[shard.name]) for shard in plan]
+    shards = [with_etag(entry, finished[shard.name]) for shard in plan]
     with suppress(ConfigError):  # the format's reader needs options from its user
         filled = (shard.path for shard, of in zip(plan, shards, strict=True) if of.records)
-        fields = fields_of(writing.entry, filled, {**options, **settings})
+        fields = fields_of(entry, filled, {**options, **settings})
         fields = with_classes(fields, writing.classes)
-        if writing.remote is None and not all(shard.content for shard in shards):
-            contents = contents_of(writing.entry, [shard.path for shard in plan], options)
+        if remote is None and not all(shard.content for shard in shards):
+            contents = contents_of(entry, [shard.path for shard in plan], options)
             shards = [replace(shard, content=found) for shard, found in zip(shards, contents, strict=True)]
-    described = DataSetFacts.of(
-        pattern_of([shard.name for shard in plan]),
-        writing.entry.name,
-        shards,
-        fields=fields,
-        options=options,
-    )
+    pattern = pattern_of([shard.name for shard in plan])
+    described = DataSetFacts.of(pattern, entry.name, shards, fields=fields, options=options)
     function = writing.mapping.function
     return described if function is None else replace(described, made_by=function.entry)
 
@@ -192,57 +178,33 @@ def write_shards(
     source: RandomAccessSource[Any],
     shards: Sequence[Shard],
     writing: Writing,
-    journal: Journal,
-    ledger: Ledger,
-    *,
-    replaced: set[str],
-    advance: Callable[[int], None],
+    replaceable: set[str],
+    here: Here[Shard],
     skipped: SkippedRecords,
-) -> Journal:
-    """Write the shards one after another; return the journal with them, once the log has them."""
-    if not shards:
-        return journal
-    ledger.start(journal)
-    completed = _Completed(ledger)
+) -> None:
+    """Write the shards one after another, and note each once it has its name."""
+    running: Future[None] | None = None
     with DaemonThreads(1) as pool:
         try:
             for shard in shards:
                 with ExitStack() as held:
-                    complete = _write_shard(held, source, shard, writing, shard.path in replaced, advance, skipped)
-                    completed.wait()
+                    overwrite = shard.path in replaceable
+                    complete = _write_shard(held, source, shard, writing, overwrite, here.advance, skipped)
+                    if running is not None:
+                        running.result()
                     # Flushing and hashing release the GIL, so the next shard is written at the same time.
-                    completed.running = pool.submit(completed.enter, complete, held.pop_all())
-            completed.wait()
-            ledger.log.close()
+                    running = pool.submit(_enter, here, shard, complete, held.pop_all())
+            if running is not None:
+                running.result()
         except BaseException as error:
-            with suppress(Exception):  # report the first error
-                completed.wait(_INTERRUPTED_SECONDS if isinstance(error, KeyboardInterrupt) else None)
-            with suppress(Exception):
-                ledger.log.close()
-            if not completed.shards and not journal.finished:  # nothing to resume
-                ledger.discard()
+            if running is not None:
+                with suppress(Exception):  # report the first error
+                    running.result(_INTERRUPTED_SECONDS if isinstance(error, KeyboardInterrupt) else None)
             raise
-    return journal.with_finished(completed.shards)
 
 
-@dataclass(slots=True)
-class _Completed:
-    """The complete shards, and the shard that a thread completes."""
-
-    ledger: Ledger
-    shards: list[ShardFacts] = field(default_factory=list[ShardFacts])
-    running: Future[None] | None = None
-
-    def enter(self, complete: Callable[[ExitStack], ShardFacts], held: ExitStack) -> None:
-        """Complete a shard, which has its name then, and note it in the log."""
-        facts = complete(held)
-        self.ledger.log.note(facts)
-        self.shards.append(facts)
-
-    def wait(self, seconds: float | None = None) -> None:
-        if self.running is not None:
-            self.running.result(seconds)
-            self.running = None
+def _enter(here: Here[Shard], shard: Shard, complete: Callable[[ExitStack], ShardFacts], held: ExitStack) -> None:
+    here.note(shard, complete(held))
 
 
 def _write_shard(
@@ -255,18 +217,18 @@ def _write_shard(
     skipped: SkippedRecords,
 ) -> Callable[[ExitStack], ShardFacts]:
     """Write the records of a shard; return the function that closes its writer, which `held` holds."""
-    before = len(skipped.records)
+    entry, remote, before = writing.target.entry, writing.target.remote, len(skipped.records)
     options = writing.options_for(shard.stop - shard.start)
     hashing = held.enter_context(ExitStack())  # ends after the writer
-    writer = held.enter_context(writing.entry.create(shard.path, overwrite=overwrite, options=options))
-    ahead = hashing.enter_context(HashAhead(writer.temporary)) if writing.entry.appends else None
+    writer = held.enter_context(entry.create(shard.path, overwrite=overwrite, options=options))
+    ahead = hashing.enter_context(HashAhead(writer.temporary)) if entry.appends else None
     hashed: tuple[int, str] | None = None
     local: ShardFacts | None = None
 
     def before_publish(path: str) -> None:
         nonlocal hashed, local
         hashed = None if ahead is None else ahead.finish()
-        local = None if writing.remote is None else writing.describe(path, len(writer), hashed)
+        local = None if remote is None else writing.describe(path, len(writer), hashed)
 
     writer.before_publish = before_publish
     for first, samples in read_ahead(writing.mapping.reading(source), shard.start, shard.stop):
@@ -280,7 +242,7 @@ def _write_shard(
         closing.close()
         if local is None:
             return replace(writing.describe(shard.path, len(writer), hashed), skipped=left_out)
-        return replace(as_uploaded(local, shard.path, writing.remote), skipped=left_out)
+        return replace(as_uploaded(local, shard.path, remote), skipped=left_out)
 
     return complete
 

@@ -27,8 +27,8 @@ from dataload._util.lazy import load_optional
 from dataload._util.settings import Above, Least, check_settings
 from dataload.convert import ConvertReport
 from dataload.convert import convert as _convert
-from dataload.convert.attempt import Outcome, PartTask, attempt, unsendable, value_of
 from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, text_of
+from dataload.jobs.attempt import Outcome, PartTask, attempt, unsendable, value_of
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import RandomAccessSource
 

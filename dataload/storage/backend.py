@@ -165,7 +165,8 @@ class Storage(Protocol):
 
     def lock(self, path: str) -> AbstractContextManager[None]:
         """Hold an exclusive lock named after `path`; raise a `SourceError` that names the holder if it is taken."""
-        # The lock of a URL excludes other processes of this node only; `replace` excludes other nodes.
+        # A local directory is made, and leftovers of killed writers of the file removed. The lock of a URL excludes
+        # other processes of this node only; `replace` excludes other nodes.
         ...
 
 

@@ -35,7 +35,7 @@ from killed import at_operations, kill_before
 import dataload
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.convert import convert
-from dataload.convert.plan import journal_path
+from dataload.convert.plan import Target
 from dataload.storage.local import atomic as parts
 
 UNCOMPRESSED = "group_size:1,uncompressed"  # read without the package, whose threads would not survive a fork
@@ -75,7 +75,7 @@ class Case:
         names = set(self.files)
         if self.format == "tar":
             names |= {f"{name.removesuffix('.tar')}.idx" for name in self.files}
-        return names | {journal_path(self.path), MANIFEST_NAME} if self.converts else names
+        return names | {Target.of(self.path, self.format).journal, MANIFEST_NAME} if self.converts else names
 
 
 CASES = [

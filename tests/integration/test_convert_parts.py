@@ -83,7 +83,7 @@ def test_a_part_that_runs_again_keeps_what_it_has_finished(source, tmp_path):
     assert convert(source, tmp_path / "b.syr", shards=5, resume=True).resumed == COUNT, "as after one run"
 
 
-@pytest.mark.parametrize("function", ["update_manifest", "clear"])
+@pytest.mark.parametrize("function", ["update_manifest", "ConversionLedger.clear"])
 def test_a_merge_that_was_killed_is_repeated(source, tmp_path, monkeypatch, function):
     run_parts(source, tmp_path / "parts", [1, 2, 3])
 

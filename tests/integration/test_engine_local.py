@@ -19,8 +19,9 @@ from converted import content
 from part_sources import COUNT, Eventful, Unloadable
 
 import dataload
-from dataload.convert import LocalEngine, convert, processes
+from dataload.convert import LocalEngine, convert
 from dataload.errors import ConfigError, CorruptFileError, SourceError
+from dataload.jobs import processes
 
 SHARDS = 5
 

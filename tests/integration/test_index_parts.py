@@ -132,7 +132,7 @@ def test_a_shard_that_has_changed(shards):
     shard = shards / "a-00003-of-00005.syr"
     with dataload.create(shard, overwrite=True) as writer:
         writer.write({"x": np.zeros(4), "n": np.array(0)})
-    message = r"cannot merge, because .*a-00003-of-00005\.syr has changed since it was indexed: run its part again"
+    message = r"a-00003-of-00005\.syr is missing, or has changed since it was finished: run its part again"
     with pytest.raises(ConfigError, match=message):
         merge(shards)
     run_parts(shards, [3])
@@ -140,7 +140,7 @@ def test_a_shard_that_has_changed(shards):
 
 
 def test_arguments_that_make_no_sense(shards):
-    with pytest.raises(ConfigError, match="merge describes no shards: pass it without part"):
+    with pytest.raises(ConfigError, match="merge writes no shards: pass it without part"):
         merge(shards, part=(1, 2))
     with pytest.raises(ConfigError, match="cannot split 5 shards into 6 parts"):
         run_parts(shards, [1], 6)

@@ -221,7 +221,7 @@ def test_what_is_not_kept(shards, monkeypatch):
     def fail(*_):
         raise SourceError("the disk is full")
 
-    monkeypatch.setattr("dataload.convert.measuring.save_lengths", fail)
+    monkeypatch.setattr("dataload.convert.indexing.save_lengths", fail)
     assert measured(shards).unsaved == "the disk is full"
     assert {name for name in content(shards) if "index" not in name} == before.keys()
     monkeypatch.undo()

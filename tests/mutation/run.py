@@ -40,7 +40,10 @@ from cosmic_ray.mutating import mutate_code
 
 ROOT = Path(__file__).parents[2]
 ACCEPTED = Path(__file__).with_name("accepted.toml")
-ROOMS = ("samplers", "loader", "executors", "streams", "storage", "convert", "torch", "sources", "codecs", "catalog")
+ROOMS = (
+    *("samplers", "loader", "executors", "streams", "storage"),
+    *("convert", "jobs", "torch", "sources", "codecs", "catalog"),
+)
 OPERATORS = (
     *("NumberReplacer", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd"),
     *("AddNot", "ReplaceBreakWithContinue", "ReplaceContinueWithBreak", "ZeroIterationForLoop", "ExceptionReplacer"),

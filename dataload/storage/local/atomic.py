@@ -6,12 +6,12 @@ import errno
 import hashlib
 import os
 import platform
-import secrets
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterator
 from functools import cache
+from itertools import count, pairwise
 from typing import IO, Any, Self
 
 from dataload._util.system import IS_POSIX, LOCK_EX, LOCK_NB, lock, open_file, open_folder, user_number
@@ -42,7 +42,7 @@ class AtomicFile:
         remove_leftovers(self.path)
         self._check_destination()  # `remove_leftovers` may have restored the old one
         with write_errors(self.path):
-            self._folder, self._lock = _make_folder(os.path.join(self.directory, _prefix(name)))
+            self._folder, self._lock = _make_folder(os.path.join(self.directory, name))
         self.temporary: str = os.path.join(self._folder, name)
 
     def _check_destination(self) -> None:
@@ -138,13 +138,11 @@ def remove(path: str) -> None:
 
 def remove_leftovers(path: str) -> None:
     """Delete folders of killed writers of `path` (this boot's, lock free); restore a directory that one moved aside."""
-    directory, name = os.path.split(path)
-    directory, prefix = directory or ".", _prefix(name)
-    with contextlib.suppress(OSError):
-        for found in os.listdir(directory) if IS_POSIX else ():
-            if found.startswith(prefix) and found.endswith(".tmp"):
-                with contextlib.suppress(OSError):  # its writer is alive, or has just removed it
-                    _remove_leftover(os.path.join(directory, found), path)
+    for folder, after in pairwise(_folders(path)) if IS_POSIX else ():
+        if not os.path.lexists(folder) and not os.path.lexists(after):
+            return
+        with contextlib.suppress(OSError):  # its writer is alive, or has just removed it
+            _remove_leftover(folder, path)
 
 
 def _remove_leftover(folder: str, path: str) -> None:
@@ -164,8 +162,10 @@ def _clear(folder: str, path: str) -> None:
     remove(folder)
 
 
-def _prefix(name: str) -> str:
-    return f".{name}.{_machine()}-"
+def _folders(path: str) -> Iterator[str]:
+    """Yield the folders that writers of `path` try: so leftovers are found without listing the directory."""
+    directory, name = os.path.split(path)
+    return (os.path.join(directory or ".", f".{name}.{_machine()}-{number}.tmp") for number in count())
 
 
 @cache
@@ -179,11 +179,15 @@ def _machine() -> str:
     return hashlib.blake2b(text, digest_size=4).hexdigest()
 
 
-def _make_folder(prefix: str) -> tuple[str, int | None]:
+def _make_folder(path: str) -> tuple[str, int | None]:
     """Create and lock a folder; return its path and the lock's descriptor, None if locks are not supported."""
+    folders = _folders(path)
     while True:
-        folder = f"{prefix}{secrets.token_hex(6)}.tmp"
-        os.mkdir(folder, 0o700)
+        folder = next(folders)
+        try:
+            os.mkdir(folder, 0o700)
+        except FileExistsError:  # of another writer
+            continue
         try:
             return folder, _lock(folder) if IS_POSIX else None  # Windows opens no folders
         except (BlockingIOError, FileNotFoundError):
@@ -199,7 +203,8 @@ def _lock(folder: str) -> int:
     descriptor = open_folder(folder)
     try:
         lock(descriptor, LOCK_EX | LOCK_NB)
-        os.lstat(folder)  # the previous holder may have deleted it between the two calls
+        if not os.path.samestat(os.fstat(descriptor), os.lstat(folder)):  # its holder has deleted it between the calls
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), folder)
     except BaseException:
         os.close(descriptor)
         raise

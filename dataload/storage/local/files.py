@@ -31,7 +31,7 @@ from dataload._util.system import (
 from dataload.errors import MachineError, SourceError, SourceNotFoundError, printable
 from dataload.storage.core import can_map
 from dataload.storage.errors import file_errors, overwritten_error, rewritten_error
-from dataload.storage.local.atomic import AtomicFile, remove, write_errors
+from dataload.storage.local.atomic import AtomicFile, make_directory, remove, remove_leftovers, write_errors
 from dataload.storage.local.record_files import FileIdentity, MappedFile, UnmappedFile, open_regular
 from dataload.storage.record_file import RecordFile
 from dataload.types import Int64Array
@@ -185,8 +185,10 @@ class LocalStorage:
 
     @contextmanager
     def lock(self, path: str) -> Generator[None]:
+        make_directory(os.path.dirname(path) or ".")
         name = os.path.join(os.path.dirname(path), f".{os.path.basename(path).lstrip('.')}.lock")
         with lock_file(name, path):
+            remove_leftovers(path)
             yield
 
 

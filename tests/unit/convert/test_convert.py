@@ -14,7 +14,7 @@ from dataload.catalog.facts import Evidence, ShardFacts
 from dataload.convert import convert
 from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import Journal, JournalFile
-from dataload.convert.plan import journal_path, plan_shards, summarize_paths
+from dataload.convert.plan import Target, summarize_paths
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.registry import get_format
 
@@ -41,7 +41,7 @@ def assert_equal_records(found, expected):
 
 
 def plan(destination, length, shards=None, records_per_shard=None, entry=SYRAH):
-    found = plan_shards(destination, entry, length, shards=shards, records_per_shard=records_per_shard)
+    found = Target.of(destination, entry.name).plan(length, shards=shards, records_per_shard=records_per_shard)
     return [(shard.path, shard.start, shard.stop) for shard in found]
 
 
@@ -101,8 +101,8 @@ def test_paths_as_one_text(paths, text):
 
 
 def test_the_journal_is_hidden_and_matched_by_no_pattern_of_shards():
-    assert journal_path("d/train.syr") == "d/.train.syr.convert.json"
-    assert journal_path("d/t-{shard:05d}-of-{shards}.syr") == "d/.t-N-of-N.syr.convert.json"
+    assert Target.of("d/train.syr", None).journal == "d/.train.syr.convert.json"
+    assert Target.of("d/t-{shard:05d}-of-{shards}.syr", None).journal == "d/.t-N-of-N.syr.convert.json"
 
 
 # Blocks

@@ -93,6 +93,17 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path, renames, kind)
     assert sorted(os.listdir(tmp_path)) == ["x", "y"]
 
 
+def test_writing_does_not_list_the_directory(tmp_path, monkeypatch):
+    publish(tmp_path / "x", text="old")
+    listed = []
+    for name in ("listdir", "scandir"):
+        real = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda path, real=real: listed.append(path) or real(path))
+    publish(tmp_path / "x", overwrite=True)
+    os.listdir(tmp_path)
+    assert listed.count(str(tmp_path)) + listed.count(tmp_path) == 1, "10,000 shards would take 100 times 1,000"
+
+
 def test_the_folder_of_a_living_writer_stays(tmp_path):
     with AtomicFile(str(tmp_path / "x")) as first, AtomicFile(str(tmp_path / "x")) as second:
         make(first, text="1")
@@ -107,7 +118,7 @@ def test_the_folder_of_a_living_writer_stays(tmp_path):
 def test_only_what_is_provably_a_leftover_goes(tmp_path, monkeypatch):
     killed(lambda: make(AtomicFile(str(tmp_path / "x"))))
     [left] = os.listdir(tmp_path)
-    unlocked = f"{left.rpartition('-')[0]}-0123456789ab.tmp"
+    unlocked = f"{left.rpartition('-')[0]}-2.tmp"  # after a gap
     (tmp_path / unlocked).mkdir(0o700)
     elsewhere = f".x.0badc0de-{left.rpartition('-')[2]}"
     (tmp_path / elsewhere).mkdir(0o700)
@@ -137,7 +148,7 @@ def test_a_link_in_place_of_a_leftover_is_not_followed(tmp_path):
     (victim / "precious").touch()
     with AtomicFile(str(tmp_path / "x")):
         [machine] = [name.rpartition("-")[0] for name in os.listdir(tmp_path) if name != "victim"]
-    os.symlink(victim, tmp_path / f"{machine}-0123456789ab.tmp")
+    os.symlink(victim, tmp_path / f"{machine}-0.tmp")
     publish(tmp_path / "x")
     assert (victim / "precious").exists()
 

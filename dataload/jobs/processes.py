@@ -14,13 +14,12 @@ from time import monotonic
 from typing import Any, NoReturn
 
 from dataload._util.machine import usable_cpus
-from dataload.convert.attempt import Outcome, PartTask, attempt, check_sendable, value_of
-from dataload.convert.local import LocalEngine
 from dataload.errors import ConfigError, SourceError
 from dataload.executors.base import StartMethod, TimeoutPolicy, WorkerStatus
 from dataload.executors.handle import WorkerHandle, check_parent, start_fork_server
 from dataload.executors.serialization import put_together
 from dataload.executors.worker import TaskMessage
+from dataload.jobs.attempt import Outcome, PartTask, attempt, check_sendable, value_of
 
 _ATTEMPTS = 4
 _POLL_SECONDS = 0.1
@@ -28,16 +27,22 @@ _END_SECONDS = 10.0  # to delete unfinished files
 _TERMINATED = 128 + signal.SIGTERM
 
 
-def run_parts(engine: LocalEngine, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
+def run_parts(
+    task: PartTask,
+    count: int,
+    advance: Callable[[int], None],
+    num_workers: int | None,
+    start_method: StartMethod,
+) -> list[Any]:
     current = multiprocessing.current_process()
     if current.daemon:
         message = f"{current.name} is a daemonic process, which cannot start processes: pass no engine there"
         raise ConfigError(message, key="engine", value="local")
-    check_parent(engine.start_method)
-    modules = set[str]() if engine.start_method == "fork" else check_sendable(task, "local")
-    if engine.start_method == "forkserver":
+    check_parent(start_method)
+    modules = set[str]() if start_method == "fork" else check_sendable(task, "local")
+    if start_method == "forkserver":
         start_fork_server({__name__, *modules})
-    with closing(_Run(engine, task, count, advance)) as run:
+    with closing(_Run(_Work(task, count), advance, num_workers or usable_cpus(), start_method)) as run:
         return run.values()
 
 
@@ -65,12 +70,12 @@ def _interrupt(*_: Any) -> NoReturn:
 class _Run:
     """The processes of one run, at most `workers` at a time, numbered like their partitions."""
 
-    def __init__(self, engine: LocalEngine, task: PartTask, count: int, advance: Callable[[int], None]) -> None:
-        self._work = _Work(task, count)
-        self._count = count
+    def __init__(self, work: _Work, advance: Callable[[int], None], workers: int, start_method: StartMethod) -> None:
+        self._work = work
+        self._count = count = work.count
         self._advance = advance
-        self._start_method: StartMethod = engine.start_method
-        self._workers = engine.num_workers or usable_cpus()
+        self._start_method: StartMethod = start_method
+        self._workers = workers
         self._waiting = deque(range(1, count + 1))
         self._running: list[WorkerHandle] = []
         self._losses: Counter[int] = Counter()

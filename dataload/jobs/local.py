@@ -8,8 +8,8 @@ from typing import Any
 
 from dataload._util.lazy import renamed
 from dataload._util.settings import check_count
-from dataload.convert.attempt import PartTask
 from dataload.executors import StartMethod, check_processes
+from dataload.jobs.attempt import PartTask
 
 _MOST_PARTS = 256  # starting a process takes 0.1 s
 
@@ -38,9 +38,9 @@ class LocalEngine:
 
     def run(self, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
         check_processes("engine", "local")
-        from dataload.convert.processes import run_parts  # imports multiprocessing, which most programs do not need
+        from dataload.jobs.processes import run_parts  # imports multiprocessing, which most programs do not need
 
-        return run_parts(self, task, count, advance)
+        return run_parts(task, count, advance, self.num_workers, self.start_method)
 
 
 LocalEngine.__init__ = renamed(workers="num_workers")(LocalEngine.__init__)

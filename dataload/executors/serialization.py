@@ -176,6 +176,8 @@ def _reduce_column(column: BytesColumn) -> Any:
 def _reduce_tensor(tensor: Any) -> Any:
     """Reduce a tensor to an array, as torch's own method copies its storage into the pickle."""
     torch = sys.modules["torch"]
+    if tensor.is_nested:
+        return torch.multiprocessing.reductions.reduce_tensor(tensor)
     plain = tensor.device.type == "cpu" and tensor.layout == torch.strided and not tensor.requires_grad
     if not plain or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return tensor.__reduce_ex__(5)

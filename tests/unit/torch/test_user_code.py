@@ -141,8 +141,10 @@ def test_a_batch_sampler_gives_the_order_that_is_served_next():
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
 def test_what_only_torch_can_send_comes_from_a_worker():
     parts = [torch.nested.nested_tensor([torch.full((3,), float(i))]) for i in range(2)]
-    found = list(DataLoader(parts, 1, collate_fn=list, **workers(1)))
-    assert [batch[0].to_padded_tensor(0).tolist() for batch in found] == [[[0.0] * 3], [[1.0] * 3]]
+    for settings in (workers(1), {"num_workers": 1, "multiprocessing_context": "forkserver"}):
+        found = list(DataLoader(parts, 1, collate_fn=list, **settings))
+        assert [batch[0].to_padded_tensor(0).tolist() for batch in found] == [[[0.0] * 3], [[1.0] * 3]]
+    resource_sharer.stop(60)
 
 
 class Holds(data.Dataset):

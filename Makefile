@@ -211,7 +211,7 @@ sanitize: $(INSTALLED)
 		ASAN_OPTIONS=detect_leaks=0:handle_segv=0:handle_sigbus=0:allocator_may_return_null=1 DATALOAD_CORE=compiled \
 		$(BIN)/python -m pytest -p no:xdist $(SANITIZED); status=$$?; $(BIN)/python build_core.py; exit $$status
 
-SANITIZED ?= $(addprefix tests/unit/storage/,test_core.py test_core_shards.py test_core_lmdb.py test_guard.py test_highway.py)
+SANITIZED ?= $(addprefix tests/unit/storage/,test_core.py test_core_columns.py test_core_shards.py test_core_lmdb.py test_guard.py test_highway.py)
 
 # Looks for files that crash, hang or exhaust a parser: so many mutants of the inputs of each, or as many as coverage
 # guides to in so many minutes. Atheris has no wheels for some Pythons, so nothing else needs it.

@@ -83,8 +83,8 @@ class BytesColumn(Sequence[bytes]):
     @classmethod
     def packed(cls, block: BytesArray, ends: Int64Array) -> Self:
         """Return a column of consecutive values in `block` that end at `ends`, (rows,) int64."""
-        starts = np.zeros_like(ends)
-        starts[1:] = ends[:-1]
+        starts = np.empty_like(ends)  # zeros_like takes 4 us
+        starts[:1], starts[1:] = 0, ends[:-1]
         return cls([block], None, starts, ends)
 
     @classmethod
@@ -116,7 +116,7 @@ class BytesColumn(Sequence[bytes]):
         views = [block.data.toreadonly() for block in self._blocks]
         starts, stops = self._starts.tolist(), self._stops.tolist()
         if self._block_of is None:
-            return (views[0][start:stop] for start, stop in zip(starts, stops, strict=True))
+            return map(views[0].__getitem__, map(slice, starts, stops))
         rows = zip(self._block_of.tolist(), starts, stops, strict=True)
         return (views[block][start:stop] for block, start, stop in rows)
 
@@ -136,7 +136,7 @@ class BytesColumn(Sequence[bytes]):
         return self.view(operator.index(index)).tobytes()
 
     def __iter__(self) -> Iterator[bytes]:
-        return (view.tobytes() for view in self.views())
+        return map(memoryview.tobytes, self.views())
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, (list, BytesColumn)):

@@ -235,7 +235,8 @@ def nbytes(batch: Any) -> int:
     if isinstance(batch, (dict, Mapping)):
         return sum(map(nbytes, cast("Mapping[str, Any]", batch).values()))
     if isinstance(batch, (list, tuple)):
-        return sum(map(nbytes, cast("list[Any]", batch)))
+        several = cast("list[Any]", batch)
+        return sum(map(len if {*map(type, several)} <= {bytes, str} else nbytes, several))
     if isinstance(batch, (bytes, str)):
         return len(batch)
     try:

@@ -68,6 +68,7 @@ class ShardDirectory:
         self._length: int | None = None  # of all shards but the last, if it is the same
         self._readers: list[tuple[Any, Any]] = []  # what shards have in common, and the reader of such shards
         self._reader_of = np.full(shards, _UNUSED, np.int8)
+        self._alike = 0  # shards in the first reader
         self._lock = threading.Lock()
 
     def place(self, ends: Int64Array) -> None:
@@ -98,6 +99,9 @@ class ShardDirectory:
             reader: Returns the reader of a shard.
         """
         shards = self._shards_of(indices)
+        if self._alike == self._shards and self.files.has_all(self._shards):
+            yield None, self._readers[0][1], indices + self._places[shards]
+            return
         numbers = self._reader_of[shards]
         if int(numbers.min()) == _UNUSED:
             for shard in np.unique(shards[numbers == _UNUSED]).tolist():
@@ -123,7 +127,8 @@ class ShardDirectory:
         """Add a shard to the reader of those like it, and close its file; or note that it is read alone."""
         with self._lock:
             if self._reader_of[shard] == _UNUSED:
-                self._reader_of[shard] = self._join(shard, reader)
+                self._reader_of[shard] = number = self._join(shard, reader)
+                self._alike += number == 0
 
     def _join(self, shard: int, reader: Any) -> int:
         """Add a shard to a reader of many; return the number of that."""

@@ -5,6 +5,7 @@ Errors: ValueError for a range outside the buffer, `MapFault` if the file has sh
 """
 
 import os
+import re
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,9 @@ __all__ = [
     "gather_ranges",
     "hash_ranges",
     "highway_hashes",
+    "integers",
     "lmdb_nodes",
+    "texts",
 ]
 
 
@@ -68,6 +71,34 @@ def copies(data: Any, offsets: Int64Array, lengths: Int64Array, file: Any) -> li
     return found
 
 
+def integers(out: Int64Array, data: Any, offsets: Int64Array, lengths: Int64Array, /) -> int:
+    """Fill `out`, (rows,), with decimal numbers; return the first row not of 1 to 18 digits after a minus, or -1."""
+    if out.size != len(offsets):
+        raise ValueError(f"{len(offsets)} numbers do not fill {out.nbytes} bytes")
+    for row, text in enumerate(copies(data, offsets, lengths, -1)):
+        if not _INTEGER.fullmatch(text):
+            return row
+        out[row] = int(text)
+    return -1
+
+
+def texts(sources: list[Any], numbers: Int64Array, starts: Int64Array, stops: Int64Array, /) -> list[str]:
+    """Return slices, (rows,) int64, of the sources with these numbers: str, or bytes, which are decoded as names."""
+    if not len(numbers) == len(starts) == len(stops):
+        raise ValueError(f"{len(numbers)} numbers, {len(starts)} starts and {len(stops)} stops")
+    found: list[str] = []
+    for number, start, stop in zip(numbers.tolist(), starts.tolist(), stops.tolist(), strict=True):
+        if not 0 <= number < len(sources):
+            raise IndexError("list index out of range")
+        source = sources[number]
+        if not 0 <= start <= stop <= len(source):
+            unit = "characters" if isinstance(source, str) else "bytes"
+            raise ValueError(f"a slice outside the {len(source)} {unit}")
+        text = source[start:stop]
+        found.append(text if isinstance(text, str) else text.decode("utf-8", "surrogateescape"))
+    return found
+
+
 def hash_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, key: bytes, file: Any) -> None:
     """Write the 64-bit HighwayHash of ranges, (rows,) int64, of `data` to `out`, (rows,) uint64; `key`: 32 bytes."""
     source, target = np.frombuffer(data, np.uint8), np.frombuffer(out, np.uint8)
@@ -78,6 +109,9 @@ def hash_ranges(out: Any, data: Any, offsets: Int64Array, lengths: Int64Array, k
         )
     target.view(np.uint64)[:] = highway_hashes(source, offsets, lengths, key)
     _check_file(source.size, file)
+
+
+_INTEGER = re.compile(rb"-?[0-9]{1,18}")
 
 
 def _check_ranges(offsets: Int64Array, lengths: Int64Array, size: int) -> None:

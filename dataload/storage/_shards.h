@@ -163,8 +163,6 @@ static void free_rows(Rows *rows) {
     PyMem_Free(rows->places);
 }
 
-#define BLOCK 128 /* rows whose memory is prefetched at once */
-
 /* Prefetch what the entries of a block of rows point to. Places need not be valid. */
 static void prefetch_block(void *const *pointers, Py_ssize_t shards, const int64_t *places, Py_ssize_t count) {
     for (Py_ssize_t row = 0; row < count; row++)
@@ -354,8 +352,11 @@ typedef struct {
     int64_t count;
     int itemsize;
     char kind;             /* of this type of struct; 0 if they are computed */
-    Py_buffer view;
+    char is_view;
+    Py_buffer view;        /* or the numbers, if they are few */
 } Table;
+
+#define FEW_BYTES 4096 /* of numbers, which are copied: that saves a miss of the cache */
 
 typedef struct {
     PyObject_HEAD
@@ -364,7 +365,7 @@ typedef struct {
 } Tables;
 
 static void free_table(Table *table) {
-    if (table && table->kind) PyBuffer_Release(&table->view);
+    if (table && table->is_view) PyBuffer_Release(&table->view);
     PyMem_Free(table);
 }
 
@@ -390,13 +391,16 @@ static void tables_dealloc(PyObject *object) {
     Py_DECREF(type);
 }
 
-static PyObject *put_table(Tables *self, int64_t shard, const Table *given) {
-    Table *table = PyMem_Malloc(sizeof *table), *before;
-    if (!table) {
-        if (given->kind) PyBuffer_Release((Py_buffer *)&given->view);
-        return PyErr_NoMemory();
+static PyObject *put_table(Tables *self, int64_t shard, Table *given) {
+    int copies = given->is_view && given->view.len <= FEW_BYTES;
+    Table *table = PyMem_Malloc(sizeof *table + (copies ? given->view.len : 0)), *before;
+    if (table) *table = *given;
+    if (table && copies) {
+        table->is_view = 0;
+        table->numbers = memcpy(&table->view, given->numbers, given->view.len);
     }
-    *table = *given;
+    if (given->is_view && (!table || copies)) PyBuffer_Release(&given->view);
+    if (!table) return PyErr_NoMemory();
     LOCK(self)
     before = self->tables[shard];
     self->tables[shard] = table;
@@ -410,7 +414,7 @@ static PyObject *tables_put(PyObject *object, PyObject *const *args, Py_ssize_t 
     Tables *self = (Tables *)object;
     if (wrong("put", 2, count)) return NULL;
     int64_t shard = parse_shard(args[0], self->shards);
-    Table table = {0};
+    Table table = {.is_view = 1};
     if (shard < 0 || PyObject_GetBuffer(args[1], &table.view, PyBUF_FORMAT | PyBUF_C_CONTIGUOUS)) return NULL;
     const char *format = table.view.format ? table.view.format : "B";
     if (strlen(format) != 1 || !strchr("BHIiql", *format) || (uintptr_t)table.view.buf % table.view.itemsize) {

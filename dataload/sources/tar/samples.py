@@ -24,6 +24,7 @@ from dataload.codecs.npz import build_npy
 from dataload.errors import ConfigError
 from dataload.sources.tar.format import TarOptions
 from dataload.sources.tar.header import BLOCK, Member
+from dataload.storage.core import core
 from dataload.types import Array, Int64Array
 
 
@@ -196,13 +197,9 @@ class Keys:
             stops = (samples + 1) * int(self.ends[0])
             starts = stops - int(self.ends[0])
         else:
-            stops = self.ends[samples]
-            starts = np.where(samples > 0, self.ends[samples - 1], 0)
-        text = self.text
-        spans = zip(starts.tolist(), stops.tolist(), strict=True)
-        if isinstance(text, str):
-            return [text[start:stop] for start, stop in spans]
-        return [decode_name(text[start:stop]) for start, stop in spans]
+            stops = self.ends[samples].astype(np.int64)
+            starts = np.where(samples > 0, self.ends[samples - 1], 0).astype(np.int64)
+        return core().texts([self.text], np.zeros_like(samples), starts, stops)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The reader of one tar archive."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Self, cast
 
@@ -23,7 +23,8 @@ from dataload.sources.tar.samples import TarSettings, name_fields, rate_fields
 from dataload.sources.tar.shared import SharedSamples
 from dataload.sources.tar.table import load_table, name_from_archive
 from dataload.storage import RecordFile, storage_of
-from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
+from dataload.storage.core import core
+from dataload.types import Array, Batch, BytesColumn, FieldSpec, Int64Array, Record
 
 _END_BYTES = 4096
 _HEADER_BYTES = 4096
@@ -106,7 +107,21 @@ class TarReader(ShardReader[Record]):
         if fields is None and self._table.ends is not None:
             return default_collate(self.read(indices, None))
         samples = self._samples(indices)
-        return {name: self._column(name, samples) for name in ((KEY, *self._codes) if fields is None else fields)}
+        names = (KEY, *self._codes) if fields is None else fields
+        together = self._together(names, samples)
+        return {name: self._column(name, samples, together.get(name)) for name in names}
+
+    def _together(self, names: Sequence[str], samples: Int64Array) -> dict[str, BytesColumn]:
+        """Return the contents of several fields without gaps, which are copied at once; none of arrays."""
+        found = dict[str, Int64Array]()
+        for field in (self._field(name) for name in names if name != KEY):
+            components = self._table.components(field.first, samples)
+            if not field.others and not field.only("npy") and int(components.min()) >= 0:
+                found[field.name] = components
+        if len(found) < 2:  # read by itself
+            return {}
+        contents, rows = self._file.gather_ranges(*self._spans(np.concatenate([*found.values()]))), len(samples)
+        return {name: contents[at * rows : (at + 1) * rows] for at, name in enumerate(found)}
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:
         """See `ShardReader.ranges`; without ranges of keys that only the archive has."""
@@ -258,18 +273,23 @@ class TarReader(ShardReader[Record]):
         rows = self._rows(field, components)
         return self._each(field, samples, components) if rows is None else split_rows(rows)
 
-    def _column(self, name: str, samples: Int64Array) -> Any:
+    def _column(self, name: str, samples: Int64Array, contents: BytesColumn | None) -> Any:
+        """Return a column; `contents` are those of `_together`, if it has them."""
         if name == KEY:
             return self._keys(samples)
         field = self._field(name)
         components = self._table.components(field.first, samples)
-        if field.only("bytes") and int(components.min()) >= 0:
-            return self._file.gather_ranges(*self._spans(components))
-        rows = self._rows(field, components)
+        if contents is None and (field.only("bytes") or field.only("cls")) and int(components.min()) >= 0:
+            contents = self._file.gather_ranges(*self._spans(components))
+        if contents is not None and field.only("bytes"):
+            return contents
+        if contents is not None and field.only("cls") and (numbers := _integers(contents)) is not None:
+            return numbers
+        rows = self._rows(field, components, contents)
         if rows is not None:
             # like np.stack, which default_collate calls
             return rows.astype(rows.dtype.newbyteorder("="), copy=False)
-        values = self._each(field, samples, components)
+        values = self._each(field, samples, components, contents)
         if field.only("bytes"):
             return values
         if field.only("cls"):
@@ -277,26 +297,26 @@ class TarReader(ShardReader[Record]):
         with decoding():  # of the batch's column
             return default_collate([{name: value} for value in values])[name]
 
-    def _each(self, field: _Field, samples: Int64Array, components: Int64Array) -> list[Any]:
+    def _each(
+        self, field: _Field, samples: Int64Array, components: Int64Array, contents: BytesColumn | None = None
+    ) -> list[Any]:
         """Return the values of a field, decoded one by one."""
         lacking = components < 0
         if not lacking.any():
-            return self._decode(field, components)
+            return self._decode(field, components, contents)
         found = iter(self._decode(field, components[~lacking]))
         pairs = zip(samples.tolist(), lacking.tolist(), strict=True)
         return [self._empty(field, sample) if lacks else next(found) for sample, lacks in pairs]
 
-    def _rows(self, field: _Field, components: Int64Array) -> Array | None:
+    def _rows(self, field: _Field, components: Int64Array, contents: BytesColumn | None = None) -> Array | None:
         """Return the values of a field as one array, (rows, *shape), if they are arrays or images alike; else None."""
         if int(components.min()) < 0:
             return None
         if field.only("npy"):
             return self._arrays(components)
-        return self._images(field, components) if field.only("image") else None
-
-    def _images(self, field: _Field, components: Int64Array) -> Array | None:
-        """Return the images of components, (rows, height, width, 3), if all have one size; otherwise None."""
-        contents = self._file.gather_ranges(*self._spans(components))
+        if not field.only("image"):
+            return None
+        contents = self._file.gather_ranges(*self._spans(components)) if contents is None else contents
         with decoding():
             return decode_images(list(contents.views()), field.decoder.kind, self._limit)
 
@@ -325,26 +345,25 @@ class TarReader(ShardReader[Record]):
             check_lengths(sizes, self._limit, samples, self._file.path)
         return self._table.offsets(components), sizes
 
-    def _decode(self, field: _Field, components: Int64Array) -> list[Any]:
-        """Return the values of components that all exist."""
+    def _decode(self, field: _Field, components: Int64Array, contents: BytesColumn | None = None) -> list[Any]:
+        """Return the values of components that all exist; `contents` are read unless they are given."""
         if field.others:
             return self._decode_by_code(field, components)
-        offsets, lengths = self._spans(components)
-        if field.only("bytes"):
-            return self._file.copies(offsets, lengths)
-        contents: Any
-        if field.decoder.small:
-            contents = self._file.copies(offsets, lengths)
+        pieces: Any
+        if contents is None and (field.only("bytes") or field.decoder.small):
+            pieces = self._file.copies(*self._spans(components))
         else:
-            contents = self._file.gather_ranges(offsets, lengths).views()
+            contents = self._file.gather_ranges(*self._spans(components)) if contents is None else contents
+            pieces = contents if field.decoder.small else contents.views()
+        if field.only("bytes"):
+            return pieces
         decode, values = field.decoder.decode, list[Any]()
         try:
             with decoding():
-                for content in contents:
-                    values.append(decode(content))
+                for piece in pieces:
+                    values.append(decode(piece))
         except Exception as error:
-            row = len(values)
-            located = self._locate(error, field, int(components[row]), int(offsets[row]))
+            located = self._locate(error, field, int(components[len(values)]))
             if located is error:
                 raise
             raise located from error
@@ -360,9 +379,9 @@ class TarReader(ShardReader[Record]):
                 values[at] = value
         return values
 
-    def _locate(self, error: Exception, field: _Field, component: int, offset: int) -> Exception:
+    def _locate(self, error: Exception, field: _Field, component: int) -> Exception:
         """Return a decoder's error with the location of the component added."""
-        sample = self._table.sample(component)
+        sample, offset = self._table.sample(component), int(self._table.offsets(np.array([component]))[0])
         what = f"field {field.name!r} of {self._key(sample)!r}"
         if field.decoder.own:
             mark_users(error)
@@ -377,3 +396,10 @@ class TarReader(ShardReader[Record]):
 
 
 _UNKNOWN = FieldSpec("unknown")
+
+
+def _integers(contents: BytesColumn) -> Array | None:
+    """Return decimal numbers, (rows,) int64; None if one of them has another form or too many digits."""
+    (block,), _, starts, stops = contents.parts()
+    numbers = np.empty(len(starts), np.int64)
+    return numbers if core().integers(numbers, block, starts, stops - starts) < 0 else None

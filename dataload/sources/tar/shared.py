@@ -8,8 +8,8 @@ import numpy.typing as npt
 
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.tar.header import BLOCK
-from dataload.sources.tar.samples import Keys, SampleTable, decode_name
-from dataload.storage.core import PLACE_BITS
+from dataload.sources.tar.samples import Keys, SampleTable
+from dataload.storage.core import PLACE_BITS, core
 from dataload.types import Array, Int64Array
 
 
@@ -47,15 +47,14 @@ class SharedKeys:
     """The keys of many archives; see `Keys`."""
 
     def __init__(self, directory: ShardDirectory) -> None:
-        self._texts: dict[int, str | bytes] = {}
-        self._has_bytes = False
+        self._texts: list[str | bytes] = []  # by number of the archive
         self._lengths: set[int | None] = set()  # of the keys of each archive; None if they vary
         self._ends: ShardNumbers = directory.numbers()
 
     def join(self, shard: int, keys: Keys, samples: int) -> None:
         """Add the keys of an archive."""
+        self._texts.extend("" for _ in range(len(self._texts), shard + 1))
         self._texts[shard] = keys.text
-        self._has_bytes |= isinstance(keys.text, bytes)
         length = int(keys.ends[0]) if len(keys.ends) == 1 else None
         self._lengths.add(length)
         if length is not None:
@@ -71,7 +70,4 @@ class SharedKeys:
             stops = starts + same
         else:
             starts, stops = np.where(within > 0, self._ends[samples - (within > 0)], 0), self._ends[samples]
-        rows = zip((samples >> PLACE_BITS).tolist(), starts.tolist(), stops.tolist(), strict=True)
-        texts = self._texts
-        names: list[Any] = [texts[shard][start:stop] for shard, start, stop in rows]
-        return [name if isinstance(name, str) else decode_name(name) for name in names] if self._has_bytes else names
+        return core().texts(self._texts, samples >> PLACE_BITS, starts, stops)

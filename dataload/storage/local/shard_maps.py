@@ -54,6 +54,10 @@ class ShardMaps(RecordFile):
             self._reads += 1
             return self._map(shard)
 
+    def has_all(self, shards: int) -> bool:
+        """Return whether so many files are mapped, and none of them is to be unmapped."""
+        return self._mapped == shards
+
     def use(self, shards: Int64Array) -> bool:
         """Map the files of shards, (rows,) int64, which were added; return whether so many may be mapped."""
         used = self._used[shards]

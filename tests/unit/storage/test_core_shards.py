@@ -25,6 +25,7 @@ TABLES = [
     (10, 4, 8),
     (-1, 0, 3),
     np.empty(0, np.int64),
+    np.arange(3000, dtype=np.uint32),  # too many to be copied
 ]
 
 

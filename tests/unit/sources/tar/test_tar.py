@@ -11,9 +11,11 @@ from made_files import image, npy, pack
 from refusals import refuses
 
 from dataload import Loader
+from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import TarWriter, write_index
+from dataload.testing.compare import difference
 from dataload.types import FieldSpec
 
 
@@ -487,3 +489,23 @@ def test_an_index_that_cannot_be_written_leaves_the_old_archive(path, tmp_path, 
     with pytest.raises(SourceError, match=r"cannot write .*x\.tar: No space left on device"):
         writer.close()
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+@pytest.mark.parametrize("numbers", [[b"1", b"-20"], [b"7", b"+7"], [b"8\n", b" 9"], [b"1", b"%d" % 2**63]])
+def test_columns_are_those_of_the_records(made, numbers):
+    files = {}
+    for row, number in enumerate(numbers * 2):
+        files |= {
+            f"{row}.bin": bytes(row),
+            f"{row}.cls": number,
+            f"{row}.txt": b"t" * row,
+            f"{row}.json": b"[%d]" % row,
+        }
+    source = TarSource(made(files), decode="auto")
+    rows = [2, 0, 3, 0]
+    assert difference(source.read_batch(rows), default_collate(source.read(rows)), "the batch") is None
+
+
+def test_a_damaged_value_among_several_fields_is_named(made):
+    source = TarSource(made({"a.bin": b"1", "a.cls": b"1", "b.bin": b"2", "b.cls": b"x"}), decode="auto")
+    refuses(source, [0, 1], "field 'cls' of 'b': expected a number as text, found b'x'", index=1)

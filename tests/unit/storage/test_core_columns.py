@@ -1,0 +1,120 @@
+"""Columns that the core makes of plain memory: the compiled functions equal numpy's, and what Python says."""
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dataload.storage import _core_numpy
+
+try:
+    from dataload.storage import _core_c
+except ImportError:
+    CORES = [_core_numpy]
+else:
+    CORES = [_core_numpy, _core_c]
+
+each = pytest.mark.parametrize("one", CORES, ids=lambda module: module.__name__.rpartition(".")[2])
+compiled = pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
+
+
+def numbers(*values):
+    return np.array(values, np.int64)
+
+
+def outcome(function, *arguments):
+    try:
+        return function(*arguments)
+    except (ValueError, LookupError, TypeError, OverflowError) as error:
+        return type(error), str(error)
+
+
+def packed(texts):
+    ends = np.cumsum([*map(len, texts)], dtype=np.int64)
+    lengths = np.diff(ends, prepend=0)
+    return np.frombuffer(b"".join(texts), np.uint8), ends - lengths, lengths
+
+
+DECIMALS = st.integers(-(10**18), 10**18).map(lambda number: b"%d" % number)
+TEXTS = DECIMALS | st.from_regex(rb"-?0*[0-9]{1,4}", fullmatch=True) | st.binary(max_size=4) | st.just(b" 1")
+
+
+@given(st.lists(DECIMALS, max_size=8), st.lists(TEXTS, max_size=3))
+@settings(deadline=None)
+def test_integers_are_those_of_python(plain, others):
+    data, offsets, lengths = packed(texts := plain + others)
+    found = []
+    for one in CORES:
+        out = np.full(len(texts), 7, np.int64)
+        found.append((one.integers(out, data, offsets, lengths), out.tolist()))
+    assert all(each == found[0] for each in found)
+    row, out = found[0]
+    row = len(texts) if row < 0 else row
+    assert out == [*map(int, texts[:row]), *[7] * (len(texts) - row)]
+    if row < len(texts):  # the others' forms are left to their decoder
+        assert len(texts[row].lstrip(b"-")) > 18 or not texts[row].removeprefix(b"-").isdigit()
+
+
+SOURCES = ["abcdé", b"x\xc3\xa9\xff", "", b"abc"]
+
+
+@given(st.lists(st.tuples(st.integers(-1, 4), st.integers(-1, 5), st.integers(-1, 5)), max_size=6))
+@settings(deadline=None)
+def test_texts_are_slices(rows):
+    which, starts, stops = (numbers(*column) for column in zip(*rows, strict=True)) if rows else [numbers()] * 3
+    found = [outcome(one.texts, SOURCES, which, starts, stops) for one in CORES]
+    assert all(each == found[0] for each in found)
+    if all(0 <= number < 4 and 0 <= start <= stop <= len(SOURCES[number]) for number, start, stop in rows):
+        slices = [SOURCES[number][start:stop] for number, start, stop in rows]
+        assert found[0] == [s if isinstance(s, str) else s.decode("utf-8", "surrogateescape") for s in slices]
+    else:
+        assert found[0][0] in (IndexError, ValueError)
+
+
+@each
+def test_arguments_must_fit_each_other(one):
+    data = np.zeros(9, np.uint8)
+    assert outcome(one.integers, np.zeros(2, np.int64), data, numbers(1), numbers(1)) == (
+        ValueError, "1 numbers do not fill 16 bytes",
+    )  # fmt: skip
+    assert outcome(one.integers, np.zeros(1, np.int64), data, numbers(9), numbers(1))[0] is ValueError
+    assert outcome(one.texts, ["a"], numbers(0), numbers(0), numbers()) == (
+        ValueError, "1 numbers, 1 starts and 0 stops",
+    )  # fmt: skip
+
+
+@compiled
+def test_each_failing_allocation_is_a_memory_error():
+    memory = pytest.importorskip("_testcapi")
+    data, offsets, lengths = packed([b"12"] * 9)
+    calls = [
+        (_core_c.integers, (np.empty(9, np.int64), data, offsets, lengths), 2),
+        (_core_c.texts, (["abcdef"] * 9, numbers(*range(9)), np.zeros(9, np.int64), np.full(9, 5)), 3 + 1 + 9),
+    ]
+    for function, arguments, allocations in calls:
+        failed = 0
+        for failing in range(allocations + 10):
+            memory.set_nomemory(failing, failing + 1)
+            try:
+                function(*arguments)
+            except MemoryError:
+                failed += 1
+            finally:
+                memory.remove_mem_hooks()
+        assert failed >= allocations, function
+        function(*arguments)
+
+
+@compiled
+def test_wrong_arguments_are_type_errors():
+    right = {"integers": [np.zeros(1, np.int64), b"1", numbers(0), numbers(1)], "texts": [["a"], *[numbers(0)] * 3]}
+    for name, arguments in right.items():
+        function = getattr(_core_c, name)
+        function(*arguments)
+        with pytest.raises(TypeError, match="takes 4 arguments, got 1"):
+            function(arguments[0])
+        for place in range(4):
+            with pytest.raises(TypeError):
+                function(*arguments[:place], object(), *arguments[place + 1 :])
+    with pytest.raises(TypeError):
+        _core_c.texts([3], *[numbers(0)] * 3)

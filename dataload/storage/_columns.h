@@ -88,3 +88,150 @@ done:
     for (int each = 0; each < 3; each++) PyMem_Free(numbers[each]);
     return list;
 }
+
+/* ---- Rows of one layout ---- */
+
+#define TILE 16 /* rows whose fields are copied together, so that each column is written in whole lines */
+
+typedef struct {
+    char *out;
+    uintptr_t data;         /* address of offset 0 */
+    const int64_t *offsets; /* of rows; or their addresses */
+    Py_ssize_t count;
+    int64_t length; /* of a row */
+    int64_t *starts, *lengths, *targets; /* of fields: in a row, and where the column begins in `out` */
+    Py_ssize_t fields;
+    Py_buffer first, mask; /* what rows must equal in these bits, unless `words` is NULL */
+    int64_t *words;        /* offsets of 8 bytes of the mask that are not all zero */
+    Py_ssize_t word_count;
+    volatile Py_ssize_t *differs; /* the first row that does not, or -1 */
+} Cut;
+
+static void free_cut(Cut *cut) {
+    PyMem_Free(cut->starts);
+    PyMem_Free(cut->lengths);
+    PyMem_Free(cut->targets);
+    PyMem_Free(cut->words);
+    if (cut->first.obj) PyBuffer_Release(&cut->first);
+    if (cut->mask.obj) PyBuffer_Release(&cut->mask);
+}
+
+/* Take the bits that rows must have; -1 with an exception. The last of their words may overlap the one before. */
+static int take_mask(Cut *cut, PyObject *first, PyObject *mask) {
+    if (first == Py_None && mask == Py_None) return 0;
+    if (PyObject_GetBuffer(first, &cut->first, PyBUF_SIMPLE) || PyObject_GetBuffer(mask, &cut->mask, PyBUF_SIMPLE))
+        return -1;
+    if (cut->length < 8 || cut->first.len != cut->length || cut->mask.len != cut->length) {
+        PyErr_Format(PyExc_ValueError, "a record and a mask of %zd and %zd bytes for rows of %lld, at least 8",
+                     cut->first.len, cut->mask.len, (long long)cut->length);
+        return -1;
+    }
+    if (!(cut->words = PyMem_Malloc((cut->length / 8 + 1) * sizeof *cut->words))) {
+        PyErr_NoMemory();
+        return -1;
+    }
+    for (int64_t at = 0; at < cut->length; at += 8) {
+        int64_t word = at > cut->length - 8 ? cut->length - 8 : at;
+        if (memcmp((const char *)cut->mask.buf + word, "\0\0\0\0\0\0\0", 8)) cut->words[cut->word_count++] = word;
+    }
+    return 0;
+}
+
+/* Take the arguments from `out` on: starts, lengths, targets, first, mask; -1 with an exception. To be freed in either
+ * case. */
+static int take_cut(Cut *cut, const Py_buffer *out, PyObject *const *args) {
+    Py_ssize_t counts[2] = {0};
+    cut->out = out->buf;
+    if (!(cut->starts = copy_int64(args[0], &cut->fields)) || !(cut->lengths = copy_int64(args[1], &counts[0])) ||
+        !(cut->targets = copy_int64(args[2], &counts[1])))
+        return -1;
+    if (counts[0] != cut->fields || counts[1] != cut->fields) {
+        PyErr_Format(PyExc_ValueError, "%zd starts, %zd lengths and %zd targets", cut->fields, counts[0], counts[1]);
+        return -1;
+    }
+    for (Py_ssize_t field = 0; field < cut->fields; field++) {
+        int64_t start = cut->starts[field], length = cut->lengths[field], target = cut->targets[field];
+        int inside = start >= 0 && length >= 0 && length <= cut->length && start <= cut->length - length;
+        if (!inside || target < 0 || target > out->len || (length && cut->count > (out->len - target) / length)) {
+            PyErr_Format(PyExc_ValueError, "field %zd: outside the %lld bytes of a row or the %zd bytes of columns",
+                         field, (long long)cut->length, out->len);
+            return -1;
+        }
+    }
+    return take_mask(cut, args[3], args[4]);
+}
+
+static int row_differs(const Cut *c, const char *row) {
+    uint64_t found, wanted, mask, differ = 0;
+    for (Py_ssize_t each = 0; each < c->word_count; each++) {
+        memcpy(&found, row + c->words[each], 8);
+        memcpy(&wanted, (const char *)c->first.buf + c->words[each], 8);
+        memcpy(&mask, (const char *)c->mask.buf + c->words[each], 8);
+        differ |= (found ^ wanted) & mask;
+    }
+    return differ != 0;
+}
+
+#define CUT_CONSTANT(LENGTH) \
+    case LENGTH: \
+        for (int row = 0; row < rows; row++) memcpy(to + row * LENGTH, from[row] + start, LENGTH); \
+        break;
+
+static void run_cut(const void *job) {
+    const Cut *c = job;
+    for (Py_ssize_t first = 0; first < c->count; first += TILE) {
+        int rows = c->count - first < TILE ? (int)(c->count - first) : TILE;
+        const char *from[TILE];
+        for (int row = 0; row < rows; row++) {
+            from[row] = FROM(c, first + row);
+            if (first + row + TILE < c->count)
+                for (int64_t line = 0; line < c->length && line < 4 * LINE; line += LINE)
+                    __builtin_prefetch(FROM(c, first + row + TILE) + line);
+            if (row_differs(c, from[row])) {
+                *c->differs = first + row;
+                return;
+            }
+        }
+        for (Py_ssize_t field = 0; field < c->fields; field++) {
+            int64_t start = c->starts[field], length = c->lengths[field];
+            char *to = c->out + c->targets[field] + first * length;
+            switch (length) {
+                CUT_CONSTANT(1) CUT_CONSTANT(2) CUT_CONSTANT(4) CUT_CONSTANT(8) CUT_CONSTANT(64)
+                default:
+                    for (int row = 0; row < rows; row++) memcpy(to + row * length, from[row] + start, length);
+            }
+        }
+    }
+}
+
+/* cut(out, data, offsets, length, starts, lengths, targets, first, mask, file) -> the first row that differs, or -1 */
+static PyObject *cut(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    if (wrong("cut", 10, count)) return NULL;
+    volatile Py_ssize_t differs = -1;
+    Cut cut = {.length = PyLong_AsLongLong(args[3]), .differs = &differs};
+    File file;
+    if (PyErr_Occurred() || take_file(args[9], &file)) return NULL;
+    Py_buffer out, data;
+    if (get_buffers(args[0], &out, args[1], &data)) return NULL;
+    PyObject *result = NULL;
+    int64_t *offsets = copy_int64(args[2], &cut.count);
+    if (!offsets || take_cut(&cut, &out, args + 4)) goto done;
+    for (Py_ssize_t row = 0; row < cut.count; row++) {
+        if (cut.length < 0 || cut.length > data.len || offsets[row] < 0 || offsets[row] > data.len - cut.length) {
+            outside("a record", row, data.len);
+            goto done;
+        }
+    }
+    cut.offsets = offsets, cut.data = (uintptr_t)data.buf;
+    result = run_copy(module, run_cut, &cut, &data, out.len, &file);
+    if (result) {
+        Py_DECREF(result); /* None */
+        result = PyLong_FromSsize_t(differs);
+    }
+done:
+    free_cut(&cut);
+    PyMem_Free(offsets);
+    PyBuffer_Release(&data);
+    PyBuffer_Release(&out);
+    return result;
+}

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.storage._shards_numpy import MapFault, Maps, Tables
+from dataload.storage._shards_numpy import MapFault, Maps, Tables, check_cut, cut_rows
 from dataload.types import Array, BytesArray, Int64Array
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "Maps",
     "Tables",
     "copies",
+    "cut",
     "gather",
     "gather_ranges",
     "hash_ranges",
@@ -69,6 +70,29 @@ def copies(data: Any, offsets: Int64Array, lengths: Int64Array, file: Any) -> li
     found = [source[offset : offset + length].tobytes() for offset, length in pairs]
     _check_file(source.nbytes, file)
     return found
+
+
+def cut(
+    out: Any,
+    data: Any,
+    offsets: Int64Array,
+    length: int,
+    starts: Int64Array,
+    lengths: Int64Array,
+    targets: Int64Array,
+    first: Any,
+    mask: Any,
+    file: Any,
+) -> int:
+    """Copy fields of records of `length` bytes at `offsets`, (rows,) int64, to columns in the buffer `out`.
+
+    A field has `lengths` bytes at `starts` in each record; its column begins at `targets`, all (fields,) int64. Returns
+    the first row that differs from the record `first` in the bits of `mask`, or -1; then `out` is incomplete.
+    """
+    rows = np.empty((len(offsets), max(0, length)), np.uint8)
+    check_cut(rows, memoryview(out).nbytes, starts, lengths, targets, first, mask)
+    gather(rows, data, 0, 1, offsets, length, file)
+    return cut_rows(out, rows, starts, lengths, targets, first, mask)
 
 
 def integers(out: Int64Array, data: Any, offsets: Int64Array, lengths: Int64Array, /) -> int:

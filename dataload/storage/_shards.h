@@ -298,6 +298,23 @@ static PyObject *maps_gather_ranges(PyObject *self, PyObject *const *args, Py_ss
     return wrong("gather_ranges", 3, count) ? NULL : copy_rows(self, args[0], args[1], args[2], 0);
 }
 
+/* cut(out, places, length, starts, lengths, targets, first, mask) -> the first row that differs, or -1 */
+static PyObject *maps_cut(PyObject *self, PyObject *const *args, Py_ssize_t count) {
+    if (wrong("cut", 8, count)) return NULL;
+    volatile Py_ssize_t differs = -1;
+    Cut cut = {.length = PyLong_AsLongLong(args[2]), .differs = &differs};
+    Py_buffer out;
+    if (PyErr_Occurred() || PyObject_GetBuffer(args[0], &out, PyBUF_WRITABLE)) return NULL;
+    Rows rows;
+    int failed = take_rows(&rows, self, args[1], NULL, cut.length);
+    cut.offsets = rows.places, cut.count = rows.count;
+    failed = failed || take_cut(&cut, &out, args + 3) || run_on_maps(self, run_cut, &cut, &rows, 0);
+    free_cut(&cut);
+    free_rows(&rows);
+    PyBuffer_Release(&out);
+    return failed ? NULL : PyLong_FromSsize_t(differs);
+}
+
 static void run_nothing(const void *job) { (void)job; }
 
 /* look(places): look at the files of these places, however recently they were looked at. */
@@ -331,6 +348,7 @@ static PyMethodDef maps_methods[] = {
     {"drop", maps_drop, METH_O, NULL},
     {"gather", (PyCFunction)(void (*)(void))maps_gather, METH_FASTCALL, NULL},
     {"gather_ranges", (PyCFunction)(void (*)(void))maps_gather_ranges, METH_FASTCALL, NULL},
+    {"cut", (PyCFunction)(void (*)(void))maps_cut, METH_FASTCALL, NULL},
     {"look", maps_look, METH_O, NULL},
     {"will_need", (PyCFunction)(void (*)(void))maps_will_need, METH_FASTCALL, NULL},
     {0},

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload.types import Array, Int64Array
+from dataload.types import Array, BytesArray, Int64Array
 
 PLACE_BITS = 44
 """Bits of a place below the number of its shard: those of an offset in a file or of an index in a table."""
@@ -74,6 +74,25 @@ class Maps:
     def gather_ranges(self, out: Any, places: Int64Array, lengths: Int64Array, /) -> None:
         """Copy ranges, (rows,) int64 places and lengths, one after another; they fill `out`."""
         self._copy(out, places, lengths)
+
+    def cut(
+        self,
+        out: Any,
+        places: Int64Array,
+        length: int,
+        starts: Int64Array,
+        lengths: Int64Array,
+        targets: Int64Array,
+        first: Any,
+        mask: Any,
+        /,
+    ) -> int:
+        """See `_core_numpy.cut`."""
+        rows = np.empty((len(places), max(0, length)), np.uint8)
+        self._find(places, np.full(len(places), length))
+        check_cut(rows, memoryview(out).nbytes, starts, lengths, targets, first, mask)
+        self.gather(rows, places, length)
+        return cut_rows(out, rows, starts, lengths, targets, first, mask)
 
     def look(self, places: Int64Array, /) -> None:
         """Look at the files of these places, however recently they were looked at."""
@@ -185,6 +204,38 @@ class Tables:
                 raise ValueError(f"row {row}: the number at {at} of shard {place >> PLACE_BITS} is too large")
             found[row] = place - at + value if is_place and value >= 0 else value
         out[:] = found
+
+
+def check_cut(
+    rows: BytesArray, room: int, starts: Int64Array, lengths: Int64Array, targets: Int64Array, first: Any, mask: Any
+) -> None:
+    """Check the arguments of `_core_numpy.cut`; `room` is the size of all columns."""
+    count, length = rows.shape
+    if not len(starts) == len(lengths) == len(targets):
+        raise ValueError(f"{len(starts)} starts, {len(lengths)} lengths and {len(targets)} targets")
+    fields = zip(starts.tolist(), lengths.tolist(), targets.tolist(), strict=True)
+    for field, (start, size, target) in enumerate(fields):
+        if min(start, size, target) < 0 or start + size > length or target + count * size > room:
+            message = f"outside the {length} bytes of a row or the {room} bytes of columns"
+            raise ValueError(f"field {field}: {message}")
+    if first is not None and (length < 8 or not len(first) == len(mask) == length):
+        found = f"a record and a mask of {len(first)} and {len(mask)} bytes"
+        raise ValueError(f"{found} for rows of {length}, at least 8")
+
+
+def cut_rows(
+    out: Any, rows: BytesArray, starts: Int64Array, lengths: Int64Array, targets: Int64Array, first: Any, mask: Any
+) -> int:
+    """Copy fields of `rows`, (rows, bytes); see `_core_numpy.cut`."""
+    if first is not None:
+        bits = np.frombuffer(mask, np.uint8)
+        differ = ((rows ^ np.frombuffer(first, np.uint8)) & bits).any(axis=1)
+        if differ.any():
+            return int(np.argmax(differ))
+    to = np.frombuffer(out, np.uint8)
+    for start, size, target in zip(starts.tolist(), lengths.tolist(), targets.tolist(), strict=True):
+        to[target : target + len(rows) * size] = rows[:, start : start + size].reshape(-1)
+    return -1
 
 
 def _check_shards(shards: int) -> int:

@@ -5,6 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import numpy as np
 from dataload._util.arrays import pooled_empty
 from dataload.storage.core import core
 from dataload.storage.errors import outside_error
+from dataload.storage.row_layout import RowLayout
 from dataload.types import Array, BytesArray, BytesColumn, Int64Array
 
 
@@ -88,6 +90,10 @@ class RecordFile(ABC):
         self._gather_ranges(arena, offsets, lengths)
         return BytesColumn.packed(arena, ends)
 
+    def cut(self, offsets: Int64Array, layout: RowLayout) -> dict[str, Array] | None:
+        """Copy the fields of rows at `offsets`, (rows,) int64; see `RowLayout.columns`."""
+        return layout.columns(len(offsets), partial(self._cut, offsets, layout.length))
+
     def is_written(self) -> bool:
         """Return whether the file was written to since it was opened; objects never are."""
         return False
@@ -103,6 +109,11 @@ class RecordFile(ABC):
     @abstractmethod
     def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
         """Fill `out` with ranges, one after another."""
+
+    def _cut(self, offsets: Int64Array, length: int, out: BytesArray, *fields: Any) -> int:
+        """Fill `out` as `core().cut` does."""
+        rows = self.gather(offsets, length)
+        return core().cut(out, rows, np.arange(len(offsets)) * length, length, *fields, -1)
 
     @abstractmethod
     def release(self) -> None:

@@ -16,6 +16,7 @@ from dataload.sources.shards import ShardReader
 from dataload.sources.syrah.format import SyrahOptions
 from dataload.sources.syrah.layout import DTYPES, Column, load_columns
 from dataload.storage import RecordFile, storage_of
+from dataload.storage.row_layout import RowLayout
 from dataload.types import Array, Batch, BytesColumn, FieldSpec, Int64Array, Record
 
 
@@ -43,6 +44,8 @@ class _SyrahFile(ShardReader[Record]):
         self._length = len(parsed[0].offsets)
         limit = options.max_record_bytes
         self._columns = {column.name: _Reader(column, self._file, shapes.get(column.name), limit) for column in parsed}
+        self._row, self._starts = _row_of(self._columns, self._length)
+        self._planned: tuple[tuple[str, ...], RowLayout | None] = (), None  # what was read last
         for name in shapes:
             if name not in self._columns:
                 known = ", ".join(self._columns)
@@ -60,11 +63,31 @@ class _SyrahFile(ShardReader[Record]):
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         names = tuple(self._columns) if fields is None else fields
-        return split_records({name: self._columns[name].values(indices) for name in names}, len(indices))
+        together = self._together(indices, names)
+        columns = {name: together.get(name) for name in names}
+        for name in columns.keys() - together.keys():
+            columns[name] = self._columns[name].values(indices)
+        return split_records(columns, len(indices))
 
     def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         names = tuple(self._columns) if fields is None else fields
-        return {name: self._columns[name].column(indices, name) for name in names}
+        together = self._together(indices, names)
+        if len(together) == len(names):
+            return together
+        return {n: together[n] if n in together else self._columns[n].column(indices, n) for n in names}
+
+    def _together(self, indices: Int64Array, names: tuple[str, ...]) -> dict[str, Any]:
+        """Return the fields that lie at the same places in all rows, if they are several, copied in one pass."""
+        known, layout = self._planned
+        if known != names:
+            fields = {name: (self._starts[name], *self._columns[name].array) for name in names if name in self._starts}
+            length = max((start + dtype.itemsize * math.prod(shape) for start, dtype, shape in fields.values()), default=0)
+            layout = RowLayout(length, fields) if len(fields) > 1 else None
+            self._planned = names, layout
+        if layout is None:
+            return {}
+        row = self._row
+        return self._file.cut(row[0] + indices * row[1] if isinstance(row, tuple) else row[indices], layout) or {}
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:
         names = tuple(self._columns) if fields is None else fields
@@ -73,16 +96,19 @@ class _SyrahFile(ShardReader[Record]):
 
     def shared(self) -> tuple[RecordFile, Any] | None:
         kinds = [(name, reader.kind()) for name, reader in self._columns.items()]
-        return None if any(kind is None for _, kind in kinds) else (self._file, kinds)
+        return None if any(kind is None for _, kind in kinds) else (self._file, (kinds, self._starts))
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)
         joined._columns = {name: reader.joined(directory) for name, reader in self._columns.items()}
+        joined._row = directory.numbers(is_place=True)
         return joined
 
     def join(self, joined: Any, shard: int) -> None:
         for name, reader in self._columns.items():
             reader.join(joined._columns[name], shard, self._length)
+        if isinstance(self._row, tuple):
+            joined._row.put_line(shard, *self._row, self._length)
 
 
 class _Reader:
@@ -115,6 +141,18 @@ class _Reader:
             return FieldSpec(str(self._dtype), tuple(None if n == -1 else n for n in self._shape))
         ndim = 1 if self._shapes is None else _constant(self._shapes.ndim)
         return FieldSpec(str(self._dtype), None if ndim is None else (None,) * ndim)
+
+    @property
+    def array(self) -> tuple[np.dtype[Any], tuple[int, ...]]:
+        """The dtype and the shape of all values, if they are alike."""
+        return self._dtype, self._shape or ()
+
+    def line(self) -> tuple[int, int, int] | None:
+        """Return start, stride and size of values that are arrays alike at equal distances; None for others."""
+        alike = self._offsets is None and not (self._text or self._bytes or self._has_large)
+        if not alike or self._shape is None or self._size is None or not self._stride:
+            return None
+        return self._start, self._stride, self._size
 
     def column(self, indices: Int64Array, name: str) -> Any:
         if self._bytes:
@@ -201,6 +239,17 @@ class _Reader:
             start = self._start + index * (self._stride or 1) if self._offsets is None else int(self._offsets[index])
             message = f"text is not UTF-8: {error.reason}"
             raise CorruptFileError(message, path=self._file.path, offset=start + error.start, index=index) from error
+
+
+def _row_of(readers: Mapping[str, _Reader], count: int) -> tuple[Any, dict[str, int]]:
+    """Return start and stride of rows of fields at equal distances, and where in a row each field is; or no fields."""
+    lines = {name: line for name, reader in readers.items() if (line := reader.line()) is not None}
+    start = min((line[0] for line in lines.values()), default=0)
+    length = max((line[0] + line[2] for line in lines.values()), default=0) - start
+    strides = {line[1] for line in lines.values()} if count > 1 else {length}
+    if len(lines) < 2 or len(strides) > 1 or length > (stride := strides.pop()):
+        return (0, 1), {}
+    return (start, stride), {name: line[0] - start for name, line in lines.items()}
 
 
 def _constant(numbers: Int64Array) -> int | None:

@@ -204,26 +204,32 @@ class MappedFile(ReopenedFile[Mapping]):
         return data
 
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
-        mapping = self._open()
-        self._hint(mapping, 0, 1, lengths, offsets)
-        try:
-            return core().copies(mapping.map, offsets, lengths, self._file(mapping))
-        except (core().MapFault, ValueError) as error:
-            raise self._error(mapping, error) from None
+        return self._call(core().copies, (), 0, 1, lengths, offsets, (offsets, lengths))
 
     def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
-        mapping = self._open()
-        self._hint(mapping, start, stride, length, indices)
-        try:
-            core().gather(out, mapping.map, start, stride, indices, length, self._file(mapping))
-        except (core().MapFault, ValueError) as error:
-            raise self._error(mapping, error) from None
+        self._call(core().gather, (out,), start, stride, length, indices, (start, stride, indices, length))
 
     def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
+        self._call(core().gather_ranges, (out,), 0, 1, lengths, offsets, (offsets, lengths))
+
+    def _cut(self, offsets: Int64Array, length: int, out: BytesArray, *fields: Any) -> int:
+        return self._call(core().cut, (out,), 0, 1, length, offsets, (offsets, length, *fields))
+
+    def _call(
+        self,
+        function: Callable[..., Any],
+        before: tuple[Any, ...],
+        start: int,
+        stride: int,
+        lengths: Int64Array | int,
+        indices: Int64Array,
+        after: tuple[Any, ...],
+    ) -> Any:
+        """Call a function of the core with the map between these arguments, and the file after them."""
         mapping = self._open()
-        self._hint(mapping, 0, 1, lengths, offsets)
+        self._hint(mapping, start, stride, lengths, indices)
         try:
-            core().gather_ranges(out, mapping.map, offsets, lengths, self._file(mapping))
+            return function(*before, mapping.map, *after, self._file(mapping))
         except (core().MapFault, ValueError) as error:
             raise self._error(mapping, error) from None
 

@@ -15,7 +15,7 @@ from dataload.storage.core import PLACE_BITS, core
 from dataload.storage.errors import file_errors, outside_error
 from dataload.storage.local.record_files import STEPS_BETWEEN_PROBES, MappedFile, is_cold, open_regular
 from dataload.storage.record_file import RecordFile
-from dataload.types import Array, Int64Array
+from dataload.types import Array, BytesArray, Int64Array
 
 _USUAL_MAPS = 65530
 _DROPPED_SHARE = 8  # an eighth of the maps is dropped at once, so that a batch rarely pays for it
@@ -108,10 +108,13 @@ class ShardMaps(RecordFile):
     def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
         self._call(self._maps.gather_ranges, offsets, lengths, out)
 
-    def _call(self, function: Callable[..., None], places: Int64Array, lengths: Any, out: Array) -> None:
+    def _cut(self, offsets: Int64Array, length: int, out: BytesArray, *fields: Any) -> int:
+        return self._call(self._maps.cut, offsets, length, out, *fields)
+
+    def _call(self, function: Callable[..., Any], places: Int64Array, lengths: Any, out: Array, *fields: Any) -> Any:
         try:
             self._hint(places, lengths)
-            function(out, places, lengths)
+            return function(out, places, lengths, *fields)
         except (core().MapFault, ValueError, LookupError) as error:
             raise self._error(error) from None
 

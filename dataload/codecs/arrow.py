@@ -348,11 +348,10 @@ def stacked(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns of a batch, in which lists of arrays are stacked; ConfigError if the shapes of a field differ."""
     batch: dict[str, Any] = {}
     for name, column in columns.items():
-        if isinstance(column, Mapping):
-            batch[name] = stacked(column)
+        if isinstance(column, list):
+            batch[name] = default_collate([{name: value} for value in column])[name]
         else:
-            of_lists = isinstance(column, list)
-            batch[name] = default_collate([{name: value} for value in column])[name] if of_lists else column
+            batch[name] = stacked(column) if isinstance(column, dict) else column
     return batch
 
 

@@ -13,7 +13,7 @@ import numpy as np
 from dataload._util.arrays import pooled_empty
 from dataload.storage.core import core
 from dataload.storage.errors import outside_error
-from dataload.storage.row_layout import RowLayout
+from dataload.storage.row_layout import RowLayout, cut_loaded
 from dataload.types import Array, BytesArray, BytesColumn, Int64Array
 
 
@@ -113,7 +113,7 @@ class RecordFile(ABC):
     def _cut(self, offsets: Int64Array, length: int, out: BytesArray, *fields: Any) -> int:
         """Fill `out` as `core().cut` does."""
         rows = self.gather(offsets, length)
-        return core().cut(out, rows, np.arange(len(offsets)) * length, length, *fields, -1)
+        return cut_loaded(rows, np.arange(len(offsets)) * length, length, out, *fields)
 
     @abstractmethod
     def release(self) -> None:

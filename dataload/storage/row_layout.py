@@ -6,12 +6,19 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dataload._util.arrays import pooled_empty
-from dataload.types import Array, BytesArray
+from dataload.storage.core import core
+from dataload.types import Array, BytesArray, Int64Array
 
 Cut: TypeAlias = Callable[[BytesArray, Array, Array, Array, Any, Any], int]
 """Fills a block with columns, given starts, lengths and targets of fields, a record and a mask; see `core().cut`."""
 
 _ALIGNMENT = 64
+
+
+def cut_loaded(data: BytesArray, offsets: Int64Array, length: int, out: BytesArray, *fields: Any) -> int:
+    """Fill `out` with columns of rows of `length` bytes at `offsets` of plain memory; see `Cut`."""
+    function: Any = core().cut
+    return function(out, data, offsets, length, *fields, -1)
 
 
 class RowLayout:

@@ -20,13 +20,12 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.arrow.format import STATE_FILE, ArrowOptions
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
 from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout
-from dataload.sources.arrow.table import TableReader, TableSource
+from dataload.sources.arrow.table import MANY_COLUMNS, TableReader, TableSource
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile, Remote, join, named_files, read_limited, storage_of
 from dataload.types import Batch, Int64Array, Record
 
-_MANY_COLUMNS = 32  # which one after another would copy the bytes of a batch as many times
 _END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream
 
 
@@ -104,7 +103,7 @@ class _ArrowFile(TableReader):
             batch, rows = many.locate(indices)
             return {name: many.column(self._numbers[name], batch, rows, claims) for name in names}
         if self.gatherer is None:
-            if len(names) < _MANY_COLUMNS:
+            if len(names) < MANY_COLUMNS:
                 return super()._pick(indices, names, claims)
             return self._pick_many(indices, names)
         batch, rows = self._locate(indices)

@@ -7,6 +7,8 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
+from itertools import accumulate
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,7 +20,7 @@ from dataload._util.indexing import split_by_shard
 from dataload._util.limits import Claims, check_size
 from dataload.catalog.fields import require_known
 from dataload.codecs import arrow
-from dataload.codecs.arrow import ColumnContext, check_field, load_arrow, spec_of_type
+from dataload.codecs.arrow import ColumnContext, check_field, load_arrow, numbers_of, spec_of_type
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
 from dataload.codecs.expansion import Sizes, check_views, expansion
 from dataload.collate import scatter_columns
@@ -29,7 +31,13 @@ from dataload.sources.shards import ShardReader
 from dataload.storage import storage_of, unchanged
 from dataload.storage.compressed import read_text
 from dataload.storage.errors import system_error
-from dataload.types import Batch, FieldSpec, Int64Array, Record
+from dataload.storage.row_layout import RowLayout, cut_loaded
+from dataload.types import Array, Batch, BytesArray, FieldSpec, Int64Array, Record
+
+MANY_COLUMNS = 32
+"""Columns that are handled together, because each by itself costs more than its values."""
+
+_SHARE = 4  # of the cache, at least, for groups that are kept row by row
 
 
 class TableSource(FileSource[Record]):
@@ -63,6 +71,13 @@ class TableReader(ShardReader[Record]):
             raise UnsupportedFormatError(message, path=path)
         self._numbers = {name: number for number, name in enumerate(schema.names)}
         features = _features(schema)
+        self._scalars: dict[str, np.dtype[Any]] = {}  # columns of single numbers
+        for name, each in zip(schema.names, schema, strict=True):
+            numbers = numbers_of(each.type)
+            if numbers is not None and not numbers.shape:
+                self._scalars[name] = numbers.dtype
+        self._most_bytes = options.cached_bytes // _SHARE
+        self._planned: tuple[Sequence[str], tuple[str, ...], RowLayout | None] = (), (), None  # what was read last
         self._shapes = {name: shape for name in schema.names if (shape := _shape(features.get(name)))}
         self._decoders = _plan_decoders(schema, features, options, path)
 
@@ -84,12 +99,12 @@ class TableReader(ShardReader[Record]):
         return arrow.stacked(self._columns(indices, fields))
 
     def _columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> dict[str, Any]:
-        names = tuple(self._schema.names) if fields is None else fields
+        names = tuple(self._numbers) if fields is None else fields
         require_known(names, self._numbers, self._path)
         with self._errors():
             columns = self._pick(indices, names, Claims(indices, self._limit, self._path))
-        for name in names:
-            if name in self._decoders:
+        for name in self._decoders:
+            if name in columns:
                 columns[name] = self._decode_values(columns[name], self._decoders[name], name, indices)
         return columns
 
@@ -98,7 +113,58 @@ class TableReader(ShardReader[Record]):
         parts = [(0, indices, np.arange(len(indices)))]  # small files have one group
         if len(self._ends) > 1:
             parts = list(split_by_shard(self._ends, indices))
-        return {name: self._values(parts, name, indices, claims) for name in names}
+        together = self._together(parts, names, indices, claims) if len(names) >= MANY_COLUMNS else {}
+        if len(together) == len(names):
+            return together
+        return {n: together[n] if n in together else self._values(parts, n, indices, claims) for n in names}
+
+    def _together(
+        self,
+        parts: list[tuple[int, Int64Array, Int64Array]],
+        names: Sequence[str],
+        indices: Int64Array,
+        claims: Claims,
+    ) -> dict[str, Array]:
+        """Return the columns of single numbers, from groups that are kept row by row; none if some group is not."""
+        known, chosen, layout = self._planned
+        if known != names:
+            chosen = tuple(name for name in names if name in self._scalars)
+            starts = accumulate((self._scalars[name].itemsize for name in chosen), initial=0)
+            fields = {name: (start, self._scalars[name], ()) for name, start in zip(chosen, starts, strict=False)}
+            length = sum(self._scalars[name].itemsize for name in chosen)
+            layout = RowLayout(length, fields) if len(chosen) >= MANY_COLUMNS else None
+            self._planned = names, chosen, layout
+        if layout is None:
+            return {}
+        data, offsets, most, at = np.empty((len(indices), layout.length), np.uint8), np.empty_like(indices), 0, 0
+        for group, local, rows in parts:
+            find = partial(self._rows_of, group, chosen, layout.length, int(indices[rows[0]]))
+            kept, claimed = self._cache.get((self._path, group, chosen), find)
+            if kept is None:
+                return {}
+            np.take(kept, local, axis=0, out=data[at : at + len(rows)], mode="clip")  # they are checked
+            offsets[rows] = np.arange(at, at + len(rows)) * layout.length
+            most, at = max(most, claimed), at + len(rows)
+        claims.add(most)
+        return layout.columns(len(data), partial(cut_loaded, data, offsets, layout.length)) or {}
+
+    def _rows_of(
+        self, group: int, names: tuple[str, ...], length: int, index: int
+    ) -> tuple[tuple[BytesArray | None, int], int]:
+        """Return the numbers of a group, (records, bytes), what a record claims, and the bytes of all.
+
+        Without numbers if they take too much, or a column has others than its type says, such as nulls.
+        """
+        count = int(self._ends[group] - (self._ends[group - 1] if group else 0))
+        rows, start, claimed = np.empty((count if count * length <= self._most_bytes else 0, length), np.uint8), 0, 0
+        for name in names if len(rows) else ():
+            dtype = self._scalars[name]
+            (array, sizes), _ = self._decoded(group, name, index)
+            if not isinstance(array, np.ndarray) or array.dtype != dtype or not isinstance(sizes, int):
+                return (None, 0), 1
+            rows[:, start : start + dtype.itemsize].view(dtype)[:, 0] = array
+            start, claimed = start + dtype.itemsize, claimed + sizes
+        return (rows if len(rows) else None, claimed), max(1, rows.nbytes)
 
     def _values(
         self, parts: list[tuple[int, Int64Array, Int64Array]], name: str, indices: Int64Array, claims: Claims
@@ -131,18 +197,18 @@ class TableReader(ShardReader[Record]):
 
     def _group(self, group: int, name: str, index: int) -> tuple[Any, Sizes]:
         """Return a column of a group, and what its values expand to; `index` is one of its records, for messages."""
+        return self._cache.get((self._path, group, name), partial(self._decoded, group, name, index))
 
-        def decode() -> tuple[Any, int]:
-            with self._errors(group, index):
-                with decoding():
-                    found = self._prepare(self._decode(group, name), f"field {name!r} of row group {group}")
-                count = int(self._ends[group] - (self._ends[group - 1] if group else 0))
-                if len(found[0]) != count:
-                    raise ValueError(f"{len(found[0])} values of {name!r} for {count} records")
-                array = found[0]  # pyarrow crashes in `nbytes` of some unions
-                return found, array.nbytes if isinstance(array, np.ndarray) else array.get_total_buffer_size()
-
-        return self._cache.get((self._path, group, name), decode)
+    def _decoded(self, group: int, name: str, index: int) -> tuple[tuple[Any, Sizes], int]:
+        """Return what `_group` does, and its bytes."""
+        with self._errors(group, index):
+            with decoding():
+                found = self._prepare(self._decode(group, name), f"field {name!r} of row group {group}")
+            count = int(self._ends[group] - (self._ends[group - 1] if group else 0))
+            if len(found[0]) != count:
+                raise ValueError(f"{len(found[0])} values of {name!r} for {count} records")
+            array = found[0]  # pyarrow crashes in `nbytes` of some unions
+            return found, array.nbytes if isinstance(array, np.ndarray) else array.get_total_buffer_size()
 
     def _prepare(self, array: Any, what: str) -> tuple[Any, Sizes]:
         """Return an array as `arrow.pick` is fastest with it, and what each of its values expands to."""
@@ -245,14 +311,9 @@ class _CsvFile(TableReader):
         table = cache.get(path, self._parse)
         super().__init__(path, table.schema, np.array([len(table)], np.int64), options, cache)
 
-    def _group(self, group: int, name: str, index: int) -> Any:  # noqa: ARG002 - a file has one group
-        table = self._cache.get(self._path, self._parse)
-
-        def prepare() -> tuple[Any, int]:
-            found = self._prepare(table.column(name), f"field {name!r}")
-            return found, found[0].nbytes
-
-        return self._cache.get((self._path, name), prepare)
+    def _decoded(self, group: int, name: str, index: int) -> tuple[tuple[Any, Sizes], int]:  # noqa: ARG002 - a file has one group
+        found = self._prepare(self._cache.get(self._path, self._parse).column(name), f"field {name!r}")
+        return found, found[0].nbytes
 
     def _decode(self, group: int, name: str) -> Any:
         raise NotImplementedError("columns are parsed together")

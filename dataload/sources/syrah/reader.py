@@ -81,7 +81,9 @@ class _SyrahFile(ShardReader[Record]):
         known, layout = self._planned
         if known != names:
             fields = {name: (self._starts[name], *self._columns[name].array) for name in names if name in self._starts}
-            length = max((start + dtype.itemsize * math.prod(shape) for start, dtype, shape in fields.values()), default=0)
+            length = max(
+                (start + dtype.itemsize * math.prod(shape) for start, dtype, shape in fields.values()), default=0
+            )
             layout = RowLayout(length, fields) if len(fields) > 1 else None
             self._planned = names, layout
         if layout is None:

@@ -338,3 +338,37 @@ def test_the_file_is_flushed_before_it_is_renamed(path, monkeypatch):
         temporary, *rest = done
         assert re.fullmatch(rf"{path.parent}/\..*\.tmp/{path.name}", temporary)
         assert rest == [f"to {path}", str(path.parent)]  # the directory, where the new name stands
+
+
+FIELDS = st.lists(st.sampled_from(["<f4", "<i8", "u1", "<f4 3", "<f2 2 2", "bytes", "text", "ragged"]), max_size=8)
+
+
+@given(FIELDS, st.integers(1, 5), st.lists(st.integers(0, 4), min_size=1, max_size=9), st.booleans(), st.booleans())
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+def test_fields_read_together_are_those_read_one_by_one(tmp_path, kinds, records, rows, mapped, several):
+    rng = np.random.default_rng(records)
+
+    def value(kind, row):
+        if kind == "bytes":
+            return rng.bytes(row)
+        if kind == "text":
+            return "é" * row
+        dtype, *dims = ["u1", row] if kind == "ragged" else kind.split()
+        return rng.integers(0, 99, [*map(int, dims)]).astype(dtype)
+
+    paths = [tmp_path / f"{number}.syr" for number in range(1 + several)]
+    for path in paths:
+        with SyrahWriter(path, overwrite=True) as writer:
+            for row in range(records):
+                writer.write({"x": np.float32(row)} | {f"{n}": value(kind, row) for n, kind in enumerate(kinds)})
+    source = SyrahSource(paths, map=mapped)
+    rows = [row % len(source) for row in rows]
+    if "ragged" in kinds and len({row % records for row in rows}) > 1:
+        rows = rows[:1]
+    whole, names = source.read_batch(rows), [*source.fields][::-1]
+    assert [*source.read_batch(rows, names)] == names
+    for name in names:
+        one = source.read_batch(rows, [name])[name]
+        assert type(whole[name]) is type(one)
+        same(whole[name], one)
+        same([record[name] for record in source.read(rows)], [source[row][name] for row in rows])

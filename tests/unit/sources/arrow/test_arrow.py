@@ -476,7 +476,7 @@ def test_the_same_records_give_the_same_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("cached_bytes", [1 << 20, 4000, 0])
-@pytest.mark.parametrize("suffix", [".parquet", ".arrow", ".csv"])
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
 def test_many_columns_read_together_are_those_read_one_by_one(tmp_path, suffix, cached_bytes):
     rng = np.random.default_rng(0)
     kinds = ["f4", "i8", "u1", "bool", "f8", "i2"]
@@ -484,19 +484,15 @@ def test_many_columns_read_together_are_those_read_one_by_one(tmp_path, suffix, 
     columns["null"] = pa.array([None if row == 33 else row / 2 for row in range(50)])
     columns["int"] = pa.array([None if row == 34 else row for row in range(50)])  # the group with 34 is read by column
     columns["text"] = pa.array([f"t{row}" for row in range(50)])
-    if suffix != ".csv":
-        columns |= {
-            "time": pa.array([*range(50)], pa.timestamp("ms")),
-            "list": pa.array([[row, 1] for row in range(50)]),
-        }
+    columns |= {
+        "time": pa.array([*range(50)], pa.timestamp("ms")),
+        "list": pa.array([[row, 1] for row in range(50)]),
+    }
     path, table = tmp_path / f"a{suffix}", pa.table(columns)
     if suffix == ".parquet":
         pq.write_table(table, path, row_group_size=20)
-    elif suffix == ".arrow":
-        pa.feather.write_feather(table, path, compression="lz4", chunksize=20)
     else:
-        rows = [[str("" if v is None else v) for v in row.values()] for row in table.to_pylist()]
-        path.write_text("\n".join(map(",".join, [table.column_names, *rows])) + "\n")
+        pa.feather.write_feather(table, path, compression="lz4", chunksize=20)
     source = dataload.open(path, cached_bytes=cached_bytes)
     for rows in ([3, 1, 3], [45, 2, 30, 21, 2], [49], range(34)):
         whole, names = source.read_batch(rows), [*source.fields][::-1]

@@ -5,9 +5,11 @@ equal it in every other byte have the same spans; the first of the rest is parse
 from the record to the column.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 
@@ -41,6 +43,10 @@ class RecordTable(Sequence[memoryview]):
     @property
     def rows(self) -> BytesArray:
         return self._rows
+
+    def columns(self, fields: Sequence[str] | None, parse: Parse) -> Batch | None:  # noqa: ARG002 - for tables in files
+        """Return the columns of records that all have the layout of the first; None if they must be compared."""
+        return None
 
     def cut(self, start: int, stop: int) -> BytesArray:
         """Return a contiguous copy of the bytes [start, stop) of each record, at least one."""
@@ -94,8 +100,27 @@ class Span:
         return (self.item,) if self.dtype is None else (self.dtype, self.shape, self.is_long)
 
 
-Layout = Mapping[str, Span]
+Layout: TypeAlias = Mapping[str, Span]
 """The spans of a record, by field name. They do not overlap."""
+
+Parse: TypeAlias = Callable[[_Data], Layout | None]
+"""Returns the layout of a record; None if its values are not contiguous."""
+
+
+def mask_of(layout: Layout, length: int) -> BytesArray:
+    """Return the bits, (length,) uint8, in which records of one layout are equal."""
+    mask = np.full(length, 0xFF, np.uint8)
+    for span in layout.values():
+        mask[span.start : span.stop] = span.mask
+    return mask
+
+
+def values_of(span: Span, stored: Array) -> Any:
+    """Return a column, given the stored values: (rows, *shape) of the span's dtype, or (rows, bytes) uint8."""
+    if span.dtype is None:
+        return [span.item(row.data) for row in stored]
+    values = stored if span.convert is None else span.convert(stored).reshape(len(stored), *span.shape)
+    return values.astype(span.dtype.newbyteorder("="), copy=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,11 +133,12 @@ class _Group:
     columns: Mapping[str, slice]  # the columns of the table that hold each of the other spans
 
 
-def columns_by_layout(
-    buffers: Sequence[_Data], fields: Sequence[str] | None, parse: Callable[[_Data], Layout | None]
-) -> Batch | None:
+def columns_by_layout(buffers: Sequence[_Data], fields: Sequence[str] | None, parse: Parse) -> Batch | None:
     """Decode records, at least one, of a few layouts, which `parse` finds, to columns; None if that is impossible."""
     try:
+        found = buffers.columns(fields, parse) if isinstance(buffers, RecordTable) else None
+        if found is not None:
+            return found
         groups = _groups(buffers, parse)
         if not groups:
             return None
@@ -124,7 +150,7 @@ def columns_by_layout(
         return None
 
 
-def _groups(buffers: Sequence[_Data], parse: Callable[[_Data], Layout | None]) -> list[_Group]:
+def _groups(buffers: Sequence[_Data], parse: Parse) -> list[_Group]:
     """Group records by layout, starting with the first record's; return [] if columns are impossible or do not pay."""
     waiting = _by_length(buffers)
     groups: list[_Group] = []

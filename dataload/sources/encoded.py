@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any, Self, TypeAlias
 
 import numpy as np
@@ -10,12 +11,14 @@ from dataload._util.arrays import pooled_empty
 from dataload._util.clock import reading
 from dataload.catalog.fields import select_fields
 from dataload.codecs.codec import decode_batch, decode_records, takes_views
-from dataload.codecs.layout import RecordTable
+from dataload.codecs.layout import Layout, Parse, RecordTable, mask_of, values_of
 from dataload.collate import default_collate
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile
 from dataload.storage.core import core
 from dataload.storage.local.record_files import MappedFile
+from dataload.storage.local.shard_maps import ShardMaps
+from dataload.storage.row_layout import RowLayout
 from dataload.types import Batch, BytesArray, BytesColumn, Codec, FieldSpec, Int64Array
 
 Gather: TypeAlias = Callable[[RecordFile, Int64Array, Int64Array], Any]
@@ -39,7 +42,7 @@ class EncodedShard(ShardReader[Any]):
     def __init__(self, path: str, codec: Codec | None) -> None:
         self._path = path
         self._codec = codec
-        self._gather: Gather = gather_records if takes_views(codec) else copy_records
+        self._gather: Gather = partial(gather_records, last=LastLayout()) if takes_views(codec) else copy_records
         self._fields = {}
 
     @property
@@ -84,16 +87,23 @@ class EncodedShard(ShardReader[Any]):
         self._file.release()
 
 
+class LastLayout:
+    """The layout of the records that a reader has seen last, so that it is not parsed in each batch."""
+
+    def __init__(self) -> None:
+        self.known: tuple[Any, tuple[Layout, RowLayout]] | None = None  # with the length and the fields that it is for
+
+
 class GatheredTable(RecordTable):
-    """Records of `length` bytes at `offsets`, (records,) int64; each span that a codec needs is copied once."""
+    """Records of `length` bytes at `offsets`, (records,) int64, in a file; `last` belongs to its reader."""
 
-    __slots__ = ("_all", "_file", "_first", "_length", "_offsets")
+    __slots__ = ("_all", "_file", "_last", "_length", "_offsets")
 
-    def __init__(self, file: RecordFile, offsets: Int64Array, length: int) -> None:
+    def __init__(self, file: RecordFile, offsets: Int64Array, length: int, last: LastLayout | None = None) -> None:
         self._file = file
         self._offsets = offsets
         self._length = length
-        self._first: memoryview | None = None
+        self._last = last or LastLayout()
         self._all: BytesArray | None = None
 
     @property
@@ -104,30 +114,51 @@ class GatheredTable(RecordTable):
                 self._all = self._file.gather(self._offsets, self._length)
         return self._all
 
-    def cut(self, start: int, stop: int) -> BytesArray:
+    def columns(self, fields: Sequence[str] | None, parse: Parse) -> Batch | None:
+        """See `RecordTable.columns`: one pass over the records compares them, and copies the values."""
+        known, key = self._last.known, (self._length, None if fields is None else tuple(fields))
+        found = None if known is None or known[0] != key else self._cut(known[1])
+        if found is not None or self._length < _SHORTEST or self._all is not None:
+            return found
         with reading():
-            return self._file.gather(self._offsets + start, stop - start)
+            first = self._file.read(int(self._offsets[0]), self._length)
+        layout = parse(first)
+        if layout is None or not layout.keys() >= {*(fields or ())}:
+            return None
+        chosen = layout if fields is None else {name: layout[name] for name in fields}
+        places: dict[str, Any] = {}
+        for name, span in chosen.items():
+            plain = span.dtype is not None and span.convert is None
+            kind = (span.dtype, span.shape) if plain else (np.dtype(np.uint8), (span.stop - span.start,))
+            places[name] = (span.start, *kind)
+        plan = chosen, RowLayout(self._length, places, first, mask_of(layout, self._length))
+        found = self._cut(plan)
+        if found is not None:
+            self._last.known = key, plan
+        return found
+
+    def _cut(self, plan: tuple[Layout, RowLayout]) -> Batch | None:
+        with reading():
+            stored = self._file.cut(self._offsets, plan[1])
+        return None if stored is None else {name: values_of(span, stored[name]) for name, span in plan[0].items()}
 
     def __len__(self) -> int:
         return len(self._offsets)
 
-    def __getitem__(self, index: Any) -> Any:
-        if self._all is None and index == 0:  # the layout of all is that of the first
-            if self._first is None:
-                with reading():
-                    self._first = memoryview(self._file.read(int(self._offsets[0]), self._length))
-            return self._first
-        return super().__getitem__(index)
+
+_SHORTEST = 8  # bytes of records that the core compares
 
 
-def gather_records(file: RecordFile, offsets: Int64Array, lengths: Int64Array) -> RecordTable | BytesColumn:
+def gather_records(
+    file: RecordFile, offsets: Int64Array, lengths: Int64Array, last: LastLayout | None = None
+) -> RecordTable | BytesColumn:
     """Return records, at least one, in one block of memory: for codecs that copy what they keep."""
     length = int(lengths[0])
     if not length or not bool((lengths == length).all()):
         return file.gather_ranges(offsets, lengths)
     # Without a map, every gather reads the file again.
-    if isinstance(file, MappedFile):
-        return GatheredTable(file, offsets, length)
+    if isinstance(file, (MappedFile, ShardMaps)):
+        return GatheredTable(file, offsets, length, last)
     return RecordTable(file.gather(offsets, length))
 
 

@@ -184,8 +184,10 @@ static void run_cut(const void *job) {
         const char *from[TILE];
         for (int row = 0; row < rows; row++) {
             from[row] = FROM(c, first + row);
-            if (first + row + TILE < c->count)
-                for (int64_t line = 0; line < c->length && line < 4 * LINE; line += LINE)
+            if (first + row + TILE < c->count && c->length > 4 * LINE)
+                prefetch_row(FROM(c, first + row + TILE), c->length);
+            else if (first + row + TILE < c->count)
+                for (int64_t line = 0; line < c->length; line += LINE)
                     __builtin_prefetch(FROM(c, first + row + TILE) + line);
             if (row_differs(c, from[row])) {
                 *c->differs = first + row;

@@ -220,6 +220,19 @@ typedef struct {
 #define AHEAD 24 /* rows; hides the latency of memory for rows of up to a few cache lines */
 #define LINE 64
 
+#define PAGE 4096 /* bytes, at whose end the hardware stops fetching what follows */
+
+static void prefetch_page(const char *from) {
+    for (int line = 0; line < 4 * LINE; line += LINE) __builtin_prefetch(from + line); /* it fetches the rest */
+}
+
+/* Prefetch the beginnings of a row's first two pages. */
+static void prefetch_row(const char *from, int64_t length) {
+    int64_t left = PAGE - (int64_t)((uintptr_t)from % PAGE);
+    prefetch_page(from);
+    if (left < length) prefetch_page(from + left);
+}
+
 static void copy_small(const Copy *c) {
     char *out = c->out;
     for (Py_ssize_t row = 0; row < c->count; row++, out += c->length) {
@@ -255,8 +268,7 @@ static void run_gather(const void *job) {
         return;
     }
     for (Py_ssize_t row = 0; row < c->count; row++) {
-        if (row + 1 < c->count) /* the hardware fetches what follows */
-            for (int line = 0; line < 4 * LINE; line += LINE) __builtin_prefetch(FROM(c, row + 1) + line);
+        if (row + 1 < c->count) prefetch_row(FROM(c, row + 1), c->length);
         memcpy(c->out + row * c->length, FROM(c, row), c->length);
     }
 }
@@ -267,7 +279,7 @@ static void run_ranges(const void *job) {
     for (Py_ssize_t row = 0; row < c->count; row++) {
         if (row + AHEAD < c->count) __builtin_prefetch(FROM(c, row + AHEAD));
         if (row + 1 < c->count && c->lengths[row + 1] >= 4 * LINE)
-            for (int line = 0; line < 4 * LINE; line += LINE) __builtin_prefetch(FROM(c, row + 1) + line);
+            prefetch_row(FROM(c, row + 1), c->lengths[row + 1]);
         if (c->rows) out = c->rows[row];
         memcpy(out, FROM(c, row), c->lengths[row]);
         out += c->lengths[row];

@@ -4,32 +4,11 @@ import os
 
 import numpy as np
 import pytest
+from cores import CORES, _core_c, check_allocations, compiled, each, numbers, outcome
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dataload.storage import _core_numpy
 from dataload.storage._shards_numpy import PLACE_BITS
-
-try:
-    from dataload.storage import _core_c
-except ImportError:
-    CORES = [_core_numpy]
-else:
-    CORES = [_core_numpy, _core_c]
-
-each = pytest.mark.parametrize("one", CORES, ids=lambda module: module.__name__.rpartition(".")[2])
-compiled = pytest.mark.skipif(len(CORES) == 1, reason="the core is not compiled")
-
-
-def numbers(*values):
-    return np.array(values, np.int64)
-
-
-def outcome(function, *arguments):
-    try:
-        return function(*arguments)
-    except (ValueError, LookupError, TypeError, OverflowError) as error:
-        return type(error), str(error)
 
 
 def packed(texts):
@@ -88,25 +67,14 @@ def test_arguments_must_fit_each_other(one):
 
 @compiled
 def test_each_failing_allocation_is_a_memory_error():
-    memory = pytest.importorskip("_testcapi")
     data, offsets, lengths = packed([b"12"] * 9)
     calls = [
         (_core_c.integers, (np.empty(9, np.int64), data, offsets, lengths), 2),
         (_core_c.cut, (np.empty(90, np.uint8), data, offsets[:5], 8, *[numbers(0)] * 3, bytes(8), bytes(8), -1), 5),
         (_core_c.texts, (["abcdef"] * 9, numbers(*range(9)), np.zeros(9, np.int64), np.full(9, 5)), 3 + 1 + 9),
     ]
-    for function, arguments, allocations in calls:
-        failed = 0
-        for failing in range(allocations + 10):
-            memory.set_nomemory(failing, failing + 1)
-            try:
-                function(*arguments)
-            except MemoryError:
-                failed += 1
-            finally:
-                memory.remove_mem_hooks()
-        assert failed >= allocations, function
-        function(*arguments)
+    for call in calls:
+        check_allocations(*call)
 
 
 @compiled

@@ -36,7 +36,7 @@ class RowLayout:
         first: bytes | None = None,
         mask: BytesArray | None = None,
     ) -> None:
-        self.length = length
+        self.length: int = length
         self._names = tuple(fields)
         self._first, self._mask = first, mask
         groups: dict[tuple[np.dtype[Any], tuple[int, ...]], list[str]] = {}

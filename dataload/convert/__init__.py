@@ -1,13 +1,5 @@
 """Convert any format to any other: in shards, in bounded memory, and resumable after a kill.
 
-```python
-import dataload
-from dataload.convert import convert
-
-with dataload.open("train.tar", decode="auto") as source:
-    report = convert(source, "train.array_record", shards=8)
-```
-
 A hidden journal beside the destination, ``.<destination>.convert.json``, stays after the end.
 """
 

@@ -158,9 +158,7 @@ class Job(Protocol[U, R]):
         ...
 
     @property
-    def remote(self) -> Remote | None:
-        """The settings of shards at URLs."""
-        ...
+    def remote(self) -> Remote | None: ...
 
     def ledger(self, mode: Mode, engine: Engine | None) -> AbstractContextManager[Ledger]:
         """Lock the destination and decide what to do there; a ConfigError if nothing can be done."""

@@ -202,9 +202,9 @@ def test_auto_chooses_says_so_and_readers_follow(bucket, proxy, cache_home, shar
     assert sum(sizes(cache_home / "dataload" / "shards")) <= total
 
 
-REQUESTS = {"syr": 2 + 2, "tar": 1 + 2 + 2 + 1, "uncompressed": 4 + 1}
+REQUESTS = {"syr": 2 + 1, "tar": 1 + 2 + 2 + 1, "uncompressed": 4 + 1}
 """GETs for one shard that a manifest lists, for its table and one record: the last summand, in tar after those that
-compare members with the index, and those of the headers of .npy files. Fields that lie apart are separate requests."""
+compare members with the index, and those of the headers of .npy files. Parts that lie apart are separate requests."""
 
 
 @pytest.mark.parametrize("name", REQUESTS)

@@ -44,6 +44,7 @@ class AtomicFile:
         with write_errors(self.path):
             self._folder, self._lock = _make_folder(os.path.join(self.directory, name))
         self.temporary: str = os.path.join(self._folder, name)
+        self._is_over = False
 
     def _check_destination(self) -> None:
         if not self._overwrite and os.path.lexists(self.path):
@@ -88,6 +89,9 @@ class AtomicFile:
 
     def abort(self) -> None:
         """Delete everything unpublished. May be called twice."""
+        if self._is_over:  # the folder's name may be another writer's by now
+            return
+        self._is_over = True
         with contextlib.suppress(OSError):
             _clear(self._folder, self.path)
         if self._lock is not None:

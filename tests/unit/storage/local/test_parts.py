@@ -293,3 +293,15 @@ def test_a_dangling_link_at_the_destination(tmp_path):
     publish(tmp_path / "x", overwrite=True)
     assert not (tmp_path / "x").is_symlink()
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_writer_that_has_ended_leaves_the_next_alone(tmp_path):
+    path = tmp_path / "x"
+    ended = AtomicFile(str(path))
+    ended.abort()
+    with AtomicFile(str(path)) as part:
+        make(part)
+        ended.abort()
+        part.publish()
+    assert path.read_text() == "new"
+    assert os.listdir(tmp_path) == ["x"]

@@ -92,7 +92,7 @@ def test_ctrl_c_while_a_store_stalls(shards, tmp_path, what):
             finally:
                 child.kill()
                 _, error = child.communicate()
-        assert error.rstrip().endswith(b"KeyboardInterrupt"), error.decode()
+        assert b"KeyboardInterrupt" in error.splitlines()[-2:], error.decode()  # a conversion adds a note on resuming
         assert child.returncode == -signal.SIGINT
         assert b"Fatal" not in error
         assert taken < 8  # 2 s, on a machine that does nothing else; requests would be waited for 10 s and more

@@ -4,7 +4,7 @@
 # of an S3 server. Prints the seconds of each part, without downloads, and fails if they take more than LIMIT together.
 set -euo pipefail
 root=$(cd "$(dirname "$0")/.." && pwd)
-wheel=$(realpath "$1")
+wheel=$(realpath "${1:?give a wheel; scripts/release.py --draft builds one in dist/}")
 limit=${LIMIT:-240}
 here=$(mktemp -d)
 trap 'rm -rf "$here"' EXIT INT TERM

@@ -68,10 +68,10 @@ class DrawnOrder:
         # torch's loader draws a seed before each epoch; do the same to get the same orders.
         torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         given: list[Any] = [None] * skipped
-        iterator = iter(self.sampler)
-        given += islice(iterator, 1)
+        items = _items(self.sampler)
+        given += islice(items, 1)
         later = self._own_state("own") if not skipped else self._later
-        given += iterator
+        given += items
         if not torch.equal(before, generator.get_state()):
             state["generator"] = _encoded(before)
         self.items, self.epoch, self._later = self._checked(given, skipped), epoch, later
@@ -295,3 +295,14 @@ class ShuffledSampler(data.RandomSampler):
             return super().__iter__()
         epoch, self.epoch = self.epoch, self.epoch + 1
         return iter(self.served.indices(np.arange(len(self.served)), epoch=epoch).tolist())
+
+
+def _items(sampler: Iterable[Any]) -> Generator[Any]:
+    """Yield what a sampler gives; its iterator may begin anew if it is iterated, so it is only asked for the next."""
+    iterator = iter(sampler)
+    while True:
+        try:
+            item = next(iterator)
+        except StopIteration:
+            return
+        yield item

@@ -117,7 +117,7 @@ def test_an_error_comes_after_the_batches_before_it(sharding):
         ),
         (
             {"rank": 1, "world_size": 2},
-            "the loader has rank 1 of 2, and the sharding gives this process the rows of rank 0 of 1: build it with",
+            "the loader has rank 1 of 2, but the sharding gives this process the rows of rank 0 of 1: build it with",
         ),
     ],
 )

@@ -248,6 +248,20 @@ def test_a_shuffled_loader_resumes_without_a_seed():
     assert torch.equal(*by_generator)
 
 
+def test_a_sampler_that_begins_anew_when_its_iterator_is_iterated():
+    """As Lightning's wrapper of the batch sampler of `predict` does."""
+
+    class Anew:
+        def __iter__(self):
+            self.left = iter([[0, 1], [2, 3], [4]])
+            return self
+
+        def __next__(self):
+            return next(self.left)
+
+    check([*range(5)], batch_sampler=Anew())
+
+
 def test_a_distributed_sampler_decides_the_epoch():
     sampler = data.DistributedSampler(NUMBERS, 2, 1, shuffle=True)
     loader = DataLoader(NUMBERS, 2, sampler=sampler, num_workers=1, persistent_workers=True)

@@ -259,6 +259,9 @@ def test_a_sampler_that_begins_anew_when_its_iterator_is_iterated():
         def __next__(self):
             return next(self.left)
 
+        def __len__(self):
+            return 3
+
     check([*range(5)], batch_sampler=Anew())
 
 

@@ -190,7 +190,8 @@ def _copied(first, number, count):
         for suffix in (".idx", ""):  # the data last: they say that all is there
             source = first.removesuffix(".tar") + suffix if suffix else first
             if os.path.exists(source):
-                shutil.copy(source, path.removesuffix(".tar") + suffix if suffix else path)
+                copy = shutil.copytree if os.path.isdir(source) else shutil.copy  # LMDB's are directories
+                copy(source, path.removesuffix(".tar") + suffix if suffix else path)
     return path
 
 

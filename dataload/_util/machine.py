@@ -61,9 +61,9 @@ def _read(path: str) -> bytes:
 
 
 def is_single_threaded() -> bool:
-    """Return whether this process has one thread, apart from those of OpenBLAS, so that a fork copies all of it.
+    """Return whether a fork is safe: this process has one thread. Threads of OpenBLAS do not count.
 
-    OpenBLAS ends its threads before a fork and starts others later. Systems without `/proc` give False.
+    OpenBLAS ends its threads before a fork and starts others later. Without `/proc` the answer is False.
     """
     with suppress(OSError):
         threads = len(os.listdir("/proc/self/task"))

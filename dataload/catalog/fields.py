@@ -18,7 +18,7 @@ def classes_of(fields: Mapping[str, FieldSpec]) -> dict[str, tuple[str, ...]]:
 
 
 def with_classes(fields: Mapping[str, FieldSpec], classes: Mapping[str, tuple[str, ...]]) -> dict[str, FieldSpec]:
-    """Return the fields, with names of classes added to those of integers that have none."""
+    """Add the names of classes to integer fields that have none yet."""
     return {
         name: replace(spec, classes=classes[name])
         if name in classes and spec.classes is None and spec.dtype.startswith(("int", "uint"))

@@ -1,4 +1,4 @@
-"""Everything that dataload keeps beside data and in caches: of which data set, and what may be deleted."""
+"""List the files that dataload keeps beside data and in caches, and delete those that may be deleted."""
 
 import json
 import re
@@ -111,7 +111,7 @@ def _is_complete(head: str, remote: Remote | None) -> bool | None:
 
 
 def _as_jobs(files: Iterable[Kept]) -> list[Kept]:
-    """Return the files of jobs, each of which a process holds that holds one of its files."""
+    """Return the files of jobs. A process that holds one file of a job holds all of them."""
     files = [*files]
     holders = {(file.kind, file.name): file.holder for file in files if file.holder}
     return [file._replace(holder=holders.get((file.kind, file.name), ""), removal="all") for file in files]

@@ -23,7 +23,7 @@ _Box = tuple[int, int, int, int]  # top, left, height, width
 
 @dataclass(frozen=True, kw_only=True)
 class _Crop:
-    """What crops have in common; see `RandomResizedCrop`."""
+    """The base class of crops; see `RandomResizedCrop`."""
 
     size: int | tuple[int, int]
     field: str = "jpg"
@@ -75,11 +75,11 @@ class _Crop:
 
 @dataclass(frozen=True, kw_only=True)
 class RandomResizedCrop(_Crop):
-    """Cuts a random part out of each image, resizes it, and mirrors some: a transform like those of torchvision.
+    """Crops a random part of each image, resizes it and mirrors some images, like torchvision's transforms.
 
-    The data are opened without decoding, so that the transform sees files, and decodes JPEG at an eighth, a quarter or
-    half of its size if the part has enough pixels: photographs of a few megapixels take less than half of the time, and
-    alias less than pixels resized bilinearly from full size. What is random depends on seed, epoch and index only.
+    Open the data with ``decode=None``, so that the transform gets the encoded files. It decodes JPEG at an eighth, a
+    quarter or half of its size where enough pixels remain, which halves the time for photographs of a few megapixels
+    and aliases less than resizing from full size. The random numbers depend only on the seed, the epoch and the index.
 
     Examples:
         crop = RandomResizedCrop(size=224)
@@ -91,7 +91,7 @@ class RandomResizedCrop(_Crop):
         scale: Least and greatest share of the image's area.
         ratio: Least and greatest width by height.
         mirrored: Share of images that are mirrored.
-        exact: Always decode at full size: the pixels are those of Pillow, resized by OpenCV.
+        exact: Always decode at full size. The decoded pixels then equal Pillow's, before OpenCV resizes them.
         max_record_bytes: See the options of formats.
     """
 
@@ -130,7 +130,7 @@ class RandomResizedCrop(_Crop):
 
 @dataclass(frozen=True, kw_only=True)
 class CenterCrop(_Crop):
-    """Cuts the centre out of each image and resizes it, for validation; see `RandomResizedCrop`.
+    """Crops the centre of each image and resizes it, for validation; see `RandomResizedCrop`.
 
     Attributes:
         share: Share of the longest sides that fit; 224 / 256 is torchvision's `Resize(256)` and `CenterCrop(224)`.

@@ -1,4 +1,4 @@
-"""What a conversion has finished: the journal of the whole, and the log of one run or of each part."""
+"""The journal of a conversion, and the logs of its runs and parts: they say which shards are finished."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ class ConversionLedger(Ledger):
         return known.union(target.existing(todo)) if mode.resume or mode.part else set()
 
     def seal(self, finished: Mapping[str, ShardFacts]) -> None:
-        """Save the complete journal. A local one leaves out the run, so its bytes are those of earlier releases."""
+        """Save the complete journal; locally without the run, so that its bytes equal those of earlier releases."""
         self.journal = replace(self.journal, finished=dict(finished))
         if not self._sealed:
             self._head.save(self.journal if self._target.is_shared else replace(self.journal, run=""))

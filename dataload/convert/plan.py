@@ -70,7 +70,7 @@ class Target:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other machines may write there, whose locks do not show."""
+        """Whether other machines may write there; this one cannot see their locks."""
         return self.remote is not None
 
     @property

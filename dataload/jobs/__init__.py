@@ -1,1 +1,1 @@
-"""Jobs over the shards of a data set: conversions, indexes, statistics and checks, whole, in parts or by an engine."""
+"""Jobs over the shards of a data set: conversions, indexes and statistics, whole, in parts or by an engine."""

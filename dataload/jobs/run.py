@@ -79,7 +79,7 @@ def decide(mode: Mode, head: Head, *, same: bool, taken: bool, shared: bool) -> 
         head: The state of the journal there.
         same: Whether the journal has the plan that is asked for, and as many parts.
         taken: Whether a shard of the plan exists; without a journal, or if this is neither a resume, part nor merge.
-        shared: Whether other machines may be at work there, whose locks do not show.
+        shared: Whether other machines may write there; this one cannot see their locks.
     """
     if mode.overwrite:
         return "go on" if mode.part and same and head == "parts" else "begin"

@@ -6,16 +6,15 @@ import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import is_dataclass
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
 from dataload._util.arrays import PadValue
-from dataload._util.fingerprint import describe, fingerprint, identify, shows_address
+from dataload._util.fingerprint import identify
 from dataload._util.lazy import renamed
 from dataload._util.settings import Least, MaxBad, Seconds, check_count, check_fields, checked
 from dataload.collate import Policy
-from dataload.errors import WorkerError, printable
-from dataload.executors import Executor, ExecutorName, WorkerLostError, WorkerStatus
+from dataload.errors import WorkerError
+from dataload.executors import Executor, ExecutorName, WorkerLostError
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration, LoaderBase
 from dataload.loader.failures import ErrorPolicy, OnError
@@ -24,19 +23,14 @@ from dataload.loader.order import Shuffle, explains_arguments, plan_batches, ran
 from dataload.loader.pipeline import Prefetch, StepDelivery, StepGroups, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import Setting, WorkerSettings
-from dataload.loader.state import MOST_SETTINGS, Cursor, EpochPlanners, LoaderState
-from dataload.loader.step import StepRange, StepResult, StepWork, global_generators_kept
+from dataload.loader.state import Cursor, EpochPlanners, LoaderState, OrderIdentity
+from dataload.loader.step import StepResult, StepWork, global_generators_kept
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
 from dataload.sources.base import check_files, traffics_of
 from dataload.sources.views.adapt import loadable
 from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
-
-_ADDRESS_HINT = (
-    ". This sampler's repr shows its memory address, by which dataload 0.1 identified it, so a state that 0.1 saved "
-    "never matches: if the order is the same, copy 'order' from this loader's state_dict() into the state"
-)
 
 
 class Loader(LoaderBase[BatchT]):
@@ -111,10 +105,10 @@ class Loader(LoaderBase[BatchT]):
             written by `error_report`. They are not part of the state: a state saved without them still loads.
 
     Args: Several processes
-        rank: Number of this process, in [0, world_size). By default they are asked for when the first
-            batch is wanted: torch.distributed knows them once it is initialised, or RANK and WORLD_SIZE do, as set by
-            torchrun, or the variables of Open MPI or of Slurm's ``srun``; without these they are 0 of 1. A JAX program
-            of several processes must give them: see `dataload.jax.distributed_place`.
+        rank: Number of this process, in [0, world_size). By default, `rank` and `world_size` are found when the first
+            batch is wanted: in torch.distributed once it is initialised, else in RANK and WORLD_SIZE, which torchrun
+            sets, or in the variables of Open MPI or of Slurm's ``srun``; without these they are 0 and 1. A JAX program
+            of several processes must pass both: see `dataload.jax.distributed_place`.
         world_size: Number of processes.
 
     Raises:
@@ -205,10 +199,8 @@ class Loader(LoaderBase[BatchT]):
         self._executor, self._scaling, self._prefetch = workers.start(work), workers.scaling(), workers.prefetch
         self._ahead = Prefetch(source, fields, here=workers.here)
         self._owned = ExitStack()  # closes what `from_config` has opened for this loader
-        # An order that is not a dataclass may change while it is used: it may fill a cache, for example.
-        self._order = None if is_dataclass(plan.order) else fingerprint(plan.order)
-        self._order_text: str | None = None
-        self._identity: str | None = None
+        self._order = OrderIdentity(plan)
+        self._identity: str | None = None  # of the source
         super().__init__(
             recorder=Recorder(workers.workplace, tuple(step.name for step in transform), traffics_of(source)),
             workers=workers.most,
@@ -275,11 +267,7 @@ class Loader(LoaderBase[BatchT]):
         if not 0 <= operator.index(step) < steps:
             raise IndexError(f"step {step} is out of range: epoch {epoch} has {steps} steps on this rank")
         with global_generators_kept():
-            told = planner.sent(range(step, step + 1), epoch=epoch)
-            loaded = self._work(StepRange(epoch, planner.origin, step, step + 1, told), WorkerStatus()).loaded
-            if loaded[0].error is not None:
-                raise cast("WorkerError", loaded.pop().error)  # a name would keep the error and this frame alive
-            result, function = loaded.pop(), self._in_consumer
+            result, function = self._work.make(planner, epoch, step), self._in_consumer
             self._look_at_padding(result.batch)
             return result.batch if function is None else apply_in_consumer(result, function, self._plans)
 
@@ -388,8 +376,7 @@ class Loader(LoaderBase[BatchT]):
         saved = LoaderState.from_json(state)
         plans, cursor = EpochPlanners.resume(self._planner, saved)
         here = self._state(plans, cursor)
-        differs = saved.order != here.order
-        saved.check(here, hint=_ADDRESS_HINT if differs and shows_address(self._planner.order) else "")
+        saved.check(here, hint=self._order.hint if saved.order != here.order else "")
         self._move(cursor, plans)
         self._restore(cursor)
         self._bad.start()
@@ -397,12 +384,7 @@ class Loader(LoaderBase[BatchT]):
     def _state(self, plans: EpochPlanners, cursor: Cursor) -> LoaderState:
         if self._identity is None:
             self._identity = identify(self._source)
-        if self._order is None:
-            self._order = fingerprint(self._planner.order)
-        if self._order_text is None:
-            ours = type(self._planner).__module__.startswith("dataload.")  # see `describe`
-            self._order_text = printable(describe(self._planner.order), MOST_SETTINGS) if ours else ""
-        return plans.state(cursor, source=self._identity, order=self._order, settings=self._order_text)
+        return plans.state(cursor, source=self._identity, order=self._order.fingerprint, settings=self._order.text)
 
     def _check_files(self) -> None:
         check_files(self._source)

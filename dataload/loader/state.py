@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
+from functools import cached_property
 from itertools import pairwise
 from typing import Any, Self, cast
 
+from dataload._util.fingerprint import describe, fingerprint, shows_address
 from dataload._util.randomness import ORDER_VERSION
 from dataload.errors import StateMismatchError, printable
 from dataload.samplers import BatchPlanner
@@ -230,3 +232,32 @@ class LoaderState:
             saved = dataclasses.replace(saved, order=printable(saved.settings, MOST_SETTINGS))
             here = dataclasses.replace(here, order=here.settings)
         check_same(saved, here, _MEANINGS, hint=hint)
+
+
+class OrderIdentity:
+    """What states say of the order of a plan: a fingerprint to compare, and text for messages."""
+
+    def __init__(self, plan: BatchPlanner) -> None:
+        self._plan = plan
+        if not is_dataclass(plan.order):  # it may change while it is used: it may fill a cache, for example
+            self.fingerprint  # noqa: B018 - of now
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return fingerprint(self._plan.order)
+
+    @cached_property
+    def text(self) -> str:
+        ours = type(self._plan).__module__.startswith("dataload.")  # see `describe`
+        return printable(describe(self._plan.order), MOST_SETTINGS) if ours else ""
+
+    @property
+    def hint(self) -> str:
+        """Advice for states of another order."""
+        return _ADDRESS_HINT if shows_address(self._plan.order) else ""
+
+
+_ADDRESS_HINT = (
+    ". This sampler's repr shows its memory address, by which dataload 0.1 identified it, so a state that 0.1 saved "
+    "never matches: if the order is the same, copy 'order' from this loader's state_dict() into the state"
+)

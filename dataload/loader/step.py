@@ -132,6 +132,14 @@ class StepWork:
             loaded[-1] = loaded[-1]._replace(downloads=self._report())
         return StepsResult(loaded, perf_counter() - begun)
 
+    def make(self, planner: BatchPlanner, epoch: int, step: int) -> StepResult:
+        """Return one step of any epoch, made in this thread; a WorkerError if it fails."""
+        told = planner.sent(range(step, step + 1), epoch=epoch)
+        loaded = self(StepRange(epoch, planner.origin, step, step + 1, told), WorkerStatus()).loaded
+        if loaded[0].error is not None:
+            raise cast("WorkerError", loaded.pop().error)  # a name would keep the error and this frame alive
+        return loaded.pop()
+
     def settings(self) -> list[tuple[str, str, Any]]:
         """Return what worker processes get copies of, for `dataload.executors.check_pickles`."""
         fetch = self.fetch

@@ -25,7 +25,7 @@ from dataload.errors import ConfigError
 from dataload.sources.tar.format import TarOptions
 from dataload.sources.tar.header import BLOCK, Member
 from dataload.storage.core import core
-from dataload.types import Array, Int64Array
+from dataload.types import Array, BytesColumn, Int64Array
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +200,13 @@ class Keys:
             stops = self.ends[samples].astype(np.int64)
             starts = np.where(samples > 0, self.ends[samples - 1], 0).astype(np.int64)
         return core().texts([self.text], np.zeros_like(samples), starts, stops)
+
+
+def integers(contents: BytesColumn) -> Array | None:
+    """Return decimal numbers, (rows,) int64; None if one of them has another form or too many digits."""
+    (block,), _, starts, stops = contents.parts()
+    numbers = np.empty(len(starts), np.int64)
+    return numbers if core().integers(numbers, block, starts, stops - starts) < 0 else None
 
 
 @dataclass(frozen=True, slots=True)

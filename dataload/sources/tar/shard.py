@@ -19,11 +19,10 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.shards import ShardReader
 from dataload.sources.tar.format import KEY
-from dataload.sources.tar.samples import TarSettings, name_fields, rate_fields
+from dataload.sources.tar.samples import TarSettings, integers, name_fields, rate_fields
 from dataload.sources.tar.shared import SharedSamples
 from dataload.sources.tar.table import load_table, name_from_archive
 from dataload.storage import RecordFile, storage_of
-from dataload.storage.core import core
 from dataload.types import Array, Batch, BytesColumn, FieldSpec, Int64Array, Record
 
 _END_BYTES = 4096
@@ -283,7 +282,7 @@ class TarReader(ShardReader[Record]):
             contents = self._file.gather_ranges(*self._spans(components))
         if contents is not None and field.only("bytes"):
             return contents
-        if contents is not None and field.only("cls") and (numbers := _integers(contents)) is not None:
+        if contents is not None and field.only("cls") and (numbers := integers(contents)) is not None:
             return numbers
         rows = self._rows(field, components, contents)
         if rows is not None:
@@ -396,10 +395,3 @@ class TarReader(ShardReader[Record]):
 
 
 _UNKNOWN = FieldSpec("unknown")
-
-
-def _integers(contents: BytesColumn) -> Array | None:
-    """Return decimal numbers, (rows,) int64; None if one of them has another form or too many digits."""
-    (block,), _, starts, stops = contents.parts()
-    numbers = np.empty(len(starts), np.int64)
-    return numbers if core().integers(numbers, block, starts, stops - starts) < 0 else None

@@ -60,7 +60,10 @@ def status_command(
         rows = defaultdict[tuple[str, str], list[Kept]](list)
         for file in place.kept:
             rows[file.kind, re.sub(r"\d+", "*", file.name)].append(file)
-        print_table(_COLUMNS if rows else {}, [(*key, *_row(files)) for key, files in rows.items()])
+        if rows:
+            print_table(_COLUMNS, [(*key, *_row(files)) for key, files in rows.items()])
+        else:
+            print_line("nothing is kept")
 
 
 @cache_command.command("prune")
@@ -120,6 +123,8 @@ def _places(paths: list[str] | None, options: list[str] | None, cache: str | Non
     places: list[Place] = []
     for path in paths:
         found = SourceOptions.parse(path, format=None, options=options)
+        if found.remote is None:
+            _check_directory(found.path, "paths")
         kept, root = list_data(found.path, found.remote), None
         if found.remote is not None:
             root, _ = _open(cache, found.remote)
@@ -227,9 +232,14 @@ def _open(given: str | None, remote: Remote | None = None) -> tuple[str, ShardCa
     root = node_directory(remote if given is None else Remote(options=RemoteOptions(cache=given)))
     if root is None:
         raise ConfigError("there is no home directory with a cache: name it with --cache", key="cache")
-    if given is not None and not os.path.isdir(root):
-        raise ConfigError(f"there is no directory {root}", key="cache", value=given)
+    if given is not None:
+        _check_directory(root, "cache")
     return root, ShardCache(root, None) if os.path.isdir(os.path.join(root, "shards")) else None
+
+
+def _check_directory(path: str, key: str) -> None:
+    if not os.path.isdir(path):
+        raise ConfigError(f"there is no directory {path}", key=key, value=path)
 
 
 def _hashes(wanted: SourceOptions) -> dict[str, str]:

@@ -81,7 +81,7 @@ def reader(tmp_path):
 def test_an_empty_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     for command, expected in [
-        (["status"], f"{tmp_path}/dataload"),
+        (["status"], f"{tmp_path}/dataload\nnothing is kept\n"),
         (["prune", "--all"], "deleted 0 files (0 bytes); 0 files (0 bytes) left, 0 in use"),
         (["verify"], "none damaged of 0 shards (0 by SHA-256, 0 by MD5, 0 by length)"),
     ]:

@@ -112,6 +112,8 @@ WRONG = [
     ("inspect my_code:numbers --field x", "--field, --codec and --decode are for files"),
     ("inspect my_code:numbesr", "did you mean 'numbers'"),
     ("cache status --cache none", "/none\n"),
+    ("cache status none", "there is no directory none"),
+    ("cache prune none", "there is no directory none"),
     ("cache prune --all --budget 1GB", "--all keeps nothing: leave --budget out"),
     ("cache prune --budget much", "budget must be a number of bytes such as 500GB or 64MiB, got 'much'"),
     # Conversions and indexes

@@ -16,9 +16,13 @@ from typing import Any
 
 import numpy as np
 import simplejpeg
-from nvidia.dali import fn, pipeline_def, types
 
 import dataload
+
+try:
+    from nvidia.dali import fn, pipeline_def, types
+except ImportError as error:
+    raise SystemExit(f"{error}\n\n{__doc__}") from error
 
 Arrays = list[np.ndarray]
 

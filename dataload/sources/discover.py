@@ -29,6 +29,7 @@ from dataload.sources.registry import (
 from dataload.sources.shard_files import check_complete, expand_pattern, is_media_folder
 from dataload.sources.shards import ListedShards
 from dataload.storage import Remote, base_name, is_url, join, list_versions, local_path, storage_of
+from dataload.storage.backend import held_by_hub
 from dataload.storage.paths import as_path
 
 _SHOWN_PATTERNS = 10
@@ -145,8 +146,9 @@ def find_shards(
     entry, rest = split_format(paths, name)
     if entry is not None and not entry.takes_paths:
         raise ConfigError(f"format {entry.name!r} has no files, which are needed here", key="paths", value=paths)
-    found = [_expand(item, entry, manifests, remote, options) for item in _as_list(rest)]
-    files = [file for part, _ in found for file in part]
+    items = held_by_hub(_as_list(rest), remote)
+    found = [_expand(item, entry, manifests, remote, options) for item in items]
+    files = held_by_hub([file for part, _ in found for file in part], remote)
     if not files:
         raise ConfigError("no path was given: the list is empty", key="paths", value=paths)
     listed = tuple(listed for _, listed in found if listed is not None)

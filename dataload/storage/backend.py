@@ -14,7 +14,7 @@ from dataload.storage.errors import rewritten_error
 from dataload.storage.local.atomic import AtomicFile
 from dataload.storage.local.files import LocalStorage
 from dataload.storage.local.record_files import FileIdentity
-from dataload.storage.paths import is_url
+from dataload.storage.paths import is_hub_url, is_url
 from dataload.storage.record_file import RecordFile
 from dataload.storage.remote.settings import Remote
 from dataload.types import Int64Array
@@ -198,3 +198,12 @@ def storage_of(path: str, remote: Remote | None = None) -> Storage:
     from dataload.storage.remote.backend import RemoteStorage  # most data are local
 
     return RemoteStorage(Remote() if remote is None else remote)
+
+
+def held_by_hub(paths: list[str], remote: Remote | None) -> list[str]:
+    """Return paths with local ones in place of the ``hf://`` URLs of what the cache of `huggingface_hub` holds."""
+    if not any(map(is_hub_url, paths)):
+        return paths
+    from dataload.storage.remote.hub import held_paths
+
+    return [*held_paths(paths, remote)]

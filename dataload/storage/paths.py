@@ -15,7 +15,8 @@ _PLAIN = re.compile(r"\w[\w.=,+-]*+(?:/\w[\w.=,+-]*+)*+")
 _PLACE = re.compile(r"/|[a-z]:|[a-z][\w+.-]*:/|(file|https?|s3|gs|az|memory|tfds|hf|pipe):", re.IGNORECASE)
 _UNFIT = re.compile(r"[\0-\x1f\x7f\ud800-\udc7f\udd00-\udfff]"), re.compile(r"[\0-\x1f\x7f\ud800-\udfff]")  # in URLs
 _LONGEST_NAME = 4096
-_BROKEN = re.compile(r"(?:https?|s3|gs|az|abfss?|sftp|hdfs|file|memory):/(?!/)", re.IGNORECASE)
+_BROKEN = re.compile(r"(?:https?|s3|gs|az|abfss?|sftp|hdfs|file|memory|hf):/(?!/)", re.IGNORECASE)
+_HUB = re.compile(r"(hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?)(?:/(.*))?", re.IGNORECASE)
 
 
 def is_url(path: str) -> bool:
@@ -27,6 +28,20 @@ def is_url(path: str) -> bool:
     if _BROKEN.match(path):
         raise ConfigError(f"{path} was a URL, and pathlib.Path has changed it: pass a str", key="paths", value=path)
     return _SCHEME.match(path) is not None
+
+
+def is_hub_url(path: str) -> bool:
+    return path[:5].lower() == "hf://"
+
+
+def split_hub_url(url: str) -> tuple[str, str, str, str]:
+    """Split a URL of the Hugging Face Hub into the URL of the data set, its name, the revision and the path."""
+    found = _HUB.fullmatch(url)
+    if found is None:
+        message = "expected hf://datasets/ORG/NAME[@REVISION]/PATH, as only data sets of the hub are read"
+        raise ConfigError(f"{url}: {message}", key="paths", value=url)
+    base, name, revision, path = found.groups()
+    return base, name, unquote(revision or "main"), (path or "").strip("/")
 
 
 def nameless_error(base: str) -> ConfigError:

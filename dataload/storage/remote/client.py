@@ -18,7 +18,7 @@ from dataload._util.lazy import load_optional
 from dataload._util.threads import DaemonThreads
 from dataload.errors import ChangedFileError, ConfigError, DataloadError, SourceNotFoundError, StoreError
 from dataload.storage.errors import rewritten_error
-from dataload.storage.paths import nameless_error
+from dataload.storage.paths import is_hub_url, nameless_error
 from dataload.storage.remote.requests import (
     REQUESTS_IN_TIMEOUT,
     Attempts,
@@ -53,11 +53,11 @@ class ObjectClient:
         )
         self._errors: Any = load_optional("obstore.exceptions", needed_by="URLs", extra="remote")
         self._base, self._given = base, remote.store
-        self._store = self._make_store({"max_retries": 0})
         # One extra thread for the request that `put_parts` makes within a request.
         self._pool = DaemonThreads(self._options.connections + 1, "dataload-remote")
         self._traffic = Traffic()
         self._attempts = Attempts(self._options, self._secrets, self._errors, self._pool, self._traffic)
+        self._store = self._make_store({"max_retries": 0})
         self._shared: ObjectClient | None = None  # kept alive for other users
 
     def counted(self, traffic: Traffic) -> ObjectClient:
@@ -72,6 +72,10 @@ class ObjectClient:
         timeout = timedelta(seconds=self._options.timeout)
         return self._make_store({"max_retries": self._options.retries, "retry_timeout": timeout})
 
+    def _address(self) -> tuple[str, dict[str, Any]]:
+        """Return the URL and the arguments of the store."""
+        return self._base, self._given.arguments()
+
     def _make_store(self, retries: Mapping[str, Any]) -> Any:
         base = self._base
         stores: Any = load_optional("obstore.store", needed_by="URLs", extra="remote")
@@ -79,7 +83,7 @@ class ObjectClient:
             return _memories.get(dict).setdefault(base, stores.MemoryStore())
         if base.endswith("://"):
             raise nameless_error(base)
-        given = self._given.arguments()
+        base, given = self._address()
         timeout = self._options.timeout
         client = {
             "timeout": f"{int(1000 * timeout / REQUESTS_IN_TIMEOUT)}ms",
@@ -326,7 +330,11 @@ def client_of(url: str, remote: Remote) -> tuple[ObjectClient, str]:
     check_process()
     own = remote.clients.get(dict)
     client = own.get(base)
-    if client is None:
+    if client is None and is_hub_url(base):
+        from dataload.storage.remote.hub import HubClient
+
+        client = own[base] = HubClient(base, remote).counted(remote.traffic)  # of one commit, so it is not shared
+    elif client is None:
         options = remote.options
         name = (base, remote.store.digest(), options.connections, options.timeout, options.retries)
         shared = _clients.get(WeakValueDictionary)

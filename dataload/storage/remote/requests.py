@@ -29,6 +29,7 @@ from dataload.errors import (
     printable,
 )
 from dataload.storage.errors import rewritten_error
+from dataload.storage.paths import is_hub_url, split_hub_url
 from dataload.storage.remote.cache import CachedFile
 from dataload.storage.remote.jobs import is_at, lock, opened
 from dataload.storage.remote.settings import ObjectVersion, RemoteOptions
@@ -76,7 +77,7 @@ def failure_reason(error: BaseException, secrets: Iterable[str]) -> str:
 GAP = 1 << 16
 """Bytes between two ranges that are fetched too, because another request would take longer."""
 
-SCHEMES = ("s3", "gs", "az", "http", "https", "memory")
+SCHEMES = ("s3", "gs", "az", "http", "https", "hf", "memory")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,9 @@ def cut(starts: Iterable[int], stops: Iterable[int], most: int, first: int = 0) 
 
 def split_url(url: str) -> tuple[str, str]:
     """Return the URL of the store and the object's key. Errors do not repeat possible secrets."""
+    if is_hub_url(url):
+        base, _, _, key = split_hub_url(url)
+        return base, key
     parts = urlsplit(url, allow_fragments=False)
     scheme = parts.scheme.lower()
     if scheme not in SCHEMES:

@@ -186,7 +186,8 @@ class StoreOptions:
 def _refuse(what: str) -> NoReturn:
     raise ConfigError(
         f"{what}: set the environment variables of the store (AWS_ACCESS_KEY_ID, GOOGLE_APPLICATION_CREDENTIALS, "
-        'AZURE_STORAGE_ACCOUNT_KEY, ...), or give credential_provider="module:function", which each process imports',
+        "AZURE_STORAGE_ACCOUNT_KEY, HF_TOKEN, ...), or give "
+        'credential_provider="module:function", which each process imports',
         key="storage_options",
     )
 
@@ -240,10 +241,14 @@ class ObjectVersion:
 
     @classmethod
     def of(cls, meta: Any, url: str) -> ObjectVersion:
-        size, tag = int(meta["size"]), meta["e_tag"]
-        if not 0 <= size < 1 << 63:
-            raise StoreError(f"the store reports an impossible size of {url}: {size} bytes", path=url)
+        size, tag = cls.checked_size(meta["size"], url), meta["e_tag"]
         return cls(size, tag or meta["last_modified"].isoformat(), bool(tag))
+
+    @staticmethod
+    def checked_size(size: Any, url: str) -> int:
+        if not 0 <= int(size) < 1 << 63:
+            raise StoreError(f"the store reports an impossible size of {url}: {size} bytes", path=url)
+        return int(size)
 
     def matches(self, other: ObjectVersion) -> bool:
         """Return whether both may be the same version, if one lacks the ETag or its quotes."""
@@ -262,8 +267,9 @@ class Remote:
 
     `versions` by URL, None for a missing object, are fixed at the first look: a later change is an error. `boards`
     tells readers the plan for shards (``"board"``) and what mode ``"auto"`` stands for (``"mode"``). `ranges` has the
-    range prefetcher of the process. `opening` has the shards of a data set being opened, if their format or lengths are
-    unknown. `clients`, by store, end with this object or by `release`.
+    range prefetcher of the process. `commits` has the commit that a revision at the Hugging Face Hub stands for, by the
+    URL of the data set: it is asked for once. `opening` has the shards of a data set being opened, if their format or
+    lengths are unknown. `clients`, by store, end with this object or by `release`.
     """
 
     store: StoreOptions = field(default_factory=lambda: StoreOptions({}))
@@ -273,6 +279,7 @@ class Remote:
     )
     listings: dict[str, tuple[str, ...]] = field(default_factory=dict[str, tuple[str, ...]], compare=False, repr=False)
     boards: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
+    commits: dict[str, str] = field(default_factory=dict[str, str], compare=False, repr=False)
     ranges: dict[str, Any] = field(default_factory=dict[str, Any], compare=False, repr=False)
     opening: list[str] = field(default_factory=list[str], compare=False, repr=False)
     clients: PerProcess[dict[str, Any]] = field(default_factory=PerProcess[dict[str, Any]], compare=False, repr=False)
@@ -312,7 +319,7 @@ class Remote:
         self.clients.drop()
 
     def __reduce__(self) -> Any:
-        return Remote, (self.store, self.options, self.versions, self.listings, dict(self.boards))
+        return Remote, (self.store, self.options, self.versions, self.listings, dict(self.boards), self.commits)
 
     @classmethod
     def of(cls, storage_options: Any = None, remote: Any = None) -> Remote:

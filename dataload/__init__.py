@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from dataload.api import from_config
     from dataload.api import open_source as open  # noqa: A004 - dataload.open, as gzip.open
     from dataload.codecs.crops import CenterCrop, RandomResizedCrop
-    from dataload.collate import Collate, Pack, Ragged, default_collate
+    from dataload.collate import Collate, Pack, Pad, Ragged, default_collate
     from dataload.convert.sharded import create
     from dataload.errors import ConfigError, CorruptFileError, DataloadError, StateMismatchError, WorkerError
     from dataload.loader.loader import Loader
@@ -41,6 +41,7 @@ __all__ = [
     "Loader",
     "MemorySource",
     "Pack",
+    "Pad",
     "Ragged",
     "RandomResizedCrop",
     "RangeSource",
@@ -71,6 +72,7 @@ _HOMES = {
     "Loader": "dataload.loader.loader",
     "MemorySource": "dataload.sources.memory",
     "Pack": "dataload.collate",
+    "Pad": "dataload.collate",
     "Ragged": "dataload.collate",
     "RandomResizedCrop": "dataload.codecs.crops",
     "RangeSource": "dataload.sources.memory",

@@ -6,11 +6,11 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from dataload._util.arrays import warn_of_padding
 from dataload._util.habits import SaysInstead
 from dataload._util.html import html_table
 from dataload._util.settings import check_count
-from dataload.collate import Collate, Pack, padded_fields
+from dataload.collate import Collate, Pack
+from dataload.collate.pad import warn_of_padding
 from dataload.errors import ClosedSourceError, WorkerError
 from dataload.executors import WorkerLostError
 from dataload.loader.pipeline import StepDelivery
@@ -185,8 +185,10 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
     def _look_at_padding(self, batch: BatchT) -> None:
         """Warn of the padding of the first batch, which workers do not: each would."""
         collate, self._pads = self._pads, None
+        if isinstance(collate, Pack) and collate.row_length is not None:
+            collate.log_fill(batch)
         if isinstance(collate, (Collate, Pack)) and collate.pad_value is None:
-            warn_of_padding(padded_fields(collate, batch), stacklevel=6)
+            warn_of_padding(collate.padded_fields(batch), stacklevel=6)
 
     @abstractmethod
     def _deliver(self) -> StepDelivery | Generator[StepResult]:

@@ -8,11 +8,11 @@ from typing import Any, cast
 
 import numpy as np
 
-from dataload._util.arrays import PadValue, check_pad_value
 from dataload._util.failures import mark_users
 from dataload._util.settings import check_call, setting_error
 from dataload.catalog.fields import require_known, select_fields
-from dataload.collate import Collate, Pack, Policy, default_collate, in_chunks
+from dataload.collate import Collate, Pack, PadValue, Policy, default_collate, in_chunks
+from dataload.collate.pad import check_pad_value
 from dataload.errors import ConfigError, SourceError, closest
 from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.samplers import BatchPlan
@@ -167,6 +167,9 @@ def choose_collate(
         if collate is not None and not isinstance(collate, Pack):
             message = "packed rows are laid out by dataload.Pack: leave collate out, or pass Pack(pad_value=...), got"
             raise ConfigError(f"{message} {collate!r}", key="collate", value=collate)
+        if collate is not None and collate.row_length is not None:
+            message = "the sampler packs rows of its own row_length: leave row_length of Pack out"
+            raise ConfigError(message, key="collate", value=collate)
         return collate or Pack(pad_value)
     if collate is None:
         return default_collate

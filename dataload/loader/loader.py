@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
-from dataload._util.arrays import PadValue
 from dataload._util.fingerprint import identify
 from dataload._util.lazy import renamed
 from dataload._util.settings import Least, MaxBad, Seconds, check_count, check_fields, checked
-from dataload.collate import Policy
-from dataload.errors import WorkerError
+from dataload.collate import Pack, PadValue, Policy
+from dataload.errors import ConfigError, WorkerError
 from dataload.executors import Executor, ExecutorName, WorkerLostError
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration, LoaderBase
@@ -70,7 +69,7 @@ class Loader(LoaderBase[BatchT]):
             its epoch and its own random generator.
         batch_transform: ``f(batch)``, for example `dataload.torch.to_tensors`.
         collate: Makes a batch of samples: a function, or a mapping from fields to policies for shapes that differ
-            (see `Collate`).
+            (see `Collate`, `Pad`); or a `Pack`, which packs the records of a step into rows.
         pad_value: The value with which `collate` or packing fills up; or values by field, such as ``{"labels": -100}``,
             where others get 0. None is 0, with a warning if several integer fields are padded.
 
@@ -156,6 +155,11 @@ class Loader(LoaderBase[BatchT]):
         world_size: Annotated[int, Least(1)] | None = None,
     ) -> None:
         source = loadable(source)
+        if isinstance(collate, Pack) and not isinstance(sampler, PackedBatchSampler):
+            if tail == "pad":
+                message = "rows that are packed within a step have no filler to mark: choose tail='drop' or 'partial'"
+                raise ConfigError(message, key="tail", value=tail)
+            tail = tail or "partial"
         replan = functools.partial(
             plan_batches,
             source,

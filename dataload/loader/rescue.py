@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from dataload._util.randomness import derive_key, hash64
-from dataload.collate import empty_like
+from dataload.collate import Pack, Packing, empty_like
 from dataload.errors import ConfigError, SourceError, message_of, printable
 from dataload.loader.bad_records import BadRecord, shown
 from dataload.loader.failures import StageError, StepTrace, is_for_consumer, step_error
@@ -172,6 +172,10 @@ class Rescue:
     def _collate(self, samples: list[Any], plan: BatchPlan) -> Any:
         """Return the batch of samples: one per row, or a single one that shows the fields if there are no rows."""
         self._trace.enter("collate")
+        pack = self._fetch.collate
+        if not len(plan.indices) and plan.packing is None and isinstance(pack, Pack):
+            none = np.empty(0, np.int64)
+            plan = replace(plan, packing=Packing(none, none, none, (0, pack.row_length or 0)))
         batch = self._fetch.collated(samples, plan)
         if not len(plan.indices) and plan.packing is None:
             batch = _without_rows(batch)

@@ -55,8 +55,7 @@ class BatchPlan:
         good = ~bad
         if self.packing is None:
             return replace(self, indices=self.indices[good], valid=None if self.valid is None else self.valid[good])
-        packing = Packing(*(column[good] for column in self.packing[:3]), shape=self.packing.shape)
-        return replace(self, indices=self.indices[good], packing=packing)
+        return replace(self, indices=self.indices[good], packing=self.packing.only(good))
 
     def filled(self, bad: BoolArray, index: int) -> BatchPlan:
         """Return the plan with record `index` as filler for those marked in `bad`, (records,) bool."""

@@ -2,23 +2,18 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
 from dataload._util.caches import Memo
 from dataload._util.settings import Least, check_settings, setting_error
-from dataload.collate import Packing
+from dataload.collate import Overlong, Packing, Strategy
+from dataload.collate.pack import best_fit, cut_up, first_fit
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlan, BatchPlanner, OverSampler
 from dataload.samplers.common import MAX_LENGTH, ArrayValue, check_record_lengths, check_sampler, records_of, set_fields
 from dataload.types import Int64Array, Sampler
-
-Overlong: TypeAlias = Literal["error", "truncate"]
-"""The treatment of records longer than a row."""
-
-Strategy: TypeAlias = Literal["first-fit", "best-fit"]
-"""The choice of a record's row."""
 
 _COUNTED_AT_ONCE = 2**18  # records
 
@@ -31,6 +26,7 @@ class _Windows(NamedTuple):
     rows: Int64Array  # row of each record in its window
     starts: Int64Array  # offset of each record in its row
     counts: Int64Array  # (windows,), rows per window
+    offsets: Int64Array | None  # of each record's first element in the row; None if all are 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -53,7 +49,8 @@ class PackedBatchSampler(ArrayValue, OverSampler):
         window: Number of records that are packed together. A larger window fills rows better.
         strategy: ``"first-fit"`` puts each record into the first row with room for it. ``"best-fit"`` takes the longest
             records of a window first, and puts each into the row that it fills best, which leaves less filler.
-        overlong: Whether a record longer than a row is an ``"error"`` or is cut off (``"truncate"``).
+        overlong: Whether a record longer than a row is an ``"error"``, is cut off (``"truncate"``), or is cut into
+            pieces (``"split"``), each of which is a record of its own, in the same window.
 
     Raises:
         ConfigError: Lengths are fewer than records, a length is negative, a record is longer than a row and
@@ -85,7 +82,9 @@ class PackedBatchSampler(ArrayValue, OverSampler):
         longest = int(lengths.max(initial=0))
         if self.overlong == "error" and longest > self.row_length:
             record = int(lengths.argmax())
-            rule = f"must be at least {longest}, the length of record {record}, unless overlong is 'truncate'"
+            rule = (
+                f"must be at least {longest}, the length of record {record}, unless overlong is 'truncate' or 'split'"
+            )
             raise setting_error("row_length", self.row_length, rule)
 
     @property
@@ -133,6 +132,7 @@ class PackedBatchSampler(ArrayValue, OverSampler):
                 starts=packed.starts.ravel()[chosen],
                 lengths=packed.lengths.ravel()[chosen],
                 shape=(rows, self.row_length),
+                offsets=None if packed.offsets is None else packed.offsets.ravel()[chosen],
             )
             valid = inside[i] if self.tail == "pad" else None
             plans.append(BatchPlan(step, packed.indices.ravel()[chosen], valid, packing))
@@ -157,53 +157,22 @@ class PackedBatchSampler(ArrayValue, OverSampler):
         indices = np.zeros(positions.shape, np.int64)
         indices[present] = self.sampler.indices(positions[present], epoch=epoch)
         lengths = np.where(present, np.asarray(self.lengths)[indices], -1)
+        offsets: Int64Array | None = None
+        if self.overlong == "split":
+            indices, lengths, offsets = _split(indices, lengths, self.row_length)
         fit = first_fit if self.strategy == "first-fit" else best_fit
-        return _Windows(indices, lengths, *fit(np.minimum(lengths, self.row_length), self.row_length))
+        sizes = np.minimum(lengths if offsets is None else lengths - offsets, self.row_length)
+        return _Windows(indices, lengths, *fit(sizes, self.row_length), offsets)
 
 
-def first_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Pack lists of records, (lists, records) int64, each into the first row with room for it; below 0 is none."""
-    # Returns the row of each record, its offset in that row, and the number of rows per list, (lists,) int64.
-    return _fit(lengths, row_length, fullest=False)
-
-
-def best_fit(lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
-    """Pack like `first_fit`, but from the longest record on, each into the fullest row with room for it."""
-    longest = np.argsort(-lengths, axis=1, kind="stable")
-    found, _, counts = _fit(np.take_along_axis(lengths, longest, axis=1), row_length, fullest=True)
-    rows = np.empty_like(found)
-    np.put_along_axis(rows, longest, found, axis=1)
-    by_row = np.argsort(rows, axis=1, kind="stable")
-    begins = np.diff(np.take_along_axis(rows, by_row, axis=1), axis=1, prepend=-1) > 0
-    # Records lie one after the other; a row's first tells where it begins.
-    sizes = np.take_along_axis(np.maximum(lengths, 0), by_row, axis=1)
-    ends = np.cumsum(sizes, axis=1)
-    within = ends - sizes - np.maximum.accumulate(np.where(begins, ends - sizes, 0), axis=1)
-    starts = np.empty_like(rows)
-    np.put_along_axis(starts, by_row, within, axis=1)
-    each = np.arange(len(rows))[:, None]
-    firsts = np.full((len(rows), int(rows.max(initial=0)) + 1), lengths.shape[1])
-    np.minimum.at(firsts, (each, rows), np.arange(lengths.shape[1]))
-    numbers = np.argsort(np.argsort(firsts, axis=1, kind="stable"), axis=1)
-    return numbers[each, rows], starts, counts
-
-
-def _fit(lengths: Int64Array, row_length: int, *, fullest: bool) -> tuple[Int64Array, Int64Array, Int64Array]:
-    lists, records = lengths.shape
-    rows, starts = np.zeros_like(lengths), np.zeros_like(lengths)
-    counts = np.zeros(lists, np.int64)
-    room = np.full((lists, 8), row_length, np.int32)
-    each = np.arange(lists)
-    # Packing is sequential in the records, but all lists advance together.
-    for i in range(records):
-        open_rows = int(counts.max(initial=0)) + 1
-        if open_rows > room.shape[1]:
-            room = np.concatenate([room, np.full_like(room, row_length)], axis=1)
-        need = lengths[:, i]
-        left = room[:, :open_rows]
-        fits = left >= need[:, None]
-        row = (np.where(fits, left, row_length + 1).argmin if fullest else fits.argmax)(axis=1)
-        rows[:, i], starts[:, i] = row, row_length - room[each, row]
-        room[each, row] -= np.maximum(need, 0).astype(np.int32)
-        counts = np.maximum(counts, np.where(need >= 0, row + 1, 0))
-    return rows, starts, counts
+def _split(indices: Int64Array, lengths: Int64Array, row_length: int) -> tuple[Int64Array, Int64Array, Int64Array]:
+    """Return indices, lengths and offsets of the pieces of the records of each window."""
+    numbers, offsets = cut_up(lengths.ravel(), row_length)
+    windows = numbers // lengths.shape[1]
+    counts = np.bincount(windows, minlength=len(lengths))
+    place = windows, np.arange(len(numbers)) - (np.cumsum(counts) - counts)[windows]
+    shape = len(lengths), int(counts.max(initial=0))
+    pieces = np.zeros(shape, np.int64), np.full(shape, -1), np.zeros(shape, np.int64)
+    for piece, values in zip(pieces, (indices.ravel()[numbers], lengths.ravel()[numbers], offsets), strict=True):
+        piece[place] = values
+    return pieces

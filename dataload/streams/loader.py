@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from dataload._util.arrays import PadValue
 from dataload._util.lazy import renamed
 from dataload._util.settings import Least, Seconds, checked, setting_error
-from dataload.collate import Policy
+from dataload.collate import Pack, PadValue, Policy
 from dataload.errors import ConfigError, SourceError, WorkerError
 from dataload.executors import ExecutorName, WorkerLostError
 from dataload.loader.base import EpochIteration, LoaderBase
@@ -169,6 +168,8 @@ class MultiStreamLoader(LoaderBase[Any]):
         self._rank, self._world_size = rank_and_world_size(rank, world_size)
         order = SequenceOrder(len(sequences), batch_size * self._world_size, mode, shuffle, seed)
         _check_epochs(order, tail, epochs)
+        if isinstance(collate, Pack):
+            raise setting_error("collate", collate, "must keep the rows of a step, as packing does not")
         self._make_batch = BatchMaker(
             rows=self._size,
             chunk=chunk,

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 import pytest
 
-from dataload.collate import Collate, Ragged, default_collate, empty_like, scatter_columns
+from dataload.collate import Collate, Pad, Ragged, default_collate, empty_like, scatter_columns
 from dataload.errors import ConfigError
 from dataload.testing.compare import difference, overwrite
 
@@ -156,7 +156,11 @@ def test_what_a_policy_cannot_bridge_is_named(policy, values, message):
     ("policy", "key", "message"),
     [
         ("padd", "collate.x", r"collate policy of field 'x' is 'padd': did you mean 'pad'\? Known: list, pad"),
-        ({"pda": 3}, "collate.x", r'collate.x must be a policy, or \{"pad": lengths\}; got \{\'pda\': 3\}'),
+        (
+            {"pda": 3},
+            "collate.x",
+            r'collate.x must be a policy, or \{"pad": lengths\}, optionally with .*; got \{\'pda\': 3\}',
+        ),
         ({"pad": 0}, "collate.x.pad", "collate.x.pad must be an integer >= 1, got 0"),
         ({"pad": True}, "collate.x.pad", "collate.x.pad must be an integer >= 1, got True"),
         ({"pad": [4, 2]}, "collate.x.pad", r"collate.x.pad must be an integer >= 1 or ascending .*, got \[4, 2\]"),
@@ -243,6 +247,59 @@ def test_a_pad_value_must_fit_the_dtype(dtype, value, limits):
     with pytest.raises(ConfigError, match=told):
         Collate({"t": "pad"}, pad_value={"t": value})([{"t": np.ones(2, dtype)}])
     assert np.isnan(Collate({"t": "pad"}, pad_value=np.nan)([{"t": np.ones(n, F32)} for n in (1, 2)])["t"][0, 1])
+
+
+CHAT = [{"ids": np.arange(1, 4), "labels": np.arange(1, 4), "x": 1}, {"ids": np.array([9]), "labels": [7], "x": 2}]
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (Pad(-1), [[1, 2, 3], [9, -1, -1]]),
+        (Pad(-1, side="left"), [[1, 2, 3], [-1, -1, 9]]),
+        (Pad(-1, to=4), [[1, 2, 3, -1], [9, -1, -1, -1]]),
+        (Pad(-1, to=[2, 5], side="left"), [[-1, -1, 1, 2, 3], [-1, -1, -1, -1, 9]]),
+        (Pad(-1, max_length=2), [[1, 2], [9, -1]]),
+        (Pad(-1, max_length=2, truncation_side="left"), [[2, 3], [9, -1]]),
+        (Pad(-1, max_length=2, to=[4]), [[1, 2, -1, -1], [9, -1, -1, -1]]),
+        ({"pad": 4, "value": -1, "side": "left", "max_length": 2}, [[-1, -1, 1, 2], [-1, -1, -1, 9]]),
+    ],
+)
+def test_each_field_has_its_own_padding(rule, expected):
+    batch = Collate({"ids": rule, "labels": Pad(-100)})(CHAT)
+    equal(batch, {"ids": np.array(expected), "labels": np.array([[1, 2, 3], [7, -100, -100]]), "x": np.array([1, 2])})
+    nested = Collate({"a.ids": rule})([{"a": {"ids": sample["ids"]}} for sample in CHAT])
+    equal(nested, {"a": {"ids": np.array(expected)}})
+
+
+def test_the_side_is_that_of_the_first_axis():
+    batch = Collate({"0": Pad(-1, side="left")})([(np.ones((2, 1), np.int8),), (np.full((1, 2), 2, np.int8),)])
+    assert batch[0].tolist() == [[[1, -1], [1, -1]], [[-1, -1], [2, 2]]]
+    objects = Collate({"x": Pad(0)})([{"x": np.array([None, "a"])}, {"x": np.array(["b"], object)}])
+    assert objects["x"].tolist() == [[None, "a"], ["b", 0]]
+    equal(Collate({"x": Pad(0)})([{"x": np.empty(0, F32)}] * 2), {"x": np.empty((2, 0), F32)})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"value": None}, "value must be a number, got None"),
+        ({"to": 0}, "to must be an integer >= 1, got 0"),
+        ({"to": [4, 2]}, "to must be an integer >= 1 or ascending lengths"),
+        ({"side": "both"}, "side is 'both': Known: left, right"),
+        ({"max_length": 0}, "max_length must be an integer >= 1"),
+        ({"truncation_side": "start"}, "truncation_side is 'start'"),
+    ],
+)
+def test_wrong_settings_of_pad(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Pad(**settings)
+
+
+def test_a_label_of_minus_100_does_not_fit_an_unsigned_field():
+    told = "pad_value of field 'labels' is -100, but its dtype uint16 holds 0 to 65535: choose a number that fits, or"
+    with pytest.raises(ConfigError, match=told):
+        Collate({"labels": Pad(-100)})([{"labels": np.ones(n, np.uint16)} for n in (1, 2)])
 
 
 def test_collate_is_a_value():

@@ -1,9 +1,11 @@
 """Pack: records laid out in rows, with segment ids and positions."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from dataload import ConfigError, Pack
+from dataload import ConfigError, Loader, Pack, WorkerError
 from dataload.collate import Packing
 
 
@@ -85,3 +87,115 @@ def test_pad_values_of_packed_rows_by_field():
         Pack({"lables": -100})(samples, rows)
     with pytest.raises(ConfigError, match="pad_value of field 'labels' is 40000, but its dtype int16"):
         Pack(40000)([{"labels": np.arange(3, dtype=np.int16)}], rows)
+
+
+def rows_of(batch, name="t"):
+    """The records in each row of a batch, in the order of the rows."""
+    ids = [np.arange(1, segments.max() + 1) for segments in batch["segment_ids"]]
+    each = zip(batch[name], batch["segment_ids"], ids, strict=True)
+    return [[values[segments == number].tolist() for number in numbers] for values, segments, numbers in each]
+
+
+def test_what_varlen_attention_takes():
+    samples = [{"t": np.arange(n)} for n in (3, 1, 2, 4)]
+    batch = Pack(-1, varlen=True)(samples, packing([0, 0, 1, 2], [0, 3, 0, 0], [3, 1, 2, 4], (4, 4)))
+    # Rows 1 and 3 end with padding, which is a sequence, too.
+    assert batch["cu_seqlens"].tolist() == [0, 3, 4, 6, 8, 12, 16]
+    assert (batch["cu_seqlens"].dtype, type(batch["max_seqlen"]), batch["max_seqlen"]) == (np.int32, int, 4)
+    assert batch["seq_idx"].tolist() == [[0, 0, 0, 1], [0, 0, 1, 1], [0] * 4, [0] * 4]
+    assert batch["seq_idx"].dtype == np.int32
+    flat, bounds = batch["position_ids"].ravel(), batch["cu_seqlens"].tolist()
+    for begin, end in pairwise(bounds):
+        assert flat[begin:end].tolist() in ([*range(end - begin)], [0] * (end - begin))
+    with pytest.raises(ConfigError, match="packing adds 'seq_idx', and the samples have a field of that name"):
+        Pack(0, varlen=True)([{"seq_idx": np.arange(1)}], packing([0], [0], [1], (1, 4)))
+
+
+def test_pieces_of_a_record_stand_in_their_places():
+    samples = [{"t": np.arange(5)}, {"t": np.arange(5)}, {"t": np.array([7])}]
+    pieces = packing([0, 1, 1], [0, 0, 2], [5, 5, 1], (2, 3))._replace(offsets=np.array([0, 3, 0]))
+    batch = Pack(-1)(samples, pieces)
+    assert batch["t"].tolist() == [[0, 1, 2], [3, 4, 7]]
+    assert batch["position_ids"].tolist() == [[0, 1, 2], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("pack", "lengths", "expected"),
+    [
+        (Pack(0, row_length=5), [4, 2, 3, 1], [[4, 1], [2, 3]]),
+        (Pack(0), [4, 2], [[4, 2]]),
+        (Pack(0, row_length=3, overlong="truncate"), [5, 1], [[3], [1]]),
+        (Pack(0, row_length=3, overlong="split"), [5, 1, 7], [[3], [2, 1], [3], [3], [1]]),
+        (Pack(0, row_length=3, overlong="split"), [0, 3], [[0, 3]]),
+    ],
+)
+def test_a_step_is_packed_by_itself(pack, lengths, expected):
+    samples = [{"t": np.arange(n) + 10 * i, "label": np.full(n, i)} for i, n in enumerate(lengths)]
+    batch = pack(samples)
+    found = rows_of(batch)
+    assert [[len(record) for record in row] for row in found] == expected
+    pieces = [piece for row in found for piece in row if piece]
+    whole = [value for sample in samples for value in sample["t"].tolist()]
+    if pack.overlong != "truncate":
+        assert sorted(value for piece in pieces for value in piece) == whole
+    for piece in pieces:
+        assert piece == [*range(piece[0], piece[0] + len(piece))]
+    assert batch["t"].shape == (len(expected), pack.row_length or sum(lengths))
+    assert rows_of(batch, "label") == [[[value // 10 for value in piece] for piece in row] for row in found]
+
+
+def test_a_record_longer_than_a_row_and_one_without_length_are_refused():
+    with pytest.raises(ConfigError, match="row_length must be at least 5, the length of a record, unless overlong is"):
+        Pack(row_length=4)([np.arange(5)])
+    with pytest.raises(ConfigError, match="cannot pack record 1 of the step: its first field is no sequence"):
+        Pack()([{"x": np.arange(2)}, {"x": 3}])
+    with pytest.raises(ConfigError, match="row_length must be an integer >= 1"):
+        Pack(row_length=0)
+
+
+SOURCE = [{"t": np.full(1 + i % 4, i)} for i in range(22)]
+
+
+def test_the_loader_packs_within_steps_and_says_how_full_the_rows_are(caplog):
+    loader = Loader(SOURCE, batch_size=8, shuffle=True, collate=Pack(0, row_length=6), seed=3)
+    with caplog.at_level("WARNING", "dataload"):
+        batches = list(loader)
+    share = np.count_nonzero(batches[0]["segment_ids"]) / batches[0]["segment_ids"].size
+    assert share < 0.95
+    (message,) = caplog.messages
+    assert message.startswith(f"packing within a step fills {share:.1%} of {len(batches[0]['t'])} rows of 6: measure")
+    records = [record for batch in batches for row in rows_of(batch) for record in row]
+    assert sorted(record[0] for record in records) == [*range(22)]
+    assert all(len(record) == 1 + record[0] % 4 for record in records)
+    assert len(batches) == 3
+    with Loader(SOURCE, batch_size=8, shuffle=True, collate=Pack(0, row_length=6), seed=3, num_workers=2) as other:
+        for batch, again in zip(batches, other, strict=True):
+            assert all((batch[name] == again[name]).all() for name in batch)
+
+
+def test_ranks_pack_their_own_records_and_may_have_none():
+    def served(rank):
+        packed = Pack(0, row_length=6, varlen=True)
+        return list(Loader(SOURCE[:5], batch_size=2, collate=packed, rank=rank, world_size=2))
+
+    ranks = [served(rank) for rank in (0, 1)]
+    assert [[len(batch["t"]) for batch in rank] for rank in ranks] == [[1, 1], [1, 0]]
+    empty = ranks[1][1]
+    assert (empty["t"].shape, empty["cu_seqlens"].tolist(), empty["max_seqlen"]) == ((0, 6), [0], 0)
+    with pytest.raises(ConfigError, match="packed within a step have no filler to mark: choose tail='drop'"):
+        Loader(SOURCE, batch_size=2, collate=Pack(row_length=6), tail="pad")
+
+
+def test_bad_records_are_left_out_of_packed_steps():
+    def broken(sample):
+        if sample["t"][0] in (1, 6):
+            raise ValueError("broken")
+        return sample
+
+    skipping = Loader(
+        SOURCE, batch_size=11, transform=broken, collate=Pack(0, row_length=8), on_error="skip", max_bad=2
+    )
+    records = [record for batch in skipping for row in rows_of(batch) for record in row]
+    assert sorted(record[0] for record in records) == sorted({*range(22)} - {1, 6})
+    with pytest.raises(WorkerError, match="broken"):
+        list(Loader(SOURCE, batch_size=11, transform=broken, collate=Pack(0, row_length=8)))

@@ -4,6 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dataload import Pack
 from dataload.samplers import GlobalShuffle, PackedBatchSampler
 
 
@@ -105,3 +106,35 @@ def test_rows_are_well_filled_and_better_so_with_a_larger_window():
     assert fill(16) < fill(128) < fill(1024)
     assert fill(1024) > 0.98
     assert 1 - fill(1024, "best-fit") < (1 - fill(1024)) / 2
+
+
+@given(
+    lengths=st.lists(st.integers(0, 25), min_size=1, max_size=40),
+    window=st.integers(1, 12),
+    strategy=st.sampled_from([*PLAIN]),
+    world_size=st.integers(1, 2),
+)
+def test_long_records_are_split_into_pieces_that_all_are_served(lengths, window, strategy, world_size):
+    lengths, served = np.array(lengths), []
+    sampler = GlobalShuffle(len(lengths), seed=0)
+    settings = {"row_length": 10, "batch_size": 3, "window": window, "strategy": strategy, "overlong": "split"}
+    source = [{"t": np.arange(n) + 100 * i} for i, n in enumerate(lengths.tolist())]
+    for rank in range(world_size):
+        planner = PackedBatchSampler(sampler=sampler, lengths=lengths, rank=rank, world_size=world_size, **settings)
+        plans = planner.plans(range(planner.steps(0)), epoch=0)
+        for plan in plans:
+            batch = Pack(-1)([source[index] for index in plan.indices] or source[:1], plan.packing)
+            assert batch["t"].shape == plan.packing.shape
+            served += batch["t"][batch["segment_ids"] > 0].tolist()
+            # A piece is at most a row; a step without records keeps its shape.
+            assert (plan.packing.sizes + plan.packing.starts <= 10).all()
+            dropped = plan.without(np.arange(len(plan.indices)) % 2 == 0)
+            assert dropped.packing.offsets.tolist() == plan.packing.offsets[1::2].tolist()
+    assert sorted(served) == [value for record in source for value in record["t"].tolist()]
+    # In a window, records follow each other, so a plain loop over their pieces gives the same rows.
+    order = sampler.indices(np.arange(len(lengths)), epoch=0)
+    rows = 0
+    for first in range(0, len(order), window):
+        sizes = [min(10, n - at) for n in lengths[order[first : first + window]] for at in range(0, max(n, 1), 10)]
+        rows += len(PLAIN[strategy](sizes, 10))
+    assert planner.items(0) == rows

@@ -1,0 +1,200 @@
+"""Samples stacked into a batch, field by field."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import itemgetter
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import numpy as np
+
+from dataload._util.arrays import stack_alike
+from dataload._util.settings import setting_error
+from dataload.collate.columns import describe_field, join, like, map_columns, ragged, unequal
+from dataload.collate.pad import Pad, PadValue, check_pad_value, check_padded_lengths, fill_of, pad, warn_of_padding
+from dataload.errors import ConfigError, closest
+from dataload.types import Array, Batch
+
+PolicyName: TypeAlias = Literal["stack", "pad", "ragged", "list"]
+Policy: TypeAlias = PolicyName | Mapping[str, int | float | str | Sequence[int]] | Pad
+"""Treatment of a field whose values differ in shape; `stack` refuses them. See `Collate`."""
+
+_PAD_SETTINGS = ("value", "side", "max_length", "truncation_side")
+
+
+@dataclass(frozen=True, slots=True)
+class Collate:
+    """Stacks samples into a batch, field by field.
+
+    Arrays and numbers of equal shape become one array of shape ``(rows, *shape)``. Dicts and tuples are collated
+    inside. Bytes, text, lists and other objects become a list; `pad` and `ragged` make arrays of lists. No samples give
+    ``{}``.
+
+    Attributes:
+        policies: What to do if the shapes of a field differ, by field name. `pad` fills up with `pad_value` and adds
+            the true lengths as ``<field>_length``, (rows,) int64; `ragged` gives a `Ragged`; `list` gives a list.
+            ``{"pad": 64}`` pads the first axis to a multiple of 64, and ``{"pad": [128, 256, 512]}`` to the first of
+            these lengths that is enough, so that batches have few distinct shapes. A `Pad` has its own value, side
+            and maximum, and adds no lengths; ``{"pad": 64, "value": -100}`` is ``Pad(to=64, value=-100)``, for configs.
+        pad_value: The value that `pad` fills up with, or values by field: ``{"labels": -100}``, where others get 0.
+            None is 0, with a warning if more than one integer field is padded.
+
+    Raises:
+        ConfigError: A policy is unknown; or, when called, the samples have different fields, or shapes or dtypes that
+            their policy does not allow, a value is longer than all lengths to pad to, or `pad_value` does not fit.
+    """
+
+    policies: Mapping[str, Policy] = field(default_factory=dict[str, Policy])
+    pad_value: PadValue | None = None
+
+    def __post_init__(self) -> None:
+        checked = {name: _check_policy(policy, name) for name, policy in self.policies.items()}
+        object.__setattr__(self, "policies", checked)
+        check_pad_value(self.pad_value, [name for name, policy in checked.items() if _adds_lengths(policy)])
+
+    def __call__(self, samples: Sequence[Any]) -> Any:
+        """Return the batch of `samples`, in their order."""
+        batch = self._collate(list(samples), "") if samples else {}
+        if self.policies and self.pad_value is None:
+            warn_of_padding(self.padded_fields(batch), stacklevel=2)
+        return batch
+
+    def padded_fields(self, batch: Any) -> dict[str, str]:
+        """Return the dtypes of the fields of a batch that `pad_value` has filled up."""
+        found: dict[str, str] = {}
+        map_columns(batch, lambda column, name: found.update({name: str(getattr(column, "dtype", ""))}))
+        return {name: found[name] for name, policy in self.policies.items() if _adds_lengths(policy) and name in found}
+
+    def _collate(self, samples: list[Any], name: str) -> Any:
+        first = samples[0]
+        if isinstance(first, Mapping):
+            return self._collate_dicts(samples, name)
+        if isinstance(first, tuple):
+            return self._collate_tuples(cast("list[tuple[Any, ...]]", samples), name)
+        policy = self.policies.get(name, "stack")
+        if policy == "list" or isinstance(first, (bytes, str, bytearray, memoryview)):
+            return samples
+        if policy != "stack":
+            arrays = _comparable([np.asarray(value) for value in samples], name, policy)
+            if policy == "ragged":
+                return ragged(arrays)
+            own = isinstance(policy, Pad)
+            rule = policy if own else Pad(to=cast("int", policy["pad"]) if isinstance(policy, Mapping) else 1)
+            value = fill_of(rule.value if own else self.pad_value, name, arrays[0].dtype)
+            return pad(rule.cut(arrays), value, rule, name)
+        return _stack(samples, name)
+
+    def _collate_dicts(self, samples: list[Mapping[str, Any]], name: str) -> Batch:
+        first = samples[0]
+        batch: Batch = {}
+        for key, values in _columns(samples, name).items():
+            path = join(name, key)
+            batch[key] = self._collate(values, path)
+            if _adds_lengths(self.policies.get(path)):
+                if f"{key}_length" in first:
+                    raise ConfigError(
+                        f"padding field {path!r} adds the true lengths as {key}_length, a field that exists: rename it",
+                        key=path,
+                    )
+                batch[f"{key}_length"] = np.array([len(sample[key]) for sample in samples], np.int64)
+        return batch
+
+    def _collate_tuples(self, samples: list[tuple[Any, ...]], name: str) -> tuple[Any, ...]:
+        lengths = {len(sample) for sample in samples}
+        if len(lengths) > 1:
+            raise ConfigError(f"samples are tuples of different lengths: {sorted(lengths)}", key=name or None)
+        columns = zip(*samples, strict=True)
+        batch = [self._collate(list(column), join(name, i)) for i, column in enumerate(columns)]
+        return like(samples[0], batch)
+
+
+default_collate: Collate = Collate()
+
+
+def _adds_lengths(policy: Policy | None) -> bool:
+    """Return whether a policy is `pad`, alone or with lengths to pad to."""
+    return policy == "pad" or isinstance(policy, Mapping)
+
+
+def _check_policy(policy: Any, name: str) -> Policy:
+    """Return the policy of a field, with the lengths to pad to as a tuple."""
+    key = f"collate.{name}"
+    if isinstance(policy, Pad):
+        return policy
+    if isinstance(policy, Mapping):
+        given = cast("Mapping[Any, Any]", policy)
+        settings = {name: value for name, value in given.items() if name != "pad"}
+        if "pad" not in given or settings.keys() - {*_PAD_SETTINGS}:
+            rule = f'must be a policy, or {{"pad": lengths}}, optionally with {", ".join(_PAD_SETTINGS)}'
+            raise setting_error(key, policy, rule)
+        lengths = check_padded_lengths(f"{key}.pad", given["pad"])
+        return Pad(to=lengths, **settings) if settings else {"pad": lengths}
+    if policy not in get_args(PolicyName):
+        message = f"collate policy of field {name!r} is {policy!r}: {closest(policy, get_args(PolicyName))}"
+        raise ConfigError(message, key=key, value=policy)
+    return policy
+
+
+def _columns(samples: list[Mapping[str, Any]], name: str) -> dict[str, list[Any]]:
+    """Return the values of each field; all samples must have the fields of the first."""
+    first = samples[0]
+    if set(map(type, samples)) == {dict} and set(map(len, samples)) == {len(first)}:
+        try:  # as many fields, and those of the first among them
+            return {key: list(map(itemgetter(key), samples)) for key in first}
+        except KeyError:
+            pass
+    for row, sample in enumerate(samples):
+        if sample.keys() != first.keys():
+            differing = sorted(map(str, sample.keys() ^ first.keys()))
+            raise ConfigError(
+                f"samples in rows 0 and {row} have different fields ({', '.join(differing)} only in one): "
+                "choose common ones with fields=[...]",
+                key=name or None,
+            )
+    return {key: [sample[key] for sample in samples] for key in first}
+
+
+def _stack(values: list[Any], name: str) -> Any:
+    if isinstance(values[0], (bool, int, float)):
+        kinds = {type(value) for value in values}
+        if kinds == {int, float}:
+            return np.array(values, np.float64)  # JSON writes 1 for 1.0
+        if len(kinds) > 1:
+            row = next(row for row, value in enumerate(values) if type(value) is not type(values[0]))
+            raise unequal(name, 0, type(values[0]).__name__, row, type(values[row]).__name__)
+        return np.array(values)
+    if not (isinstance(values[0], (np.ndarray, np.generic)) or hasattr(values[0], "__array__")):
+        return values  # objects of the user's own classes
+    stacked = stack_alike(values)
+    if stacked is not None:
+        return stacked
+    arrays = [np.asarray(value) for value in values]
+    first = arrays[0]
+    for row, array in enumerate(arrays):
+        if array.shape != first.shape or array.dtype != first.dtype:
+            raise unequal(name, 0, _describe(first), row, _describe(array))
+    return np.stack(arrays)
+
+
+def _comparable(arrays: list[Array], name: str, policy: Policy) -> list[Array]:
+    """Return the arrays in their common dtype, or raise if they differ in more than `policy` allows."""
+    # An empty Python list became float64, which says nothing about the dtype.
+    first = next((array for array in arrays if array.size), arrays[0])
+    fixed = 1 if policy == "ragged" else first.ndim  # axes from here on must agree
+    what = f"cannot collate {describe_field(name)} by {'ragged' if policy == 'ragged' else 'pad'!r}"
+    for row, array in enumerate(arrays):
+        if array.ndim == 0:
+            raise ConfigError(f"{what}: row {row} is {_describe(array)}, which has no axis", key=name or None)
+        unlike = array.ndim != first.ndim or array.shape[fixed:] != first.shape[fixed:]
+        if unlike or (array.size and array.dtype != first.dtype):
+            other = next(i for i, candidate in enumerate(arrays) if candidate is first)
+            may = "along the first axis" if policy == "ragged" else "in their extents"
+            raise ConfigError(
+                f"{what}: row {other} is {_describe(first)}, row {row} is {_describe(array)}; arrays may differ only "
+                f"{may}",
+                key=name or None,
+            )
+    return [array.astype(first.dtype, copy=False) for array in arrays]
+
+
+def _describe(array: Array) -> str:
+    return f"{array.dtype} {array.shape}"

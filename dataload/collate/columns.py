@@ -1,0 +1,154 @@
+"""Columns of batches: joined, split and emptied."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from dataload._util.arrays import pooled_empty
+from dataload.errors import ConfigError
+from dataload.types import Array, Batch, BytesColumn, Int64Array
+
+
+class Ragged(NamedTuple):
+    """Values of different lengths, one after another in one array.
+
+    Attributes:
+        values: (total, *shape), the values of all rows along the first axis.
+        offsets: (rows + 1,) int64; row i is ``values[offsets[i]:offsets[i + 1]]``.
+    """
+
+    values: Array
+    offsets: Int64Array
+
+
+def ragged(arrays: Sequence[Array]) -> Ragged:
+    """Return arrays one after another along the first axis, with their offsets."""
+    lengths = [array.shape[0] if array.ndim else 1 for array in arrays]
+    offsets = np.zeros(len(arrays) + 1, np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return Ragged(np.concatenate([np.atleast_1d(array) for array in arrays]), offsets)
+
+
+def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Batch:
+    """Return one batch from `pieces`: row numbers, (k,) int64, and columns. Every row is in exactly one piece."""
+    out: Batch = {}
+    nested: dict[str, list[tuple[Int64Array, Batch]]] = {}
+    lazy: dict[str, list[tuple[Int64Array, BytesColumn]]] = {}
+    first_row = 0
+    for where, batch in pieces:
+        if not out:
+            first_row = int(where[0])
+            out = {name: _column_like(column, rows) for name, column in batch.items()}
+        if batch.keys() != out.keys():
+            differing = ", ".join(sorted(batch.keys() ^ out.keys()))
+            raise ConfigError(
+                f"rows {first_row} and {int(where[0])} have different fields ({differing} only in one): "
+                "choose common ones with fields=[...]"
+            )
+        for name, column in batch.items():
+            target = out[name]
+            if isinstance(target, list) and isinstance(column, BytesColumn):
+                lazy.setdefault(name, []).append((where, column))
+            elif isinstance(target, list) and isinstance(column, list):
+                for row, value in zip(where.tolist(), cast("list[Any]", column), strict=True):
+                    target[row] = value
+            elif isinstance(target, dict) and isinstance(column, dict):
+                nested.setdefault(name, []).append((where, cast("Batch", column)))
+            elif (
+                isinstance(target, (list, dict))
+                or isinstance(column, (list, dict, BytesColumn))
+                or column.shape[1:] != target.shape[1:]
+                or column.dtype != target.dtype
+            ):
+                raise unequal(name, first_row, _kind(target), int(where[0]), _kind(column))
+            else:
+                target[where] = column
+    for name, parts in lazy.items():
+        if sum(len(column) for _, column in parts) == rows:
+            out[name] = BytesColumn.scattered(parts, rows)
+            continue
+        for where, column in parts:  # other pieces are lists
+            for row, value in zip(where.tolist(), column, strict=True):
+                out[name][row] = value
+    return {**out, **{name: scatter_columns(parts, rows) for name, parts in nested.items()}}
+
+
+def _kind(column: Any) -> str:
+    return "not an array" if isinstance(column, (list, dict, BytesColumn)) else f"{column.dtype} {column.shape[1:]}"
+
+
+def _column_like(column: Any, rows: int) -> Any:
+    if isinstance(column, (list, BytesColumn)):
+        return [None] * rows
+    if isinstance(column, dict):
+        return {}
+    make = np.empty if column.dtype.hasobject else pooled_empty
+    return make((rows, *column.shape[1:]), column.dtype)
+
+
+def empty_like(batch: Any) -> Any:
+    """Return a batch without rows, with the fields, dtypes and shapes of `batch`."""
+
+    def empty(column: Any, _: str) -> Any:
+        return Ragged(column.values[:0], np.zeros(1, np.int64)) if isinstance(column, Ragged) else column[:0]
+
+    return map_columns(batch, empty)
+
+
+def in_chunks(batch: Any, rows: int, chunk: int, *, strict: bool = True) -> Any:
+    """Split the first axis, of ``rows * chunk`` values, in two; any other value is left as it is if not `strict`."""
+    records = rows * chunk
+
+    def split(column: Any, name: str) -> Any:
+        if isinstance(column, (list, BytesColumn)) and len(cast("Sequence[Any]", column)) == records:
+            return [column[start : start + chunk] for start in range(0, records, chunk)]
+        array = cast("Any", column)
+        shape = tuple(getattr(array, "shape", ()))
+        if shape[:1] == (records,):
+            return array.reshape((rows, chunk, *shape[1:]))
+        if not strict:
+            return column
+        found = type(column).__name__ + (f" of shape {shape}" if shape else "") + (f" for {name!r}" if name else "")
+        raise ConfigError(
+            f"chunks of {chunk} records need arrays, tensors or lists of {records} values from collate, got {found}: "
+            "use chunk=1, or a policy other than 'ragged'",
+            key="chunk",
+            value=chunk,
+        )
+
+    return map_columns(batch, split)
+
+
+def map_columns(batch: Any, function: Callable[[Any, str], Any], name: str = "") -> Any:
+    """Return a batch with each column replaced by ``function(column, name)``; names of nested fields have dots."""
+    if isinstance(batch, Mapping):
+        columns = cast("Mapping[str, Any]", batch).items()
+        return {key: map_columns(column, function, join(name, key)) for key, column in columns}
+    if isinstance(batch, tuple) and not isinstance(batch, Ragged):
+        return like(batch, [map_columns(column, function, join(name, i)) for i, column in enumerate(batch)])
+    return function(batch, name)
+
+
+def join(name: str, key: object) -> str:
+    """Return the path of a field in another."""
+    return f"{name}.{key}" if name else str(key)
+
+
+def like(original: tuple[Any, ...], values: list[Any]) -> Any:
+    """Return `values` as a tuple, or as a named tuple of the same class."""
+    return getattr(type(original), "_make", tuple)(values)
+
+
+def unequal(name: str, row: int, one: str, other_row: int, other: str) -> ConfigError:
+    """Return the error for values of a field that do not stack."""
+    return ConfigError(
+        f"cannot stack {describe_field(name)}: row {row} is {one}, row {other_row} is {other}; "
+        "set a collate policy for it: pad, ragged or list",
+        key=name or None,
+    )
+
+
+def describe_field(name: str) -> str:
+    """Return a field's name for messages."""
+    return f"field {name!r}" if name else "the samples"

@@ -47,7 +47,7 @@ class Collate:
     pad_value: PadValue | None = None
 
     def __post_init__(self) -> None:
-        checked = {name: _check_policy(policy, name) for name, policy in self.policies.items()}
+        checked: dict[str, Policy] = {name: _check_policy(policy, name) for name, policy in self.policies.items()}
         object.__setattr__(self, "policies", checked)
         check_pad_value(self.pad_value, [name for name, policy in checked.items() if _adds_lengths(policy)])
 

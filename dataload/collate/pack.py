@@ -21,6 +21,8 @@ Strategy: TypeAlias = Literal["first-fit", "best-fit"]
 
 _log = logging.getLogger("dataload")
 _WELL_FILLED = 0.95
+_IGNORED = -100
+"""The label that losses leave out."""
 
 
 class Packing(NamedTuple):
@@ -68,7 +70,9 @@ class Pack:
     - ``seq_idx``: ``(rows, row_length)`` int32, the number of the sequence in its row, from 0.
 
     Attributes:
-        pad_value: The value of padding, or values by field; see `Collate`.
+        pad_value: The value of padding, or values by field; see `Collate`. Fields of integers that are padded with
+            -100, as labels are, also get it at the first position of each record, which no position of the record
+            predicts.
         positions: Name of the field of positions. Version 0.1 called it ``"positions"``.
         row_length: Length of a row, if each step is packed by itself. None makes one row that holds all records.
         overlong: What to do with a record longer than a row, if each step is packed by itself: ``"error"``,
@@ -167,7 +171,10 @@ class Pack:
             if gap:
                 pieces.append(filler[:gap])
             pieces.append(array[offset : offset + size])
-        return laid_out([*pieces, filler[: gaps[-1]]], (rows, length, *rest))
+        out = laid_out([*pieces, filler[: gaps[-1]]], (rows, length, *rest))
+        if value == _IGNORED and dtype.kind == "i" and not rest:
+            out.reshape(-1)[targets[sizes > 0]] = value  # else the record before would be asked for it
+        return out
 
     def _added(self, packing: Packing) -> dict[str, Any]:
         """Return the columns that describe the rows."""

@@ -77,7 +77,7 @@ def test_pad_values_of_packed_rows_by_field():
     samples = [{"tokens": np.arange(3), "labels": np.arange(3, dtype=np.int16)}]
     rows = packing([0], [0], [3], (1, 5))
     batch = Pack({"labels": -100})(samples, rows)
-    assert batch["labels"].tolist() == [[0, 1, 2, -100, -100]]
+    assert batch["labels"].tolist() == [[-100, 1, 2, -100, -100]]  # no position predicts the first one
     assert batch["tokens"].tolist() == [[0, 1, 2, 0, 0]]
     with pytest.warns(UserWarning, match="padding fills the integer fields labels, tokens with 0"):
         Pack()(samples, rows)
@@ -199,3 +199,12 @@ def test_bad_records_are_left_out_of_packed_steps():
     assert sorted(record[0] for record in records) == sorted({*range(22)} - {1, 6})
     with pytest.raises(WorkerError, match="broken"):
         list(Loader(SOURCE, batch_size=11, transform=broken, collate=Pack(0, row_length=8)))
+
+
+def test_the_first_label_of_each_piece_is_left_out_of_the_loss():
+    samples = [{"labels": np.arange(1, 6), "x": np.arange(1, 6)}, {"labels": np.array([9]), "x": np.array([9])}]
+    batch = Pack({"labels": -100, "x": -1}, row_length=3, overlong="split")(samples)
+    assert batch["labels"].tolist() == [[-100, 2, 3], [-100, 5, -100]]
+    assert batch["x"].tolist() == [[1, 2, 3], [4, 5, 9]]
+    floats = Pack(-100.0)([{"labels": np.arange(2.0)}, {"labels": np.empty(0)}])
+    assert floats["labels"].tolist() == [[0, 1]]

@@ -311,7 +311,10 @@ def test_batches_are_padded_to_the_boundaries_of_their_bucket(tmp_path):
         assert {batch["x"].shape[1] for batch in loader} == {4, 8}
     with dataload.from_config(table, overrides=["loader.collate.x.pad=16"]) as loader:
         assert {batch["x"].shape[1] for batch in loader} == {16}
-    for value, message in (("[8, 4]", "must be an integer >= 1 or ascending lengths, got"), ("a", r"x\.pad must be an integer >= 1, got 'a'")):
+    for value, message in (
+        ("[8, 4]", "must be an integer >= 1 or ascending lengths, got"),
+        ("a", r"x\.pad must be an integer >= 1, got 'a'"),
+    ):
         with pytest.raises(ConfigError, match=message):
             dataload.from_config(table, overrides=[f"loader.collate.x.pad={value}"])
 

@@ -68,8 +68,14 @@ $(RAY): pyproject.toml constraints.txt | $(INSTALLED)
 test-ray: $(INSTALLED) $(CORE) $(RAY)
 	$(BIN)/python -m pytest --session-timeout 600 -m ray tests/integration/test_ray.py || test $$? = 5
 
-# Trainers, torchrun, several JAX processes: each of them takes seconds to start.
-test-train: $(INSTALLED) $(CORE)
+# Trainers, torchrun, several JAX processes: each of them takes seconds to start. What torchtitan needs beyond these would
+# replace huggingface-hub by an older one.
+TITAN := $(VENV)/.installed-torchtitan
+$(TITAN): | $(INSTALLED)
+	-$(INSTALL) --no-deps 'torchtitan>=0.3' tyro docstring-parser
+	touch $@
+
+test-train: $(INSTALLED) $(CORE) $(TITAN)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m train
 
 # torch's and torchdata's own tests of loaders with the import changed; CHECKOUT is one of github.com/pytorch/data.

@@ -104,7 +104,8 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **_each("save_to_disk push_to_hub save", "it is dataload.convert.convert(source, path)"),
     },
     "loader": {
-        "dataset": "it is loader.source",
+        "dataset": "it is loader.source; instead of Accelerate's prepare and skip_first_batches, use "
+        "dataload.torch.DeviceLoader(loader, accelerator.device) and register_for_checkpointing",
         **_each(
             "batch_size sampler drop_last", "loader.batch_sampler has the order, the batch size, the ranks and the tail"
         ),

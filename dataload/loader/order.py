@@ -229,8 +229,8 @@ def rank_and_world_size(
         places = ([_number(os.environ.get(name)) for name in names] for names in _LAUNCHERS)
         return next(((place[0], place[1]) for place in places if place[0] is not None and place[1] is not None), (0, 1))
     rank, world_size = (_number(given.get(name)) for name in ("RANK", "WORLD_SIZE"))
-    if rank_later and "RANK" not in given and (world_size or 0) > 0:
-        return 0, world_size or 1
+    if "RANK" not in given and world_size and (world_size == 1 or (rank_later and world_size > 0)):
+        return 0, world_size
     if rank is None or world_size is None or not 0 <= rank < world_size:
         # Going on would give every rank all of the data.
         found = ", ".join(f"{name}={value!r}" for name, value in given.items())

@@ -165,7 +165,8 @@ class MultiStreamLoader(LoaderBase[Any]):
         _check_streams(make_stream, sequences)
         self._tail: SplitTail = tail or "pad"
         self._sequences, self._size = sequences, batch_size
-        self._rank, self._world_size = rank_and_world_size(rank, world_size)
+        self._asks_rank = rank is None  # until the first batch
+        self._rank, self._world_size = rank_and_world_size(rank, world_size, rank_later=True)
         order = SequenceOrder(len(sequences), batch_size * self._world_size, mode, shuffle, seed)
         _check_epochs(order, tail, epochs)
         if isinstance(collate, Pack):
@@ -191,6 +192,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         self._pads = making
         self._received: StepRows | None = None  # of the last step, if any was received since `_starts` was set
         self._restored_step = 0  # of the state that this epoch continues, if any
+        self._loaded: Any = None  # the last state, if nothing has moved the loader since
         self._row_seconds = np.zeros(self._size)
 
     if not TYPE_CHECKING:  # type checkers report a length that does not exist
@@ -231,6 +233,27 @@ class MultiStreamLoader(LoaderBase[Any]):
             message = "set_epoch needs mode='split': mode='independent' has no epochs"
             raise ConfigError(message, key="epoch", value=epoch)
         super().set_epoch(epoch)
+
+    def _ask_rank(self, *, later: bool = False) -> None:
+        """Take the rows of the rank that a launcher has named by now; `later` if only the number matters yet."""
+        if not self._asks_rank:
+            return
+        rank, world_size = rank_and_world_size(rank_later=later)
+        if (rank, world_size) != (self._rank, self._world_size):
+            here = dataclasses.replace(self._state(), rank=rank, world_size=world_size)
+            saved = None if self._loaded is None else MultiStreamState.load(self._loaded, here)
+            order = dataclasses.replace(self._plan.order, rows=self._size * world_size)
+            _check_epochs(order, self._tail if order.mode == "split" else None, self._epochs)
+            self._rank, self._world_size = rank, world_size
+            self._plan = dataclasses.replace(self._plan, order=order)
+            self._stream_workers.deal(self._plan, range(rank, order.rows, world_size))
+            if saved is not None:
+                self._continue(saved)
+        self._asks_rank = later
+
+    def _enter(self) -> EpochIteration | None:
+        self._ask_rank()
+        return super()._enter()
 
     def _start(self) -> Cursor:
         return self._cursor if self._plan.order.mode == "independent" else super()._start()
@@ -289,7 +312,7 @@ class MultiStreamLoader(LoaderBase[Any]):
     def _move(self, cursor: Cursor, starts: tuple[RowStart, ...] = ()) -> None:
         super()._move(cursor)
         self._starts, self._received = starts or self._first_starts(cursor.epoch), None
-        self._restored_step = 0
+        self._restored_step, self._loaded = 0, None
 
     def _first_starts(self, epoch: int) -> tuple[RowStart, ...]:
         return (RowStart(RowPosition(epoch, 0, 0)),) * self._size
@@ -302,6 +325,7 @@ class MultiStreamLoader(LoaderBase[Any]):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position of the rows of this rank: a dict for JSON if the streams' own states are."""
+        self._ask_rank(later=True)
         return self._state().to_json()
 
     def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
@@ -315,7 +339,11 @@ class MultiStreamLoader(LoaderBase[Any]):
         Raises:
             StateMismatchError: The state is of other sequences, another order or other rows.
         """
-        saved = MultiStreamState.load(state, self._state())
+        self._ask_rank(later=True)
+        self._continue(MultiStreamState.load(state, self._state()))
+        self._loaded = state
+
+    def _continue(self, saved: MultiStreamState) -> None:
         cursor = Cursor(saved.epoch, saved.step)
         self._move(cursor, saved.starts())
         self._restore(cursor)

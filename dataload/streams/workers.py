@@ -137,7 +137,6 @@ class StreamWorkers:
 
     def __init__(self, plan: StreamSpec, rows: Sequence[int], settings: WorkerSettings) -> None:
         self.workers: int = group_count(len(rows), settings.most) if settings.most else 0
-        self.locator: StreamLocator = StreamLocator(plan)
         self._window = settings.prefetch if self.workers else 0
         # Without workers, no hand-over is saved: make each step on request.
         self._hand_over = 0 if not self.workers else 1 if settings.here else _MESSAGE_COST
@@ -145,13 +144,19 @@ class StreamWorkers:
             "name": settings.executor,
             "workers": min(self.workers, 1),
             "window": self._window,
-            "timeouts": TimeoutPolicy(settings.timeout, locate=self.locator),
         }
-        size = len(rows) // max(self.workers, 1)
-        self._plan = plan
-        self._groups = [(first, rows[first : first + size]) for first in range(0, len(rows), size)]
+        self._timeout = settings.timeout
         self._sessions = itertools.count()
-        self._start()
+        self._works: list[RowWork] = []
+        self._executors: list[Executor[RowTask, RowResults]] = []
+        self.deal(plan, rows)
+
+    def deal(self, plan: StreamSpec, rows: Sequence[int]) -> None:
+        """Make these rows from now on, as many as before."""
+        size = len(rows) // max(self.workers, 1)
+        self._plan, self.locator = plan, StreamLocator(plan)
+        self._groups = [(first, rows[first : first + size]) for first in range(0, len(rows), size)]
+        self.replace()
 
     @property
     def start_method(self) -> str | None:
@@ -174,23 +179,21 @@ class StreamWorkers:
     def replace(self) -> None:
         """Continue with new workers: a hung worker may wake up and take items from shared streams."""
         self.close()
-        self._start()
+        plan = self._plan
+        copied = [("make_stream", "make_stream", plan.make_stream.function), ("sequences", "sequences", plan.sequences)]
+        settings = {**self._settings, "timeouts": TimeoutPolicy(self._timeout, locate=self.locator)}
+        self._works = [RowWork(plan, *group) for group in self._groups]
+        self._executors = [
+            # All workers copy the same groups.
+            make_executor(work, settings=() if number else copied, first=number, **settings)
+            for number, work in enumerate(self._works)
+        ]
 
     def close(self) -> None:
         for executor in self._executors:
             executor.close()
         for work in self._works:
             work.close()
-
-    def _start(self) -> None:
-        plan = self._plan
-        copied = [("make_stream", "make_stream", plan.make_stream.function), ("sequences", "sequences", plan.sequences)]
-        self._works = [RowWork(plan, *group) for group in self._groups]
-        self._executors: list[Executor[RowTask, RowResults]] = [
-            # All workers copy the same groups.
-            make_executor(work, settings=() if number else copied, first=number, **self._settings)
-            for number, work in enumerate(self._works)
-        ]
 
 
 class RowSteps:

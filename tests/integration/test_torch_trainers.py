@@ -1,10 +1,15 @@
-"""dataload.torch.DataLoader in the hands of Lightning and Accelerate."""
+"""The loaders in the hands of trainers, as docs/from-torch.md shows it."""
 
+import importlib
 import itertools
+import json
 import logging
+import sys
+from pathlib import Path
 
+import numpy as np
 import pytest
-from jobs import require  # tests/support
+from jobs import require, run_job  # tests/support
 
 pytestmark = [pytest.mark.train, pytest.mark.timeout(180)]
 
@@ -12,7 +17,8 @@ torch = pytest.importorskip("torch")
 
 from torch.utils import data  # noqa: E402 - skipped where torch is missing
 
-from dataload.torch import DataLoader  # noqa: E402
+import dataload  # noqa: E402
+from dataload.torch import DataLoader, DeviceLoader  # noqa: E402
 
 
 class Numbers(data.Dataset):
@@ -88,3 +94,107 @@ def test_accelerate_makes_a_loader_of_torch_from_it():
     (ours,) = numbers(prepare_data_loader(DataLoader(Numbers(), 11, shuffle=True)))
     assert sorted(ours) == list(range(11))
     assert ours != sorted(ours)
+
+
+def test_fabric_saves_and_restores_the_position(tmp_path):
+    require("lightning_fabric")
+    from lightning_fabric import Fabric
+
+    fabric = Fabric(accelerator="cpu", devices=1)
+    fabric.launch()
+
+    def loaders():
+        ours = DeviceLoader(dataload.Loader(dataload.RangeSource(11), batch_size=2, shuffle=True), fabric.device)
+        return ours, DataLoader(Numbers(), 2, sampler=data.SequentialSampler(Numbers()))
+
+    for number, (loader, resumed) in enumerate(zip(loaders(), loaders(), strict=True)):
+        iterated = loader if number == 0 else fabric.setup_dataloaders(loader)
+        batches = iter(iterated)
+        next(batches)
+        fabric.save(tmp_path / "x.ckpt", {"loader": loader})
+        fabric.load(tmp_path / "x.ckpt", {"loader": resumed})
+        rest = [str(batch) for batch in (resumed if number == 0 else fabric.setup_dataloaders(resumed))]
+        assert rest == [*map(str, batches)]
+        assert len(rest) == 5
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_the_component_for_torchtitan_resumes(tmp_path, monkeypatch):
+    require("torchtitan")
+    from torch.distributed import checkpoint
+
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    example = importlib.import_module("torchtitan_loader")
+    with dataload.create(tmp_path / "tokens.syr") as writer:
+        for first in range(0, 64, 4):
+            writer.write({"tokens": np.arange(first, first + 4)})
+
+    def built(rank, ranks, size):
+        config = example.TokenLoader.Config(dataset_path=str(tmp_path / "tokens.syr"), num_workers=0)
+        unused = {"tokenizer": None, "seq_len": 3, "snapshot_every_n_steps": 1}  # torchtitan passes it to all
+        return config.build(dp_rank=rank, dp_world_size=ranks, local_batch_size=size, **unused)
+
+    def rows(loader, steps):
+        found = [inputs["input"] for inputs, labels in itertools.islice(loader, steps) if labels.shape == (size, 3)]
+        return torch.cat(found)[:, 0].tolist()
+
+    size = 2
+    loader = built(0, 1, size)
+    first = rows(loader, 2)
+    checkpoint.save({"dataloader": loader}, checkpoint_id=tmp_path / "step-2", no_dist=True)
+    size = 1
+    rest = []
+    for rank in (0, 1):
+        resumed = built(rank, 2, size)
+        checkpoint.load({"dataloader": resumed}, checkpoint_id=tmp_path / "step-2", no_dist=True)
+        rest += rows(resumed, 6)
+    assert sorted(first + rest) == [*range(0, 64, 4)]
+
+
+LIGHTNING = """
+import pytorch_lightning as lightning, torch
+class Model(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.seen = torch.nn.Linear(1, 1), []
+    def training_step(self, batch, step):
+        self.seen += batch["index"].tolist()
+        return self.layer(batch["index"][:, None].float()).mean()
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.01)
+quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False, "enable_checkpointing": False}
+model = Model()
+trainer = lightning.Trainer(max_epochs=1, accelerator="cpu", devices=2, strategy="ddp", **quiet)
+trainer.fit(model, loader)
+rank, seen = trainer.global_rank, model.seen
+"""
+ACCELERATE = """
+from accelerate import Accelerator
+from dataload.torch import DeviceLoader
+accelerator = Accelerator(cpu=True)
+loader = accelerator.prepare(DeviceLoader(loader, accelerator.device))
+rank, seen = accelerator.process_index, [index for batch in loader for index in batch["index"].tolist()]
+"""
+LAUNCH = {
+    "pytorch_lightning": ([], LIGHTNING),
+    "accelerate": (["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"], ACCELERATE),
+}
+
+
+@pytest.mark.parametrize("package", LAUNCH)
+def test_a_loader_built_at_the_top_of_a_script_reads_the_share_of_its_rank(package, tmp_path):
+    require(package)
+    launcher, body = LAUNCH[package]
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import json, dataload\n"
+        "from dataload.torch import to_tensors\n"
+        "loader = dataload.Loader(dataload.RangeSource(12), batch_size=2, batch_transform=to_tensors)\n"
+        f"len(loader), loader.state_dict()\n{body}\n"
+        f"open({str(tmp_path)!r} + f'/{{rank}}.json', 'w').write(json.dumps(seen))\n"
+    )
+    run_job([sys.executable, *launcher, script], timeout=150)
+    assert [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in (0, 1)] == [
+        [*range(0, 12, 2)],
+        [*range(1, 12, 2)],
+    ]

@@ -124,6 +124,12 @@ def test_a_launcher_is_asked_for_the_rank_when_the_first_batch_is_wanted(monkeyp
     assert first_rows(loader) == [1, 3], "a rank that was used never changes"
 
 
+def test_a_job_of_one_process_needs_no_rank(monkeypatch):
+    """Lightning leaves such a WORLD_SIZE behind."""
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert first_rows(Loader(RangeSource(8), batch_size=2)) == [0, 1]
+
+
 def test_a_state_that_was_loaded_before_the_rank_was_known_is_dealt_to_the_ranks(monkeypatch):
     saved = Loader(RangeSource(12), batch_size=2, rank=0, world_size=1)
     next(iter(saved))

@@ -190,6 +190,60 @@ def test_the_rank_comes_from_the_environment(monkeypatch):
         assert repr(loader) == "MultiStreamLoader(4 sequences, 2 rows, rank 1 of 2, epoch 0, step 0)"
 
 
+def test_the_rank_is_asked_for_when_the_first_batch_is_wanted(monkeypatch):
+    settings_ = {"batch_size": 1, "mode": "split", "shuffle": False}
+    expected = [[*map(plain, MultiStreamLoader(iter, LISTS, rank=rank, world_size=2, **settings_))] for rank in (0, 1)]
+    with MultiStreamLoader(iter, LISTS, **settings_) as built_first:
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        with MultiStreamLoader(iter, LISTS, **settings_) as loader:
+            assert loader.state_dict()["world_size"] == built_first.state_dict()["world_size"] == 2
+            with pytest.raises(ConfigError, match=r"the environment has WORLD_SIZE='2': RANK and WORLD_SIZE are both"):
+                next(iter(loader))
+            monkeypatch.setenv("RANK", "1")
+            assert [*map(plain, built_first)] == [*map(plain, loader)] == expected[1]
+            monkeypatch.setenv("RANK", "0")
+            assert loader.state_dict()["rank"] == 1, "a rank that was used never changes"
+
+
+def test_a_state_loaded_before_the_rank_is_known_is_dealt_to_the_ranks(monkeypatch):
+    settings_ = {"mode": "split", "shuffle": False}
+    states = []
+    for rank in (0, 1):
+        with MultiStreamLoader(iter, LISTS, batch_size=1, rank=rank, world_size=2, **settings_) as loader:
+            next(iter(loader))
+            states.append(loader.state_dict())
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    with MultiStreamLoader(iter, LISTS, batch_size=1, **settings_) as loader:
+        loader.load_state_dict(states)
+        other = MultiStreamLoader(iter, LISTS, batch_size=1, **settings_)
+        other.load_state_dict(states)
+        other.set_epoch(3)
+        monkeypatch.setenv("RANK", "1")
+        assert loader.step == 1
+        assert [*map(plain, loader)] == [
+            *map(plain, resumed(states[1], rank=1, world_size=2, batch_size=1, **settings_))
+        ]
+        batches = iter(other)
+        next(batches)
+        assert (other.epoch, other.state_dict()["rank"]) == (3, 1)
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    with MultiStreamLoader(iter, LISTS, batch_size=1, **settings_) as alone:
+        one = alone.state_dict()
+        alone.load_state_dict(one)
+        for name, value in {"RANK": "1", "WORLD_SIZE": "2"}.items():
+            monkeypatch.setenv(name, value)
+        for _ in range(2):  # an attempt that failed changes nothing
+            with pytest.raises(StateMismatchError, match=r"rows \(of all ranks\): 1 in the state, 2 here"):
+                next(iter(alone))
+
+
+def resumed(state, **settings_):
+    loader = MultiStreamLoader(iter, LISTS, **settings_)
+    loader.load_state_dict(state)
+    return loader
+
+
 # --- the order -----------------------------------------------------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
 from dataload._util.fingerprint import identify
+from dataload._util.global_generators import global_generators_kept
 from dataload._util.lazy import renamed
 from dataload._util.settings import Least, MaxBad, Seconds, check_count, check_fields, checked
 from dataload.collate import Pack, PadValue, Policy
@@ -23,7 +24,7 @@ from dataload.loader.pipeline import Prefetch, StepDelivery, StepGroups, TaskSiz
 from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import Setting, WorkerSettings
 from dataload.loader.state import Cursor, EpochPlanners, LoaderState, OrderIdentity
-from dataload.loader.step import StepResult, StepWork, global_generators_kept
+from dataload.loader.step import StepResult, StepWork
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
 from dataload.sources.base import check_files, traffics_of

@@ -1,10 +1,7 @@
 """The work of one task: several steps of one epoch, one after another."""
 
-import random
-import sys
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from os import getpid
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -12,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from dataload._util.failures import owner_of
-from dataload._util.randomness import derive_key
+from dataload._util.global_generators import seed_global_generators
 from dataload.errors import ChangedFileError, SourceNotFoundError, WorkerError
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord
@@ -251,29 +248,3 @@ def nbytes(batch: Any) -> int:
         return int(getattr(batch, "nbytes", 0))
     except RuntimeError:  # sparse tensors have none
         return 0
-
-
-@contextmanager
-def global_generators_kept() -> Generator[None]:
-    """Restore the global generators of `random`, numpy and torch on leaving."""
-    torch = sys.modules.get("torch")
-    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002 - it is saved, not used
-    of_torch = None if torch is None else torch.get_rng_state()
-    try:
-        yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002 - it is the program's
-        if torch is not None:
-            torch.set_rng_state(of_torch)
-
-
-def seed_global_generators(seed: int, epoch: int, step: int) -> None:
-    """Seed the global generators of `random`, numpy and torch for a step."""
-    word = int(derive_key(seed, "global generators", epoch, step, words=1)[0])
-    random.seed(word)
-    np.random.seed(word & 0xFFFFFFFF)  # noqa: NPY002 - the generator to be made harmless
-    torch = sys.modules.get("torch")  # code that uses its generator has imported it
-    if torch is not None:
-        # Only the CPU's: workers have no other. Its seed must fit in a tensor, and the highest bit changes no number.
-        torch.default_generator.manual_seed(word & (1 << 63) - 1)

@@ -181,11 +181,11 @@ class StreamWorkers:
         self.close()
         plan = self._plan
         copied = [("make_stream", "make_stream", plan.make_stream.function), ("sequences", "sequences", plan.sequences)]
-        settings = {**self._settings, "timeouts": TimeoutPolicy(self._timeout, locate=self.locator)}
+        timeouts = TimeoutPolicy(self._timeout, locate=self.locator)
         self._works = [RowWork(plan, *group) for group in self._groups]
         self._executors = [
             # All workers copy the same groups.
-            make_executor(work, settings=() if number else copied, first=number, **settings)
+            make_executor(work, settings=() if number else copied, first=number, timeouts=timeouts, **self._settings)
             for number, work in enumerate(self._works)
         ]
 

@@ -52,6 +52,9 @@ Batch: TypeAlias = dict[str, Any]
 """Several records as columns: a dict from field name to an array of shape ``(rows, *shape)``. Text is a list of `rows`
 values, bytes are a list or a `BytesColumn`."""
 
+NullPolicy: TypeAlias = str | int | float | bool | Mapping[str, str | int | float | bool] | None
+"""What stands for nulls of a table: ``"error"``, ``"mask"``, a value, or one of these by field."""
+
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 T_contra = TypeVar("T_contra", contravariant=True)

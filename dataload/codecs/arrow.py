@@ -12,10 +12,11 @@
 | struct | dict of columns | dict |
 | anything else | list | a Python value, as pyarrow's ``to_pylist`` gives it |
 
-Null is NaN in floats and NaT in times. A null in any other column is an error, if its record is read.
+Null is NaN in floats and NaT in times. A null in any other column is an error, if its record is read; see
+`dataload.codecs.nulls` for values in place of nulls.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache, lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -25,8 +26,14 @@ from dataload._util.arrays import pooled_empty, split_records
 from dataload._util.lazy import load_optional
 from dataload._util.limits import fits
 from dataload.collate import default_collate
-from dataload.errors import ConfigError, CorruptFileError, closest
+from dataload.errors import CorruptFileError
 from dataload.types import Array, BytesColumn, FieldSpec, Int64Array
+
+REMEDIES = (
+    'pass nulls="mask" to mark nulls in a field of their own, nulls={field: value} to replace them, or fields=[...] '
+    "without this field"
+)
+"""Remedies for a field with nulls, for messages."""
 
 _FILE = {"bytes", "path"}
 _STORED = {"date32[day]": "datetime64[D]", "date64[ms]": "datetime64[ms]"}
@@ -263,8 +270,7 @@ def _refuse_null(array: Any, name: str, rows: ColumnContext, items: int = 1) -> 
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0]) // items
         raise rows.error(
             row,
-            f"field {name!r} is null, and only floats and times have a value for that (NaN, NaT): choose other fields "
-            "(fields=[...]), or fill in the nulls where the table is made",
+            f"field {name!r} is null, and only floats and times have a value for that (NaN, NaT): {REMEDIES}",
         )
 
 
@@ -358,19 +364,3 @@ def stacked(columns: Mapping[str, Any]) -> dict[str, Any]:
 def split(columns: Mapping[str, Any], rows: int) -> list[dict[str, Any]]:
     flat = {name: split(each, rows) if isinstance(each, Mapping) else each for name, each in columns.items()}
     return split_records(flat, rows)
-
-
-def columns_of(table: Any, names: Sequence[str] | None = None) -> dict[str, Any]:
-    """Return the columns, arrays or lists, of a table in memory: any object with ``__arrow_c_stream__``."""
-    found = pa_module().table(table)
-    known = [name for name in found.column_names if not name.startswith("__index_level_")]  # pandas adds its index
-    columns: dict[str, Any] = {}
-    for name in known if names is None else names:
-        if found.column_names.count(name) != 1:
-            message = f"the table has several columns {name!r}" if name in known else f"there is no field {name!r}"
-            raise ConfigError(f"{message}: {closest(name, known)}", key="fields", value=name)
-        column = to_column(found.column(name), name)
-        if isinstance(column, Mapping):
-            column = split(column, len(found))
-        columns[name] = list(column) if isinstance(column, BytesColumn) else column
-    return columns

@@ -131,8 +131,8 @@ class FileSource(Source[T_co]):
     def fields(self) -> Mapping[str, FieldSpec]:
         """The selected fields of the first shard that has records, by default all."""
         known = self._data_set().fields
-        if self._selected is not None:
-            known = {name: known[name] for name in self._selected if name in known}
+        if (wanted := self._wanted(known)) is not None:
+            known = {name: known[name] for name in wanted if name in known}
         return with_classes(known, self._classes) if self._classes else known
 
     @property
@@ -258,15 +258,20 @@ class FileSource(Source[T_co]):
             self._check_fields(fields[shard], self._paths[shard])
         return fields[filled[0] if filled else 0]
 
+    def _wanted(self, known: Mapping[str, FieldSpec]) -> tuple[str, ...] | None:  # noqa: ARG002 - for those that add fields
+        """Return the selected fields, with those that come with them; None means all of the `known` ones."""
+        return self._selected
+
     def _check_fields(self, known: Mapping[str, FieldSpec], path: str) -> None:
         require_known((self._selected or ()) if known else (), known, path)
 
     def _read(self, indices: Int64Array) -> list[T_co]:
         try:
             opened = self._data_set()
+            wanted = self._wanted(opened.fields)
             if len(opened.ends) == 1:
-                return opened.reader(0).read(indices, self._selected)
-            return opened.records(indices, self._selected)
+                return opened.reader(0).read(indices, wanted)
+            return opened.records(indices, wanted)
         except MemoryError as error:
             raise memory_error(self, self._paths[0], len(indices)) from error
 
@@ -286,9 +291,10 @@ class FileSource(Source[T_co]):
         return opened.columns(indices, chosen)
 
     def _choose(self, fields: tuple[str, ...] | None, opened: OpenShards[T_co]) -> tuple[str, ...] | None:
+        wanted = self._wanted(opened.fields)
         if fields is None:
-            return self._selected
-        known = opened.fields if self._selected is None else dict.fromkeys(self._selected)
+            return wanted
+        known = opened.fields if wanted is None else dict.fromkeys(wanted)
         require_known(fields if known else (), known, self)
         return fields
 

@@ -1,6 +1,7 @@
 """Sources in memory: records, for small data and as a reference in tests, and integers, for testing orders."""
 
 import hashlib
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -10,11 +11,12 @@ from dataload._util.arrays import pooled_empty, split_records
 from dataload._util.fingerprint import digest
 from dataload._util.settings import check_fields
 from dataload.catalog.fields import require_known, select_fields, spec_of
-from dataload.codecs.arrow import columns_of
+from dataload.codecs.arrow import REMEDIES
+from dataload.codecs.nulls import columns_of, with_masks
 from dataload.collate import default_collate
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.base import Source
-from dataload.types import Array, Batch, FieldSpec, Int64Array
+from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy
 
 
 class MemorySource(Source[Any]):
@@ -25,10 +27,11 @@ class MemorySource(Source[Any]):
             lists), or a table of pandas, Polars, pyarrow or another library that exports Arrow (this needs pyarrow;
             `dataload.codecs.arrow` has the types).
         fields: Names of the fields to read; None means all.
+        nulls: What stands for nulls of a table; see `dataload.sources.arrow.format.TableOptions`. By default, reading a
+            null that is neither a float nor a time is a CorruptFileError, and a warning tells how many there are.
 
     Raises:
-        ConfigError: Columns differ in length, or a field is unknown.
-        CorruptFileError: A value of a table is null, and its column neither floats nor times.
+        ConfigError: Columns differ in length, a field is unknown, or `nulls` does not fit it.
 
     Examples:
         >>> source = MemorySource({"x": np.arange(6).reshape(3, 2), "name": ["a", "b", "c"]})
@@ -41,12 +44,22 @@ class MemorySource(Source[Any]):
         data: Sequence[Any] | Mapping[str, Any],
         *,
         fields: Sequence[str] | None = None,
+        nulls: NullPolicy = None,
     ) -> None:
         self._selected = check_fields(fields)
         self._columns: dict[str, Any] | None = None
         self._records: list[Any] = []
+        self._nulls: dict[str, Array] = {}  # (rows,) bool, by column that may not be read there
         if hasattr(data, "__arrow_c_stream__"):
-            data = columns_of(data, self._selected)
+            data, self._nulls = columns_of(data, self._selected, nulls)
+            self._selected = with_masks(self._selected, data, nulls)
+        elif nulls is not None:
+            raise ConfigError(
+                f"nulls is for tables, and the data are {type(data).__name__!r}", key="nulls", value=nulls
+            )
+        if self._nulls and nulls is None:
+            counts = ", ".join(f"{where.sum():,} of {name!r}" for name, where in self._nulls.items())
+            warnings.warn(f"the table has nulls ({counts}), and reading one is an error: {REMEDIES}", stacklevel=2)
         if isinstance(data, Mapping):
             self._columns = {name: _column(name, column) for name, column in data.items()}
             lengths = {name: len(column) for name, column in self._columns.items()}
@@ -107,6 +120,9 @@ class MemorySource(Source[Any]):
 
     def _values(self, name: str, indices: Int64Array) -> Any:
         column = self._columns[name] if self._columns is not None else ()
+        if name in self._nulls and (refused := self._nulls[name][indices]).any():
+            index = int(indices[np.argmax(refused)])
+            raise CorruptFileError(f"field {name!r} is null, and not a float or a time: {REMEDIES}", index=index)
         if not isinstance(column, np.ndarray):
             return [_own(column[index]) for index in indices.tolist()]
         if column.dtype.hasobject:
@@ -125,6 +141,8 @@ class MemorySource(Source[Any]):
                 content = _content(value)
                 digest.update(f"{name}\x1f{spec_of(value)}\x1f{len(content)}\x1f".encode())
                 digest.update(content)
+        for name, where in self._nulls.items():
+            digest.update(name.encode() + where.tobytes())
         digest.update(repr((self._length, self._selected)).encode())
         return digest.hexdigest()
 

@@ -58,7 +58,9 @@ class Options:
         chosen: dict[str, Any] = {}
         for each in fields(self):
             value = getattr(self, each.name)
-            if value is not None and each.metadata.get("content", True) and not _is_default(value, each.default):
+            if value is None or ("like_default" in each.metadata and value == each.metadata["like_default"]):
+                continue
+            if each.metadata.get("content", True) and not _is_default(value, each.default):
                 chosen[each.name] = value
         return chosen
 

@@ -8,6 +8,7 @@ from dataload._util.caches import CACHED_BYTES
 from dataload._util.settings import Least
 from dataload.sources.format import Format
 from dataload.sources.options import FileOptions, ReadOptions
+from dataload.types import NullPolicy
 
 Decode: TypeAlias = Literal["auto"] | Mapping[str, str | Callable[[bytes], Any]]
 
@@ -22,6 +23,11 @@ class TableOptions(ReadOptions):
     Attributes:
         decode: None returns bytes. A mapping gives, for a field, the name of a decoder or a function of bytes.
             ``"auto"`` decodes what Hugging Face declares as images.
+        nulls: What stands for nulls: ``"mask"`` puts a neutral value (0, False, ``""``, an empty list) and adds the
+            field ``<field>_is_null``, which is True where such a value stands; a value replaces the nulls of all fields
+            whose type it has; ``{"age": "mask", "city": "unknown"}`` says it by field. Floats and times have NaN and
+            NaT, unless they are named. ``"error"`` makes a null an error of its record, as by default, where opening
+            warns of nulls that the files' statistics know.
         cached_bytes: Most bytes of decoded row groups (Parquet), compressed batches (Arrow) and CSV files that a
             process keeps, or `max_record_bytes` if that is less; one stays, whatever its size. A shuffle is fast if
             those that it mixes fit.
@@ -30,6 +36,7 @@ class TableOptions(ReadOptions):
     """
 
     decode: Decode | None = None
+    nulls: NullPolicy = field(default=None, metadata={"like_default": "error"})
     cached_bytes: Annotated[int, Least(0)] = field(default=CACHED_BYTES, metadata={"content": False})
 
 

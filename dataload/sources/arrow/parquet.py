@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
@@ -13,6 +14,7 @@ from dataload._util.caches import DecodedCache
 from dataload._util.limits import Claims, check_size
 from dataload.codecs.arrow import load_arrow, without_views
 from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
+from dataload.codecs.nulls import shows_nulls
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow.format import TableOptions
 from dataload.sources.arrow.ipc import Read
@@ -30,11 +32,12 @@ _USUAL_HEADER, _LONGEST_HEADER = 4096, 1 << 20  # bytes
 
 
 class _Chunk(NamedTuple):
-    """A column in a row group: its number of values, and where its pages are."""
+    """A column in a row group: its number of values, where its pages are, and its statistics by their numbers."""
 
     values: int
     size: int
     start: int
+    statistics: dict[int, Any]  # 3: nulls; 5: most, 6: least, bytes
 
 
 class Claim(NamedTuple):
@@ -56,7 +59,8 @@ def read_chunks(read: Read, size: int) -> list[list[_Chunk]]:
     def column(at: int) -> int:
         fields, at = _struct(footer, at)
         found = fields[3]
-        groups[-1].append(_Chunk(found[5], found[7], min(found[9], found.get(11) or found[9])))
+        statistics = found.get(12) if isinstance(found.get(12), dict) else {}
+        groups[-1].append(_Chunk(found[5], found[7], min(found[9], found.get(11) or found[9]), statistics))
         return at
 
     def group(at: int) -> int:
@@ -110,7 +114,7 @@ def _pages(read: Read, chunk: _Chunk) -> Iterator[tuple[dict[int, Any], dict[int
 def _struct(
     data: bytes, at: int, items: Mapping[int, Callable[[int], int]] | None = None, depth: int = _DEPTH
 ) -> tuple[dict[int, Any], int]:
-    """Parse a struct of Thrift's compact protocol; return its integers, truths and structs by field, and its end."""
+    """Parse a struct of Thrift's compact protocol; return its numbers, bytes and structs by field, and its end."""
     if not depth:
         raise ValueError("too many structs within each other")
     fields: dict[int, Any] = {}
@@ -131,6 +135,9 @@ def _struct(
             fields[number] = kind == 1
         elif kind == 12:
             fields[number], at = _struct(data, at, None, depth - 1)
+        elif kind == 8:
+            size, at = _varint(data, at)
+            fields[number], at = data[at : at + size], at + size
         elif kind == 9 and items and number in items:
             kind, count, at = _list(data, at)
             if kind != 12:
@@ -187,6 +194,8 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
     return value, at
 
 
+_DAMAGED = (ValueError, LookupError, TypeError, AttributeError)
+_MOST_COUNTED = 10_000  # columns of row groups whose statistics are looked at when a file is opened
 _DECODED_BYTES = 1 << 24  # at once, about, between two looks at the memory that they take
 _MOST_ROWS = 1 << 16
 
@@ -217,9 +226,15 @@ class _ParquetFile(TableReader):
         self._path = path
         self._storage = storage_of(path, options.remote_settings)
         self._identity = self._storage.identity(path)
+        self._chunks: list[list[_Chunk]] | None = None
         with self._errors(), self._storage.open(path) as file:
-            self._metadata = self._parquet.read_metadata(FileStream(file))
+            end = _End(file)
+            self._metadata = self._parquet.read_metadata(FileStream(end))
             schema = self._metadata.schema.to_arrow_schema()
+            columns = self._metadata.num_columns * self._metadata.num_row_groups
+            if options.nulls is None and columns <= _MOST_COUNTED and any(shows_nulls(each.type) for each in schema):
+                with suppress(*_DAMAGED):  # raised again when a column is read
+                    self._chunks = read_chunks(end.read, file.size)
         leaves = [self._metadata.schema.column(number) for number in range(self._metadata.num_columns)]
         self._texts = [leaf.path for leaf in leaves if leaf.physical_type == "BYTE_ARRAY"]
         self._leaves: dict[str, list[tuple[int, Any]]] = {name: [] for name in schema.names}
@@ -228,12 +243,20 @@ class _ParquetFile(TableReader):
                 if parent in self._leaves:
                     self._leaves[parent].append((number, leaf))
         self._opened = _Opened()
-        self._chunks: list[list[Any]] | None = None
         counts = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
         if min(counts, default=0) < 0 or sum(counts) >= 1 << 62:
             raise CorruptFileError("the footer claims impossible numbers of records", path=path)
         with self._errors():
             super().__init__(path, schema, np.cumsum(counts, dtype=np.int64), options, cache)
+
+    def null_counts(self) -> Mapping[str, int]:
+        counts: dict[str, int] = {}
+        for each in self._schema if self._chunks is not None else ():
+            leaves = self._leaves[each.name]
+            if shows_nulls(each.type) and len(leaves) == 1:
+                found = [chunks[leaves[0][0]].statistics.get(3, 0) for chunks in self._chunks or ()]
+                counts[each.name] = sum(max(0, count) for count in found if isinstance(count, int))
+        return counts
 
     def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
         try:
@@ -264,7 +287,7 @@ class _ParquetFile(TableReader):
             if self._chunks is None:
                 self._chunks = read_chunks(file.read, file.size)
             claims = [claim_of(file.read, self._chunks[group][number], leaf) for number, leaf in chosen]
-        except (LookupError, TypeError, AttributeError) as error:
+        except _DAMAGED as error:
             raise ValueError(f"the headers of the pages are damaged: {error}") from error
         total, prefixed = sum(claim.bytes for claim in claims), sum(claim.prefixed for claim in claims)
         check_size(total, self._limit, what, path=self._path)
@@ -291,6 +314,18 @@ class _ParquetFile(TableReader):
                 read_dictionary=self._texts if numbered else [],
             )
         return readers[numbered].iter_batches(rows, row_groups=[group], columns=[name], use_threads=False)
+
+
+class _End:
+    """A file whose end is read once, by pyarrow and by `read_chunks`."""
+
+    def __init__(self, file: Any) -> None:
+        self._file, self._start, self._data, self.size = file, file.size, b"", file.size
+
+    def read(self, offset: int, length: int) -> bytes:
+        if offset < self._start or offset + length > self._start + len(self._data):
+            self._start, self._data = offset, self._file.read(offset, length)
+        return self._data[offset - self._start :][:length]
 
 
 class _Opened(threading.local):

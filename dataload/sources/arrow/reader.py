@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
@@ -15,6 +15,7 @@ from dataload._util.indexing import split_by_shard
 from dataload._util.limits import Claims, check_size
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext, load_arrow
+from dataload.codecs.nulls import fill_nulls, shows_nulls
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.arrow.format import STATE_FILE, ArrowOptions
@@ -24,7 +25,7 @@ from dataload.sources.arrow.table import MANY_COLUMNS, TableReader, TableSource
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile, Remote, join, named_files, read_limited, storage_of
-from dataload.types import Batch, Int64Array, Record
+from dataload.types import Array, Batch, Int64Array, Record
 
 _END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream
 
@@ -101,27 +102,50 @@ class _ArrowFile(TableReader):
         many = self._columns_of_many
         if many is not None:
             batch, rows = many.locate(indices)
-            return {name: many.column(self._numbers[name], batch, rows, claims) for name in names}
+            return {
+                name: many.column(self._numbers[name], batch, rows, claims)
+                if name in self._numbers
+                else many.no_nulls(self._numbers[self._bases[name]], len(rows))
+                for name in names
+            }
         if self.gatherer is None:
             if len(names) < MANY_COLUMNS:
                 return super()._pick(indices, names, claims)
             return self._pick_many(indices, names)
         batch, rows = self._locate(indices)
-        where, columns = ColumnContext(self._path, indices), dict[str, Any]()
-        for name in names:
-            number = self._numbers[name]
-            column = self.gatherer.column(number, batch, rows, claims)
-            if column is None:
-                empty = None if self._empty is None else self._empty.column(number)
-                array = self.gatherer.take(number, batch, rows, claims, empty)
-                column = arrow.to_column(array, name, where, self._shapes.get(name))
-            columns[name] = column
-        return columns
+        bases = dict.fromkeys(self._bases.get(name, name) for name in names)
+        found = {name: self._gathered(name, batch, rows, indices, claims) for name in bases}
+        return {name: found[self._bases.get(name, name)][name in self._bases] for name in names}
+
+    def _gathered(
+        self, name: str, batch: Int64Array, rows: Int64Array, indices: Int64Array, claims: Claims
+    ) -> tuple[Any, Any]:
+        """Return a column, and where its nulls have been filled, (rows,) bool; None if they are not filled."""
+        assert self.gatherer is not None, "callers look for one"
+        number, fill = self._numbers[name], self._fills.get(name)
+        column = self.gatherer.column(number, batch, rows, claims)
+        if column is not None:  # it has no nulls
+            return column, None if fill is None else np.zeros(len(rows), np.bool_)
+        empty, nulls = None if self._empty is None else self._empty.column(number), None
+        array = self.gatherer.take(number, batch, rows, claims, empty)
+        if fill is not None:
+            array, nulls = fill_nulls(array, fill)
+        return arrow.to_column(array, name, ColumnContext(self._path, indices), self._shapes.get(name)), nulls
+
+    def null_counts(self) -> Mapping[str, int]:
+        nodes, batches = plan_nodes(self._schema), self._layout.batches
+        if nodes is None or len({len(found.nodes) for found in batches}) != 1:
+            return {}
+        counts = pairs_of([found.nodes for found in batches]).reshape(len(batches), -1, 2)[:, :, 1]
+        if counts.shape[1] <= max((node.number for node in nodes), default=-1):
+            return {}
+        numbered = zip(self._schema, nodes, strict=True)
+        return {each.name: int(counts[:, node.number].sum()) for each, node in numbered if shows_nulls(each.type)}
 
     def _pick_many(self, indices: Int64Array, names: Sequence[str]) -> dict[str, Any]:
         """Return many columns from one batch after another; each batch is read once."""
         own, pieces = self._decoding, list[tuple[Int64Array, Batch]]()
-        own.names = names
+        own.names = [*dict.fromkeys(self._bases.get(name, name) for name in names)]
         try:
             for _, _, rows in split_by_shard(self._ends, indices):
                 own.batch, some = None, indices[rows]
@@ -274,6 +298,12 @@ class SharedColumns:
         """Return the batch of each record, and its row there."""
         batch = self._ends.search(indices)
         return batch, (indices & WITHIN) - self._starts[batch]
+
+    def no_nulls(self, column: int, rows: int) -> Array:
+        """Return the mask of a column, all of whose values are valid if it is read here."""
+        if self._kinds[column] is None:
+            raise CorruptFileError("a column is read one file at a time")
+        return np.zeros(rows, np.bool_)
 
     def column(self, column: int, batch: Int64Array, rows: Int64Array, claims: Claims) -> Any:
         """Return values of a column as a column."""

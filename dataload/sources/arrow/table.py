@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import warnings
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, cast
 
 import numpy as np
 
@@ -20,9 +21,10 @@ from dataload._util.indexing import split_by_shard
 from dataload._util.limits import Claims, check_size
 from dataload.catalog.fields import require_known
 from dataload.codecs import arrow
-from dataload.codecs.arrow import ColumnContext, check_field, load_arrow, numbers_of, spec_of_type
+from dataload.codecs.arrow import REMEDIES, ColumnContext, check_field, load_arrow, numbers_of, spec_of_type
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
 from dataload.codecs.expansion import Sizes, check_views, expansion
+from dataload.codecs.nulls import Fill, check_names, fill_nulls, fill_of, mask_name, shows_nulls, with_masks
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
 from dataload.sources.arrow.format import CsvOptions, TableOptions
@@ -32,7 +34,7 @@ from dataload.storage import storage_of, unchanged
 from dataload.storage.compressed import read_text
 from dataload.storage.errors import system_error
 from dataload.storage.row_layout import RowLayout, cut_loaded
-from dataload.types import Array, Batch, BytesArray, FieldSpec, Int64Array, Record
+from dataload.types import Array, Batch, BytesArray, FieldSpec, Int64Array, NullPolicy, Record
 
 MANY_COLUMNS = 32
 """Columns that are handled together, because each by itself costs more than its values."""
@@ -40,11 +42,35 @@ MANY_COLUMNS = 32
 _SHARE = 4  # of the cache, at least, for groups that are kept row by row
 
 
+class _Prepared(NamedTuple):
+    """A column of a group as `arrow.pick` is fastest with it, and what each of its values expands to."""
+
+    array: Any
+    sizes: Sizes
+    nulls: Any  # (records,) bool, where nulls have been filled; None if they are not
+
+
 class TableSource(FileSource[Record]):
     """The base class of sources of tables; see `dataload.codecs.arrow` for the values."""
 
     def _prepare(self) -> None:
         self._cache = DecodedCache(min(self.options.cached_bytes, self.options.max_record_bytes))
+
+    def _wanted(self, known: Mapping[str, FieldSpec]) -> tuple[str, ...] | None:
+        return with_masks(self._selected, known, self.options.nulls)
+
+    def _known_fields(
+        self, readers: Sequence[ShardReader[Record]], fields: Sequence[Mapping[str, FieldSpec]]
+    ) -> Mapping[str, FieldSpec]:
+        known = super()._known_fields(readers, fields)
+        counts = Counter[str]()
+        for reader in readers if self.options.nulls is None else ():
+            counts.update(cast("TableReader", reader).null_counts())
+        names = known if self._selected is None else self._selected
+        if found := ", ".join(f"{counts[name]:,} of {name!r}" for name in names if counts[name]):
+            message = f"{self!r} has nulls ({found}) in {sum(map(len, readers)):,} records, and reading one is an error"
+            warnings.warn(f"{message}: {REMEDIES}", stacklevel=2)
+        return known
 
     def close(self) -> None:
         super().close()
@@ -80,6 +106,19 @@ class TableReader(ShardReader[Record]):
         self._planned: tuple[Sequence[str], tuple[str, ...], RowLayout | None] = (), (), None  # what was read last
         self._shapes = {name: shape for name in schema.names if (shape := _shape(features.get(name)))}
         self._decoders = _plan_decoders(schema, features, options, path)
+        self._plan_nulls(schema, options.nulls)
+
+    def _plan_nulls(self, schema: Any, nulls: NullPolicy) -> None:
+        """Set how nulls of each column are filled, and `_bases`, the columns whose nulls a field of masks shows."""
+        fills = ((each.name, fill_of(nulls, each.name, each.type)) for each in schema)
+        self._fills: dict[str, Fill] = {name: fill for name, fill in fills if fill is not None}
+        self._bases = {mask_name(name): name for name, fill in self._fills.items() if fill.masked}
+        check_names(nulls, self._bases.values(), schema.names, self._path)
+        self._scalars |= dict.fromkeys(self._bases, np.dtype(np.bool_))
+
+    def null_counts(self) -> Mapping[str, int]:
+        """Return how many nulls columns of numbers and text have, as far as that is known without reading them."""
+        return {}
 
     def __len__(self) -> int:
         return int(self._ends[-1]) if len(self._ends) else 0
@@ -87,10 +126,13 @@ class TableReader(ShardReader[Record]):
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         decoded = FieldSpec("unknown", None)
-        return {
-            each.name: decoded if each.name in self._decoders else spec_of_type(each.type, self._shapes.get(each.name))
-            for each in self._schema
-        }
+        found: dict[str, FieldSpec] = {}
+        for each in self._schema:
+            spec = spec_of_type(each.type, self._shapes.get(each.name))
+            found[each.name] = decoded if each.name in self._decoders else spec
+            if mask_name(each.name) in self._bases:
+                found[mask_name(each.name)] = FieldSpec("bool", ())
+        return found
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         return arrow.split(self._columns(indices, fields), len(indices))
@@ -99,8 +141,8 @@ class TableReader(ShardReader[Record]):
         return arrow.stacked(self._columns(indices, fields))
 
     def _columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> dict[str, Any]:
-        names = tuple(self._numbers) if fields is None else fields
-        require_known(names, self._numbers, self._path)
+        names = tuple(self.fields if self._bases else self._numbers) if fields is None else fields
+        require_known(names, self._numbers | self._bases, self._path)
         with self._errors():
             columns = self._pick(indices, names, Claims(indices, self._limit, self._path))
         for name in self._decoders:
@@ -159,7 +201,7 @@ class TableReader(ShardReader[Record]):
         rows, start, claimed = np.empty((count if count * length <= self._most_bytes else 0, length), np.uint8), 0, 0
         for name in names if len(rows) else ():
             dtype = self._scalars[name]
-            (array, sizes), _ = self._decoded(group, name, index)
+            (array, sizes, _), _ = self._decoded(group, name, index)
             if not isinstance(array, np.ndarray) or array.dtype != dtype or not isinstance(sizes, int):
                 return (None, 0), 1
             rows[:, start : start + dtype.itemsize].view(dtype)[:, 0] = array
@@ -173,7 +215,7 @@ class TableReader(ShardReader[Record]):
         pieces, claimed = list[tuple[Int64Array, Batch]](), 0
         out: Any = None
         for group, local, rows in parts:
-            array, sizes = self._group(group, name, int(indices[rows[0]]))
+            array, sizes, _ = self._group(group, name, int(indices[rows[0]]))
             if not isinstance(sizes, int):
                 claims.add_to(rows, sizes[local])
             elif sizes > claimed:  # mostly, all groups have that of the first
@@ -195,26 +237,31 @@ class TableReader(ShardReader[Record]):
             out[rows] = columns[name]
         return out
 
-    def _group(self, group: int, name: str, index: int) -> tuple[Any, Sizes]:
-        """Return a column of a group, and what its values expand to; `index` is one of its records, for messages."""
+    def _group(self, group: int, name: str, index: int) -> _Prepared:
+        """Return a column of a group; `index` is one of its records, for messages."""
         return self._cache.get((self._path, group, name), partial(self._decoded, group, name, index))
 
-    def _decoded(self, group: int, name: str, index: int) -> tuple[tuple[Any, Sizes], int]:
+    def _decoded(self, group: int, name: str, index: int) -> tuple[_Prepared, int]:
         """Return what `_group` does, and its bytes."""
+        if name in self._bases:
+            nulls = self._group(group, self._bases[name], index).nulls
+            return _Prepared(nulls, 1, None), nulls.nbytes
         with self._errors(group, index):
             with decoding():
-                found = self._prepare(self._decode(group, name), f"field {name!r} of row group {group}")
+                found = self._prepare(self._decode(group, name), name, f"field {name!r} of row group {group}")
             count = int(self._ends[group] - (self._ends[group - 1] if group else 0))
             if len(found[0]) != count:
                 raise ValueError(f"{len(found[0])} values of {name!r} for {count} records")
             array = found[0]  # pyarrow crashes in `nbytes` of some unions
             return found, array.nbytes if isinstance(array, np.ndarray) else array.get_total_buffer_size()
 
-    def _prepare(self, array: Any, what: str) -> tuple[Any, Sizes]:
-        """Return an array as `arrow.pick` is fastest with it, and what each of its values expands to."""
-        array = arrow.combined(array)
+    def _prepare(self, array: Any, name: str, what: str) -> _Prepared:
+        array, nulls = arrow.combined(array), None
         check_views(array, self._limit, what, self._path)
-        return arrow.prepare(array), expansion(array)
+        sizes = expansion(array)
+        if name in self._fills:
+            array, nulls = fill_nulls(array, self._fills[name])
+        return _Prepared(arrow.prepare(array), sizes, nulls)
 
     @abstractmethod
     def _decode(self, group: int, name: str) -> Any:
@@ -311,9 +358,15 @@ class _CsvFile(TableReader):
         table = cache.get(path, self._parse)
         super().__init__(path, table.schema, np.array([len(table)], np.int64), options, cache)
 
-    def _decoded(self, group: int, name: str, index: int) -> tuple[tuple[Any, Sizes], int]:  # noqa: ARG002 - a file has one group
-        found = self._prepare(self._cache.get(self._path, self._parse).column(name), f"field {name!r}")
+    def _decoded(self, group: int, name: str, index: int) -> tuple[_Prepared, int]:
+        if name in self._bases:
+            return super()._decoded(group, name, index)
+        found = self._prepare(self._cache.get(self._path, self._parse).column(name), name, f"field {name!r}")
         return found, found[0].nbytes
+
+    def null_counts(self) -> Mapping[str, int]:
+        table = self._cache.get(self._path, self._parse)
+        return {each.name: table.column(each.name).null_count for each in self._schema if shows_nulls(each.type)}
 
     def _decode(self, group: int, name: str) -> Any:
         raise NotImplementedError("columns are parsed together")

@@ -7,6 +7,7 @@ from dataload._util.caches import CACHED_BYTES
 from dataload._util.settings import Least
 from dataload.sources.format import Format
 from dataload.sources.options import CachedOptions, FileOptions
+from dataload.types import NullPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,6 +15,9 @@ class JsonlOptions(CachedOptions):
     """Options for reading JSON Lines.
 
     Attributes:
+        nulls: What stands for nulls; see `dataload.sources.arrow.format.TableOptions`. The first thousand records with
+            the field tell its type, and a record without it has a null there. By default a record has None, and a null
+            among numbers or text is an error of a batch.
         cached_bytes: Most bytes of decompressed files that a process keeps, or `max_record_bytes` if that is less; one
             stays, whatever its size.
         max_record_bytes: Most bytes of memory that a record may take, 32 for each byte of its line and the empty lines
@@ -21,6 +25,7 @@ class JsonlOptions(CachedOptions):
             CorruptFileError.
     """
 
+    nulls: NullPolicy = field(default=None, metadata={"like_default": "error"})
     cached_bytes: Annotated[int, Least(0)] = field(default=CACHED_BYTES, metadata={"content": False})
 
 

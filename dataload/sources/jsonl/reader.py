@@ -2,6 +2,8 @@
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar, Self, cast
@@ -13,6 +15,9 @@ from dataload._util.clock import decoding
 from dataload._util.limits import check_lengths, check_size
 from dataload.catalog.arrays import IndexKey, remember, within
 from dataload.catalog.fields import select_fields, spec_of
+from dataload.codecs.arrow import REMEDIES
+from dataload.codecs.nulls import fills_of_samples, with_masks
+from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.file_source import FileSource
@@ -21,7 +26,7 @@ from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile, storage_of, unchanged
 from dataload.storage.array_file import CachedTable
 from dataload.storage.compressed import is_compressed, read_text
-from dataload.types import Array, FieldSpec, Int64Array, Record
+from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy, Record
 
 BLOCK = 1 << 20  # bytes to look for lines in at once
 _NEWLINE, _RETURN = 10, 13
@@ -140,6 +145,8 @@ def unpack(found: CachedTable, size: int) -> Lines | None:
     )
 
 
+_SAMPLED = 1000  # records that tell the types of fields with nulls
+_PLAIN = frozenset((bool, int, float, str))
 _LINE_BYTES = 4  # for each line while they are found
 _MEMORY = 32  # most bytes that the values of JSON take for each byte of text
 
@@ -165,6 +172,9 @@ class JsonlSource(FileSource[Record]):
         """Whether one of several files is compressed; reading a record decompresses a whole file."""
         return len(self.paths) > 1 and any(map(is_compressed, self.paths))
 
+    def _wanted(self, known: Mapping[str, FieldSpec]) -> tuple[str, ...] | None:
+        return with_masks(self._selected, known, self.options.nulls)
+
     def _open_shard(self, path: str) -> ShardReader[Record]:
         return _CompressedFile(path, self.options, self._cache) if is_compressed(path) else _File(path, self.options)
 
@@ -177,10 +187,23 @@ class _Reader(ShardReader[Record]):
     """The lines of a file."""
 
     lines: Lines | SharedLines
+    _fills: Mapping[str, tuple[Any, str | None]]
 
     def __init__(self, path: str, limit: int) -> None:
         self._path = path
         self._limit = limit
+        self._fills = {}
+
+    def _plan_nulls(self, nulls: NullPolicy) -> None:
+        """Find what stands for nulls, by the first records; called once the lines are known."""
+        samples: dict[str, Any] = {}
+        rows = np.arange(min(len(self), _SAMPLED) if nulls is not None else 0)
+        for row in rows:
+            with suppress(CorruptFileError):  # raised again when it is read
+                for name, value in self.read(rows[row : row + 1], None)[0].items():
+                    samples[name] = value if samples.get(name) is None else samples[name]
+        if len(rows):
+            self._fills = fills_of_samples(samples, nulls, self._path)
 
     def __len__(self) -> int:
         return len(cast("Lines", self.lines))
@@ -194,8 +217,7 @@ class _Reader(ShardReader[Record]):
         except CorruptFileError:  # raised again when it is read; other records may be intact
             return {}
         # Lists may differ in length, and what is null here may be anything elsewhere.
-        plain = (bool, int, float, str)
-        return {n: spec_of(v) if isinstance(v, plain) else FieldSpec("unknown", None) for n, v in record.items()}
+        return {n: spec_of(v) if type(v) in _PLAIN else FieldSpec("unknown", None) for n, v in record.items()}
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         starts, lengths = self.lines.spans(indices)
@@ -210,7 +232,24 @@ class _Reader(ShardReader[Record]):
             row = next(row for row, record in enumerate(records) if type(record) is not dict)
             message = f"expected a JSON object, found {texts[row].strip()[:40]!r}"
             raise CorruptFileError(message, path=self._path, offset=int(starts[row]), index=int(indices[row]))
+        for name, (value, mask) in self._fills.items():
+            if fields is None or name in fields or mask in fields:
+                for record in records:
+                    is_null = record.get(name) is None
+                    if is_null:
+                        record[name] = deepcopy(value)
+                    if mask is not None:
+                        record[mask] = is_null
         return records if fields is None else [select_fields(record, fields) for record in records]
+
+    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        records = self.read(indices, fields)
+        for name in records[0]:
+            values = [record.get(name) for record in records]
+            if None in values and not _PLAIN.isdisjoint(map(type, values)):
+                message = f"field {name!r} is null, and other records have numbers or text: {REMEDIES}"
+                raise CorruptFileError(message, path=self._path, index=int(indices[values.index(None)]))
+        return default_collate(records)
 
     def _find_invalid(self, texts: list[bytes], indices: Int64Array) -> CorruptFileError:
         """Return the error of the first line that is not JSON."""
@@ -234,9 +273,10 @@ class _File(_Reader):
         _refuse_empty(self._file.size, path)
         key = IndexKey.of("jsonl", (path,), remote=options.remote_settings) if options.cache else None
         self.lines = remember(key, partial(unpack, size=self._file.size), self._find, pack)
+        self._plan_nulls(options.nulls)
 
     def shared(self) -> tuple[RecordFile, Any]:
-        return self._file, ()
+        return self._file, self._fills
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)
@@ -279,6 +319,7 @@ class _CompressedFile(_Reader):
         table = _LINE_BYTES * text.count(b"\n")
         check_size(len(text) + table, self._limit, "the text of the file, with the places of its lines,", path=path)
         self.lines = find_lines(memoryview(text)[start : start + BLOCK] for start in range(0, len(text), BLOCK))
+        self._plan_nulls(options.nulls)
 
     def _text(self) -> bytes | bytearray:
         def read() -> tuple[bytes | bytearray, int]:

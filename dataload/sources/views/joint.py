@@ -72,7 +72,7 @@ class JointShards:
     def records(self, ends: Int64Array, indices: Int64Array) -> list[Any]:
         """Return records, given the cumulative lengths of the sources."""
         try:
-            return self._joint.records(self._indices(ends, indices), self._first._selected)
+            return self._joint.records(self._indices(ends, indices), self._first._wanted(self._opened[0].fields))
         except MemoryError as error:
             raise memory_error(self._first, self._first.paths[0], len(indices)) from error
 

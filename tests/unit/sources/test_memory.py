@@ -101,8 +101,22 @@ def test_a_table_of_another_library(library):
     assert list(MemorySource(table, fields=["t", "n"])[2]) == ["t", "n"]
     with pytest.raises(ConfigError, match=r"there is no field 'm': Known: b, f, l, n, t"):
         MemorySource(table, fields=["m"])
-    with pytest.raises(CorruptFileError, match=r"record 1: field 't' is null, and only floats and times have a value"):
-        MemorySource(table_of({"t": ["a", None]}))
+    holes = table_of({"t": ["a", None], "n": module.array([1, None], "Int64") if library == "pandas" else [1, None]})
+    with pytest.warns(UserWarning, match=r"the table has nulls \(1 of 't', 1 of 'n'\), and reading one is an error"):
+        source = MemorySource(holes)
+    same(source[0], {"t": "a", "n": np.array(1)})
+    with pytest.raises(CorruptFileError, match="record 1: field 't' is null, and not a float or a time: pass nulls="):
+        source.read_batch([0, 1], ["t"])
+    source = MemorySource(holes, nulls={"t": "?", "n": "mask"}, fields=["n", "t"])
+    assert [*source.fields] == ["n", "n_is_null", "t"]
+    same(source[1], {"n": np.array(0), "n_is_null": np.array(True), "t": "?"})
+    assert source.fingerprint() != MemorySource(holes, nulls="error").fingerprint()
+    for settings, message in (
+        ({"nulls": {"t": 1}}, "nulls replaces nulls of 't' by 1, which does not fit its type"),
+        ({"nulls": {"m": 1}}, "nulls names 'm', which the table has not"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            MemorySource(holes, **settings)
     if library == "pandas":  # its index is no field
         assert MemorySource(module.DataFrame({"x": [1, 2]}, index=[7, 9])).fields.keys() == {"x"}
 
@@ -198,3 +212,8 @@ def test_what_has_records_by_index_is_left_alone(data):
 def test_what_is_no_source(data, message):
     with pytest.raises(TypeError, match=re.escape(message)):
         Loader(data, batch_size=1)
+
+
+def test_nulls_are_those_of_tables():
+    with pytest.raises(ConfigError, match="nulls is for tables, and the data are 'dict'"):
+        MemorySource({"x": [1, None]}, nulls="mask")

@@ -65,7 +65,7 @@ def test_damage(tmp_path, name, data, message):
 
 
 def test_a_missing_number_is_an_error_of_its_record(tmp_path):
-    source = CsvSource(write(tmp_path / "a.csv", "n,m\n1,1\n,2\n"))
+    source = CsvSource(write(tmp_path / "a.csv", "n,m\n1,1\n,2\n"), nulls="error")
     assert source[0]["n"] == 1
     refuses(source, [1], r"a\.csv, record 1: field 'n' is null")
 

@@ -118,9 +118,9 @@ def test_groups_are_decoded_one_at_a_time(tmp_path, monkeypatch):
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=5)
     real, seen = TableReader._prepare, []
 
-    def prepare(self, array, what):
+    def prepare(self, array, name, what):
         assert not [reference for reference in seen if reference() is not None]
-        found = real(self, array, what)
+        found = real(self, array, name, what)
         seen.append(weakref.ref(found[0]))
         return found
 

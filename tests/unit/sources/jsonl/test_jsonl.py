@@ -165,3 +165,58 @@ def test_what_json_cannot_hold(tmp_path, record, message):
     with pytest.raises(ConfigError, match=message), dataload.create(tmp_path / "a.jsonl") as writer:
         writer.write(record)
     assert not [*tmp_path.iterdir()]
+
+
+HOLES = [
+    {"n": 1, "f": 0.5, "t": "a", "l": [1], "d": {"x": 1, "y": None}},
+    {"n": None, "f": None, "t": None, "l": None, "d": None, "later": 3},
+    {"n": 3, "t": "c", "l": []},
+]
+
+
+def test_nulls_are_errors_of_batches_unless_something_stands_for_them(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f"{json.dumps(record)}\n" for record in HOLES))
+    source = dataload.open(path)
+    assert source.read([1])[0]["n"] is None
+    for name in ("n", "f", "t"):
+        with pytest.raises(CorruptFileError, match=f"record 1: field '{name}' is null, and other records have numbers"):
+            source.read_batch([0, 1], [name])
+    assert source.read_batch([0, 2], ["n", "t"])["t"] == ["a", "c"]
+    source = dataload.open(path, nulls="mask")
+    masks = ["n_is_null", "t_is_null", "l_is_null", "d_is_null", "later_is_null"]
+    assert [name for name in source.fields if name.endswith("_is_null")] == masks
+    batch = source.read_batch([0, 1, 2], ["n", *masks, "f", "t", "later"])
+    assert {name: batch[name].tolist() for name in ("n", *masks, "later")} == {
+        "n": [1, 0, 3],
+        "n_is_null": [False, True, False],
+        "t_is_null": [False, True, False],
+        "l_is_null": [False, True, False],
+        "d_is_null": [False, True, True],
+        "later": [0, 3, 0],
+        "later_is_null": [True, False, True],
+    }
+    assert np.isnan(batch["f"]).tolist() == [False, True, True]
+    assert batch["t"] == ["a", "", "c"]
+    empty = source[1]
+    assert (empty["l"], empty["d"]) == ([], {"x": 0, "y": None})
+    empty["l"].append(1)
+    assert source[1]["l"] == []
+    source = dataload.open([path, path], nulls={"n": "mask", "t": "?", "f": 0}, fields=["t", "n", "f"])
+    assert [*source.read_batch([1, 3])] == ["t", "n", "n_is_null", "f"]
+    assert source.read([4])[0] == {"t": "?", "n": 0, "n_is_null": True, "f": 0}
+
+
+@pytest.mark.parametrize(
+    ("nulls", "message"),
+    [
+        ({"q": 0}, r"nulls names 'q', which .*a\.jsonl has not: .*"),
+        ({"n": "?"}, r"nulls replaces nulls of 'n' by '\?', and .*a\.jsonl has 1 there"),
+        ("mask", r"nulls='mask' adds 'n_is_null', a field that .*a\.jsonl has: .*"),
+    ],
+)
+def test_nulls_that_do_not_fit(tmp_path, nulls, message):
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"n": 1, "n_is_null": 2}\n')
+    with pytest.raises(ConfigError, match=f"^{message}$"):
+        dataload.open(path, nulls=nulls)

@@ -204,6 +204,6 @@ def held_by_hub(paths: list[str], remote: Remote | None) -> list[str]:
     """Return paths with local ones in place of the ``hf://`` URLs of what the cache of `huggingface_hub` holds."""
     if not any(map(is_hub_url, paths)):
         return paths
-    from dataload.storage.remote.hub import held_paths
+    from dataload.storage.remote.clients import held_paths
 
     return [*held_paths(paths, remote)]

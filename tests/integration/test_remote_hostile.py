@@ -12,7 +12,7 @@ from hostile_server import HostileServer
 from dataload.errors import ChangedFileError, ConfigError, MachineError, StoreError
 from dataload.storage import Remote, storage_of
 from dataload.storage.remote import requests as listing
-from dataload.storage.remote.client import client_of
+from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.requests import Chunk
 from dataload.storage.remote.settings import ObjectVersion
 

@@ -26,7 +26,7 @@ from dataload.storage.local.record_files import FileIdentity, ReopenedFile
 from dataload.storage.paths import base_name, has_wildcards, join, parent
 from dataload.storage.record_file import RecordFile
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
-from dataload.storage.remote.client import client_of
+from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import (
     LARGEST_PUT,
     RemoteAtomicFile,

@@ -11,23 +11,20 @@ from dataclasses import replace
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import Any, TypeVar
-from weakref import WeakValueDictionary
 
 from dataload._util.caches import PerProcess
 from dataload._util.lazy import load_optional
 from dataload._util.threads import DaemonThreads
 from dataload.errors import ChangedFileError, ConfigError, DataloadError, SourceNotFoundError, StoreError
 from dataload.storage.errors import rewritten_error
-from dataload.storage.paths import is_hub_url, nameless_error
+from dataload.storage.paths import nameless_error
 from dataload.storage.remote.requests import (
     REQUESTS_IN_TIMEOUT,
     Attempts,
     Chunk,
     can_be_interrupted,
-    check_process,
     failure_reason,
     list_directory,
-    split_url,
 )
 from dataload.storage.remote.settings import ObjectVersion, Remote, RemoteOptions, is_plain
 from dataload.storage.remote.traffic import Traffic
@@ -320,24 +317,4 @@ def _changed(url: str, version: ObjectVersion) -> ChangedFileError:
     return ChangedFileError(f"{message} `dataload index --manifest {url.rpartition('/')[0]}`", path=url)
 
 
-_clients: PerProcess[WeakValueDictionary[tuple[Any, ...], ObjectClient]] = PerProcess()
 _memories: PerProcess[dict[str, Any]] = PerProcess()
-
-
-def client_of(url: str, remote: Remote) -> tuple[ObjectClient, str]:
-    """Return this process's client for the store of a URL, and the key of the object."""
-    base, key = split_url(url)
-    check_process()
-    own = remote.clients.get(dict)
-    client = own.get(base)
-    if client is None and is_hub_url(base):
-        from dataload.storage.remote.hub import HubClient
-
-        client = own[base] = HubClient(base, remote).counted(remote.traffic)  # of one commit, so it is not shared
-    elif client is None:
-        options = remote.options
-        name = (base, remote.store.digest(), options.connections, options.timeout, options.retries)
-        shared = _clients.get(WeakValueDictionary)
-        found = shared.get(name) or shared.setdefault(name, ObjectClient(base, remote))
-        client = own[base] = found.counted(remote.traffic)
-    return client, key

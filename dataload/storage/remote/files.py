@@ -22,7 +22,7 @@ from dataload.storage.local.record_files import FileIdentity, Handle, MappedFile
 from dataload.storage.paths import base_name
 from dataload.storage.record_file import MergedReads, RecordFile, Runs, is_reading_tables
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
-from dataload.storage.remote.client import client_of
+from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.jobs import Shares
 from dataload.storage.remote.requests import GAP, Chunk, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, node_folder, parse_bytes

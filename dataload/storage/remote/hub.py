@@ -7,14 +7,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote
 
 from dataload._util.lazy import load_optional
 from dataload.errors import SourceNotFoundError, StoreError
-from dataload.storage.paths import is_hub_url, join, split_hub_url
-from dataload.storage.remote.client import ObjectClient, client_of
+from dataload.storage.paths import join, split_hub_url
+from dataload.storage.remote.client import ObjectClient
 from dataload.storage.remote.requests import Chunk
 from dataload.storage.remote.settings import ObjectVersion, Remote
 
@@ -127,20 +127,12 @@ class HubClient(ObjectClient):
         return self._attempts.make(what, url, ask)
 
 
-def held_paths(paths: Iterable[str], remote: Remote | None) -> Iterator[str]:
-    """Return local paths in place of the URLs of files that the cache of `huggingface_hub` holds; offline, of all."""
-    offline = _load("huggingface_hub.constants").is_offline_mode()
-    for path in paths:
-        if not is_hub_url(path):
-            yield path
-        elif offline:
-            yield _offline_path(path)
-        else:
-            client, key = client_of(path, remote) if remote is not None else (None, "")
-            yield (client.held(key) if isinstance(client, HubClient) and key else None) or path
+def is_offline() -> bool:
+    return _load("huggingface_hub.constants").is_offline_mode()
 
 
-def _offline_path(url: str) -> str:
+def offline_path(url: str) -> str:
+    """Return where the cache of `huggingface_hub` has what a URL names, or a SourceNotFoundError."""
     hub, cache = _load("huggingface_hub"), _load("huggingface_hub.constants").HF_HUB_CACHE
     _, name, revision, key = split_hub_url(url)
     try:

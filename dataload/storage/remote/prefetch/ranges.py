@@ -16,7 +16,7 @@ import numpy as np
 
 from dataload.errors import DataloadError, StoreError
 from dataload.storage.record_file import Runs, merge_ranges
-from dataload.storage.remote.client import client_of
+from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.requests import GAP, Chunk, cut
 from dataload.storage.remote.settings import ObjectVersion, Remote, parse_bytes
 from dataload.types import BytesArray, Int64Array

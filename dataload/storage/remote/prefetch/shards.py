@@ -20,7 +20,7 @@ from dataload.errors import ConfigError, SourceError
 from dataload.storage.local.folders import trusted_folder
 from dataload.storage.paths import base_name
 from dataload.storage.remote.cache import CacheFullError, Lease, ShardCache
-from dataload.storage.remote.client import client_of
+from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import open_shards
 from dataload.storage.remote.jobs import Shares, describe_jobs
 from dataload.storage.remote.prefetch.board import Board, Coming

@@ -12,7 +12,8 @@ import dataload
 from dataload.errors import ConfigError, MachineError
 from dataload.storage import Remote
 from dataload.storage.remote.cache import ShardCache
-from dataload.storage.remote.client import ObjectClient, client_of
+from dataload.storage.remote.client import ObjectClient
+from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import open_shards
 from dataload.storage.remote.jobs import LivingFile
 from dataload.storage.remote.prefetch import shards as ahead

@@ -11,8 +11,9 @@ import pytest
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, SourceError, SourceNotFoundError
 from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
 from dataload.storage.remote.cache import CacheFullError
-from dataload.storage.remote.client import Chunk, client_of
+from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.prefetch.ranges import RangePrefetcher, StepRanges
+from dataload.storage.remote.requests import Chunk
 from dataload.storage.remote.settings import ObjectVersion
 
 obstore = pytest.importorskip("obstore")

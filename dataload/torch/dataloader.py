@@ -192,15 +192,16 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
         if type(self.batch_sampler) is data.BatchSampler:
             sampler, size = self.batch_sampler.sampler, self.batch_sampler.batch_size
         elif self.batch_sampler is not None:
-            return GivenOrder(drawn=DrawnOrder(self.batch_sampler, records, batches=True, generator=self.generator))
-        if type(sampler) is data.SequentialSampler:
+            sampler, size = self.batch_sampler, 1
+        batches = sampler is self.batch_sampler
+        if type(sampler) is data.SequentialSampler and not batches:
             return BatchSampler(sampler=Sequential(len(sampler)), batch_size=size)
-        if type(sampler) is data.DistributedSampler and not sampler.shuffle:
+        if type(sampler) is data.DistributedSampler and not (sampler.shuffle or batches):
             rank, ranks, total = sampler.rank, sampler.num_replicas, sampler.total_size
             if self._records is not None and total <= self._records == len(cast("Any", sampler.dataset)):
                 order = Subset(Sequential(self._records), range(total))  # without repeated records
                 return BatchSampler(sampler=order, batch_size=size, rank=rank, world_size=ranks)
-        drawn = DrawnOrder(sampler, records, batches=False, generator=self.generator)
+        drawn = DrawnOrder(sampler, records, batches=batches, generator=self.generator, length=self._records)
         return GivenOrder(drawn=drawn, batch_size=size)
 
     def _follow_growth(self) -> None:

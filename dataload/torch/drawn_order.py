@@ -33,9 +33,18 @@ class DrawnOrder:
     """One epoch's order as drawn from a sampler, and the sampler's state before the draw.
 
     With `records`, items must be integers in [0, records); otherwise they may be anything that the data set takes.
+    `length` is that of the data set, if it has one: negative indices count from there in states.
     """
 
-    def __init__(self, sampler: Any, records: int | None, *, batches: bool, generator: torch.Generator | None) -> None:
+    def __init__(
+        self,
+        sampler: Any,
+        records: int | None,
+        *,
+        batches: bool,
+        generator: torch.Generator | None,
+        length: int | None = None,
+    ) -> None:
         if not isinstance(sampler, Iterable) or not hasattr(sampler, "__len__"):
             missing = "__len__, so its epoch might never end" if isinstance(sampler, Iterable) else "__iter__"
             raise ConfigError(
@@ -46,7 +55,7 @@ class DrawnOrder:
         self.sampler: Any = sampler
         self.records = records
         self.batches = batches
-        self._generator = generator
+        self._generator, self._length = generator, length or 0
         self.epoch: int = -1  # of `items`
         self.items: Sequence[Any] | Int64Array = ()
         self._state: dict[str, Any] = {}  # the sampler's state before `items` were drawn
@@ -75,9 +84,9 @@ class DrawnOrder:
         if not torch.equal(before, generator.get_state()):
             state["generator"] = _encoded(before)
         self.items, self.epoch, self._later = self._checked(given, skipped), epoch, later
-        self._state = {**state, "digest": _digest_of(self.items, self.batches)}
+        self._state = {**state, "digest": self._digest_of(self.items)}
         if later:
-            self._state["rest"] = _digest_of(self.items[1:], self.batches)
+            self._state["rest"] = self._digest_of(self.items[1:])
 
     def _checked(self, given: list[Any], skipped: int) -> Sequence[Any] | Int64Array:
         """Return the items as arrays if they are integers."""
@@ -102,6 +111,13 @@ class DrawnOrder:
         if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
             raise TypeError(f"{array.dtype} of {array.ndim} dimensions")
         return array.astype(np.int64)
+
+    def _digest_of(self, items: Any) -> str:
+        if any(not isinstance(item, (np.ndarray, np.integer)) for item in items[:1]):
+            return digest(repr(list(items)))
+        flat = np.concatenate([*items, [len(batch) for batch in items]]) if self.batches and len(items) else items
+        array = np.asarray(flat)
+        return digest(np.where(array < 0, array + self._length, array).tobytes())
 
     def state(self, epoch: int, *, begun: bool) -> dict[str, Any]:
         """Return values from which `restore` makes the sampler repeat the order of `epoch`, or its rest if `begun`."""
@@ -183,13 +199,6 @@ class DrawnOrder:
             if getattr(sampler, name, None) is not None:
                 return sampler
         return None
-
-
-def _digest_of(items: Any, batches: bool) -> str:
-    if any(not isinstance(item, (np.ndarray, np.integer)) for item in items[:1]):
-        return digest(repr(list(items)))
-    flat = np.concatenate([*items, np.array([len(batch) for batch in items])]) if batches and len(items) else items
-    return digest(np.asarray(flat).tobytes())
 
 
 def _set_state(generator: torch.Generator, saved: Any) -> None:

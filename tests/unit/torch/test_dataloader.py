@@ -332,6 +332,22 @@ def test_a_refused_state_leaves_the_sampler_alone():
     assert torch.equal(generator.get_state(), expected)
 
 
+class Numbered(list):
+    """Indices, or lists of them, as a sampler gives them."""
+
+
+@pytest.mark.parametrize("argument", ["sampler", "batch_sampler"])
+def test_states_of_0_2_count_negative_indices_from_the_start(argument):
+    def order(first):
+        return {argument: Numbered([1, first, 4] if argument == "sampler" else [[1, first], [4, 0]])}
+
+    saved = DataLoader(Made(sample), **order(10))
+    next(iter(saved))
+    resumed = DataLoader(Made(sample), **order(-1))
+    resumed.load_state_dict(saved.state_dict())
+    assert len(list(resumed)) == len(saved) - 1
+
+
 def test_an_order_that_cannot_be_had_again_is_refused():
     loader = DataLoader(range(10), 2, sampler=Unseeded(10))
     next(iter(loader))

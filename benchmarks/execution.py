@@ -31,12 +31,6 @@ def ready_batch(_samples):
     return ready()[:]  # a new view each time: pickle would send one object only once
 
 
-def ready_tensor(samples):
-    import torch
-
-    return torch.from_numpy(ready_batch(samples))
-
-
 def touched(batch):
     """The rows of a batch, of which the consumer reads one value in a thousand."""
     return 16 if np.asarray(batch)[:, ::1024].sum(dtype=np.float64) else 0
@@ -59,15 +53,6 @@ def processes(batches=1000):
                 dataload.Loader(source, batch_size=16, collate=ready_batch, num_workers=workers, executor="processes")
             )
             cases.append(Case(f"Loader, {workers} processes", through(loader), floor))
-        try:
-            from torch.utils.data import DataLoader
-        except ImportError:
-            print("torch is not installed: no peer (pip install torch)")
-        else:
-            several = {"collate_fn": ready_tensor, "persistent_workers": True, "prefetch_factor": 2}
-            for workers in (1, 2):
-                peer = DataLoader(source, 16, num_workers=workers, **several)
-                cases.append(Case(f"torch DataLoader, {workers} workers", peer.__iter__))
         title = "16 MB batches from worker processes"
         return run_cases(title, cases, same=None, rows=touched, seconds=0.8)
 

@@ -119,46 +119,6 @@ def _torch_cases(dataset_for):
         yield Case(f"torch DataLoader, {workers or 'no'} worker{'s' * (workers > 1)}", loader.__iter__)
 
 
-class _Pictures:
-    """JPEG files as a data set that a user of torch writes."""
-
-    def __init__(self, paths):
-        self.paths = paths
-
-    def __len__(self):
-        return len(self.paths)
-
-    def __getitem__(self, index):
-        from PIL import Image
-
-        return np.asarray(Image.open(self.paths[index]).convert("RGB")).copy()
-
-
-def changed_import(count=512):
-    """torch's DataLoader, and dataload's by a changed import: a memory-mapped array, and JPEG files read by Pillow."""
-    from torch.utils import data
-
-    from dataload.torch import DataLoader
-
-    rows = np.lib.format.open_memmap(ROOT / "changed_import.npy", "w+", np.float32, (COUNT, 1024))
-    rows[:] = np.arange(COUNT, dtype=np.float32)[:, None]
-    paths = [ROOT / f"changed_import-{number}.jpg" for number in range(count)]
-    for path, record in zip(paths, made_data(get_workload("jpeg"), count).records, strict=True):
-        path.write_bytes(record["jpg"])
-    found = []
-    kinds = ("memory-mapped rows of 4 KB", rows, BATCH, 0.5), ("JPEG files, Pillow", _Pictures(paths), 32, 1.5)
-    for title, dataset, size, seconds in kinds:
-        cases = []
-        for package, loader in (("torch", data.DataLoader), ("dataload", DataLoader)):
-            for workers in range(3):
-                made_loader = loader(dataset, size, shuffle=True, num_workers=workers, persistent_workers=workers > 0)
-                cases.append(Case(f"{package}, {workers} workers", made_loader.__iter__))
-        done = run_cases(title, cases, rows=len, same=None, seconds=seconds)
-        best, ours = (max(part, key=lambda row: median(row["rates"])) for part in (done[:3], done[3:]))
-        found += [*done, against(ours, best, 0.95)]
-    return found
-
-
 def jpeg(count=2048, batch_size=32):
     """JPEGs of 500x375 from a tar archive, against Pillow and against bare loops that decode and make no batches."""
     import simplejpeg

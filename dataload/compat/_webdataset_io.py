@@ -10,6 +10,7 @@ from urllib.parse import urlparse
 from dataload._util.lazy import load_optional
 from dataload.errors import ConfigError
 from dataload.storage import Remote, is_url, local_path, storage_of
+from dataload.storage.backend import FileStream
 
 wds: Any = load_optional("webdataset", needed_by="dataload.compat.webdataset", extra="webdataset")
 
@@ -75,20 +76,8 @@ def gopen(
     return io.BufferedReader(_Stream(storage.open(url, whole=True)), _BUFFER_BYTES)
 
 
-class _Stream(io.RawIOBase):
-    """An open object, read from its start to its end."""
-
-    def __init__(self, file: Any) -> None:
-        self._file, self._at = file, 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        data = self._file.read(self._at, min(len(buffer), self._file.size - self._at))
-        buffer[: len(data)] = data
-        self._at += len(data)
-        return len(data)
+class _Stream(FileStream):
+    """An open object, which is closed with its stream."""
 
     def close(self) -> None:
         if not self.closed:

@@ -7,8 +7,7 @@ from typing import Any
 from dataload._util.lazy import load_optional
 from dataload.compat._webdataset_io import base, wds
 from dataload.compat._webdataset_pipeline import WebDataset
-from dataload.compat._webdataset_stages import is_single
-from dataload.compat._webdataset_state import PassState, Progress, Resumable
+from dataload.compat._webdataset_stages import PassState, Progress, Resumable, is_single
 from dataload.errors import ConfigError
 
 

@@ -12,8 +12,17 @@ from typing import Any, Self
 
 from dataload._util.fingerprint import fingerprint
 from dataload.compat._webdataset_io import Opener, base, check_pipe, is_remote, wds
-from dataload.compat._webdataset_stages import Meter, Named, PipelineSplit, Share, Single, plan
-from dataload.compat._webdataset_state import PassState, Progress, Resumable
+from dataload.compat._webdataset_stages import (
+    Meter,
+    Named,
+    PassState,
+    PipelineSplit,
+    Progress,
+    Resumable,
+    Share,
+    Single,
+    plan,
+)
 from dataload.errors import (
     ConfigError,
     CorruptFileError,

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.randomness import derive_key
+from dataload._util.randomness import derive_word
 
 _STATE_BYTES = 4 * 624 + 4  # of numpy's MT19937: a key, and the position in it
 
@@ -32,7 +32,7 @@ def global_generators_kept() -> Generator[None]:
 
 def seed_global_generators(seed: int, epoch: int, step: int) -> None:
     """Seed the global generators of `random`, numpy and torch for a step."""
-    word = int(derive_key(seed, "global generators", epoch, step, words=1)[0])
+    word = int(derive_word(seed, "global generators", epoch, step))
     random.seed(word)
     np.random.seed(word & 0xFFFFFFFF)  # noqa: NPY002 - the generator to be made harmless
     torch = sys.modules.get("torch")  # code that uses its generator has imported it

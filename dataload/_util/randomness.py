@@ -38,6 +38,11 @@ def derive_key(seed: int, purpose: str, *address: int | str, words: int = 4) -> 
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
+def derive_word(seed: int, purpose: str, *address: int | str) -> np.uint64:
+    """Return an independent word of 64 bits for a purpose and an address."""
+    return derive_key(seed, purpose, *address, words=1)[0]
+
+
 def _address_part(part: int | str) -> str:
     # Values count, not types: numpy's 3 and Python's 3 are the same epoch.
     return f"str:{part}" if isinstance(part, str) else f"int:{operator.index(part)}"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dataload._util.randomness import derive_key
+from dataload._util.randomness import derive_word
 from dataload.compat._webdataset_io import FluidInterface, wds
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Subset
@@ -58,7 +58,7 @@ class PipelineSplit:
             given = vars(stage) if isinstance(stage, wds.detshuffle) else _arguments(stage)
             own = given["seed"]
             if own is None:  # pools with equal seeds would draw the same slots
-                own = int(derive_key(seed, "webdataset", number, words=1)[0])
+                own = int(derive_word(seed, "webdataset", number))
             order = PoolShuffle(order, given["bufsize"], int(own))
         return order
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, 
 from pydantic import Field, create_model
 
 from dataload import samplers as orders
-from dataload._util.randomness import derive_key
+from dataload._util.randomness import derive_word
 from dataload._util.settings import check_count
 from dataload.config.derive import NpyPath, Section, settings_of
 from dataload.config.problems import REFERENCE_PATTERN, named_as, named_under, read_array, resolve_reference
@@ -53,7 +53,7 @@ class BuildContext:
 
     def part(self, i: int) -> BuildContext:
         """Return the context of the sampler of part `i`, with its own seed, so that equal parts differ in order."""
-        seed = int(derive_key(self.seed, "mixture-part", i, words=1)[0])
+        seed = int(derive_word(self.seed, "mixture-part", i))
         return replace(self.inner(f"samplers[{i}]"), source=self.parts[i], parts=(self.parts[i],), seed=seed)
 
 

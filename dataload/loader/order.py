@@ -9,7 +9,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, T
 
 from dataload._util.habits import INSTEAD, instead
 from dataload._util.indexing import even_split
-from dataload._util.randomness import derive_key
+from dataload._util.randomness import derive_word
 from dataload.errors import ConfigError
 from dataload.samplers import (
     BatchPlanner,
@@ -151,7 +151,7 @@ def default_order(source: RandomAccessSource[Any], shuffle: bool | Shuffle, seed
     """Return the order of a source without a sampler: index order, shuffled, or mixed by weights."""
     if not isinstance(source, MixedSource):
         return shuffled(source, shuffle, seed) if shuffle else Sequential(len(source))
-    seeds = [int(derive_key(seed, "part of a mix", i, words=1)[0]) for i in range(len(source.sources))]
+    seeds = [int(derive_word(seed, "part of a mix", i)) for i in range(len(source.sources))]
     samplers = tuple(default_order(each, shuffle, own) for each, own in zip(source.sources, seeds, strict=True))
     return Mixture(samplers, source.weights, source.stop, seed, lengths=tuple(map(len, source.sources)))
 

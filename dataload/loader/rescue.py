@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from dataload._util.randomness import derive_key, hash64
+from dataload._util.randomness import derive_word, hash64
 from dataload.collate import Pack, Packing, empty_like
 from dataload.errors import ConfigError, SourceError, message_of, printable
 from dataload.loader.bad_records import BadRecord, shown
@@ -202,7 +202,7 @@ def substitute(seed: int, epoch: int, index: int, good: Int64Array) -> int:
     """Return the record of `good`, (n,) int64, that replaces a bad one: the same in every run."""
     # Good records are of the same step, so that no record is served that the order does not have.
     candidates = np.unique(good)
-    key = derive_key(seed, "replace", epoch, index, words=1)[0]
+    key = derive_word(seed, "replace", epoch, index)
     return int(candidates[np.argmin(hash64(key, candidates))])
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, cast
 import numpy as np
 
 from dataload._util.indexing import as_indices, check_index
-from dataload._util.randomness import derive_key
+from dataload._util.randomness import derive_word
 from dataload._util.settings import Checked, Least, check_count, check_settings
 from dataload.errors import ConfigError
 from dataload.samplers.common import (
@@ -213,7 +213,7 @@ class Lanes(OverParent):
         check_sampler("parent", self.parent)
         if self.pool_size is not None:
             lengths = np.diff(self._starts(np.arange(self.lanes + 1))).tolist()
-            seeds = [int(derive_key(self.seed, "lane", lane, words=1)[0]) for lane in range(self.lanes)]
+            seeds = [int(derive_word(self.seed, "lane", lane)) for lane in range(self.lanes)]
             pools = [PoolShuffle(Sequential(n), self.pool_size, seed) for n, seed in zip(lengths, seeds, strict=True)]
             set_fields(self, _pools=tuple(pools))
 

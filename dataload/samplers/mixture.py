@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from dataload._util.randomness import derive_key
+from dataload._util.randomness import derive_word
 from dataload._util.settings import Least, as_tuple, check_setting, check_settings, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.basic import indices_without_end, positions_without_end
@@ -313,7 +313,7 @@ def _schedules(weights: Any, window: int | None, seed: int) -> tuple[_Schedule, 
         for i, row in enumerate(rows):
             # The weights before a change stay in the order that they would have without it.
             address = (epoch, i) if i else (epoch,)
-            key = derive_key(seed, "mixture", *address, words=1)
+            key = derive_word(seed, "mixture", *address)
             patterns.append(_pattern(_counts(row, shared if changes is None else window or _window((row,))), key))
         drawn = [pattern.draws(length) for pattern, length in zip(patterns, np.diff(starts).tolist(), strict=False)]
         before = np.cumsum([np.zeros(len(rows[0]), np.int64), *drawn], axis=0)
@@ -348,10 +348,10 @@ def _counts(row: tuple[float, ...], window: int) -> list[int]:
     return counts
 
 
-def _pattern(counts: list[int], key: Any) -> _Pattern:
+def _pattern(counts: list[int], key: np.uint64) -> _Pattern:
     components = np.repeat(np.arange(len(counts)), counts)
     nth = np.concatenate([np.arange(count) for count in counts])
     # Draw i of m is at a random place in the i-th of m equal shares: even, but not periodic in the number of ranks.
-    offsets = (nth + uniform(key[0], np.arange(len(components)))) / np.repeat(counts, counts)
+    offsets = (nth + uniform(key, np.arange(len(components)))) / np.repeat(counts, counts)
     order = np.argsort(offsets, kind="stable")
     return _Pattern(components[order], nth[order], np.array(counts, np.int64))

@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple, TypeAlias
 import numpy as np
 
 from dataload._util.caches import Memo
-from dataload._util.randomness import derive_key, hash64
+from dataload._util.randomness import derive_key, derive_word, hash64
 from dataload._util.settings import Least, check_settings
 from dataload.samplers.common import KEY_WORDS, OverParent, check_sampler, permute
 from dataload.samplers.inverse import positions_of
@@ -70,7 +70,7 @@ class PoolShuffle(OverParent):
         return np.array([position for position in found if position < below], np.int64)
 
     def _slots(self, epoch: int) -> _Slots:
-        key = derive_key(self.seed, "pool", epoch, words=1)[0]
+        key = derive_word(self.seed, "pool", epoch)
         drain_key = derive_key(self.seed, "pool-drain", epoch, words=KEY_WORDS)
         return _Slots(len(self), min(self.pool_size, len(self)), key, drain_key)
 

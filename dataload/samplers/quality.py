@@ -10,7 +10,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from dataload._util.randomness import derive_key, hash64
+from dataload._util.randomness import derive_word, hash64
 from dataload._util.settings import check_count
 from dataload.errors import ConfigError
 from dataload.samplers.batch import BatchPlanner, BatchSampler
@@ -94,7 +94,7 @@ def _runs(total: int, rows: int) -> list[range]:
     length = min(max(1, _SAMPLED_ROWS // (PLACES * rows)), max(1, total // PLACES))
     count = min(PLACES, total)
     # Not equidistant, because the distance might coincide with the period of shards or lanes.
-    bits = hash64(derive_key(0, "order-sample", words=1)[0], np.arange(count)).tolist()
+    bits = hash64(derive_word(0, "order-sample"), np.arange(count)).tolist()
     runs: list[range] = []
     for i in range(count):
         start, stop = i * total // count, (i + 1) * total // count

@@ -7,7 +7,7 @@ from typing import Annotated
 import numpy as np
 
 from dataload._util.caches import Memo
-from dataload._util.randomness import derive_key, hash64
+from dataload._util.randomness import derive_word, hash64
 from dataload._util.settings import Least, check_settings, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.common import ArrayValue, Float64Array, Length, PerRecord, set_fields
@@ -67,7 +67,7 @@ class Weighted(ArrayValue, PerRecord):
         if not self.replacement:
             order = self._orders.recall(epoch)
             return (self._orders.keep(epoch, self._order(epoch)) if order is None else order)[positions]
-        return self._find(uniform(derive_key(self.seed, "weighted", epoch, words=1)[0], positions))
+        return self._find(uniform(derive_word(self.seed, "weighted", epoch), positions))
 
     def _find(self, shares: Float64Array) -> Int64Array:
         """Return the records at these shares of the sum of all weights."""
@@ -94,7 +94,7 @@ class Weighted(ArrayValue, PerRecord):
 
     def _order(self, epoch: int) -> Int64Array:
         records = np.flatnonzero(self.weights)
-        key = derive_key(self.seed, "weighted-urn", epoch, words=1)[0]
+        key = derive_word(self.seed, "weighted-urn", epoch)
         # Exponential waiting times with the weight as rate: the shortest wait is drawn first.
         with np.errstate(over="ignore", divide="ignore"):  # a weight 300 digits below another waits forever
             waits = -_log(uniform(key, records)) / _scaled(np.asarray(self.weights))[records]

@@ -19,7 +19,7 @@ import numpy as np
 from dataload._util.arrays import split_records
 from dataload._util.code_digest import code_digest
 from dataload._util.machine import usable_cpus
-from dataload._util.randomness import derive_key, hash64
+from dataload._util.randomness import derive_word, hash64
 from dataload._util.settings import check_choice, check_count, setting_error
 from dataload.catalog.arrays import IndexKey, load_cached, remember, within
 from dataload.catalog.fields import require_known
@@ -94,7 +94,7 @@ class Share:
         return repr(self)
 
     def indices(self, length: int) -> Int64Array:
-        key, limit = derive_key(self.seed, "held-out", words=1)[0], np.uint64(int(self.share * 2.0**64))
+        key, limit = derive_word(self.seed, "held-out"), np.uint64(int(self.share * 2.0**64))
         found = [np.empty(0, np.int64)]
         for start in range(0, length, _HASHED):  # the temporaries of all at once would take several times the memory
             block = np.arange(start, min(start + _HASHED, length), dtype=np.int64)

@@ -131,6 +131,13 @@ def test_memory_does_not_grow_with_the_number_of_records(kind, n):
     assert np.array_equal(huge(n)[kind].indices(positions[some], epoch=1), found[some])
 
 
+def test_positions_far_apart_are_those_of_their_repetitions():
+    sampler = Repeat(GlobalShuffle(3, 0), 4)
+    whole = sampler.indices(np.arange(12), epoch=1)
+    for pair in itertools.product(range(12), repeat=2):
+        assert sampler.indices(np.array(pair), epoch=1).tolist() == whole[[*pair]].tolist()
+
+
 @pytest.mark.parametrize(
     ("sampler", "index"),
     [

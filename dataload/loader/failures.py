@@ -132,7 +132,7 @@ class ErrorPolicy:
         excluded = _NONE if self.excluded is None else self.excluded
         left = length - len(excluded)
         rank = near - int(np.searchsorted(excluded, near))
-        away = 1 << np.arange(max(left, 0).bit_length())
+        away = 1 << np.arange(left.bit_length())
         spread = np.linspace(0, left - 1, min(_SPREAD_EXAMPLES, left)).astype(np.int64)
         ranks = np.unique(np.concatenate([[rank], rank - away, rank + away, spread]))
         ranks = ranks[(ranks >= 0) & (ranks < left)]

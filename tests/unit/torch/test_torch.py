@@ -8,6 +8,7 @@ import pytest
 
 import dataload
 from dataload import ConfigError, Loader, MemorySource, Ragged
+from dataload.loader.step import nbytes
 from dataload.samplers import GlobalShuffle
 from dataload.streams import MultiStreamLoader
 
@@ -246,3 +247,10 @@ def test_loaders_of_several_processes_are_compared_before_the_first_batch(compar
     compared(3)
     with pytest.raises(ConfigError, match="the loaders of 3 processes do not match"):
         check_ranks(MultiStreamLoader(iter, [[1]], batch_size=1, rank=0, world_size=5))
+
+
+def test_the_bytes_of_a_batch():
+    nested = [(np.zeros(2, np.uint8), "de"), {"text": b"c"}]
+    batch = {"x": np.zeros(3), "names": ["ab", b"c"], "nested": nested, "tensor": torch.zeros(2), "other": 7}
+    assert nbytes(batch) == 24 + 3 + 2 + 2 + 1 + 8
+    assert nbytes(torch.eye(2).to_sparse()) == 0

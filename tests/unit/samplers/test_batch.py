@@ -12,6 +12,7 @@ from orders import plans_of
 
 from dataload import ConfigError
 from dataload.samplers import BatchSampler, BucketBatchSampler, GlobalShuffle, Lanes, PackedBatchSampler, Sequential
+from dataload.streams import RowMixture, StreamSampler
 
 
 def model(length, batch_size, world_size, rank, tail, origin):
@@ -84,6 +85,23 @@ def test_a_job_that_goes_on_with_other_ranks_serves_each_item_once(planner, cut)
         assert (after.origin, step) == (position % after.step_size, position // after.step_size)
         served += after.plans(range(step, after.steps(4)), epoch=4)
     assert sorted(itertools.chain(*(plan.indices.tolist() for plan in served))) == list(range(1000))
+
+
+def streams(mode):
+    return StreamSampler(sequence_lengths=(60, 20, 40), rows=4, chunk=2, mode=mode)
+
+
+@pytest.mark.parametrize(
+    "planner",
+    [*PLANNERS, streams("split"), streams("shuffled"), RowMixture(parts=(streams("pack"), streams("shuffled")))],
+)
+def test_an_origin_skips_the_steps_before_it(planner):
+    whole, moved = planner.steps(1), planner.with_ranks(origin=3 * planner.step_size)
+    assert moved.steps(1) == whole - 3
+    assert [moved.position(step, epoch=1) for step in (0, 2)] == [3 * planner.step_size, 5 * planner.step_size]
+    for found, expected in zip(moved.plans(range(2), epoch=1), planner.plans(range(3, 5), epoch=1), strict=True):
+        assert found.step == expected.step - 3
+        assert found.indices.tolist() == expected.indices.tolist()
 
 
 @each

@@ -138,3 +138,10 @@ def test_long_records_are_split_into_pieces_that_all_are_served(lengths, window,
         sizes = [min(10, n - at) for n in lengths[order[first : first + window]] for at in range(0, max(n, 1), 10)]
         rows += len(PLAIN[strategy](sizes, 10))
     assert planner.items(0) == rows
+
+
+def test_the_records_of_a_step_are_estimated_by_their_mean_length():
+    for lengths, records in (([1, 1, 1], 24), ([1, 7], 6), ([20], 3), ([0, 0], 24), ([], 24)):
+        settings = {"row_length": 8, "batch_size": 3, "overlong": "truncate"}
+        planner = PackedBatchSampler(sampler=GlobalShuffle(len(lengths), 0), lengths=lengths, **settings)
+        assert planner.rows_per_step == records

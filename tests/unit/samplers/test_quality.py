@@ -130,6 +130,8 @@ def test_expected_shards_of_many_sizes_are_interpolated():
     sizes = np.arange(1, 400, 3)
     each = np.concatenate([expected_shards(shards, sizes[i : i + 1]) for i in range(len(sizes))])
     assert np.abs(expected_shards(shards, sizes) / each - 1).max() < 0.01
+    few = np.linspace(1, len(each) - 1, 33).astype(np.int64)  # each is computed
+    assert expected_shards(shards, sizes[few]).tolist() == each[few].tolist()
 
 
 @pytest.mark.parametrize(

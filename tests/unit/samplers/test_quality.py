@@ -456,6 +456,21 @@ def test_pools_at_the_limits(lengths, size, quality, expected):
     assert pool_size_for(lengths, size, quality, seed=1) == expected
 
 
+@pytest.mark.parametrize(
+    ("lengths", "size", "seed", "mixing", "advised"),
+    [
+        ((10,) * 20, 8, 0, {1: 0.24244, 3: 0.29737, 50: 0.88424, 120: 0.99242, 199: 1.00193, 200: 1.00121}, (4, 55)),
+        ((7, 0, 30, 13, 50), 20, 3, {2: 0.46897, 40: 0.95729, 70: 1.001, 99: 1.00043}, (1, 34)),
+        ((5, 5), 10, 0, {1: 1.0, 9: 0.99976}, (1, 1)),
+    ],
+)
+def test_the_figures_recorded(lengths, size, seed, mixing, advised):
+    """Within their random error, others are as good; if they are meant to change, record them again."""
+    trial = PoolTrial(lengths, size, seed)
+    assert {pool: trial.mixing(pool) for pool in mixing} == pytest.approx(mixing, abs=2e-5)
+    assert tuple(pool_size_for(lengths, size, quality, seed=seed) for quality in (0.3, 0.9)) == advised
+
+
 def test_pool_sizes_grow_with_the_quality_up_to_the_whole_data():
     sizes = [pool_size_for((20,) * 50, 16, quality) for quality in (0.2, 0.5, 0.99)]
     assert sizes == sorted(set(sizes))

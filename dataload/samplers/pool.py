@@ -83,8 +83,6 @@ class PoolShuffle(OverParent):
             return self._emitted(rising, epoch)[where]
         slots = self._slots(epoch)
         # Positions further apart than the look-back are computed separately.
-        if positions[-1] - positions[0] <= slots.reach:
-            return self._emitted_close(positions, slots, epoch)
         cuts = np.flatnonzero(np.diff(positions) > slots.reach) + 1
         return np.concatenate([self._emitted_close(part, slots, epoch) for part in np.split(positions, cuts)])
 

@@ -110,6 +110,12 @@ def _integer_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     return found
 
 
+def fitting_token(name: str, token: int, dtype: np.dtype[Any]) -> int:
+    """Return `token`, or raise a ConfigError if `dtype` cannot hold it."""
+    limits = np.iinfo(dtype)
+    return check_count(name, token, least=int(limits.min), below=int(limits.max) + 1)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenWriterOptions(FileOptions):
     """Options for writing flat token files.
@@ -130,8 +136,7 @@ class TokenWriterOptions(FileOptions):
         FileOptions.__post_init__(self)
         check_choice("dtype", _integer_dtype(self.dtype).name, INDEX_DTYPES)
         if self.end_token is not None:
-            limits = np.iinfo(self.stored)
-            check_count("end_token", self.end_token, least=int(limits.min), below=int(limits.max) + 1)
+            fitting_token("end_token", self.end_token, self.stored)
 
     @property
     def stored(self) -> np.dtype[Any]:

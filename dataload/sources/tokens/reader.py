@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 
-from dataload._util.settings import check_count
 from dataload.catalog.arrays import IndexKey, remember, within
 from dataload.codecs.npz import MAGIC, npy_layout
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
@@ -18,7 +17,7 @@ from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.tokens.documents import Documents, check_starts, find_ends, index_path, load_documents
-from dataload.sources.tokens.format import COUNT_FIELD, POSITION_FIELD, SEGMENT_FIELD, TokenOptions
+from dataload.sources.tokens.format import COUNT_FIELD, POSITION_FIELD, SEGMENT_FIELD, TokenOptions, fitting_token
 from dataload.storage import RecordFile, storage_of
 from dataload.storage.array_file import CachedTable
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
@@ -178,7 +177,7 @@ class _TokenFile(ShardReader[Record]):
         self._shared: _SharedWindows | None = None  # of a reader of many files
         if options.ends == "pad":
             self._specs[COUNT_FIELD] = FieldSpec("int64", ())
-            self._pad = _fitting("pad_token", options.pad_token, self._dtype)
+            self._pad = fitting_token("pad_token", options.pad_token, self._dtype)
         if found.dtype is not None and found.starts[-1] != self._length:
             message = f"an index of {found.starts[-1]} tokens, beside a file of {self._length}: it belongs to another"
             raise CorruptFileError(message, path=documents)
@@ -204,7 +203,7 @@ class _TokenFile(ShardReader[Record]):
                 raise CorruptFileError(str(error), path=given) from error
         if options.end_token is None:
             return np.array([0, self._length])
-        end_token = _fitting("end_token", options.end_token, self._dtype)
+        end_token = fitting_token("end_token", options.end_token, self._dtype)
         found = self._find_ends(end_token, cache=options.cache)
         closed = len(found) > 0 and found[-1] == self._length
         return np.concatenate([[0], found, [] if closed else [self._length]]).astype(np.int64)
@@ -357,12 +356,6 @@ def _layout(file: RecordFile, dtype: np.dtype[Any]) -> tuple[int, np.dtype[Any]]
         message = f"{layout.shape[0]} tokens of {layout.dtype} have {layout.nbytes} bytes, found {found}"
         raise CorruptFileError(message, path=file.path, offset=layout.start)
     return layout.start, layout.dtype
-
-
-def _fitting(name: str, token: int, dtype: np.dtype[Any]) -> int:
-    """Return `token`, or raise a ConfigError if `dtype` cannot hold it."""
-    limits = np.iinfo(dtype)
-    return check_count(name, token, least=int(limits.min), below=int(limits.max) + 1)
 
 
 def _pair_documents(paths: tuple[str, ...], documents: Any) -> dict[str, Any]:

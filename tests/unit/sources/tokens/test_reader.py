@@ -52,8 +52,22 @@ def test_files_of_any_size(tmp_path):
     short = TokenSource(path, window=5, ends="pad", pad_token=PAD)[0]
     assert (short["tokens"].tolist(), short["token_count"]) == ([0, 1, 2, 3, PAD], 4)
     empty = write(tmp_path / "none.npy", [], "<i8")
-    assert len(TokenSource(empty, window=5, ends="pad")) == 0
+    assert len(TokenSource(empty, window=5, ends="pad")) == len(TokenSource(empty, window=1, end_token=0)) == 0
     assert len(TokenSource([write(tmp_path / "a.npy", range(9), "<i4"), empty], window=3)) == 4  # of any dtype
+
+
+@pytest.mark.parametrize(
+    "options", [{"ends": "pad"}, {"end_token": 3}, {"ends": "pad", "end_token": 3}, {"ends": "drop", "end_token": 3}]
+)
+def test_files_are_read_together_as_they_are_alone(tmp_path, options):
+    paths = [write(tmp_path / f"{n}.bin", np.arange(n, 5 * n + 9) % 7) for n in range(4)]
+    together = TokenSource(paths, window=4, **options)
+    expected = [record for path in paths for record in TokenSource(path, window=4, **options)]
+    batch = together.read_batch(np.arange(len(together))[::-1])
+    for row, record in enumerate(reversed(expected)):
+        assert {name: column[row].tolist() for name, column in batch.items()} == {
+            name: value.tolist() for name, value in record.items()
+        }
 
 
 def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path):
@@ -302,14 +316,14 @@ def test_windows_across_documents_say_where_they_begin(tmp_path):
 @pytest.mark.parametrize("dtype", ["uint16", "int32"])
 def test_documents_are_written_and_read_back(tmp_path, suffix, dtype):
     documents = [[5, 6, 7], [], [60_000], list(range(300))]
-    path = tmp_path / f"x.{suffix}"
-    with dataload.create(path, format="tokens", dtype=dtype, end_token=9) as writer:
+    path, end = tmp_path / f"x.{suffix}", np.iinfo(dtype).max
+    with dataload.create(path, format="tokens", dtype=dtype, end_token=end) as writer:
         for number, document in enumerate(documents):
             writer.write(np.array(document, np.int64) if number % 2 else {"tokens": document, "name": "x"})
     found = documents_of(open_tokens(path, documents=True, window=1, ends="drop", dtype=dtype))
-    assert found == [[*document, 9] for document in documents]
+    assert found == [[*document, end] for document in documents]
     flat = np.load(path) if suffix == "npy" else np.fromfile(path, dtype)
-    assert (flat.tolist(), flat.dtype) == ([t for document in documents for t in [*document, 9]], dtype)
+    assert (flat.tolist(), flat.dtype) == ([t for document in documents for t in [*document, end]], dtype)
     with pytest.raises(ConfigError, match=r"x\.\w+ exists"):
         dataload.create(path, format="tokens")
     with dataload.create(path, format="tokens", overwrite=True) as writer:
@@ -330,8 +344,13 @@ def test_what_is_no_document(tmp_path):
                 writer.write(record)
         writer.abort()
     assert list(tmp_path.iterdir()) == []
-    with pytest.raises(ConfigError, match=r"dtype is 'uint32': did you mean 'int32'\?"):
-        dataload.create(tmp_path / "x.bin", format="tokens", dtype="uint32")
+    for options, match in (
+        ({"dtype": "uint32"}, r"dtype is 'uint32': did you mean 'int32'\?"),
+        ({"end_token": 65_536}, r"end_token must be an integer in \[0, 65536\), got 65536"),
+        ({"end_token": -129, "dtype": "int8"}, r"end_token must be an integer in \[-128, 128\), got -129"),
+    ):
+        with pytest.raises(ConfigError, match=match):
+            dataload.create(tmp_path / "x.bin", format="tokens", **options)
 
 
 def test_damaged_indexes(tmp_path):

@@ -108,7 +108,9 @@ def test_records_fields_and_places(tmp_path, monkeypatch):
     assert list(both.read_batch([0])) == list(both[0]) == ["token_count", "tokens"]
     assert list(both.read_batch([0], fields=["tokens"])) == ["tokens"]
     overlapping = TokenSource(paths[0], window=5, stride=3, ends="pad")
-    assert [overlapping.locate(index).offset for index in range(3)] == [0, 6, 8], "a short one is read with what precedes"
+    assert [overlapping.locate(index).offset for index in range(3)] == [0, 6, 8], (
+        "a short one is read with what precedes"
+    )
     assert TokenSource(paths[0], window=10, ends="pad").locate(0).offset == 0
     with pytest.raises(ConfigError, match=r"no field 'token': did you mean 'tokens'\?"):
         TokenSource(paths[0], window=5).read_batch([0], fields=["token"])

@@ -154,7 +154,8 @@ class StreamWorkers:
     def deal(self, plan: StreamSpec, rows: Sequence[int]) -> None:
         """Make these rows from now on, as many as before."""
         size = len(rows) // max(self.workers, 1)
-        self._plan, self.locator = plan, StreamLocator(plan)
+        self._plan = plan
+        self.locator: StreamLocator = StreamLocator(plan)
         self._groups = [(first, rows[first : first + size]) for first in range(0, len(rows), size)]
         self.replace()
 

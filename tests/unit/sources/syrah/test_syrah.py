@@ -55,12 +55,13 @@ def test_fields_say_what_is_known(path):
         {
             "fixed": np.zeros((2, 3), np.float32), "long": np.zeros(i), "wide": np.zeros((i, 2), np.int8),
             "any": np.zeros((1,) * i), "scalar": np.array(i), "text": "a" * i, "bytes": b"b" * i,
+            "word": "of one length", "code": b"code",
         }
         for i in range(3)
     ]  # fmt: skip
     assert {name: str(spec) for name, spec in SyrahSource(write(path, records)).fields.items()} == {
         "fixed": "float32 (2, 3)", "long": "float64 (?)", "wide": "int8 (?, ?)", "any": "float64",
-        "scalar": "int64 ()", "text": "str ()", "bytes": "bytes ()",
+        "scalar": "int64 ()", "text": "str ()", "bytes": "bytes ()", "word": "str ()", "code": "bytes ()",
     }  # fmt: skip
     same(list(SyrahSource(path)), records)
     none = SyrahSource(path, fields=[])
@@ -323,6 +324,10 @@ def test_metadata_end_at_two_gibibytes(path, monkeypatch):
         writer.extend([{"x": 1, "y": 2}] * 3)
         with pytest.raises(ConfigError, match=r"a Syrah file can have 3 records of 2 fields .*: write several shards"):
             writer.write({"x": 1, "y": 2})
+    assert len(SyrahSource(path)) == 3
+    with SyrahWriter(path, overwrite=True) as writer:
+        with pytest.raises(ConfigError):
+            writer.extend([{"x": np.zeros(2), "y": np.zeros(3)}] * 5)  # at once, or as many as have room
     assert len(SyrahSource(path)) == 3
 
 

@@ -325,9 +325,8 @@ def test_metadata_end_at_two_gibibytes(path, monkeypatch):
         with pytest.raises(ConfigError, match=r"a Syrah file can have 3 records of 2 fields .*: write several shards"):
             writer.write({"x": 1, "y": 2})
     assert len(SyrahSource(path)) == 3
-    with SyrahWriter(path, overwrite=True) as writer:
-        with pytest.raises(ConfigError):
-            writer.extend([{"x": np.zeros(2), "y": np.zeros(3)}] * 5)  # at once, or as many as have room
+    with SyrahWriter(path, overwrite=True) as writer, pytest.raises(ConfigError):
+        writer.extend([{"x": np.zeros(2), "y": np.zeros(3)}] * 5)  # at once, or as many as have room
     assert len(SyrahSource(path)) == 3
 
 

@@ -38,6 +38,7 @@ _SECONDS = 2.0  # from the first line of a segment to its end
 _MOST_TRIES = 10
 _LONGEST_HOLDER = 300
 _MOST_THREADS = 8  # they wait for a store
+_ENCODER = json.JSONEncoder(separators=(",", ":"))
 _INVALID = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
 
 
@@ -238,7 +239,7 @@ def shard_line(facts: ShardFacts, key: str) -> bytes:
 
 
 def _line(value: Mapping[str, Any]) -> bytes:
-    text = json.dumps(value, separators=(",", ":")).encode()
+    text = _ENCODER.encode(value).encode()
     return b"%08x %s\n" % (zlib.crc32(text), text)
 
 

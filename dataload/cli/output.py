@@ -176,6 +176,8 @@ class ProgressBar:
 
     def __call__(self, done: int, total: int | None) -> None:
         """Show that `done` of `total` units are done, or of an unknown number."""
+        if self._progress.disable:
+            return  # the time of a call is felt with thousands of small shards
         speed = self._progress.tasks[0].speed
         rate = f"{speed:,.0f}/s" if speed else ""
         self._progress.update(self._task, completed=done, total=total, rate=rate)

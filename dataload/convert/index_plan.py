@@ -125,7 +125,7 @@ def _directory_of(found: DataSetFiles, path: str, remote: Remote) -> str:
                 f"{file} is a folder of single files, which a manifest does not describe: convert it to shards, or"
             )
             raise ConfigError(f"{message} pack it as a .zip", key="paths", value=path)
-        shard_bytes(file, remote)  # raises for a selection of records, which is not a file
+    shard_bytes(found.files[0], remote)  # raises for a selection of records, which is not a file
     return directories.pop()
 
 

@@ -4,7 +4,7 @@ import zlib
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import closing, nullcontext, suppress
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, ClassVar, TypeVar
@@ -341,10 +341,18 @@ class FileSource(Source[T_co]):
         with DaemonThreads(self._opening_threads) as pool:  # requests take most of the time
             return [*pool.map(self._mark_of, shards)]
 
+    def look_at(self, path: str) -> tuple[int, ContentMark]:
+        """Return the length and the mark of any file, which is opened for this alone."""
+        with reading_tables(), file_errors(path), closing(self._open_shard(path)) as reader:
+            return len(reader), self._mark(path, reader)
+
     def _mark_of(self, shard: int) -> ContentMark:
-        size, ends = ends_of_file(self._data_file(self._paths[shard]), self._remote)
+        return self._mark(self._paths[shard], self._data_set().reader(shard))
+
+    def _mark(self, path: str, reader: ShardReader[T_co]) -> ContentMark:
+        size, ends = ends_of_file(self._data_file(path), self._remote)
         with reading_tables():
-            return ContentMark(size, ends, self._data_set().reader(shard).identity())
+            return ContentMark(size, ends, reader.identity())
 
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""

@@ -124,12 +124,11 @@ class FolderSource(FileSource[Record]):
             known[LABEL] = FieldSpec("int64", (), classes)
         return known
 
-    def _mark_of(self, shard: int) -> ContentMark:
-        root = self._data_file(self._paths[shard])
+    def _mark(self, path: str, reader: ShardReader[Record]) -> ContentMark:
+        root = self._data_file(path)
         if not storage_of(root, self._remote).is_directory(root):
-            return super()._mark_of(shard)
-        reader = cast("FolderReader", self._data_set().reader(shard))
-        return ContentMark(reader.total, "", reader.identity())
+            return super()._mark(path, reader)
+        return ContentMark(cast("FolderReader", reader).total, "", reader.identity())
 
     def __getstate__(self) -> dict[str, Any]:
         state = super().__getstate__()

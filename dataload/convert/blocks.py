@@ -7,13 +7,13 @@ import numpy as np
 
 from dataload._util.threads import DaemonThreads
 
-_TARGET_BYTES = 16 << 20
+_TARGET_BYTES = 8 << 20  # larger blocks leave the caches of the processor before they are written
 _MAX_RECORDS = 4096
 _MOST_SAMPLES = 256
 
 
 class BlockSize:
-    """The number of `records` to read at once, adapted to blocks of about 16 MiB."""
+    """The number of `records` to read at once, adapted to blocks of about 8 MiB."""
 
     def __init__(self) -> None:
         self.records = 1

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from dataload._util.threads import DaemonThreads
+from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import Evidence, Found, ShardFacts, compare
 from dataload.errors import SourceError, SourceNotFoundError
 from dataload.storage import Remote, base_name, is_url, join, storage_of
 
 LOCK_FILE = "lock.mdb"
 """Name of a file in directories of LMDB, which rewrites it whenever the environment is opened."""
+
+MOST_THREADS = 8
+"""Number of threads that look at shards, which mostly wait for a disk or a store."""
 
 _ENDS_BYTES = 4096
 _BLOCK_BYTES = 1 << 18
@@ -71,6 +76,17 @@ def ends_of_file(path: str, remote: Remote | None) -> tuple[int, str]:
     with storage_of(path, remote).open(path) as file:
         ends = file.read(0, _ENDS_BYTES) + file.read(max(0, file.size - _ENDS_BYTES), _ENDS_BYTES)
         return file.size, hashlib.blake2b(ends, digest_size=8).hexdigest()
+
+
+def find_changed(marks: Mapping[str, ContentMark]) -> list[str]:
+    """Return the local shards, of these paths, whose file has another size or other ends than in their mark."""
+
+    def has_changed(path: str) -> bool:
+        return all(ends_of_file(file, None) != marks[path][:2] for file in files_of(path))
+
+    known = [path for path, mark in marks.items() if mark.ends]  # unlike those of folders
+    with DaemonThreads(MOST_THREADS) as pool:
+        return [path for path, changed in zip(known, pool.map(has_changed, known), strict=True) if changed]
 
 
 def _look(files: Sequence[str]) -> Found:

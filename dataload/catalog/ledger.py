@@ -24,12 +24,15 @@ from typing import Any, NamedTuple, Protocol
 
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import as_content, check_name, is_count
+from dataload.catalog.evidence import MOST_THREADS
 from dataload.catalog.facts import Evidence, Measures, ShardFacts
 from dataload.catalog.statistics import FieldStatistics
 from dataload.codecs.npz import build_npy, parse_npy
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, printable
-from dataload.storage import Remote, is_url, join, storage_of
+from dataload.storage import Remote, is_url, join, parent, storage_of
+from dataload.storage.kept import note_place
 from dataload.storage.local.files import AppendedFile
+from dataload.storage.paths import absolute
 
 _VERSION = 1
 _MOST_LINES = 64  # of a segment
@@ -37,7 +40,6 @@ _MOST_BYTES = 8 << 20
 _SECONDS = 2.0  # from the first line of a segment to its end
 _MOST_TRIES = 10
 _LONGEST_HOLDER = 300
-_MOST_THREADS = 8  # they wait for a store
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 _INVALID = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
 
@@ -77,6 +79,10 @@ class Log(Protocol):
         """Complete what was noted."""
         ...
 
+    def is_ours(self) -> bool:
+        """Return whether the log is begun, not closed, and no other process has taken over."""
+        ...
+
     def remove(self) -> None:
         """Delete the log, if there is one."""
         ...
@@ -101,6 +107,7 @@ class _LocalLog:
         data = b"".join([header_line(job), *(shard_line(facts, key) for (_, key), facts in known.items())])
         storage_of(self.path).replace(self.path, data, None)
         self._file = AppendedFile(self.path)
+        note_place(parent(absolute(self.path)))
 
     def note(self, facts: ShardFacts, key: str = "") -> None:
         assert self._file is not None, "it is begun first"
@@ -110,6 +117,9 @@ class _LocalLog:
         if self._file is not None:
             self._file.close()
             self._file = None
+
+    def is_ours(self) -> bool:
+        return self._file is not None and self._file.is_current()
 
     def remove(self) -> None:
         self.close()
@@ -140,7 +150,7 @@ class _RemoteLog:
         names = self._storage.list(self.path) if self._writers else []
         order = {writer: number for number, writer in enumerate(self._writers)}
         segments = sorted((order[w], name) for name in names if (w := name.partition("-")[0]) in order)
-        with DaemonThreads(_MOST_THREADS) as pool:
+        with DaemonThreads(MOST_THREADS) as pool:
             contents = [*pool.map(self._storage.load, [join(self.path, name) for _, name in segments])]
         parts = [parse_log(content[0], job) for content in contents if content is not None]
         return Logged(
@@ -217,6 +227,10 @@ class _RemoteLog:
             if self._late is not None:
                 raise self._late
             self._seal()
+
+    def is_ours(self) -> bool:
+        found = self._storage.load(self._claim)
+        return found is not None and found[1] == self._version
 
     def remove(self) -> None:
         self._storage.remove(self.path)

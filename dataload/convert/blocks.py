@@ -5,6 +5,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from dataload._util.failures import BUG, owner_of
 from dataload._util.threads import DaemonThreads
 
 _TARGET_BYTES = 8 << 20  # larger blocks leave the caches of the processor before they are written
@@ -39,6 +40,26 @@ def read_records(source: Any, start: int, stop: int) -> list[Any]:
     if hasattr(source, "__getitems__"):
         return source.__getitems__(np.arange(start, stop, dtype=np.int64))
     return [source[index] for index in range(start, stop)]
+
+
+def read_each(source: Any, start: int, stop: int) -> Iterator[tuple[int, list[Any] | Exception]]:
+    """Yield records [start, stop) in runs, with the first index, and by bisection the error of each bad record."""
+    try:
+        found = read_records(source, start, stop)
+    except Exception as error:  # a user's codec may raise anything
+        if (owner := owner_of(error)) != "record":
+            if owner == "dataload":
+                error.add_note(BUG)
+            raise
+        if stop - start == 1:
+            yield start, error
+            return
+    else:
+        yield start, found
+        return
+    middle = (start + stop) // 2
+    yield from read_each(source, start, middle)
+    yield from read_each(source, middle, stop)
 
 
 def read_ahead(source: Any, start: int, stop: int) -> Iterator[tuple[int, list[Any]]]:

@@ -10,6 +10,7 @@ from contextlib import suppress
 
 from dataload._util.fingerprint import digest
 from dataload._util.threads import DaemonThreads
+from dataload.catalog.evidence import MOST_THREADS
 from dataload.catalog.ledger import Job, log_of
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest
 from dataload.catalog.store import read_manifest, remove_lengths
@@ -25,7 +26,6 @@ _JOB = Job("", "")  # any run may use the lines of any other
 _START = f".{MANIFEST_NAME}.index"
 _NAME = re.compile(rf"{re.escape(_START)}\.(\d+)-of-(\d+)\.log")
 _RECEIPT = re.compile(rf"\.{re.escape(MANIFEST_NAME)}\.\d+-of-\d+")  # of version 0.2
-_MOST_THREADS = 8
 _MOST_NAMED = 8
 
 
@@ -78,7 +78,7 @@ class IndexLedger(Ledger):
             message = f"{directory} has logs of {' and of '.join(map(str, counts))} parts: delete those that are wrong"
             raise ConfigError(f"{message} ({_START}.*)", key="merge", value=directory)
         self._parts = [join(directory, name) for name in names if _NAME.fullmatch(name)]
-        with DaemonThreads(_MOST_THREADS) as pool:
+        with DaemonThreads(MOST_THREADS) as pool:
             logs = [*pool.map(self._load, (self.path, *self._parts))]
         known = {key: facts for log in logs for key, facts in log.items()}
         count = counts[0]

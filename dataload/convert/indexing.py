@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -117,8 +117,7 @@ class IndexJob:
             yield Ledger()
             return
         path = log_path(self.plan.directory, self.remote, mode.part)
-        # A merge may run again until its last operation, which is to remove the log.
-        with nullcontext() if mode.merge else storage_of(path, self.remote).lock(path):
+        with storage_of(path, self.remote).lock(path):
             yield IndexLedger(self.plan.directory, self.remote, [unit.key for unit in self.units], mode, parts)
 
     def run(self, todo: Sequence[Shard], ledger: Any, here: Here[Shard]) -> tuple[()]:  # noqa: ARG002 - it is a job's

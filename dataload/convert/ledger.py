@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import glob
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
 from dataload._util.threads import DaemonThreads
+from dataload.catalog.evidence import MOST_THREADS
 from dataload.catalog.facts import ShardFacts
 from dataload.catalog.ledger import log_of
 from dataload.catalog.store import locked
@@ -17,8 +19,8 @@ from dataload.convert.plan import Shard, Target
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.jobs.engine import Engine, count_parts, select_part
 from dataload.jobs.run import Facts, Head, Ledger, Mode, Refusal, Step, decide
+from dataload.storage import base_name
 
-_MOST_THREADS = 8  # they mostly wait for a store
 _MOST_NAMED = 8
 
 
@@ -166,7 +168,7 @@ class ConversionLedger(Ledger):
     def _joined(self) -> dict[str, ShardFacts]:
         """Return the shards in the logs of all parts, which must have finished."""
         count = self.journal.parts
-        with DaemonThreads(_MOST_THREADS) as pool:
+        with DaemonThreads(MOST_THREADS) as pool:
             logs = [*pool.map(partial(self._logged, self.journal, count=count), range(1, count + 1))]
         finished = {name: facts for journal, _ in logs for name, facts in journal.finished.items()}
         each = [select_part(self._plan, number, count) for number in range(1, count + 1)]
@@ -192,10 +194,17 @@ class ConversionLedger(Ledger):
             target.remote.listings.clear()  # other processes will write there
 
     def discard(self) -> None:
-        logs = f"{glob.escape(self._target.journal.removesuffix('.json'))}.*-of-{self.parts}.log"
-        self.log.remove()
-        if not self._mode.part and not (self.parts and self._target.storage.glob(logs)):
+        if self._mode.part or self._anew:
+            self.log.remove()
+        if self._anew and not self._mode.part and not (self.parts and self._logs()):
             self._head.remove()
+
+    def _logs(self) -> list[str]:
+        """Return the paths of the logs and receipts of parts, also of earlier runs with another number of parts."""
+        start = self._target.journal.removesuffix("json")
+        names = re.compile(rf"{re.escape(base_name(start))}\d+-of-\d+\.(log|json)")
+        found = self._target.storage.glob(f"{glob.escape(start)}*-of-*")
+        return [path for path in found if names.fullmatch(base_name(path))]
 
     def join(self) -> Facts:
         return {(name, ""): facts for name, facts in self._joined().items()}
@@ -217,11 +226,9 @@ class ConversionLedger(Ledger):
 
     def clear(self) -> None:
         """Remove the logs of a complete conversion, and make its journal that of a single run."""
-        target, parts = self._target, self.journal.parts
-        for number in range(1, parts + 1):
-            for each in (target.log(number, parts), target.receipt(number, parts)):
-                target.storage.remove(each)
+        for path in self._logs() if self._mode.overwrite or self.journal.parts else ():
+            self._target.storage.remove(path)
         self.log.remove()
-        if parts:
+        if self.journal.parts:
             self.journal, self._sealed = replace(self.journal, parts=0), False
             self.seal(self.journal.finished)

@@ -15,7 +15,7 @@ from dataload._util.failures import mark_users
 from dataload._util.randomness import check_seed
 from dataload._util.settings import check_choice, check_max_bad
 from dataload.catalog.checks import LONGEST_SOURCE, LONGEST_TEXT, MapEntry
-from dataload.convert.blocks import read_records
+from dataload.convert.blocks import read_each
 from dataload.convert.function_values import VALUES, describe_values
 from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError, WorkerError, message_of, printable, traceback_of
@@ -158,21 +158,11 @@ class _Tolerant:
         self._source = source
 
     def __getitems__(self, indices: Int64Array) -> list[Any]:
-        return self._read(int(indices[0]), int(indices[-1]) + 1)
-
-    def _read(self, start: int, stop: int) -> list[Any]:
-        try:
-            return read_records(self._source, start, stop)
-        except Exception as error:
-            failure = StageError("read", error)
-            if not failure.record_may_be_at_fault:
-                if failure.advice:
-                    error.add_note(failure.advice)
-                raise
-            if stop - start == 1:
-                return [BadRecord.of(self._source, start, "read", error, epoch=0, step=start)]
-        middle = (start + stop) // 2
-        return [*self._read(start, middle), *self._read(middle, stop)]
+        records: list[Any] = []
+        for index, found in read_each(self._source, int(indices[0]), int(indices[-1]) + 1):
+            is_bad = isinstance(found, Exception)
+            records += [BadRecord.of(self._source, index, "read", found, epoch=0, step=index)] if is_bad else found
+        return records
 
 
 def _checked(record: Any, function: MapFunction, index: int) -> Any:

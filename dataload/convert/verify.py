@@ -9,8 +9,8 @@ from typing import Any, Self, TypeAlias
 
 import numpy as np
 
-from dataload._util.failures import BUG, owner_of
-from dataload.convert.blocks import BlockSize, read_records
+from dataload._util.failures import owner_of
+from dataload.convert.blocks import BlockSize, read_each
 from dataload.errors import SourceError
 from dataload.jobs.engine import select_part
 
@@ -56,7 +56,11 @@ class Reading:
         while start < length:
             stop = min(start + size.records, length)
             self.records += stop - start
-            yield from _failures(source, start, stop, size)
+            for index, found in read_each(source, start, stop):
+                if isinstance(found, Exception):
+                    yield index, found
+                else:
+                    size.learn(found)
             start = stop
             self._progress(start, length)
 
@@ -86,25 +90,6 @@ class Reading:
                     record = index - (int(ends[shard - 1]) if shard else 0)
                     yield Finding.of(error, file, index=None if first is None else first + index, record=record)
                 first = None if first is None else first + len(source)
-
-
-def _failures(source: Any, start: int, stop: int, size: BlockSize) -> Iterator[tuple[int, Exception]]:
-    """Yield the records of [start, stop) that cannot be read, found by bisection."""
-    try:
-        records = read_records(source, start, stop)
-    except Exception as error:  # a user's codec may raise anything
-        if owner_of(error) != "record":
-            if owner_of(error) == "dataload":
-                error.add_note(BUG)
-            raise
-        if stop - start == 1:
-            yield start, error
-            return
-        middle = (start + stop) // 2
-        yield from _failures(source, start, middle, size)
-        yield from _failures(source, middle, stop, size)
-    else:
-        size.learn(records)
 
 
 def verify_part(

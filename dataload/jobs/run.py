@@ -10,7 +10,7 @@ from threading import Lock
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.evidence import is_same
+from dataload.catalog.evidence import MOST_THREADS, is_same
 from dataload.catalog.facts import ShardFacts
 from dataload.errors import ConfigError
 from dataload.jobs.engine import Engine, select_part
@@ -23,8 +23,6 @@ Facts: TypeAlias = Mapping[Key, ShardFacts]
 
 Progress: TypeAlias = Callable[[int, int], None]
 """Called with (done, total) at the start and after each step."""
-
-_MOST_THREADS = 8  # they look at files, or wait for a store
 
 
 class Unit(Protocol):
@@ -141,8 +139,12 @@ class Ledger:
         if self.log is not None:
             self.log.close()
 
+    def is_ours(self) -> bool:
+        """Return whether no other process has taken over."""
+        return self.log is None or self.log.is_ours()
+
     def discard(self) -> None:
-        """Remove what a run that has finished nothing leaves."""
+        """Remove what this run has begun, because it has finished nothing."""
 
     def join(self) -> Facts:
         """Return the facts that all parts have noted; a ConfigError if one has not finished."""
@@ -260,9 +262,9 @@ def _run_here(job: Job[U, Any], own: Sequence[U], ledger: Ledger, progress: Prog
             ledger.close()
         except BaseException:
             with suppress(Exception):  # report the first error
+                if not facts and ledger.is_ours():
+                    ledger.discard()
                 ledger.close()
-            if not facts:
-                ledger.discard()
             raise
     return Done(own, facts, frozenset(known), tuple(notes), rest)
 
@@ -270,7 +272,7 @@ def _run_here(job: Job[U, Any], own: Sequence[U], ledger: Ledger, progress: Prog
 def _held(job: Job[U, Any], units: Sequence[U], known: Facts, changed: str) -> dict[Key, ShardFacts]:
     """Return the facts that are still true; if `changed` is advice, all must be."""
     noted = [unit for unit in units if unit.key in known]
-    with DaemonThreads(_MOST_THREADS) as pool:
+    with DaemonThreads(MOST_THREADS) as pool:
         held = [*pool.map(partial(_holds, job, known), noted)]
     if changed and not all(held):
         path = noted[held.index(False)].path

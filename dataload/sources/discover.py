@@ -8,7 +8,7 @@ from functools import partial
 from os import PathLike
 from typing import Any, cast
 
-from dataload.catalog.evidence import find_shard
+from dataload.catalog.evidence import find_changed, find_shard
 from dataload.catalog.facts import DataSetFacts, Evidence, Found
 from dataload.catalog.fields import common_classes
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, renewal
@@ -264,7 +264,7 @@ def _listed(directory: str, entry: Format | None, remote: Remote | None) -> Data
 
 
 def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Format | None) -> DataSetFacts:
-    """Compare local shards with the manifest, and return its facts with their versions, without newer marks."""
+    """Compare local shards with the manifest, newer ones by their ends; return its facts with their versions."""
     here, path = list_versions(directory), join(directory, MANIFEST_NAME)
     versions = tuple(here.get(name) for name in listed.names)
     found = {name: version[:2] for name, version in zip(listed.names, versions, strict=True) if version is not None}
@@ -275,6 +275,11 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
     if [size for size, _ in found.values()] != [*listed.bytes]:
         problems += listed.stale({name: Found(size, Evidence(time)) for name, (size, time) in found.items()})
     if not problems:
+        read = here.get(MANIFEST_NAME)
+        marks = zip(listed.names, listed.contents, strict=True) if listed.contents else ()
+        newer = {join(directory, n): mark for n, mark in marks if mark and not (read and found[n][1] < read.changed)}
+        problems += [f"{base_name(path)} has another content than in the manifest" for path in find_changed(newer)]
+    if not problems:
         others = sorted(here.keys() - {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)})
         problems = [
             f"{name} is not in the manifest" for name in _shards_among(others, entry, _all_formats() if others else ())
@@ -283,10 +288,7 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
         several = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         message = f"the manifest is stale: {problems[0]}{several}; {renewal(directory)}"
         raise CorruptFileError(message, path=path)
-    read = here.get(MANIFEST_NAME)
-    marks = zip(listed.names, listed.contents, strict=True) if listed.contents and read is not None else ()
-    contents = tuple(mark if read and found[name][1] < read.changed else None for name, mark in marks)
-    return replace(listed, versions=versions, contents=contents)
+    return replace(listed, versions=versions)
 
 
 def _is_selection(path: str, known: Iterable[Format], remote: Remote | None) -> bool:

@@ -35,13 +35,10 @@ from fault_proxy import FaultProxy, Faults
 from object_server import ObjectServer
 
 import dataload
-from dataload.catalog.kept import list_data, remove
 from dataload.errors import DataloadError
-from dataload.storage import Remote
 
-# Without a manifest, new shards open as far as they are written. An option that is given, such as LMDB's codec, turns
-# comparing with the manifest off, so shards that are being replaced by others of equal size are read as they are.
-SEEN = (None, [*range(9)], [*range(3)], [*range(4)], [*range(6)], [0] * 8, [*range(4), 0, 0, 0, 0])
+# Without a manifest, new shards open as far as they are written.
+SEEN = (None, [*range(9)], [*range(3)], [*range(4)], [*range(6)], [0] * 8)
 COUNTS: Counter[str] = Counter()
 LOST = re.compile(
     r"another (process|conversion)|exists|is the journal of|has changed|cannot (resume|write|merge)|in \d+ parts|"
@@ -177,10 +174,6 @@ def kill_everywhere(where: Here, job: str, suffix: str, every: int) -> Iterator[
             where.drop(place)
 
 
-def remote_of(place: tuple) -> Remote | None:
-    return Remote.of(**place[2]) if place[2] else None
-
-
 def differences(one: dict, other: dict) -> list[str]:
     return sorted(name for name in one.keys() | other.keys() if one.get(name) != other.get(name))
 
@@ -259,8 +252,6 @@ def compete(where: Here, plan: str, suffix: str, chooser: random.Random) -> Iter
             killed.JOBS["convert"](*place, again=True)
         else:
             killed.written(*place, overwrite=True)
-            left = [each for each in list_data(place[0], remote_of(place)) if each.removal == "all"]
-            COUNTS["logs of parts that overwriting leaves"] += len(remove(left, remote_of(place)))
         alone = where.new("convert", suffix)
         killed.JOBS["convert"](*alone, again=False)
         ours, expected = where.content(place), where.content(alone)

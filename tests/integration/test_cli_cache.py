@@ -347,6 +347,21 @@ def test_lengths_go_only_if_no_manifest_and_no_index_needs_them(tmp_path):
     assert [named.exists(), orphan.exists()] == [True, True]
 
 
+def test_status_knows_where_jobs_are_unfinished(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "home"))
+
+    def stop(done, total):
+        if done > 5:
+            raise KeyboardInterrupt
+
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(KeyboardInterrupt):
+        convert(dataload.RangeSource(8), "a.syr", shards=8, progress=stop)
+    assert {(os.path.dirname(each["path"]), each["kind"]) for each in facts("cache", "status")["kept"]} == {
+        (str(tmp_path), "conversion")
+    }
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"part": (1, 1)}])
 def test_unfinished_jobs_go_if_no_process_holds_them(tmp_path, converting, settings):

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import re
+import shutil
 import sys
 from pathlib import Path
 
@@ -264,6 +265,63 @@ def test_one_run_does_not_take_over_parts(source, tmp_path):
         convert(source, tmp_path / "b.syr", shards=5)
     convert(source, tmp_path / "b.syr", shards=5, overwrite=True)
     assert merge(source, tmp_path).records == COUNT, "there is nothing left to merge"
+
+
+@pytest.mark.parametrize("again", [{}, {"part": (1, 2)}])
+def test_overwriting_parts_leaves_nothing_of_them(source, tmp_path, again):
+    run_parts(source, tmp_path, [1, 2])
+    target, expected = tmp_path / "b.syr", one_run(source, tmp_path / "one")
+    convert(source, target, shards=5, overwrite=True, **again)
+    if again:
+        convert(source, target, shards=5, part=(2, 2), overwrite=True)
+        merge(source, tmp_path)
+    shutil.rmtree(tmp_path / "one")
+    assert content(tmp_path) == expected
+
+
+class Failing:
+    """A source whose records cannot be read from some index on."""
+
+    def __init__(self, source, first=0):
+        self.source, self.first = source, first
+
+    def __len__(self):
+        return len(self.source)
+
+    def fingerprint(self):
+        return self.source.fingerprint()
+
+    def __getitem__(self, index):
+        if index >= self.first:
+            raise OSError("the server is away")
+        return self.source[index]
+
+
+def test_a_run_that_resumes_and_fails_at_once_keeps_the_plan(source, tmp_path):
+    target = tmp_path / "b.syr"
+    with pytest.raises(OSError, match="away"):
+        convert(Failing(source, 8), target, shards=5)
+    (tmp_path / ".b.syr.convert.log").unlink()  # as after a crash before the first line
+    with pytest.raises(OSError, match="away"):
+        convert(Failing(source, 1), target, shards=5, resume=True)
+    assert convert(source, target, shards=5, resume=True).records == COUNT
+
+
+def test_a_run_that_was_taken_over_leaves_the_log_to_the_other(source, tmp_path):
+    """As on file systems whose locks end at the machine."""
+    path = tmp_path / ".b.syr.convert.log"
+
+    class TakenOver(Failing):
+        def __getitem__(self, index):
+            if path.exists():
+                os.replace(path, tmp_path / "gone")
+                path.write_bytes(b"of another")
+            return super().__getitem__(index)
+
+    with pytest.raises(OSError, match="away"):
+        convert(TakenOver(source, 1), tmp_path / "b.syr", shards=5)
+    assert path.read_bytes() == b"of another"
+    assert (tmp_path / ".b.syr.convert.json").exists()
 
 
 def test_what_cannot_be_merged(source, tmp_path):

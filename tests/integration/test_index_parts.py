@@ -10,7 +10,8 @@ from command_line import ok
 import dataload
 from dataload.convert import convert
 from dataload.convert.indexing import index_shards
-from dataload.errors import ConfigError, SourceNotFoundError
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError
+from dataload.storage import storage_of
 
 
 @pytest.fixture(scope="module")
@@ -90,6 +91,14 @@ def test_a_part_that_was_interrupted_resumes_and_one_that_is_missing_is_named(sh
     assert run_parts(shards, [2])[0].resumed >= 1
     with pytest.raises(ConfigError, match=UNFINISHED.format("1/3, 3/3")):
         merge(shards)
+
+
+def test_a_merge_waits_for_no_other_run(shards):
+    run_parts(shards, [1, 2, 3])
+    whole = str(shards / ".dataload.json.index.log")
+    with storage_of(whole).lock(whole), pytest.raises(SourceError, match=r"another process is writing to .*index\.log"):
+        merge(shards)
+    merge(shards)
 
 
 @pytest.mark.parametrize("cut", [0, 50, -1])

@@ -264,17 +264,19 @@ class AppendedFile:
     def write(self, data: bytes) -> None:
         """Append `data` in one write; a SourceError if the file is not at its path any more."""
         with write_errors(self.path):
-            try:
-                is_ours = os.path.samestat(os.fstat(self._descriptor), os.lstat(self.path))
-            except FileNotFoundError:
-                is_ours = False
-            if not is_ours:
+            if not self.is_current():
                 message = f"another process has taken over {self.path}: wait until it has ended"
                 raise SourceError(message, path=self.path)
             if (written := os.write(self._descriptor, data)) < len(data):
                 raise OSError(f"only {written} of {len(data)} bytes could be written")
             if time.monotonic() - self._synced > _SECONDS_BETWEEN_SYNCS:
                 self._sync()
+
+    def is_current(self) -> bool:
+        """Return whether the file is at its path."""
+        with contextlib.suppress(FileNotFoundError):
+            return os.path.samestat(os.fstat(self._descriptor), os.lstat(self.path))
+        return False
 
     def _sync(self) -> None:
         getattr(os, "fdatasync", os.fsync)(self._descriptor)  # macOS has only the latter

@@ -3,6 +3,7 @@
 import itertools
 import os
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -115,6 +116,20 @@ def test_who_resumes_keeps_what_is_known_and_the_other_stops(tmp_path):
         second.note(FACTS[1])
     first.close()
     second.close()
+
+
+@pytest.mark.parametrize("where", ["local", "store"])
+def test_a_log_is_whose_it_was_last(where, tmp_path, request):
+    new = partial(log_of, str(tmp_path / "l")) if where == "local" else request.getfixturevalue("folder").log
+    first, second = new(), new()
+    assert not first.is_ours()
+    first.begin(JOB, {}, anew=True)
+    assert first.is_ours()
+    second.begin(JOB, second.load(JOB).shards, anew=False)
+    assert (first.is_ours(), second.is_ours()) == (False, True)
+    first.close()
+    second.remove()
+    assert not second.is_ours()
 
 
 def test_a_log_is_not_written_through_a_link(tmp_path):

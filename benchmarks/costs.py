@@ -19,6 +19,7 @@ import dataload
 from benchmarks.harness import ROOT, SEED, VERSION, Case, aim, batches, blobs, loaders, made, median_seconds, run_cases
 from benchmarks.workloads import floats
 from dataload.catalog.manifest import MANIFEST_NAME
+from dataload.samplers import PoolShuffle, ShardSequential
 
 MILLION = 1 << 20
 
@@ -133,6 +134,7 @@ def many_shards(records=40_000, batch_size=256, counts=(1, 100, 1000, 5000)):
         "ArrayRecord, uncompressed": ("array_record", blobs(4096), raw),
         "TFRecord": ("tfrecord", blobs(4096), {"field": "bin"}),
         "LMDB": ("lmdb", blobs(4096), {"field": "bin"}),
+        "Parquet": ("parquet", floats(1024), {}),
         "tokens": ("npy", None, {}),
     }
     found = []
@@ -151,11 +153,32 @@ def many_shards(records=40_000, batch_size=256, counts=(1, 100, 1000, 5000)):
                 window = {"window": 1024, "stride": 1024} if different is None else {}
                 source = held.enter_context(closing(dataload.open(paths, **window)))
                 plan = batches(len(source), batch_size)
+                for rows in plan:  # opens, maps and decodes
+                    source.read_batch(rows)
                 cases.append(Case(f"{count:,} shards", partial(map, source.read_batch, plan)))
             rows = run_cases(title, cases, same=None)
         found += rows
-        found += [aim(title, f"{row['case']} / 1 shard", 1 / row["ratio"], most=1.3) for row in rows[1:]]
-    return found
+        most = 2 if name == "Parquet" else 1.3
+        found += [aim(title, f"{row['case']} / 1 shard", 1 / row["ratio"], most=most) for row in rows[1:]]
+    return found + _decoding_by_shards(records, batch_size)
+
+
+def _decoding_by_shards(records, batch_size, count=1000):
+    """A batch in the order by shards, where a tenth of the decoded row groups is kept: of many files, and of one."""
+    title, each = f"Parquet by shards, a tenth kept, batch {batch_size}", records // count
+    first = made(f"4k-many-shard-0-of-{count}.parquet", floats(1024), each)
+    paths = [first, *(_copied(first, number, count) for number in range(1, count))]
+    one = made("4k-many-groups.parquet", floats(1024), records, group_bytes=each * 4096)
+    order = PoolShuffle(ShardSequential((each,) * count, SEED), 1024, SEED).indices(np.arange(records // 8), epoch=0)
+    plan = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    with ExitStack() as held:
+        sources = [held.enter_context(closing(dataload.open(of, cached_bytes=records * 410))) for of in (one, paths)]
+        for source in sources:
+            source.read_batch(plan[0])
+        names = (f"1 file, {count:,} row groups", f"{count:,} files")
+        cases = [Case(name, partial(map, each.read_batch, plan)) for name, each in zip(names, sources, strict=True)]
+        rows = run_cases(title, cases, same=None)
+    return [*rows, aim(title, f"{count:,} files / 1 file", 1 / rows[1]["ratio"], most=1.3)]
 
 
 def unchanged(records=10, batch_size=256):

@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable
+from collections.abc import Callable, Generator, Hashable, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -143,6 +143,14 @@ class DecodedCache:
                 found = decode()
                 self._keep(kept, key, found)
         return found[0]
+
+    def touch(self, keys: Iterable[Hashable]) -> None:
+        """Note that values are used, if they are kept."""
+        kept = self._decoded.get(_Decoded)
+        with kept.lock:
+            for key in keys:
+                if key in kept.found:
+                    kept.found.move_to_end(key)
 
     def _keep(self, kept: _Decoded, key: Hashable, found: tuple[Any, int]) -> None:
         with kept.lock:

@@ -60,7 +60,7 @@ class Claims:
     def __init__(self, indices: Int64Array, limit: int, path: str) -> None:
         self.indices: Int64Array = indices
         self.limit: int = limit
-        self._path = path
+        self.path: str = path
         self._each, self._more, self._most = 0, np.zeros(len(indices), np.int64), 0
 
     def add(self, sizes: int | Int64Array, rows: Int64Array | None = None) -> None:
@@ -75,8 +75,8 @@ class Claims:
             self._most = int(self._more.max(initial=0))
         self._check()
 
-    def add_to(self, rows: Int64Array, sizes: Int64Array) -> None:
-        """Add the bytes of the records at `rows`, which must be distinct."""
+    def add_to(self, rows: Int64Array, sizes: int | Int64Array) -> None:
+        """Claim bytes for the records at `rows`, which must be distinct."""
         more = self._more[rows] + np.minimum(sizes, MOST_BYTES)
         self._more[rows] = more
         self._most = max(self._most, int(more.max(initial=0)))
@@ -84,4 +84,4 @@ class Claims:
 
     def _check(self) -> None:
         if self._each + self._most > self.limit:
-            check_lengths(self._more + self._each, self.limit, self.indices, self._path)
+            check_lengths(self._more + self._each, self.limit, self.indices, self.path)

@@ -66,7 +66,8 @@ class ShardDirectory:
         self._shards = shards
         self._ends = self._places = np.empty(0, np.int64)
         self._length: int | None = None  # of all shards but the last, if it is the same
-        self._readers: list[tuple[Any, Any]] = []  # what shards have in common, and the reader of such shards
+        # What shards have in common, the reader of such shards, and whether it reads their maps.
+        self._readers: list[tuple[Any, Any, bool]] = []
         self._reader_of = np.full(shards, _UNUSED, np.int8)
         self._alike = 0  # shards in the first reader
         self._lock = threading.Lock()
@@ -99,7 +100,7 @@ class ShardDirectory:
             reader: Returns the reader of a shard.
         """
         shards = self._shards_of(indices)
-        if self._alike == self._shards and self.files.has_all(self._shards):
+        if self._alike == self._shards and (not self._readers[0][2] or self.files.has_all(self._shards)):
             yield None, self._readers[0][1], indices + self._places[shards]
             return
         numbers = self._reader_of[shards]
@@ -110,12 +111,12 @@ class ShardDirectory:
         places = indices + self._places[shards]
         least, most = int(numbers.min()), int(numbers.max())
         if least == most >= 0:
-            if self.files.use(shards):
+            if not self._readers[most][2] or self.files.use(shards):
                 yield None, self._readers[most][1], places
             return
         for number in range(max(0, least), most + 1):
             rows = np.flatnonzero(numbers == number)
-            if len(rows) and self.files.use(shards[rows]):
+            if len(rows) and (not self._readers[number][2] or self.files.use(shards[rows])):
                 yield rows, self._readers[number][1], places[rows]
 
     def _shards_of(self, indices: Int64Array) -> Int64Array:
@@ -133,16 +134,18 @@ class ShardDirectory:
     def _join(self, shard: int, reader: Any) -> int:
         """Add a shard to a reader of many; return the number of that."""
         shared = reader.shared()
-        if shared is None or not isinstance(shared[0], MappedFile) or not shared[0].is_plain:
+        if shared is None:
             return _ALONE
         file, kind = shared
-        number = next((number for number, (known, _) in enumerate(self._readers) if known == kind), len(self._readers))
-        if number == _MOST_KINDS or file.size > WITHIN or len(reader) > WITHIN:
+        if file is not None and (not isinstance(file, MappedFile) or not file.is_plain or file.size > WITHIN):
+            return _ALONE
+        number = next((number for number, (known, *_) in enumerate(self._readers) if known == kind), len(self._readers))
+        if number == _MOST_KINDS or len(reader) > WITHIN:
             return _ALONE
         if number == len(self._readers):
-            self._readers.append((kind, reader.joined(self)))
+            self._readers.append((kind, reader.joined(self), file is not None))
         reader.join(self._readers[number][1], shard)
-        return number if self.files.add(shard, file) else _ALONE
+        return number if file is None or self.files.add(shard, file) else _ALONE
 
 
 def directory_of(shards: int) -> ShardDirectory | None:

@@ -131,8 +131,10 @@ class ShardReader(ABC, Generic[T_co]):
         """Return what else identifies the content besides the size and the ends of the file; its repr is hashed."""
         return None
 
-    def shared(self) -> tuple[RecordFile, Any] | None:
+    def shared(self) -> tuple[RecordFile | None, Any] | None:
         """Return the file, and what shards have in common that are read together; None if this one is read alone.
+
+        A reader of many shards copies from the maps of files, unless it is None instead of the file.
 
         What a reader of many shards refuses, the readers of the shards read again, which know the record's location.
         """

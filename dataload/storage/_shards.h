@@ -57,6 +57,7 @@ typedef struct {
     long long changed;   /* when its file was changed last */
     dev_t device;
     ino_t inode;
+    Py_buffer view; /* plain memory instead of a file; its `obj` is NULL otherwise */
     char path[];
 } Map;
 
@@ -69,7 +70,8 @@ typedef struct {
 /* Drop a reference. Called with the lock. */
 static void release_map(Map *map) {
     if (--map->users) return;
-    if (map->span.start < map->span.end) munmap((void *)map->span.start, map->span.end - map->span.start);
+    if (map->view.obj) PyBuffer_Release(&map->view);
+    else if (map->span.start < map->span.end) munmap((void *)map->span.start, map->span.end - map->span.start);
     PyMem_Free(map);
 }
 
@@ -94,6 +96,15 @@ static void maps_dealloc(PyObject *object) {
     PyMem_Free(self->maps);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
+}
+
+static void set_map(PyObject *object, int64_t shard, Map *map) {
+    Maps *self = (Maps *)object;
+    LOCK(object)
+    Map *earlier = self->maps[shard];
+    self->maps[shard] = map;
+    if (earlier) release_map(earlier);
+    UNLOCK()
 }
 
 /* put(shard, descriptor, path, size, changed): map the file, which may be closed afterwards. `changed` is when it was
@@ -124,11 +135,27 @@ static PyObject *maps_put(PyObject *object, PyObject *const *args, Py_ssize_t co
     atomic_init(&map->looked, now());
     map->changed = changed;
     map->device = found.st_dev, map->inode = found.st_ino;
+    map->view.obj = NULL;
     memcpy(map->path, path, length + 1);
-    LOCK(object)
-    if (self->maps[shard]) release_map(self->maps[shard]);
-    self->maps[shard] = map;
-    UNLOCK()
+    set_map(object, shard, map);
+    return Py_NewRef(Py_None);
+}
+
+/* put_memory(shard, buffer): take plain memory in place of a file. */
+static PyObject *maps_put_memory(PyObject *object, PyObject *const *args, Py_ssize_t count) {
+    if (wrong("put_memory", 2, count)) return NULL;
+    int64_t shard = parse_shard(args[0], ((Maps *)object)->shards);
+    Map *map = shard < 0 ? NULL : PyMem_Calloc(1, sizeof *map + 1);
+    if (!map) return shard < 0 ? NULL : PyErr_NoMemory();
+    if (PyObject_GetBuffer(args[1], &map->view, PyBUF_SIMPLE)) {
+        PyMem_Free(map);
+        return NULL;
+    }
+    map->span = (Span){map->view.buf, (const char *)map->view.buf + map->view.len};
+    map->shard = shard;
+    map->users = 1;
+    atomic_init(&map->looked, INT64_MAX); /* there is nothing to look at */
+    set_map(object, shard, map);
     return Py_NewRef(Py_None);
 }
 
@@ -137,10 +164,7 @@ static PyObject *maps_drop(PyObject *object, PyObject *given) {
     Maps *self = (Maps *)object;
     int64_t shard = parse_shard(given, self->shards);
     if (shard < 0) return NULL;
-    LOCK(object)
-    if (self->maps[shard]) release_map(self->maps[shard]);
-    self->maps[shard] = NULL;
-    UNLOCK()
+    set_map(object, shard, NULL);
     return Py_NewRef(Py_None);
 }
 
@@ -345,6 +369,7 @@ static PyObject *maps_will_need(PyObject *self, PyObject *const *args, Py_ssize_
 
 static PyMethodDef maps_methods[] = {
     {"put", (PyCFunction)(void (*)(void))maps_put, METH_FASTCALL, NULL},
+    {"put_memory", (PyCFunction)(void (*)(void))maps_put_memory, METH_FASTCALL, NULL},
     {"drop", maps_drop, METH_O, NULL},
     {"gather", (PyCFunction)(void (*)(void))maps_gather, METH_FASTCALL, NULL},
     {"gather_ranges", (PyCFunction)(void (*)(void))maps_gather_ranges, METH_FASTCALL, NULL},

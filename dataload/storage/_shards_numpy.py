@@ -48,6 +48,13 @@ class _Map:
         return found.st_size < len(self.data) or found.st_mtime_ns != self._changed
 
 
+class _Memory(_Map):
+    """Plain memory in place of a file; there is nothing to look at."""
+
+    def __init__(self, data: memoryview) -> None:
+        self.data, self.looked = data, 1 << 63
+
+
 class Maps:
     """Mapped files of many shards."""
 
@@ -61,6 +68,11 @@ class Maps:
         if size < 0 or size >> PLACE_BITS:
             raise ValueError(f"a file of {size} bytes")
         self._maps[shard] = _Map(descriptor, path, size, changed)
+
+    def put_memory(self, shard: int, buffer: Any, /) -> None:
+        """Take plain memory in place of a file."""
+        _check_shard(shard, self._shards)
+        self._maps[shard] = _Memory(memoryview(buffer).cast("B"))
 
     def drop(self, shard: int, /) -> None:
         """Unmap a file once no copy uses it."""

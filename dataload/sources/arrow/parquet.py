@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from dataload._util.caches import DecodedCache
-from dataload._util.limits import Claims, check_size
+from dataload._util.limits import check_size
 from dataload.codecs.arrow import load_arrow, without_views
 from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
 from dataload.codecs.nulls import shows_nulls
@@ -22,7 +22,7 @@ from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.shards import ShardReader
 from dataload.storage import storage_of, unchanged
 from dataload.storage.backend import FileStream
-from dataload.types import Int64Array, Record
+from dataload.types import Record
 
 _DICTIONARY, _DATA, _DATA_2 = 2, 5, 8  # a type of page; fields of headers
 _NUMBERS, _PREFIXES = (2, 8), 7  # encodings: numbers of values in the dictionary; text that begins as the one before
@@ -242,7 +242,6 @@ class _ParquetFile(TableReader):
             for parent in accumulate(leaf.path.split("."), "{}.{}".format):
                 if parent in self._leaves:
                     self._leaves[parent].append((number, leaf))
-        self._opened = _Opened()
         counts = [self._metadata.row_group(group).num_rows for group in range(self._metadata.num_row_groups)]
         if min(counts, default=0) < 0 or sum(counts) >= 1 << 62:
             raise CorruptFileError("the footer claims impossible numbers of records", path=path)
@@ -258,28 +257,26 @@ class _ParquetFile(TableReader):
                 counts[each.name] = sum(max(0, count) for count in found if isinstance(count, int))
         return counts
 
-    def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
-        try:
-            return super()._pick(indices, names, claims)
-        finally:
-            self._opened.close()
+    @contextmanager
+    def _opened(self, block: int, names: Sequence[str]) -> Generator[Callable[[str], Any]]:  # noqa: ARG002 - the file is read by columns
+        with unchanged(self._storage, self._path, self._identity), self._storage.open(self._path, whole=True) as file:
+            yield partial(self._decode_column, file, {}, block)
 
-    def _decode(self, group: int, name: str) -> Any:
+    def _decode_column(self, file: Any, readers: dict[bool, Any], group: int, name: str) -> Any:
+        """Return a column of a row group; `readers` are those of texts, and of their numbers in dictionaries."""
         arrays: list[Any] = []
         size, what = 0, f"field {name!r} of row group {group}"
-        with unchanged(self._storage, self._path, self._identity):
-            file = self._opened.file = self._opened.file or self._storage.open(self._path, whole=True)
-            rows, numbered = self._plan(file, group, name, what)
-            for batch in self._batches(file, rows, group, name, numbered=numbered):
-                array = batch.column(name)
-                kind = without_views(array.type, keep=False)
-                size += array.nbytes if kind == array.type else total_bytes(array)
-                check_size(size, self._limit, what, path=self._path)
-                arrays.append(array if kind == array.type else array.cast(kind))
+        rows, numbered = self._plan(file, readers, group, name, what)
+        for batch in self._batches(file, readers, rows, group, name, numbered=numbered):
+            array = batch.column(name)
+            kind = without_views(array.type, keep=False)
+            size += array.nbytes if kind == array.type else total_bytes(array)
+            check_size(size, self._limit, what, path=self._path)
+            arrays.append(array if kind == array.type else array.cast(kind))
         pa = load_arrow("format 'parquet'")
         return pa.chunked_array(arrays, arrays[0].type if arrays else self._schema.field(name).type)
 
-    def _plan(self, file: Any, group: int, name: str, what: str) -> tuple[int, bool]:
+    def _plan(self, file: Any, readers: dict[bool, Any], group: int, name: str, what: str) -> tuple[int, bool]:
         """Return how many rows of a column to decode at once, and whether to decode numbers of texts first."""
         # pyarrow ends the process where the metadata of a column are damaged, if they are asked for.
         chosen = self._leaves[name]
@@ -300,12 +297,13 @@ class _ParquetFile(TableReader):
         if all(claim.numbered in (0, claim.values) for claim in claims):
             return rows, True
         # pyarrow is slow with numbers if other pages have text, so look for the longest text in the dictionary.
-        first = next(self._batches(file, 1, group, name, numbered=True), None)
+        first = next(self._batches(file, readers, 1, group, name, numbered=True), None)
         longest = 0 if first is None else longest_in_dictionaries(first.column(name))
         return rows, sum(claim.numbered for claim in claims) * longest > self._limit
 
-    def _batches(self, file: Any, rows: int, group: int, name: str, *, numbered: bool) -> Iterator[Any]:
-        readers = self._opened.readers
+    def _batches(
+        self, file: Any, readers: dict[bool, Any], rows: int, group: int, name: str, *, numbered: bool
+    ) -> Iterator[Any]:
         if numbered not in readers:
             readers[numbered] = self._parquet.ParquetFile(
                 FileStream(file),
@@ -326,17 +324,3 @@ class _End:
         if offset < self._start or offset + length > self._start + len(self._data):
             self._start, self._data = offset, self._file.read(offset, length)
         return self._data[offset - self._start :][:length]
-
-
-class _Opened(threading.local):
-    """The file while a thread decodes columns, and its readers: of texts, and of their numbers in dictionaries."""
-
-    def __init__(self) -> None:
-        self.file: Any = None
-        self.readers: dict[bool, Any] = {}
-
-    def close(self) -> None:
-        file, self.file = self.file, None
-        self.readers.clear()
-        if file is not None:
-            file.close()

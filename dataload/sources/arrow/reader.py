@@ -3,29 +3,27 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
 from dataload._util.caches import DecodedCache
-from dataload._util.indexing import split_by_shard
 from dataload._util.limits import Claims, check_size
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext, load_arrow
 from dataload.codecs.nulls import fill_nulls, shows_nulls
-from dataload.collate import scatter_columns
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.arrow.format import STATE_FILE, ArrowOptions
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
 from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout
-from dataload.sources.arrow.table import MANY_COLUMNS, TableReader, TableSource
-from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
+from dataload.sources.arrow.table import TableReader, TableSource
+from dataload.sources.directory import ShardDirectory, ShardNumbers
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile, Remote, join, named_files, read_limited, storage_of
-from dataload.types import Array, Batch, Int64Array, Record
+from dataload.types import Array, Int64Array, Record
 
 _END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream
 
@@ -73,8 +71,6 @@ class _ArrowFile(TableReader):
             raise CorruptFileError("its batches claim impossible numbers of records", path=path)
         with self._errors():
             super().__init__(path, schema, np.cumsum(counts), options, cache)
-        self._starts = self._ends - counts
-        self._decoding = _Decoding()
         self._columns_of_many: SharedColumns | None = None
         nodes = None if any(each.compressed for each in self._messages()) else plan_nodes(schema)
         self.gatherer = None if nodes is None else Gatherer(self._file, nodes, self._layout.batches)
@@ -83,36 +79,33 @@ class _ArrowFile(TableReader):
     def _messages(self) -> list[Message]:
         return [*self._layout.dictionaries, *self._layout.batches]
 
-    def shared(self) -> tuple[RecordFile, Any] | None:
+    def shared(self) -> tuple[RecordFile | None, Any] | None:
         if self.gatherer is None:
-            return None
+            return super().shared()
         schema = [(each.name, str(each.type)) for each in self._schema]
         return self._file, (schema, self.gatherer.kinds(), self._shapes, [*self._decoders])
 
     def joined(self, directory: ShardDirectory) -> Self:
-        joined = directory.copy_of(self)
+        joined = super().joined(directory)
         joined._columns_of_many = None if self.gatherer is None else SharedColumns(directory, self.gatherer)
         return joined
 
     def join(self, joined: Any, shard: int) -> None:
+        super().join(joined, shard)
         if self.gatherer is not None:
-            joined._columns_of_many.join(shard, self.gatherer, self._starts, self._ends)
+            joined._columns_of_many.join(shard, self.gatherer)
 
     def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
-        many = self._columns_of_many
-        if many is not None:
-            batch, rows = many.locate(indices)
+        if self.gatherer is None:
+            return super()._pick(indices, names, claims)
+        batch, rows = self._blocks.locate(indices)
+        if (many := self._columns_of_many) is not None:
             return {
                 name: many.column(self._numbers[name], batch, rows, claims)
                 if name in self._numbers
                 else many.no_nulls(self._numbers[self._bases[name]], len(rows))
                 for name in names
             }
-        if self.gatherer is None:
-            if len(names) < MANY_COLUMNS:
-                return super()._pick(indices, names, claims)
-            return self._pick_many(indices, names)
-        batch, rows = self._locate(indices)
         bases = dict.fromkeys(self._bases.get(name, name) for name in names)
         found = {name: self._gathered(name, batch, rows, indices, claims) for name in bases}
         return {name: found[self._bases.get(name, name)][name in self._bases] for name in names}
@@ -142,25 +135,6 @@ class _ArrowFile(TableReader):
         numbered = zip(self._schema, nodes, strict=True)
         return {each.name: int(counts[:, node.number].sum()) for each, node in numbered if shows_nulls(each.type)}
 
-    def _pick_many(self, indices: Int64Array, names: Sequence[str]) -> dict[str, Any]:
-        """Return many columns from one batch after another; each batch is read once."""
-        own, pieces = self._decoding, list[tuple[Int64Array, Batch]]()
-        own.names = [*dict.fromkeys(self._bases.get(name, name) for name in names)]
-        try:
-            for _, _, rows in split_by_shard(self._ends, indices):
-                own.batch, some = None, indices[rows]
-                pieces.append((rows, super()._pick(some, names, Claims(some, self._limit, self._path))))
-        finally:
-            own.names, own.batch = (), None
-        return scatter_columns(pieces, len(indices))
-
-    def _locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the batch of each record, and its row there."""
-        if len(self._ends) == 1:
-            return np.zeros(len(indices), np.int64), indices
-        batch = np.searchsorted(self._ends, indices, side="right")
-        return batch, indices - self._starts[batch]
-
     def _load_dictionaries(self) -> Any:
         """Return a batch without records but with all dictionaries; None if there are none."""
         layout, pa = self._layout, self._pa
@@ -179,14 +153,14 @@ class _ArrowFile(TableReader):
             )
             raise UnsupportedFormatError(message, path=self._path)
 
-    def _decode(self, group: int, name: str) -> Any:
-        own, batch = self._decoding, self._decoding.batch
-        if batch is None:
-            self._check_replaced(self._layout)
-            messages = self._bytes([*self._layout.dictionaries, self._layout.batches[group]])
-            batch = self._read_stream(messages, own.names or (name,))
-            own.batch = batch if own.names else None
-        return batch.column(name)
+    @contextmanager
+    def _opened(self, block: int, names: Sequence[str]) -> Generator[Callable[[str], Any]]:
+        self._check_replaced(self._layout)
+        try:
+            messages = self._bytes([*self._layout.dictionaries, self._layout.batches[block]])
+        finally:
+            self._file.release()
+        yield self._read_stream(messages, names).column
 
     def _bytes(self, messages: Sequence[Message]) -> list[bytes]:
         """Return messages; their decompression takes no more memory than the limit."""
@@ -219,13 +193,6 @@ class _ArrowFile(TableReader):
 
     def release(self) -> None:
         self._file.release()
-
-
-class _Decoding(threading.local):
-    """The many columns that a thread reads, and the batch that it decodes; see `_ArrowFile._pick_many`."""
-
-    names: Sequence[str] = ()
-    batch: Any = None
 
 
 _MOST_BYTES = 64 << 20  # parsed JSON takes up to 24 times the memory
@@ -276,8 +243,6 @@ class SharedColumns:
 
     def __init__(self, directory: ShardDirectory, gatherer: Gatherer) -> None:
         self._file, self._kinds = directory.files, gatherer.kinds()
-        self._ends: ShardNumbers = directory.numbers()  # of batches, and their starts
-        self._starts: ShardNumbers = directory.numbers()
         self._tables = [self._new_tables(directory, kind) for kind in self._kinds]
 
     @staticmethod
@@ -286,18 +251,11 @@ class SharedColumns:
         of_bytes = [directory.numbers(is_place=True), directory.numbers(is_place=True), directory.numbers()]
         return [] if kind is None else of_bytes if isinstance(kind, int) else of_bytes[:1]
 
-    def join(self, shard: int, gatherer: Gatherer, starts: Int64Array, ends: Int64Array) -> None:
-        """Add a file, whose batches have the records from `starts` to `ends`, (batches,) int64."""
-        self._starts.put(shard, starts)
-        self._ends.put(shard, ends)
+    def join(self, shard: int, gatherer: Gatherer) -> None:
+        """Add a file."""
         for column, tables in enumerate(self._tables):
             for table, numbers in zip(tables, gatherer.tables(column) if tables else (), strict=True):
                 table.put(shard, numbers)
-
-    def locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the batch of each record, and its row there."""
-        batch = self._ends.search(indices)
-        return batch, (indices & WITHIN) - self._starts[batch]
 
     def no_nulls(self, column: int, rows: int) -> Array:
         """Return the mask of a column, all of whose values are valid if it is read here."""

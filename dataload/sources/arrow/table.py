@@ -6,48 +6,38 @@ import json
 import warnings
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from itertools import accumulate
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
-from dataload._util.indexing import split_by_shard
 from dataload._util.limits import Claims, check_size
 from dataload.catalog.fields import require_known
 from dataload.codecs import arrow
-from dataload.codecs.arrow import REMEDIES, ColumnContext, check_field, load_arrow, numbers_of, spec_of_type
+from dataload.codecs.arrow import REMEDIES, check_field, load_arrow, numbers_of, spec_of_type
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
-from dataload.codecs.expansion import Sizes, check_views, expansion
-from dataload.codecs.nulls import Fill, check_names, fill_nulls, fill_of, mask_name, shows_nulls, with_masks
-from dataload.collate import scatter_columns
+from dataload.codecs.nulls import Fill, check_names, fill_of, mask_name, shows_nulls, with_masks
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
+from dataload.sources.arrow.blocks import Blocks, Column, Form
 from dataload.sources.arrow.format import CsvOptions, TableOptions
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
-from dataload.storage import storage_of, unchanged
+from dataload.storage import RecordFile, is_url, storage_of, unchanged
 from dataload.storage.compressed import read_text
 from dataload.storage.errors import system_error
 from dataload.storage.row_layout import RowLayout, cut_loaded
-from dataload.types import Array, Batch, BytesArray, FieldSpec, Int64Array, NullPolicy, Record
+from dataload.types import Batch, FieldSpec, Int64Array, NullPolicy, Record
 
-MANY_COLUMNS = 32
+_MANY_COLUMNS = 32
 """Columns that are handled together, because each by itself costs more than its values."""
 
 _SHARE = 4  # of the cache, at least, for groups that are kept row by row
-
-
-class _Prepared(NamedTuple):
-    """A column of a group as `arrow.pick` is fastest with it, and what each of its values expands to."""
-
-    array: Any
-    sizes: Sizes
-    nulls: Any  # (records,) bool, where nulls have been filled; None if they are not
 
 
 class TableSource(FileSource[Record]):
@@ -77,6 +67,10 @@ class TableSource(FileSource[Record]):
         self._cache.clear()
 
 
+class _ApartError(Exception):
+    """Columns of a block cannot be kept row by row: they take too much, or one has nulls."""
+
+
 class TableReader(ShardReader[Record]):
     """A table in a file; `ends` is (groups,) int64, the cumulative number of records of its row groups or batches."""
 
@@ -103,7 +97,9 @@ class TableReader(ShardReader[Record]):
             if numbers is not None and not numbers.shape:
                 self._scalars[name] = numbers.dtype
         self._most_bytes = options.cached_bytes // _SHARE
-        self._planned: tuple[Sequence[str], tuple[str, ...], RowLayout | None] = (), (), None  # what was read last
+        self._planned: tuple[Sequence[str], Sequence[Any], RowLayout | None] = (), (), None  # what was read last
+        self._kept_apart = False  # whether columns of single numbers are kept one by one, even if they are many
+        self._blocks = Blocks(ends)
         self._shapes = {name: shape for name in schema.names if (shape := _shape(features.get(name)))}
         self._decoders = _plan_decoders(schema, features, options, path)
         self._plan_nulls(schema, options.nulls)
@@ -150,122 +146,94 @@ class TableReader(ShardReader[Record]):
                 columns[name] = self._decode_values(columns[name], self._decoders[name], name, indices)
         return columns
 
-    def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
-        """Return columns of records, by decoding the groups that they are in."""
-        parts = [(0, indices, np.arange(len(indices)))]  # small files have one group
-        if len(self._ends) > 1:
-            parts = list(split_by_shard(self._ends, indices))
-        together = self._together(parts, names, indices, claims) if len(names) >= MANY_COLUMNS else {}
-        if len(together) == len(names):
-            return together
-        return {n: together[n] if n in together else self._values(parts, n, indices, claims) for n in names}
+    def shared(self) -> tuple[RecordFile | None, Any] | None:
+        schema = [(each.name, str(each.type)) for each in self._schema]
+        return None if is_url(self._path) else (None, (schema, self._shapes, [*self._decoders]))
 
-    def _together(
-        self,
-        parts: list[tuple[int, Int64Array, Int64Array]],
-        names: Sequence[str],
-        indices: Int64Array,
-        claims: Claims,
-    ) -> dict[str, Array]:
-        """Return the columns of single numbers, from groups that are kept row by row; none if some group is not."""
-        known, chosen, layout = self._planned
-        if known != names:
+    def joined(self, directory: ShardDirectory) -> Self:
+        joined = directory.copy_of(self)
+        joined._blocks = Blocks(directory=directory)
+        return joined
+
+    def join(self, joined: Any, shard: int) -> None:
+        joined._blocks.join(shard, self, self._ends)
+
+    def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
+        """Return columns of records, by decoding the blocks that they are in."""
+        layout = self._row_layout(names)
+        if layout is None:
+            return self._read_blocks(names, indices, claims)
+        try:
+            found = self._read_blocks(self._planned[1], indices, claims)
+        except _ApartError:
+            self._kept_apart = True
+            return self._read_blocks(names, indices, claims)
+        rows = found.pop(self._planned[1][0])
+        cut = partial(cut_loaded, rows, np.arange(len(rows)) * layout.length, layout.length)
+        found.update(layout.columns(len(rows), cut) or {})
+        return {name: found[name] for name in names}
+
+    def _row_layout(self, names: Sequence[str]) -> RowLayout | None:
+        """Return the layout of rows of the columns of single numbers, if there are many and blocks are kept so."""
+        if self._planned[0] != names:
             chosen = tuple(name for name in names if name in self._scalars)
             starts = accumulate((self._scalars[name].itemsize for name in chosen), initial=0)
             fields = {name: (start, self._scalars[name], ()) for name, start in zip(chosen, starts, strict=False)}
             length = sum(self._scalars[name].itemsize for name in chosen)
-            layout = RowLayout(length, fields) if len(chosen) >= MANY_COLUMNS else None
-            self._planned = names, chosen, layout
-        if layout is None:
-            return {}
-        data, offsets, most, at = np.empty((len(indices), layout.length), np.uint8), np.empty_like(indices), 0, 0
-        for group, local, rows in parts:
-            find = partial(self._rows_of, group, chosen, layout.length, int(indices[rows[0]]))
-            kept, claimed = self._cache.get((self._path, group, chosen), find)
-            if kept is None:
-                return {}
-            np.take(kept, local, axis=0, out=data[at : at + len(rows)], mode="clip")  # they are checked
-            offsets[rows] = np.arange(at, at + len(rows)) * layout.length
-            most, at = max(most, claimed), at + len(rows)
-        claims.add(most)
-        return layout.columns(len(data), partial(cut_loaded, data, offsets, layout.length)) or {}
+            layout = RowLayout(length, fields) if len(chosen) >= _MANY_COLUMNS else None
+            self._planned = names, (chosen, *(name for name in names if name not in fields)), layout
+        return None if self._kept_apart else self._planned[2]
 
-    def _rows_of(
-        self, group: int, names: tuple[str, ...], length: int, index: int
-    ) -> tuple[tuple[BytesArray | None, int], int]:
-        """Return the numbers of a group, (records, bytes), what a record claims, and the bytes of all.
+    def _read_blocks(self, names: Sequence[Any], indices: Int64Array, claims: Claims) -> dict[Any, Any]:
+        return self._blocks.read(self, self._cache, names, indices, claims, self._shapes)
 
-        Without numbers if they take too much, or a column has others than its type says, such as nulls.
-        """
-        count = int(self._ends[group] - (self._ends[group - 1] if group else 0))
-        rows, start, claimed = np.empty((count if count * length <= self._most_bytes else 0, length), np.uint8), 0, 0
-        for name in names if len(rows) else ():
-            dtype = self._scalars[name]
-            (array, sizes, _), _ = self._decoded(group, name, index)
-            if not isinstance(array, np.ndarray) or array.dtype != dtype or not isinstance(sizes, int):
-                return (None, 0), 1
-            rows[:, start : start + dtype.itemsize].view(dtype)[:, 0] = array
-            start, claimed = start + dtype.itemsize, claimed + sizes
-        return (rows if len(rows) else None, claimed), max(1, rows.nbytes)
+    def load(
+        self, block: int, names: Sequence[Any], index: int, cache: DecodedCache, use: Callable[[Any, Column], None]
+    ) -> None:
+        """Give `use` columns of a block one by one; `index` is one of its records, for messages."""
+        columns = dict.fromkeys(
+            self._bases.get(n, n) for each in names for n in ([each] if isinstance(each, str) else each)
+        )
+        with self._errors(block, index), self._opened(block, [*columns]) as decode:
+            for name in names:
+                use(name, self._get(decode, block, name, cache))
 
-    def _values(
-        self, parts: list[tuple[int, Int64Array, Int64Array]], name: str, indices: Int64Array, claims: Claims
-    ) -> Any:
-        """Return a column of records from parts of groups: of each its number, rows in it, and ours."""
-        pieces, claimed = list[tuple[Int64Array, Batch]](), 0
-        out: Any = None
-        for group, local, rows in parts:
-            array, sizes, _ = self._group(group, name, int(indices[rows[0]]))
-            if not isinstance(sizes, int):
-                claims.add_to(rows, sizes[local])
-            elif sizes > claimed:  # mostly, all groups have that of the first
-                claims.add(sizes - claimed)
-                claimed = sizes
-            if isinstance(array, np.ndarray) and not pieces:
-                if out is None:
-                    out = pooled_empty((len(indices), *array.shape[1:]), array.dtype)
-                out[rows] = array[local]
-            else:
-                shape = self._shapes.get(name)
-                pieces.append(
-                    (rows, {name: arrow.pick(array, name, local, ColumnContext(self._path, indices[rows]), shape)})
-                )
-            del array, sizes  # before the next is decoded
-        if out is None:
-            return scatter_columns(pieces, len(indices))[name]
-        for rows, columns in pieces:  # groups with nulls, where these records have none
-            out[rows] = columns[name]
-        return out
+    def _get(self, decode: Callable[[str], Any], block: int, name: Any, cache: DecodedCache) -> Column:
+        return cache.get((self._path, block, name), partial(self._load, decode, block, name, cache))
 
-    def _group(self, group: int, name: str, index: int) -> _Prepared:
-        """Return a column of a group; `index` is one of its records, for messages."""
-        return self._cache.get((self._path, group, name), partial(self._decoded, group, name, index))
-
-    def _decoded(self, group: int, name: str, index: int) -> tuple[_Prepared, int]:
-        """Return what `_group` does, and its bytes."""
+    def _load(self, decode: Callable[[str], Any], block: int, name: Any, cache: DecodedCache) -> tuple[Column, int]:
+        """Return a column of a block, or rows of several columns, and its bytes."""
+        count = int(self._ends[block] - (self._ends[block - 1] if block else 0))
         if name in self._bases:
-            nulls = self._group(group, self._bases[name], index).nulls
-            return _Prepared(nulls, 1, None), nulls.nbytes
-        with self._errors(group, index):
+            column = Column.of_numbers(self._get(decode, block, self._bases[name], cache).nulls, 1)
+            return column, column.nbytes
+        if isinstance(name, str):
+            what = f"field {name!r} of row group {block}"
             with decoding():
-                found = self._prepare(self._decode(group, name), name, f"field {name!r} of row group {group}")
-            count = int(self._ends[group] - (self._ends[group - 1] if group else 0))
-            if len(found[0]) != count:
-                raise ValueError(f"{len(found[0])} values of {name!r} for {count} records")
-            array = found[0]  # pyarrow crashes in `nbytes` of some unions
-            return found, array.nbytes if isinstance(array, np.ndarray) else array.get_total_buffer_size()
+                column = Column.of(decode(name), self._fills.get(name), self._limit, what, self._path)
+            if len(column) != count:
+                raise ValueError(f"{len(column)} values of {name!r} for {count} records")
+            return column, column.nbytes
+        length, start, claimed = sum(self._scalars[each].itemsize for each in name), 0, 0
+        if count * length > self._most_bytes:
+            raise _ApartError
+        rows = np.empty((count, length), np.uint8)
+        for each in name:
+            dtype, (column, _) = self._scalars[each], self._load(decode, block, each, cache)
+            if column.form != Form("numbers", dtype):
+                raise _ApartError
+            rows[:, start : start + dtype.itemsize].view(dtype)[:, 0] = column.array
+            start, claimed = start + dtype.itemsize, claimed + int(column.sizes)
+        return Column.of_numbers(rows, claimed), max(1, rows.nbytes)
 
-    def _prepare(self, array: Any, name: str, what: str) -> _Prepared:
-        array, nulls = arrow.combined(array), None
-        check_views(array, self._limit, what, self._path)
-        sizes = expansion(array)
-        if name in self._fills:
-            array, nulls = fill_nulls(array, self._fills[name])
-        return _Prepared(arrow.prepare(array), sizes, nulls)
+    def _decode(self, block: int, name: str) -> Any:
+        """Return a column of a block as an array of pyarrow."""
+        with self._opened(block, [name]) as decode:
+            return decode(name)
 
     @abstractmethod
-    def _decode(self, group: int, name: str) -> Any:
-        """Return a column of a group as an array of pyarrow."""
+    def _opened(self, block: int, names: Sequence[str]) -> AbstractContextManager[Callable[[str], Any]]:
+        """Return a function that decodes a column of a block, by its name, into an array of pyarrow."""
 
     @contextmanager
     def _errors(self, group: int | None = None, index: int | None = None) -> Generator[None]:
@@ -358,18 +326,13 @@ class _CsvFile(TableReader):
         table = cache.get(path, self._parse)
         super().__init__(path, table.schema, np.array([len(table)], np.int64), options, cache)
 
-    def _decoded(self, group: int, name: str, index: int) -> tuple[_Prepared, int]:
-        if name in self._bases:
-            return super()._decoded(group, name, index)
-        found = self._prepare(self._cache.get(self._path, self._parse).column(name), name, f"field {name!r}")
-        return found, found[0].nbytes
+    @contextmanager
+    def _opened(self, block: int, names: Sequence[str]) -> Generator[Callable[[str], Any]]:  # noqa: ARG002 - all are parsed
+        yield self._cache.get(self._path, self._parse).column
 
     def null_counts(self) -> Mapping[str, int]:
         table = self._cache.get(self._path, self._parse)
         return {each.name: table.column(each.name).null_count for each in self._schema if shows_nulls(each.type)}
-
-    def _decode(self, group: int, name: str) -> Any:
-        raise NotImplementedError("columns are parsed together")
 
     def _parse(self) -> tuple[Any, int]:
         csv = load_arrow("format 'csv'", "pyarrow.csv")

@@ -48,6 +48,15 @@ FORMATS = {
     "tar keys": (".tar", {}, {}, fields("b", __key__=lambda index: f"é{'k' * (index % 4)}{index}")),
     "tar raw": (".tar", {}, {"decode": None}, fields("x", "b")),
     "arrow": (".arrow", {"group_bytes": 100}, {}, fields("x", "b", "n")),
+    "arrow compressed": (".arrow", {"group_bytes": 100, "compression": "zstd"}, {}, fields("x", "b", "n", "s")),
+    "parquet": (".parquet", {"group_bytes": 100}, {}, fields("x", "b", "n", "s", t=lambda i: np.datetime64(i, "s"))),
+    "parquet, nothing kept": (".parquet", {"group_bytes": 100}, {"cached_bytes": 0}, fields("x", "b", "s")),
+    "parquet, many columns": (
+        ".parquet",
+        {},
+        {},
+        lambda index: {"s": f"{index}", **{f"n{number}": index * number for number in range(40)}},
+    ),
     "tfrecord": (".tfrecord", {}, {}, blob(lambda index: index % 50)),
     "tfrecord example": (".tfrecord", {"codec": "example"}, {"codec": "example"}, fields("x", "b")),
     "tfrecord crc": (".tfrecord", {}, {"verify": True}, blob(lambda index: 30)),
@@ -222,6 +231,46 @@ def test_threads_read_while_files_are_unmapped(tmp_path, monkeypatch):
     with ThreadPoolExecutor(4) as pool:
         assert [*pool.map(work, range(4))] == [None] * 4
     source.close()
+
+
+@pytest.mark.parametrize("kept", [0, 600, 1 << 20])
+def test_threads_read_while_decoded_columns_are_forgotten(tmp_path, kept):
+    """Columns are gathered from memory, and decoded again once another thread has forgotten them."""
+    paths = [tmp_path / f"{shard}.parquet" for shard in range(4)]
+    for shard, path in enumerate(paths):
+        with dataload.create(path, group_bytes=100) as writer:
+            writer.extend({"n": 50 * shard + n, "b": b"x" * (n % 7), "s": f"é{n}"} for n in range(50))
+    source = dataload.open(paths, cached_bytes=kept)
+
+    def work(seed):
+        for indices in np.random.default_rng(seed).integers(0, len(source), (40, 12)):
+            batch = source.read_batch(indices)
+            assert batch["n"].tolist() == indices.tolist()
+            assert [*map(len, batch["b"])] == (indices % 50 % 7).tolist()
+            assert batch["s"] == [f"é{n}" for n in (indices % 50).tolist()]
+
+    with ThreadPoolExecutor(4) as pool:
+        assert [*pool.map(work, range(4))] == [None] * 4
+    source.close()
+
+
+@pytest.mark.filterwarnings("ignore:.*has nulls")
+def test_files_whose_columns_differ_in_form_are_read_together(tmp_path, none_alone):
+    """Floats and nulls of another file in the same column, and integers whose nulls are not asked for."""
+    pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+    for name, numbers, texts in (("0", [1, 2], ["a", "b"]), ("1", [3, None], ["c", None]), ("2", [5, 6], ["d", "e"])):
+        table = {"n": pa.array(numbers, pa.int64()), "s": pa.array(texts), "f": pa.array(numbers, pa.float32())}
+        pq.write_table(pa.table(table), tmp_path / f"{name}.parquet")
+    with dataload.open(tmp_path) as source:
+        for _ in range(2):  # decoded, then in memory
+            batch = source.read_batch([5, 0, 2, 1])
+            assert (batch["n"].tolist(), [*batch["s"]]) == ([6, 1, 3, 2], ["e", "a", "c", "b"])
+            assert np.isnan(source.read_batch([3, 0], ["f"])["f"]).tolist() == [True, False]
+    with dataload.open(tmp_path, nulls="mask") as source:
+        for _ in range(2):
+            batch = source.read_batch([3, 5, 0], ["s_is_null", "s", "n", "n_is_null"])
+            assert (batch["n"].tolist(), [*batch["s"]]) == ([0, 6, 1], ["", "e", "a"])
+            assert batch["n_is_null"].tolist() == batch["s_is_null"].tolist() == [True, False, False]
 
 
 def read_for_long(source, indices):

@@ -42,6 +42,7 @@ def fill(one, folder, shards=100):
         with path.open("rb") as stream:
             time = os.fstat(stream.fileno()).st_mtime_ns
             maps.put(shard, stream.fileno(), os.fsencode(path), size, time)
+    maps.put_memory(0, np.fromfile(folder / "0", np.uint8))  # plain memory is read alike
     return maps
 
 

@@ -116,15 +116,15 @@ def test_groups_are_decoded_one_at_a_time(tmp_path, monkeypatch):
     """Records of many groups in one batch take the memory of one group."""
     table = pa.table({"x": list(range(40)), "t": [f"{row}" for row in range(40)]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=5)
-    real, seen = TableReader._prepare, []
+    real, seen = TableReader._load, []
 
-    def prepare(self, array, name, what):
+    def load(*arguments):
         assert not [reference for reference in seen if reference() is not None]
-        found = real(self, array, name, what)
+        found = real(*arguments)
         seen.append(weakref.ref(found[0]))
         return found
 
-    monkeypatch.setattr(TableReader, "_prepare", prepare)
+    monkeypatch.setattr(TableReader, "_load", load)
     with dataload.open(tmp_path / "a.parquet", cached_bytes=0) as source:
         batch = source.read_batch([38, 1, 12, 30])
     assert (batch["x"].tolist(), list(batch["t"])) == ([38, 1, 12, 30], ["38", "1", "12", "30"])

@@ -10,7 +10,7 @@ CORE := $(VENV)/.core
 # The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-remote test-foreign test-ray test-train test-slow test-minimum environments exchange flakes coverage mutants docs release first-ten-minutes check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
+.PHONY: demo test test-remote test-trl test-foreign test-ray test-train test-slow test-minimum environments exchange flakes coverage mutants docs release first-ten-minutes check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
 
 # uv takes an eighth of pip's time. It does not read pip's settings, so those of wheels are passed on; where uv is not to
 # be had or fails, pip installs.
@@ -77,6 +77,13 @@ $(TITAN): | $(INSTALLED)
 
 test-train: $(INSTALLED) $(CORE) $(TITAN)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m train
+
+# What TRL makes of conversations, in an environment of its own, beside what it has made when the golden files were written.
+TRL := .venv-trl
+test-trl:
+	$(PYTHON) -m venv $(TRL)
+	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check trl torch
+	$(TRL)/bin/python tests/golden/text/with_trl.py --check
 
 # torch's and torchdata's own tests of loaders with the import changed; CHECKOUT is one of github.com/pytorch/data.
 test-foreign: $(INSTALLED) $(CORE)

@@ -1,0 +1,267 @@
+"""Chat: which tokens of a conversation are labels."""
+
+import json
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from chat_tokenizers import make, template
+
+from dataload import ConfigError, Loader, Pad, WorkerError
+from dataload.text import Chat
+
+STABLE = ["chatml", "gemma", "llama3", "mistral", "qwen2_5"]
+MARKED = ["gemma_training", "llama3_training", "phi3_training", "qwen2_5_training"]
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def answer(content, **more):
+    return {"role": "assistant", "content": content, **more}
+
+
+TALK = [user("Name a colour."), answer("Blue"), user("One more,\nplease"), answer("Green 🌱 Grün")]
+
+
+def learnt(transform, sample):
+    """The texts that are learnt, one for each run of labels."""
+    ids, labels = sample["input_ids"], sample["labels"]
+    runs = np.split(np.arange(len(ids)), np.flatnonzero(np.diff(labels >= 0)) + 1)
+    return [transform.tokenizer.decode(ids[run]) for run in runs if labels[run[0]] >= 0]
+
+
+ENDS = {
+    "chatml": "<|im_end|>\n",
+    "qwen2_5": "<|im_end|>\n",
+    "llama3": "<|eot_id|>",
+    "mistral": "</s>",
+    "gemma": "<end_of_turn>\n",
+}
+
+
+@pytest.mark.parametrize("name", STABLE)
+def test_answers_are_what_the_template_adds_after_its_prompt(name):
+    transform = Chat(make(name))
+    sample = transform({"messages": TALK, "other": 1})
+    assert sample.keys() == {"input_ids", "labels", "attention_mask"}
+    rendered = transform.tokenizer.apply_chat_template(TALK, return_dict=True)["input_ids"]
+    assert sample["input_ids"].tolist() == rendered
+    assert (sample["input_ids"].dtype, sample["labels"].dtype) == (np.int64, np.int64)
+    assert sample["attention_mask"].tolist() == [1] * len(rendered)
+    learns = sample["labels"] >= 0
+    assert (sample["labels"][learns] == sample["input_ids"][learns]).all()
+    assert set(sample["labels"][~learns].tolist()) == {-100}
+    assert learnt(transform, sample) == [f"Blue{ENDS[name]}", f"Green 🌱 Grün{ENDS[name]}"]
+    only = Chat(make(name), train_on="last")({"messages": TALK})
+    assert learnt(transform, only) == [f"Green 🌱 Grün{ENDS[name]}"]
+    assert (only["input_ids"] == sample["input_ids"]).all()
+    every = Chat(make(name), train_on="all")({"messages": TALK})
+    assert every["labels"].tolist() == [-100, *rendered[1:]]
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_markers_of_a_template_decide_where_there_are_any(name):
+    tokenizer = make(name)
+    found = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
+    sample = Chat(tokenizer)({"messages": TALK})
+    mask = np.array(found["assistant_masks"], np.bool_)
+    assert sample["labels"].tolist() == np.where(mask, found["input_ids"], -100).tolist()
+    last = Chat(tokenizer, train_on="last")({"messages": TALK})
+    assert len(learnt(Chat(tokenizer), sample)) == 2
+    assert learnt(Chat(tokenizer), last) == learnt(Chat(tokenizer), sample)[1:]
+
+
+@pytest.mark.parametrize("pair", [("llama3", "llama3_training"), ("gemma", "gemma_training")])
+def test_both_ways_agree_where_a_template_has_both_versions(pair):
+    plain, marked = (Chat(make(name))({"messages": TALK}) for name in pair)
+    assert plain["input_ids"].tolist() == marked["input_ids"].tolist()
+    kept = marked["labels"] >= 0
+    assert (plain["labels"][kept] == marked["labels"][kept]).all()
+
+
+def test_a_tokenizer_that_normalizes_and_drops_spaces_labels_the_same_text():
+    transform = Chat(make("chatml", kind="marks"))
+    sample = transform({"messages": [user("Name the sky."), answer("The  SUN\n"), user("More"), answer("Blue")]})
+    texts = [" ".join(text.replace("<|im_end|>", " <|im_end|>").split()) for text in learnt(transform, sample)]
+    assert texts == ["the sun <|im_end|>", "blue <|im_end|>"]
+
+
+def test_tools_and_system_messages_are_rendered_and_not_learnt():
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}]
+    call = {"type": "function", "function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    talk = [
+        {"role": "system", "content": "Be short."},
+        user("How warm is it?"),
+        answer("", tool_calls=[call]),
+        {"role": "tool", "content": "24"},
+        answer("24 degrees."),
+    ]
+    transform = Chat(make("qwen2_5"))
+    sample = transform({"messages": talk, "tools": tools})
+    assert "# Tools" in transform.tokenizer.decode(sample["input_ids"])
+    first, second = learnt(transform, sample)
+    assert '<tool_call>\n{"name": "weather", "arguments": {"city": "Rome"}}\n</tool_call><|im_end|>' in first
+    assert second == "24 degrees.<|im_end|>\n"
+    as_text = transform({"messages": json.dumps(talk), "tools": json.dumps(tools)})
+    assert (as_text["labels"] == sample["labels"]).all()
+    assert "# Tools" not in transform.tokenizer.decode(transform({"messages": talk, "tools": []})["input_ids"])
+    renamed = Chat(make("qwen2_5"), "talk", tools="functions")({"talk": talk, "functions": tools})
+    assert (renamed["labels"] == sample["labels"]).all()
+
+
+def test_a_template_of_ones_own_and_its_options():
+    own = Chat(make("gemma"), chat_template="{{ motto }}" + template("chatml"), options={"motto": "Be short."})
+    assert own.tokenizer.decode(own({"messages": TALK})["input_ids"]).startswith("Be short.<|im_start|>user\nName")
+
+
+def test_at_most_one_more_rendering_for_each_message(monkeypatch):
+    transform, renderings = Chat(make("chatml")), []
+    plain = type(transform.tokenizer).apply_chat_template
+
+    def counted(self, conversation, **settings):
+        renderings.append(len(conversation))
+        return plain(self, conversation, **settings)
+
+    monkeypatch.setattr(type(transform.tokenizer), "apply_chat_template", counted)
+    transform({"messages": TALK})
+    assert len(renderings) <= 1 + len(TALK)
+    renderings.clear()
+    Chat(make("llama3_training"))({"messages": TALK})
+    assert renderings == [4]
+    renderings.clear()
+    Chat(make("chatml"), train_on="last")({"messages": TALK})
+    assert sorted(renderings) == [3, 4]
+
+
+THINKING = [
+    user("1 + 1?"),
+    answer("<think>\nadd\n</think>\n\n2"),
+    user("and 1?"),
+    answer("<think>\nadd\n</think>\n\n3"),
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "sample", "message"),
+    [
+        ("chatml", {"messages": [user("Hello?")]}, "field 'messages' has no assistant turn: its roles are user$"),
+        ("chatml", {"messages": []}, r"field 'messages' must be a list of messages, got list \[\]"),
+        ("chatml", {"messages": {"role": "user"}}, "field 'messages' must be a list of messages, got dict"),
+        ("chatml", {"messages": "Hello"}, "field 'messages' is text, and not JSON: Expecting value"),
+        (
+            "chatml",
+            {"messages": [{"from": "gpt", "value": "a"}]},
+            "message 0 in field 'messages' must be a dict with .*",
+        ),
+        ("chatml", {"messages": ["a"]}, "message 0 in field 'messages' must be a dict with role and content, got 'a'"),
+        ("chatml", {"talk": TALK}, "there is no field 'messages': Known: talk"),
+        (
+            "chatml",
+            {"messages": [answer("Hi"), user("a")]},
+            "begins with an answer, and the chat template has no markers",
+        ),
+        (
+            "mistral",
+            {"messages": [user("a"), user("b"), answer("c")]},
+            "refuses the conversation in field 'messages': .*",
+        ),
+        ("gemma", {"messages": [{"role": "system", "content": "a"}, *TALK]}, "System role not supported"),
+        (
+            "phi3",
+            {"messages": TALK},
+            r"of field 'messages' are '/s>' from character \d+ if none follow, and '\|user\|>",
+        ),
+        (
+            "qwen3",
+            {"messages": THINKING},
+            "the chat template is not prefix-stable, so it .* the first 2 messages of field",
+        ),
+        ("qwen2_5_training", {"messages": TALK, "tools": "{"}, "field 'tools' is text, and not JSON"),
+    ],
+)
+def test_conversations_that_cannot_be_labelled(name, sample, message):
+    with pytest.raises(ConfigError, match=message):
+        Chat(make(name))(sample)
+
+
+def test_a_conversation_without_labels_is_an_error():
+    nothing = "{% for message in messages %}{{ message['role'] }}{% generation %}{% endgeneration %}{% endfor %}"
+    with pytest.raises(ConfigError, match="the labels of the conversation in field 'messages' are all -100"):
+        Chat(make(), chat_template=nothing)({"messages": TALK})
+
+
+def test_unstable_templates_can_learn_the_last_answer():
+    transform = Chat(make("qwen3"), train_on="last")
+    assert learnt(transform, transform({"messages": THINKING})) == ["<think>\nadd\n</think>\n\n3<|im_end|>\n"]
+
+
+def test_bad_conversations_are_skipped_and_counted():
+    source = [{"messages": TALK}, {"messages": [user("a")]}, {"messages": TALK[:2]}, {"messages": [{"role": "user"}]}]
+    policies = {"input_ids": Pad(0), "labels": Pad(-100), "attention_mask": Pad(0)}
+    settings = {"batch_size": 4, "transform": Chat(make()), "collate": policies}
+    loader = Loader(source, **settings, on_error="skip", max_bad=2)
+    (batch,) = loader
+    assert len(batch["labels"]) == 2
+    assert loader.statistics().bad == 2
+    with pytest.raises(WorkerError, match=r"(?s)on index 1.*field 'messages' has no assistant turn"):
+        list(Loader(source, **settings))
+
+
+def test_a_transform_is_a_value_with_a_digest():
+    one, same = Chat(make()), Chat(make())
+    assert one == same
+    assert hash(one) == hash(same)
+    assert one.fingerprint() == same.fingerprint()
+    same.tokenizer(["a", "a a"], padding=False, truncation=True, max_length=1)  # leaves settings in the tokenizer
+    for other in (Chat(make(), train_on="last"), Chat(make("llama3")), Chat(make(kind="marks")), Chat(make(), "talk")):
+        assert other != one
+    assert one != Chat(make(), options={"a": 1}) != Chat(make(), options={"a": 2})
+    copy = pickle.loads(pickle.dumps(one))
+    assert copy == one
+    assert (copy({"messages": TALK})["labels"] == one({"messages": TALK})["labels"]).all()
+    assert "tokenizer" not in repr(one)
+
+
+@pytest.mark.slow
+def test_the_digest_is_the_same_in_another_process_and_by_name(tmp_path):
+    tokenizer = make()
+    tokenizer.save_pretrained(tmp_path)
+    code = f"from dataload.text import Chat; print(Chat({str(tmp_path)!r}).fingerprint())"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    assert found.stdout.strip() == Chat(str(tmp_path)).fingerprint()
+    assert Chat(tmp_path).tokenizer.chat_template == tokenizer.chat_template
+
+
+def test_truncation_of_the_tokenizer_is_turned_off():
+    tokenizer = make()
+    tokenizer(["Name a colour."], truncation=True, max_length=2)
+    assert len(Chat(tokenizer)({"messages": TALK})["labels"]) > 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"train_on": "user"}, "train_on is 'user': Known: all, assistant, last"),
+        ({"messages": 3}, "messages must be text, got 3"),
+        ({"tokenizer": 3}, "tokenizer must be a fast tokenizer of transformers .*; got 'int'"),
+        ({"tokenizer": "/nowhere/at-all"}, "the tokenizer '/nowhere/at-all' cannot be loaded: "),
+    ],
+)
+def test_wrong_settings(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Chat(**{"tokenizer": make(), **settings})
+
+
+@pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "executor": "processes"}])
+@pytest.mark.slow
+def test_batches_are_the_same_for_any_workers(workers):
+    source = [{"messages": [user("a" * i), answer("b " * (i % 5 + 1))]} for i in range(20)]
+    settings = {"batch_size": 4, "shuffle": True, "seed": 1, "transform": Chat(make())}
+    settings["collate"] = {"input_ids": Pad(0, side="left"), "labels": Pad(-100, side="left"), "attention_mask": Pad(0)}
+    with Loader(source, **settings) as one, Loader(source, **settings, **workers, timeout=100) as other:
+        for batch, again in zip(one, other, strict=True):
+            assert all((batch[name] == again[name]).all() for name in batch)

@@ -130,6 +130,7 @@ _SUBMODULES = (
     "sources",
     "storage",
     "streams",
+    "text",
     "transforms",
     "types",
 )

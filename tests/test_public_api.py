@@ -27,6 +27,7 @@ PUBLIC = {
         ConcatSource FileSource Format Options ShardReader Source TokenSource Writer require_fields storage_of
     """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
+    "dataload.text": "Chat FillInTheMiddle Pairs Preference PrefixLM",
     "dataload.torch": """
         DataLoader DeviceLoader DistributedRank JsonState SourceDataset check_ranks distributed_place to_pinned
         to_tensors

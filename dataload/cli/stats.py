@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
+from dataload._util.settings import check_choice
 from dataload.catalog.facts import DataSetFacts
-from dataload.catalog.statistics import DataSetStatistics, FieldStatistics
+from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, Length
 from dataload.cli.options import (
     Codec,
     Decode,
@@ -24,8 +25,10 @@ from dataload.cli.options import (
 )
 from dataload.cli.output import ProgressBar, count_of, print_json, print_line, print_table
 from dataload.config import read_config
+from dataload.config.problems import resolve_reference
 from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import IndexReport, index_shards
+from dataload.convert.mapped_lengths import measure_mapped
 from dataload.convert.measuring import measure
 from dataload.errors import ConfigError
 from dataload.jobs.engine import Engine
@@ -56,6 +59,13 @@ def stats_command(
     ] = None,
     merge: Annotated[bool, typer.Option("--merge", help="Write the statistics of all finished parts.")] = False,
     engine: EngineName = None,
+    map: Annotated[  # noqa: A002 - the option's name
+        str | None,
+        typer.Option(help="Measure the lengths of what a transform makes of records.", metavar="module:transform"),
+    ] = None,
+    on_error: Annotated[
+        str, typer.Option(help="What to do with a record that --map cannot transform: raise or skip.")
+    ] = "raise",
     save: Annotated[bool, typer.Option(help="Keep the statistics beside the data.")] = True,
     json: JsonFlag = False,
 ) -> None:
@@ -68,6 +78,9 @@ def stats_command(
 
     Bytes are not decoded without --codec or --decode, unless the manifest or
     the config says how.
+
+    With --map, the lengths of the transform's fields are measured and kept beside
+    the data under its digest, for record_lengths(..., transform=...) and packing.
     """
     running = parse_engine(engine)
     check_alone(running, part, merge)
@@ -85,6 +98,13 @@ def stats_command(
         targets = [(wanted.path, wanted.format, dict(wanted.options))]
         if part or merge or running:
             wanted.check_files("--engine" if running else "--merge" if merge else "--part")
+        if map is not None:
+            if part or merge or running or not save:
+                raise ConfigError(
+                    "--map measures in the processes of this machine: leave out --engine, --part, --no-save"
+                )
+            _measure_map(wanted, map, on_error, json)
+            return
         if not wanted.has_files or _is_folder(wanted):
             targets, reports = [], [_measure_source(wanted)]
     number = None if part is None else parse_part(part)
@@ -110,6 +130,31 @@ def _measure(
         return index_shards(
             path, format=name, options=options, part=part, merge=merge, measuring=measuring, engine=engine, progress=bar
         )
+
+
+def _measure_map(wanted: SourceOptions, reference: str, on_error: str, json: bool) -> None:
+    """Measure what a transform makes of records, and print its lengths."""
+    check_choice("on_error", on_error, ("raise", "skip"))
+    transform = resolve_reference(reference, "--map")
+    with wanted.open() as source, ProgressBar("measuring records") as bar:
+        found = measure_mapped(source, transform, on_error="skip" if on_error == "skip" else "raise", progress=bar)
+        records = len(source)
+    ends = {name: (int(each.min()), int(each.max()), int(each.sum())) for name, each in found.fields.items() if records}
+    if json:
+        fields = {name: dict(zip(Length._fields, each, strict=True)) for name, each in ends.items()}
+        print_json([{"path": wanted.path, "map": reference, "records": records, "bad": found.bad, "fields": fields}])
+        return
+    print_line(f"{reference} of {wanted.path}: {count_of(records, 'record')}", "bold")
+    columns = {"field": "left", "length": "right", "mean": "right", "total": "right"}
+    rows = [
+        (name, _range(low, high), f"{total / records:,.1f}", f"{total:,}") for name, (low, high, total) in ends.items()
+    ]
+    print_table(columns, rows)
+    if found.bad:
+        print_line(f"{count_of(found.bad, 'bad record')}, of length 0")
+    reason = "what it depends on is unknown, the data were written just now, or no directory is writable"
+    kept = "kept" if found.kept else f"not kept: {reason}"
+    print_line(f"{kept}, as found in an earlier run" if found.known else kept)
 
 
 def _measure_source(wanted: SourceOptions) -> IndexReport:

@@ -18,7 +18,7 @@ from pydantic import Field, create_model
 from dataload import samplers as orders
 from dataload._util.randomness import derive_word
 from dataload._util.settings import check_count
-from dataload.config.derive import NpyPath, Section, settings_of
+from dataload.config.derive import NpyPath, Reference, Section, settings_of
 from dataload.config.problems import REFERENCE_PATTERN, named_as, named_under, read_array, resolve_reference
 from dataload.errors import ConfigError
 from dataload.loader.order import default_pool_size, shard_lengths
@@ -234,6 +234,9 @@ class _ByLength(SamplerSection):
         None,
         description="The field whose length is the record's: from `dataload stats`, or by reading all records once.",
     )
+    length_map: Reference | None = Field(
+        None, description="The transform that makes this field, from `dataload stats --map`: that of the loader."
+    )
 
     def _arguments(self, context: BuildContext) -> dict[str, Any]:
         values = super()._arguments(context)
@@ -241,8 +244,9 @@ class _ByLength(SamplerSection):
             message = "give either lengths, a .npy file, or length_of, the field to measure"
             raise ConfigError(message, key="lengths", value=self.lengths)
         if self.length_of is not None:
+            transform = self.length_map and resolve_reference(self.length_map, "length_map")
             with named_as("length_of", self.length_of):
-                values["lengths"] = record_lengths(context.source, self.length_of)
+                values["lengths"] = record_lengths(context.source, self.length_of, transform=transform)
         return values
 
 

@@ -17,6 +17,7 @@ from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import find_statistics
 from dataload.sources.shards import locate
 from dataload.sources.views.concat import ConcatSource
+from dataload.sources.views.mapped_lengths import mapped_lengths
 from dataload.types import BatchReader, ColumnReader, Int64Array
 
 SequenceKey: TypeAlias = "str | re.Pattern[str] | Literal[True]"
@@ -165,21 +166,25 @@ def _compiled(key: Any) -> re.Pattern[str]:
         raise ConfigError(f"key {key!r} is not a regular expression: {error}", key="key", value=key) from error
 
 
-def record_lengths(source: Source[Any], field: str) -> Int64Array:
+def record_lengths(source: Source[Any], field: str, *, transform: Any = None) -> Int64Array:
     """Return the length of each record's field: the extent of its first axis, or its number of bytes or characters.
 
     Lengths that ``dataload stats`` has kept beside the data are read from there. Otherwise, this reads every record
     once, in blocks.
 
+    With a `transform`, these are lengths of what it makes of each record, as ``dataload stats --map`` keeps them. They
+    are measured again if the data, the transform or its tokenizer have changed.
+
     Args:
         source: A source of records with fields.
         field: Name of the field.
+        transform: A function of a sample, or a list of functions, as of a loader; without random numbers.
 
     Returns:
         (records,) int64, in index order.
 
     Raises:
-        ConfigError: A record lacks the field, or its value has no length.
+        ConfigError: A record lacks the field, its value has no length, or the transform takes a context.
         CorruptFileError: The file that keeps the lengths is damaged.
 
     Examples:
@@ -188,7 +193,9 @@ def record_lengths(source: Source[Any], field: str) -> Int64Array:
         array([5, 6])
     """
     if isinstance(source, ConcatSource):
-        return np.concatenate([record_lengths(each, field) for each in source.sources])
+        return np.concatenate([record_lengths(each, field, transform=transform) for each in source.sources])
+    if transform is not None:
+        return mapped_lengths(source, field, transform)
     kept = _kept_lengths(source, field)
     if kept is not None:
         return kept

@@ -1,0 +1,162 @@
+"""Lengths of what a transform makes: measured once by `dataload stats --map`, and packed by."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+from chat_tokenizers import make
+from command_line import facts, fail, ok
+
+import dataload
+from dataload import ConfigError, Loader, MemorySource, Pack, WorkerError
+from dataload.samplers import GlobalShuffle, PackedBatchSampler
+from dataload.text import Chat, FillInTheMiddle
+
+TALKS = [
+    [{"role": "user", "content": "a" * (i % 7)}, {"role": "assistant", "content": "Blue sky. " * (1 + i % 11)}]
+    for i in range(60)
+]
+
+MODULE = """
+from chat_tokenizers import make
+from dataload.text import Chat, FillInTheMiddle
+
+chat = Chat(make())
+gaps = FillInTheMiddle(make(), text="messages")
+
+def answer(sample):
+    return {"text": sample["messages"][1]["content"]}
+"""
+
+
+@pytest.fixture
+def data(tmp_path, monkeypatch):
+    """A file of conversations, written some time ago, and a module `talks_map` with transforms."""
+    path = tmp_path / "talks.jsonl"
+    path.write_text("".join(json.dumps({"messages": talk}) + "\n" for talk in TALKS))
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    (tmp_path / "talks_map.py").write_text(MODULE)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield path
+    sys.modules.pop("talks_map", None)
+
+
+def expected(transform=None):
+    transform = transform or Chat(make())
+    return [len(transform({"messages": talk})["input_ids"]) for talk in TALKS]
+
+
+def test_lengths_are_measured_once_and_packing_uses_them(data, monkeypatch):
+    printed = ok("stats", data, "--map", "talks_map:chat")
+    low, high = min(expected()), max(expected())
+    assert ["input_ids", str(low), "to", str(high)] in [line.split()[:4] for line in printed.splitlines()]
+    assert printed.splitlines()[-1] == "kept"
+    transform = Chat(make())
+    source = dataload.open(str(data))
+    monkeypatch.setattr(Chat, "__call__", None)  # nothing is measured again
+    lengths = dataload.record_lengths(source, "labels", transform=transform)
+    assert lengths.tolist() == expected_lengths
+    assert ok("stats", data, "--map", "talks_map:chat").splitlines()[-1] == "kept, as found in an earlier run"
+    monkeypatch.undo()
+    sampler = PackedBatchSampler(
+        sampler=GlobalShuffle(len(source), seed=0), lengths=lengths, row_length=256, batch_size=2, strategy="best-fit"
+    )
+    loader = Loader(source, sampler=sampler, transform=transform, collate=Pack({"labels": -100}))
+    batches = list(loader)
+    assert sum(int(batch["segment_ids"].max(axis=1).sum()) for batch in batches) == len(TALKS)
+    assert sum(np.count_nonzero(batch["segment_ids"]) for batch in batches) == lengths.sum()
+
+
+expected_lengths = expected()
+
+
+def test_another_transform_or_other_data_are_measured_again(data):
+    source = dataload.open(str(data))
+    assert dataload.record_lengths(source, "input_ids", transform=Chat(make())).tolist() == expected_lengths
+    other = Chat(make("llama3"))
+    assert dataload.record_lengths(source, "input_ids", transform=other).tolist() == expected(other)
+    assert dataload.record_lengths(source[5:9], "input_ids", transform=Chat(make())).tolist() == expected_lengths[5:9]
+    both = dataload.concat([source, source[:2]])
+    found = dataload.record_lengths(both, "input_ids", transform=Chat(make()))
+    assert found.tolist() == [*expected_lengths, *expected_lengths[:2]]
+    data.write_text(json.dumps({"messages": TALKS[10]}) + "\n")
+    changed = dataload.open(str(data))
+    assert dataload.record_lengths(changed, "input_ids", transform=Chat(make())).tolist() == [expected_lengths[10]]
+
+
+def test_functions_are_kept_by_their_code(data, monkeypatch):
+    from talks_map import answer
+
+    source = dataload.open(str(data))
+    first = dataload.record_lengths(source, "text", transform=[answer])
+    assert first.tolist() == [len(talk[1]["content"]) for talk in TALKS]
+    monkeypatch.setattr(type(source), "__iter__", None)  # no record is read again
+    assert dataload.record_lengths(source, "text", transform=[answer]).tolist() == first.tolist()
+    with pytest.raises(ConfigError, match="the transform makes no field 'tokens': Known: text"):
+        dataload.record_lengths(source, "tokens", transform=[answer])
+
+
+def test_lengths_in_memory_are_measured_each_time():
+    source = MemorySource([{"messages": talk} for talk in TALKS])
+    assert dataload.record_lengths(source, "labels", transform=Chat(make())).tolist() == expected_lengths
+    with pytest.raises(ConfigError, match="the transform 'FillInTheMiddle' takes a context, so lengths may change"):
+        dataload.record_lengths(source, "labels", transform=FillInTheMiddle(make()))
+    with pytest.raises(ConfigError, match="the transform returned list"):
+        dataload.record_lengths(source, "labels", transform=lambda sample: [1])
+
+
+def test_bad_conversations_count_nothing(data):
+    lines = data.read_text().splitlines()
+    lines[3] = json.dumps({"messages": [{"role": "user", "content": "a"}]})
+    data.write_text("\n".join(lines) + "\n")
+    os.utime(data, (1_700_000_000, 1_700_000_000))
+    message = fail(1, "stats", data, "--map", "talks_map:chat").output
+    assert "field 'messages' has no assistant turn" in message
+    printed = ok("stats", data, "--map", "talks_map:chat", "--on-error", "skip")
+    assert printed.splitlines()[-2:] == ["1 bad record, of length 0", "kept"]
+    lengths = dataload.record_lengths(dataload.open(str(data)), "input_ids", transform=Chat(make()))
+    assert lengths.tolist() == [*expected_lengths[:3], 0, *expected_lengths[4:]]
+
+
+def test_stats_as_json_and_what_it_refuses(data):
+    (found,) = facts("stats", data, "--map", "talks_map:chat")
+    ends = {"shortest": min(expected_lengths), "longest": max(expected_lengths), "total": sum(expected_lengths)}
+    assert found["fields"] == dict.fromkeys(("input_ids", "labels", "attention_mask"), ends)
+    assert (found["records"], found["bad"]) == (60, 0)
+    for wrong, told in (
+        (["--map", "talks_map:gaps"], "takes a context, so lengths may change with the epoch"),
+        (["--map", "talks_map:chatt"], "talks_map has no 'chatt': did you mean 'chat'"),
+        (["--map", "talks_map:chat", "--on-error", "replace"], "--on-error is 'replace'"),
+        (["--map", "talks_map:chat", "--no-save"], "--map measures in the processes of this machine"),
+    ):
+        assert told in " ".join(fail(2, "stats", data, *wrong).output.split())
+
+
+def test_a_config_packs_by_the_lengths_of_a_map(data):
+    settings = {
+        "source": {"path": str(data)},
+        "sampler": {
+            "kind": "packing",
+            "length_of": "input_ids",
+            "length_map": "talks_map:chat",
+            "row_length": 256,
+        },
+        "loader": {"batch_size": 2, "transform": "talks_map:chat", "pad_value": {"labels": -100}},
+    }
+    with dataload.from_config(settings) as loader:
+        assert sum(np.count_nonzero(batch["segment_ids"]) for batch in loader) == sum(expected_lengths)
+    with pytest.raises(ConfigError, match=r"sampler\.length_map: length_map is 'talks_map:no'"):
+        dataload.from_config(settings, overrides=["sampler.length_map=talks_map:no"])
+
+
+def test_wrong_lengths_are_noticed(data):
+    source = dataload.open(str(data))
+    lengths = dataload.record_lengths(source, "labels", transform=Chat(make()))
+    sampler = PackedBatchSampler(
+        sampler=GlobalShuffle(len(source), seed=0), lengths=lengths, row_length=256, batch_size=2
+    )
+    other = Loader(source, sampler=sampler, transform=Chat(make("llama3")), collate=Pack(0))
+    with pytest.raises(WorkerError, match=r"cannot pack field 'input_ids': .* compute the lengths again"):
+        list(other)

@@ -141,15 +141,10 @@ _SMALL = 112
 _CHARACTERS = 2000  # of a text
 _TOKENS = 400
 _BARS = 30
-_PLAN_COLUMNS = {
-    "stream_id",
-    "offset",
-    "is_first",
-    "valid",
-    "segment_ids",
-    "positions",
-    "position_ids",
-}  # drawn as such
+_PLAN_COLUMNS = {  # drawn as such
+    *("stream_id", "offset", "is_first", "valid", "segment_ids", "positions", "position_ids", "seq_idx"),
+}
+_IDS, _BESIDE = "input_ids", ("labels", "attention_mask")
 _STRIP = 6  # images of a row with several
 _COLOURS = 6  # of segments, in page.css
 
@@ -227,7 +222,7 @@ def _row(row: ShownRow, shown: Shown, words: Words | None) -> str:
     segments = _segments(columns)
     bar = "" if segments is None else _segment_bar(segments)
     is_planned = segments is not None or {"stream_id", "valid"} & columns.keys()
-    drawn = _PLAN_COLUMNS if is_planned else set[str]()
+    drawn = (_PLAN_COLUMNS if is_planned else set[str]()) | _drawn_with_tokens(columns)
     fields = "".join(
         f"<dt>{_text(name)}</dt><dd>{_value(values, name, value, segments, words, shown.classes.get(name, ()))}</dd>"
         for name, value in columns_of(values)
@@ -272,11 +267,9 @@ def _value(
     if isinstance(value, str):
         more = "..." if len(value) > _CHARACTERS else ""
         return f"<pre>{_text(value[:_CHARACTERS])}{more}</pre>"
-    numbers = value
-    if isinstance(value, list) and all(type(item) is int for item in cast("list[Any]", value)):
-        numbers = np.array(value)
-    if isinstance(numbers, np.ndarray) and numbers.ndim == 1 and numbers.dtype.kind in "iu" and numbers.size > 1:
-        return _tokens(cast("Array", numbers), segments, words)
+    numbers = _integers(value)
+    if numbers is not None and numbers.size > 1:
+        return _tokens(numbers, _kinds(record, name, len(numbers), segments), words)
     return f'<span class="mono">{_text(preview(value, classes))}</span>'
 
 
@@ -318,14 +311,53 @@ def _as_text(value: bytes) -> str | None:
     return text if text.isprintable() or all(c.isprintable() or c in "\n\r\t" for c in text) else None
 
 
-def _tokens(values: Array, segments: Array | None, words: Words | None) -> str:
+def _integers(value: Any) -> Array | None:
+    """Return an array or a list of integers as an array; None if a value is none."""
+    value = as_array(value)
+    if isinstance(value, list) and all(type(item) is int for item in cast("list[Any]", value)):
+        value = np.array(value)
+    return value if isinstance(value, np.ndarray) and value.ndim == 1 and value.dtype.kind in "iu" else None
+
+
+def _labels_of(columns: Mapping[str, Any], name: str) -> tuple[Array | None, Array | None]:
+    """Return labels and mask beside a field of tokens, ``input_ids``, if the labels are its tokens or none."""
+    found: list[Array | None] = [None, None]
+    if name.endswith(_IDS) and name in columns and (ids := _integers(columns[name])) is not None:
+        for at, other in enumerate(_BESIDE):
+            column = _integers(columns.get(name.removesuffix(_IDS) + other))
+            found[at] = column if column is not None and column.shape == ids.shape else None
+        if found[0] is not None and bool(((found[0] >= 0) & (found[0] != ids)).any()):
+            found[0] = None
+    return found[0], found[1]
+
+
+def _drawn_with_tokens(columns: Mapping[str, Any]) -> set[str]:
+    """Return the labels and masks that the colours of tokens show."""
+    ids = [name for name in columns if name.endswith(_IDS)]
+    beside = [(name.removesuffix(_IDS), _labels_of(columns, name)) for name in ids]
+    return {stem + _BESIDE[at] for stem, found in beside for at, column in enumerate(found) if column is not None}
+
+
+def _kinds(record: Any, name: str, length: int, segments: Array | None) -> list[str]:
+    """Return the classes of tokens: a colour for each segment, and what is learnt and what is padding."""
+    labels, mask = _labels_of(record, name) if isinstance(record, Mapping) else (None, None)
+    ids = segments if segments is not None and len(segments) == length else mask
+    kinds = [""] * length
+    for at in range(min(length, _TOKENS)):
+        if ids is not None:
+            kinds[at] = "pad" if not ids[at] else "" if ids is mask else f"t{(int(ids[at]) - 1) % _COLOURS}"
+        if labels is not None and labels[at] >= 0:
+            kinds[at] = f"{kinds[at]} learnt".lstrip()
+    return kinds
+
+
+def _tokens(values: Array, kinds: Sequence[str], words: Words | None) -> str:
     """Return numbers one by one, so that the boundaries of tokens show; under those of a segment a line."""
-    ids = segments if segments is not None and len(segments) == len(values) else None
     parts: list[str] = []
-    for at, value in enumerate(values[:_TOKENS].tolist()):
-        kind = "" if ids is None else f' class="{f"t{(int(ids[at]) - 1) % _COLOURS}" if ids[at] else "pad"}"'
-        word = str(value) if words is None else words(value)
-        title = "" if words is None else f' title="{value}"'
+    for value, kind in zip(values[:_TOKENS].tolist(), kinds, strict=False):
+        named = words is not None and value >= 0  # -100 is no token
+        word, title = (words(value), f' title="{value}"') if named and words else (str(value), "")
+        kind = kind and f' class="{kind}"'
         parts.append(f"<span{kind}{title}>{_text(word)}</span>")
     more = f' <span class="soft">and {len(values) - _TOKENS:,} more</span>' if len(values) > _TOKENS else ""
     return f'<div class="tokens mono">{"".join(parts)}</div>{more}'

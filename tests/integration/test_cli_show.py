@@ -263,3 +263,55 @@ def test_a_browser_draws_the_page(config, width, dark, tmp_path):
     assert pixels[2, 2].tolist() == page
     assert (pixels[:, -3] == page).all(), "nothing runs over the right edge"
     assert len(np.unique(pixels.reshape(-1, 3), axis=0)) > 500, "the pictures are drawn"
+
+
+LABELLED = {"input_ids": [1, 2, 3, 0], "labels": [-100, -100, 3, -100], "attention_mask": [1, 1, 1, 0]}
+
+
+@pytest.mark.parametrize(
+    ("record", "kinds"),
+    [
+        (LABELLED, ["", "", "learnt", "pad"]),
+        ({"input_ids": LABELLED["input_ids"], "labels": LABELLED["labels"]}, ["", "", "learnt", ""]),
+        (
+            {f"chosen_{name}": values for name, values in LABELLED.items()} | {"margin": 1.5},
+            ["", "", "learnt", "pad"],
+        ),
+        # Labels that are not the tokens at their place are shown by themselves.
+        ({**LABELLED, "labels": [2, 3, -100, -100]}, ["", "", "", "pad", "", "", "", ""]),
+    ],
+)
+def test_a_page_shows_what_is_learnt_in_colour(record, kinds):
+    with open("chat.jsonl", "w") as file:
+        file.write(json.dumps(record) + "\n")
+    show("chat.jsonl", "--records", "0:1", "--html", "page.html")
+    page = Parsed("page.html")
+    spans = [
+        attributes.get("class", "") for attributes in page.all("span") if "mono" not in attributes.get("class", "")
+    ]
+    assert spans == kinds
+    text = page.text
+    assert ("labels" in text, "attention_mask" in text) == (len(kinds) > 4, False)
+
+
+def test_labels_of_packed_rows_keep_the_colours_of_their_segments_and_minus_100_is_no_token():
+    from tokenizers import Tokenizer, models
+
+    Tokenizer(models.WordLevel({"a": 0, "b": 1, "c": 2}, unk_token="a")).save("tokenizer.json")
+    records = [{"input_ids": [1, 2, 1], "labels": [-100, 2, 1]}, {"input_ids": [2], "labels": [-100]}]
+    with open("chat.jsonl", "w") as file:
+        file.write("".join(json.dumps(record) + "\n" for record in records))
+    table = '[source]\npath = "chat.jsonl"\n[sampler]\nkind = "packing"\nrow_length = 5\nlength_of = "input_ids"\n'
+    table += '[sampler.sampler]\nkind = "sequential"\n[loader]\nbatch_size = 1\npad_value = { labels = -100 }\n'
+    with open("train.toml", "w") as file:
+        file.write(table)
+    show("train.toml", "--step", "0", "--tokenizer", "tokenizer.json", "--html", "page.html")
+    page = Parsed("page.html")
+    spans = [attributes for attributes in page.all("span") if "title" in attributes]
+    assert [span.get("class") for span in spans] == ["t0", "t0 learnt", "t0 learnt", "t1", "pad"]
+    assert "bcbca" in page.text
+    odd = json.dumps({"input_ids": [1, -100], "n": [1, -100]})
+    with open("odd.jsonl", "w") as file:
+        file.write(odd + "\n")
+    show("odd.jsonl", "--records", "0:1", "--tokenizer", "tokenizer.json", "--html", "page.html")
+    assert "b-100" in Parsed("page.html").text

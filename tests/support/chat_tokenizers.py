@@ -21,7 +21,7 @@ def template(name):
 
 @functools.cache
 def trained(kind="bytes", vocabulary=400):
-    """A BPE of bytes, as of GPT-2, Qwen and Llama 3; or of characters with marks for spaces, as of Llama 2 and Gemma."""
+    """A BPE of bytes, as of GPT-2 and Llama 3; or of characters with marks for spaces, as of Llama 2 and Gemma."""
     if kind == "bytes":
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

@@ -61,7 +61,7 @@ class RemoteStorage:
         return self._version(path) is not None or self.is_directory(path)
 
     def is_directory(self, path: str) -> bool:
-        if self._version(path) is not None or split_url(path)[0].startswith("http"):
+        if self._version(path) is not None or split_url(path)[0].startswith("http") or self._remote.lacks(path):
             return False
         return bool(self._names(path))
 
@@ -234,8 +234,7 @@ class RemoteStorage:
         known = self._remote.versions
         if path not in known:
             client, key = client_of(path, self._remote)
-            listed = self._remote.listings.get(path.rpartition("/")[0])
-            absent = not key or path.endswith("/") or (listed is not None and key.rpartition("/")[2] not in listed)
+            absent = not key or path.endswith("/") or self._remote.lacks(path)
             known[path] = None if absent else client.head(path, key)
         return known[path]
 

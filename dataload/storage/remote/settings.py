@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from bisect import bisect
+from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field, fields
@@ -297,13 +297,24 @@ class Remote:
         """Note the version of an object that a manifest lists, which saves a request."""
         self.versions.setdefault(url, ObjectVersion(size, etag, True, listed=True))
 
-    def add_name(self, url: str) -> None:
-        """Add an object that was written to the listing of its directory, if that is known, which saves requests."""
-        directory, _, name = url.rpartition("/")
+    def lacks(self, url: str) -> bool:
+        """Return whether the listing of its directory is known and has neither such an object nor such a directory."""
+        directory, _, name = url.rstrip("/").rpartition("/")
         names = self.listings.get(directory)
-        if names is not None and name not in names:
-            place = bisect(names, name)
-            self.listings[directory] = (*names[:place], name, *names[place:])
+        if names is None:
+            return False
+        place = bisect_left(names, name)
+        return names[place : place + 1] != (name,)
+
+    def add_name(self, url: str) -> None:
+        """Add an object that was written to the listings of its directories that are known, which saves requests."""
+        while "/" in url:
+            directory, _, name = url.rpartition("/")
+            if self.lacks(url):
+                names = self.listings[directory]
+                place = bisect_left(names, name)
+                self.listings[directory] = (*names[:place], name, *names[place:])
+            url = directory
 
     @contextmanager
     def learning(self, paths: Iterable[str]) -> Generator[None]:

@@ -3,7 +3,7 @@
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -148,7 +148,6 @@ def convert_command(
                 records_per_shard=records_per_shard,
                 part=number,
                 before=before,
-                describe_bad=_describe_bad,
                 on_error=on_error,
                 settings=settings,
             )
@@ -193,7 +192,11 @@ def _without(source: Source[Any], exclude: str | None, error_report: str | None)
         raise ConfigError(f"{message}. Leave --exclude out, and --on-error skip reports all of them", key="exclude")
     listed = exclude is not None and re.fullmatch(r"\d+(,\d+)*", exclude) is not None
     given = [*map(int, exclude.split(","))] if listed and exclude is not None else exclude
-    return without(source, read_excluded(given, source))
+    if (excluded := read_excluded(given, source)) is None:
+        return source
+    kept = np.ones(len(source), np.bool_)
+    kept[excluded] = False
+    return SelectionSource(source, Chosen(np.flatnonzero(kept)))
 
 
 def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:
@@ -208,15 +211,6 @@ def _describe_bad(bad: Sequence[BadRecord]) -> Iterator[str]:
 
 _TRIED = 256
 _LISTED = 20
-
-
-def without(source: Source[Any], excluded: Any) -> Source[Any]:
-    """Return the source without the records `excluded`, (n,) int64, or None."""
-    if excluded is None:
-        return source
-    kept = np.ones(len(source), np.bool_)
-    kept[excluded] = False
-    return SelectionSource(source, Chosen(np.flatnonzero(kept)))
 
 
 def bytes_of(files: Iterable[str]) -> int:
@@ -239,7 +233,6 @@ def show_plan(
     records_per_shard: int | None,
     part: tuple[int, int] | None,
     before: int,
-    describe_bad: Callable[[Any], Iterable[str]],
     on_error: str,
     settings: Mapping[str, Any],
 ) -> None:
@@ -265,7 +258,7 @@ def show_plan(
                 f"of {len(chosen):,} records tried, {report.skipped:,} cannot be converted: they would be {fate}"
             )
             bad = [replace(each, index=int(chosen[each.index])) for each in report.bad_records]
-            for line in describe_bad(bad):
+            for line in _describe_bad(bad):
                 print_line(f"  {line}")
     print_line("nothing was written: leave out --dry-run", "bold")
 

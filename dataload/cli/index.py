@@ -13,7 +13,6 @@ from dataload.cli.options import (
     Options,
     SourceFormat,
     SourceOptions,
-    check_alone,
     parse_engine,
     parse_options,
     parse_part,
@@ -21,7 +20,6 @@ from dataload.cli.options import (
 from dataload.cli.output import ProgressBar, count_of, print_error, print_line
 from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, DataloadError
-from dataload.jobs.engine import Engine
 from dataload.sources.discover import find_shards
 from dataload.sources.registry import built_in_formats
 from dataload.storage import Remote, base_name
@@ -66,10 +64,24 @@ def index_command(
     if manifest:
         if directory is not None:
             raise ConfigError("a manifest is written beside its shards: leave --directory out", key="directory")
-        check_alone(running, part, merge)
         for path in paths:
             wanted = SourceOptions.parse(path, format=format, codec=codec, decode=decode, options=option)
-            _write_manifest(wanted, None if part is None else parse_part(part), merge, running)
+            wanted.check_files("--manifest")
+            with ProgressBar("hashing shards") as bar:
+                report = index_shards(
+                    wanted.path,
+                    format=wanted.format,
+                    options=wanted.options,
+                    part=None if part is None else parse_part(part),
+                    merge=merge,
+                    engine=running,
+                    progress=bar,
+                )
+            for entry in report.data_sets:
+                shards, records = count_of(len(entry.names), "shard"), count_of(sum(entry.records), "record")
+                print_line(f"{report.path}: {entry.pattern}: {records} in {shards} ({decimal(sum(entry.bytes))})")
+            if report.resumed:
+                print_line(f"{count_of(report.resumed, 'shard')} from an earlier run")
     elif format or codec or decode or part or merge or running:
         message = "--format, --codec, --decode, --part, --merge and --engine are for --manifest"
         raise ConfigError(message, key="manifest")
@@ -80,25 +92,6 @@ def index_command(
             message = f"without --manifest, --option takes storage_options and remote only, got {min(given)!r}"
             raise ConfigError(message, key="option")
         _index_archives(paths, directory, remote, strict=strict)
-
-
-def _write_manifest(wanted: SourceOptions, part: tuple[int, int] | None, merge: bool, engine: Engine | None) -> None:
-    wanted.check_files("--manifest")
-    with ProgressBar("hashing shards") as bar:
-        report = index_shards(
-            wanted.path,
-            format=wanted.format,
-            options=wanted.options,
-            part=part,
-            merge=merge,
-            engine=engine,
-            progress=bar,
-        )
-    for entry in report.data_sets:
-        shards, records = count_of(len(entry.names), "shard"), count_of(sum(entry.records), "record")
-        print_line(f"{report.path}: {entry.pattern}: {records} in {shards} ({decimal(sum(entry.bytes))})")
-    if report.resumed:
-        print_line(f"{count_of(report.resumed, 'shard')} from an earlier run")
 
 
 def _index_archives(archives: list[str], directory: str | None, remote: Remote, *, strict: bool) -> None:

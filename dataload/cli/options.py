@@ -343,12 +343,6 @@ def join_engine(arguments: Sequence[str]) -> list[str]:
     return kept
 
 
-def check_alone(engine: Engine | None, part: str | None, merge: bool) -> None:
-    """Raise if an engine is combined with a single part, or with a merge."""
-    if engine is not None and (part is not None or merge):
-        raise ConfigError("--engine runs all parts and merges them: leave --part and --merge out", key="engine")
-
-
 def resolve_codec(name: str, key: str = "--codec") -> Any:
     """Return the function that ``"module:function"`` refers to; any other name is returned unchanged."""
     return resolve_reference(name, key) if ":" in name else name

@@ -19,7 +19,6 @@ from dataload.cli.options import (
     Overrides,
     SourceFormat,
     SourceOptions,
-    check_alone,
     parse_engine,
     parse_part,
 )
@@ -31,7 +30,7 @@ from dataload.convert.indexing import IndexReport, index_shards
 from dataload.convert.mapped_lengths import measure_mapped
 from dataload.convert.measuring import measure
 from dataload.errors import ConfigError
-from dataload.jobs.engine import Engine
+from dataload.jobs.run import Mode
 from dataload.storage import is_url
 
 _CONFIGS = (".toml", ".yaml", ".yml", ".json")
@@ -83,7 +82,8 @@ def stats_command(
     the data under its digest, for record_lengths(..., transform=...) and packing.
     """
     running = parse_engine(engine)
-    check_alone(running, part, merge)
+    mode = Mode(part=None if part is None else parse_part(part), merge=merge)
+    mode.check(running)
     if (part or merge or running) and not save:
         raise ConfigError("parts are kept until they are merged: leave --no-save out", key="save")
     reports: list[IndexReport] = []
@@ -107,29 +107,26 @@ def stats_command(
             return
         if not wanted.has_files or _is_folder(wanted):
             targets, reports = [], [_measure_source(wanted)]
-    number = None if part is None else parse_part(part)
-    reports += [_measure(*target, save, number, merge, running) for target in targets]
+    for where, name, options in targets:
+        measuring = Measuring(options.pop("fields", None), save)
+        with ProgressBar("measuring shards") as bar:
+            reports += [
+                index_shards(
+                    where,
+                    format=name,
+                    options=options,
+                    part=mode.part,
+                    merge=merge,
+                    measuring=measuring,
+                    engine=running,
+                    progress=bar,
+                )
+            ]
     if json:
         print_json([_facts(report) for report in reports])
     else:
         for report in reports:
             _print(report)
-
-
-def _measure(
-    path: str,
-    name: str | None,
-    options: dict[str, Any],
-    save: bool,
-    part: tuple[int, int] | None,
-    merge: bool,
-    engine: Engine | None,
-) -> IndexReport:
-    measuring = Measuring(options.pop("fields", None), save)
-    with ProgressBar("measuring shards") as bar:
-        return index_shards(
-            path, format=name, options=options, part=part, merge=merge, measuring=measuring, engine=engine, progress=bar
-        )
 
 
 def _measure_map(wanted: SourceOptions, reference: str, on_error: str, json: bool) -> None:

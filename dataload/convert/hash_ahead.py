@@ -6,7 +6,6 @@ import hashlib
 import os
 from contextlib import suppress
 from threading import Event, Thread
-from types import TracebackType
 from typing import Self
 
 from dataload._util.system import open_file, read_into_at
@@ -39,9 +38,7 @@ class HashAhead:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._dropped.set()
         self._ended.set()
         self._thread.join()

@@ -51,6 +51,7 @@ class IndexLedger(Ledger):
         super().__init__(log_of(self.path, remote), parts)
         self._directory, self._remote, self._keys = directory, remote, keys
         self._parts: Sequence[str] = ()  # the logs of parts that were joined
+        self._merges = mode.merge or parts > 0
         if mode.merge:
             self.changed: str = "run its part again"
             self.known: Facts = self.join()
@@ -93,12 +94,18 @@ class IndexLedger(Ledger):
         return log_of(path, self._remote).load(_JOB).shards
 
     def clear(self, facts: Facts) -> None:
-        """Delete the logs; that of the whole has all facts meanwhile, so that a killed merge can be repeated."""
-        if self._parts:
-            self.log.begin(_JOB, facts, anew=True)
+        """Delete the logs; that of the whole, which has all facts, stays after a merge until the lock is released."""
+        if not self._merges:
+            self.log.remove()
+            return
+        self.log.begin(_JOB, facts, anew=True)
         for path in self._parts:
             log_of(path, self._remote).remove()
-        self.log.remove()
+
+    def end(self) -> None:
+        """Delete the log that a merge has left, without the lock: it may run again until its last operation."""
+        if self._merges and self.is_ours():
+            self.log.remove()
 
 
 def remove_old(directory: str, remote: Remote) -> None:

@@ -118,7 +118,9 @@ class IndexJob:
             return
         path = log_path(self.plan.directory, self.remote, mode.part)
         with storage_of(path, self.remote).lock(path):
-            yield IndexLedger(self.plan.directory, self.remote, [unit.key for unit in self.units], mode, parts)
+            keys = [unit.key for unit in self.units]
+            yield (ledger := IndexLedger(self.plan.directory, self.remote, keys, mode, parts))
+        ledger.end()
 
     def run(self, todo: Sequence[Shard], ledger: Any, here: Here[Shard]) -> tuple[()]:  # noqa: ARG002 - it is a job's
         firsts = {id(unit.data_set): unit for unit in reversed(todo)}
@@ -154,7 +156,7 @@ class IndexJob:
                 path = ledger.path
             else:
                 try:
-                    entries = [each.saved(directory, self.remote) for each in described]
+                    entries = [each.with_statistics(directory, self.remote) for each in described]
                     update_manifest(directory, entries, self.plan.gone, remote=self.remote)
                     remove_old(directory, self.remote)
                     ledger.clear(done.facts)
@@ -163,7 +165,9 @@ class IndexJob:
                     if isinstance(error, CorruptFileError) or all(each.statistics is None for each in described):
                         raise
                     unsaved = str(error)
-        return IndexReport(path, tuple(each.unsaved() for each in described), len(done.known), unsaved)
+        return IndexReport(
+            path, tuple(each.with_statistics("", self.remote) for each in described), len(done.known), unsaved
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,18 +178,16 @@ class _DescribedSet:
     statistics: DataSetStatistics | None
     lengths: Sequence[Mapping[str, Array]]
 
-    def saved(self, directory: str, remote: Remote) -> DataSetFacts:
+    def with_statistics(self, directory: str, remote: Remote) -> DataSetFacts:
+        """Return the entry for a manifest; lengths are saved in the directory, unless that is empty."""
         if self.statistics is None:
             return self.entry
         kept: dict[str, LengthsFile] = {}
-        for name, field in self.statistics.fields.items():
+        for name, field in self.statistics.fields.items() if directory else ():
             arrays = [each[name] for each in self.lengths if name in each]
             if field.varies_in_length and sum(map(len, arrays)) == sum(self.entry.records):
                 kept[name] = save_lengths(directory, narrow(np.concatenate(arrays)), remote)
         return replace(self.entry, statistics=replace(self.statistics, lengths=kept).to_json())
-
-    def unsaved(self) -> DataSetFacts:
-        return self.entry if self.statistics is None else replace(self.entry, statistics=self.statistics.to_json())
 
 
 def _described(data_set: PlannedSet, directory: str, shards: Sequence[ShardFacts]) -> _DescribedSet:

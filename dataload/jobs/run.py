@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from functools import partial
+from itertools import repeat
 from threading import Lock
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -273,13 +274,10 @@ def _held(job: Job[U, Any], units: Sequence[U], known: Facts, changed: str) -> d
     """Return the facts that are still true; if `changed` is advice, all must be."""
     noted = [unit for unit in units if unit.key in known]
     with DaemonThreads(MOST_THREADS) as pool:
-        held = [*pool.map(partial(_holds, job, known), noted)]
+        facts = (known[unit.key] for unit in noted)
+        held = [*pool.map(is_same, facts, (unit.path for unit in noted), repeat(job.remote))]
     if changed and not all(held):
         path = noted[held.index(False)].path
         message = f"{path} is missing, or has changed since it was finished: {changed}"
         raise ConfigError(message, key="part", value=path)
     return {unit.key: known[unit.key] for unit, is_held in zip(noted, held, strict=True) if is_held}
-
-
-def _holds(job: Job[U, Any], known: Facts, unit: U) -> bool:
-    return is_same(known[unit.key], unit.path, job.remote)

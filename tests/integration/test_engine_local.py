@@ -310,7 +310,7 @@ def test_statistics_equal_those_of_one_run(data):
     assert "in 3 shards" in ok("stats", data, "--engine", "local:parts=2")
     assert content(data) == expected
     result = fail(2, "stats", data, "--engine", "local", "--part", "1/2")
-    assert "--engine runs all parts and merges them" in result.stderr
+    assert "an engine runs all parts and merges them" in result.stderr
 
 
 def test_verify_finds_what_one_process_finds(data):

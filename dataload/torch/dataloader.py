@@ -49,24 +49,13 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
     Args:
         dataset: A map-style data set: anything with ``__len__`` and ``__getitem__``; columns, as for `Loader`; or an
             `IterableDataset`. A DataPipe returns torch's own loader, with a warning.
-        batch_size: Samples per batch; None returns samples that are not collated.
-        shuffle: Use a new random order in each epoch.
+        batch_size: This and the arguments that are not named here are torch's.
         sampler: An iterable of indices with a length.
-        batch_sampler: An iterable of lists of indices with a length, instead of `batch_size`, `shuffle`, `sampler` and
-            `drop_last`.
+        batch_sampler: An iterable of lists of indices with a length.
         num_workers: Number of processes, or maximum number of threads.
-        collate_fn: Makes a batch from a list of samples; by default `torch.utils.data.default_collate`.
-        pin_memory: Copy batches to pinned memory if a CUDA device is available.
-        drop_last: Drop the last batch if it is not full.
-        timeout: Seconds to wait for a worker's batch; 0 waits forever.
-        worker_init_fn: Called with the number of each worker process when it starts.
-        multiprocessing_context: Start method of the processes, by default that of `multiprocessing`.
         generator: Source of the seed for ``shuffle=True``, by default torch's global generator.
-        prefetch_factor: Batches to prefetch per worker.
         persistent_workers: Keep worker processes from one epoch to the next, and prefetch across the end of an epoch.
             Otherwise each epoch starts new processes, which see changes to `dataset`.
-        pin_memory_device: As in torch.
-        in_order: If False, batches come in completion order.
         snapshot_every_n_steps: Steps between two states of an `IterableDataset` that workers send; a loader that
             resumes repeats the steps since then, and drops their batches.
 

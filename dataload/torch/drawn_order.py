@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import copy
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, cast
@@ -71,17 +71,18 @@ class DrawnOrder:
 
     def draw(self, epoch: int, *, skipped: int = 0) -> None:
         """Draw the order of `epoch` from the sampler, which has been restored to where `skipped` items were drawn."""
-        state, generator = self._epoch_state(), self._own_generator() or torch.default_generator
-        before = generator.get_state()
-        state |= self._own_state("own")
+        generator = self._own_generator() or torch.default_generator
+        state, before = self._now(), generator.get_state()
         # torch's loader draws a seed before each epoch; do the same to get the same orders.
         torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         given: list[Any] = [None] * skipped
         items = _items(self.sampler)
         given += islice(items, 1)
-        later = self._own_state("own") if not skipped else self._later
+        later = self._later if skipped else {name: value for name, value in self._now().items() if name == "own"}
         given += items
-        if not torch.equal(before, generator.get_state()):
+        if torch.equal(before, generator.get_state()):
+            state.pop("generator", None)
+        else:
             state["generator"] = _encoded(before)
         self.items, self.epoch, self._later = self._checked(given, skipped), epoch, later
         self._state = {**state, "digest": self._digest_of(self.items)}
@@ -122,25 +123,17 @@ class DrawnOrder:
     def state(self, epoch: int, *, begun: bool) -> dict[str, Any]:
         """Return values from which `restore` makes the sampler repeat the order of `epoch`, or its rest if `begun`."""
         if epoch != self.epoch:
-            own = self._own_generator()
-            state = self._epoch_state() | self._own_state("own")
-            return state if own is None else {**state, "generator": _encoded(own.get_state())}
+            return self._now()
         return {**self._state, **self._later, "skipped": 1} if begun and self._later else dict(self._state)
 
     def restore(self, state: Mapping[str, Any], epoch: int) -> None:
         """Restore a saved sampler state; if the epoch had begun, the sampler must repeat its order."""
-        if (number := state.get("epoch")) is not None:
-            if not is_count(number):
-                raise StateMismatchError(f"the state's sampler epoch must be an integer, found {number!r}")
-            self.set_epoch(number)
-        own, saved = self._own_generator(), state.get("generator")
-        holder, skipped = self._holder("load_state_dict"), state.get("skipped", 0)
+        if (number := state.get("epoch")) is not None and not is_count(number):
+            raise StateMismatchError(f"the state's sampler epoch must be an integer, found {number!r}")
+        skipped = state.get("skipped", 0)
         self._later = {"own": state["own"]} if skipped else {}
-        if holder is not None and state.get("own") is not None:
-            holder.load_state_dict(copy.deepcopy(state["own"]))
-        with nullcontext() if own is not None else torch.random.fork_rng(devices=[]):
-            if saved is not None:
-                _set_state(own or torch.default_generator, saved)
+        with torch.random.fork_rng(devices=[], enabled=self._own_generator() is None):
+            self._put(state)
             if "digest" in state:
                 self.draw(epoch, skipped=skipped)
         name = "rest" if skipped else "digest"
@@ -157,37 +150,36 @@ class DrawnOrder:
     @contextmanager
     def undone_by_errors(self) -> Generator[None]:
         """Restore this order and its sampler if the ``with`` block raises."""
-        before, epoch, own = (
-            (self.epoch, self.items, self._state, self._later),
-            self._epoch_state().get("epoch"),
-            self._own_generator(),
-        )
-        generator, holder, saved = None if own is None else own.get_state(), self._holder("load_state_dict"), None
-        if holder is not None:
-            saved = copy.deepcopy(holder.state_dict())
+        before, state = (self.epoch, self.items, self._state, self._later), self._now()
         try:
             yield
         except BaseException:
             self.epoch, self.items, self._state, self._later = before
-            if epoch is not None:
-                self.set_epoch(epoch)
-            if own is not None and generator is not None:
-                own.set_state(generator)
-            if holder is not None:
-                holder.load_state_dict(saved)
+            self._put(state)
             raise
 
     def set_epoch(self, epoch: int) -> None:
         if (holder := self._holder("set_epoch")) is not None:
             holder.set_epoch(epoch)
 
-    def _epoch_state(self) -> dict[str, Any]:
-        epoch = getattr(self._holder("set_epoch"), "epoch", None)
-        return {"epoch": epoch} if isinstance(epoch, int) else {}
+    def _now(self) -> dict[str, Any]:
+        """Return the state of the sampler: its epoch, its own state, and that of its generator."""
+        state: dict[str, Any] = {}
+        if isinstance(epoch := getattr(self._holder("set_epoch"), "epoch", None), int):
+            state["epoch"] = epoch
+        if (holder := self._holder("load_state_dict")) is not None:
+            state["own"] = copy.deepcopy(holder.state_dict())
+        if (generator := self._own_generator()) is not None:
+            state["generator"] = _encoded(generator.get_state())
+        return state
 
-    def _own_state(self, key: str) -> dict[str, Any]:
-        holder = self._holder("load_state_dict")
-        return {} if holder is None else {key: copy.deepcopy(holder.state_dict())}
+    def _put(self, state: Mapping[str, Any]) -> None:
+        if state.get("epoch") is not None:
+            self.set_epoch(state["epoch"])
+        if (holder := self._holder("load_state_dict")) is not None and state.get("own") is not None:
+            holder.load_state_dict(copy.deepcopy(state["own"]))
+        if state.get("generator") is not None:
+            _set_state(self._own_generator() or torch.default_generator, state["generator"])
 
     def _own_generator(self) -> torch.Generator | None:
         found = getattr(self._holder("generator"), "generator", None)

@@ -8,7 +8,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from typing import Any, Generic, NamedTuple, cast
+from typing import Any, Generic, cast
 
 from dataload.errors import ConfigError, StateMismatchError, WorkerError
 from dataload.executors import WorkerLostError
@@ -35,13 +35,6 @@ _SEEDS = (
 _OF_PARTS = "fetcher_state", "dataset_state", "batches"
 
 
-class _Snapshot(NamedTuple):
-    """A position, and the parts of the workers at it."""
-
-    cursor: Cursor
-    parts: dict[int, Any]
-
-
 class UserLoader(Loader[BatchT]):
     """A `Loader` whose batches are made by `UserWork` if `reading` is given. `dataset` is what that reads.
 
@@ -55,7 +48,7 @@ class UserLoader(Loader[BatchT]):
         super().__init__(**settings)
         self._parts: dict[int, Any] = {}  # of the workers' states, when the last batch was received
         self._restored = False  # whether the next iteration continues from them
-        self._snapshot = _Snapshot(self._cursor, {})
+        self._snapshot: tuple[Cursor, dict[int, Any]] = self._cursor, {}  # a position, and the parts at it
         self._repeated = 0  # step up to which batches are dropped, since a snapshot was loaded
         self._ended: set[int] = set()  # workers without data left in this epoch
         self._taken: Counter[int] = Counter()  # tasks in flight by worker
@@ -104,7 +97,7 @@ class UserLoader(Loader[BatchT]):
                     self._executor.restart()
                     raise as_original(started.error)
                 self._take(started)
-        self._snapshot = _Snapshot(cursor, dict(self._parts))
+        self._snapshot = cursor, dict(self._parts)
 
     def _deliver(self) -> StepDelivery:
         self._taken.clear()
@@ -170,7 +163,7 @@ class UserLoader(Loader[BatchT]):
         self._take(step)
         batch = super()._accept(step, now)
         if not self._cursor.step % reading.every:
-            self._snapshot = _Snapshot(self._cursor, dict(self._parts))
+            self._snapshot = self._cursor, dict(self._parts)
         return batch
 
     def _take(self, step: StepResult) -> None:
@@ -203,8 +196,8 @@ class UserLoader(Loader[BatchT]):
         if not reading.num_workers:
             own = parts.get(0) if self._restored else copy.deepcopy(cast("UserWork", self._work).part())
             return cursor, {**named, **(own or {})}
-        if reading.every > 1 and self._snapshot.cursor.epoch == cursor.epoch:
-            named["_steps_since_snapshot"] = cursor.step - self._snapshot.cursor.step
+        if reading.every > 1 and self._snapshot[0].epoch == cursor.epoch:
+            named["_steps_since_snapshot"] = cursor.step - self._snapshot[0].step
             cursor, parts = self._snapshot
         kept = {f"worker_{number}": parts.get(number) for number in range(reading.num_workers)}
         return cursor, {**named, "_snapshot": {"_worker_snapshots": kept}}
@@ -235,16 +228,13 @@ class UserLoader(Loader[BatchT]):
         """Make the next iteration continue with the parts of a state, after `since` steps that are repeated."""
         self._parts, self._restored = parts, True
         self._repeated = self._cursor.step + since if since else 0
-        self._snapshot = _Snapshot(self._cursor, dict(parts))
+        self._snapshot = self._cursor, dict(parts)
         if self._reading is not None:
             self._executor.restart()
 
 
-class StepFailure:
-    """The error of a step, in place of its batch."""
-
-    def __init__(self, errors: list[WorkerError]) -> None:
-        self.errors = errors
+class StepFailure(list[WorkerError]):
+    """The error of a step in a list, in place of its batch."""
 
 
 class EpochIterator(Generic[BatchT]):
@@ -266,7 +256,7 @@ class EpochIterator(Generic[BatchT]):
     def __next__(self) -> BatchT:
         batch = next(self._batches)
         if type(batch) is StepFailure:
-            raise batch.errors.pop()
+            raise batch.pop()
         self._yielded += 1
         if self._length is not None and self._yielded > self._length:
             message = f"the IterableDataset has length {self._length}, but {self._yielded} samples have been fetched."

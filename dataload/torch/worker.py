@@ -64,27 +64,16 @@ class Report(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """How a data set is read.
+    """How a data set is read."""
 
-    Attributes:
-        num_workers: Number of processes; 0 for the consumer's.
-        stream: Whether it is iterated over.
-        collates: Whether samples are read in batches; otherwise one by one.
-        batch_size: Samples per batch of a stream.
-        drop_last: Whether a stream drops a batch that is not full.
-        keeps_state: Whether the data set or its iterator has a state to save, or is a stream.
-        every: Steps between two states of a stream that are sent to the loader.
-        in_turns: Whether the workers take turns.
-    """
-
-    num_workers: int
-    stream: bool
-    collates: bool
-    batch_size: int
-    drop_last: bool
-    keeps_state: bool
-    every: int
-    in_turns: bool
+    num_workers: int  # 0 for the consumer's process
+    stream: bool  # whether it is iterated over
+    collates: bool  # whether samples are read in batches, and not one by one
+    batch_size: int  # of a stream
+    drop_last: bool  # of a stream
+    keeps_state: bool  # whether the data set or its iterator has a state to save, or is a stream
+    every: int  # steps between two states of a stream that are sent to the loader
+    in_turns: bool  # whether the workers take turns
 
 
 class DataSetSource:

@@ -52,6 +52,7 @@ class Rows:
 
     def __init__(self, columns: Sequence[Any], make: Callable[[list[Any]], Any]) -> None:
         self._columns = columns
+        self._arrays = [*map(_as_array, columns)]
         self._make = make
 
     def __len__(self) -> int:
@@ -61,10 +62,18 @@ class Rows:
         return self._make([column[index] for column in self._columns])
 
     def read_batch(self, indices: Int64Array, fields: Sequence[str] | None = None) -> Any:  # noqa: ARG002 - no names
-        return self._make([_take(column, indices) for column in self._columns])
+        return self._make([_take(column, indices) for column in self._arrays])
 
     def __repr__(self) -> str:
         return f"{type(self._columns[0]).__name__} of {len(self)} rows"
+
+
+def _as_array(column: Any) -> Any:
+    """Return a tensor as an array, whose rows are copied to memory that is reused, if numpy has its dtype."""
+    try:
+        return column.numpy() if isinstance(column, torch.Tensor) else column
+    except (TypeError, RuntimeError):
+        return column
 
 
 def _take(column: Any, indices: Int64Array) -> Any:
@@ -89,7 +98,7 @@ def columns_of(dataset: Any) -> Any:
     plain = all(type(tensor) is torch.Tensor and tensor.ndim and _is_plain(tensor) for tensor in tensors)
     if not plain or not tensors:
         return None
-    return Rows(tensors, list if type(dataset) is TensorDataset else _only)
+    return Rows(tensors, tuple if type(dataset) is TensorDataset else _only)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:
@@ -104,12 +113,7 @@ def as_torch_collates(batch: Any) -> Any:
         return list(batch)
     if isinstance(batch, Mapping):
         return {name: as_torch_collates(column) for name, column in cast("Mapping[str, Any]", batch).items()}
-    if isinstance(batch, tuple) or _is_list_of_tensors(batch):
+    if isinstance(batch, tuple):
         parts = [as_torch_collates(column) for column in cast("Sequence[Any]", batch)]
         return getattr(type(batch), "_make", list)(parts)
     return default_collate(batch)  # a list is a column of values
-
-
-def _is_list_of_tensors(batch: Any) -> bool:
-    """Return whether a batch is a list of columns, as from a `TensorDataset`."""
-    return isinstance(batch, list) and all(isinstance(part, torch.Tensor) for part in cast("list[Any]", batch))

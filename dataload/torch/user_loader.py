@@ -84,15 +84,11 @@ class UserLoader(Loader[BatchT]):
             Start(number, cursor.epoch, cursor.step, parts.get(number)) for number in range(max(1, reading.num_workers))
         ]
         if reading.keeps_state or (reading.num_workers and not self._executor.processes()):
-            results: list[Any] = []
-            if reading.num_workers:
-                results = [self._executor.submit(cast("Any", start)) for start in starts]
+            results = [self._executor.submit(cast("Any", start)) for start in starts]
             if len(self._executor.processes()) < reading.num_workers and reading.stream:
                 raise ConfigError("some workers of an IterableDataset could not be started", key="num_workers")
-            begun = [work.begin(starts[0])] if not results else []
-            if reading.keeps_state:
-                begun += [result.result().loaded[0] for result in results]
-            for started in begun:
+            for result in results if reading.keeps_state else ():
+                started = result.result().loaded[0]
                 if started.error is not None:
                     self._executor.restart()
                     raise as_original(started.error)

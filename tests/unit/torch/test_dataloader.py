@@ -114,6 +114,7 @@ COLUMNS = {
     "numbers": lambda: np.arange(11, dtype=np.float32),
     "tensor": lambda: torch.arange(22).reshape(11, 2),
     "tensor data set": lambda: data.TensorDataset(torch.arange(22.0).reshape(11, 2), torch.arange(11)),
+    "dtypes that numpy does not have": lambda: data.TensorDataset(torch.arange(11).to(torch.bfloat16)),
     "list": lambda: list(range(11)),
 }
 

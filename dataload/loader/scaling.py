@@ -185,7 +185,7 @@ def _try_next(state: Search, sample: ThroughputSample, bounds: Bounds) -> Search
 
 def _rest(state: Search, sample: ThroughputSample, bounds: Bounds) -> Search:
     """Return the state after a sample of the pause between two searches."""
-    now = (sample.seconds_per_step, sample.wait_seconds / max(sample.steps, 1))
+    now = (sample.seconds_per_step, sample.wait_seconds / sample.steps)
     usual = state.usual or now
     margin = (_CHANGE - 1) * usual[0]
     pairs = zip(now, usual, strict=True)

@@ -1,6 +1,7 @@
 """The number of workers in use: against models of workloads without any clock, in simulated time, and in a loader."""
 
 import functools
+import hashlib
 import heapq
 import itertools
 import random
@@ -108,6 +109,29 @@ def test_more_workers_than_allowed_by_the_cpus_only_if_they_mostly_wait():
     assert search(state, sample(busy=2.0, cpus=0.9), bounds).trial == (4, 2)
     assert search(state, sample(busy=2.0, cpus=1.1), bounds).trial is None
     assert search(state, sample(busy=2.0), bounds).trial is None  # nobody knows
+
+
+def decisions(seed):
+    """The states of a search, for a random workload that changes once; `random()` is the same in every Python."""
+    chance = random.Random(seed).random
+    most = 1 + int(6 * chance())
+    bounds = Bounds(int(2 * chance()), most, 2 + int(4 * chance()), int(9 * chance()) * (chance() < 0.5))
+    state = first_search(Setting(1 + int(most * chance()), 1 + int(2 * chance())), bounds)
+    for turn in range(120):
+        if turn % 60 == 0:
+            fixed, shared, overhead, noise, cpus = chance(), 4 * chance(), 0.3 * chance(), 0.2 * chance(), chance()
+        workers, prefetch = state.setting
+        seconds = 0.004 * (fixed + shared / max(workers, 0.9) + overhead * workers / prefetch) * (1 + noise * chance())
+        waits = 0.2 * chance() if chance() < 0.3 else chance()
+        found = sample(seconds, waits=waits, busy=workers * chance(), cpus=cpus * workers if chance() < 0.7 else None)
+        state = search(state, found, bounds)
+        yield state.best, state.trial, state.on_trial, state.moves, state.pause, state.strays, state.length
+
+
+def test_decisions_are_those_recorded():
+    """A change that decides otherwise on purpose may record them anew, if the other tests of this file pass."""
+    found = hashlib.sha256(repr([decision for seed in range(60) for decision in decisions(seed)]).encode())
+    assert found.hexdigest()[:16] == "497828d9750ff5f7"
 
 
 def test_pauses_become_longer_until_the_work_changes():

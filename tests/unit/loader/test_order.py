@@ -212,6 +212,11 @@ def test_no_tail_at_all_is_named():
         BatchSampler(sampler=Sequential(4), batch_size=2, tail=None)
 
 
+def test_ranks_share_a_global_batch_equally():
+    planner = Loader(RangeSource(24), global_batch_size=12, rank=1, world_size=4).batch_sampler
+    assert (planner.batch_size, planner.world_size, planner.rank) == (3, 4, 1)
+
+
 BATCHES = BatchSampler(sampler=Sequential(10), batch_size=2)
 
 

@@ -1,5 +1,7 @@
 """`auto` chooses shards or ranges from the order, the sizes and the budget, and refuses what neither serves."""
 
+import hashlib
+import random
 import re
 
 import numpy as np
@@ -10,6 +12,7 @@ from dataload.loader.pipeline import steps_ahead
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequential, ShardSequential
 from dataload.storage.remote.prefetch.plan import Reads, choose, measure
+from dataload.types import StepsAhead
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
 
@@ -155,3 +158,32 @@ def test_thresholds_and_reasons(changes, budget, mode, reason):
     choice = choose(Reads(**{**READS, **changes}), budget)
     assert choice.mode == mode
     assert re.search(reason, choice.reason)
+
+
+def measured(seed):
+    """The reads of a random order of records of random shards, some of them local."""
+    chance = random.Random(seed).random
+    lengths = np.array([int(30 * chance()) for _ in range(1 + int(20 * chance()))] + [5])
+    record_bytes = [1.0, 700.5, 70_000.0, 3e6][int(4 * chance())]
+    sizes = np.array([int(length * record_bytes) + int(999 * chance()) for length in lengths])
+    numbers = np.where([chance() < 0.9 for _ in lengths], np.arange(len(lengths)), -1)
+    records, scattered = int(lengths.sum()), chance() ** 3
+    rows = [int(min(records - 1, at + scattered * records * chance())) for at in range(int(records * chance()) + 1)]
+    ends = np.arange(1 + int(4 * chance()), len(rows) + 9, 1 + int(9 * chance())).clip(max=len(rows))
+    ends = np.unique(np.append(ends, len(rows)))
+    steps = StepsAhead(0, np.array(rows), ends, len(ends) + int(30 * chance()))
+    return measure(steps, np.cumsum(lengths), numbers, sizes, record_bytes, int(sizes.sum() * chance()))
+
+
+def test_measures_are_those_recorded():
+    """A change that measures otherwise on purpose may record them anew, if the other tests of this file pass."""
+    found = []
+    for seed in range(80):
+        reads = measured(seed)
+        whole = (reads.data_bytes, reads.together_bytes, reads.record_bytes, reads.range_bytes)
+        found.append((*whole, round(1e6 * reads.used), round(1e6 * reads.of_ranks(3).used)))
+    assert found[:2] == [
+        (867_010_694, 324_004_074, 3_000_000, 3_480_000, 442_901, 1_000_000),
+        (43_307, 17_961, 700, 9_457, 1_000_000, 1_000_000),
+    ]
+    assert hashlib.sha256(repr(found).encode()).hexdigest()[:16] == "419700e134fb2165"

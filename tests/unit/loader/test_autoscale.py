@@ -21,6 +21,7 @@ from dataload.loader.scaling import (
     Search,
     Setting,
     ThroughputSample,
+    WorkerSettings,
     first_search,
     is_plausible,
     search,
@@ -488,3 +489,16 @@ def test_a_loader_takes_samples_of_its_own():
             for _ in loader:
                 seen.add(loader.statistics().workers)
     assert len(seen) >= 2
+
+
+@pytest.mark.parametrize(
+    ("workers", "executor", "workplace"),
+    [
+        *((0, executor, "serial") for executor in ("threads", "processes")),
+        *((workers, executor, executor) for workers in (2, "auto") for executor in ("threads", "processes")),
+    ],
+)
+def test_the_workplace_of_workers(workers, executor, workplace):
+    found = WorkerSettings.of(workers, executor, 2, None)
+    assert (found.workplace, found.here) == (workplace, workplace != "processes")
+    assert (found.most, found.automatic) == ((1, True) if workers == "auto" else (workers, False))

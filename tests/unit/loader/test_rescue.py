@@ -10,6 +10,7 @@ import sys
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -684,3 +685,16 @@ def test_rows_of_streams_go_on_behind_bad_records(workers, settings):
             assert second["index"][good].tolist() == [5, 10, 11]
             assert np.array_equal(second["valid"], good | (settings.get("on_error") == "replace"))
         assert loader.statistics().bad == (0 if "exclude" in settings else 6)
+
+
+def test_waits_and_decoding_are_spans_at_the_ends_of_their_stage(monkeypatch):
+    times = iter([10.0, 17.0, 20.0])
+    monkeypatch.setattr("dataload.loader.failures.perf_counter", lambda: next(times))
+    trace = StepTrace()
+    trace.clock = SimpleNamespace(take_seconds=lambda: 2.0, take_wait=lambda: 3.0)
+    trace.enter("read")
+    trace.enter("collate")
+    trace.clock = SimpleNamespace(take_seconds=lambda: 0.0, take_wait=lambda: 0.0)
+    trace.leave()
+    spans = [("download", 10.0, 13.0), ("read", 13.0, 15.0), ("decode", 15.0, 17.0), ("collate", 17.0, 20.0)]
+    assert trace.spans == spans

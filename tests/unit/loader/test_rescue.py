@@ -477,6 +477,18 @@ def test_signals_end_the_consumer(number, handler, error, action):
         signal.signal(number, before)
 
 
+def test_an_ordinary_error_of_a_handler_is_a_failure_of_the_step():
+    def late(number, frame):
+        raise TimeoutError
+
+    before = signal.signal(signal.SIGTERM, late)
+    try:
+        with pytest.raises(WorkerError, match="TimeoutError"):
+            fetcher(Plain(), "raise", transform=lambda _: os.kill(os.getpid(), signal.SIGTERM))(plan([0, 1]), 0)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
 def test_rows_of_one_record_do_not_share_memory():
     fetch = fetcher(Plain([0]), "replace", collate=list)
     first, second, third = fetch(plan([0, 5, 5]), 0)

@@ -2,12 +2,22 @@
 
 import gc
 import itertools
+import math
+import sys
 
 import pytest
 
 from dataload.errors import WorkerError
 from dataload.executors import SerialExecutor, WorkerLostError, WorkerPosition
-from dataload.loader.pipeline import StepDelivery, TaskSizer, apply_in_consumer, lost_step, ordered_map, unordered_map
+from dataload.loader.pipeline import (
+    PrefetchBudget,
+    StepDelivery,
+    TaskSizer,
+    apply_in_consumer,
+    lost_step,
+    ordered_map,
+    unordered_map,
+)
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import StepResult, StepsResult
 from dataload.samplers import BatchSampler, Sequential
@@ -397,34 +407,6 @@ def test_the_window_is_asked_before_each_task(ordered):
     assert in_flight == [0, 3, 3, 2, 1, 5]  # what is in flight is not called back
 
 
-def unlimited():
-    return 10**9
-
-
-def test_steps_are_grouped_until_a_task_takes_a_millisecond():
-    pace = TaskSizer()
-    groups = pace.groups(range(5, 1000), unlimited)
-    sizes, covered = [], []
-    for group in groups:
-        sizes.append(len(group))
-        covered += group
-        pace.learn(len(group), len(group) * 100e-6, 0)
-    assert covered == list(range(5, 1000))
-    assert sizes[:5] == [1, 2, 4, 8, 8]
-    assert set(sizes[4:-1]) == {8}
-
-
-def test_slow_steps_go_one_by_one_and_the_fastest_not_without_bound():
-    pace = TaskSizer()
-    for size in (1, 2, 4, 8, 16, 32, 64, 64):
-        assert len(next(pace.groups(range(1000), unlimited))) == size
-        pace.learn(size, 0.0, 0)
-    pace.learn(64, 64 * 0.2, 0)
-    assert len(next(pace.groups(range(1000), unlimited))) == 64  # it may have been interrupted
-    pace.learn(64, 64 * 0.2, 0)
-    assert len(next(pace.groups(range(1000), unlimited))) == 1
-
-
 def test_the_consumer_helps_with_tasks_of_a_millisecond_also_if_they_are_one_large_step():
     sizer = TaskSizer()
     assert not sizer.is_quick(), "unknown before the first task"
@@ -451,3 +433,46 @@ def test_a_group_is_no_larger_than_there_is_room_for_but_one_step():
     assert pace.step_bytes == 25
     rooms = iter([10, 3, 0, -5, 100])
     assert list(map(len, pace.groups(range(100), lambda: next(rooms, 100)))) == [10, 3, 1, 1, 64, 21]
+
+
+def size_of(sizer, room=1000):
+    return len(next(sizer.groups(range(1000), lambda: room)))
+
+
+def test_quick_steps_are_grouped_and_slow_or_large_ones_are_not():
+    for seconds, nbytes, expected in (
+        (1e-4, 1, [1, 2, 4, 8, 8]),
+        (0.0, 1, [1, 2, 4, 8, 16, 32, 64, 64]),
+        (1e-6, 1 << 20, [1, 2, 4, 4]),
+        (1.4e-3, 0, [1, 1, 1]),
+    ):
+        sizer, sizes = TaskSizer(), []
+        for _ in expected:
+            sizes.append(size := size_of(sizer))
+            sizer.learn(size, size * seconds, size * nbytes)
+        assert sizes == expected
+        assert sizer.step_bytes == nbytes
+    sizer = paced(seconds=1e-4)
+    assert (size_of(sizer), size_of(sizer, 3), size_of(sizer, 0)) == (8, 3, 1)
+    assert list(sizer.groups(range(5, 15), lambda: 1000)) == [range(5, 13), range(13, 15)]
+    sizes = []
+    for _ in range(2):
+        sizer.learn(1, 1.0, 0)
+        sizes.append(size_of(sizer))
+    assert sizes == [8, 1], "one slow task may have been interrupted"
+    assert [paced(1, seconds).is_quick() for seconds in (2.9e-3, 3e-3)] == [True, False]
+
+
+def test_the_tasks_and_steps_that_a_budget_allows():
+    def allowed(window, steps, sizer, *, together=False, most=1000):
+        budget = PrefetchBudget(sizer, window, most, together=together)
+        budget.steps = steps
+        return budget.tasks(), budget.left(), budget.share()
+
+    known, unknown = paced(nbytes=100), TaskSizer()
+    assert allowed(4, 0, unknown) == (1, 0, 0)
+    assert [allowed(4, steps, known) for steps in (0, 8, 9, 10)] == [(4, 10, 2), (4, 2, 2), (4, 1, 1), (1, 0, 0)]
+    assert [allowed(window, 10, known)[0] for window in (0, 1, 2)] == [0, 1, 1]
+    assert [allowed(0, 0, known, together=together)[2] for together in (False, True)] == [1, 10]
+    assert allowed(4, 7, unknown, most=math.inf)[1] == sys.maxsize - 7
+    assert allowed(4, 0, paced(nbytes=0))[1] == 1000

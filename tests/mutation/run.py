@@ -15,6 +15,9 @@ from __future__ import annotations
 
 import argparse
 import ast
+import compileall
+import gc
+import json
 import math
 import os
 import random
@@ -29,9 +32,11 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cache
+from functools import _lru_cache_wrapper, cache
 from pathlib import Path
 from queue import SimpleQueue
+from types import CodeType, FunctionType
+from typing import Any, NoReturn
 
 import cosmic_ray.plugins
 import coverage
@@ -61,7 +66,7 @@ TESTS = ["tests/unit", "tests/properties", "tests/golden", "tests/conformance", 
 ALWAYS = ["tests/golden/test_states.py"]  # fingerprints, orders and states
 MOST_TESTS = 150  # of a mutant
 MOST_FILES = 24  # of a mutant
-SECONDS = 150  # of a mutant
+SECONDS = 90  # of a mutant
 
 
 @dataclass(frozen=True)
@@ -98,18 +103,22 @@ def main() -> int:
     accepted = {entry["mutant"]: entry["reason"] for entry in tomllib.loads(ACCEPTED.read_text())["accepted"]}
 
     results: Counter[tuple[str, str]] = Counter()
+    parts = [drawn[number :: given.jobs] for number in range(given.jobs)]
     with tempfile.TemporaryDirectory() as directory, ThreadPoolExecutor(given.jobs) as pool:
-        copies: SimpleQueue[Path] = SimpleQueue()
-        for number in range(given.jobs):
-            copies.put(copied(Path(directory, str(number))))
-        for mutant, (outcome, difference) in zip(
-            drawn, pool.map(lambda each: tried(each, copies, among), drawn), strict=True
-        ):
-            if outcome != "killed" and difference in accepted:
+        lines = SimpleQueue[tuple[Mutant, str, str]]()
+        pipes = [os.pipe() for _ in parts]
+        for number, (part, (_, writing)) in enumerate(zip(parts, pipes, strict=True)):
+            if not os.fork():
+                plant(part, Path(directory, str(number)), among, writing)
+        for part, (reading, writing) in zip(parts, pipes, strict=True):
+            os.close(writing)
+            pool.submit(collect, part, reading, lines)
+        for mutant, outcome, change in (lines.get() for _ in drawn):
+            if outcome != "killed" and change in accepted:
                 outcome = "accepted"
             results[mutant.room, outcome] += 1
             if outcome not in ("killed", "accepted"):
-                print(f"{outcome}: {mutant.path}:{mutant.line} {mutant.function}\n    {difference}", flush=True)
+                print(f"{outcome}: {mutant.path}:{mutant.line} {mutant.function}\n    {change}", flush=True)
     report(results)
     return 1 if any(outcome == "survived" for _, outcome in results) else 0
 
@@ -204,85 +213,168 @@ def draw(mutants: list[Mutant], count: int, generator: random.Random) -> list[Mu
 
 
 def copied(directory: Path) -> Path:
-    """Copy what tests need, for one mutant at a time."""
+    """Copy what tests need, with the library compiled."""
     for name in ("dataload", "tests", "docs", "examples", "benchmarks"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile"):
         shutil.copy(ROOT / name, directory / name)
+    compileall.compile_dir(directory / "dataload", quiet=1)
     return directory
 
 
-def tried(mutant: Mutant, copies: SimpleQueue[Path], given: list[str] | None) -> tuple[str, str]:
-    """Plant a mutant in a copy, and run its tests; return the outcome, and the change of its line."""
-    copy = copies.get()
-    try:
-        path = copy / mutant.path
-        before = path.read_text()
-        operator = cosmic_ray.plugins.get_operator(f"core/{mutant.operator}")()
-        after = mutate_code(before, operator, mutant.occurrence)
-        if after is None or after == before:
+def collect(mutants: list[Mutant], results: int, into: SimpleQueue[tuple[Mutant, str, str]]) -> None:
+    """Read what `plant` writes until its process ends."""
+    left = dict(enumerate(mutants))
+    with os.fdopen(results) as stream:
+        for line in stream:
+            number, outcome, change = json.loads(line)
+            into.put((left.pop(number), outcome, change))
+    for mutant in left.values():
+        into.put((mutant, "not tried", ""))
+
+
+def plant(mutants: list[Mutant], copy: Path, among: list[str] | None, results: int) -> NoReturn:
+    """Try mutants one after another in a process of its own; write a line of JSON for each to a descriptor."""
+    tests = [by_name(each.path, among) if among else tests_of(each.path, each.line) for each in mutants]
+    files = sorted({test.partition("::")[0] for chosen in tests for test in chosen})
+    copied(copy)
+    os.chdir(copy)
+    os.environ |= {"PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": f"{copy}.tmp"}
+    os.mkdir(f"{copy}.tmp")
+    sys.dont_write_bytecode = True
+    sys.path[:] = [str(copy), *(path for path in sys.path if Path(path) != ROOT)]
+    sys.argv = ["pytest"]  # which children of tests see
+    nothing = os.open(os.devnull, os.O_RDWR)
+    for descriptor in (0, 1, 2):
+        os.dup2(nothing, descriptor)
+    import pytest
+
+    options = ["-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0", "--timeout", "30"]
+    plugin = Planting([*zip(mutants, tests, strict=True)], copy, results)
+    pytest.main([*options, *files], plugins=[plugin])
+    os._exit(0)
+
+
+class Planting:
+    """Plugin of pytest: collects once, and forks for each mutant, which takes a second less than a start of pytest."""
+
+    def __init__(self, planned: list[tuple[Mutant, list[str]]], copy: Path, results: int) -> None:
+        self.planned, self.copy, self.results = planned, copy, results
+        self.is_mutant = False
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if self.is_mutant and report.failed:
+            os._exit(1)
+
+    def pytest_runtestloop(self, session: Any) -> bool:
+        gc.collect()
+        objects = gc.get_objects()
+        self.functions: dict[tuple[str, str, int], list[FunctionType]] = defaultdict(list)
+        for each in objects:
+            if type(each) is FunctionType and each.__code__.co_filename.startswith(f"{self.copy}/dataload"):
+                self.functions[place_of(each.__code__)].append(each)
+        caches = [each for each in objects if type(each) is _lru_cache_wrapper]
+        self.caches = [each for each in caches if (each.__module__ or "").startswith("dataload")]
+        gc.freeze()  # so that collections of a mutant's process are short
+        items = {item.nodeid: item for item in session.items}
+        by_file: dict[str, list[Any]] = defaultdict(list)
+        for item in session.items:
+            by_file[item.nodeid.partition("::")[0]].append(item)
+        for number, (mutant, tests) in enumerate(self.planned):
+            chosen = [item for test in tests for item in by_file.get(test) or filter(None, [items.get(test)])]
+            line = json.dumps([number, *self.tried(mutant, chosen)])
+            os.write(self.results, f"{line}\n".encode())
+        return True
+
+    def tried(self, mutant: Mutant, items: list[Any]) -> tuple[str, str]:
+        """Return whether tests notice a mutant, and the change of its line."""
+        path = self.copy / mutant.path
+        before, status = path.read_text(), path.stat()
+        after = mutated(mutant, before)
+        if after is None:
             return "killed", "nothing has changed"
-        old, new = (text.splitlines() for text in (before, after))
-        at = next(number for number, (a, b) in enumerate(zip(old, new, strict=False)) if a != b)
-        difference = f"{mutant.path} {mutant.function}: {old[at].strip()} -> {new[at].strip()}"
-        tests = by_name(mutant.path, given) if given else tests_of(mutant.path, mutant.line)
-        if not tests:
-            return "not covered", difference
-        path.write_text(after)
+        if not items:
+            return "not covered", difference(mutant, before, after)
+        path.write_text(after)  # for the processes that tests start
+        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9 * (1 + mutant.line)))
         try:
-            slow = [test for test in tests if test.startswith("tests/integration")]
-            quick = [test for test in tests if test not in slow]
-            outcome = run_tests(copy, quick) if quick else "survived"
-            return run_tests(copy, slow) if slow and outcome == "survived" else outcome, difference
+            return self.run(path, after, items), difference(mutant, before, after)
         finally:
             path.write_text(before)
-    finally:
-        copies.put(copy)
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
-
-def run_tests(copy: Path, tests: list[str]) -> str:
-    chosen = copy / "chosen.txt"
-    chosen.write_text("\n".join(tests))
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:randomly", "-n", "0"]
-    environ = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    process = subprocess.Popen(
-        [*command, "--timeout", "30", f"@{chosen}"],
-        cwd=copy,
-        env=environ,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    try:
-        return "survived" if process.wait(SECONDS) in (0, 5) else "killed"
-    except subprocess.TimeoutExpired:
-        return "undecided"
-    finally:
+    def run(self, path: Path, after: str, items: list[Any]) -> str:
+        process = os.fork()
+        if not process:
+            os.setsid()
+            self.is_mutant = True
+            self.swap(path, after)
+            for item, following in zip(items, [*items[1:], None], strict=True):
+                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+            os._exit(0)
+        deadline, ended, status = time.monotonic() + SECONDS, 0, 0
+        while not ended and time.monotonic() < deadline:
+            time.sleep(0.01)
+            ended, status = os.waitpid(process, os.WNOHANG)
         with suppress(ProcessLookupError):
-            os.killpg(process.pid, 9)  # and what its tests have started
-        process.wait()
+            os.killpg(process, 9)  # and what its tests have started
+        if not ended:
+            os.waitpid(process, 0)
+        shutil.rmtree(f"{self.copy}.tmp", ignore_errors=True)
+        os.mkdir(f"{self.copy}.tmp")
+        return "undecided" if not ended else "killed" if status else "survived"
+
+    def swap(self, path: Path, after: str) -> None:
+        """Give the functions of a module that has been imported the code of a mutant."""
+        codes = [compile(after, str(path), "exec", dont_inherit=True)]
+        for code in codes:
+            codes += [each for each in code.co_consts if isinstance(each, CodeType)]
+            for function in self.functions.get(place_of(code), ()):
+                function.__code__ = code
+        for cached in self.caches:
+            cached.cache_clear()
+
+
+def place_of(code: CodeType) -> tuple[str, str, int]:
+    return code.co_filename, code.co_qualname, code.co_firstlineno
+
+
+def mutated(mutant: Mutant, text: str) -> str | None:
+    operator = cosmic_ray.plugins.get_operator(f"core/{mutant.operator}")()
+    after = mutate_code(text, operator, mutant.occurrence)
+    return None if after == text else after
+
+
+def difference(mutant: Mutant, before: str, after: str) -> str:
+    pairs = zip(before.splitlines(), after.splitlines(), strict=False)
+    old, new = next((old.strip(), new.strip()) for old, new in pairs if old != new)
+    return f"{mutant.path} {mutant.function}: {old} -> {new}"
 
 
 @cache
-def _tests_by_line(path: str) -> dict[int, list[str]]:
-    """Return the tests that ran each line of a file."""
+def _coverage() -> tuple[dict[str, dict[int, set[str]]], Counter[str]]:
+    """Return the tests that ran each line of each file, and how many lines each test ran."""
     data = coverage.CoverageData(str(covering()))
     data.read()
-    return data.contexts_by_lineno(str(ROOT / path))
+    found: dict[str, dict[int, set[str]]] = {}
+    for path in data.measured_files():
+        lines = data.contexts_by_lineno(path)
+        found[path] = {line: {test.partition("|")[0] for test in tests if test} for line, tests in lines.items()}
+    return found, Counter(test for by_line in found.values() for tests in by_line.values() for test in tests)
 
 
 def tests_of(path: str, line: int) -> list[str]:
-    """Return the tests of a line: those of its module first, those that run little of the file before others."""
-    by_line = _tests_by_line(path)
-    lines_of = Counter(test for tests in by_line.values() for test in tests)
-    found = {test.removesuffix("|run"): lines_of[test] for test in by_line.get(line, ()) if test.endswith("|run")}
-    stem, folder = Path(path).stem.strip("_"), path.split("/")[1]
+    """Return the tests of a line: those of its folder first, and those that run little else before others."""
+    found, totals = _coverage()
+    by_line = found.get(str(ROOT / path), {})
+    here = Counter(test for tests in by_line.values() for test in tests)
+    words = {Path(path).stem.strip("_"), *Path(path).parts[2:-1]}
 
     def near(test: str) -> int:
         file = test.partition("::")[0]
-        return 0 if stem in Path(file).stem else 1 if f"/{folder}/" in file else 2 if "/unit/" in file else 3
+        return 2 if "/unit/" not in file else 0 if any(word in file for word in words) else 1
 
-    return sorted(found, key=lambda test: (near(test), found[test], test))[:MOST_TESTS]
+    return sorted(by_line.get(line, ()), key=lambda test: (near(test), -here[test] / totals[test], test))[:MOST_TESTS]
 
 
 def by_name(path: str, among: list[str]) -> list[str]:

@@ -572,6 +572,7 @@ def test_examples_are_the_nearest_first_and_then_spread_over_what_is_not_exclude
     assert found[-1] == 999_999
     assert len(found) < 60
     assert ErrorPolicy("skip", np.arange(400, 600)).examples(500, 1_000)[:3] == [600, 399, 601]
+    assert ErrorPolicy("skip", np.array([3, 5])).read_of(np.array([1, 3, 3, 5, 7])) == 2
 
 
 def test_a_step_without_a_good_record_takes_its_example_from_the_shard_that_it_has_read():

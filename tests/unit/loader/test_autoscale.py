@@ -108,7 +108,7 @@ def test_more_workers_than_allowed_by_the_cpus_only_if_they_mostly_wait():
     bounds = Bounds(least=0, most=2, prefetch=2, most_waiting=8)
     state = Search(Setting(2, 2), ("double",))
     assert search(state, sample(busy=2.0, cpus=0.9), bounds).trial == (4, 2)
-    assert search(state, sample(busy=2.0, cpus=1.1), bounds).trial is None
+    assert search(state, sample(busy=2.0, cpus=1.0), bounds).trial is None
     assert search(state, sample(busy=2.0), bounds).trial is None  # nobody knows
 
 

@@ -16,6 +16,7 @@ from dataload.loader.pipeline import (
     apply_in_consumer,
     lost_step,
     ordered_map,
+    steps_ahead,
     unordered_map,
 )
 from dataload.loader.state import Cursor, EpochPlanners
@@ -23,6 +24,9 @@ from dataload.loader.step import StepResult, StepsResult
 from dataload.samplers import BatchSampler, Sequential
 
 PLANNERS = EpochPlanners(BatchSampler(sampler=Sequential(7), batch_size=2))  # four steps an epoch
+
+
+LARGE = BatchSampler(sampler=Sequential(10**6), batch_size=2**16)
 
 
 class Batch:
@@ -102,6 +106,20 @@ def test_goes_on_where_the_consumer_stands_with_what_it_lacks_first():
         workers = Workers(order=[(5, 0), (5, 2), (5, 3), (6, 0)])
         delivery = deliver(workers, start=Cursor(5, 3, frozenset({2, 0})), in_order=in_order)
         assert places(delivery, 4) == [(5, 0), (5, 2), (5, 3), (6, 0)]
+
+
+def test_what_is_read_ahead_is_what_the_consumer_lacks():
+    planners = EpochPlanners(BatchSampler(sampler=Sequential(20), batch_size=2))
+    first, second, rest = itertools.islice(steps_ahead(planners, Cursor(3, 7, frozenset({4, 1})), None), 3)
+    assert [first.indices.tolist(), second.indices.tolist()] == [[2, 3], [8, 9]]
+    assert (rest.epoch, rest.indices.tolist(), rest.ends.tolist(), rest.epoch_steps) == (
+        3,
+        [*range(14, 20)],
+        [2, 4, 6],
+        10,
+    )
+    lengths = [len(block.indices) for block in steps_ahead(EpochPlanners(LARGE), Cursor(0, 0), 1)]
+    assert lengths == [2**17] * 7 + [10**6 - 7 * 2**17]
 
 
 def test_steps_that_come_as_they_are_made_stay_within_their_epoch():

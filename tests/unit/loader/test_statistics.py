@@ -665,6 +665,7 @@ def test_the_statistics_of_a_notebook_are_their_text():
     text = unescape(re.sub(r"(<[^>]*>)+", "\n", page)).strip().split("\n")
     assert text == [found.verdict, *str(found).splitlines()[:-1]]
     assert repr(found) == f"Statistics(100 batches, 1,000 rows, 1.0 MB in 20.00 s: 50 rows/s; {found.verdict})"
+    assert "rows, 2,000,000.0 MB in" in repr(replace(found, nbytes=2 * 10**12))
 
 
 SECONDS = st.integers(0, 10**13).map(lambda nanoseconds: nanoseconds / 1e9)  # as the clock counts

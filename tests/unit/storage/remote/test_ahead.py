@@ -82,6 +82,14 @@ def test_two_loaders_and_a_cache_that_holds_some_shards(stored, tmp_path, names,
     assert not [*(tmp_path / "jobs").iterdir()]
 
 
+def test_shards_are_downloaded_once_and_then_found(stored, tmp_path):
+    for found, downloaded in ((0, SHARDS), (SHARDS, 0)):
+        with opened(stored, "syr", tmp_path) as source, dataload.Loader(source, **SETTINGS) as loader:
+            assert sum(len(batch["n"]) for batch in loader) == SHARDS * RECORDS
+            figures = loader.statistics().downloads
+        assert (figures.shards_found, figures.shards_downloaded, figures.shards_again) == (found, downloaded, 0)
+
+
 def test_a_job_that_others_leave_no_room_says_what_it_needs(stored, tmp_path):
     (tmp_path / "jobs").mkdir(parents=True, mode=0o700)
     size = stored["array_record"][1]

@@ -1,0 +1,84 @@
+"""Ranges that are fetched before they are read: which bytes, in how many requests, and where they are copied to."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from dataload.storage import Remote
+from dataload.storage.remote.clients import client_of
+from dataload.storage.remote.files import RemoteFile
+from dataload.storage.remote.prefetch.ranges import RangePrefetcher, StepRanges
+from dataload.storage.remote.requests import GAP
+from dataload.storage.remote.settings import ObjectVersion
+
+pytest.importorskip("obstore")
+pytestmark = pytest.mark.usefixtures("threads_of_obstore")
+NUMBERS = itertools.count()
+CONTENT = np.random.default_rng(0).integers(0, 256, 40 * GAP, np.uint8)
+PART = 3 * GAP
+
+
+@pytest.fixture
+def stored():
+    """A file in memory: its URL, its version and settings to read it with."""
+    url, remote = f"memory://fetched-{next(NUMBERS)}/a.bin", Remote.of(remote={"part_bytes": PART, "connections": 3})
+    client, key = client_of(url, writer := Remote())
+    client.put(url, key, CONTENT.tobytes(), "overwrite")
+    yield url, ObjectVersion(len(CONTENT), "", has_etag=False), remote
+    writer.release()
+    remote.release()
+
+
+def step(url, *ranges):
+    return StepRanges([(url, *np.array(ranges, np.int64).reshape(-1, 2).T)])
+
+
+def read(prefetcher, url, *ranges):
+    """Return the numbers of the ranges that were not requested; the others must have their bytes."""
+    starts, lengths = np.array(ranges, np.int64).T
+    buffer = np.zeros(int(lengths.sum()), np.uint8)
+    missing = prefetcher.fill(url, buffer, starts, starts + lengths).tolist()
+    ends = np.cumsum(lengths)
+    for row, (start, length) in enumerate(ranges):
+        if row not in missing:
+            assert np.array_equal(buffer[ends[row] - length : ends[row]], CONTENT[start : start + length])
+    return missing
+
+
+def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):
+    url, version, remote = stored
+    far = 20 * GAP
+    steps = [
+        step(url, (5, 10), (far, 7)),
+        # These are merged: what lies less than a gap apart, and what overlaps, also of two steps.
+        step(url, (100, 50), (150 + GAP, 50)),
+        step(url, (120, 100), (-3, 9), (version.size - 4, 9), (90, 0)),
+        step(url, (far, 4 * PART)),
+    ]
+    prefetcher = RangePrefetcher({url: version}, iter(steps), remote)
+    try:
+        assert read(prefetcher, url, (5, 10), (far, 7)) == []
+        assert read(prefetcher, url, (100, 50), (150 + GAP, 50)) == []
+        prefetcher.received()
+        assert read(prefetcher, url, (far, 4 * PART), (120, 100)) == []
+        assert read(prefetcher, url, (3, 5), (200 + GAP, 1), (far + 4 * PART, 1), (100, 1)) == [0, 1, 2]
+        for _ in range(3):
+            prefetcher.received()
+    finally:
+        prefetcher.close()
+    downloads = remote.traffic.total()
+    assert downloads.requests == 2 + 1 + 4
+    assert downloads.nbytes == 10 + 7 + (100 + GAP) + 4 * PART
+    assert downloads.wasted_bytes == 100 + GAP - (50 + 50 + 100)
+    assert "ahead" not in remote.ranges
+
+
+def test_what_is_read_without_a_plan_counts_what_lies_between(stored):
+    url, version, remote = stored
+    file = RemoteFile(url, version, remote)
+    found = file.gather(np.array([40, 0, 20]), 10)
+    assert np.array_equal(found, np.stack([CONTENT[at : at + 10] for at in (40, 0, 20)]))
+    assert (remote.traffic.total().nbytes, remote.traffic.total().wasted_bytes) == (50, 20)
+    file.gather_ranges(np.array([100, 130]), np.array([5, 10]))
+    assert (remote.traffic.total().nbytes, remote.traffic.total().wasted_bytes) == (90, 45)

@@ -80,6 +80,12 @@ REFUSED = (
     *(failures.PermissionDeniedError, failures.UnauthenticatedError, failures.NotSupportedError),
     *(failures.InvalidPathError, failures.UnknownConfigurationKeyError, ValueError, TypeError),
 )
+ANSWERS = (
+    "Client error with status 400 Bad Request",
+    "Server returned non-2xx status code: 405 Method Not Allowed",
+    "Received non-partial response when range requested",
+    "InvalidContentLength",
+)
 PANIC = type("PanicException", (BaseException,), {})
 
 
@@ -91,6 +97,7 @@ PANIC = type("PanicException", (BaseException,), {})
         (failures.PreconditionError("other ETag"), ChangedFileError, "has been rewritten"),
         (FileExistsError("there"), FileExistsError, f"^{URL}$"),
         *((kind("no"), StoreError, "^cannot read bytes 0 to 4: no$") for kind in REFUSED),
+        *((failures.GenericError(answer), StoreError, f" 4: {answer}$") for answer in ANSWERS),
         (failures.GenericError("status 403, for tops3cret?key=1"), StoreError, r" 4: status 403, for \*\*\*\?\.\.\.$"),
         (failures.GenericError("a <?xml <Code>Slow</Code> status 404"), StoreError, r" 4: a \(Slow\)$"),
         (failures.GenericError("Parse(Header(Token))"), StoreError, r"Parse\(Header\(Token\)\) \(Token\)$"),

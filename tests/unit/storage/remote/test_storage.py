@@ -253,23 +253,6 @@ def test_failures_that_pass_and_that_do_not(look_up):
     assert call.calls == 4
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        obstore.exceptions.PermissionDeniedError("no"),
-        obstore.exceptions.GenericError("Client error with status 400 Bad Request"),
-        obstore.exceptions.GenericError("Server returned non-2xx status code: 405 Method Not Allowed"),
-        obstore.exceptions.GenericError("Received non-partial response when range requested"),
-        ValueError("Could not parse path"),
-    ],
-)
-def test_failures_that_cannot_pass(look_up, error):
-    call = Failing(error, 1)
-    with pytest.raises(SourceError):
-        look_up(call)
-    assert call.calls == 1
-
-
 class Answer:
     """An answer of an object in parts, of which the first attempts may break."""
 

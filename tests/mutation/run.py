@@ -5,8 +5,8 @@
 
 A mutant is a change of one operator, number or condition by cosmic-ray's operators. Mutants are drawn evenly over
 functions. The tests of a mutant are those that ran its line in the last `make coverage`, or else the test files that
-are named after its module or its folder; those of its module come first. Survivors that are equivalent, or that no test
-should catch, are listed with the reason in accepted.toml.
+are named after its module or its folder; those of its module come first. pytest collects them once, and forks for each
+mutant. Survivors that are equivalent, or that no test should catch, are listed with the reason in accepted.toml.
 """
 
 # ruff: noqa: T201 - a script that tells what it found
@@ -280,9 +280,16 @@ class Planting:
         by_file: dict[str, list[Any]] = defaultdict(list)
         for item in session.items:
             by_file[item.nodeid.partition("::")[0]].append(item)
-        for number, (mutant, tests) in enumerate(self.planned):
-            chosen = [item for test in tests for item in by_file.get(test) or filter(None, [items.get(test)])]
-            line = json.dumps([number, *self.tried(mutant, chosen)])
+        chosen = [
+            [item for test in tests for item in by_file.get(test) or filter(None, [items.get(test)])]
+            for _, tests in self.planned
+        ]
+        unchanged = self.copy / self.planned[0][0].path
+        first = [*{each[0].nodeid: each[0] for each in chosen if each}.values()]
+        if self.run(unchanged, unchanged.read_text(), first) != "survived":
+            return True  # these tests fail without a mutant
+        for number, ((mutant, _), own) in enumerate(zip(self.planned, chosen, strict=True)):
+            line = json.dumps([number, *self.tried(mutant, own)])
             os.write(self.results, f"{line}\n".encode())
         return True
 

@@ -1,0 +1,141 @@
+"""Checks of what a manifest says, at their bounds."""
+
+import pytest
+
+from dataload.catalog import checks
+from dataload.errors import ConfigError
+from dataload.types import FieldSpec
+
+LONG, LARGE = 4096, 2**63 - 1
+
+
+@pytest.mark.parametrize(
+    ("option", "fit", "wrong"),
+    [
+        ("case_sensitive", [True, False], [0, None, "true"]),
+        ("codec", ["json"], ["pickle", 1, None]),
+        ("db_num", [0, LARGE], [-1, LARGE + 1, True, 1.0]),
+        ("decode", ["a" * LONG, {}, {"x": "y"}], ["a" * (LONG + 1), {"x": 1}, {"x": "a" * (LONG + 1)}, ["x"], None]),
+        ("dtype", ["uint16", "<u2", "|S7", "datetime64[ns]", "u" * 32], [">u2", "", "u2 ", "u" * 33, "<", 2]),
+        ("end_token", [-LARGE, 0, LARGE], [-LARGE - 1, LARGE + 1, True, 0.0]),
+        ("field", ["", "a" * LONG], ["a" * (LONG + 1), b"x", None]),
+        ("shapes", [{}, {"x": []}, {"x": [-1, LARGE]}], [{"x": [1.5]}, {"x": 3}, {"x": [LARGE + 1]}, []]),
+    ],
+)
+def test_options_that_a_manifest_may_set(option, fit, wrong):
+    fits = checks.STORED_OPTIONS[option]
+    assert [value for value in fit if not fits(value)] == []
+    assert [value for value in wrong if fits(value)] == []
+
+
+@pytest.mark.parametrize(
+    ("names", "text"),
+    [
+        ([], None),
+        (["a.tar", "b c.tar", "é" * LONG], None),
+        (["a.tar", "b.tar", "a.tar", "b.tar"], "the shard a.tar is listed twice"),
+        (["a.tar", ".b.tar"], "shards.name: expected a name in the directory of the manifest, not hidden"),
+        (["a.tar", "c/b.tar"], "shards.name: expected a name in the directory"),
+        (["a.tar", ".."], "shards.name: expected a name in the directory"),
+        (["a.tar", ""], "shards.name: expected 1 to 4096 characters but found"),
+        (["é" * (LONG + 1)], "shards.name: expected 1 to 4096 characters but found"),
+        (["a.tar", 7], "shards.name: expected 1 to 4096 characters but found 7"),
+    ],
+)
+def test_names_of_shards(names, text):
+    if text is None:
+        checks.check_names(names)
+        return
+    with pytest.raises(ConfigError, match=f"^{text}"):
+        checks.check_names(names)
+
+
+@pytest.mark.parametrize(("value", "fits"), [("", True), ("ab", True), ("abc", False), ("aG", False), (1, False)])
+def test_texts_of_some_characters_and_lengths(value, fits):
+    def check():
+        checks.check_texts([None, "ff", value, None], checks.HEX, range(3), "shards.md5", "hexadecimal digits")
+
+    if fits:
+        check()
+        return
+    with pytest.raises(ConfigError, match=rf"^shards\.md5: expected hexadecimal digits but found {value}") as caught:
+        check()
+    assert caught.value.key == "shards.md5"
+
+
+TEXTS = "text of at most {} characters but found"
+
+
+@pytest.mark.parametrize(
+    ("read", "given", "found", "text"),
+    [
+        (checks.as_column, ([1, 2], "x"), (1, 2), "x: expected a list but found 3"),
+        (checks.as_object, ({"a": 1}, "x"), {"a": 1}, "x: expected an object but found 3"),
+        (checks.as_table, ({"a": 1, "b": 2}, "x", ["a"], ["b", "c"]), {"a": 1, "b": 2}, "x: expected an object"),
+        (checks.as_content, ([0, "", None],), (0, "", None), "shards.identity: expected a size, a text, and"),
+        (checks.as_content, ([LARGE, "a" * LONG, ["x"] * 16],), (LARGE, "a" * LONG, ["x"] * 16), "shards.identity"),
+        (checks.as_map, (None,), None, "map: expected an object but found 3"),
+    ],
+)
+def test_values_of_json(read, given, found, text):
+    assert read(*given) == found
+    with pytest.raises(ConfigError, match=f"^{text}"):
+        read(3, *given[1:])
+
+
+@pytest.mark.parametrize(
+    "value", [[-1, "", None], [0, "", ["x"] * 17], [0, "a" * (LONG + 1), None], [0, "", [1]], [0, ""], [0, 1, None]]
+)
+def test_marks_that_are_none(value):
+    with pytest.raises(ConfigError, match=r"^shards\.identity: "):
+        checks.as_content(value)
+
+
+def test_tables_have_their_keys():
+    with pytest.raises(ConfigError, match=r"^x: expected the key 'a' but found only b$"):
+        checks.as_table({"b": 1}, "x", ["a"])
+    with pytest.raises(ConfigError, match=r"^x: expected the key 'a' but found only none$"):
+        checks.as_table({}, "x", ["a"])
+    with pytest.raises(ConfigError, match=r"^x: unknown key lable: did you mean 'label'\?"):
+        checks.as_table({"label": 1, "lable": 2}, "x", ["label"], ["more"])
+
+
+@pytest.mark.parametrize(
+    ("spec", "key"),
+    [
+        ({"dtype": "<f4", "shape": [None, 0, LARGE, *[1] * 61]}, None),
+        ({"dtype": "str", "shape": None, "classes": ["a", ""]}, None),
+        ({"dtype": "<f4", "shape": [1] * 65}, "shape"),
+        ({"dtype": "<f4", "shape": [-1]}, "shape"),
+        ({"dtype": "<f4", "shape": 3}, "shape"),
+        ({"dtype": ">f4", "shape": []}, "dtype"),
+        ({"dtype": 4, "shape": []}, "dtype"),
+        ({"dtype": "int64", "shape": [], "classes": [1]}, "classes"),
+        ({"dtype": "int64", "shape": [], "classes": "ab"}, "classes"),
+    ],
+)
+def test_fields(spec, key):
+    if key is None:
+        found = checks.as_field(spec, "x")
+        shape, classes = spec["shape"], spec.get("classes")
+        expected = FieldSpec(spec["dtype"], shape and tuple(shape), classes and tuple(classes))
+        assert found == expected
+        assert (
+            checks.as_field(
+                {**checks.field_to_json(found), "shape": shape, **({"classes": classes} if classes else {})}, "x"
+            )
+            == found
+        )
+        return
+    with pytest.raises(ConfigError) as caught:
+        checks.as_field(spec, "x")
+    assert caught.value.key == f"fields.x.{key}"
+
+
+def test_functions_of_conversions():
+    fit = {"name": "m:f" + "a" * (LONG - 3), "source": "s" * (64 << 10), "sha256": "", "version": "1"}
+    assert checks.as_map(fit) == checks.MapEntry(**fit)
+    for key, longest in (("name", LONG), ("source", 64 << 10), ("version", LONG)):
+        for wrong in ("a" * (longest + 1), 3):
+            with pytest.raises(ConfigError, match=rf"^map\.{key}: expected {TEXTS.format(longest)}"):
+                checks.as_map({**fit, key: wrong})

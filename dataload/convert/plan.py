@@ -189,6 +189,6 @@ def summarize_paths(paths: Sequence[str]) -> str:
 def pattern_of(names: Sequence[str], typed: str = "") -> str:
     """Return the names as a range if they are numbered, else as `typed` by the user."""
     found = summarize_paths(names)
-    if len(names) > 1 and " ... " in found:
+    if " ... " in found:
         return typed or found
     return found

@@ -313,12 +313,15 @@ class Planting:
     def run(self, path: Path, after: str, items: list[Any]) -> str:
         process = os.fork()
         if not process:
-            os.setsid()
-            self.is_mutant = True
-            self.swap(path, after)
-            for item, following in zip(items, [*items[1:], None], strict=True):
-                item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
-            os._exit(0)
+            try:
+                os.setsid()
+                self.is_mutant = True
+                self.swap(path, after)
+                for item, following in zip(items, [*items[1:], None], strict=True):
+                    item.config.hook.pytest_runtest_protocol(item=item, nextitem=following)
+                os._exit(0)
+            finally:  # a mutant may be no Python
+                os._exit(1)
         deadline, ended, status = time.monotonic() + SECONDS, 0, 0
         while not ended and time.monotonic() < deadline:
             time.sleep(0.01)

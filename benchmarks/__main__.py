@@ -17,6 +17,7 @@ import dataload
 from benchmarks import (
     adaptive,
     beside,
+    chat,
     cold,
     convert,
     costs,
@@ -53,6 +54,7 @@ CASES = {
     "cold": cold.cold,
     "tables": tables.tables,
     "tokens": tokens.tokens,
+    "chat": chat.chat,
     "orders": orders.orders,
     "order-start": orders.starting,
     "order-groups": orders.groups,

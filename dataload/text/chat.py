@@ -95,20 +95,20 @@ class Chat(ChatTransform):
             roles = ", ".join(str(message["role"]) for message in messages)
             raise ConfigError(f"the conversation in field {where!r} has no assistant turn: its roles are {roles}")
         if self.train_on == "all":
-            return labelled(self._encode(self.render(messages, tools, where)).ids)
+            return labelled(self._encode(self.render(messages, tools, where))[0])
         template: Any = self.tokenizer.get_chat_template(self.chat_template, tools)
         if _has_markers(template):
             marked = {"tokenize": True, "return_dict": True, "return_assistant_tokens_mask": True}
             found = self.render(messages, tools, where, **marked)
-            tokens, trained = found["input_ids"], np.array(found["assistant_masks"], np.bool_)
+            tokens, trained = found["input_ids"], np.frombuffer(bytearray(found["assistant_masks"]), np.bool_)
             if self.train_on == "last":
                 starts = np.flatnonzero(np.diff(trained, prepend=False) & trained)
                 trained[: max(starts, default=0)] = False
         else:
             text = self.render(messages, tools, where)
             chosen = answers if self.train_on == "assistant" else answers[-1:]
-            encoding = self._encode(text)
-            tokens, trained = encoding.ids, mask_of(encoding, self._spans(text, messages, chosen, tools))
+            tokens, encoding = self._encode(text)
+            trained = mask_of(encoding, self._spans(text, messages, chosen, tools))
         if not trained[1:].any():
             message = f"the labels of the conversation in field {where!r} are all {-100}: the answers have no tokens"
             raise ConfigError(f"{message}, or the chat template marks none", key=where)
@@ -130,7 +130,7 @@ def mask_of(encoding: Any, spans: Iterator[tuple[int, int]]) -> Array:
     mask = np.zeros(count, np.bool_)
     for begin, end in spans:
         stop = _token_from(encoding, end)
-        while stop < count and encoding.offsets[stop][0] < end:
+        while stop < count and encoding.token_to_chars(stop)[0] < end:
             stop += 1
         mask[_token_from(encoding, begin) : stop] = True
     return mask
@@ -138,13 +138,14 @@ def mask_of(encoding: Any, spans: Iterator[tuple[int, int]]) -> Array:
 
 def _token_from(encoding: Any, char: int) -> int:
     """Return the first token with a character from `char` on, or the number of tokens."""
-    length = encoding.offsets[-1][1] if len(encoding) else 0
+    count = len(encoding)
+    length = encoding.token_to_chars(count - 1)[1] if count else 0
     while char < length:  # characters that the tokenizer drops are in no token
         token = encoding.char_to_token(char)
         if token is not None:
             return token
         char += 1
-    return len(encoding)
+    return count
 
 
 @functools.lru_cache(maxsize=16)
@@ -158,10 +159,10 @@ def messages_of(sample: Any, name: str) -> list[Message]:
     if not isinstance(messages, (list, tuple)) or not messages:
         raise ConfigError(f"field {name!r} must be a list of messages, got {type(messages).__name__} {messages!r:.80}")
     for number, message in enumerate(cast("Sequence[Any]", messages)):
-        if not isinstance(message, Mapping) or "role" not in message:
+        if (type(message) is not dict and not isinstance(message, Mapping)) or "role" not in message:
             found = f"the keys {', '.join(map(str, message))}" if isinstance(message, Mapping) else repr(message)[:80]
             raise ConfigError(f"message {number} in field {name!r} must be a dict with role and content, got {found}")
-    return [*cast("Sequence[Message]", messages)]
+    return cast("list[Message]", messages if isinstance(messages, list) else [*cast("Any", messages)])
 
 
 def _parsed(value: Any, name: str) -> Any:

@@ -64,7 +64,7 @@ class FillInTheMiddle(TokenTransform):
         text, generator = text_of_field(sample, self.text), context.generator
         begin, end = self._ends
         if generator.random() >= self.rate:
-            return labelled([*begin, *self._encode(text).ids, *end])
+            return labelled([*begin, *self._encode(text)[0], *end])
         first, second = sorted(generator.integers(0, len(text) + 1, size=2).tolist())
         parts = [text[:first], text[second:], text[first:second]]
         prefix, suffix, middle = self.tokenizer(parts, add_special_tokens=False)["input_ids"]
@@ -97,12 +97,12 @@ class PrefixLM(TokenTransform):
     def __call__(self, sample: Any, context: SampleContext) -> dict[str, Array]:
         """Return the tokens, labels and masks of a sample's text."""
         begin, end = self._ends
-        tokens: list[int] = self._encode(text_of_field(sample, self.text)).ids
+        tokens: list[int] = self._encode(text_of_field(sample, self.text))[0]
         if self.prefix is None:
             head: list[int] = []
             count = int(context.generator.integers(0, max(1, len(tokens))))
         else:
-            head = self._encode(text_of_field(sample, self.prefix)).ids
+            head = self._encode(text_of_field(sample, self.prefix))[0]
             count = len(head)
         if not tokens:
             raise ConfigError(f"field {self.text!r} is empty: nothing follows the prefix", key=self.text)

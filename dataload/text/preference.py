@@ -53,9 +53,9 @@ class Preference(ChatTransform):
         for which, answer in answers.items():
             text = self.render([*prompt, *answer], tools, fields[which])
             begin = self.prefix(text, prompt, tools, fields[which], add_generation_prompt=True)
-            encoding = self._encode(text)
-            tokens = labelled(encoding.ids, mask_of(encoding, iter([(begin, len(text))])))
-            found |= {f"{which}_{name}": value for name, value in tokens.items()}
+            tokens, encoding = self._encode(text)
+            labels = labelled(tokens, mask_of(encoding, iter([(begin, len(text))])))
+            found |= {f"{which}_{name}": value for name, value in labels.items()}
         return found
 
     def _messages(self, sample: Any, name: str, role: str) -> list[Message]:

@@ -72,9 +72,10 @@ class TokenTransform:
     def __hash__(self) -> int:
         return hash(self._digest)
 
-    def _encode(self, text: str) -> Any:
-        """Return the encoding of a text, without tokens that it does not have."""
-        return self.tokenizer(text, add_special_tokens=False).encodings[0]
+    def _encode(self, text: str) -> tuple[list[int], Any]:
+        """Return the tokens of a text, without tokens that it does not have, and their encoding."""
+        found = self.tokenizer(text, add_special_tokens=False)
+        return found["input_ids"], found.encodings[0]
 
     @cached_property
     def _ends(self) -> tuple[list[int], list[int]]:

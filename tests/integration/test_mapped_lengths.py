@@ -160,3 +160,31 @@ def test_wrong_lengths_are_noticed(data):
     other = Loader(source, sampler=sampler, transform=Chat(make("llama3")), collate=Pack(0))
     with pytest.raises(WorkerError, match=r"cannot pack field 'input_ids': .* compute the lengths again"):
         list(other)
+
+
+def test_tokens_that_were_converted_ahead_give_the_same_batches(data, tmp_path):
+    ok("convert", data, tmp_path / "tokens.syr", "--map", "talks_map:chat")
+    transform, source = Chat(make()), dataload.open(str(data))
+    settings = {"batch_size": 8, "shuffle": True, "seed": 5}
+    settings["collate"] = {
+        "input_ids": dataload.Pad(0),
+        "labels": dataload.Pad(-100),
+        "attention_mask": dataload.Pad(0),
+    }
+    ahead = Loader(dataload.open(str(tmp_path / "tokens.syr")), **settings)
+    for batch, again in zip(Loader(source, transform=transform, **settings), ahead, strict=True):
+        for name in settings["collate"]:
+            assert (batch[name].dtype, batch[name].tolist()) == (again[name].dtype, again[name].tolist())
+
+
+def test_conversations_of_tables_are_those_of_json_lines(data, tmp_path):
+    pa = pytest.importorskip("pyarrow")
+    import pyarrow.parquet as pq
+
+    call = {"id": "1", "function": {"name": "look", "arguments": "{}"}}
+    talks = [[*talk, {**talk[-1], "tool_calls": [call]}] for talk in TALKS[:3]]  # others have no calls: nulls
+    pq.write_table(pa.Table.from_pylist([{"messages": talk} for talk in talks]), tmp_path / "talks.parquet")
+    for transform in (Chat(make()), Chat(make("qwen2_5"))):
+        source = dataload.open(str(tmp_path / "talks.parquet"))
+        for record, talk in zip(source, talks, strict=True):
+            assert transform(record)["labels"].tolist() == transform({"messages": talk})["labels"].tolist()

@@ -20,6 +20,7 @@ from benchmarks.harness import ROOT, SEED, VERSION, Case, aim, batches, blobs, l
 from benchmarks.workloads import floats
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.samplers import PoolShuffle, ShardSequential
+from dataload.storage.core import core
 
 MILLION = 1 << 20
 
@@ -191,10 +192,16 @@ def unchanged(records=10, batch_size=256):
         with closing(dataload.open(paths, map=mapped)) as source:
             files = [reader._file for reader in source._readers()]
             plan = batches(len(source), batch_size)
+            shared = source._data_set().directory if mapped else None
+            maps = None if shared is None else {False: shared.files._maps, True: core().Maps(count)}
+            for shard, path in enumerate(paths if maps else ()):  # the same pages as plain memory, without looks
+                maps[True].put_memory(shard, np.memmap(path, np.uint8, "r"))
 
-            def epoch(skips, source=source, files=files, plan=plan):
+            def epoch(skips, source=source, files=files, plan=plan, shared=shared, maps=maps):
                 for rows in plan:
-                    if files[0].may_be_written != skips:
+                    if maps is not None:
+                        shared.files._maps = maps[skips]
+                    elif files[0].may_be_written != skips:
                         for file in files:
                             file.may_be_written = skips
                     yield source.read_batch(rows)

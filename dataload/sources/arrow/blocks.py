@@ -29,6 +29,7 @@ from dataload.types import Array, BytesArray, BytesColumn, Int64Array
 
 T = TypeVar("T")
 
+_ZERO = np.zeros(1, np.int64)
 _MOST_FORMS = 100  # of a column in the blocks of a data set
 _SLOW_SECONDS = 0.002  # to decode a block; if it takes longer, others are decoded in threads
 _FEWEST_IN_THREADS = 3  # blocks
@@ -206,7 +207,7 @@ class Blocks:
         self._readers.append(reader)
         self._firsts.append(self._count)
         self._tables[0].put(shard, ends)
-        self._tables[1].put(shard, ends - np.diff(ends, prepend=0))
+        self._tables[1].put(shard, np.concatenate((_ZERO, ends[:-1])))
         self._tables[2].put_line(shard, self._count, 1, len(ends))
         self._count += len(ends)
 

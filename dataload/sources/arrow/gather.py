@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,12 +33,19 @@ class _Node:
     tensor: Any  # the type of tensors that the values are; None if they are none
 
 
-def plan_nodes(schema: Any) -> list[_Node] | None:
+class Nodes(NamedTuple):
+    """The arrays of a schema's columns, and the number of arrays and buffers in a batch."""
+
+    columns: list[_Node]
+    counts: tuple[int, int]
+
+
+def plan_nodes(schema: Any) -> Nodes | None:
     """Return the arrays of a schema's columns; None if a type cannot be gathered."""
     counts = [0, 0]
     nodes = [_plan(each.type, counts) for each in schema]
     known = [node for node in nodes if node is not None]
-    return known if len(known) == len(nodes) else None
+    return Nodes(known, (counts[0], counts[1])) if len(known) == len(nodes) else None
 
 
 def _plan(kind: Any, counts: list[int]) -> _Node | None:
@@ -94,29 +101,26 @@ def _of(values: Int64Array, batch: Int64Array) -> Int64Array:
 class Gatherer:
     """The columns of the batches, which are not compressed, of a file; `nodes` are the arrays of the schema."""
 
-    def __init__(self, file: RecordFile, nodes: Sequence[_Node], batches: Sequence[Message]) -> None:
-        self._file, self._nodes = file, nodes
+    def __init__(self, file: RecordFile, nodes: Nodes, batches: Sequence[Message]) -> None:
+        self._file, self._nodes = file, nodes.columns
         self._dictionaries: dict[int, Sizes] = {}  # what their values expand to, by number of the array
         for found in batches:
             if (len(found.nodes), len(found.buffers)) != (len(batches[0].nodes), len(batches[0].buffers)):
                 raise CorruptFileError("a batch has other columns than the first", path=file.path, offset=found.offset)
         self._offsets = np.array([found.offset for found in batches], np.int64)
         self._counts = np.array([found.rows for found in batches], np.int64)
-        counts = [0, 0]
-        for node in nodes:
-            _plan(node.kind, counts)
-        found = tuple(len(each) // 16 for each in (batches[0].nodes, batches[0].buffers)) if batches else tuple(counts)
-        if found != tuple(counts):
+        counts = nodes.counts
+        if batches and (len(batches[0].nodes) // 16, len(batches[0].buffers) // 16) != counts:
             raise CorruptFileError("a batch has other columns than the schema", path=file.path, offset=self._offsets[0])
         self._items = pairs_of([found.nodes for found in batches]).reshape(len(batches), counts[0], 2)
         bodies = np.array([(found.body, 0) for found in batches], np.int64).reshape(-1, 1, 2)
         self._buffers = pairs_of([found.buffers for found in batches]).reshape(len(batches), counts[1], 2) + bodies
-        for node in nodes:
+        for node in self._nodes:
             self._check(node, self._counts, exact=True)
-        self._plain = [self._plan_numbers(node) for node in nodes]
+        self._plain = [self._plan_numbers(node) for node in self._nodes]
         self._bytes = [
             _is_variable(node.kind) and is_bytes(node.kind) and not self._items[:, node.number, 1].any()
-            for node in nodes
+            for node in self._nodes
         ]
 
     def _plan_numbers(self, node: _Node) -> tuple[Numbers, int, Int64Array] | None:

@@ -23,6 +23,7 @@ _INVALID = (struct.error, ValueError, IndexError, OverflowError)
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("_", "<i4"), ("body", "<i8")])
 _PREFIX = 8  # bytes before the metadata of a message
 _START = 8  # of the messages in a file
+_HEAD_BYTES = 2048  # read at once; the first messages are mostly in it
 
 Read = Callable[[int, int], bytes]
 """A function from an offset and a length to the bytes there, or fewer at the end of the file."""
@@ -49,10 +50,14 @@ class Message:
 
 
 class Layout(NamedTuple):
-    """The messages of a file, and it without records; `schema` is empty without one, as in files of Polars."""
+    """The messages of a file, and it without records; `schema` is empty without one, as in files of Polars.
+
+    Files of equal `form` have the same schema.
+    """
 
     schema: bytes
     footer: bytes
+    form: bytes
     dictionaries: Sequence[Message]
     batches: Sequence[Message]
 
@@ -62,10 +67,15 @@ def is_arrow(head: bytes) -> bool:
     return head.startswith(FILE_MAGIC + b"\0\0") or (head[:4] == STREAM_MAGIC and head[7:8] in (b"\0", b"\x01"))
 
 
-def parse_layout(read: Read, size: int, path: str) -> Layout:
+def parse_layout(read_file: Read, size: int, path: str) -> Layout:
     """Return the layout of a file or stream of `size` bytes."""
-    if not read(0, len(FILE_MAGIC)).startswith(FILE_MAGIC):
-        return _parse_stream(read, size, path)
+    head = read_file(0, min(size, _HEAD_BYTES))
+    if not head.startswith(FILE_MAGIC):
+        return _parse_stream(read_file, size, path)
+
+    def read(offset: int, length: int) -> bytes:
+        return head[offset : offset + length] if offset + length <= len(head) else read_file(offset, length)
+
     end = read(max(0, size - 10), 10)
     length = int.from_bytes(end[:4], "little")
     if end[4:] != FILE_MAGIC or length > size - 10 - _START:
@@ -73,7 +83,8 @@ def parse_layout(read: Read, size: int, path: str) -> Layout:
     footer = read(size - 10 - length, length)
     try:
         root = _Table.root(footer)
-        blocks = [np.frombuffer(footer, _BLOCK, *root.vector(number)).tolist() for number in (2, 3)]
+        vectors = [root.vector(number) for number in (2, 3)]
+        blocks = [np.frombuffer(footer, _BLOCK, *vector).tolist() for vector in vectors]
     except _INVALID as error:
         raise CorruptFileError(f"the footer is damaged: {error}", path=path, offset=size - 10 - length) from error
     several = [[_Part.read(read, offset, size, path).message(path) for offset, *_ in each] for each in blocks]
@@ -83,7 +94,10 @@ def parse_layout(read: Read, size: int, path: str) -> Layout:
     schema = b""
     if read(_START, len(STREAM_MAGIC)) == STREAM_MAGIC:
         schema = read(_START, _Part.read(read, _START, size, path).body - _START)
-    return Layout(schema, FILE_MAGIC + bytes(2) + footer + end, *several)
+    form = bytearray(footer)
+    for count, start in vectors:
+        form[start : start + count * _BLOCK.itemsize] = bytes(count * _BLOCK.itemsize)
+    return Layout(schema, FILE_MAGIC + bytes(2) + footer + end, bytes(form), *several)
 
 
 def _parse_stream(read: Read, size: int, path: str) -> Layout:
@@ -93,7 +107,8 @@ def _parse_stream(read: Read, size: int, path: str) -> Layout:
     messages = [part.message(path) for part in parts[1:]]
     _check(messages, path)
     dictionaries = [found for found in messages if found.dictionary is not None]
-    return Layout(read(0, parts[0].body), b"", dictionaries, [found for found in messages if found.dictionary is None])
+    schema = read(0, parts[0].body)
+    return Layout(schema, b"", schema, dictionaries, [found for found in messages if found.dictionary is None])
 
 
 def _walk(read: Read, size: int, path: str) -> "Iterator[_Part]":

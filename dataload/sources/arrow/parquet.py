@@ -246,7 +246,7 @@ class _ParquetFile(TableReader):
         if min(counts, default=0) < 0 or sum(counts) >= 1 << 62:
             raise CorruptFileError("the footer claims impossible numbers of records", path=path)
         with self._errors():
-            super().__init__(path, schema, np.cumsum(counts, dtype=np.int64), options, cache)
+            super().__init__(path, lambda: schema, np.cumsum(counts, dtype=np.int64), options, cache)
 
     def null_counts(self) -> Mapping[str, int]:
         counts: dict[str, int] = {}

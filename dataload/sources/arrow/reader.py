@@ -61,18 +61,20 @@ class _ArrowFile(TableReader):
         with storage.open(path, whole=True) as file:
             self._layout = parse_layout(file.read, min(file.size, self._file.size), path)
         layout = self._layout
-        with self._errors():
+
+        def schema() -> Any:
             if layout.footer:
-                schema = pa.ipc.open_file(pa.py_buffer(layout.footer)).schema
-            else:
-                schema = pa.ipc.read_schema(pa.py_buffer(layout.schema))
+                return pa.ipc.open_file(pa.py_buffer(layout.footer)).schema
+            return pa.ipc.read_schema(pa.py_buffer(layout.schema))
+
         counts = np.array([found.rows for found in layout.batches], np.int64)
         if len(counts) and float(counts.sum(dtype=np.float64)) >= 1 << 62:
             raise CorruptFileError("its batches claim impossible numbers of records", path=path)
         with self._errors():
-            super().__init__(path, schema, np.cumsum(counts), options, cache)
+            super().__init__(path, schema, np.cumsum(counts), options, cache, layout.form)
+            self._plan = cache.get(("nodes", layout.form), lambda: (plan_nodes(self._schema), 1))
         self._columns_of_many: SharedColumns | None = None
-        nodes = None if any(each.compressed for each in self._messages()) else plan_nodes(schema)
+        nodes = None if any(each.compressed for each in self._messages()) else self._plan
         self.gatherer = None if nodes is None else Gatherer(self._file, nodes, self._layout.batches)
         self._empty = self._load_dictionaries() if self.gatherer is not None else None
 
@@ -82,8 +84,7 @@ class _ArrowFile(TableReader):
     def shared(self) -> tuple[RecordFile | None, Any] | None:
         if self.gatherer is None:
             return super().shared()
-        schema = [(each.name, str(each.type)) for each in self._schema]
-        return self._file, (schema, self.gatherer.kinds(), self._shapes, [*self._decoders])
+        return self._file, (self._kind, self.gatherer.kinds())
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = super().joined(directory)
@@ -126,14 +127,12 @@ class _ArrowFile(TableReader):
         return arrow.to_column(array, name, ColumnContext(self._path, indices), self._shapes.get(name)), nulls
 
     def null_counts(self) -> Mapping[str, int]:
-        nodes, batches = plan_nodes(self._schema), self._layout.batches
-        if nodes is None or len({len(found.nodes) for found in batches}) != 1:
+        nodes, batches = self._plan, self._layout.batches
+        shown = [number for number, each in enumerate(self._schema) if shows_nulls(each.type)]
+        if not (shown and nodes and batches) or any(len(found.nodes) != 16 * nodes.counts[0] for found in batches):
             return {}
         counts = pairs_of([found.nodes for found in batches]).reshape(len(batches), -1, 2)[:, :, 1]
-        if counts.shape[1] <= max((node.number for node in nodes), default=-1):
-            return {}
-        numbered = zip(self._schema, nodes, strict=True)
-        return {each.name: int(counts[:, node.number].sum()) for each, node in numbered if shows_nulls(each.type)}
+        return {self._schema[each].name: int(counts[:, nodes.columns[each].number].sum()) for each in shown}
 
     def _load_dictionaries(self) -> Any:
         """Return a batch without records but with all dictionaries; None if there are none."""

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, ClassVar, Self, cast
 
@@ -32,7 +32,7 @@ from dataload.storage import RecordFile, is_url, storage_of, unchanged
 from dataload.storage.compressed import read_text
 from dataload.storage.errors import system_error
 from dataload.storage.row_layout import RowLayout, cut_loaded
-from dataload.types import Batch, FieldSpec, Int64Array, NullPolicy, Record
+from dataload.types import Batch, FieldSpec, Int64Array, Record
 
 _MANY_COLUMNS = 32
 """Columns that are handled together, because each by itself costs more than its values."""
@@ -76,41 +76,37 @@ class TableReader(ShardReader[Record]):
 
     whole = True
 
-    def __init__(self, path: str, schema: Any, ends: Int64Array, options: TableOptions, cache: DecodedCache) -> None:
-        self._path, self._schema, self._ends, self._cache = path, schema, ends, cache
+    _schema: Any  # these are equal for all files of one schema: see `_facts_of`
+    _numbers: dict[str, int]
+    _scalars: dict[str, np.dtype[Any]]  # columns of single numbers
+    _shapes: dict[str, tuple[int, ...]]
+    _decoders: dict[str, Decoder]
+    _fills: dict[str, Fill]
+    _bases: dict[str, str]  # the columns whose nulls a field of masks shows
+    _fields: dict[str, FieldSpec]
+    _kind: Any
+
+    def __init__(
+        self,
+        path: str,
+        schema: Callable[[], Any],
+        ends: Int64Array,
+        options: TableOptions,
+        cache: DecodedCache,
+        form: bytes | None = None,
+    ) -> None:
+        """Open a file; others whose `form` is equal have the same schema."""
+        self._path, self._ends, self._cache = path, ends, cache
         self._limit: int = options.max_record_bytes
-        for number, each in enumerate(schema):
-            try:
-                check_field(each)
-            except UnicodeDecodeError as error:
-                message = f"a name in column {number} is not UTF-8: {error.object[:80]!r}"
-                raise CorruptFileError(message, path=path) from error
-        twice = [name for name, count in Counter(schema.names).items() if count > 1]
-        if twice:
-            message = f"{path} has several columns called {twice[0]!r}: rename them where the table is made"
-            raise UnsupportedFormatError(message, path=path)
-        self._numbers = {name: number for number, name in enumerate(schema.names)}
-        features = _features(schema)
-        self._scalars: dict[str, np.dtype[Any]] = {}  # columns of single numbers
-        for name, each in zip(schema.names, schema, strict=True):
-            numbers = numbers_of(each.type)
-            if numbers is not None and not numbers.shape:
-                self._scalars[name] = numbers.dtype
         self._most_bytes = options.cached_bytes // _SHARE
         self._planned: tuple[Sequence[str], Sequence[Any], RowLayout | None] = (), (), None  # what was read last
         self._kept_apart = False  # whether columns of single numbers are kept one by one, even if they are many
-        self._blocks = Blocks(ends)
-        self._shapes = {name: shape for name in schema.names if (shape := _shape(features.get(name)))}
-        self._decoders = _plan_decoders(schema, features, options, path)
-        self._plan_nulls(schema, options.nulls)
+        find = lambda: (_facts_of(schema(), options, path), 1)  # noqa: E731
+        vars(self).update(find()[0] if form is None else cache.get(("schema", form), find))
 
-    def _plan_nulls(self, schema: Any, nulls: NullPolicy) -> None:
-        """Set how nulls of each column are filled, and `_bases`, the columns whose nulls a field of masks shows."""
-        fills = ((each.name, fill_of(nulls, each.name, each.type)) for each in schema)
-        self._fills: dict[str, Fill] = {name: fill for name, fill in fills if fill is not None}
-        self._bases = {mask_name(name): name for name, fill in self._fills.items() if fill.masked}
-        check_names(nulls, self._bases.values(), schema.names, self._path)
-        self._scalars |= dict.fromkeys(self._bases, np.dtype(np.bool_))
+    @cached_property
+    def _blocks(self) -> Blocks:
+        return Blocks(self._ends)
 
     def null_counts(self) -> Mapping[str, int]:
         """Return how many nulls columns of numbers and text have, as far as that is known without reading them."""
@@ -121,14 +117,7 @@ class TableReader(ShardReader[Record]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        decoded = FieldSpec("unknown", None)
-        found: dict[str, FieldSpec] = {}
-        for each in self._schema:
-            spec = spec_of_type(each.type, self._shapes.get(each.name))
-            found[each.name] = decoded if each.name in self._decoders else spec
-            if mask_name(each.name) in self._bases:
-                found[mask_name(each.name)] = FieldSpec("bool", ())
-        return found
+        return self._fields
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         return arrow.split(self._columns(indices, fields), len(indices))
@@ -147,8 +136,7 @@ class TableReader(ShardReader[Record]):
         return columns
 
     def shared(self) -> tuple[RecordFile | None, Any] | None:
-        schema = [(each.name, str(each.type)) for each in self._schema]
-        return None if is_url(self._path) else (None, (schema, self._shapes, [*self._decoders]))
+        return None if is_url(self._path) else (None, self._kind)
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)
@@ -260,6 +248,46 @@ class TableReader(ShardReader[Record]):
         return values
 
 
+def _facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
+    """Return what a `TableReader` knows of a schema, by its attributes."""
+    for number, each in enumerate(schema):
+        try:
+            check_field(each)
+        except UnicodeDecodeError as error:
+            message = f"a name in column {number} is not UTF-8: {error.object[:80]!r}"
+            raise CorruptFileError(message, path=path) from error
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        message = f"{path} has several columns called {twice[0]!r}: rename them where the table is made"
+        raise UnsupportedFormatError(message, path=path)
+    features, fields, scalars = _features(schema), dict[str, FieldSpec](), dict[str, np.dtype[Any]]()
+    fills = ((each.name, fill_of(options.nulls, each.name, each.type)) for each in schema)
+    filled = {name: fill for name, fill in fills if fill is not None}
+    bases = {mask_name(name): name for name, fill in filled.items() if fill.masked}
+    check_names(options.nulls, bases.values(), schema.names, path)
+    shapes = {name: shape for name in schema.names if (shape := _shape(features.get(name)))}
+    decoders = _plan_decoders(schema, features, options, path)
+    for each in schema:
+        numbers = numbers_of(each.type)
+        if numbers is not None and not numbers.shape:
+            scalars[each.name] = numbers.dtype
+        spec = spec_of_type(each.type, shapes.get(each.name))
+        fields[each.name] = FieldSpec("unknown", None) if each.name in decoders else spec
+        if mask_name(each.name) in bases:
+            fields[mask_name(each.name)] = FieldSpec("bool", ())
+    return {
+        "_schema": schema,
+        "_numbers": {name: number for number, name in enumerate(schema.names)},
+        "_scalars": scalars | dict.fromkeys(bases, np.dtype(np.bool_)),
+        "_shapes": shapes,
+        "_decoders": decoders,
+        "_fills": filled,
+        "_bases": bases,
+        "_fields": fields,
+        "_kind": ([(each.name, str(each.type)) for each in schema], shapes, [*decoders]),
+    }
+
+
 def _features(schema: Any) -> Mapping[str, Any]:
     """Return what Hugging Face's library has written about the columns."""
     try:
@@ -324,7 +352,7 @@ class _CsvFile(TableReader):
         self._storage = storage_of(path, options.remote_settings)
         self._identity = self._storage.identity(path)
         table = cache.get(path, self._parse)
-        super().__init__(path, table.schema, np.array([len(table)], np.int64), options, cache)
+        super().__init__(path, lambda: table.schema, np.array([len(table)], np.int64), options, cache)
 
     @contextmanager
     def _opened(self, block: int, names: Sequence[str]) -> Generator[Callable[[str], Any]]:  # noqa: ARG002 - all are parsed

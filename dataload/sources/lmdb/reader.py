@@ -160,22 +160,23 @@ def find_table(
 class SharedSnapshots:
     """The snapshots of many environments, which are read together."""
 
-    def __init__(self, directory: ShardDirectory) -> None:
+    def __init__(self, directory: ShardDirectory, meta_bytes: int) -> None:
         self._file = directory.files
-        self._metas: dict[int, tuple[int, bytes]] = {}  # the place and the content of each meta page
+        shards = self._file.size >> PLACE_BITS
+        self._places = np.empty(shards, np.int64)  # of meta pages, and their content
+        self._metas = np.empty((shards, meta_bytes), np.uint8)
 
     def join(self, shard: int, snapshot: Snapshot) -> None:
         """Add an environment."""
-        self._metas[shard] = (shard << PLACE_BITS) + snapshot.info.offset, snapshot.info.meta
+        self._places[shard] = (shard << PLACE_BITS) + snapshot.info.offset
+        self._metas[shard] = np.frombuffer(snapshot.info.meta, np.uint8)
 
     @contextmanager
     def reading(self, indices: Int64Array) -> Generator[RecordFile]:
         """Raise after reading records, given by places, unless all meta pages are as they were."""
         yield self._file
-        found = [self._metas[shard] for shard in np.unique(indices >> PLACE_BITS).tolist()]
-        places, metas = np.array([place for place, _ in found]), [meta for _, meta in found]
-        (now,), *_ = self._file.gather_ranges(places, np.fromiter(map(len, metas), np.int64)).parts()
-        if now.tobytes() != b"".join(metas):
+        shards = indices >> PLACE_BITS
+        if (self._file.gather(self._places[shards], self._metas.shape[1]) != self._metas[shards]).any():
             raise CorruptFileError("an environment was written to: its own reader knows whether that matters")
 
 
@@ -201,11 +202,11 @@ class LMDBShard(EncodedShard):
         return len(self._values.offsets)
 
     def shared(self) -> tuple[RecordFile, Any]:
-        return self._file, ()
+        return self._file, len(self._snapshot.info.meta)
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)
-        joined._snapshots, joined._has_large = SharedSnapshots(directory), False
+        joined._snapshots, joined._has_large = SharedSnapshots(directory, len(self._snapshot.info.meta)), False
         joined._values = Values(directory.numbers(is_place=True), directory.numbers())
         return joined
 

@@ -174,7 +174,7 @@ class _TokenFile(ShardReader[Record]):
         self._length = (self._file.size - self._start) // self._dtype.itemsize
         self._specs = {options.field: FieldSpec(self._dtype.name, (options.window,))}
         self._pad: int | None = None
-        self._shared: _SharedWindows | None = None  # of a reader of many files
+        self._shared: _SharedWindows | ShardNumbers | None = None  # of a reader of many files
         if options.ends == "pad":
             self._specs[COUNT_FIELD] = FieldSpec("int64", ())
             self._pad = fitting_token("pad_token", options.pad_token, self._dtype)
@@ -267,14 +267,22 @@ class _TokenFile(ShardReader[Record]):
     def shared(self) -> tuple[RecordFile, Any] | None:
         if self._pad is not None or self._edges is not None:
             return None
-        return self._file, (self._dtype, self.windows.window, self.windows.stride)
+        return self._file, (self._dtype, self.windows.window, self.windows.stride, len(self.windows.ends) == 1)
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)
-        joined._shared = _SharedWindows(*(directory.numbers() for _ in range(3)))
+        if len(self.windows.ends) == 1:
+            joined._shared = directory.numbers(is_place=True)
+        else:
+            joined._shared = _SharedWindows(*(directory.numbers() for _ in range(3)))
         return joined
 
     def join(self, joined: Any, shard: int) -> None:
+        if len(self.windows.ends) == 1:
+            size = self._dtype.itemsize
+            start = self._start + int(self.windows.origins[0]) * size
+            joined._shared.put_line(shard, start, self.windows.stride * size, len(self))
+            return
         joined._shared.ends.put(shard, self.windows.ends)
         joined._shared.origins.put(shard, self.windows.origins)
         joined._shared.starts.put_line(shard, self._start, 0, 1)
@@ -282,7 +290,10 @@ class _TokenFile(ShardReader[Record]):
     def _whole(self, indices: Int64Array) -> Array:
         size = self._dtype.itemsize
         if self._shared is not None:
-            places = self._shared.places(indices, self.windows.stride, size)
+            if isinstance(self._shared, ShardNumbers):
+                places = self._shared[indices]
+            else:
+                places = self._shared.places(indices, self.windows.stride, size)
             return self._file.gather(places, self._window * size).view(self._dtype)
         if len(self.windows.ends) > 1:
             return self._gather(self.windows.starts(indices))

@@ -61,10 +61,6 @@ def tokens(index):
     return torch.tensor([int(word[1:]) for word in text.split()])
 
 
-def padded(samples):
-    return pad_sequence(samples, batch_first=True)
-
-
 def row(rows, kind, index):
     x = rows[index]
     if kind == "dicts":
@@ -79,7 +75,7 @@ def loader_of(package, name, workers):
         files = [record["jpg"] for record in made_data(get_workload("jpeg"), 256).records]
         dataset, size = Records(partial(image, files), len(files)), 32
     elif name == "tokens":
-        dataset, size, collate = Records(tokens), 32, padded
+        dataset, size, collate = Records(tokens), 32, partial(pad_sequence, batch_first=True)
     elif name == "iterable":
         dataset, shuffle = Stream(), None
     elif name == "hugging face":

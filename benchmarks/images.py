@@ -1,19 +1,10 @@
 """TorchRecord's headline: a TorchRecord of decoded images beside torch's DataLoader over the JPEG files.
 
-The transform is that of TorchRecord's README: ``Resize((224, 224))`` and ``ToTensor()``. TorchRecord 0.1.1 itself is
-measured if it is installed (``pip install --no-deps torchrecord``). It is of 2018; the parts of torch, Python, lmdb and
-protobuf that have gone since are given to it here.
+The transform is that of TorchRecord's README: ``Resize((224, 224))`` and ``ToTensor()``.
 """
 
-import collections
-import collections.abc
-import functools
-import importlib
-import importlib.util
 import io
 import shutil
-import sys
-from types import ModuleType, SimpleNamespace
 
 import numpy as np
 
@@ -27,7 +18,7 @@ FLOOR = 3
 
 
 def images():
-    """Both loaders with 0, 1 and 2 workers, and the original, with images that need to be resized and that do not."""
+    """Both loaders with 0, 1 and 2 workers, with images that need to be resized and that do not."""
     return [row for size in SIZES for row in _beside(size)]
 
 
@@ -45,14 +36,8 @@ def _beside(size):
     for workers in WORKERS:
         loader = torchrecord.TorchRecord(record, 1, True, BATCH, workers)
         cases.append(Case(f"dataload.compat.torchrecord, {workers} workers", loader.__iter__))
-    if (original := _original()) is None:
-        print("torchrecord is not installed: no row of the original (pip install --no-deps torchrecord)")
-    else:
-        for workers in WORKERS[1:]:  # it needs one
-            loader = original.TorchRecord(record, 1, True, BATCH, workers)
-            cases.append(Case(f"TorchRecord 0.1.1, {workers} workers", loader.__iter__))
     rows = run_cases(title, cases, rows=lambda batch: len(batch[1]), same=None, seconds=0.6)
-    conventional, ours = (max(found, key=lambda row: row["records_per_second"]) for found in (rows[:3], rows[3:6]))
+    conventional, ours = (max(found, key=lambda row: row["records_per_second"]) for found in (rows[:3], rows[3:]))
     return [*rows, against(ours, conventional, FLOOR)]
 
 
@@ -104,35 +89,3 @@ def _to_tensor(image):
 
     planes = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
     return planes.to(torch.float32).div(255)
-
-
-@functools.cache
-def _original():
-    """TorchRecord itself, or None."""
-    if importlib.util.find_spec("torchrecord") is None:
-        return None
-    import lmdb
-    import torch
-
-    def compose(steps):
-        return lambda image: functools.reduce(lambda value, step: step(value), steps, image)
-
-    transforms = {"Compose": compose, "Resize": lambda _: _resize, "ToTensor": lambda: _to_tensor}
-    messages = {name: getattr(torchrecord, name) for name in ("TensorProto", "TensorProtos")}
-    for name, content in {
-        "torch._six": {"string_classes": str, "int_classes": int, "FileNotFoundError": FileNotFoundError},
-        "torchvision": {},
-        "torchvision.transforms": transforms,
-        "torchrecord.tr_pb2": messages,
-    }.items():
-        sys.modules[name] = ModuleType(name)
-        vars(sys.modules[name]).update(content)
-    sys.modules["torchvision"].transforms = sys.modules["torchvision.transforms"]
-    torch._C._update_worker_pids = torch._C._set_worker_pids
-    collections.Mapping, collections.Sequence = collections.abc.Mapping, collections.abc.Sequence
-    found = importlib.import_module("torchrecord")
-    # lmdb opens a file once in a process; TorchRecord opens it for each sub-database and reader.
-    opened = functools.cache(lambda path: lmdb.open(path, readonly=True, lock=False, readahead=False, max_dbs=1))
-    for name in ("dataset", "sampler"):
-        importlib.import_module(f"torchrecord.{name}").lmdb = SimpleNamespace(open=lambda path, **_: opened(path))
-    return found

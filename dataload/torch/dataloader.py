@@ -35,16 +35,10 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
     """A `Loader` with the arguments, defaults, attributes and batches of torch's `DataLoader`.
 
     ``state_dict`` and ``load_state_dict`` resume at any step, ``statistics`` says what limits training, and errors name
-    the step and the record. Other differences are listed in docs/from-torch.md:
-
-    - ``shuffle=True`` uses an order of dataload, seeded once from `generator`. Your own sampler is iterated once, at
-      the start of each epoch. Sequential orders are computed and give the same batches.
-    - Your own data sets are read in processes, started as torch starts them, which take turns: worker k mod
-      `num_workers` makes batch k. dataload's sources, arrays, tensors and `TensorDataset` are read in threads, unless
-      `collate_fn`, `worker_init_fn` or `multiprocessing_context` is given.
-    - The state of a data set or sampler with ``state_dict`` and ``load_state_dict``, and of an `IterableDataset`, is
-      part of the loader's, as in torchdata's `StatefulDataLoader`. Such a state is this rank's, for the same number of
-      workers.
+    the step and the record. docs/from-torch.md lists the differences. ``shuffle=True`` has an order of dataload, seeded
+    once from `generator`; your own sampler is iterated once, when an epoch begins. Your own data sets are read in
+    processes, which take turns as torch's do; dataload's sources, arrays, tensors and `TensorDataset` in threads, if
+    none of `collate_fn`, `worker_init_fn` and `multiprocessing_context` is given.
 
     Args:
         dataset: A map-style data set: anything with ``__len__`` and ``__getitem__``; columns, as for `Loader`; or an

@@ -448,6 +448,7 @@ def test_the_pool_size_reaches_the_quality_and_is_the_smallest(lengths, quality)
     [
         ((1,), 1, 0.5, None),  # no pool is smaller than one record
         ((7,) * 9, 30, 0.9999, None),
+        ((64, 1), 4, 0.99999, None),  # the largest pool is a power of two
         ((1000,), 10, 0.99, 1),  # one shard is all that can be mixed
         ((10, 10), 20, 0.99, 1),  # the batch is the epoch
     ],

@@ -134,8 +134,9 @@ class Tagged:
 
 @pytest.mark.parametrize("weights", [(5, 1, 3), ((5, 1, 3), (1, 5, 1), (1, 1, 1))])
 @pytest.mark.parametrize("stop", ["first", "longest"])
-def test_no_epoch_of_a_part_is_used_in_two_of_the_mixture(weights, stop):
-    mixture = Mixture((Tagged(7), Tagged(50), Tagged(90)), weights, stop=stop)
+@pytest.mark.parametrize("shortest", [1, 7])
+def test_no_epoch_of_a_part_is_used_in_two_of_the_mixture(weights, stop, shortest):
+    mixture = Mixture((Tagged(shortest), Tagged(50), Tagged(90)), weights, stop=stop)
     seen = set()
     for epoch in range(6):
         indices = np.array(order(mixture, epoch))

@@ -22,7 +22,7 @@ from dataload.collate import Packing, default_collate
 from dataload.errors import ClosedSourceError, MissingDependencyError
 from dataload.loader import rescue
 from dataload.loader.bad_records import read_excluded
-from dataload.loader.failures import ErrorPolicy, StepTrace
+from dataload.loader.failures import ErrorPolicy, StepTrace, is_for_consumer
 from dataload.loader.fetch import BatchLoader
 from dataload.loader.rescue import shorten, substitute
 from dataload.loader.step import load_step
@@ -475,6 +475,10 @@ def test_signals_end_the_consumer(number, handler, error, action):
             fetcher(Plain(), action, transform=caught_and_raised_again)(plan([0, 1]), 0)
     finally:
         signal.signal(number, before)
+
+
+def test_an_error_that_nothing_has_raised_is_no_signal():
+    assert not is_for_consumer(KeyboardInterrupt())
 
 
 def test_an_ordinary_error_of_a_handler_is_a_failure_of_the_step():

@@ -284,4 +284,4 @@ torn: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/torn.py --rounds $(or $(ROUNDS),440)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(DALI) $(MINIMUM) $(PREVIOUS) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DALI) $(MINIMUM) $(PREVIOUS) $(TRL) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from transformers import DataCollatorForSeq2Seq, DataCollatorWithFlattening, PreTrainedTokenizerFast
 
 from dataload import Collate, Pack, Pad
 from dataload.text import Chat, Pairs, Preference
 
+transformers = pytest.importorskip("transformers")
 HERE = Path(__file__).parent / "text"
 TALKS = json.loads((HERE / "conversations.json").read_text())
 EXPECTED = json.loads((HERE / "expected.json").read_text())
@@ -17,7 +17,7 @@ POLICIES = {"input_ids": Pad(0), "labels": Pad(-100), "attention_mask": Pad(0)}
 
 
 def load(name):
-    made = PreTrainedTokenizerFast(
+    made = transformers.PreTrainedTokenizerFast(
         tokenizer_file=str(HERE / "tokenizer.json"), bos_token="<s>", eos_token="</s>", pad_token="<unk>"
     )
     made.chat_template = (HERE / "templates" / f"{name}.jinja").read_text()
@@ -69,7 +69,9 @@ def test_rows_without_padding_are_those_of_trl_and_transformers():
         for sample in samples_of("assistant", "llama3_training", None)
     ]
     batch = Pack({"labels": -100}, varlen=True)(samples)
-    flattening = DataCollatorWithFlattening(return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="np")
+    flattening = transformers.DataCollatorWithFlattening(
+        return_flash_attn_kwargs=True, return_seq_idx=True, return_tensors="np"
+    )
     for expected in (EXPECTED["flat"], flattening(samples)):
         for name in ("input_ids", "labels", "position_ids", "seq_idx"):
             assert batch[name].tolist() == np.asarray(expected[name]).tolist(), name
@@ -83,7 +85,7 @@ def test_padding_is_that_of_transformers(side):
     tokenizer = load("chatml")
     tokenizer.padding_side = side
     plain = [{name: value.tolist() for name, value in sample.items()} for sample in samples]
-    expected = DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8, return_tensors="np")(plain)
+    expected = transformers.DataCollatorForSeq2Seq(tokenizer, pad_to_multiple_of=8, return_tensors="np")(plain)
     policies = {name: Pad(pad.value, to=8, side=side) for name, pad in POLICIES.items()}
     batch = Collate(policies)(samples)
     for name, column in batch.items():

@@ -3,8 +3,10 @@
 import functools
 from pathlib import Path
 
+import pytest
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
+
+transformers = pytest.importorskip("transformers")
 
 TEMPLATES = Path(__file__).parents[1] / "golden/text/templates"
 SPECIAL = [
@@ -41,6 +43,6 @@ def trained(kind="bytes", vocabulary=400):
 def make(name="chatml", kind="bytes", **settings):
     """A new tokenizer of transformers, with the chat template of that name."""
     settings = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", **settings}
-    made = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(trained(kind)), **settings)
+    made = transformers.PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(trained(kind)), **settings)
     made.chat_template = None if name is None else template(name)
     return made

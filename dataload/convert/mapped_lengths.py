@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,16 +34,8 @@ class MappedLengths(NamedTuple):
     known: bool = False
 
 
-class _Measured:
-    """The transforms, with the index of the record and its lengths as their result."""
-
-    def __init__(self, functions: tuple[NamedTransform, ...]) -> None:
-        self._functions = functions
-
-    def __call__(self, sample: Any, context: SampleContext) -> dict[str, Any]:
-        for each in self._functions:
-            sample = each.function(sample)
-        return {"index": context.index, "lengths": lengths_of(sample)}
+def _measure(functions: tuple[NamedTransform, ...], sample: Any, context: SampleContext) -> dict[str, Any]:
+    return {"index": context.index, "lengths": lengths_of(sample, functions)}
 
 
 def measure_mapped(
@@ -61,7 +54,7 @@ def measure_mapped(
     workers = usable_cpus() if usable_cpus() > 1 else 0
     settings: dict[str, Any] = {"num_workers": workers, "executor": "processes" if workers else "threads"}
     settings |= {"on_error": on_error, "max_bad": max_bad, "epochs": 1}
-    with Loader(source, batch_size=_ROWS, transform=_Measured(functions), **settings) as loader:
+    with Loader(source, batch_size=_ROWS, transform=partial(_measure, functions), **settings) as loader:
         for step, batch in enumerate(loader, 1):
             for name, lengths in batch["lengths"].items():
                 found.setdefault(name, np.zeros(len(source), np.int64))[batch["index"]] = lengths

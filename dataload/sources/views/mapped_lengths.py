@@ -26,8 +26,10 @@ def measured_transform(transform: Any) -> tuple[NamedTransform, ...]:
     return functions
 
 
-def lengths_of(sample: Any) -> dict[str, int]:
-    """Return the lengths of a sample's fields that have one."""
+def lengths_of(sample: Any, functions: tuple[NamedTransform, ...]) -> dict[str, int]:
+    """Return the lengths of the fields that transforms make of a sample, if they have one."""
+    for each in functions:
+        sample = each.function(sample)
     if not isinstance(sample, Mapping):
         raise ConfigError(f"lengths are those of a record's fields, and the transform returned {type(sample).__name__}")
     return {name: len(value) for name, value in sample.items() if hasattr(value, "__len__")}
@@ -67,10 +69,7 @@ def mapped_lengths(source: Source[Any], field: str, transform: Any) -> Int64Arra
     if found is None:
         lengths: dict[str, list[int]] = {}
         for record in source:
-            sample: Any = record
-            for each in functions:
-                sample = each.function(sample)
-            for name, length in lengths_of(sample).items():
+            for name, length in lengths_of(record, functions).items():
                 lengths.setdefault(name, []).append(length)
         found = {name: np.array(each, np.int64) for name, each in lengths.items() if len(each) == len(source)}
         keep_lengths(key, found)

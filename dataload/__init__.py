@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from dataload.convert.sharded import create
     from dataload.errors import ConfigError, CorruptFileError, DataloadError, StateMismatchError, WorkerError
     from dataload.loader.loader import Loader
+    from dataload.sources.expression import field
     from dataload.sources.memory import MemorySource, RangeSource
     from dataload.sources.views.concat import concat, mix
     from dataload.sources.views.sequences import record_lengths, sequence_lengths
@@ -53,6 +54,7 @@ __all__ = [
     "create",
     "decoding",
     "default_collate",
+    "field",
     "from_config",
     "mix",
     "open",
@@ -84,6 +86,7 @@ _HOMES = {
     "create": "dataload.convert.sharded",
     "decoding": "dataload._util.clock",
     "default_collate": "dataload.collate",
+    "field": "dataload.sources.expression",
     "from_config": "dataload.api",
     "mix": "dataload.sources.views.concat",
     "open": "dataload.api:open_source",

@@ -35,6 +35,7 @@ __all__ = [
     "Sampler",
     "Sharded",
     "StepsAhead",
+    "TextColumn",
     "Value",
 ]
 
@@ -50,7 +51,7 @@ Record: TypeAlias = dict[str, Any]
 
 Batch: TypeAlias = dict[str, Any]
 """Several records as columns: a dict from field name to an array of shape ``(rows, *shape)``. Text is a list of `rows`
-values, bytes are a list or a `BytesColumn`."""
+values or a `TextColumn`, bytes are a list or a `BytesColumn`."""
 
 NullPolicy: TypeAlias = str | int | float | bool | Mapping[str, str | int | float | bool] | None
 """What stands for nulls of a table: ``"error"``, ``"mask"``, a value, or one of these by field."""
@@ -135,7 +136,7 @@ class BytesColumn(Sequence[bytes]):
         """Return a value, or for a slice a column that shares the memory."""
         if isinstance(index, slice):
             block_of = None if self._block_of is None else self._block_of[index]
-            return BytesColumn(self._blocks, block_of, self._starts[index], self._stops[index])
+            return type(self)(self._blocks, block_of, self._starts[index], self._stops[index])
         return self.view(operator.index(index)).tobytes()
 
     def __iter__(self) -> Iterator[bytes]:
@@ -156,7 +157,45 @@ class BytesColumn(Sequence[bytes]):
         return list, (list(self),)
 
     def __repr__(self) -> str:
-        return f"BytesColumn({len(self)} values, {self.nbytes} bytes)"
+        return f"{type(self).__name__}({len(self)} values, {self.nbytes} bytes)"
+
+
+class TextColumn(BytesColumn):
+    """The texts of a batch in one block of memory, as valid UTF-8. An item access makes a str.
+
+    It compares, concatenates and pickles as the list of its texts; ``list(column)`` makes all of them. `view` returns
+    the bytes of a text without a copy.
+    """
+
+    __slots__ = ()
+
+    @classmethod
+    def checked(cls, column: BytesColumn) -> Self | None:
+        """Return a column of consecutive values in one block as text; None if one of them is not UTF-8."""
+        blocks, block_of, starts, stops = column.parts()
+        data = blocks[0][int(starts[0]) : int(stops[-1])] if len(starts) else np.empty(0, np.uint8)
+        if data.size and int(data.max()) > 127:
+            try:
+                str(data.data, "utf-8")
+            except UnicodeDecodeError:
+                return None
+            heads = data[(starts - starts[0])[starts < stops]]
+            if bool((heads & 0xC0 == 0x80).any()):  # a character is cut in two
+                return None
+        return cls(blocks, block_of, starts, stops)
+
+    def __getitem__(self, index: Any, /) -> Any:
+        found = super().__getitem__(index)
+        return found.decode() if isinstance(found, bytes) else found
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._block_of is None and len(self) and bool((self._starts[1:] == self._stops[:-1]).all()):
+            first = int(self._starts[0])
+            text = str(self._blocks[0][first : int(self._stops[-1])].data, "utf-8")
+            if len(text) == int(self._stops[-1]) - first:  # of ASCII, characters are bytes
+                starts, stops = (self._starts - first).tolist(), (self._stops - first).tolist()
+                return map(text.__getitem__, map(slice, starts, stops))
+        return (str(view, "utf-8") for view in self.views())
 
 
 @dataclass(frozen=True, slots=True)

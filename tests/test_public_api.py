@@ -12,7 +12,7 @@ PUBLIC = {
     "dataload": """
         DROP CenterCrop Collate ConfigError CorruptFileError DataloadError FieldSpec Loader MemorySource Pack Pad
         Ragged RandomResizedCrop RangeSource RemoteOptions SampleContext StateMismatchError WorkerError concat create
-        decoding default_collate from_config mix open record_lengths sequence_lengths windows
+        decoding default_collate field from_config mix open record_lengths sequence_lengths windows
     """,
     "dataload.analysis": "Statistics live_view record_timeline",
     "dataload.convert": "ConvertReport Engine LocalEngine convert",

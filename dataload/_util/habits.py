@@ -11,10 +11,7 @@ _RANKS = "the loader deals records to ranks: rank= and world_size=, or torchrun'
 _EPOCHS = "each `for` over a loader is an epoch; epochs= limits them"
 _FUNCTION = "a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
 _TENSORS = "batches are numpy arrays; for tensors, pass batch_transform=dataload.torch.to_tensors to dataload.Loader"
-_SUBSET = (
-    "source.read(indices) returns the records; a loader takes them in any order by "
-    "sampler=dataload.samplers.Subset(dataload.samplers.Sequential(len(source)), indices)"
-)
+_SUBSET = "it is source[indices]"
 _WORKERS = "workers belong to the loader: dataload.Loader(source, num_workers=4, prefetch=2)"
 _FIELDS = "pass the names of the fields to read: dataload.open(path, fields=[...])"
 _OPEN = "it is dataload.open(path)"
@@ -38,7 +35,9 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **_each("TensorDataset from_tensor_slices from_dict from_pandas", "it is dataload.MemorySource({...})"),
         **_each("ConcatDataset concatenate_datasets", "it is dataload.concat([...])"),
         **_each("interleave_datasets sample_from_datasets RandomMix", "it is dataload.mix({source: weight, ...})"),
-        **_each("random_split train_test_split", "it is source.split(0.9, seed=0)"),
+        **_each(
+            "random_split train_test_split", "it is source.split(0.9, seed=0), or source.split({...}) for more parts"
+        ),
         **_each("TarWriter ShardWriter MDSWriter ArrowWriter", "it is dataload.create(path)"),
     },
     "option": {
@@ -87,7 +86,9 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **_each("take head", "it is source[:n]"),
         "skip": "it is source[n:]",
         "select": _SUBSET,
-        **_each("train_test_split random_split", "it is source.split(0.9, seed=0)"),
+        **_each(
+            "train_test_split random_split", "it is source.split(0.9, seed=0), or source.split({...}) for more parts"
+        ),
         **_each("prefetch num_parallel_calls", _WORKERS),
         **_each("repeat with_epoch with_length", _EPOCHS),
         **_each("shard split_by_node split_by_worker", _RANKS),

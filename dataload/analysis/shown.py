@@ -15,7 +15,7 @@ from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
 from dataload.sources.shards import Location, locate
-from dataload.types import BytesColumn
+from dataload.types import BytesColumn, TextColumn
 
 
 def row_of(batch: Any, row: int, rows: int) -> Any:
@@ -180,7 +180,7 @@ def describe_column(column: Any) -> tuple[str, str, str]:
     if isinstance(array := as_array(column), np.ndarray):
         return _describe_array(array)
     if isinstance(column, BytesColumn):
-        return "bytes", f"({len(column)},)", ""
+        return "str" if isinstance(column, TextColumn) else "bytes", f"({len(column)},)", ""
     if isinstance(column, Sequence) and column:
         kinds = {type(item).__name__ for item in cast("Sequence[Any]", column)}
         return " or ".join(sorted(kinds)), f"({len(column)},)", ""

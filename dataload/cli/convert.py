@@ -21,12 +21,16 @@ from dataload.cli.options import (
     Fields,
     Options,
     SourceOptions,
+    Split,
+    Take,
+    Where,
     decodes,
     parse_engine,
     parse_max_bad,
     parse_options,
     parse_part,
     resolve_codec,
+    select_records,
 )
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line, print_warning
 from dataload.config.problems import resolve_reference
@@ -99,6 +103,9 @@ def convert_command(
         typer.Option(help="Option of the writer, or storage_options.NAME of a URL, as key=value. Repeatable."),
     ] = None,
     engine: EngineName = None,
+    where: Where = None,
+    split: Split = None,
+    take: Take = None,
     exclude: Annotated[
         str | None, typer.Option(help="Records to leave out: indices such as 3,17, or a file of --error-report.")
     ] = None,
@@ -139,7 +146,8 @@ def convert_command(
     before = bytes_of(wanted.local_files())
     number = None if part is None else parse_part(part)
     with ExitStack() as stack:
-        opened = _without(stack.enter_context(wanted.open()), exclude, error_report)
+        opened = select_records(stack.enter_context(wanted.open()), where, split, take)
+        opened = _without(opened, exclude, error_report)
         if dry_run:
             show_plan(
                 opened,

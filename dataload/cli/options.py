@@ -14,7 +14,7 @@ import typer
 
 from dataload._util.settings import check_directory
 from dataload.api import open_source
-from dataload.cli.output import count_of, print_warning
+from dataload.cli.output import count_of, print_line, print_warning
 from dataload.config.files import parse_assignment, parse_value
 from dataload.config.problems import REFERENCE_PATTERN, find_module, resolve_reference
 from dataload.errors import ConfigError, DataloadError, SourceError, closest
@@ -26,6 +26,7 @@ from dataload.sources.discover import DataSetFiles, find_shards, split_format
 from dataload.sources.format import Format
 from dataload.sources.registry import format_names, get_format
 from dataload.sources.views.adapt import as_source
+from dataload.sources.views.split import select
 from dataload.storage import Remote, is_url
 from dataload.storage.local.files import read_text
 
@@ -47,6 +48,13 @@ Options: TypeAlias = Annotated[
     list[str] | None,
     typer.Option("--option", "-o", help="Any other option of the format, such as 'shapes.x=[2, 3]'. Repeatable."),
 ]
+Where: TypeAlias = Annotated[
+    str | None, typer.Option(help="Only records that fulfil a condition, such as \"label == 3 and name != 'b'\".")
+]
+Split: TypeAlias = Annotated[
+    str | None, typer.Option(help="Shares of parts, and settings: 'train=0.9,test=0.1,seed=1,stratify=label'.")
+]
+Take: TypeAlias = Annotated[str | None, typer.Option(help="Name of the part of --split to read.")]
 JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile: TypeAlias = Annotated[str, typer.Argument(help="A config file: TOML, YAML or JSON.", metavar="CONFIG")]
 Overrides: TypeAlias = Annotated[
@@ -205,6 +213,19 @@ def parse_options(options: Sequence[str] | None) -> dict[str, Any]:
                 raise ConfigError(f"{option!r}: {key!r} already has a value", key=key)
         table[keys[-1]] = value
     return parsed
+
+
+def select_records(source: Source[Any], where: str | None, split: str | None, take: str | None) -> Source[Any]:
+    """Return the records that --where, --split and --take select, and print how large the parts are."""
+    if (split is None) != (take is None):
+        raise ConfigError("--split names the parts, and --take the one to read: pass both", key="split")
+    items = [each.partition("=") for each in split.split(",")] if split is not None else []
+    given = {key: parse_value(value) for key, _, value in items}
+    settings = {key: given.pop(key) for key in ("seed", "exact", "stratify", "group") if key in given}
+    source, report = select(source, where, {} if split is None else {"shares": given, "part": take, **settings})
+    for line in report.splitlines():
+        print_line(line)
+    return source
 
 
 def parse_range(text: str, option: str) -> range:

@@ -6,7 +6,7 @@
 | date, timestamp; time, duration | array of datetime64 (UTC); of timedelta64 | array without axes |
 | fixed_size_list of these, fixed_shape_tensor | array with the list's shape | array |
 | list of these | list of arrays, stacked if lengths are equal | array with one more axis |
-| string | list | str |
+| string | `TextColumn` | str |
 | binary; struct of ``bytes`` and ``path`` as Hugging Face stores files | `BytesColumn` | bytes |
 | dictionary | as its values | as its values |
 | struct | dict of columns | dict |
@@ -27,7 +27,7 @@ from dataload._util.lazy import load_optional
 from dataload._util.limits import fits
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
-from dataload.types import Array, BytesColumn, FieldSpec, Int64Array
+from dataload.types import Array, BytesColumn, FieldSpec, Int64Array, TextColumn
 
 REMEDIES = (
     'pass nulls="mask" to mark nulls in a field of their own, nulls={field: value} to replace them, or fields=[...] '
@@ -308,17 +308,17 @@ def _with_missing(values: Array, leaf: Any, numbers: Numbers) -> Array:
     return values
 
 
-def _text(array: Any, name: str, rows: ColumnContext) -> list[str]:
-    try:
-        return array.to_numpy(zero_copy_only=False).tolist()
-    except (ValueError, pa_module().ArrowException) as error:
+def _text(array: Any, name: str, rows: ColumnContext) -> TextColumn:
+    found = TextColumn.checked(_bytes(array))
+    if found is None:
         for row, value in enumerate(array.cast(pa_module().large_binary()).to_pylist()):
             try:
                 value.decode()
             except UnicodeDecodeError as found:
                 message = f"field {name!r} is not UTF-8: {found.reason} at byte {found.start} of it"
                 raise rows.error(row, message) from found
-        raise rows.error(0, f"field {name!r}: {error}") from error
+    assert found is not None, "one of them is not UTF-8"
+    return found
 
 
 def _bytes(array: Any) -> BytesColumn:
@@ -328,7 +328,7 @@ def _bytes(array: Any) -> BytesColumn:
         ends = np.arange(array.offset, array.offset + len(array) + 1, dtype=np.int64) * width
         data = array.buffers()[1]
     else:
-        size = 8 if pa.types.is_large_binary(array.type) else 4
+        size = 8 if array.type in (pa.large_binary(), pa.large_string()) else 4
         offsets, data = array.buffers()[1:]
         ends = np.zeros(1, np.int64)
         if len(array):

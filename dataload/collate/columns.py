@@ -66,7 +66,7 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Ba
                 target[where] = column
     for name, parts in lazy.items():
         if sum(len(column) for _, column in parts) == rows:
-            out[name] = BytesColumn.scattered(parts, rows)
+            out[name] = type(parts[0][1]).scattered(parts, rows)
             continue
         for where, column in parts:  # other pieces are lists
             for row, value in zip(where.tolist(), column, strict=True):

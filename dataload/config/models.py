@@ -1,5 +1,6 @@
 """The sections of a config as pydantic models. Imported only when a config is read: pydantic takes 60 ms."""
 
+import re
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, cast
@@ -7,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, cast
 from pydantic import Field, create_model, model_validator
 
 from dataload.config.derive import Section, settings_of
-from dataload.config.problems import named_under
+from dataload.config.problems import REFERENCE_PATTERN, named_under, resolve_reference
 from dataload.config.samplers import SECTIONS, BuildContext, IteratorsConfig
 from dataload.errors import ConfigError
 from dataload.executors import StartMethod
@@ -18,6 +19,7 @@ from dataload.sources.base import Source
 from dataload.sources.discover import split_prefix
 from dataload.sources.registry import built_in_formats, format_names, get_format
 from dataload.sources.views.concat import ConcatSource
+from dataload.sources.views.split import select
 from dataload.storage import RemoteOptions, is_url
 from dataload.streams import MultiStreamLoader
 
@@ -25,6 +27,29 @@ Texts: TypeAlias = Annotated[tuple[str, ...], Field(strict=False, min_length=1)]
 
 
 _BUILT_IN = {None, *(entry.name for entry in built_in_formats())}
+
+
+class _SelectSection(Section):
+    """The records to read: those that fulfil a condition, and of these a part, as `Source.split` makes it."""
+
+    condition: str | None = Field(
+        None, description="Such as \"label == 3 and name != 'b'\"; or module:function of a record."
+    )
+    shares: dict[str, float] | None = Field(None, description="Shares of the parts by name, which add up to 1.")
+    part: str | None = Field(None, description="Name of the part to read.")
+    seed: int | None = Field(None, description="Seed of the hash that deals records to parts.")
+    exact: bool | None = Field(None, description="Deal exact numbers of records.")
+    stratify: str | None = Field(None, description="Field whose values have the same shares in each part.")
+    group: str | None = Field(None, description="Field whose values are whole in one part.")
+
+    def apply(self, source: Source[Any], key: str) -> Source[Any]:
+        """Return the records of an opened source that the section selects."""
+        settings = self.given()
+        condition: Any = settings.pop("condition", None)
+        if condition is not None and re.fullmatch(REFERENCE_PATTERN, condition):
+            condition = resolve_reference(condition, f"{key}.condition")
+        with named_under(key, type(self).model_fields):
+            return select(source, condition, settings)[0]
 
 
 class _SourceSection(Section):
@@ -36,6 +61,7 @@ class _SourceSection(Section):
     options: dict[str, Any] = Field(
         default_factory=dict[str, Any], description="Options of a format that another package adds."
     )
+    select: _SelectSection | None = Field(None, description="The records to read. By default all.")
     storage: dict[str, Any] | None = Field(
         None, repr=False, description="Arguments of obstore's stores for URLs: endpoint, region, skip_signature, ..."
     )
@@ -58,7 +84,7 @@ class _SourceSection(Section):
         """Return the keyword arguments for `dataload.open`, without path and format; `key` names this table."""
         options = self.resolved(key)
         storage = options.pop("storage", None)
-        for name in ("path", "format", "options"):
+        for name in ("path", "format", "options", "select"):
             options.pop(name, None)
         return {**options, **self.options, **({} if storage is None else {"storage_options": storage})}
 
@@ -153,7 +179,8 @@ class DataloadConfig(Section):
                     options["remote"] = self.remote.given()
                 with named_under(key, type(section).model_fields), named_under("remote", RemoteOptions.names()):
                     source = open_source(section.path, format=section.format, **options)
-                parts.append(opened.enter_context(source))
+                opened.enter_context(source)
+                parts.append(source if section.select is None else section.select.apply(source, f"{key}.select"))
             source = parts[0]
             if isinstance(self.source, tuple):
                 opened.pop_all()  # it closes them

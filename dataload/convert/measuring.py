@@ -103,7 +103,7 @@ def _transposed(records: list[Any], fields: Sequence[str] | None) -> dict[str, l
 
 
 def _nbytes(column: Any) -> int:
-    if isinstance(column, (np.ndarray, BytesColumn)):
+    if isinstance(column, np.ndarray) or type(column) is BytesColumn:
         return column.nbytes
     return sum(len(value) if isinstance(value, (str, bytes)) else getattr(value, "nbytes", 8) for value in column)
 
@@ -113,7 +113,7 @@ def _describe(column: Any) -> tuple[FieldStatistics, Int64Array | None]:
     if isinstance(column, np.ndarray) and not column.dtype.hasobject:
         lengths = np.full(len(column), column.shape[1], np.int64) if column.ndim > 1 else None
         return _of_arrays(column.dtype, {column.shape[1:]: len(column)}, column), lengths
-    if isinstance(column, BytesColumn):
+    if type(column) is BytesColumn:
         _, _, starts, stops = column.parts()
         return _of_text(column, "bytes", stops - starts), stops - starts
     values: list[Any] = [*column]

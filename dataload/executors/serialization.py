@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import SourceError, message_of, traceback_of
-from dataload.types import BytesColumn
+from dataload.types import BytesColumn, TextColumn
 
 _SMALL_BYTES = 16 << 10
 """Smaller arrays are copied into the pickle, so that keeping the labels of a batch does not keep all of its memory."""
@@ -146,7 +146,7 @@ def _pickler(
     base: Any, stream: Any, buffer_callback: Callable[[pickle.PickleBuffer], bool], *, shares: bool = False
 ) -> Any:
     pickler = base(stream, protocol=5, buffer_callback=buffer_callback)
-    own: dict[type, Callable[[Any], Any]] = {BytesColumn: _reduce_column}
+    own: dict[type, Callable[[Any], Any]] = {BytesColumn: _reduce_column, TextColumn: _reduce_column}
     torch = sys.modules.get("torch")  # loaded if there are tensors
     if torch is not None and shares:
         table: Any = ForkingPickler(io.BytesIO(), 5).dispatch_table  # torch has registered its types there
@@ -170,7 +170,7 @@ def _reduce_column(column: BytesColumn) -> Any:
         values = blocks[0][int(starts[0]) : int(stops[-1])]
     else:
         values = np.frombuffer(b"".join(column.views()), np.uint8)
-    return BytesColumn.packed, (values, np.cumsum(stops - starts))
+    return type(column).packed, (values, np.cumsum(stops - starts))
 
 
 def _reduce_tensor(tensor: Any) -> Any:

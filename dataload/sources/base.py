@@ -1,35 +1,40 @@
-"""The base class of sources: sequence behaviour, index checks and batches."""
+"""The base class of sources, which are sequences of records, and sources of some of another's records."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, Literal, Self, SupportsIndex, TypeVar, overload
+from typing import Any, Literal, SupportsIndex, overload
 
 import numpy as np
 
 from dataload._util.fingerprint import digest
-from dataload._util.habits import SaysInstead
-from dataload._util.html import html_of_source
-from dataload._util.indexing import as_indices, check_index
+from dataload._util.indexing import check_index
 from dataload._util.randomness import check_seed
-from dataload._util.settings import check_fields
-from dataload.catalog.fields import select_fields
-from dataload.collate import default_collate
+from dataload._util.settings import check_count, check_fields
+from dataload.errors import ConfigError
 from dataload.executors import ExecutorName
-from dataload.sources.shards import Location, shard_of
-from dataload.sources.views.select import Filter, Predicate, Rule, Share, run_filter
+from dataload.sources.expression import Expression
+from dataload.sources.records import Records, T_co
+from dataload.sources.shards import Location
+from dataload.sources.views.select import (
+    Chosen,
+    Filter,
+    Predicate,
+    Rule,
+    Share,
+    chosen_indices,
+    match_columns,
+    run_filter,
+)
+from dataload.sources.views.split import Division, check_shares
 from dataload.storage import Remote
 from dataload.storage.remote.traffic import Traffic
-from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
-
-T_co = TypeVar("T_co", covariant=True)
-
-_ITERATION_BLOCK = 256
+from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
 
-class Source(SaysInstead, ABC, Generic[T_co]):
+class Source(Records[T_co]):
     """A sequence of records.
 
     A backend implements `__len__` and `_read`, and `_read_columns` if it can build columns without collating records.
@@ -37,135 +42,33 @@ class Source(SaysInstead, ABC, Generic[T_co]):
     later reads and after `close`, and writing to them changes no file.
     """
 
-    _habits = "source"
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Return the number of records, which never changes."""
-
-    @abstractmethod
-    def _read(self, indices: Int64Array) -> list[T_co]:
-        """Return the records at `indices`, (rows,) int64, which have been checked to be in [0, len)."""
-
-    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        """Return columns of the records at `indices`; `fields` None means all."""
-        records: list[Any] = self._read(indices)
-        if fields is not None:
-            records = [select_fields(record, fields) for record in records]
-        return default_collate(records)
-
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]:
-        """Specifications by field name; empty if records are plain bytes."""
-        return {}
-
-    @property
-    def shard_lengths(self) -> tuple[int, ...]:
-        """Number of records per shard, in index order."""
-        return (len(self),)
-
-    def locate(self, index: SupportsIndex, /) -> Location:
-        """Return the location of the record at `index`, without reading the record, which may be damaged.
-
-        Raises:
-            IndexError: The index is outside [-len, len).
-            ClosedSourceError: `close` was called.
-        """
-        return self._locate(check_index(index, len(self)))
-
-    def _locate(self, index: int) -> Location:
-        """See `locate`; `index` is in [0, len)."""
-        lengths = self.shard_lengths
-        shard, record = shard_of(np.cumsum(lengths), index)
-        return Location(f"shard {shard}" if len(lengths) > 1 else None, record, None)
-
-    @property
-    def reads_in_order(self) -> bool:
-        """Whether reading in index order is so much faster that a shuffle should stay close to it.
-
-        This is a property of the data, not of the machine, because the default order depends on it.
-        """
-        return False
-
-    def _check_files(self) -> None:
-        """Raise ChangedFileError if a mapped file was overwritten in place since it was opened."""
-
-    def _traffics(self) -> Sequence[Traffic]:
-        """Return what counts the downloads of this source in this process; nothing if no data are remote."""
-        return ()
-
-    def _files(self) -> Sequence[tuple[str, Remote | None]]:
-        """Return the files that hold the records, with the settings for URLs; none if they are elsewhere, too."""
-        return ()
-
-    def _repr_html_(self) -> str | None:
-        return html_of_source(self)
-
-    @abstractmethod
-    def fingerprint(self) -> str:
-        """Return an identifier of the content: equal for a copy elsewhere, different for other data.
-
-        Returns:
-            32 hexadecimal digits.
-        """
-
     @overload
     def __getitem__(self, index: slice, /) -> Source[T_co]: ...
     @overload
     def __getitem__(self, index: SupportsIndex, /) -> T_co: ...
-    def __getitem__(self, index: SupportsIndex | slice, /) -> T_co | Source[T_co]:
-        """Return one record, or for a slice a source that reads its records lazily.
+    @overload
+    def __getitem__(self, index: Sequence[int] | Sequence[bool] | Array, /) -> Source[T_co]: ...
+    def __getitem__(self, index: Any, /) -> T_co | Source[T_co]:
+        """Return one record; or for a slice, a list of indices or a mask, a source that reads its records lazily.
+
+        A mask is a list or array of True and False for all records. Indices may repeat, in any order.
 
         Raises:
-            IndexError: The index is outside [-len, len).
+            IndexError: An index is outside [-len, len), or a mask has another length.
         """
         if isinstance(index, slice):
             return SliceSource(self, range(len(self))[index])
+        if isinstance(index, (list, range)) or (isinstance(index, np.ndarray) and index.ndim):
+            return SelectionSource(self, Chosen(chosen_indices(index, len(self))))
         return self._read(np.array([check_index(index, len(self))], np.int64))[0]
 
-    def __getitems__(self, indices: Any, /) -> list[T_co]:
-        """Return records in the requested order, like `read`; torch's fetcher calls this name."""
-        rows = as_indices(indices, len(self))
-        return self._read(rows) if rows.size else []
-
-    def read(self, indices: Any) -> list[T_co]:
-        """Return records in the requested order.
-
-        Args:
-            indices: Integers in any order, duplicates allowed; negative ones count from the end.
-
-        Raises:
-            IndexError: An index is out of range; no partial result is returned.
-            CorruptFileError: A record contradicts its format.
-            ChangedFileError: A file was written to since it was opened.
-            ClosedSourceError: `close` was called.
-        """
-        return self.__getitems__(indices)
-
-    def read_batch(self, indices: Any, fields: Sequence[str] | None = None) -> Batch:
-        """Return columns: equal to ``default_collate(read(indices))``, but much faster.
-
-        Args:
-            indices: See `read`.
-            fields: Names of the fields to read; None means all.
-
-        Returns:
-            Arrays of shape ``(rows, *shape)``, or lists of bytes or text, by field name; ``{}`` for no indices.
-
-        Raises:
-            ConfigError: A field is unknown, or shapes differ from record to record.
-        """
-        rows, names = as_indices(indices, len(self)), check_fields(fields)
-        return self._read_columns(rows, names) if rows.size else {}
-
-    def __iter__(self) -> Iterator[T_co]:
-        """Iterate over all records in index order, reading them in blocks."""
-        for start in range(0, len(self), _ITERATION_BLOCK):
-            yield from self._read(np.arange(start, min(start + _ITERATION_BLOCK, len(self)), dtype=np.int64))
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
+        """Return where the records at `indices`, None for all, fulfil a condition, (rows,) bool."""
+        return match_columns(lambda rows: self._read_columns(rows, condition.fields), condition, len(self), indices)
 
     def filter(
         self,
-        predicate: Predicate,
+        predicate: Predicate | Expression,
         *,
         fields: Sequence[str] | None = None,
         num_workers: int | Literal["auto"] = "auto",
@@ -177,52 +80,124 @@ class Source(SaysInstead, ABC, Generic[T_co]):
         All records are read once, now. For data in files, the result is kept, and found again while the data, the code
         of the predicate, and all that the code refers to are the same. A predicate must depend on the record alone.
 
+        A condition, such as ``dataload.field("label") == 3``, is evaluated column by column, much faster than a
+        function. Row groups of Parquet that cannot have a match, by their statistics, are not read.
+
         Args:
-            predicate: A function of a record that returns True or False.
-            fields: Names of the fields that the predicate needs, for which only these are read; None means all.
+            predicate: A condition; or a function of a record that returns True or False.
+            fields: Names of the fields that a function needs: only these are read, and single numbers are Python's;
+                None means whole records.
             num_workers: Workers that ask the predicate; ``"auto"`` means one per CPU, 0 none but this thread.
             executor: ``"threads"``; or ``"processes"``, for a predicate that holds the GIL. A predicate that is not at
                 the top level of a module needs cloudpickle there.
             progress: Called with (records done, total records). By default a terminal shows them.
 
         Raises:
-            ConfigError: A field is unknown, the predicate returned something else, or a setting is unknown.
+            ConfigError: A field is unknown, the predicate returned something else, a condition compares what cannot be
+                compared, or a setting is unknown.
 
         Examples:
-            >>> from dataload import RangeSource
+            >>> from dataload import RangeSource, field
             >>> [record["index"] for record in RangeSource(10).filter(lambda record: record["index"] % 3 == 0)]
             [0, 3, 6, 9]
+            >>> [record["index"] for record in RangeSource(10).filter((field("index") > 5) & (field("index") != 8))]
+            [6, 7, 9]
         """
         work = Filter(self, predicate, check_fields(fields))
         rule = run_filter(work, self._files(), num_workers=num_workers, executor=executor, progress=progress)
         return SelectionSource(self, rule)
 
-    def split(self, share: float, *, seed: int = 0) -> tuple[Source[T_co], Source[T_co]]:
-        """Return two sources: one with about `share` of the records, and one with the others, for held-out data.
+    @overload
+    def split(self, shares: float, *, seed: int = 0) -> tuple[Source[T_co], Source[T_co]]: ...
+    @overload
+    def split(
+        self,
+        shares: Mapping[str, float],
+        *,
+        seed: int = 0,
+        exact: bool = False,
+        stratify: str | None = None,
+        group: str | None = None,
+        by: str | None = None,
+    ) -> Parts: ...
+    def split(self, shares: Any, *, seed: int = 0, by: str | None = None, **settings: Any) -> Any:
+        """Return sources of disjoint parts of the records, such as for training and evaluation.
 
-        The side of a record is a hash of the seed and its index. So it stays the same when records are appended, and
-        sizes are close to `share`, not exact: for n records, usually within 1 / sqrt(n) of it.
+        The part of a record is a hash of the seed and its index. So it stays the same when records are appended, and
+        sizes are close to the shares, not exact: for n records, usually within 1 / sqrt(n). ``split(0.9)`` returns two
+        sources, one with that share and one with the others.
+
+        Args:
+            shares: Shares of the records by the name of the part, which add up to 1: ``{"train": 0.9, "test": 0.1}``.
+            seed: Seed of the hash.
+            exact: Deal exact numbers of records to the parts. Most records change their part if records are appended.
+            stratify: Name of a field: each part has its share of each value, to one record. Implies `exact`.
+            group: Name of a field: records with the same value are in the same part. The part is a hash of the value,
+                so it is stable. With `stratify`, groups are dealt, the largest first, to where most records of their
+                classes are missing. `Parts.report` says how near the shares are.
+            by: The same as `group`, for a field that is a key of the record.
+
+        Returns:
+            A dict of sources, `Parts`; the results of `stratify` and `group` are kept as those of `filter`.
 
         Raises:
-            ConfigError: `share` is not between 0 and 1, or the seed is not an integer.
+            ConfigError: The shares are not numbers above 0 that add up to 1, a part has no record, a field is unknown
+                or neither numbers nor text, or settings contradict each other.
 
         Examples:
             >>> from dataload import RangeSource
             >>> train, held_out = RangeSource(1000).split(0.9, seed=0)
             >>> len(train), len(held_out)
             (896, 104)
+            >>> parts = RangeSource(1000).split({"train": 0.8, "val": 0.1, "test": 0.1}, seed=0, exact=True)
+            >>> {name: len(part) for name, part in parts.items()}
+            {'train': 800, 'val': 100, 'test': 100}
         """
         seed = check_seed(seed)
-        return SelectionSource(self, Share(share, seed, True)), SelectionSource(self, Share(share, seed, False))
+        if not isinstance(shares, Mapping) and by is None and not settings:
+            return SelectionSource(self, Share(shares, seed, True)), SelectionSource(self, Share(shares, seed, False))
+        named = check_shares(shares)
+        division = Division.of(named.values(), seed, by, settings)
+        rules = zip(named, division.rules(self), strict=True)
+        parts = {name: SelectionSource(self, rule) for name, (rule, _) in rules}
+        for name, part in parts.items():
+            if not len(part):
+                message = f"the part {name!r} of {len(self):,} records would be empty: choose another share or seed"
+                raise ConfigError(message, key="shares", value=shares)
+        return Parts(self, parts, division)
 
-    def close(self) -> None:
-        """Release files; later reads raise `ClosedSourceError`. May be called twice."""
+    def k_fold(
+        self,
+        folds: int,
+        *,
+        seed: int = 0,
+        exact: bool = False,
+        stratify: str | None = None,
+        group: str | None = None,
+        by: str | None = None,
+    ) -> list[tuple[Source[T_co], Source[T_co]]]:
+        """Return pairs of sources for cross-validation: all folds but one, and that one; see `split`."""
+        settings = {"exact": exact, "stratify": stratify, "group": group}
+        check_count("folds", folds, least=2)
+        division = Division.of([1 / folds] * folds, check_seed(seed), by, settings)
+        return [
+            (SelectionSource(self, others), SelectionSource(self, rule))
+            for rule, others in division.rules(self, outside=True)
+            if others is not None
+        ]
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class Parts(dict[str, Source[Any]]):
+    """The parts of a source by name; see `Source.split`."""
+
+    def __init__(self, source: Source[Any], parts: Mapping[str, SelectionSource[Any]], division: Division) -> None:
+        super().__init__(parts)
+        self._source, self._indices, self._division = source, [part.indices for part in parts.values()], division
+
+    @property
+    def report(self) -> str:
+        """A line for each part, which compares its records, and with `stratify` its classes, with its share."""
+        return "\n".join(self._division.report(self._source, [*self], self._indices))
 
 
 class ViewSource(Source[T_co]):
@@ -285,6 +260,9 @@ class SubsetSource(ViewSource[T_co]):
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         return self._parent._read_columns(self._map(indices), fields)
 
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
+        return self._parent._matches(condition, self._map(np.arange(len(self)) if indices is None else indices))
+
     def _locate(self, index: int) -> Location:
         return self._parent._locate(int(self._map(np.array([index], np.int64))[0]))
 
@@ -346,7 +324,12 @@ class SelectionSource(SubsetSource[T_co]):
 
     @property
     def shard_lengths(self) -> tuple[int, ...]:
-        """Number of selected records in each of the parent's shards, without those that have none."""
+        """Number of selected records in each of the parent's shards, without those that have none.
+
+        One shard if the records are in another order than in the parent.
+        """
+        if bool((np.diff(self._indices) < 0).any()):
+            return (len(self),)
         ends = np.searchsorted(self._indices, np.cumsum(self._parent.shard_lengths))
         return tuple(n for n in np.diff(ends, prepend=0).tolist() if n) or (0,)
 

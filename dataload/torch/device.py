@@ -17,6 +17,9 @@ from dataload.torch.ranks import check_ranks_at_start
 def to_tensors(batch: Any) -> Any:
     """Convert the arrays of a batch to tensors without copying. Text, bytes and other objects are left alone.
 
+    Of a table, numbers, bool, tensors, lists of one size and categories become tensors, structs dicts of tensors; text,
+    bytes, decimals and lists of Python stay as they are. Times are an error: torch has none.
+
     Use it as ``Loader(..., batch_transform=to_tensors)``, or in a config as ``"dataload.torch:to_tensors"``. With
     worker processes it runs in the consumer, and the tensors keep the shared memory of the batch alive.
 

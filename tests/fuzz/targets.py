@@ -42,9 +42,9 @@ from dataload.errors import ConfigError, CorruptFileError, DataloadError, Source
 from dataload.loader.bad_records import read_excluded
 from dataload.sources.array_record import riegeli, tfds, tfds_info
 from dataload.sources.array_record.reader import ArrayRecordSource
+from dataload.sources.arrow.csv import CsvSource
 from dataload.sources.arrow.parquet import ParquetSource
 from dataload.sources.arrow.reader import ArrowSource
-from dataload.sources.arrow.table import CsvSource
 from dataload.sources.discover import detect
 from dataload.sources.folder import files as zip_members
 from dataload.sources.format import describe_head

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from command_line import run
+from command_line import fail, ok, run
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -216,3 +216,14 @@ def test_completion(words, count, found):
     result = run(_DATALOAD_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(count))
     assert (result.exit_code, result.output) == (0, found)
     assert "complete -o default" in run(_DATALOAD_COMPLETE="source_bash").output
+
+
+def test_convert_writes_the_records_that_are_selected(tmp_path):
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"label": {row % 4}, "row": {row}}}\n' for row in range(200)))
+    arguments = ["convert", tmp_path / "a.jsonl", tmp_path / "b.jsonl", "--where", "label != 0"]
+    text = ok(*arguments, "--split", "train=0.8,val=0.2,exact=true,seed=3", "--take", "val")
+    assert "train: 120 of 150 records, 80.00% for 80.00%\nval: 30 of 150 records, 20.00% for 20.00%\n" in text
+    found = dataload.open(tmp_path / "b.jsonl")
+    assert len(found) == 30
+    assert 0 not in found.read_batch(range(30))["label"]
+    assert "--split names the parts, and --take the one to read" in fail(2, *arguments, "--take", "val").output

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dataload.collate import in_chunks, scatter_columns
 from dataload.executors.serialization import put_together, take_apart
-from dataload.types import BytesColumn
+from dataload.types import BytesColumn, TextColumn
 
 values_of = st.lists(st.binary(max_size=20), max_size=12)
 
@@ -83,3 +83,29 @@ def test_it_is_not_hashable_and_its_views_are_read_only():
     with pytest.raises(IndexError):
         column[2]
     assert repr(column) == "BytesColumn(2 values, 2 bytes)"
+
+
+@given(
+    texts=st.lists(
+        st.text(alphabet=st.one_of(st.characters(exclude_categories=["Cs"]), st.sampled_from("ab")), max_size=4)
+    )
+)
+def test_a_column_of_texts_is_their_list(texts):
+    data = [text.encode() for text in texts]
+    block = np.frombuffer(b"".join(data), np.uint8)
+    column = TextColumn.checked(BytesColumn.packed(block, np.cumsum([len(each) for each in data], dtype=np.int64)))
+    assert column == texts
+    assert [column[row] for row in range(len(texts))] == texts
+    assert list(column[::-2]) == texts[::-2]
+    assert [bytes(view) for view in column.views()] == data
+    assert pickle.loads(pickle.dumps(column)) == texts
+    assert repr(column).startswith("TextColumn(")
+    rows = np.arange(len(texts))
+    halves = [(rows[rows % 2 == side], column[side::2]) for side in (0, 1)]
+    assert list(TextColumn.scattered(halves, len(texts))) == texts
+
+
+@pytest.mark.parametrize("values", [[b"\xff"], ["é".encode()[:1], "é".encode()[1:]], [b"a", b"\x80"]])
+def test_bytes_that_are_no_texts(values):
+    block = np.frombuffer(b"".join(values), np.uint8)
+    assert TextColumn.checked(BytesColumn.packed(block, np.cumsum([len(each) for each in values]))) is None

@@ -102,8 +102,8 @@ dataload.RangeSource("10")
     ConfigError: a RangeSource takes integers, got '10', start=0, step=1
 SOURCE["x"]
     TypeError: got 'x'; for several records use read(indices), for fields read_batch(indices, fields)
-SOURCE[[1, 2]]
-    TypeError: an index must be an integer or a slice, got [1, 2]
+SOURCE[(1, 2)]
+    TypeError: an index must be an integer or a slice, got (1, 2)
 SOURCE.read_batch([1], "label")
     ConfigError: fields must be a list of names, got the text 'label'
 dataload.open("train.syr").read_batch([1], "x")

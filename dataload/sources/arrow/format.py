@@ -28,6 +28,10 @@ class TableOptions(ReadOptions):
             whose type it has; ``{"age": "mask", "city": "unknown"}`` says it by field. Floats and times have NaN and
             NaT, unless they are named. ``"error"`` makes a null an error of its record, as by default, where opening
             warns of nulls that the files' statistics know.
+        categories: Fields whose values become the numbers of classes, int64, named by ``source.fields[name].classes``.
+            ``"auto"`` means those that are dictionaries, such as categories of pandas and Polars. The classes of all
+            files are numbered together: a dictionary's in its order, others sorted. Opening reads these columns, unless
+            ``{field: [class, ...]}`` gives the classes; another value is then an error of its record.
         cached_bytes: Most bytes of decoded row groups (Parquet), compressed batches (Arrow) and CSV files that a
             process keeps, or `max_record_bytes` if that is less; one stays, whatever its size. A shuffle is fast if
             those that it mixes fit.
@@ -37,6 +41,7 @@ class TableOptions(ReadOptions):
 
     decode: Decode | None = None
     nulls: NullPolicy = field(default=None, metadata={"like_default": "error"})
+    categories: Literal["auto"] | Sequence[str] | Mapping[str, Sequence[Any]] | None = None
     cached_bytes: Annotated[int, Least(0)] = field(default=CACHED_BYTES, metadata={"content": False})
 
 
@@ -130,7 +135,7 @@ HUGGING_FACE = Format(
 
 CSV = Format(
     name="csv",
-    source="dataload.sources.arrow.table:CsvSource",
+    source="dataload.sources.arrow.csv:CsvSource",
     reader_options=CsvOptions,
     suffixes=(".csv", ".csv.gz", ".csv.zst"),
     lies_beside=True,

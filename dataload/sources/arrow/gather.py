@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dataload._util.limits import Claims
-from dataload.codecs.arrow import Numbers, is_bytes, numbers_of, pa_module
+from dataload.codecs.arrow import Numbers, is_text, numbers_of, pa_module
 from dataload.codecs.expansion import Sizes, check_views, expansion, least_bytes, picked
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow.ipc import Message, pairs_of
 from dataload.storage import RecordFile
-from dataload.types import Array, Int64Array
+from dataload.types import Array, Int64Array, TextColumn
 
 _ITEMS = 1 << 19  # of lists, taken at once
 _TAKING_BYTES = 32  # for each item while it is taken
@@ -118,10 +118,7 @@ class Gatherer:
         for node in self._nodes:
             self._check(node, self._counts, exact=True)
         self._plain = [self._plan_numbers(node) for node in self._nodes]
-        self._bytes = [
-            _is_variable(node.kind) and is_bytes(node.kind) and not self._items[:, node.number, 1].any()
-            for node in self._nodes
-        ]
+        self._bytes = [_is_variable(node.kind) and not self._items[:, node.number, 1].any() for node in self._nodes]
 
     def _plan_numbers(self, node: _Node) -> tuple[Numbers, int, Int64Array] | None:
         """Return what plain numbers a column has, their bytes and their offset in each batch; None for others."""
@@ -152,7 +149,7 @@ class Gatherer:
         )
 
     def column(self, column: int, batch: Int64Array, rows: Int64Array, claims: Claims) -> Any:
-        """Return values of a column of plain numbers or bytes as a column; None of other columns. See `take`."""
+        """Return values of plain numbers, bytes or text as a column; None of others, or if text is not UTF-8."""
         plain = self._plain[column]
         if plain is not None:
             numbers, nbytes, starts = plain
@@ -163,8 +160,13 @@ class Gatherer:
             node = self._nodes[column]
             starts, lengths = self._spans(node, batch, rows, None, claims)
             claims.add(lengths)
-            return self._file.gather_ranges(_of(self._buffers[:, node.buffer + 2, 0], batch) + starts, lengths)
+            found = self._file.gather_ranges(_of(self._buffers[:, node.buffer + 2, 0], batch) + starts, lengths)
+            return TextColumn.checked(found) if is_text(node.kind) else found
         return None
+
+    def texts(self) -> list[bool]:
+        """Return whether each column is text."""
+        return [is_text(node.kind) for node in self._nodes]
 
     def _gather(self, starts: Int64Array, stride: int, length: int, batch: Int64Array, rows: Int64Array) -> Array:
         """Return `length` bytes for each of `rows`; `starts` are the offsets of row 0 in each batch."""

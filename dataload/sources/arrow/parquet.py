@@ -12,7 +12,7 @@ import numpy as np
 
 from dataload._util.caches import DecodedCache
 from dataload._util.limits import check_size
-from dataload.codecs.arrow import load_arrow, without_views
+from dataload.codecs.arrow import is_text, load_arrow, pa_module, without_views
 from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
 from dataload.codecs.nulls import shows_nulls
 from dataload.errors import CorruptFileError
@@ -217,7 +217,7 @@ class ParquetSource(TableSource):
         return True
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        return _ParquetFile(path, self.options, self._cache)
+        return self._with_classes(_ParquetFile(path, self.options, self._cache))
 
 
 class _ParquetFile(TableReader):
@@ -256,6 +256,16 @@ class _ParquetFile(TableReader):
                 found = [chunks[leaves[0][0]].statistics.get(3, 0) for chunks in self._chunks or ()]
                 counts[each.name] = sum(max(0, count) for count in found if isinstance(count, int))
         return counts
+
+    def _bounds(self, group: int, name: str) -> tuple[Any, Any] | None:
+        if self._chunks is None:
+            with self._storage.open(self._path) as file, suppress(*_DAMAGED):  # raised when the column is read
+                self._chunks = read_chunks(file.read, file.size)
+        leaves = self._leaves.get(name, ())
+        if self._chunks is None or len(leaves) != 1:
+            return None
+        statistics, kind = self._chunks[group][leaves[0][0]].statistics, self._schema.field(name).type
+        return bounds_of(kind, statistics.get(6), statistics.get(5))
 
     @contextmanager
     def _opened(self, block: int, names: Sequence[str]) -> Generator[Callable[[str], Any]]:  # noqa: ARG002 - the file is read by columns
@@ -312,6 +322,21 @@ class _ParquetFile(TableReader):
                 read_dictionary=self._texts if numbered else [],
             )
         return readers[numbered].iter_batches(rows, row_groups=[group], columns=[name], use_threads=False)
+
+
+def bounds_of(kind: Any, least: Any, most: Any) -> tuple[Any, Any] | None:
+    """Return statistics of Parquet as values of an Arrow type, of integers and text only: others may have NaN."""
+    types = pa_module().types
+    kind = kind.value_type if types.is_dictionary(kind) else kind
+    if not isinstance(least, bytes) or not isinstance(most, bytes):
+        return None
+    if types.is_integer(kind):
+        signed = types.is_signed_integer(kind)
+        return int.from_bytes(least, "little", signed=signed), int.from_bytes(most, "little", signed=signed)
+    if is_text(kind):
+        with suppress(UnicodeDecodeError):  # cut off in the middle of a character
+            return least.decode(), most.decode()
+    return None
 
 
 class _End:

@@ -14,6 +14,7 @@ from dataload._util.caches import DecodedCache
 from dataload._util.limits import Claims, check_size
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext, load_arrow
+from dataload.codecs.categories import numbered
 from dataload.codecs.nulls import fill_nulls, shows_nulls
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.arrow.format import STATE_FILE, ArrowOptions
@@ -23,7 +24,7 @@ from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.directory import ShardDirectory, ShardNumbers
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile, Remote, join, named_files, read_limited, storage_of
-from dataload.types import Array, Int64Array, Record
+from dataload.types import Array, Int64Array, Record, TextColumn
 
 _END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream
 
@@ -47,7 +48,7 @@ class ArrowSource(TableSource):
         return isinstance(reader, _ArrowFile) and reader.gatherer is None
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        return _ArrowFile(path, self.options, self._cache)
+        return self._with_classes(_ArrowFile(path, self.options, self._cache))
 
 
 class _ArrowFile(TableReader):
@@ -84,7 +85,7 @@ class _ArrowFile(TableReader):
     def shared(self) -> tuple[RecordFile | None, Any] | None:
         if self.gatherer is None:
             return super().shared()
-        return self._file, (self._kind, self.gatherer.kinds())
+        return None if self._numbered else (self._file, (self._kind, self.gatherer.kinds()))
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = super().joined(directory)
@@ -117,14 +118,24 @@ class _ArrowFile(TableReader):
         """Return a column, and where its nulls have been filled, (rows,) bool; None if they are not filled."""
         assert self.gatherer is not None, "callers look for one"
         number, fill = self._numbers[name], self._fills.get(name)
-        column = self.gatherer.column(number, batch, rows, claims)
+        column = None if name in self._numbered else self.gatherer.column(number, batch, rows, claims)
         if column is not None:  # it has no nulls
             return column, None if fill is None else np.zeros(len(rows), np.bool_)
         empty, nulls = None if self._empty is None else self._empty.column(number), None
         array = self.gatherer.take(number, batch, rows, claims, empty)
+        if name in self._classes:
+            array = numbered(array, self._classes[name])
         if fill is not None:
             array, nulls = fill_nulls(array, fill)
         return arrow.to_column(array, name, ColumnContext(self._path, indices), self._shapes.get(name)), nulls
+
+    def _raw(self, group: int, name: str) -> Any:
+        if self.gatherer is None or name in self._bases:
+            return super()._raw(group, name)
+        rows, number = np.arange(self.group_lengths[group]), self._numbers[name]
+        empty = None if self._empty is None else self._empty.column(number)
+        claims = Claims(rows, self._limit, self._path)
+        return self.gatherer.take(number, np.full_like(rows, group), rows, claims, empty)
 
     def null_counts(self) -> Mapping[str, int]:
         nodes, batches = self._plan, self._layout.batches
@@ -241,7 +252,7 @@ class SharedColumns:
     """The columns of many files; see `Gatherer`. Records and batches are places."""
 
     def __init__(self, directory: ShardDirectory, gatherer: Gatherer) -> None:
-        self._file, self._kinds = directory.files, gatherer.kinds()
+        self._file, self._kinds, self._texts = directory.files, gatherer.kinds(), gatherer.texts()
         self._tables = [self._new_tables(directory, kind) for kind in self._kinds]
 
     @staticmethod
@@ -278,4 +289,10 @@ class SharedColumns:
         if int((starts | (stops - starts) | (tables[2][batch] - stops)).min()) < 0:
             raise CorruptFileError("a value begins or ends outside of its batch")
         claims.add(stops - starts)
-        return self._file.gather_ranges(tables[1][batch] + starts, stops - starts)
+        found = self._file.gather_ranges(tables[1][batch] + starts, stops - starts)
+        if not self._texts[column]:
+            return found
+        text = TextColumn.checked(found)
+        if text is None:
+            raise CorruptFileError("a text is not UTF-8")
+        return text

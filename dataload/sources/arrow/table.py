@@ -1,8 +1,7 @@
-"""The base of all sources of tables, which keeps decoded groups of records; and CSV files."""
+"""The base of all sources of tables, which keeps decoded groups of records."""
 
 from __future__ import annotations
 
-import json
 import warnings
 from abc import abstractmethod
 from collections import Counter
@@ -10,29 +9,33 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from itertools import accumulate
-from typing import Any, ClassVar, Self, cast
+from typing import Any, Self, cast
 
 import numpy as np
 
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
-from dataload._util.limits import Claims, check_size
+from dataload._util.limits import Claims
+from dataload._util.machine import usable_cpus
+from dataload._util.threads import DaemonThreads
 from dataload.catalog.fields import require_known
 from dataload.codecs import arrow
-from dataload.codecs.arrow import REMEDIES, check_field, load_arrow, numbers_of, spec_of_type
-from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
-from dataload.codecs.nulls import Fill, check_names, fill_of, mask_name, shows_nulls, with_masks
-from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
+from dataload.codecs.arrow import REMEDIES, ColumnContext, check_field, load_arrow, numbers_of, pa_module, spec_of_type
+from dataload.codecs.categories import UNKNOWN, classes_in, merged_classes, numbered, value_set
+from dataload.codecs.decoders import Decoder
+from dataload.codecs.nulls import Fill, check_names, fill_of, mask_name, with_masks
+from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
 from dataload.sources.arrow.blocks import Blocks, Column, Form
-from dataload.sources.arrow.format import CsvOptions, TableOptions
+from dataload.sources.arrow.features import features_of, plan_decoders, shape_of
+from dataload.sources.arrow.format import TableOptions
 from dataload.sources.directory import ShardDirectory
+from dataload.sources.expression import Expression
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
-from dataload.storage import RecordFile, is_url, storage_of, unchanged
-from dataload.storage.compressed import read_text
+from dataload.storage import RecordFile, is_url
 from dataload.storage.errors import system_error
 from dataload.storage.row_layout import RowLayout, cut_loaded
-from dataload.types import Batch, FieldSpec, Int64Array, Record
+from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
 _MANY_COLUMNS = 32
 """Columns that are handled together, because each by itself costs more than its values."""
@@ -45,6 +48,24 @@ class TableSource(FileSource[Record]):
 
     def _prepare(self) -> None:
         self._cache = DecodedCache(min(self.options.cached_bytes, self.options.max_record_bytes))
+        self._found: dict[str, Sequence[Any]] = {}  # classes, by the field whose values they are
+
+    def _with_classes(self, reader: TableReader) -> TableReader:
+        """Return a reader that numbers categories as this source does."""
+        reader.use_classes(self._found)
+        return reader
+
+    def _use_classes(self, readers: Sequence[TableReader]) -> None:
+        """Find the classes of categories whose classes are not given, in all files, and tell the readers."""
+        names = {name: None for reader in readers for name in reader.categories}
+        groups = [(reader, group) for reader in readers for group in range(len(reader.group_lengths))]
+        with DaemonThreads(usable_cpus()) as pool:
+            for name in names:
+                parts = [pool.submit(reader.classes_in, group, name) for reader, group in groups]
+                found, in_order = [part.result() for part in parts], any(each.is_dictionary(name) for each in readers)
+                self._found[name] = merged_classes(found, in_order=in_order)
+        for reader in readers:
+            reader.use_classes(self._found)
 
     def _wanted(self, known: Mapping[str, FieldSpec]) -> tuple[str, ...] | None:
         return with_masks(self._selected, known, self.options.nulls)
@@ -52,15 +73,33 @@ class TableSource(FileSource[Record]):
     def _known_fields(
         self, readers: Sequence[ShardReader[Record]], fields: Sequence[Mapping[str, FieldSpec]]
     ) -> Mapping[str, FieldSpec]:
+        several = [cast("TableReader", reader) for reader in readers]
+        if not self._found and any(reader.categories for reader in several):
+            self._use_classes(several)
+            fields = [reader.fields for reader in several]
         known = super()._known_fields(readers, fields)
         counts = Counter[str]()
-        for reader in readers if self.options.nulls is None else ():
-            counts.update(cast("TableReader", reader).null_counts())
+        for reader in several if self.options.nulls is None else ():
+            counts.update(reader.null_counts())
         names = known if self._selected is None else self._selected
         if found := ", ".join(f"{counts[name]:,} of {name!r}" for name in names if counts[name]):
             message = f"{self!r} has nulls ({found}) in {sum(map(len, readers)):,} records, and reading one is an error"
             warnings.warn(f"{message}: {REMEDIES}", stacklevel=2)
         return known
+
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
+        """See `Source._matches`: row groups and batches at the same time, those that have some of the records."""
+        readers = [cast("TableReader", reader) for reader in self._readers()]
+        groups = [(reader, group) for reader in readers for group in range(len(reader.group_lengths))]
+        ends = np.cumsum([length for reader in readers for length in reader.group_lengths], dtype=np.int64)
+        wanted = np.arange(len(groups)) if indices is None else np.unique(np.searchsorted(ends, indices, side="right"))
+        found = np.zeros(len(self), np.bool_)
+        with DaemonThreads(max(1, min(usable_cpus(), len(wanted)))) as pool:
+            chosen = [groups[number] for number in wanted.tolist()]
+            masks = [pool.submit(reader.matches, group, condition) for reader, group in chosen]
+            for stop, mask in zip(ends[wanted].tolist(), masks, strict=True):
+                found[stop - len(mask.result()) : stop] = mask.result()
+        return found if indices is None else found[indices]
 
     def close(self) -> None:
         super().close()
@@ -84,6 +123,9 @@ class TableReader(ShardReader[Record]):
     _fills: dict[str, Fill]
     _bases: dict[str, str]  # the columns whose nulls a field of masks shows
     _fields: dict[str, FieldSpec]
+    _numbered: frozenset[str]  # categories
+    _classes: dict[str, Any]  # the values of categories
+    categories: list[str]  # those whose classes have to be found
     _kind: Any
 
     def __init__(
@@ -108,6 +150,28 @@ class TableReader(ShardReader[Record]):
     def _blocks(self) -> Blocks:
         return Blocks(self._ends)
 
+    @property
+    def group_lengths(self) -> list[int]:
+        """Number of records in each row group or batch."""
+        return np.diff(self._ends, prepend=0).tolist()
+
+    def matches(self, group: int, condition: Expression) -> Array:
+        """Return where the records of a group fulfil a condition, (records,) bool; nulls are null here."""
+        if not condition.may_match(partial(self._bounds, group)):
+            return np.zeros(self.group_lengths[group], np.bool_)
+        with self._errors(group):
+            return condition.matches_arrow(partial(self._raw, group))
+
+    def _raw(self, group: int, name: str) -> Any:
+        """Return a column of a group as it is stored, as an array of pyarrow."""
+        if name in self._bases:
+            return self._raw(group, self._bases[name]).is_null()
+        return self._decode(group, name)
+
+    def _bounds(self, group: int, name: str) -> tuple[Any, Any] | None:  # noqa: ARG002 - for files that know them
+        """Return the least and greatest value of a column in a group; None if they are unknown."""
+        return None
+
     def null_counts(self) -> Mapping[str, int]:
         """Return how many nulls columns of numbers and text have, as far as that is known without reading them."""
         return {}
@@ -117,7 +181,19 @@ class TableReader(ShardReader[Record]):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
-        return self._fields
+        classes = {name: tuple(map(str, values.to_pylist())) for name, values in self._classes.items()}
+        return self._fields | {name: FieldSpec("int64", (), classes.get(name, ())) for name in self._numbered}
+
+    def use_classes(self, classes: Mapping[str, Sequence[Any]]) -> None:
+        """Number the values of fields by these classes."""
+        self._classes |= {name: value_set(name, each, self._schema.field(name).type) for name, each in classes.items()}
+
+    def is_dictionary(self, name: str) -> bool:
+        return pa_module().types.is_dictionary(self._schema.field(name).type)
+
+    def classes_in(self, group: int, name: str) -> Any:
+        with self._errors(group):
+            return classes_in(self._raw(group, name))
 
     def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
         return arrow.split(self._columns(indices, fields), len(indices))
@@ -130,6 +206,10 @@ class TableReader(ShardReader[Record]):
         require_known(names, self._numbers | self._bases, self._path)
         with self._errors():
             columns = self._pick(indices, names, Claims(indices, self._limit, self._path))
+        for name in self._numbered.intersection(columns):
+            if (unknown := columns[name] == UNKNOWN).any():
+                message = f"field {name!r} has a value that is none of its {len(self._classes[name])} classes"
+                raise ColumnContext(self._path, indices).error(int(np.argmax(unknown)), message)
         for name in self._decoders:
             if name in columns:
                 columns[name] = self._decode_values(columns[name], self._decoders[name], name, indices)
@@ -198,7 +278,8 @@ class TableReader(ShardReader[Record]):
         if isinstance(name, str):
             what = f"field {name!r} of row group {block}"
             with decoding():
-                column = Column.of(decode(name), self._fills.get(name), self._limit, what, self._path)
+                array = numbered(decode(name), self._classes[name]) if name in self._classes else decode(name)
+                column = Column.of(array, self._fills.get(name), self._limit, what, self._path)
             if len(column) != count:
                 raise ValueError(f"{len(column)} values of {name!r} for {count} records")
             return column, column.nbytes
@@ -260,16 +341,22 @@ def _facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
     if twice:
         message = f"{path} has several columns called {twice[0]!r}: rename them where the table is made"
         raise UnsupportedFormatError(message, path=path)
-    features, fields, scalars = _features(schema), dict[str, FieldSpec](), dict[str, np.dtype[Any]]()
-    fills = ((each.name, fill_of(options.nulls, each.name, each.type)) for each in schema)
+    features, fields, scalars = features_of(schema), dict[str, FieldSpec](), dict[str, np.dtype[Any]]()
+    types, given = pa_module().types, options.categories
+    if given == "auto":
+        given = [each.name for each in schema if types.is_dictionary(each.type)]
+    require_known(given or (), schema.names, path, key="categories")
+    kinds = {each.name: pa_module().int64() if each.name in (given or ()) else each.type for each in schema}
+    listed: Mapping[str, Sequence[Any]] = given if isinstance(given, Mapping) else {}
+    fills = ((name, fill_of(options.nulls, name, kind)) for name, kind in kinds.items())
     filled = {name: fill for name, fill in fills if fill is not None}
     bases = {mask_name(name): name for name, fill in filled.items() if fill.masked}
     check_names(options.nulls, bases.values(), schema.names, path)
-    shapes = {name: shape for name in schema.names if (shape := _shape(features.get(name)))}
-    decoders = _plan_decoders(schema, features, options, path)
+    shapes = {name: shape for name in schema.names if (shape := shape_of(features.get(name)))}
+    decoders = plan_decoders(schema, features, options, path)
     for each in schema:
         numbers = numbers_of(each.type)
-        if numbers is not None and not numbers.shape:
+        if numbers is not None and not numbers.shape and each.name not in (given or ()):
             scalars[each.name] = numbers.dtype
         spec = spec_of_type(each.type, shapes.get(each.name))
         fields[each.name] = FieldSpec("unknown", None) if each.name in decoders else spec
@@ -284,121 +371,8 @@ def _facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
         "_fills": filled,
         "_bases": bases,
         "_fields": fields,
-        "_kind": ([(each.name, str(each.type)) for each in schema], shapes, [*decoders]),
+        "_numbered": frozenset(given or ()),
+        "_classes": {name: value_set(name, values, schema.field(name).type) for name, values in listed.items()},
+        "categories": [name for name in given or () if name not in listed],
+        "_kind": ([(each.name, str(each.type)) for each in schema], shapes, [*decoders], sorted(given or ())),
     }
-
-
-def _features(schema: Any) -> Mapping[str, Any]:
-    """Return what Hugging Face's library has written about the columns."""
-    try:
-        found = json.loads(schema.metadata[b"huggingface"])["info"]["features"]
-    except (TypeError, KeyError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _shape(feature: Any) -> tuple[int, ...] | None:
-    """Return the shape that Hugging Face declares for a list of lists, if it is constant."""
-    shape = feature.get("shape") if isinstance(feature, dict) else None
-    if isinstance(shape, list) and shape and all(type(extent) is int and extent > 0 for extent in shape):
-        return tuple(shape)
-    return None
-
-
-def _plan_decoders(schema: Any, features: Mapping[str, Any], options: TableOptions, path: str) -> dict[str, Decoder]:
-    """Return the decoder of each field that has one."""
-    chosen: Mapping[str, Any] = options.decode if isinstance(options.decode, Mapping) else {}
-    if options.decode == "auto":
-        kinds = {name: str(each.get("_type")).lower() for name, each in features.items() if isinstance(each, dict)}
-        chosen = {name: kind for name, kind in kinds.items() if kind in DECODERS and name in schema.names}
-    for name in chosen:
-        spec = spec_of_type(schema.field(name).type) if name in schema.names else None
-        if spec is None or spec.dtype != "bytes":
-            known = closest(name, schema.names) if spec is None else f"it is {spec}, and decoders take bytes"
-            raise ConfigError(f"decode names the field {name!r} of {path}: {known}", key="decode", value=name)
-    return {
-        name: for_extension(find_decoder(what, name), "", options.max_record_bytes) for name, what in chosen.items()
-    }
-
-
-_VALUE_BYTES, _COLUMN_BYTES = 8, 2048  # about what pyarrow takes
-_FEW_COLUMNS = 256
-
-
-class CsvSource(TableSource):
-    """Records of CSV files with a header line, plain or compressed (``.csv.gz``, ``.csv.zst``).
-
-    A file is parsed as a whole by pyarrow, and those used last are kept (`cached_bytes`). So CSV is for small data and
-    for import: convert larger files to another format.
-
-    Options: `CsvOptions`.
-    """
-
-    format_name = "csv"
-    options_type: ClassVar[Any] = CsvOptions
-
-    @property
-    def reads_in_order(self) -> bool:
-        """True if there are several files, since each is parsed as a whole."""
-        return len(self.paths) > 1
-
-    def _open_shard(self, path: str) -> ShardReader[Record]:
-        return _CsvFile(path, self.options, self._cache)
-
-
-class _CsvFile(TableReader):
-    def __init__(self, path: str, options: CsvOptions, cache: DecodedCache) -> None:
-        self._path, self._options, self._cache = path, options, cache
-        self._storage = storage_of(path, options.remote_settings)
-        self._identity = self._storage.identity(path)
-        table = cache.get(path, self._parse)
-        super().__init__(path, lambda: table.schema, np.array([len(table)], np.int64), options, cache)
-
-    @contextmanager
-    def _opened(self, block: int, names: Sequence[str]) -> Generator[Callable[[str], Any]]:  # noqa: ARG002 - all are parsed
-        yield self._cache.get(self._path, self._parse).column
-
-    def null_counts(self) -> Mapping[str, int]:
-        table = self._cache.get(self._path, self._parse)
-        return {each.name: table.column(each.name).null_count for each in self._schema if shows_nulls(each.type)}
-
-    def _parse(self) -> tuple[Any, int]:
-        csv = load_arrow("format 'csv'", "pyarrow.csv")
-        pa, options = load_arrow("format 'csv'"), self._options
-        with unchanged(self._storage, self._path, self._identity):
-            data = read_text(self._path, options.max_record_bytes, options.remote_settings)
-        comma, head = options.delimiter.encode(), data.find(b"\n")
-        head = len(data) if head < 0 else head + 1
-        cells = data.count(comma, head) + data.count(b"\n", head)
-        size = _VALUE_BYTES * cells + _COLUMN_BYTES * max(0, data.count(comma, 0, head) - _FEW_COLUMNS)
-        check_size(size, options.max_record_bytes, "the table", path=self._path)
-        types = {name: _type_of(name, dtype) for name, dtype in (options.dtypes or {}).items()}
-        with self._errors():
-            with decoding():
-                table = csv.read_csv(
-                    pa.BufferReader(data),
-                    csv.ReadOptions(use_threads=False),
-                    csv.ParseOptions(delimiter=options.delimiter, newlines_in_values=True),
-                    csv.ConvertOptions(column_types=types),
-                )
-            self._check(table, types)
-            return table, table.nbytes
-
-    def _check(self, table: Any, types: Mapping[str, Any]) -> None:
-        for name in types:
-            if name not in table.column_names:
-                message = f"dtypes names {name!r}, which {self._path} has not: {closest(name, table.column_names)}"
-                raise ConfigError(message, key=f"dtypes.{name}")
-        for each in table.schema:
-            if load_arrow("format 'csv'").types.is_binary(each.type):
-                raise CorruptFileError(f"the column {each.name!r} is not UTF-8", path=self._path)
-        check_size(table.nbytes, self._options.max_record_bytes, "the table", path=self._path)
-
-
-def _type_of(name: str, dtype: str) -> Any:
-    pa = load_arrow("format 'csv'")
-    try:
-        return pa.string() if dtype == "str" else pa.from_numpy_dtype(np.dtype(dtype))
-    except (TypeError, pa.ArrowException) as error:
-        message = f"dtypes: {dtype!r} is not the dtype of a column; expected one such as 'int64', 'float32' or 'str'"
-        raise ConfigError(message, key=f"dtypes.{name}", value=dtype) from error

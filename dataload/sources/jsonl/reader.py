@@ -20,9 +20,11 @@ from dataload.codecs.nulls import fills_of_samples, with_masks
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
+from dataload.sources.expression import Expression
 from dataload.sources.file_source import FileSource
 from dataload.sources.jsonl.format import JsonlOptions
 from dataload.sources.shards import ShardReader
+from dataload.sources.views.select import match_columns
 from dataload.storage import RecordFile, storage_of, unchanged
 from dataload.storage.array_file import CachedTable
 from dataload.storage.compressed import is_compressed, read_text
@@ -171,6 +173,15 @@ class JsonlSource(FileSource[Record]):
     def reads_in_order(self) -> bool:
         """Whether one of several files is compressed; reading a record decompresses a whole file."""
         return len(self.paths) > 1 and any(map(is_compressed, self.paths))
+
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
+        """See `Source._matches`: None is null, and so is what a record lacks."""
+
+        def read(rows: Int64Array) -> dict[str, list[Any]]:
+            records = self._read(rows)
+            return {name: [record.get(name) for record in records] for name in condition.fields}
+
+        return match_columns(read, condition, len(self), indices)
 
     def _wanted(self, known: Mapping[str, FieldSpec]) -> tuple[str, ...] | None:
         return with_masks(self._selected, known, self.options.nulls)

@@ -17,11 +17,12 @@ from dataload.catalog.fields import common_classes
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
 from dataload.sources.base import Source, ViewSource
+from dataload.sources.expression import Expression
 from dataload.sources.prefetch import ComponentPrefetch, StepsByComponent
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.adapt import as_source
 from dataload.sources.views.joint import JointShards, join
-from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
+from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
 _KEY = "__key__"
 
@@ -103,6 +104,13 @@ class ConcatSource(ViewSource[Any]):
         if fields is None:
             pieces = ((where, self._without_key(batch)) for where, batch in pieces)
         return scatter_columns(pieces, len(indices))
+
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
+        wanted, ends = np.arange(len(self)) if indices is None else indices, self._bounds()
+        found = np.empty(len(wanted), np.bool_)
+        for component, local, where in split_by_shard(ends, wanted):
+            found[where] = self._parents[component]._matches(condition, None if indices is None else local)
+        return found
 
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0

@@ -151,7 +151,7 @@ def check_index_error_text(case: Case) -> None:
 def check_wrong_index_types(case: Case) -> None:
     """A float, a string, a bool and None are not indices: TypeError."""
     source: Any = case.source
-    wrong = (1.0, "1", None, True, np.float64(0), np.bool_(False), [0])
+    wrong = (1.0, "1", None, True, np.float64(0), np.bool_(False), [0.5])
     expect_each_raises(TypeError, lambda index: source[index], wrong, "source[{}]")
 
 

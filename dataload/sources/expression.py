@@ -1,0 +1,286 @@
+"""Conditions on fields, which `Source.filter` evaluates column by column."""
+
+from __future__ import annotations
+
+import ast
+import operator
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any, NoReturn, TypeAlias, cast
+
+import numpy as np
+
+from dataload.codecs.arrow import load_arrow
+from dataload.errors import ConfigError
+from dataload.types import Array
+
+_COMPARE: dict[str, tuple[Callable[[Any, Any], Any], str]] = {  # with the names of pyarrow's functions
+    "==": (operator.eq, "equal"),
+    "!=": (operator.ne, "not_equal"),
+    "<": (operator.lt, "less"),
+    "<=": (operator.le, "less_equal"),
+    ">": (operator.gt, "greater"),
+    ">=": (operator.ge, "greater_equal"),
+}
+_JOINED = {"&": "and_kleene", "|": "or_kleene"}
+
+_ALONE = ("field", "is_null", "~")  # need no parentheses
+
+Verdict: TypeAlias = tuple[Any, Any]
+"""Whether a condition holds, and whether it does not: arrays of bool, or bool. Neither, where a value is null."""
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Expression:
+    """A condition on the fields of a record, made by `field`.
+
+    Conditions are joined by ``&``, ``|`` and ``~``, in parentheses. As in SQL and Arrow, a comparison with a null
+    neither holds nor does not, so that ``~`` of it does not hold either.
+
+    Attributes:
+        operation: ``"field"``, a comparison, ``"in"``, ``"is_null"``, ``"&"``, ``"|"`` or ``"~"``.
+        operands: Expressions and constants.
+
+    Examples:
+        >>> field("label").isin([3, 5]) & ~(field("name") == "b")
+        (field('label') in (3, 5)) & ~(field('name') == 'b')
+    """
+
+    operation: str
+    operands: tuple[Any, ...]
+
+    def __eq__(self, other: object) -> Expression:  # type: ignore[override] # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._compare("==", other)
+
+    def __ne__(self, other: object) -> Expression:  # type: ignore[override] # pyright: ignore[reportIncompatibleMethodOverride]
+        return self._compare("!=", other)
+
+    def __lt__(self, other: object) -> Expression:
+        return self._compare("<", other)
+
+    def __le__(self, other: object) -> Expression:
+        return self._compare("<=", other)
+
+    def __gt__(self, other: object) -> Expression:
+        return self._compare(">", other)
+
+    def __ge__(self, other: object) -> Expression:
+        return self._compare(">=", other)
+
+    __hash__ = object.__hash__
+
+    def isin(self, values: Collection[Any]) -> Expression:
+        """Return the condition that the value is one of `values`."""
+        if isinstance(values, (str, bytes)):
+            raise TypeError(f"isin takes a list of values, got the text {values!r}")
+        return Expression("in", (self, tuple(map(_constant, values))))
+
+    def is_null(self) -> Expression:
+        """Return the condition that the value is null."""
+        return Expression("is_null", (self,))
+
+    def __and__(self, other: Expression) -> Expression:
+        return self._join("&", other)
+
+    def __or__(self, other: Expression) -> Expression:
+        return self._join("|", other)
+
+    def __invert__(self) -> Expression:
+        return Expression("~", (self,))
+
+    def __bool__(self) -> NoReturn:
+        raise TypeError("a condition has no truth by itself: join conditions by &, | and ~, each in parentheses")
+
+    def __repr__(self) -> str:
+        if self.operation == "field":
+            return f"field({self.operands[0]!r})"
+        shown = [
+            f"({e!r})" if isinstance(e, Expression) and e.operation not in _ALONE else repr(e) for e in self.operands
+        ]
+        alone = {"~": f"~{shown[0]}", "is_null": f"{shown[0]}.is_null()"}
+        return alone.get(self.operation) or f" {self.operation} ".join(shown)
+
+    @property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields, each once."""
+        if self.operation == "field":
+            return self.operands
+        parts = (each.fields for each in self.operands if isinstance(each, Expression))
+        return tuple(dict.fromkeys(name for part in parts for name in part))
+
+    def to_arrow(self) -> Any:
+        """Return the same condition as a `pyarrow.compute.Expression`."""
+        pc = load_arrow("a condition for Arrow", "pyarrow.compute")
+        return self._to_arrow(pc, pc.field)
+
+    def _to_arrow(self, pc: Any, column: Callable[[str], Any]) -> Any:
+        if self.operation == "field":
+            return column(self.operands[0])
+        pa = load_arrow("a condition for Arrow")
+        first, *others = (e._to_arrow(pc, column) if isinstance(e, Expression) else e for e in self.operands)
+        if self.operation == "in":
+            return pc.if_else(pc.is_null(first), pa.scalar(None, pa.bool_()), pc.is_in(first, pa.array(others[0])))
+        if self.operation in ("~", "is_null"):
+            return pc.invert(first) if self.operation == "~" else pc.is_null(first)
+        if others and type(others[0]) is int and others[0] >= 1 << 63:  # pyarrow takes integers for int64
+            others = [pa.scalar(others[0], pa.uint64())]
+        return getattr(pc, _JOINED.get(self.operation) or _COMPARE[self.operation][1])(first, *others)
+
+    def matches_arrow(self, column: Callable[[str], Any]) -> Array:
+        """Return where the condition holds, (rows,) bool, given arrays of pyarrow by name."""
+        pa, pc = (load_arrow("a condition for Arrow", module) for module in ("pyarrow", "pyarrow.compute"))
+        arrays = {name: column(name) for name in self.fields}
+        try:
+            found = self._to_arrow(pc, arrays.__getitem__)
+            if found.type != pa.bool_():
+                raise TypeError("a field alone is a condition only if it is bool")
+            return found.fill_null(False).to_numpy(zero_copy_only=False)
+        except (pa.ArrowException, TypeError, OverflowError) as error:
+            types = ", ".join(f"{name!r} is {array.type}" for name, array in arrays.items())
+            raise ConfigError(f"{self!r} does not fit the fields ({types}): {error}", key="filter") from error
+
+    def matches(self, column: Callable[[str], Any]) -> Array:
+        """Return where the condition holds, (rows,) bool, given columns of a batch by name."""
+        return np.asarray(self._decide(lambda leaf: _verdict(leaf, column))[0])
+
+    def may_match(self, bounds: Callable[[str], tuple[Any, Any] | None]) -> bool:
+        """Return whether the condition may hold somewhere, given the least and greatest value of fields, if known."""
+        return bool(self._decide(lambda leaf: _bounded(leaf, bounds))[0])
+
+    def _decide(self, leaf: Callable[[Expression], Verdict]) -> Verdict:
+        if self.operation not in ("&", "|", "~"):
+            return leaf(self)
+        parts: list[Verdict] = [each._decide(leaf) for each in self.operands]
+        if self.operation == "~":
+            return parts[0][::-1]
+        (holds, fails), (also_holds, also_fails) = parts
+        return (
+            (holds & also_holds, fails | also_fails)
+            if self.operation == "&"
+            else (holds | also_holds, fails & also_fails)
+        )
+
+    def _compare(self, operation: str, other: object) -> Expression:
+        return Expression(operation, (self, other if isinstance(other, Expression) else _constant(other)))
+
+    def _join(self, operation: str, other: Any) -> Expression:
+        if not isinstance(other, Expression):
+            raise TypeError(f"{operation} joins conditions, got {other!r}: put each comparison in parentheses")
+        return Expression(operation, (self, other))
+
+
+def field(name: str) -> Expression:
+    """Return a field for a condition, such as ``field("label") == 3``; see `Source.filter`."""
+    return Expression("field", (name,))
+
+
+def _constant(value: Any) -> Any:
+    if value is None:
+        raise TypeError("a comparison with None never holds: write is_null")
+    return value.item() if isinstance(value, np.generic) and value.dtype.kind not in "mM" else value
+
+
+def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
+    """Return a verdict on each row."""
+    columns = [_values(column(name), name) for name in leaf.fields]
+    valid = np.logical_and.reduce([_valid(each) for each in columns])
+    if leaf.operation == "is_null":
+        return ~valid, valid
+    (values, *others), constant = [each[valid] for each in columns], leaf.operands[-1]
+    compared = others[0] if others else constant
+    is_text = {
+        isinstance(each, str) for each in (*values[:1], *(compared if others or leaf.operation == "in" else [compared]))
+    }
+    holds = np.zeros(len(valid), np.bool_)
+    try:
+        if leaf.operation == "field":
+            if {*map(type, values)} - {bool, np.bool_}:
+                raise TypeError("a field alone is a condition only if it is bool")
+            holds[valid] = values.astype(np.bool_)
+        elif len(is_text) > 1:
+            raise TypeError("text is compared with other values")
+        elif leaf.operation == "in":
+            holds[valid] = np.isin(values, np.array([*compared], values.dtype if values.dtype == object else None))
+        else:
+            with np.errstate(invalid="ignore"):  # NaN
+                holds[valid] = _COMPARE[leaf.operation][0](values, compared)
+    except TypeError as error:
+        raise ConfigError(f"{leaf!r} does not fit the fields: {error}", key="filter") from error
+    return holds, valid & ~holds
+
+
+def _values(column: Any, name: str) -> Array:
+    """Return a column as an array of single values, (rows,)."""
+    if isinstance(column, np.ndarray) and column.ndim == 1:
+        return column
+    if isinstance(column, (np.ndarray, dict)):
+        raise ConfigError(f"a condition is about single values, and {name!r} has several a record", key="filter")
+    found = np.empty(len(column), object)
+    found[:] = [*cast("Sequence[Any]", column)]
+    return found
+
+
+def _valid(values: Array) -> Array:
+    if values.dtype != object:
+        return np.ones(len(values), np.bool_)
+    return np.fromiter((value is not None for value in values), np.bool_, len(values))
+
+
+def _bounded(leaf: Expression, bounds: Callable[[str], tuple[Any, Any] | None]) -> Verdict:
+    """Return a verdict on whether some value within bounds fulfils a condition, and whether some does not."""
+    known = bounds(leaf.fields[0])
+    if leaf.operation in ("field", "is_null") or known is None or isinstance(leaf.operands[1], Expression):
+        return True, True
+    (least, most), other = known, leaf.operands[1]
+    try:
+        if leaf.operation in ("==", "!=", "in"):
+            among = other if leaf.operation == "in" else (other,)
+            holds, fails = any(least <= each <= most for each in among), not (least == most and least in among)
+            return (fails, holds) if leaf.operation == "!=" else (holds, fails)
+        compare = _COMPARE[leaf.operation][0]
+        ends = compare(least, other), compare(most, other)
+        return any(ends), not all(ends)
+    except TypeError:
+        return True, True
+
+
+def parse(text: str) -> Expression:
+    """Return the condition that a text of a config or command states, such as ``"label == 3 and name != 'b'"``."""
+    try:
+        found = _parsed(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ValueError, TypeError, RecursionError) as error:
+        message = f"{text!r} is not a condition such as \"label == 3 and name in ['a', 'b']\": {error}"
+        raise ConfigError(message, key="filter", value=text) from error
+    if not isinstance(found, Expression):
+        raise ConfigError(f"{text!r} names no field", key="filter", value=text)
+    return found
+
+
+_SIGNS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE)  # in the order of `_COMPARE`
+
+
+def _parsed(node: ast.expr) -> Any:
+    """Return an expression, or a constant."""
+    if isinstance(node, ast.Name):
+        return field(node.id)
+    if isinstance(node, ast.BoolOp):
+        return reduce(operator.and_ if isinstance(node.op, ast.And) else operator.or_, map(_parsed, node.values))
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return ~_parsed(node.operand)
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(node.args) == 1:
+        if node.func.id == "field":
+            return field(ast.literal_eval(node.args[0]))
+        if node.func.id == "is_null":
+            return _parsed(node.args[0]).is_null()
+    if isinstance(node, ast.Compare):
+        operands = [_parsed(each) for each in (node.left, *node.comparators)]
+        compared = zip(operands, node.ops, operands[1:], strict=False)
+        return reduce(operator.and_, (_compared(one, sign, other) for one, sign, other in compared))
+    return ast.literal_eval(node)
+
+
+def _compared(one: Any, sign: ast.cmpop, other: Any) -> Any:
+    if isinstance(sign, (ast.In, ast.NotIn)):
+        return one.isin(other) if isinstance(sign, ast.In) else ~one.isin(other)
+    return [*_COMPARE.values()][_SIGNS.index(type(sign))][0](one, other)

@@ -1,0 +1,1 @@
+"""Text files: a record for each file, line or paragraph."""

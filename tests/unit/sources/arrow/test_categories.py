@@ -1,0 +1,86 @@
+"""Categories: numbers of classes, one order over all files, unknown values, nulls."""
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+import tables  # noqa: F401 - starts what pyarrow keeps
+
+import dataload
+from dataload import ConfigError, CorruptFileError
+
+FIRST = {
+    "kind": pa.array(["mid", "low", None, "mid"]).dictionary_encode(),
+    "word": ["b", "a", "b", "c"],
+    "n": [5, 5, 7, 5],
+}
+SECOND = {"kind": pa.array(["high", "low"]).dictionary_encode(), "word": ["d", "a"], "n": [3, 7]}
+
+
+@pytest.fixture(params=[".parquet", ".arrow", ".feather"])
+def paths(tmp_path, request):
+    found = [tmp_path / f"{name}{request.param}" for name in "ab"]
+    for path, columns in zip(found, (FIRST, SECOND), strict=True):
+        if request.param == ".parquet":
+            pq.write_table(pa.table(columns), path, row_group_size=3)
+        else:
+            compression = "zstd" if request.param == ".feather" else "uncompressed"
+            pyarrow.feather.write_feather(pa.table(columns), path, compression=compression, chunksize=3)
+    return found
+
+
+def test_classes_have_one_order_over_all_files(paths):
+    source = dataload.open(paths, categories=["kind", "word", "n"], nulls={"kind": -1})
+    assert {name: spec.classes for name, spec in source.fields.items()} == {
+        "kind": ("mid", "low", "high"),  # as in the dictionaries
+        "word": ("a", "b", "c", "d"),
+        "n": ("3", "5", "7"),
+    }
+    batch = source.read_batch([4, 0, 1, 2, 5, 3])
+    assert {name: column.tolist() for name, column in batch.items()} == {
+        "kind": [2, 0, 1, -1, 1, 0],
+        "word": [3, 1, 0, 1, 0, 2],
+        "n": [0, 1, 1, 2, 2, 1],
+    }
+    assert batch["kind"].dtype == np.int64
+    masked = dataload.open(paths, categories="auto", nulls="mask")
+    assert masked.fields["word"].classes is None
+    batch = masked.read_batch([2, 5])
+    assert (batch["kind"].tolist(), batch["kind_is_null"].tolist(), batch["word"]) == (
+        [0, 1],
+        [True, False],
+        ["b", "a"],
+    )
+    with dataload.Loader(source, batch_size=6, num_workers=2, executor="processes") as loader:
+        (batch,) = loader
+    assert batch["word"].tolist() == [1, 0, 1, 2, 3, 0]
+    assert source.fingerprint() != dataload.open(paths, nulls={"kind": "?"}).fingerprint()
+    assert dataload.open(paths, nulls={"kind": "?"}).read_batch([0, 2])["kind"] == ["mid", "?"]
+
+
+def test_given_classes_refuse_others_where_they_are_read(paths):
+    source = dataload.open(paths, categories={"word": ["c", "b", "a"]}, fields=["word"])
+    assert source.read_batch([0, 1, 3])["word"].tolist() == [1, 2, 0]
+    message = "record 0: field 'word' has a value that is none of its 3 classes"
+    with pytest.raises(CorruptFileError, match=message) as error:
+        source.read_batch([4, 5])
+    assert error.value.path == str(paths[1])
+    with dataload.Loader(source, batch_size=6, on_error="skip", max_bad=1) as loader:
+        (batch,) = loader
+        assert loader.statistics().bad == 1
+    assert batch["word"].tolist() == [1, 2, 1, 0, 2]
+
+
+@pytest.mark.parametrize(
+    ("categories", "message"),
+    [
+        (["q"], "has no field 'q'"),
+        ({"word": ["a", "a"]}, "a class of 'word' is listed twice"),
+        ({"n": ["x"]}, "the classes of 'n' do not fit its type, int64"),
+        ("all", "categories must be 'auto', a list, a mapping or None; got 'all'"),
+    ],
+)
+def test_wrong_categories(paths, categories, message):
+    with pytest.raises(ConfigError, match=message):
+        dataload.open(paths, categories=categories, nulls="mask")

@@ -1,0 +1,198 @@
+"""Conditions: evaluated on columns, by pyarrow, and on statistics, all compared with Python."""
+
+import json
+import operator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.feather
+import pyarrow.parquet as pq
+import pytest
+import tables  # noqa: F401 - starts what pyarrow keeps
+from hypothesis import given
+from hypothesis import strategies as st
+
+import dataload
+from dataload import ConfigError, MemorySource, RangeSource, field
+from dataload.sources.arrow import parquet
+from dataload.sources.expression import parse
+
+ROWS = {
+    "n": [3, 4, None, 3, 7, 1],
+    "m": [3, 1, 2, None, 9, 1],
+    "x": [0.5, float("nan"), None, 2.5, -1.0, 3.0],
+    "t": ["a", None, "c", "bb", "", "a"],
+    "b": [True, None, False, True, True, False],
+}
+COMPARE = {
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
+
+
+def leaves():
+    numbers = st.tuples(st.sampled_from(["n", "m"]), st.sampled_from([*COMPARE]), st.integers(0, 8))
+    floats = st.tuples(st.just("x"), st.sampled_from([*COMPARE]), st.sampled_from([0.5, 2.5, 9.0]))
+    texts = st.tuples(st.just("t"), st.sampled_from([*COMPARE]), st.sampled_from(["a", "b", ""]))
+    pairs = st.tuples(st.just("n"), st.sampled_from([*COMPARE]), st.just(field("m")))
+    among = st.tuples(st.just("n"), st.just("in"), st.lists(st.integers(0, 8), max_size=3))
+    nulls = st.tuples(st.sampled_from([*ROWS]), st.just("null"), st.none())
+    return st.one_of(numbers, floats, texts, pairs, among, nulls, st.just(("b", "is", None)))
+
+
+CONDITIONS = st.recursive(
+    leaves(),
+    lambda inner: st.tuples(st.just("~"), inner) | st.tuples(inner, st.sampled_from("&|"), inner),
+    max_leaves=4,
+)
+
+
+def built(tree):
+    if tree[0] == "~":
+        return ~built(tree[1])
+    one, sign, other = tree
+    if sign in ("&", "|"):
+        return built(one) & built(other) if sign == "&" else built(one) | built(other)
+    if sign in COMPARE:
+        return COMPARE[sign](field(one), other)
+    return field(one).isin(other) if sign == "in" else field(one).is_null() if sign == "null" else field(one)
+
+
+def truth(tree, row):
+    """True, False or None, as in SQL."""
+    if tree[0] == "~":
+        inner = truth(tree[1], row)
+        return None if inner is None else not inner
+    one, sign, other = tree
+    if sign in ("&", "|"):
+        sides = [truth(one, row), truth(other, row)]
+        ends = sign == "|"
+        return ends if ends in sides else None if None in sides else not ends
+    value = ROWS[one][row]
+    if sign == "null":
+        return value is None
+    other = ROWS["m"][row] if not isinstance(other, (int, float, str, list, type(None))) else other
+    if value is None or (other is None and sign != "is"):
+        return None
+    return value if sign == "is" else value in other if sign == "in" else COMPARE[sign](value, other)
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    directory, table = tmp_path_factory.mktemp("tables"), pa.table(ROWS)
+    pq.write_table(table, directory / "a.parquet", row_group_size=2)
+    pyarrow.feather.write_feather(table, directory / "a.arrow", compression="uncompressed", chunksize=4)
+    pyarrow.feather.write_feather(table, directory / "b.arrow", compression="zstd", chunksize=4)
+    opened = [dataload.open(directory / name, nulls="error") for name in ("a.parquet", "a.arrow", "b.arrow")]
+    records = [{name: values[row] for name, values in ROWS.items()} for row in range(6)]
+    (directory / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
+    return [*opened, dataload.open(directory / "a.jsonl")]
+
+
+@given(tree=CONDITIONS)
+def test_every_source_selects_what_python_does(sources, tree):
+    condition = built(tree)
+    want = [row for row in range(6) if truth(tree, row) is True]
+    assert pa.table(ROWS).append_column("row", [[*range(6)]]).filter(condition.to_arrow())["row"].to_pylist() == want
+    for source in sources:
+        assert source.filter(condition).indices.tolist() == want, source
+
+
+def test_views_ask_their_parents(sources):
+    condition = field("n") == 3
+    for source in sources:
+        assert source[1:].filter(condition).indices.tolist() == [2]
+        assert source[[5, 3, 0]].filter(condition).indices.tolist() == [1, 2]
+        assert dataload.concat([source, source[2:]]).filter(condition).indices.tolist() == [0, 3, 7]
+    two = dataload.open([sources[0].paths[0]] * 2, nulls="error")
+    assert two.filter(condition).indices.tolist() == [0, 3, 6, 9]
+    assert two[7:].filter(condition).indices.tolist() == [2]
+    assert len(MemorySource({"n": np.arange(200_000) % 10}).filter(condition)) == 20_000
+
+
+def test_groups_without_a_match_are_not_read(tmp_path, monkeypatch):
+    table = pa.table(
+        {"n": np.arange(100), "t": [f"{i:03d}" for i in range(100)], "u": np.arange(100, dtype=np.uint64) + (1 << 63)}
+    )
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=10)
+    source, real, read = dataload.open(tmp_path / "a.parquet"), parquet._ParquetFile._decode, []
+    monkeypatch.setattr(
+        parquet._ParquetFile, "_decode", lambda self, group, name: read.append(group) or real(self, group, name)
+    )
+    for condition, groups, count in (
+        (field("n") == 33, {3}, 1),
+        (field("n").isin([5, 95]), {0, 9}, 2),
+        (~(field("n") < 85), {8, 9}, 15),
+        ((field("t") >= "090") & (field("n") < 95), {9}, 5),
+        (field("u") > (1 << 63) + 97, {9}, 2),
+        (field("n") != 5, {*range(10)}, 99),
+    ):
+        read.clear()
+        assert len(source.filter(condition, num_workers=0)) == count
+        assert {*read} == groups
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("label == 3", "field('label') == 3"),
+        ("3 < x <= 5", "(field('x') > 3) & (field('x') <= 5)"),
+        ("not name in ['a', 'b'] or is_null(y)", "~(field('name') in ('a', 'b')) | field('y').is_null()"),
+        ("field('a b') != -1 and flag", "(field('a b') != -1) & field('flag')"),
+        ("name not in ('a',)", "~(field('name') in ('a',))"),
+    ],
+)
+def test_conditions_as_text(text, expected):
+    assert repr(parse(text)) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["3", "label ==", "f(x) == 1", "a.b == 2", "label == None", "x is 3", "x + 1 == 2", "__import__('os')"],
+)
+def test_texts_that_are_no_conditions(text):
+    with pytest.raises(ConfigError, match=r"(is not a condition|names no field)"):
+        parse(text)
+
+
+def test_what_does_not_fit(sources):
+    for condition in (field("t") == 3, field("n"), field("n").isin(["a"])):
+        for source in sources:
+            with pytest.raises(ConfigError, match="does not fit the fields"):
+                source.filter(condition)
+    with pytest.raises(ConfigError, match="has no field 'q'"):
+        sources[0].filter(field("q") == 1)
+    with pytest.raises(ConfigError, match="a condition is about single values, and 'v' has several a record"):
+        MemorySource({"v": np.zeros((3, 2))}).filter(field("v") == 1)
+    with pytest.raises(ConfigError, match="must be a function of a record or a condition"):
+        RangeSource(3).filter("index == 1")
+    for wrong, message in (
+        (lambda: (field("x") == 1) and (field("y") == 2), "join conditions by &, | and ~"),
+        (lambda: field("x") == None, "a comparison with None never holds"),  # noqa: E711
+        (lambda: (field("x") > 1) & 3, "& joins conditions, got 3: put each comparison in parentheses"),
+        (lambda: field("x").isin("abc"), "isin takes a list of values"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            wrong()
+
+
+def test_indices_and_masks():
+    source = RangeSource(6)
+    mask = np.arange(6) % 2 == 1
+    for chosen in (mask, mask.tolist()):
+        assert [record["index"] for record in source[chosen]] == [1, 3, 5]
+    some = source[[4, -1, 4, 0]]
+    assert [record["index"] for record in some] == [4, 5, 4, 0]
+    assert some.shard_lengths == (4,)
+    assert source[np.array([1, 2])].fingerprint() == source[[1, 2]].fingerprint() != some.fingerprint()
+    assert len(source[[]]) == 0
+    with pytest.raises(IndexError, match="a mask has a value for each record: this one has 5 for 6 records"):
+        source[mask[:5]]
+    with pytest.raises(IndexError, match="index 6 is out of range for 6 records"):
+        source[[6]]
+    with dataload.Loader(some, batch_size=2) as loader:
+        assert [batch["index"].tolist() for batch in loader] == [[4, 5], [4, 0]]

@@ -116,6 +116,7 @@ def test_a_launcher_is_asked_for_the_rank_when_the_first_batch_is_wanted(monkeyp
     loader = Loader(RangeSource(8), batch_size=2)
     assert (len(loader), len(built_first)) == (2, 2)
     assert loader.state_dict() == built_first.state_dict()
+    assert (loader.batch_sampler.world_size, loader.batch_sampler_of(3).world_size) == (2, 2)
     with pytest.raises(ConfigError, match=r"the environment has WORLD_SIZE='2': .* or initialise torch.distributed"):
         next(iter(loader))
     monkeypatch.setenv("RANK", "1")

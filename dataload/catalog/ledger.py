@@ -20,7 +20,7 @@ import threading
 import zlib
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import as_content, check_name, is_count
@@ -58,67 +58,39 @@ class Job(NamedTuple):
     plan: str
 
 
-class Log(Protocol):
-    """The log of a job; see `log_of`. Several threads may note facts."""
+class LocalLog:
+    """A log in a file. Several threads may note facts."""
 
-    path: str
-
-    def load(self, job: Job) -> Logged:
-        """Return what was noted for a job."""
-        ...
-
-    def begin(self, job: Job, known: Mapping[tuple[str, str], ShardFacts], *, anew: bool) -> None:
-        """Open the log for a job, with what is `known` of it; `anew` drops what earlier writers have noted."""
-        ...
-
-    def note(self, facts: ShardFacts, key: str = "") -> None:
-        """Add facts; a SourceError if another process has taken over."""
-        ...
-
-    def close(self) -> None:
-        """Complete what was noted."""
-        ...
-
-    def is_ours(self) -> bool:
-        """Return whether the log is begun, not closed, and no other process has taken over."""
-        ...
-
-    def remove(self) -> None:
-        """Delete the log, if there is one."""
-        ...
-
-
-def log_of(path: str, remote: Remote | None = None, *, at_once: bool = False) -> Log:
-    """Return the log at a path or URL; with `at_once`, each line reaches an object store by itself."""
-    return _RemoteLog(path, remote, 1 if at_once else _MOST_LINES) if is_url(path) else _LocalLog(path)
-
-
-class _LocalLog:
     def __init__(self, path: str) -> None:
         self.path: str = path
         self._file: AppendedFile | None = None
 
     def load(self, job: Job) -> Logged:
+        """Return what was noted for a job."""
         with suppress(SourceNotFoundError):
             return parse_log(storage_of(self.path).read(self.path), job)
         return Logged({})
 
     def begin(self, job: Job, known: Mapping[tuple[str, str], ShardFacts], *, anew: bool) -> None:  # noqa: ARG002 - this is a new file
+        """Open the log for a job, with what is `known` of it; `anew` drops what earlier writers have noted."""
         data = b"".join([header_line(job), *(shard_line(facts, key) for (_, key), facts in known.items())])
         storage_of(self.path).replace(self.path, data, None)
         self._file = AppendedFile(self.path)
         note_place(parent(absolute(self.path)))
 
     def note(self, facts: ShardFacts, key: str = "") -> None:
+        """Add facts; a SourceError if another process has taken over."""
         assert self._file is not None, "it is begun first"
         self._file.write(shard_line(facts, key))
 
     def close(self) -> None:
+        """Complete what was noted."""
         if self._file is not None:
             self._file.close()
             self._file = None
 
     def is_ours(self) -> bool:
+        """Return whether no other process has taken over since `begin`."""
         return self._file is not None and self._file.is_current()
 
     def remove(self) -> None:
@@ -126,7 +98,9 @@ class _LocalLog:
         storage_of(self.path).remove(self.path)
 
 
-class _RemoteLog:
+class RemoteLog:
+    """A log in a folder of an object store, with the methods of `LocalLog`."""
+
     def __init__(self, path: str, remote: Remote | None, most: int) -> None:
         self.path: str = path
         self._most = most
@@ -234,6 +208,11 @@ class _RemoteLog:
 
     def remove(self) -> None:
         self._storage.remove(self.path)
+
+
+def log_of(path: str, remote: Remote | None = None, *, at_once: bool = False) -> LocalLog | RemoteLog:
+    """Return the log at a path or URL; with `at_once`, each line reaches an object store by itself."""
+    return RemoteLog(path, remote, 1 if at_once else _MOST_LINES) if is_url(path) else LocalLog(path)
 
 
 def header_line(job: Job) -> bytes:

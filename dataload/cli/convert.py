@@ -35,14 +35,13 @@ from dataload.cli.options import (
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line, print_warning
 from dataload.config.problems import resolve_reference
 from dataload.convert import ConvertReport, convert
-from dataload.convert.plan import Target
+from dataload.convert.plan import Shard, Target
 from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError
 from dataload.jobs.engine import select_part
 from dataload.loader.bad_records import BadRecord, read_excluded
 from dataload.sources.base import SelectionSource, Source
 from dataload.sources.discover import find_destination
-from dataload.sources.format import Format
 from dataload.sources.shards import Location
 from dataload.sources.views.select import Chosen
 
@@ -149,16 +148,9 @@ def convert_command(
         opened = select_records(stack.enter_context(wanted.open()), where, split, take)
         opened = _without(opened, exclude, error_report)
         if dry_run:
-            show_plan(
-                opened,
-                Target.of(path, entry.name),
-                shards=shards,
-                records_per_shard=records_per_shard,
-                part=number,
-                before=before,
-                on_error=on_error,
-                settings=settings,
-            )
+            plan = Target.of(path, entry.name).plan(len(opened), shards=shards, records_per_shard=records_per_shard)
+            plan = plan if number is None else select_part(plan, *number)
+            _show_plan(opened, plan, before, {"format": entry.name, **settings}, "".join(entry.suffixes[:1]), on_error)
             return
         bar = stack.enter_context(ProgressBar(f"converting to {entry.name}"))
         report = convert(
@@ -233,23 +225,13 @@ def sizes(after: int, before: int, *, about: bool = False) -> str:
     return f"{size}, {after / before:.1f} times the {decimal(before)} of the source" if before and after else size
 
 
-def show_plan(
-    source: Source[Any],
-    target: Target,
-    *,
-    shards: int | None,
-    records_per_shard: int | None,
-    part: tuple[int, int] | None,
-    before: int,
-    on_error: str,
-    settings: Mapping[str, Any],
+def _show_plan(
+    source: Source[Any], plan: Sequence[Shard], before: int, settings: Mapping[str, Any], suffix: str, on_error: str
 ) -> None:
     """Print the files that a conversion would write, their size, and the records that fail."""
-    plan = target.plan(len(source), shards=shards, records_per_shard=records_per_shard)
-    plan = plan if part is None else select_part(plan, *part)
     total = sum(shard.stop - shard.start for shard in plan)
     chosen = np.unique(np.linspace(plan[0].start, max(plan[0].start, plan[-1].stop - 1), _TRIED).astype(np.int64))
-    report = _try(SelectionSource(source, Chosen(chosen[: total or 1])), target.entry, settings) if total else None
+    report = _try(SelectionSource(source, Chosen(chosen)), suffix, settings) if total else None
     for shard in plan[:_LISTED]:
         exists = " (exists)" if os.path.exists(shard.path) else ""
         print_line(f"{shard.path}: {count_of(shard.stop - shard.start, 'record')}{exists}")
@@ -271,7 +253,7 @@ def show_plan(
     print_line("nothing was written: leave out --dry-run", "bold")
 
 
-def _try(sample: Source[Any], entry: Format, settings: Mapping[str, Any]) -> ConvertReport:
+def _try(sample: Source[Any], suffix: str, settings: Mapping[str, Any]) -> ConvertReport:
     with TemporaryDirectory() as folder, ProgressBar("trying some records") as bar:
-        target = Path(folder, f"trial{''.join(entry.suffixes[:1])}")
-        return convert(sample, target, format=entry.name, on_error="skip", max_bad=1.0, progress=bar, **settings)
+        target = Path(folder, f"trial{suffix}")
+        return convert(sample, target, on_error="skip", max_bad=1.0, progress=bar, **settings)

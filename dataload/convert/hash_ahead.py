@@ -24,7 +24,6 @@ class HashAhead:
         self._file = open_file(path)  # stays open if the file is renamed
         self._digest = hashlib.sha256()
         self._hashed = 0
-        self._failed = False
         self._ended, self._dropped = Event(), Event()
         self._thread = Thread(target=self._follow, name="dataload-hash", daemon=True)
         self._thread.start()
@@ -33,7 +32,7 @@ class HashAhead:
         """Return size and hash of the complete file; None if it could not be read."""
         self._ended.set()
         self._thread.join()
-        return None if self._failed or self._dropped.is_set() else (self._hashed, self._digest.hexdigest())
+        return None if self._dropped.is_set() else (self._hashed, self._digest.hexdigest())
 
     def __enter__(self) -> Self:
         return self
@@ -60,4 +59,4 @@ class HashAhead:
                 else:
                     self._ended.wait(_SECONDS)
         except OSError:
-            self._failed = True
+            self._dropped.set()

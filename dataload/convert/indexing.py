@@ -30,7 +30,6 @@ from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import save_lengths
 from dataload.storage import Remote, base_name, is_url, join, storage_of
 from dataload.storage.errors import file_errors
-from dataload.types import Array
 
 _UNLIMITED = 1 << 60  # bytes to download: indexing needs them
 _MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
@@ -144,61 +143,45 @@ class IndexJob:
 
     def finish(self, done: Done[Shard], ledger: Ledger, mode: Mode) -> IndexReport:
         directory = self.plan.directory
-        described = [
-            _described(data_set, directory, [done.facts[unit.key] for unit in units])
-            for _, units in groupby(done.units, lambda unit: id(unit.data_set))
-            for units in [[*units]]
-            for data_set in [units[0].data_set]
-        ]
+        groups = [[*units] for _, units in groupby(done.units, lambda unit: id(unit.data_set))]
+
+        def entries(lengths_in: str) -> tuple[DataSetFacts, ...]:
+            return tuple(_entry(directory, units, [done.facts[u.key] for u in units], lengths_in) for units in groups)
+
         path, unsaved = join(directory, MANIFEST_NAME), self.plan.unsaved
-        if isinstance(ledger, IndexLedger):
-            if mode.part is not None:  # the log stays until the merge
-                path = ledger.path
-            else:
-                try:
-                    entries = [each.with_statistics(directory, self.remote) for each in described]
-                    update_manifest(directory, entries, self.plan.gone, remote=self.remote)
-                    remove_old(directory, self.remote)
-                    ledger.clear(done.facts)
-                    return IndexReport(path, tuple(entries), len(done.known))
-                except SourceError as error:
-                    if isinstance(error, CorruptFileError) or all(each.statistics is None for each in described):
-                        raise
-                    unsaved = str(error)
-        return IndexReport(
-            path, tuple(each.with_statistics("", self.remote) for each in described), len(done.known), unsaved
-        )
+        if isinstance(ledger, IndexLedger) and mode.part is not None:
+            path = ledger.path  # the log stays until the merge
+        elif isinstance(ledger, IndexLedger):
+            try:
+                saved = entries(directory)
+                update_manifest(directory, saved, self.plan.gone, remote=self.remote)
+                remove_old(directory, self.remote)
+                ledger.clear(done.facts)
+                return IndexReport(path, saved, len(done.known))
+            except SourceError as error:
+                if isinstance(error, CorruptFileError) or all(each.measuring is None for each in self.plan.data_sets):
+                    raise
+                unsaved = str(error)
+        return IndexReport(path, entries(""), len(done.known), unsaved)
 
 
-@dataclass(frozen=True, slots=True)
-class _DescribedSet:
-    """A described data set, its statistics if requested, and the lengths in each shard."""
-
-    entry: DataSetFacts
-    statistics: DataSetStatistics | None
-    lengths: Sequence[Mapping[str, Array]]
-
-    def with_statistics(self, directory: str, remote: Remote) -> DataSetFacts:
-        """Return the entry for a manifest; lengths are saved in the directory, unless that is empty."""
-        if self.statistics is None:
-            return self.entry
-        kept: dict[str, LengthsFile] = {}
-        for name, field in self.statistics.fields.items() if directory else ():
-            arrays = [each[name] for each in self.lengths if name in each]
-            if field.varies_in_length and sum(map(len, arrays)) == sum(self.entry.records):
-                kept[name] = save_lengths(directory, narrow(np.concatenate(arrays)), remote)
-        return replace(self.entry, statistics=replace(self.statistics, lengths=kept).to_json())
-
-
-def _described(data_set: PlannedSet, directory: str, shards: Sequence[ShardFacts]) -> _DescribedSet:
-    entry, statistics = data_set.entry(directory, [with_etag(data_set.format, facts) for facts in shards]), None
-    if data_set.measuring is not None:
-        fields: dict[str, FieldStatistics] = {}
-        for facts in shards:
-            fields = merge_fields(fields, facts.measures.fields if facts.measures else {})
-        options = data_set.stored(data_set.measured)
-        statistics = DataSetStatistics(options=options, selected=data_set.measuring.fields, fields=fields)
-    return _DescribedSet(entry, statistics, [facts.measures.lengths for facts in shards if facts.measures])
+def _entry(directory: str, units: Sequence[Shard], shards: Sequence[ShardFacts], lengths_in: str) -> DataSetFacts:
+    """Return the entry of a data set in a manifest; lengths are saved in a directory, unless that is empty."""
+    data_set = units[0].data_set
+    entry = data_set.entry(directory, [with_etag(data_set.format, facts) for facts in shards])
+    if data_set.measuring is None:
+        return entry
+    fields, kept = dict[str, FieldStatistics](), dict[str, LengthsFile]()
+    measures = [facts.measures for facts in shards if facts.measures]
+    for each in measures:
+        fields = merge_fields(fields, each.fields)
+    for name, field in fields.items() if lengths_in else ():
+        arrays = [each.lengths[name] for each in measures if name in each.lengths]
+        if field.varies_in_length and sum(map(len, arrays)) == sum(entry.records):
+            kept[name] = save_lengths(lengths_in, narrow(np.concatenate(arrays)), data_set.remote)
+    options, selected = data_set.stored(data_set.measured), data_set.measuring.fields
+    statistics = DataSetStatistics(options=options, selected=selected, fields=fields, lengths=kept)
+    return replace(entry, statistics=statistics.to_json())
 
 
 def _describe(data_set: PlannedSet, path: str, source: Source[Any]) -> ShardFacts:

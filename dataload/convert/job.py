@@ -98,22 +98,20 @@ class ConvertJob:
         ledger = ConversionLedger(self.target, self.units, mode)
         with self.target.storage.lock(ledger.path):
             read_manifest(self.target.directory, self.remote)  # report a damaged one now
-            ledger.begin(self._requested(mode), engine)
+            number, parts = mode.part or (0, 0)
+            requested = Journal(
+                source=identify(self.source),
+                records=len(self.source),
+                format=self.target.entry.name,
+                options=dict(self.settings),
+                shards=tuple((shard.name, shard.start, shard.stop) for shard in self.units),
+                run=secrets.token_hex(8),
+                parts=parts,
+                part=number,
+                counted=bool(self.writing.mapping),
+            )
+            ledger.begin(requested, engine)
             yield ledger
-
-    def _requested(self, mode: Mode) -> Journal:
-        number, parts = mode.part or (0, 0)
-        return Journal(
-            source=identify(self.source),
-            records=len(self.source),
-            format=self.target.entry.name,
-            options=dict(self.settings),
-            shards=tuple((shard.name, shard.start, shard.stop) for shard in self.units),
-            run=secrets.token_hex(8),
-            parts=parts,
-            part=number,
-            counted=bool(self.writing.mapping),
-        )
 
     def run(self, todo: Sequence[Shard], ledger: ConversionLedger, here: Here[Shard]) -> Sequence[BadRecord]:
         if ledger.journal.complete:

@@ -101,11 +101,7 @@ def verify_part(
     progress: Callable[[int, int], None],
 ) -> tuple[int, list[Finding]]:
     """Return the number of records in a part, and its findings; the first record of the part has index 0."""
-
-    def report(_done: int, _length: int) -> None:
-        progress(reading.records, 0)
-
-    reading = Reading(report)
+    reading = Reading(lambda _done, _length: progress(reading.records, 0))
     with closing(reading.findings(opening, select_part(paths, *part), 1)) as findings:
         found = [*islice(findings, limit)]
     return reading.records, found

@@ -125,7 +125,7 @@ class Ledger:
     def __init__(self, log: Any = None, parts: int = 0) -> None:
         self.known: Facts = {}
         self.parts: int = parts
-        self.log: Any = log  # a `Log`, or None
+        self.log: Any = log  # of `log_of`, or None
 
     def start(self, facts: Facts, *, in_parts: bool) -> None:
         """Begin to note, with what is still true, or prepare the destination for parts."""

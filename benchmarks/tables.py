@@ -1,7 +1,9 @@
 """Tables: Parquet and Arrow beside pyarrow's own `take` of the same rows, JSON Lines beside `json.loads` alone."""
 
 import json
+import os
 from contextlib import ExitStack
+from unittest import mock
 
 import numpy as np
 
@@ -11,6 +13,7 @@ from benchmarks.harness import ROOT, VERSION, Case, batches, loaders, run_cases
 COUNT = 100_000
 ROWS = 256
 FLOOR = 0.8
+FILTERED = 2_000_000
 
 
 def tables():
@@ -31,7 +34,7 @@ def tables():
                 writer.write_table(table, max_chunksize=per_group)
             stored = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         rows += _beside_take(name, stored, dataload.open(path), plan)
-    return [*rows, *_json_lines(plan)]
+    return [*rows, *_json_lines(plan), *_filters()]
 
 
 def _table(pa):
@@ -70,3 +73,37 @@ def _json_lines(plan):
             Case("source.read", lambda: map(source.read, plan), FLOOR),
         ]
         return run_cases(f"JSON Lines, {ROWS} rows of a number, text and a list", cases, same=None, rows=len)
+
+
+def _filters():
+    """A condition beside pyarrow's own filter, and a function beside a loop over Python's values."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+    import pyarrow.parquet as pq
+
+    path = ROOT / f"v{VERSION}-filter.parquet"
+    labels = np.random.default_rng(0).integers(0, 10, FILTERED)
+    pq.write_table(pa.table({"label": labels, "x": labels * 0.5}), path)
+    column = pa.chunked_array([labels])
+
+    def is_three(record):
+        return record["label"] == 3
+
+    def own(name, make, floor):
+        return Case(name, lambda: [make()], floor)
+
+    with dataload.open(path) as source, mock.patch.dict(os.environ, {"DATALOAD_CACHE": "0"}):
+        condition, expression = dataload.field("label") == 3, pc.field("label") == 3
+        conditions = [
+            own("pyarrow.dataset", lambda: ds.dataset(path).to_table(columns=["label"], filter=expression), None),
+            own("source.filter(condition)", lambda: source.filter(condition), 1 / 1.3),
+        ]
+        functions = [
+            own("a loop over column.to_pylist()", lambda: [is_three({"label": v}) for v in column.to_pylist()], None),
+            own("source.filter(function)", lambda: source.filter(is_three, fields=["label"]), 1 / 1.5),
+        ]
+        return [
+            *run_cases("Filters of 2 million rows by a condition", conditions, same=None, rows=lambda _: FILTERED),
+            *run_cases("Filters of 2 million rows by a function", functions, same=None, rows=lambda _: FILTERED),
+        ]

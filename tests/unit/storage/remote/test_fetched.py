@@ -1,6 +1,7 @@
 """Ranges that are fetched before they are read: which bytes, in how many requests, and where they are copied to."""
 
 import itertools
+import os
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from dataload.storage import Remote
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import RemoteFile
+from dataload.storage.remote.prefetch import shards
 from dataload.storage.remote.prefetch.ranges import RangePrefetcher, StepRanges
 from dataload.storage.remote.requests import GAP
 from dataload.storage.remote.settings import ObjectVersion
@@ -82,3 +84,13 @@ def test_what_is_read_without_a_plan_counts_what_lies_between(stored):
     assert (remote.traffic.total().nbytes, remote.traffic.total().wasted_bytes) == (50, 20)
     file.gather_ranges(np.array([100, 130]), np.array([5, 10]))
     assert (remote.traffic.total().nbytes, remote.traffic.total().wasted_bytes) == (90, 45)
+
+
+def test_a_write_that_the_system_cuts_short_goes_on(monkeypatch, tmp_path):
+    monkeypatch.setattr(shards, "write_at", lambda file, data, at: os.pwrite(file, data[:3], at))
+    with open(tmp_path / "x", "w+b") as stream:
+        stream.write(b"-" * 12)
+        stream.flush()
+        shards.write(stream.fileno(), 2, b"01234567")
+        stream.seek(0)
+        assert stream.read() == b"--01234567--"

@@ -12,7 +12,16 @@ from hypothesis import strategies as st
 
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, ShardSequential
-from dataload.storage.remote.prefetch.plan import CachePlan, Download, Evict, Use, check_fit, step_bytes
+from dataload.storage.remote.prefetch.plan import (
+    CachePlan,
+    Download,
+    Evict,
+    Use,
+    check_fit,
+    rank_budget,
+    sharers_of,
+    step_bytes,
+)
 
 
 def uses_of(steps, start=0):
@@ -181,6 +190,13 @@ def test_whole_shards_that_do_not_fit_together_are_refused():
     message = "shards of 50 bytes are read together, can only be read as a whole, and do not fit into the 49 bytes"
     with pytest.raises(ConfigError, match=message):
         check_fit(50, 49)
+
+
+def test_ranks_share_a_cache_that_does_not_hold_all_data():
+    assert [sharers_of(data, 4, 100) for data in (99, 100, 101)] == [1, 1, 4]
+    assert rank_budget(1000, 0.5, 2, 10) == 250
+    assert rank_budget(1000, 0.5, 4, 300) == 300, "the largest shard has room"
+    assert rank_budget(100, 1.0, 1, 300) == 100
 
 
 @pytest.mark.parametrize("whole", [(), range(8)])

@@ -115,9 +115,9 @@ def job_killed_before(job, place, operation, counted):
         if number == operation:
             end()
 
-    at_operations(note)
-    JOBS[job](*place, again=False)
-    with open(counted, "w") as file:
+    with open(counted, "w") as file:  # which is none of the job's operations
+        at_operations(note)
+        JOBS[job](*place, again=False)
         file.write(str(done))
 
 

@@ -52,12 +52,13 @@ LIBRARIES = sys.stdlib_module_names | {
         "cramjam",
         "cv2",
         "google_crc32c",
+        "huggingface_hub",
         "lmdb",
         "msgpack",
         "numpy",
         "obstore",
     ),
-    *("pyarrow", "pydantic", "ray", "rich", "simplejpeg", "soundfile", "tokenizers", "torch", "yaml"),
+    *("pyarrow", "pydantic", "ray", "rich", "simplejpeg", "soundfile", "tokenizers", "torch", "transformers", "yaml"),
 }
 """Modules that dataload calls. Their errors belong to their caller."""
 

@@ -72,6 +72,8 @@ def read_text(path: str, limit: int, remote: Remote | None = None) -> bytes | by
         if not is_compressed(path):
             check_size(file.size, limit, _TEXT, path=path)
             return file.read(0, file.size)
+        if not file.size:
+            raise CorruptFileError("the file is empty, which no compressed file is", path=path, offset=0)
         text = bytearray()  # grows in place
         errors: tuple[type[Exception], ...] = (EOFError, gzip.BadGzipFile, zlib.error)
         if path.lower().endswith(".zst"):

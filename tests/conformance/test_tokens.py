@@ -1,8 +1,7 @@
-import hashlib
 import os
 
 import numpy as np
-from format_suite import FormatSuite
+from format_suite import FormatSuite, digest_of
 
 from dataload.sources.tokens.reader import TokenSource
 from dataload.testing import SourceTraits
@@ -11,12 +10,7 @@ WINDOW = 16
 
 
 def tokens_of(record):
-    """A window that differs for any two records: what records hold is not for a file of tokens to keep."""
-    found = hashlib.blake2b(digest_size=2 * WINDOW)
-    for name, value in record.items():
-        content = (value.dtype.str, value.shape, value.tobytes()) if isinstance(value, np.ndarray) else value
-        found.update(repr((name, content)).encode())
-    return np.frombuffer(found.digest(), "<u2")
+    return np.frombuffer(digest_of(record, 2 * WINDOW), "<u2")
 
 
 class TestTokens(FormatSuite):

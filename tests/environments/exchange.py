@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from collections.abc import Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -164,7 +165,7 @@ def digest(value: object) -> str:
             for key in sorted(value):
                 found.update(f"{key}:".encode())
                 add(value[key])
-        elif isinstance(value, (list, tuple)):
+        elif isinstance(value, Sequence) and not isinstance(value, (str, bytes)):  # a text column was a list
             found.update(f"list {len(value)}".encode())
             for item in value:
                 add(item)

@@ -39,6 +39,9 @@ def opened(entry, folder):
     path = MADE_BY_OTHERS.get(entry.name, folder / f"x{(*entry.suffixes, '')[0]}")
     if entry.name == "csv":
         path.write_text("a,b\n" + "1,x\n2,y\n" * 4)
+    elif entry.name == "text":
+        path = folder / "x.txt"
+        path.write_text("a text")
     elif entry.name == "folder":
         np.save(folder / "0.a.npy", np.arange(3))
         path = folder

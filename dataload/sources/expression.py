@@ -68,7 +68,8 @@ class Expression:
     def __ge__(self, other: object) -> Expression:
         return self._compare(">=", other)
 
-    __hash__ = object.__hash__
+    def __hash__(self) -> int:
+        return id(self)
 
     def isin(self, values: Collection[Any]) -> Expression:
         """Return the condition that the value is one of `values`."""

@@ -12,14 +12,14 @@ from dataload._util.fingerprint import identify
 from dataload._util.global_generators import global_generators_kept
 from dataload._util.lazy import renamed
 from dataload._util.settings import Least, MaxBad, Seconds, check_count, check_fields, checked
-from dataload.collate import Pack, PadValue, Policy
-from dataload.errors import ConfigError, WorkerError
+from dataload.collate import PadValue, Policy
+from dataload.errors import WorkerError
 from dataload.executors import Executor, ExecutorName, WorkerLostError
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration, LoaderBase
 from dataload.loader.failures import ErrorPolicy, OnError
 from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
-from dataload.loader.order import Shuffle, explains_arguments, plan_batches, rank_and_world_size
+from dataload.loader.order import Shuffle, explains_arguments, plan_batches, rank_and_world_size, tail_of
 from dataload.loader.pipeline import Prefetch, StepDelivery, StepGroups, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import Setting, WorkerSettings
@@ -156,11 +156,6 @@ class Loader(LoaderBase[BatchT]):
         world_size: Annotated[int, Least(1)] | None = None,
     ) -> None:
         source = loadable(source)
-        if isinstance(collate, Pack) and not isinstance(sampler, PackedBatchSampler):
-            if tail == "pad":
-                message = "rows that are packed within a step have no filler to mark: choose tail='drop' or 'partial'"
-                raise ConfigError(message, key="tail", value=tail)
-            tail = tail or "partial"
         replan = functools.partial(
             plan_batches,
             source,
@@ -169,7 +164,7 @@ class Loader(LoaderBase[BatchT]):
             sampler=sampler,
             shuffle=shuffle,
             seed=seed,
-            tail=tail,
+            tail=tail_of(tail, collate, sampler),
         )
         plan = replan(rank=rank, world_size=world_size)
         asks = rank is None and not (isinstance(sampler, BatchPlanner) and sampler.world_size > 1)

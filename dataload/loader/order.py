@@ -10,12 +10,14 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, T
 from dataload._util.habits import INSTEAD, instead
 from dataload._util.indexing import even_split
 from dataload._util.randomness import derive_word
+from dataload.collate import Pack
 from dataload.errors import ConfigError
 from dataload.samplers import (
     BatchPlanner,
     BatchSampler,
     GlobalShuffle,
     Mixture,
+    PackedBatchSampler,
     PoolShuffle,
     Sequential,
     ShardSequential,
@@ -112,6 +114,16 @@ def plan_batches(
         plan = BatchSampler(sampler=order, batch_size=rows, rank=rank, world_size=world_size, tail=tail)
     _check_records(plan, source)
     return plan
+
+
+def tail_of(tail: Tail | None, collate: Any, sampler: Any) -> Tail | None:
+    """Return the tail of an order, which cannot be padded where records are packed within their step."""
+    if not isinstance(collate, Pack) or isinstance(sampler, PackedBatchSampler):
+        return tail
+    if tail == "pad":
+        message = "rows that are packed within a step have no filler to mark: choose tail='drop' or 'partial'"
+        raise ConfigError(message, key="tail", value=tail)
+    return tail or "partial"
 
 
 def _check_records(plan: BatchPlanner, source: RandomAccessSource[Any]) -> None:

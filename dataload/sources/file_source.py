@@ -18,7 +18,6 @@ from dataload._util.indexing import as_indices
 from dataload._util.settings import check_fields
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
-from dataload.catalog.evidence import ends_of_file
 from dataload.catalog.fields import require_known, with_classes
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError
 from dataload.sources.base import Source
@@ -30,6 +29,7 @@ from dataload.sources.shards import (
     Location,
     OpenShards,
     ShardReader,
+    content_mark,
     most_open_shards,
     open_each,
     shard_of,
@@ -237,8 +237,7 @@ class FileSource(Source[T_co]):
                 reader.release()
             return reader, fields
 
-        far = [is_url(path) for path in self._paths]
-        return open_each(far, opened, self._opening_threads)
+        return open_each([*map(is_url, self._paths)], opened, self._opening_threads)
 
     @property
     def _opening_threads(self) -> int:
@@ -268,10 +267,7 @@ class FileSource(Source[T_co]):
     def _read(self, indices: Int64Array) -> list[T_co]:
         try:
             opened = self._data_set()
-            wanted = self._wanted(opened.fields)
-            if len(opened.ends) == 1:
-                return opened.reader(0).read(indices, wanted)
-            return opened.records(indices, wanted)
+            return opened.records(indices, self._wanted(opened.fields))
         except MemoryError as error:
             raise memory_error(self, self._paths[0], len(indices)) from error
 
@@ -305,8 +301,7 @@ class FileSource(Source[T_co]):
         if self._remote is None or not any(map(is_url, self._paths)):
             return None
         opened = self._data_set()
-        files = [self._data_file(path) for path in self._paths]
-        chosen = self._choose(None if fields is None else tuple(fields), opened)
+        files, chosen = [*map(self._data_file, self._paths)], self._choose(check_fields(fields), opened)
         return read_ahead(files, opened, self._remote, steps, chosen, here=here, share=share)
 
     def _traffics(self) -> Sequence[Traffic]:
@@ -350,9 +345,7 @@ class FileSource(Source[T_co]):
         return self._mark(self._paths[shard], self._data_set().reader(shard))
 
     def _mark(self, path: str, reader: ShardReader[T_co]) -> ContentMark:
-        size, ends = ends_of_file(self._data_file(path), self._remote)
-        with reading_tables():
-            return ContentMark(size, ends, reader.identity())
+        return content_mark(self._data_file(path), reader, self._remote)
 
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""

@@ -25,7 +25,7 @@ from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ChangedFileError, CorruptFileError
 from dataload.sources.directory import ShardDirectory
-from dataload.storage import FileIdentity, RecordFile, Remote, base_name, is_url, join, parent
+from dataload.storage import FileIdentity, RecordFile, Remote, base_name, is_url, join, parent, reading_tables
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.files import as_versions, versions_of
 from dataload.types import Batch, FieldSpec, Int64Array
@@ -156,6 +156,13 @@ class ShardReader(ABC, Generic[T_co]):
         self.release()
 
 
+def content_mark(data_file: str, reader: "ShardReader[Any]", remote: Remote | None) -> ContentMark:
+    """Return what a fingerprint says of the content of a shard."""
+    size, ends = ends_of_file(data_file, remote)
+    with reading_tables():
+        return ContentMark(size, ends, reader.identity())
+
+
 @dataclass(frozen=True, slots=True)
 class ListedShards:
     """Facts about shards that are not open yet: from a manifest (`listed`), or from the process that sent the source.
@@ -236,6 +243,8 @@ class OpenShards(Generic[T_co]):
 
     def records(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[T_co]:
         """Return records in the requested order; see `ShardReader.read`."""
+        if len(self.ends) == 1:
+            return self.reader(0).read(indices, fields)
         records: list[Any] = [None] * len(indices)
         for rows, found in self.read(indices, lambda reader, local: reader.read(local, fields)):
             if rows is None:

@@ -168,7 +168,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         self._asks_rank = rank is None  # until the first batch
         self._rank, self._world_size = rank_and_world_size(rank, world_size, rank_later=True)
         order = SequenceOrder(len(sequences), batch_size * self._world_size, mode, shuffle, seed)
-        _check_epochs(order, tail, epochs)
+        order.check_ends(tail, epochs)
         if isinstance(collate, Pack):
             raise setting_error("collate", collate, "must keep the rows of a step, as packing does not")
         self._make_batch = BatchMaker(
@@ -243,7 +243,7 @@ class MultiStreamLoader(LoaderBase[Any]):
             here = dataclasses.replace(self._state(), rank=rank, world_size=world_size)
             saved = None if self._loaded is None else MultiStreamState.load(self._loaded, here)
             order = dataclasses.replace(self._plan.order, rows=self._size * world_size)
-            _check_epochs(order, self._tail if order.mode == "split" else None, self._epochs)
+            order.check_ends(self._tail if order.mode == "split" else None, self._epochs)
             self._rank, self._world_size = rank, world_size
             self._plan = dataclasses.replace(self._plan, order=order)
             self._stream_workers.deal(self._plan, range(rank, order.rows, world_size))
@@ -389,18 +389,3 @@ def _check_streams(make_stream: Any, sequences: Any) -> None:
         raise setting_error("sequences", sequences, "must be a list of arguments for make_stream")
     if not len(sequences):
         raise ConfigError("sequences is empty, but a row needs one to follow", key="sequences", value=sequences)
-
-
-def _check_epochs(order: SequenceOrder, tail: SplitTail | None, epochs: int | None) -> None:
-    if order.mode == "independent":
-        for key, value in (("epochs", epochs), ("tail", tail)):
-            if value is not None:
-                message = f"{key} needs mode='split': rows of mode='independent' never end"
-                raise ConfigError(message, key=key, value=value)
-    elif tail == "drop" and order.sequences < order.rows:
-        raise ConfigError(
-            f"{order.sequences} sequences do not fill {order.rows} rows, and tail='drop' needs full rows: use "
-            "tail='pad', fewer rows or mode='independent'",
-            key="tail",
-            value=tail,
-        )

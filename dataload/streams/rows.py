@@ -11,7 +11,7 @@ import numpy as np
 
 from dataload._util.caches import Memo
 from dataload._util.randomness import derive_key, generator
-from dataload.errors import SourceError, StateMismatchError, printable
+from dataload.errors import ConfigError, SourceError, StateMismatchError, printable
 from dataload.executors import WorkerStatus
 from dataload.samplers.common import KEY_WORDS, permute
 from dataload.samplers.streams.sampler import ChunkEnd
@@ -46,6 +46,21 @@ class SequenceOrder:
     def count(self, row: int) -> int:
         """Return the number of sequences in one pass of a row."""
         return self.sequences if self.mode == "independent" else len(range(row, self.sequences, self.rows))
+
+    def check_ends(self, tail: str | None, epochs: int | None) -> None:
+        """Raise a ConfigError for a tail or epochs that rows of this order do not have."""
+        if self.mode == "independent":
+            for key, value in (("epochs", epochs), ("tail", tail)):
+                if value is not None:
+                    message = f"{key} needs mode='split': rows of mode='independent' never end"
+                    raise ConfigError(message, key=key, value=value)
+        elif tail == "drop" and self.sequences < self.rows:
+            raise ConfigError(
+                f"{self.sequences} sequences do not fill {self.rows} rows, and tail='drop' needs full rows: use "
+                "tail='pad', fewer rows or mode='independent'",
+                key="tail",
+                value=tail,
+            )
 
     def find(self, row: int, epoch: int, positions: Int64Array) -> Int64Array:
         """Return the sequences at positions of a pass, both (n,) int64. `row` counts the rows of all ranks."""

@@ -51,7 +51,7 @@ def check_names(nulls: NullPolicy, masked: Iterable[str], known: Sequence[str], 
     """Raise a ConfigError if `nulls` names an unknown field, or the mask of a field has the name of another field."""
     for name in nulls if isinstance(nulls, Mapping) else ():
         if name not in known:
-            message = f"nulls names {name!r}, which {owner} has not: {closest(name, known)}"
+            message = f"nulls names {name!r}, which {owner} does not have: {closest(name, known)}"
             raise ConfigError(message, key=f"nulls.{name}", value=name)
     for name in masked:
         if mask_name(name) in known:

@@ -87,7 +87,9 @@ class _CsvFile(TableReader):
     def _check(self, table: Any, types: Mapping[str, Any]) -> None:
         for name in types:
             if name not in table.column_names:
-                message = f"dtypes names {name!r}, which {self._path} has not: {closest(name, table.column_names)}"
+                message = (
+                    f"dtypes names {name!r}, which {self._path} does not have: {closest(name, table.column_names)}"
+                )
                 raise ConfigError(message, key=f"dtypes.{name}")
         for each in table.schema:
             if load_arrow("format 'csv'").types.is_binary(each.type):

@@ -113,7 +113,7 @@ def test_a_table_of_another_library(library):
     assert source.fingerprint() != MemorySource(holes, nulls="error").fingerprint()
     for settings, message in (
         ({"nulls": {"t": 1}}, "nulls replaces nulls of 't' by 1, which does not fit its type"),
-        ({"nulls": {"m": 1}}, "nulls names 'm', which the table has not"),
+        ({"nulls": {"m": 1}}, "nulls names 'm', which the table does not have"),
     ):
         with pytest.raises(ConfigError, match=message):
             MemorySource(holes, **settings)

@@ -35,7 +35,7 @@ def test_values_decide_the_types_unless_dtypes_do(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"dtypes": {"m": "str"}}, r"dtypes names 'm', which .*a\.csv has not: "),
+        ({"dtypes": {"m": "str"}}, r"dtypes names 'm', which .*a\.csv does not have: "),
         ({"dtypes": {"n": "number"}}, "dtypes: 'number' is not the dtype of a column; expected one such as"),
     ],
 )

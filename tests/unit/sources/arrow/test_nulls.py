@@ -132,7 +132,7 @@ def test_opening_warns_of_nulls_that_the_file_counts(path):
 @pytest.mark.parametrize(
     ("nulls", "message"),
     [
-        ({"m": 1}, r"nulls names 'm', which .*a\.parquet has not: .*"),
+        ({"m": 1}, r"nulls names 'm', which .*a\.parquet does not have: .*"),
         ({"u": -100}, r"nulls replaces nulls of 'u' by -100, which does not fit its type, uint8, which holds 0 to 255"),
         ({"n": 1.5}, r"nulls replaces nulls of 'n' by 1.5, which does not fit its type, int16, .*"),
         ({"n": True}, r"nulls replaces nulls of 'n' by True, .*"),

@@ -210,7 +210,7 @@ def test_nulls_are_errors_of_batches_unless_something_stands_for_them(tmp_path):
 @pytest.mark.parametrize(
     ("nulls", "message"),
     [
-        ({"q": 0}, r"nulls names 'q', which .*a\.jsonl has not: .*"),
+        ({"q": 0}, r"nulls names 'q', which .*a\.jsonl does not have: .*"),
         ({"n": "?"}, r"nulls replaces nulls of 'n' by '\?', and .*a\.jsonl has 1 there"),
         ("mask", r"nulls='mask' adds 'n_is_null', a field that .*a\.jsonl has: .*"),
     ],

@@ -23,7 +23,9 @@ def small_sets(directory):
     (directory / "images" / "cat").mkdir(parents=True)
     (directory / "images" / "cat" / "1.jpg").write_bytes(b"no image")
     (directory / "x.csv").write_text("x,text\n1,one\n2,two\n3,three\n")
+    (directory / "x.txt").write_text("one\ntwo\nthree\n")
     sets = {
+        "text": (directory / "x.txt", {"format": "text", "records": "line"}),
         "csv": (directory / "x.csv", {}),
         "folder": (directory / "images", {"format": "folder", "decode": None}),
         "hugging_face": (GOLDEN / "hugging_face" / "saved", {}),

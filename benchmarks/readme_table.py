@@ -70,9 +70,10 @@ def short(results: Results) -> Iterator[str]:
         limits = [m for m in measurements if m.task.kind == "limit" and m.answers]
         fastest = sorted(limits, key=lambda m: median(m.rates), reverse=True)[:1]
         yield from _table(_SHORT, measurements, (*fastest, *best(measurements)))
+        yield ""
     rounds, seconds = _rounds(results.measurements)
     yield (
-        f"\nEach reader has its best {_chosen(results)} and a process of its own; medians of {rounds} rounds of "
+        f"Each reader has its best {_chosen(results)} and a process of its own; medians of {rounds} rounds of "
         f"{seconds:g} s, on {_machine(results)}. The limit copies the same records within memory. A pool "
         "mixes less than a global order. All figures, settings and versions: "
         "[docs/performance.md](docs/performance.md#beside-peers)."

@@ -77,10 +77,11 @@ class Collate:
             arrays = _comparable([np.asarray(value) for value in samples], name, policy)
             if policy == "ragged":
                 return ragged(arrays)
-            own = isinstance(policy, Pad)
-            rule = policy if own else Pad(to=cast("int", policy["pad"]) if isinstance(policy, Mapping) else 1)
-            value = fill_of(rule.value if own else self.pad_value, name, arrays[0].dtype)
-            return pad(rule.cut(arrays), value, rule, name)
+            if isinstance(policy, Pad):
+                value = fill_of(policy.value, name, arrays[0].dtype)
+                return pad(policy.cut(arrays), value, policy.to, name, policy.side)
+            value = fill_of(self.pad_value, name, arrays[0].dtype)
+            return pad(arrays, value, cast("int", policy["pad"]) if isinstance(policy, Mapping) else 1, name)
         return _stack(samples, name)
 
     def _collate_dicts(self, samples: list[Mapping[str, Any]], name: str) -> Batch:
@@ -138,7 +139,7 @@ def _columns(samples: list[Mapping[str, Any]], name: str) -> dict[str, list[Any]
     """Return the values of each field; all samples must have the fields of the first."""
     first = samples[0]
     if set(map(type, samples)) == {dict} and set(map(len, samples)) == {len(first)}:
-        try:  # as many fields, and those of the first among them
+        try:  # all have as many fields as the first: the same ones, if each of those is found
             return {key: list(map(itemgetter(key), samples)) for key in first}
         except KeyError:
             pass

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from dataload._util.settings import Least, check_settings, setting_error
-from dataload.collate.pad import PadValue, check_pad_value, fill_of, laid_out, warn_of_padding
+from dataload.collate.pad import IGNORED, PadValue, check_pad_value, fill_of, laid_out, warn_of_padding
 from dataload.errors import ConfigError
 from dataload.types import Array, Batch, Int64Array
 
@@ -21,8 +21,6 @@ Strategy: TypeAlias = Literal["first-fit", "best-fit"]
 
 _log = logging.getLogger("dataload")
 _WELL_FILLED = 0.95
-_IGNORED = -100
-"""The label that losses leave out."""
 
 
 class Packing(NamedTuple):
@@ -172,7 +170,7 @@ class Pack:
                 pieces.append(filler[:gap])
             pieces.append(array[offset : offset + size])
         out = laid_out([*pieces, filler[: gaps[-1]]], (rows, length, *rest))
-        if value == _IGNORED and dtype.kind == "i" and not rest:
+        if value == IGNORED and dtype.kind == "i" and not rest:
             out.reshape(-1)[targets[sizes > 0]] = value  # else the record before would be asked for it
         return out
 

@@ -18,6 +18,9 @@ from dataload.types import Array
 PadValue: TypeAlias = float | Mapping[str, float]
 """The padding value of all fields, or values by field name with 0 for the others."""
 
+IGNORED = -100
+"""The label of a token that losses leave out."""
+
 Side: TypeAlias = Literal["left", "right"]
 """The beginning or the end of a sequence."""
 
@@ -103,10 +106,10 @@ def check_padded_lengths(key: str, value: Any) -> int | tuple[int, ...]:
     return lengths
 
 
-def pad(arrays: Sequence[Array], value: float, rule: Pad, name: str) -> Array:
-    """Return arrays padded to the largest extent of each axis, the first rounded up by `rule`: ``(rows, *largest)``."""
+def pad(arrays: Sequence[Array], value: float, to: int | Sequence[int], name: str, side: Side = "right") -> Array:
+    """Return arrays padded to the largest extent of each axis, the first rounded up to `to`: ``(rows, *largest)``."""
     longest, *others = (max(extents) for extents in zip(*(array.shape for array in arrays), strict=True))
-    length, dtype, left = _round_up(longest, rule.to, name), arrays[0].dtype, rule.side == "left"
+    length, dtype, left = _round_up(longest, to, name), arrays[0].dtype, side == "left"
     if all(array.shape[1:] == (*others,) for array in arrays):
         filler = np.full((length, *others), value, dtype)
         pieces = [(filler[len(each) :], each) if left else (each, filler[len(each) :]) for each in arrays]

@@ -110,7 +110,7 @@ class Chat(ChatTransform):
             tokens, encoding = self._encode(text)
             trained = mask_of(encoding, self._spans(text, messages, chosen, tools))
         if not trained[1:].any():
-            message = f"the labels of the conversation in field {where!r} are all {-100}: the answers have no tokens"
+            message = f"the labels of the conversation in field {where!r} are all -100: the answers have no tokens"
             raise ConfigError(f"{message}, or the chat template marks none", key=where)
         return labelled(tokens, trained)
 

@@ -13,11 +13,9 @@ import numpy as np
 from dataload._util.fingerprint import digest
 from dataload._util.lazy import load_optional
 from dataload._util.settings import check_settings, setting_error
+from dataload.collate.pad import IGNORED
 from dataload.errors import ConfigError, closest, message_of
 from dataload.types import Array
-
-IGNORED = -100
-"""The label of a token that losses leave out."""
 
 T = TypeVar("T")
 

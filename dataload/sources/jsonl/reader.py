@@ -209,12 +209,20 @@ class _Reader(ShardReader[Record]):
         """Find what stands for nulls, by the first records; called once the lines are known."""
         samples: dict[str, Any] = {}
         rows = np.arange(min(len(self), _SAMPLED) if nulls is not None else 0)
-        for row in rows:
-            with suppress(CorruptFileError):  # raised again when it is read
-                for name, value in self.read(rows[row : row + 1], None)[0].items():
-                    samples[name] = value if samples.get(name) is None else samples[name]
+        for record in self._intact(rows) if len(rows) else ():
+            for name, value in record.items():
+                samples[name] = value if samples.get(name) is None else samples[name]
         if len(rows):
             self._fills = fills_of_samples(samples, nulls, self._path)
+
+    def _intact(self, rows: Int64Array) -> list[Record]:
+        """Return those of the records that can be read; the others raise when they are read again."""
+        with suppress(CorruptFileError):
+            return self.read(rows, None)
+        if len(rows) == 1:
+            return []
+        middle = len(rows) // 2
+        return [*self._intact(rows[:middle]), *self._intact(rows[middle:])]
 
     def __len__(self) -> int:
         return len(cast("Lines", self.lines))

@@ -12,6 +12,7 @@ _EPOCHS = "each `for` over a loader is an epoch; epochs= limits them"
 _FUNCTION = "a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="
 _TENSORS = "batches are numpy arrays; for tensors, pass batch_transform=dataload.torch.to_tensors to dataload.Loader"
 _SUBSET = "it is source[indices]"
+_SPLIT = "it is source.split(0.9, seed=0), or source.split({...}) for more parts"
 _WORKERS = "workers belong to the loader: dataload.Loader(source, num_workers=4, prefetch=2)"
 _FIELDS = "pass the names of the fields to read: dataload.open(path, fields=[...])"
 _OPEN = "it is dataload.open(path)"
@@ -35,9 +36,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **_each("TensorDataset from_tensor_slices from_dict from_pandas", "it is dataload.MemorySource({...})"),
         **_each("ConcatDataset concatenate_datasets", "it is dataload.concat([...])"),
         **_each("interleave_datasets sample_from_datasets RandomMix", "it is dataload.mix({source: weight, ...})"),
-        **_each(
-            "random_split train_test_split", "it is source.split(0.9, seed=0), or source.split({...}) for more parts"
-        ),
+        **_each("random_split train_test_split", _SPLIT),
         **_each("TarWriter ShardWriter MDSWriter ArrowWriter", "it is dataload.create(path)"),
     },
     "option": {
@@ -86,9 +85,7 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
         **_each("take head", "it is source[:n]"),
         "skip": "it is source[n:]",
         "select": _SUBSET,
-        **_each(
-            "train_test_split random_split", "it is source.split(0.9, seed=0), or source.split({...}) for more parts"
-        ),
+        **_each("train_test_split random_split", _SPLIT),
         **_each("prefetch num_parallel_calls", _WORKERS),
         **_each("repeat with_epoch with_length", _EPOCHS),
         **_each("shard split_by_node split_by_worker", _RANKS),

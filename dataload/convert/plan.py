@@ -70,7 +70,7 @@ class Target:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other machines may write there; this one cannot see their locks."""
+        """Whether other machines may write there, whose locks cannot be seen from here."""
         return self.remote is not None
 
     @property
@@ -189,6 +189,4 @@ def summarize_paths(paths: Sequence[str]) -> str:
 def pattern_of(names: Sequence[str], typed: str = "") -> str:
     """Return the names as a range if they are numbered, else as `typed` by the user."""
     found = summarize_paths(names)
-    if " ... " in found:
-        return typed or found
-    return found
+    return typed or found if " ... " in found else found

@@ -235,16 +235,16 @@ class LoaderState:
 
 
 class OrderIdentity:
-    """What states say of the order of a plan: a fingerprint to compare, and text for messages."""
+    """How states identify the order of a plan: by a fingerprint, which is compared, and by text for messages."""
 
     def __init__(self, plan: BatchPlanner) -> None:
         self._plan = plan
-        if not is_dataclass(plan.order):  # it may change while it is used: it may fill a cache, for example
-            self.fingerprint  # noqa: B018 - of now
+        # An order that is not a dataclass may change while it is used: it may fill a cache, for example.
+        self._at_first = None if is_dataclass(plan.order) else fingerprint(plan.order)
 
     @cached_property
     def fingerprint(self) -> str:
-        return fingerprint(self._plan.order)
+        return self._at_first or fingerprint(self._plan.order)
 
     @cached_property
     def text(self) -> str:

@@ -328,7 +328,7 @@ class SelectionSource(SubsetSource[T_co]):
 
         One shard if the records are in another order than in the parent.
         """
-        if bool((np.diff(self._indices) < 0).any()):
+        if bool((self._indices[1:] < self._indices[:-1]).any()):
             return (len(self),)
         ends = np.searchsorted(self._indices, np.cumsum(self._parent.shard_lengths))
         return tuple(n for n in np.diff(ends, prepend=0).tolist() if n) or (0,)

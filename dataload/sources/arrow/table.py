@@ -143,7 +143,10 @@ class TableReader(ShardReader[Record]):
         self._most_bytes = options.cached_bytes // _SHARE
         self._planned: tuple[Sequence[str], Sequence[Any], RowLayout | None] = (), (), None  # what was read last
         self._kept_apart = False  # whether columns of single numbers are kept one by one, even if they are many
-        find = lambda: (_facts_of(schema(), options, path), 1)  # noqa: E731
+
+        def find() -> tuple[dict[str, Any], int]:
+            return _facts_of(schema(), options, path), 1
+
         vars(self).update(find()[0] if form is None else cache.get(("schema", form), find))
 
     @cached_property

@@ -50,6 +50,9 @@ _HASHED = 1 << 20
 _AHEAD = 4  # blocks per worker
 _SECONDS_UNSHOWN = 2.0
 
+HELD_OUT = "held-out"
+"""The purpose of the hashes that deal records to parts."""
+
 
 class Rule(Protocol):
     """A value that selects records."""
@@ -103,7 +106,7 @@ class Share:
 
 def hashed_blocks(length: int, seed: int, chosen: Callable[[Array], Array]) -> Int64Array:
     """Return the indices whose hashes, (rows,) uint64, are chosen."""
-    key, found = derive_word(seed, "held-out"), [np.empty(0, np.int64)]
+    key, found = derive_word(seed, HELD_OUT), [np.empty(0, np.int64)]
     for start in range(0, length, _HASHED):  # the temporaries of all at once would take several times the memory
         block = np.arange(start, min(start + _HASHED, length), dtype=np.int64)
         found.append(block[chosen(hash64(key, block))])
@@ -121,11 +124,12 @@ class Filter:
     def __call__(self, start: int, stop: int) -> Int64Array:
         """Return the selected ones of the records [start, stop)."""
         indices, ask = np.arange(start, stop, dtype=np.int64), cast("Predicate", self.predicate)
-        names, columns, (name, *_) = self.fields or (), self._columns(indices), (*(self.fields or ()), "")
+        names, columns = self.fields or (), self._columns(indices)
         records: Iterable[Any] = ()
         try:
             # A list of all records would take longer to make than most predicates take.
             if len(columns) == 1:
+                name = names[0]
                 verdicts = [ask({name: value}) for value in columns[0]]
             elif columns:
                 verdicts = [ask(dict(zip(names, row, strict=True))) for row in zip(*columns, strict=True)]

@@ -16,12 +16,11 @@ from dataload.catalog.arrays import IndexKey, remember, within
 from dataload.catalog.fields import require_known
 from dataload.errors import ConfigError, closest
 from dataload.sources.expression import parse
-from dataload.sources.views.select import Chosen, Rule, hashed_blocks
+from dataload.sources.views.select import HELD_OUT, Chosen, Rule, hashed_blocks
 from dataload.storage.array_file import CachedTable
 from dataload.types import Array, Int64Array
 
 _ROWS = 1 << 16  # records whose field is read at once
-_PURPOSE = "held-out"
 _SETTINGS = ("exact", "stratify", "group", "by", "seed")
 
 
@@ -123,7 +122,7 @@ class Division:
     def parts(self, source: Any) -> Array:
         """Return the part of each record, (records,)."""
         length = len(source)
-        hashes = hash64(derive_word(self.seed, _PURPOSE), np.arange(length))
+        hashes = hash64(derive_word(self.seed, HELD_OUT), np.arange(length))
         classes = np.zeros(length, np.int64)
         if self.stratify is not None:
             classes, _ = codes_of(source, self.stratify)
@@ -214,7 +213,7 @@ def codes_of(source: Any, name: str) -> tuple[Int64Array, list[Any]]:
 
 def _hashes(values: list[Any], seed: int) -> Array:
     """Return a hash of each value, (values,) uint64, that no other value changes."""
-    key = int(derive_word(seed, _PURPOSE)).to_bytes(8, "little")
+    key = int(derive_word(seed, HELD_OUT)).to_bytes(8, "little")
     texts = (value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass") for value in values)
     digests = b"".join(hashlib.blake2b(text, digest_size=8, key=key).digest() for text in texts)
     return np.frombuffer(digests, "<u8").astype(np.uint64)

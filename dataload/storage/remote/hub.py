@@ -79,11 +79,8 @@ class HubClient(ObjectClient):
 
     def read(self, url: str, key: str, most: int) -> tuple[bytes, ObjectVersion, Any]:
         data, version, condition = super().read(url, key, most)
-        return (
-            data,
-            self.head(url, key) or version,
-            condition,
-        )  # ETags of the servers behind the hub differ from its own
+        # The servers behind the hub have other ETags than it lists.
+        return data, self.head(url, key) or version, condition
 
     def put(self, url: str, *_: Any, **__: Any) -> NoReturn:
         raise StoreError(f"cannot write {url}: write a local directory, and upload it with `hf upload`", path=url)

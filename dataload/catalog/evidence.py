@@ -84,7 +84,7 @@ def find_changed(marks: Mapping[str, ContentMark]) -> list[str]:
     def has_changed(path: str) -> bool:
         return all(ends_of_file(file, None) != marks[path][:2] for file in files_of(path))
 
-    known = [path for path, mark in marks.items() if mark.ends]  # unlike those of folders
+    known = [path for path, mark in marks.items() if mark.ends]  # folders have none
     with DaemonThreads(MOST_THREADS) as pool:
         return [path for path, changed in zip(known, pool.map(has_changed, known), strict=True) if changed]
 

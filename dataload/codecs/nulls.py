@@ -24,11 +24,11 @@ from dataload.types import Array, BytesColumn, NullPolicy
 
 
 class Fill(NamedTuple):
-    """What stands for nulls of a field: a value, None for a neutral one; `named` says that the user named the field."""
+    """How the nulls of a field are filled."""
 
-    value: Any
-    masked: bool
-    named: bool
+    value: Any  # None for a neutral value
+    masked: bool  # whether a field of masks is added
+    named: bool  # whether the user has named the field
 
 
 def mask_name(field: str) -> str:

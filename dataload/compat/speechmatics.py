@@ -27,14 +27,14 @@ def split_datasets(make: Callable[..., Any], data_list: Sequence[Any], batch_siz
             ``split_datasets = classmethod(split_datasets)``.
         data_list: What each row goes through.
         batch_size: Rows of all data sets together.
-        max_workers: Maximum number of worker processes; each has a data set of its own.
+        max_workers: Maximum number of worker processes, each of which reads one data set.
     """
     parts = next(parts for parts in range(max(1, max_workers), 0, -1) if not batch_size % parts)
     return [make(data_list, batch_size=batch_size // parts) for _ in range(parts)]
 
 
 class MultiStreamDataLoader:
-    """Joins the rows of several data sets to batches; each data set runs in a worker process of its own.
+    """Joins the rows of several data sets into batches. Each data set runs in its own worker process.
 
     Args:
         datasets: Data sets that yield tuples or lists of rows, as `split_datasets` makes them.

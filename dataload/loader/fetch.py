@@ -168,7 +168,7 @@ def choose_collate(
             message = "packed rows are laid out by dataload.Pack: leave collate out, or pass Pack(pad_value=...), got"
             raise ConfigError(f"{message} {collate!r}", key="collate", value=collate)
         if collate is not None and collate.row_length is not None:
-            message = "the sampler packs rows of its own row_length: leave row_length of Pack out"
+            message = "the sampler sets the length of rows: leave row_length of Pack out"
             raise ConfigError(message, key="collate", value=collate)
         return collate or Pack(pad_value)
     if collate is None:

@@ -50,7 +50,7 @@ class PackedBatchSampler(ArrayValue, OverSampler):
         strategy: ``"first-fit"`` puts each record into the first row with room for it. ``"best-fit"`` takes the longest
             records of a window first, and puts each into the row that it fills best, which leaves less filler.
         overlong: Whether a record longer than a row is an ``"error"``, is cut off (``"truncate"``), or is cut into
-            pieces (``"split"``), each of which is a record of its own, in the same window.
+            pieces (``"split"``), which are packed like other records of the same window.
 
     Raises:
         ConfigError: Lengths are fewer than records, a length is negative, a record is longer than a row and

@@ -37,7 +37,7 @@ _TOUCHED = 8  # blocks of a read, at most, whose place among those used last is 
 
 
 class Form(NamedTuple):
-    """What columns have in common that are gathered together: numbers of a dtype and shape, "bytes" or "text"."""
+    """The kind of values in a column. Columns of one form are gathered together."""
 
     kind: str  # "numbers", "bytes" or "text"; "" for others
     dtype: np.dtype[Any] = np.dtype(np.uint8)

@@ -124,7 +124,7 @@ class Filter:
     def __call__(self, start: int, stop: int) -> Int64Array:
         """Return the selected ones of the records [start, stop)."""
         indices, ask = np.arange(start, stop, dtype=np.int64), cast("Predicate", self.predicate)
-        names, columns = self.fields or (), self._columns(indices)
+        names, columns = [*(self.fields or ())], self._columns(indices)
         records: Iterable[Any] = ()
         try:
             # A list of all records would take longer to make than most predicates take.

@@ -48,7 +48,7 @@ def _address_part(part: int | str) -> str:
     return f"str:{part}" if isinstance(part, str) else f"int:{operator.index(part)}"
 
 
-def hash64(key: np.uint64, values: npt.NDArray[Any]) -> UInt64Array:
+def hash64(key: np.uint64 | UInt64Array, values: npt.NDArray[Any]) -> UInt64Array:
     """Hash (n,) integers to (n,) uint64 by SplitMix64's output function, which is a bijection for a given key."""
     bits = values.astype(np.uint64)  # a copy: the steps below work in place
     bits *= _GOLDEN_GAMMA

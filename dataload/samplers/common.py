@@ -3,7 +3,7 @@
 The bijection gives any element of a shuffled order without computing the others.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -21,7 +21,7 @@ Float64Array: TypeAlias = npt.NDArray[np.float64]
 MAX_LENGTH = 2**48
 Length: TypeAlias = Annotated[int, Least(0, below=MAX_LENGTH + 1)]
 
-_FEW_GROUPS = 16
+FEW_GROUPS = 16
 
 
 class ArrayValue:
@@ -122,7 +122,7 @@ def split_by_group(groups: Int64Array) -> Iterator[tuple[int, Int64Array]]:
     if not groups.size:
         return
     last = int(groups.max())
-    if last < _FEW_GROUPS:  # searching for each group is faster than sorting
+    if last < FEW_GROUPS:  # searching for each group is faster than sorting
         narrow = groups.astype(np.uint8)
         for group in range(last + 1):
             rows = np.flatnonzero(narrow == group)
@@ -147,11 +147,11 @@ KEY_WORDS = 2
 
 # Six is the fewest that pass. The differences of positions 2^k apart fail a chi-square test by up to 650 standard
 # deviations with four rounds and 41 with five (n = 2^15, 2^17; 40-60 seeds); with six they match a true permutation.
-_ROUNDS = 6
-_SMALL = 1024
+ROUNDS = 6
+SMALL = 1024
 
 # Walking this many elements one by one is faster than thirty numpy calls.
-_FEW = 16
+FEW = 16
 
 
 def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64Array:
@@ -160,7 +160,7 @@ def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64
     # of add, multiply by an odd number, and xor-shift, each a bijection on the next power of two. The rounds are
     # repeated until the result is below n (cycle walking: Black and Rogaway, "Ciphers with Arbitrary Finite Domains",
     # 2002).
-    if n <= _SMALL:
+    if n <= SMALL:
         elements = np.arange(n, dtype=np.int64)
         order = np.argsort(hash64(key[1], hash64(key[0], elements)), kind="stable")
         return order.astype(np.int64, copy=False)[positions]
@@ -168,19 +168,19 @@ def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64
     # Arithmetic modulo 2^32 and 2^64 agrees on the low 32 bits, and the narrower type is twice as fast.
     kind = np.uint32 if bits <= 32 else np.uint64
     constants = _round_constants(key, bits, kind)
-    found = _rounds(positions.astype(kind), constants)
+    found = rounds(positions.astype(kind), constants)
     walking = np.flatnonzero(found >= n)
-    while walking.size > _FEW:
-        again = _rounds(found[walking], constants)
+    while walking.size > FEW:
+        again = rounds(found[walking], constants)
         found[walking] = again
         walking = walking[again >= n]
-    found[walking] = _walk(found[walking].tolist(), n, constants)
+    found[walking] = walk(found[walking].tolist(), n, constants)
     return found.astype(np.int64)
 
 
 def unpermute(image: int, n: int, key: npt.NDArray[np.uint64]) -> int:
     """Return the position whose image under `permute` is `image`, in [0, n)."""
-    if n <= _SMALL:
+    if n <= SMALL:
         return int(np.flatnonzero(permute(np.arange(n), n, key) == image)[0])
     bits = (n - 1).bit_length()
     constants = [tuple(map(int, constant)) for constant in _round_constants(key, bits, np.uint64)]
@@ -195,16 +195,16 @@ def unpermute(image: int, n: int, key: npt.NDArray[np.uint64]) -> int:
 
 def _round_constants(key: npt.NDArray[np.uint64], bits: int, kind: Any) -> list[tuple[Any, Any, Any, Any]]:
     mask = (1 << bits) - 1
-    words = hash64(key[1], hash64(key[0], np.arange(2 * _ROUNDS))).tolist()
+    words = hash64(key[1], hash64(key[0], np.arange(2 * ROUNDS))).tolist()
     # At least half the width, so that the upper half reaches the lower; alternating, so that rounds differ.
-    shifts = [(bits + 1) // 2 + r % 2 for r in range(_ROUNDS)]
+    shifts = [(bits + 1) // 2 + r % 2 for r in range(ROUNDS)]
     return [
         (kind(words[2 * r] & mask), kind(words[2 * r + 1] & mask | 1), kind(mask), kind(shifts[r]))
-        for r in range(_ROUNDS)
+        for r in range(ROUNDS)
     ]
 
 
-def _rounds(values: npt.NDArray[Any], constants: list[tuple[Any, Any, Any, Any]]) -> npt.NDArray[Any]:
+def rounds(values: npt.NDArray[Any], constants: Iterable[tuple[Any, Any, Any, Any]]) -> npt.NDArray[Any]:
     """Apply all rounds to `values` in place."""
     scratch = np.empty_like(values)
     for add, multiply, mask, shift in constants:
@@ -216,7 +216,7 @@ def _rounds(values: npt.NDArray[Any], constants: list[tuple[Any, Any, Any, Any]]
     return values
 
 
-def _walk(values: list[int], n: int, constants: list[tuple[Any, Any, Any, Any]]) -> list[int]:
+def walk(values: list[int], n: int, constants: list[tuple[Any, Any, Any, Any]]) -> list[int]:
     """Repeat the rounds for each of a few elements until it is below n."""
     plain = [tuple(map(int, constant)) for constant in constants]
     for i, value in enumerate(values):

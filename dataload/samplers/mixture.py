@@ -1,28 +1,27 @@
 """Several orders mixed in stated proportions."""
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
-from fractions import Fraction
-from math import ceil, lcm
-from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, cast
+from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from dataload._util.randomness import derive_word
 from dataload._util.settings import Least, as_tuple, check_setting, check_settings, setting_error
 from dataload.errors import ConfigError
-from dataload.samplers.basic import indices_without_end, positions_without_end
+from dataload.samplers.basic import positions_without_end
 from dataload.samplers.common import (
     MAX_LENGTH,
+    BoolArray,
     check_lengths,
     check_sampler,
-    divide,
     records_of,
     set_fields,
     source_lengths_of,
-    split_by_group,
 )
-from dataload.samplers.weighted import check_weights, uniform
+from dataload.samplers.mixture_rules import MOST_POSITIONS, Schedule, changes_of, schedules
+from dataload.samplers.together import Orders
+from dataload.samplers.weighted import check_weights
 from dataload.types import Int64Array, Sampler
 
 Step: TypeAlias = Annotated[int, Least(1)]
@@ -37,66 +36,6 @@ Row: TypeAlias = Sequence[float] | Mapping[str, float]
 Changes: TypeAlias = Mapping[int, Row] | tuple[tuple[int, tuple[float, ...]], ...]
 """Weights by the position of the epoch from which they hold."""
 
-_SHORTEST_WINDOW = 1000
-_LONGEST_WINDOW = 10_000
-
-
-class _Pattern(NamedTuple):
-    """The components in one window, which an epoch repeats."""
-
-    components: Int64Array  # (window,), component at each offset
-    nth: Int64Array  # (window,), number of earlier offsets with the same component
-    counts: Int64Array  # (components,), offsets per component
-
-    def position(self, component: int, draw: int) -> int:
-        """Return the position of a component's draw number `draw`, counted from 0."""
-        window, nth = divmod(draw, int(self.counts[component]))
-        return window * len(self.components) + int(np.flatnonzero(self.components == component)[nth])
-
-    def draws(self, length: int) -> Int64Array:
-        """Return the number of draws from each component in the first `length` positions, (components,) int64."""
-        windows, rest = divmod(length, len(self.components))
-        return windows * self.counts + np.bincount(self.components[:rest], minlength=len(self.counts))
-
-    def turns(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the component at each position, and the number of earlier positions with the same component."""
-        windows, offsets = divide(positions, len(self.components))
-        components = self.components[offsets]
-        return components, windows * self.counts[components] + self.nth[offsets]
-
-
-class _Schedule(NamedTuple):
-    """The patterns of one epoch, each from its start to the next one's."""
-
-    starts: Int64Array  # (patterns,)
-    before: Int64Array  # (patterns, components), draws from each component before the start
-    patterns: tuple[_Pattern, ...]
-
-    def position(self, component: int, draw: int) -> int | None:
-        """Return the position of a component's draw number `draw`, counted from 0; None if it has fewer draws."""
-        i = int(np.searchsorted(self.before[:, component], draw, side="right")) - 1
-        if not self.patterns[i].counts[component]:
-            return None
-        return int(self.starts[i]) + self.patterns[i].position(component, draw - int(self.before[i, component]))
-
-    def draws(self, length: int) -> Int64Array:
-        """Return the number of draws from each component in the first `length` positions, (components,) int64."""
-        i = int(np.searchsorted(self.starts, length, side="right")) - 1
-        return self.before[i] + self.patterns[i].draws(length - int(self.starts[i]))
-
-    def turns(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the component at each position, and the number of earlier positions with the same component."""
-        ends = (positions.min(), positions.max()) if positions.size else (0, 0)
-        first, last = np.searchsorted(self.starts, ends, side="right") - 1
-        if first == last:  # nearly always: the positions of a block are close together
-            components, draws = self.patterns[first].turns(positions - self.starts[first])
-            return components, draws + self.before[first, components] if first else draws
-        components, draws = np.empty_like(positions), np.empty_like(positions)
-        for i, rows in split_by_group(np.searchsorted(self.starts, positions, side="right") - 1):
-            components[rows], draws[rows] = self.patterns[i].turns(positions[rows] - self.starts[i])
-            draws[rows] += self.before[i, components[rows]]
-        return components, draws
-
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
@@ -104,7 +43,8 @@ class Mixture:
 
     Use it with a `ConcatSource`, whose sources are the components in the same order. Within a window,
     the draws from a component are spread evenly, each at a random offset in its share (low discrepancy rather than coin
-    flips); then the window repeats. A component that ends starts its next epoch.
+    flips); then the window repeats. A component that ends starts its next epoch. Thousands of components cost hardly
+    more than two if they are in index order or shuffled globally.
 
     Weights may change within an epoch: ``{0: (9, 1), 50_000: (1, 1)}``. A new window begins at each change, and each
     component continues where it is.
@@ -122,6 +62,8 @@ class Mixture:
         window: Number of positions in which the proportions are exact, up to rounding of weight * window to integers.
             None uses the smallest multiple of the weights' common denominator that is at least 1,000, or 10,000 if
             that denominator is too large. Weights that change within an epoch each have a window of their own.
+            ``"any"`` repeats nothing: in any number of positions, each component has its exact share up to a few
+            positions, however small it is. None uses it for weights of which one is too small for 10,000 positions.
         lengths: Records of each component of the `ConcatSource`. None uses the records that each sampler chooses from.
         global_batch_size: If given, weights change at steps of this many positions instead of positions: the rows of
             all ranks per step. Not stored.
@@ -137,24 +79,25 @@ class Mixture:
     weights: Row | Changes | Sequence[Row | Changes]
     stop: Stop = "first"
     seed: int = 0
-    window: Annotated[int, Least(1)] | None = None
+    window: Annotated[int, Least(1)] | Literal["any"] | None = None
     lengths: tuple[int, ...] | None = None
     global_batch_size: InitVar[Step | None] = None
-    _schedules: tuple[_Schedule, ...] = field(init=False, repr=False, compare=False)  # one per epoch, or for all
+    _orders: Orders = field(init=False, repr=False, compare=False)
+    _schedules: tuple[Schedule, ...] = field(init=False, repr=False, compare=False)  # one per epoch, or for all
     _length: int = field(init=False, repr=False, compare=False)
     # Epochs of each component in one epoch of the mixture, so that no two of these share a component's epoch.
-    _epochs: tuple[int, ...] = field(init=False, repr=False, compare=False)
+    _epochs: Int64Array = field(init=False, repr=False, compare=False)
     _firsts: Int64Array = field(init=False, repr=False, compare=False)  # (components + 1,), first index of each
 
     def __post_init__(self, global_batch_size: int | None) -> None:
         step = check_setting("global_batch_size", 1 if global_batch_size is None else global_batch_size, Step)
         check_settings(self)
         self._check(step)
-        set_fields(self, _schedules=_schedules(self.weights, self.window, self.seed))
+        set_fields(self, _schedules=schedules(self.weights, self.window, self.seed))
+        set_fields(self, _orders=Orders(cast("tuple[Sampler, ...]", self.samplers)))
         set_fields(self, _length=self._measure())
-        draws = np.max([schedule.draws(self._length) for schedule in self._schedules], axis=0).tolist()
-        epochs = tuple(-(-draw // max(1, len(sampler))) for draw, sampler in zip(draws, self.samplers, strict=True))
-        set_fields(self, _epochs=epochs)
+        draws = np.max([schedule.draws(self._length) for schedule in self._schedules], axis=0)
+        set_fields(self, _epochs=-(-draws // np.maximum(1, self._orders.lengths)))
 
     def _check(self, step: int) -> None:
         names = tuple(self.samplers) if isinstance(self.samplers, Mapping) else None
@@ -180,20 +123,22 @@ class Mixture:
 
     def _measure(self) -> int:
         """Return the number of positions per epoch."""
-        samplers, ends = cast("tuple[Sampler, ...]", self.samplers), list[int]()
+        ends, lengths = list[int](), self._orders.lengths
         for schedule in self._schedules:
-            used = np.flatnonzero(np.any([pattern.counts for pattern in schedule.patterns], axis=0)).tolist()
-            for component in used:
-                if not len(samplers[component]):
-                    key = f"samplers[{component}]"
-                    raise ConfigError(f"{key} is empty: set its weight to 0", key=key, value=0)
-            if self.stop == "first":
-                found = [schedule.position(component, len(samplers[component])) for component in used]
-                ends.append(min(end for end in found if end is not None))
-            else:
-                found = [schedule.position(component, len(samplers[component]) - 1) for component in used]
-                ends.append(max(last for last in found if last is not None) + 1)
-        length = {"first": min(ends), "longest": max(ends), "never": MAX_LENGTH}[self.stop]
+            used = np.any([rule.uses for rule in schedule.rules], axis=0)
+            if not lengths[used].all():
+                key = f"samplers[{int(np.argmax(used & (lengths == 0)))}]"
+                raise ConfigError(f"{key} is empty: set its weight to 0", key=key, value=0)
+            # Components that are no longer used before their end would never come to it.
+            lasting = used & (schedule.rules[-1].uses | (schedule.before[-1] >= lengths))
+
+            def is_over(length: int, schedule: Schedule = schedule, lasting: BoolArray = lasting) -> bool:
+                if self.stop == "first":
+                    return bool((schedule.draws(length + 1) > lengths).any())
+                return bool((schedule.draws(length) >= lengths)[lasting].all())
+
+            ends.append(MAX_LENGTH if self.stop == "never" else bisect_left(range(MOST_POSITIONS), True, key=is_over))
+        length = max(ends) if self.stop == "longest" else min(ends)
         late = max(int(schedule.starts[-1]) for schedule in self._schedules)
         if late >= length:
             raise ConfigError(
@@ -226,11 +171,8 @@ class Mixture:
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""
-        components, found = self._schedules[min(epoch, len(self._schedules) - 1)].turns(positions)
-        samplers = cast("tuple[Sampler, ...]", self.samplers)
-        for component, rows in split_by_group(components):
-            first_epoch = epoch * self._epochs[component]
-            found[rows] = indices_without_end(samplers[component], found[rows], first_epoch=first_epoch)
+        components, draws = self._schedules[min(epoch, len(self._schedules) - 1)].turns(positions)
+        found = self._orders.indices(components, draws, self._epochs * epoch)
         found += self._firsts[components]
         return found
 
@@ -244,7 +186,7 @@ class Mixture:
         draws = positions_without_end(
             samplers[component],
             index - int(self._firsts[component]),
-            first_epoch=epoch * self._epochs[component],
+            first_epoch=epoch * int(self._epochs[component]),
             below=int(schedule.draws(min(below, self._length))[component]),
         )
         return np.array([schedule.position(component, draw) for draw in draws.tolist()], np.int64)
@@ -266,7 +208,7 @@ def _check_weights(weights: Any, components: int, names: tuple[str, ...] | None,
         return checked
 
     def entry(given: Any) -> Any:
-        pairs = _changes(given)
+        pairs = changes_of(given)
         if pairs is None:
             return row(given)
         for start, _ in pairs:
@@ -280,78 +222,9 @@ def _check_weights(weights: Any, components: int, names: tuple[str, ...] | None,
         # Constant weights are the same value however they are written.
         return tuple(changes) if len(changes) > 1 else changes[0][1]
 
-    if isinstance(weights, Mapping) or _changes(weights) is not None:
+    if isinstance(weights, Mapping) or changes_of(weights) is not None:
         return entry(weights)
     given = as_tuple(weights)
     # Anything that is not a row of rows is checked as a single row.
     nested = [isinstance(item, (Sequence, Mapping, np.ndarray)) and not isinstance(item, str) for item in given]
     return tuple(map(entry, given)) if given and all(nested) else row(given or weights)
-
-
-def _changes(weights: Any) -> Sequence[tuple[Any, Any]] | None:
-    """Return the pairs of weights that change within an epoch, or None if these weights do not."""
-    if isinstance(weights, Mapping):
-        items = cast("Mapping[Any, Any]", weights)
-        return None if not items or any(isinstance(key, str) for key in items) else [*items.items()]
-    pairs = cast("tuple[Any, ...]", weights) if isinstance(weights, tuple) else ()  # as stored
-    is_pair = [isinstance(pair, tuple) and [*map(type, cast("Any", pair))] == [int, tuple] for pair in pairs]
-    return pairs if pairs and all(is_pair) else None
-
-
-def _schedules(weights: Any, window: int | None, seed: int) -> tuple[_Schedule, ...]:
-    """Return the schedule of each epoch, for checked weights."""
-    entries = weights if isinstance(weights[0], tuple) and _changes(weights) is None else (weights,)
-    constant = tuple(entry for entry in entries if _changes(entry) is None)
-    shared = window or (_window(constant) if constant else 0)
-    schedules: list[_Schedule] = []
-    for epoch, entry in enumerate(entries):
-        changes = _changes(entry)
-        starts, rows = (0,), (entry,)
-        if changes is not None:
-            starts, rows = zip(*changes, strict=True)
-        patterns: list[_Pattern] = []
-        for i, row in enumerate(rows):
-            # The weights before a change stay in the order that they would have without it.
-            address = (epoch, i) if i else (epoch,)
-            key = derive_word(seed, "mixture", *address)
-            patterns.append(_pattern(_counts(row, shared if changes is None else window or _window((row,))), key))
-        drawn = [pattern.draws(length) for pattern, length in zip(patterns, np.diff(starts).tolist(), strict=False)]
-        before = np.cumsum([np.zeros(len(rows[0]), np.int64), *drawn], axis=0)
-        schedules.append(_Schedule(np.array(starts, np.int64), before, tuple(patterns)))
-    return tuple(schedules)
-
-
-def _shares(row: tuple[float, ...]) -> list[Fraction]:
-    total = sum(map(Fraction, row))
-    return [Fraction(weight) / total for weight in row]
-
-
-def _window(rows: tuple[tuple[float, ...], ...]) -> int:
-    """Return the shortest window of at least 1,000 in which all shares are integers, or the longest allowed."""
-    shares = [share.limit_denominator(_LONGEST_WINDOW) for row in rows for share in _shares(row)]
-    unit = lcm(*(share.denominator for share in shares))
-    return unit * -(-_SHORTEST_WINDOW // unit) if unit <= _LONGEST_WINDOW else _LONGEST_WINDOW
-
-
-def _counts(row: tuple[float, ...], window: int) -> list[int]:
-    """Return the offsets per component in a window: shares rounded down, the rest by largest remainder."""
-    exact = [share * window for share in _shares(row)]
-    counts = [int(share) for share in exact]
-    by_remainder = sorted(range(len(row)), key=lambda j: (counts[j] - exact[j], j))
-    for j in by_remainder[: window - sum(counts)]:
-        counts[j] += 1
-    for j, weight in enumerate(row):
-        if weight and not counts[j]:
-            least = ceil(window / exact[j])
-            rule = f"must be at least {least}, so that weights[{j}], {weight}, gets a position"
-            raise setting_error("window", window, rule)
-    return counts
-
-
-def _pattern(counts: list[int], key: np.uint64) -> _Pattern:
-    components = np.repeat(np.arange(len(counts)), counts)
-    nth = np.concatenate([np.arange(count) for count in counts])
-    # Draw i of m is at a random place in the i-th of m equal shares: even, but not periodic in the number of ranks.
-    offsets = (nth + uniform(key, np.arange(len(components)))) / np.repeat(counts, counts)
-    order = np.argsort(offsets, kind="stable")
-    return _Pattern(components[order], nth[order], np.array(counts, np.int64))

@@ -48,7 +48,7 @@ class Weighted(ArrayValue, PerRecord):
         weights = check_weights(self.weights)
         weights.setflags(write=False)
         check_settings(self)
-        set_fields(self, weights=weights, _ends=np.cumsum(_scaled(weights)))
+        set_fields(self, weights=weights, _ends=np.cumsum(scaled(weights)))
         possible = int(np.count_nonzero(weights))
         if not self.replacement and self.num_samples > possible:
             rule = f"must be at most {possible}, the records with a positive weight, if drawn without replacement"
@@ -97,7 +97,7 @@ class Weighted(ArrayValue, PerRecord):
         key = derive_word(self.seed, "weighted-urn", epoch)
         # Exponential waiting times with the weight as rate: the shortest wait is drawn first.
         with np.errstate(over="ignore", divide="ignore"):  # a weight 300 digits below another waits forever
-            waits = -_log(uniform(key, records)) / _scaled(np.asarray(self.weights))[records]
+            waits = -_log(uniform(key, records)) / scaled(np.asarray(self.weights))[records]
         return records[np.argsort(waits, kind="stable")[: self.num_samples]]
 
 
@@ -121,7 +121,7 @@ def check_weights(weights: object) -> Float64Array:
     return checked
 
 
-def _scaled(weights: Float64Array) -> Float64Array:
+def scaled(weights: Float64Array) -> Float64Array:
     """Scale weights by a power of two so that the largest is in [0.5, 1): exact, and no sum overflows."""
     return np.ldexp(weights, -int(np.frexp(weights.max())[1]))
 

@@ -51,6 +51,10 @@ ORDERS = {
     "mixture, first": Mixture((GlobalShuffle(100, 1), SHARDS, Sequential(50)), (0.5, 0.2, 0.3), "first", 7),
     "mixture, longest": Mixture((GlobalShuffle(30, 1), SHARDS), (1, 2), "longest", 7, window=30, lengths=(60, 300)),
     "mixture, never": Mixture((GlobalShuffle(100, 1), Weighted([1, 2], 9, 3)), (1.4142135, 1), "never", 8),
+    "mixture, any window": Mixture((GlobalShuffle(10**6, 1), SHARDS, Sequential(5)), (1, 0.3, 1e-9), "never", 7),
+    "mixture, many": Mixture(
+        tuple(GlobalShuffle(700 + n, n) for n in range(60)), tuple(1 / n**1.2 for n in range(1, 61)), window="any"
+    ),
     "mixture, weights by epoch": Mixture((Sequential(90), GlobalShuffle(90, 2)), ((1, 9), (1, 1), (1, 0)), "first", 9),
     "mixture, weights by position": Mixture(
         (GlobalShuffle(100, 1), SHARDS, Sequential(50)), {0: (1, 1, 0), 5: (5, 2, 3), 16: (1, 1, 9)}, "longest", 7

@@ -217,7 +217,7 @@ FIT = r"""
 {kind='packing', lengths='lengths.npy', row_length=8, sampler={kind='subset', indices=[20]}} => sampler.indices: .*20
 """
 FIT_PARTS = r"""
-{kind='mixture', weights=[1, 1000], window=10} => window: window must be at least 1001, so that weights\[0\]
+{kind='mixture', weights=[1, 1000], window=10} => window: window must be 'any' or at least 1001, so that weights\[0\]
 {kind='mixture', weights=[1, 1], samplers=[{kind='sequential'}, {kind='subset', indices=[8]}]} => samplers[1].indices:
 {kind='mixture', weights=[1, 1], samplers=[{kind='subset', stop=0}, {kind='sequential'}]} => samplers[0]: .* is empty
 """

@@ -42,6 +42,7 @@ SAMPLERS = {
     "weighted": Weighted(np.arange(30.0), 200, 0),
     "weighted once": Weighted(np.arange(30.0), 20, 0, replacement=False),
     "mixture": Mixture((GlobalShuffle(30, 0), SHARDS), (1, 3), "longest", 5),
+    "mixture of any window": Mixture((GlobalShuffle(30, 0), SHARDS), (1, 3), "longest", 5, window="any"),
     "mixture of epochs": Mixture((GlobalShuffle(30, 0), SHARDS), ((1, 3), (2, 1)), "longest", 5),
     "mixture with an empty part": Mixture((Sequential(20), Sequential(0), Weighted(np.arange(9.0), 30, 0)), (1, 0, 3)),
     "schedule": Mixture((GlobalShuffle(30, 0), SHARDS), {0: (1, 0), 50: (0, 1), 90: (2, 3)}, "longest", 5, window=8),

@@ -65,7 +65,7 @@ COUNTS = [
         lambda: Weighted([1, 0, 2], 3, 0, replacement=False),
         "num_samples must be at most 2, the records with a positive weight, if drawn without replacement; got 3",
     ),
-    (lambda: Mixture((FIVE,), (1,), window=0), "window must be an integer >= 1, got 0"),
+    (lambda: Mixture((FIVE,), (1,), window=0), "window must be an integer >= 1 or 'any', got 0"),
 ]
 
 SEEDS = [
@@ -146,7 +146,7 @@ MIXTURES = [
         (((FIVE, Sequential(0)), (1, 1)), "samplers[1] is empty: set its weight to 0"),
         (
             (TWO, (199, 1), "first", 0, 20),
-            "window must be at least 200, so that weights[1], 1.0, gets a position; got 20",
+            "window must be 'any' or at least 200, so that weights[1], 1.0, gets a position; got 20",
         ),
         (((Sequential(MOST // 2), FIVE), (1, 3), "longest", 0, 4), "stop='longest' makes epochs of 56294995342"),
         (

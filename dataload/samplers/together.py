@@ -1,0 +1,166 @@
+"""The orders of many sources, evaluated together: a key and a length for each element. Pure (no I/O)."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from dataload._util.caches import PerProcess
+from dataload._util.randomness import UInt64Array, derive_key, hash64
+from dataload.samplers.basic import Sequential, indices_without_end
+from dataload.samplers.common import FEW, KEY_WORDS, ROUNDS, SMALL, divide, rounds, split_by_group, walk
+from dataload.samplers.shuffle import GlobalShuffle
+from dataload.types import Int64Array, Sampler
+
+
+class Orders:
+    """The orders of several components, of which each starts its next pass whenever it ends."""
+
+    def __init__(self, samplers: Sequence[Sampler]) -> None:
+        self._samplers = samplers
+        self.lengths: Int64Array = np.array([*map(len, samplers)], np.int64)
+        self._is_shuffled = np.array([type(each) is GlobalShuffle and each.parent is None for each in samplers])
+        self._is_other = ~self._is_shuffled & np.array([type(each) is not Sequential for each in samplers])
+        self._shuffles: PerProcess[_Shuffles] = PerProcess()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self._samplers,)
+
+    def indices(self, components: Int64Array, draws: Int64Array, firsts: Int64Array) -> Int64Array:
+        """Return what draws from components yield, given the number of each component's first pass; all (rows,)."""
+        lengths = self.lengths[components]
+        passes = (draws / lengths).astype(np.int64)  # exact, because draws are below 2^52
+        found = draws - passes * lengths
+        if self._is_shuffled.all():
+            return self._shuffled(components, found, passes + firsts[components])
+        if self._is_shuffled.any():
+            rows = np.flatnonzero(self._is_shuffled[components])
+            shuffled = components[rows]
+            found[rows] = self._shuffled(shuffled, found[rows], passes[rows] + firsts[shuffled])
+        if self._is_other.any():
+            others = np.flatnonzero(self._is_other[components])
+            for component, rows in split_by_group(components[others]):
+                at, first = others[rows], int(firsts[component])
+                found[at] = indices_without_end(self._samplers[component], draws[at], first_epoch=first)
+        return found
+
+    def _shuffled(self, components: Int64Array, positions: Int64Array, passes: Int64Array) -> Int64Array:
+        return self._shuffles.get(lambda: _Shuffles(self)).images(components, positions, passes)
+
+    def permutations(self, components: Int64Array, passes: Int64Array | None = None) -> "Permutations":
+        """Return the permutations of shuffled components in some pass of each, or room for them."""
+        lengths = np.where(self._is_shuffled, np.maximum(1, self.lengths), 1)[components]
+        if passes is None:
+            return Permutations.of(lengths)
+        seeds = (cast("GlobalShuffle", self._samplers[each]).seed for each in components.tolist())
+        pairs = zip(seeds, passes.tolist(), strict=True)
+        keys = [derive_key(seed, "shuffle", each, words=KEY_WORDS) for seed, each in pairs]
+        return Permutations.of(lengths, np.array(keys))
+
+
+class Permutations(NamedTuple):
+    """Permutations of several domains and keys, by number; see `permute`."""
+
+    ends: npt.NDArray[Any]  # (permutations,), n of each
+    masks: npt.NDArray[Any]
+    shifts: list[npt.NDArray[Any]]  # of even and odd rounds
+    constants: npt.NDArray[Any]  # (rounds, 2, permutations): what is added, and by what is multiplied
+    starts: Int64Array  # of the images
+    images: npt.NDArray[np.int16]  # of each small domain
+
+    @classmethod
+    def of(cls, lengths: Int64Array, keys: UInt64Array | None = None) -> Self:
+        """Return permutations of some lengths by keys, (permutations, KEY_WORDS) uint64; or room for them."""
+        bits = np.maximum(1, np.frexp(lengths - 1.0)[1].astype(np.int64))
+        kind: Any = np.uint32 if lengths.max() < 2**32 else np.uint64
+        masks = ((1 << bits) - 1).astype(kind)
+        shifts = [((bits + 1) // 2 + odd).astype(kind) for odd in (0, 1)]
+        sizes = np.where(lengths <= SMALL, lengths, 0)
+        stops = np.cumsum(sizes)
+        words, images = np.zeros((2 * ROUNDS, len(lengths)), kind), np.empty(int(stops[-1]), np.int16)
+        if keys is not None and not sizes.all():
+            numbers = np.broadcast_to(np.arange(2 * ROUNDS), (len(keys), 2 * ROUNDS))
+            words = hash64(keys[:, 1:], hash64(keys[:, :1], numbers)).astype(kind).T & masks
+            words[1::2] |= kind(1)
+        if keys is not None and len(images):
+            first, second = (np.repeat(word, sizes) for word in keys.T)
+            hashed = hash64(second, hash64(first, np.arange(len(images)) - np.repeat(stops - sizes, sizes)))
+            for start, stop in zip((stops - sizes).tolist(), stops.tolist(), strict=True):
+                images[start:stop] = hashed[start:stop].argsort()  # no two are equal
+        return cls(lengths.astype(kind), masks, shifts, words.reshape(ROUNDS, 2, -1), stops - sizes, images)
+
+    def put(self, numbers: Int64Array, other: Self, others: Int64Array) -> None:
+        """Replace permutations by as many `others`, of the same lengths."""
+        self.constants[:, :, numbers] = other.constants[:, :, others]
+        small = self.ends[numbers] <= SMALL
+        ends, starts = self.ends[numbers[small]].tolist(), self.starts[numbers[small]].tolist()
+        for start, size, at in zip(starts, ends, other.starts[others[small]].tolist(), strict=True):
+            self.images[start : start + size] = other.images[at : at + size]
+
+    def find(self, numbers: Int64Array, positions: Int64Array) -> Int64Array:
+        """Return the images of positions, each under the permutation of its number; all (rows,)."""
+        ends = self.ends[numbers]
+        is_small = ends <= SMALL
+        if is_small.all():
+            return self.images[self.starts[numbers] + positions].astype(np.int64)
+        if is_small.any():
+            found = np.empty_like(positions)
+            for rows in (np.flatnonzero(is_small), np.flatnonzero(~is_small)):
+                found[rows] = self.find(numbers[rows], positions[rows])
+            return found
+        values = rounds(positions.astype(ends.dtype), self._constants(numbers))
+        walking = np.flatnonzero(values >= ends)
+        while walking.size > FEW:
+            again = rounds(values[walking], self._constants(numbers[walking]))
+            values[walking] = again
+            walking = walking[again >= ends[walking]]
+        for at in walking.tolist():
+            values[at : at + 1] = walk([int(values[at])], int(ends[at]), [*self._constants(numbers[at])])
+        return values.astype(np.int64)
+
+    def _constants(self, numbers: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
+        """Yield those of the rounds, for `rounds`."""
+        mask, shifts = self.masks[numbers], [shift[numbers] for shift in self.shifts]
+        for i, (add, multiply) in enumerate(self.constants):
+            yield add[numbers], multiply[numbers], mask, shifts[i % 2]
+
+
+class _Shuffles:
+    """The permutations of the last pass of each component that was looked at."""
+
+    def __init__(self, orders: Orders) -> None:
+        count = len(orders.lengths)
+        self._orders = orders
+        self._passes = np.full(count, -1)
+        self._tables = orders.permutations(np.arange(count))
+        self._lock = threading.Lock()
+
+    def images(self, components: Int64Array, positions: Int64Array, passes: Int64Array) -> Int64Array:
+        """Return the images of positions, each in a pass of its component; all (rows,)."""
+        with self._lock:
+            is_late = self._passes[components] != passes
+            if not is_late.any():
+                return self._tables.find(components, positions)
+            late, rows, found = np.flatnonzero(is_late), np.flatnonzero(~is_late), np.empty_like(positions)
+            found[rows] = self._tables.find(components[rows], positions[rows])
+            least, count = int(passes[late].min()), len(self._passes)
+            pairs, numbers = _numbered((passes[late] - least) * count + components[late])
+            later, which = divide(pairs, count)
+            tables = self._orders.permutations(which, later + least)
+            found[late] = tables.find(numbers, positions[late])
+            lasts = len(which) - 1 - np.unique(which[::-1], return_index=True)[1]
+            self._tables.put(which[lasts], tables, lasts)
+            self._passes[which[lasts]] = later[lasts] + least
+            return found
+
+
+def _numbered(values: Int64Array) -> tuple[Int64Array, Int64Array]:
+    """Return the distinct values of 0 or more, ascending, and the number of each among them: `np.unique`, faster."""
+    span = int(values.max()) + 1
+    if span > 8 * len(values):
+        return np.unique(values, return_inverse=True)
+    seen = np.zeros(span, np.bool_)
+    seen[values] = True
+    return np.flatnonzero(seen), (np.cumsum(seen) - 1)[values]

@@ -1,0 +1,123 @@
+"""The shuffles of many sources evaluated together against the order of each; and shares of any size against a count."""
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from orders import order
+
+from dataload.samplers import GlobalShuffle, Mixture, Repeat, Sequential, ShardSequential
+from dataload.samplers.common import MAX_LENGTH
+from dataload.samplers.inverse import positions_of
+from dataload.samplers.mixture_rules import Quotas
+from dataload.samplers.together import Orders
+
+LENGTHS = [1, 2, 3, 17, 1023, 1024, 1025, 1500, 65_536, 65_537, 10**6]
+LONG = [2**31 + 5, 2**32 - 1, 2**32, 2**32 + 1, 2**47 - 1, 2**47 + 1, MAX_LENGTH]
+
+
+@given(st.data())
+def test_orders_together_are_the_orders_one_by_one(data):
+    known = st.sampled_from(LENGTHS) if data.draw(st.booleans()) else st.sampled_from(LENGTHS + LONG)
+    kinds = [st.builds(Sequential, known), st.builds(GlobalShuffle, known, st.integers(-3, 3))]
+    kinds.append(st.builds(lambda n, seed: Repeat(GlobalShuffle(n, seed), 2), st.sampled_from(LENGTHS[:5]), st.just(1)))
+    samplers = data.draw(st.lists(st.one_of(kinds), min_size=1, max_size=6))
+    orders = Orders(tuple(samplers))
+    rng = np.random.default_rng(data.draw(st.integers(0, 99)))
+    for _ in range(3):  # a later call finds what the one before has prepared
+        components = rng.integers(0, len(samplers), 300)
+        ends = np.array([min(MAX_LENGTH, 3 * len(each)) for each in samplers])
+        draws, firsts = rng.integers(0, ends[components]), rng.integers(0, 5, len(samplers))
+        expected = []
+        for component, draw in zip(components.tolist(), draws.tolist(), strict=True):
+            number, place = divmod(draw, len(samplers[component]))
+            place = np.array([place])
+            expected += samplers[component].indices(place, epoch=int(firsts[component]) + number).tolist()
+        assert orders.indices(components, draws, firsts).tolist() == expected
+        orders = pickle.loads(pickle.dumps(orders)) if data.draw(st.booleans()) else orders
+
+
+ROWS = {
+    "two": (0.3, 0.7),
+    "equal": (1.0,) * 7,
+    "halves": tuple(0.5**n for n in range(40)),
+    "by rank": tuple(1 / n**1.2 for n in range(1, 400)),
+    "rare": (1.0, 1e-9, 0.5, 0.0, 1e-4),
+    "far apart": (1e300, 1e-300, 0.0, 1e299),
+    "one": (0.0, 2.0),
+}
+
+
+@pytest.mark.parametrize("row", ROWS.values(), ids=ROWS)
+def test_every_window_of_any_length_has_the_shares(row):
+    shares = np.array(row) / np.sum(row)
+    for first in (0, 10**12 - 9, 2**47):
+        quotas, places = Quotas(row, 5), first + np.arange(50_000)
+        components, draws = quotas.turns(places)
+        before = quotas.draws(first)
+        assert before.sum() == first
+        assert np.abs(before - shares * first).max() < 4, "the positions before are not its share"
+        for component, share in enumerate(shares.tolist()):
+            is_own = components == component
+            # Draws follow each other, from those before on.
+            assert draws[is_own].tolist() == list(range(before[component], before[component] + is_own.sum()))
+            strays = np.concatenate([[0], np.cumsum(is_own - share)])
+            assert strays.max() - strays.min() < 5, "some window is too far from its share"
+        for length in (first, first + 1, first + 20_000, first + 50_000):
+            assert quotas.draws(length).sum() == length
+            counted = np.bincount(components[: length - first], minlength=len(row))
+            assert (quotas.draws(length) - before == counted).all()
+        for at in (0, 1, 49_999, *range(0, 50_000, 7919)):
+            assert quotas.position(int(components[at]), int(draws[at])) == places[at]
+
+
+def test_any_places_in_any_order_are_those_of_the_whole():
+    quotas, rng = Quotas(ROWS["by rank"], 1), np.random.default_rng(0)
+    whole = quotas.turns(np.arange(100_000))
+    for _ in range(3):
+        places = rng.integers(0, 100_000, 500)
+        again = pickle.loads(pickle.dumps(quotas)).turns(places)
+        assert [found.tolist() for found in again] == [found[places].tolist() for found in whole]
+
+
+def test_each_rank_gets_each_component():
+    """A component never follows the number of ranks: with halves, every second position would be one rank's."""
+    components, _ = Quotas((1.0, 1.0, 2.0), 3).turns(np.arange(40_000))
+    for ranks in (2, 4, 8):
+        for rank in range(ranks):
+            shares = np.bincount(components[rank::ranks]) / (40_000 / ranks)
+            assert (shares > np.array([0.25, 0.25, 0.5]) / 2).all()
+
+
+SMALL = (1.0, 1e-5, 0.3)
+
+
+def test_weights_that_fit_no_window_have_their_shares_in_any_number_of_positions():
+    parts = tuple(GlobalShuffle(1000, seed) for seed in range(3))
+    mixture = Mixture(parts, SMALL, "never", seed=3)
+    assert order(mixture, 1, 5000) == order(Mixture(parts, SMALL, "never", seed=3, window="any"), 1, 5000)
+    found = np.bincount(np.array(order(mixture, 0, 300_000)) // 1000)
+    assert np.abs(found - np.array(SMALL) / sum(SMALL) * 300_000).max() < 4
+    # What is not refused keeps its window, unless the other rule is named.
+    assert order(Mixture(parts, (1, 1, 2)), 0, 100) != order(Mixture(parts, (1, 1, 2), window="any"), 0, 100)
+
+
+@pytest.mark.parametrize("stop", ["first", "longest"])
+@pytest.mark.parametrize("weights", [SMALL, {0: (1, 1e-3, 1), 777: SMALL}, (SMALL, (1, 2, 3))])
+def test_an_epoch_ends_where_its_stop_says(weights, stop):
+    """Also its records: each of a pass before any of the next one."""
+    samplers = (GlobalShuffle(700, 0), ShardSequential((3, 1), 1), Sequential(3000))
+    mixture = Mixture(samplers, weights, stop, seed=2, window="any")
+    drawn = [np.bincount(np.digitize(order(mixture, epoch), (700, 704)), minlength=3) for epoch in (0, 1)]
+    served = np.array(drawn) / (700, 4, 3000)
+    assert served.max(axis=1).max() <= 1 if stop == "first" else served.min(axis=1).min() >= 1
+    whole = mixture.indices(np.arange(len(mixture)), epoch=0)
+    for start, length in zip((0, 700, 704), (700, 4, 3000), strict=True):
+        own = whole[(whole >= start) & (whole < start + length)]
+        for begun in range(0, len(own), length):
+            assert len({*own[begun : begun + length].tolist()}) == len(own[begun : begun + length])
+        for index in own[-1:].tolist():
+            found = positions_of(mixture, index, epoch=0, below=len(mixture))
+            assert found.tolist() == np.flatnonzero(whole == index).tolist()

@@ -14,7 +14,7 @@ from dataload._util.lazy import load_optional
 from dataload.bench.data import Data, Written, writable_formats, write
 from dataload.bench.runner import FileFacts
 from dataload.convert import convert
-from dataload.convert.sharded import create
+from dataload.convert.create import create
 from dataload.errors import ConfigError, closest
 from dataload.types import Array
 

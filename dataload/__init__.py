@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dataload.api import open_source as open  # noqa: A004 - dataload.open, as gzip.open
     from dataload.codecs.crops import CenterCrop, RandomResizedCrop
     from dataload.collate import Collate, Pack, Pad, Ragged, default_collate
-    from dataload.convert.sharded import create
+    from dataload.convert.create import create
     from dataload.errors import ConfigError, CorruptFileError, DataloadError, StateMismatchError, WorkerError
     from dataload.loader.loader import Loader
     from dataload.sources.expression import field
@@ -83,7 +83,7 @@ _HOMES = {
     "StateMismatchError": "dataload.errors",
     "WorkerError": "dataload.errors",
     "concat": "dataload.sources.views.concat",
-    "create": "dataload.convert.sharded",
+    "create": "dataload.convert.create",
     "decoding": "dataload._util.clock",
     "default_collate": "dataload.collate",
     "field": "dataload.sources.expression",

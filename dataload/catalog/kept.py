@@ -23,7 +23,7 @@ _KINDS = {
         "unfinished": UNFINISHED.pattern,
         "conversion": r"\.(.+)\.convert(?:\.\d+-of-\d+)?\.(?:json|log)(?:\.lock)?",
         "index": r"\.dataload\.json\.(?:index(?:\.\d+(?:-of)?-\d+)?(?:\.log)?|\d+-of-\d+)(?:\.lock)?()",
-        "lock": r"\.dataload\.json\.lock()",
+        "lock": r"\.dataload\.json(?:\.append)?\.lock()",
     }.items()
 }
 _ROOMS = {"uploads": "upload", "locks": "lock", "indexing": "index", "jobs": "reader", "plans": "plan"}

@@ -34,6 +34,7 @@ object for each shard.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -61,6 +62,7 @@ MOST_BYTES = 32 << 20
 RENEW = f"if the shards are right, delete {MANIFEST_NAME} and run `dataload index --manifest` again"
 
 _VERSION = 1
+_APPENDED = re.compile(r"\d-append-([0-9a-f]{8})(?=\.|$)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +111,15 @@ class Manifest:
     def find(self, name: str) -> DataSetFacts | None:
         """Return the data set with that pattern, or with that shard, or None."""
         return next((entry for entry in self.data_sets if name == entry.pattern or name in entry.names), None)
+
+
+def run_of_append(name: str) -> str | None:
+    """Return which run of ``create(append=True)`` has named a shard; None for others.
+
+    Until the manifest lists it, such a shard does not belong to the data set.
+    """
+    found = _APPENDED.search(name)
+    return None if found is None else found[1]
 
 
 def renewal(directory: str) -> str:

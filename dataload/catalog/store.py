@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import ExitStack, contextmanager, suppress
 
 import numpy as np
@@ -32,11 +32,18 @@ def read_manifest(directory: str, remote: Remote | None = None) -> Manifest | No
 
 
 def update_manifest(
-    directory: str, entries: Iterable[DataSetFacts], gone: Iterable[str] = (), *, remote: Remote | None = None
+    directory: str,
+    entries: Iterable[DataSetFacts] | Callable[[Manifest], Iterable[DataSetFacts]],
+    gone: Iterable[str] = (),
+    *,
+    remote: Remote | None = None,
 ) -> str:
-    """Replace a directory's manifest in one step: add data sets, drop `gone` shards; return the manifest's path."""
+    """Replace a directory's manifest in one step: add data sets, drop `gone` shards; return the manifest's path.
+
+    A function makes the data sets from the present manifest; it is called again if that changes meanwhile.
+    """
     path = join(directory, MANIFEST_NAME)
-    added, missing, storage = tuple(entries), {*gone}, storage_of(path, remote)
+    added, missing, storage = entries if callable(entries) else tuple(entries), {*gone}, storage_of(path, remote)
     deadline = time.monotonic() + _LOCK_SECONDS
     with locked(path, remote):
         while True:
@@ -44,7 +51,7 @@ def update_manifest(
             before = None if found is None else Manifest.parse(found[0], path)
             kept = [entry for entry in (before or Manifest()).data_sets if missing.isdisjoint(entry.names)]
             after = Manifest(tuple(kept))
-            for entry in added:
+            for entry in added(before or Manifest()) if callable(added) else added:
                 after = after.with_data_set(entry)
             data = after.to_bytes()
             if len(data) > MOST_BYTES:
@@ -78,9 +85,9 @@ def _lengths_files(manifest: Manifest) -> set[str]:
 
 
 @contextmanager
-def locked(path: str, remote: Remote | None) -> Generator[None]:
-    """Hold the lock of a file, waiting a few seconds for it."""
-    deadline = time.monotonic() + _LOCK_SECONDS
+def locked(path: str, remote: Remote | None, seconds: float = _LOCK_SECONDS) -> Generator[None]:
+    """Hold the lock of a file, waiting up to so many seconds for it."""
+    deadline = time.monotonic() + seconds
     with ExitStack() as entered:
         while True:
             try:

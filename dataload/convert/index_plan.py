@@ -12,6 +12,7 @@ from dataload._util.settings import check_fields
 from dataload.catalog.checks import STORED_OPTIONS
 from dataload.catalog.evidence import shard_bytes
 from dataload.catalog.facts import DataSetFacts, ShardFacts
+from dataload.catalog.manifest import run_of_append
 from dataload.catalog.store import read_manifest
 from dataload.convert.described import fields_of, without_cache
 from dataload.convert.plan import pattern_of
@@ -90,6 +91,9 @@ def plan_index(
     is_directory = {*names} != {base_name(path)} and storage_of(path, remote).is_directory(path)
     manifest = read_manifest(directory, remote) if is_directory or measuring is not None else None
     listed = [] if manifest is None else [*manifest.data_sets]
+    if listed:  # without what an append that was killed has left
+        runs = {None, *(run_of_append(name) for each in listed for name in each.names)}
+        names = tuple(name for name in names if run_of_append(name) in runs)
     unsaved = _why_unsaved(directory, found, options, measuring)
     if measuring is not None and not is_directory:
         own = [each for each in listed if {*each.names} == {*names}]
@@ -101,6 +105,7 @@ def plan_index(
         same = bool(listed) and {*listed[0].names} == {*names}
         order = listed[0].names if same else names
         typed = f"*{os.path.splitext(names[0])[1]}" if is_directory else base_name(path)
+        typed = listed[0].pattern if same else typed
         pattern = listed[0].pattern if same and measuring is not None else pattern_of(order, typed)
         return ShardList(directory, [planned(pattern, order, listed[0] if listed else None)], set(), unsaved)
     present = {*names}

@@ -7,9 +7,12 @@ import secrets
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Self
 
 from dataload._util.fingerprint import identify
+from dataload.catalog.facts import DataSetFacts
+from dataload.catalog.manifest import Manifest
 from dataload.catalog.store import read_manifest, update_manifest
 from dataload.convert.function_values import check_values, notes_of_values
 from dataload.convert.journal import Journal
@@ -56,6 +59,13 @@ class ConvertReport:
     def pattern(self) -> str:
         """All files as one string, which `dataload.open` takes if they are numbered."""
         return summarize_paths(self.paths)
+
+
+def _unless_grown(entry: DataSetFacts, manifest: Manifest) -> Sequence[DataSetFacts]:
+    """Return the entry to list; none if the manifest has it with more shards, which were appended."""
+    listed, count = manifest.find(entry.names[0]), len(entry.names)
+    grown = listed is not None and len(listed.names) > count and listed.shards[:count] == entry.shards
+    return () if grown else [entry]
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +137,8 @@ class ConvertJob:
         finished = {shard.name: done.facts[shard.key] for shard in done.units}
         if mode.part is None:
             ledger.seal(finished)
-            entries = [facts_of(self.units, finished, self.writing)]
+            entry = facts_of(self.units, finished, self.writing)
+            entries = [entry] if mode.overwrite else partial(_unless_grown, entry)
             manifest = update_manifest(self.target.directory, entries, remote=self.remote)
             ledger.clear()
         notes = [*self.writing.notes]

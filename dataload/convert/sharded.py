@@ -1,86 +1,33 @@
-"""Write a data set as one file, or as shards whose number need not be known in advance."""
+"""Write a data set as shards whose number need not be known in advance."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from dataload._util.indexing import expand_braces
 from dataload._util.machine import usable_cpus
-from dataload._util.settings import check_count, check_flags
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import as_uploaded
+from dataload.catalog.facts import ShardFacts
 from dataload.catalog.store import read_manifest, update_manifest
 from dataload.convert.blocks import size_of
 from dataload.convert.mapping import KEY, RecordMap
 from dataload.convert.plan import Shard, Target
 from dataload.convert.writing import KEY_DIGITS, Writing, facts_of
 from dataload.errors import ConfigError
-from dataload.sources.discover import find_destination
-from dataload.sources.writer import ClosedOrAborted, Writer
+from dataload.sources.writer import ClosedOrAborted
 from dataload.storage import AtomicFile, base_name, join
 from dataload.storage.local.atomic import exists_error, write_errors
-from dataload.storage.remote.settings import parse_bytes
 
 _MOST_THREADS = 8  # they mostly hash
 
 
-def create(
-    path: str | os.PathLike[str],
-    *,
-    format: str | None = None,  # noqa: A002 - the usual word
-    overwrite: bool = False,
-    shards: int | None = None,
-    records_per_shard: int | None = None,
-    bytes_per_shard: int | str | None = None,
-    **options: Any,
-) -> Writer | ShardedWriter:
-    """Write a data set: ``with dataload.create("out.syr") as writer: writer.write(record)``.
-
-    Nothing appears at `path` before the writer is closed without an error. With one of `shards`, `records_per_shard`
-    and `bytes_per_shard`, there are several files: ``-00000-of-00008`` goes before the suffix, unless the name contains
-    ``{shard}`` (and ``{shards}``), as in ``"train-{shard:05d}.tar"``. They appear together, the manifest
-    ``dataload.json`` last. At a URL, all are written to local files first.
-
-    Args:
-        path: Destination, or ``"format:path"``.
-        format: By default the end of the name decides.
-        overwrite: Replace existing files. Shards of other names stay.
-        shards: Number of files. Record i goes to file i modulo this number, because the total is not known.
-        records_per_shard: Records in each file but the last.
-        bytes_per_shard: Maximum size of a file, as a number or ``"1GB"``, in records as the format stores them, before
-            compression and without tables.
-        options: Options of the format, see its writer class.
-
-    Raises:
-        ConfigError: The destination exists, format or option are unknown, or more than one of the three was given.
-    """
-    check_flags(overwrite=overwrite)
-    entry, destination = find_destination(os.fspath(path), format)
-    rules = {"shards": shards, "records_per_shard": records_per_shard, "bytes_per_shard": bytes_per_shard}
-    given = [name for name, value in rules.items() if value is not None]
-    if not given:
-        if (named := len(expand_braces(destination))) > 1:
-            message = f"{destination!r} names {named} files: pass shards={named} to write all of them"
-            raise ConfigError(message, key="shards", value=None)
-        return entry.create(destination, overwrite=overwrite, options=options)
-    if len(given) > 1:
-        message = f"{' and '.join(given)} each determine the files: pass only one of them"
-        raise ConfigError(message, key=given[-1], value=rules[given[-1]])
-    size = None if bytes_per_shard is None else parse_bytes("bytes_per_shard", bytes_per_shard)
-    for name in ("shards", "records_per_shard"):
-        if rules[name] is not None:
-            check_count(name, rules[name], least=1)
-    place = options.pop("storage_options", None), options.pop("remote", None)
-    target = Target.of(destination, entry.name, *place)
-    return ShardedWriter(target, options, overwrite, _Rule(shards, records_per_shard, size))
-
-
 @dataclass(frozen=True, slots=True)
-class _Rule:
-    """The rule by which records are divided among files; one attribute is not None. See `create`."""
+class Rule:
+    """The rule by which records are divided among files; one attribute is not None. See `dataload.create`."""
 
     shards: int | None
     records: int | None
@@ -88,9 +35,9 @@ class _Rule:
 
 
 class ShardedWriter(ClosedOrAborted):
-    """Writes records to several files in a hidden folder, which `close` publishes in `paths`; see `create`."""
+    """Writes records to several files in a hidden folder, which `close` publishes in `paths`; see `dataload.create`."""
 
-    def __init__(self, target: Target, options: Mapping[str, Any], overwrite: bool, rule: _Rule) -> None:
+    def __init__(self, target: Target, options: Mapping[str, Any], overwrite: bool, rule: Rule) -> None:
         self.paths: tuple[str, ...] = ()
         self._state = "refused"  # -> "open" -> "closed" | "aborted"
         self._pid = os.getpid()
@@ -105,7 +52,7 @@ class ShardedWriter(ClosedOrAborted):
         self._state = "open"
         self._open: dict[int, Any] = {}  # writers by shard
         self._lengths: list[int] = []  # records by shard
-        self._count = 0
+        self._count = self._first = 0  # records; those before, for keys
         self._bytes = self._overhead = 0  # of the last shard; of its last record's overhead
         with write_errors(target.path):
             os.mkdir(self._staging.temporary)
@@ -129,7 +76,7 @@ class ShardedWriter(ClosedOrAborted):
             raise ConfigError(f"the writer of {self._target.path} is {self._state}: nothing more can be written")
         if self._numbers_keys and isinstance(record, Mapping) and KEY not in record:
             # By default a tar writer numbers the samples of each shard from 0.
-            record = {KEY: f"{self._count:0{KEY_DIGITS}d}", **cast("Mapping[str, Any]", record)}
+            record = {KEY: f"{self._first + self._count:0{KEY_DIGITS}d}", **cast("Mapping[str, Any]", record)}
         payload = size_of(record)
         shard = self._choose(payload)
         writer = self._writer(shard)
@@ -187,25 +134,37 @@ class ShardedWriter(ClosedOrAborted):
         if not self._lengths:
             self._writer(0)
         count = self._rule.shards or len(self._lengths)
-        records = self._count if self._rule.shards else count
-        named = self._target.plan(records, shards=count, records_per_shard=None)
         with write_errors(self._target.path):
             for writer in self._open.values():
                 writer.close()
             self._open.clear()
-            remote = self._target.remote
             with DaemonThreads(min(_MOST_THREADS, usable_cpus())) as pool:
                 described = [*pool.map(self._writing.describe, map(self._staged, range(count)), self._lengths)]
-            self._move([shard.path for shard in named])
-        ends = [sum(self._lengths[: shard + 1]) for shard in range(count)]
-        plan = [Shard(shard.path, end - n, end) for shard, end, n in zip(named, ends, self._lengths, strict=True)]
+            with self._named(count) as paths:
+                self._move(paths)
+                self._enter(paths, described)
+        self._staging.abort()
+        self.paths = tuple(paths)
+
+    @contextmanager
+    def _named(self, count: int) -> Generator[Sequence[str]]:
+        """Yield the final paths of the shards, which no other process takes until the manifest lists them."""
+        records = self._count if self._rule.shards else count
+        yield [shard.path for shard in self._target.plan(records, shards=count, records_per_shard=None)]
+
+    def _enter(self, paths: Sequence[str], described: Sequence[ShardFacts]) -> None:
+        remote = self._target.remote
+        ends = [sum(self._lengths[: shard + 1]) for shard in range(len(paths))]
+        plan = [Shard(path, end - n, end) for path, end, n in zip(paths, ends, self._lengths, strict=True)]
         finished = {
             shard.name: replace(found, name=shard.name) if remote is None else as_uploaded(found, shard.path, remote)
             for shard, found in zip(plan, described, strict=True)
         }
-        update_manifest(self._target.directory, [facts_of(plan, finished, self._writing)], remote=remote)
-        self._staging.abort()
-        self.paths = tuple(shard.path for shard in plan)
+        update_manifest(self._target.directory, self._entries(plan, finished), remote=remote)
+
+    def _entries(self, plan: Sequence[Shard], finished: Mapping[str, ShardFacts]) -> Any:
+        """Return the data sets to list; see `update_manifest`."""
+        return [facts_of(plan, finished, self._writing)]
 
     def _move(self, paths: Sequence[str]) -> None:
         files: list[tuple[str, str]] = []
@@ -228,14 +187,17 @@ class ShardedWriter(ClosedOrAborted):
                     self._storage.remove(final)
                 if not os.path.exists(staged):
                     continue
-                with self._storage.create(final, overwrite=self._overwrite) as part:
-                    os.rename(staged, part.temporary)
-                    part.publish()
+                self._place(staged, final)
                 published.append(final)
         except BaseException:
             for final in () if self._overwrite else published:
                 self._storage.remove(final)
             raise
+
+    def _place(self, staged: str, final: str) -> None:
+        with self._storage.create(final, overwrite=self._overwrite) as part:
+            os.rename(staged, part.temporary)
+            part.publish()
 
     def abort(self) -> None:
         """Discard everything written, without touching the destination."""

@@ -11,7 +11,7 @@ from typing import Any, cast
 from dataload.catalog.evidence import find_changed, find_shard
 from dataload.catalog.facts import DataSetFacts, Evidence, Found
 from dataload.catalog.fields import common_classes
-from dataload.catalog.manifest import MANIFEST_NAME, Manifest, renewal
+from dataload.catalog.manifest import MANIFEST_NAME, Manifest, renewal, run_of_append
 from dataload.catalog.store import read_manifest
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.base import Source
@@ -280,7 +280,8 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
         newer = {join(directory, n): mark for n, mark in marks if mark and not (read and found[n][1] < read.changed)}
         problems += [f"{base_name(path)} has another content than in the manifest" for path in find_changed(newer)]
     if not problems:
-        others = sorted(here.keys() - {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)})
+        others = here.keys() - {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)}
+        others = sorted(name for name in others if run_of_append(name) is None)
         problems = [
             f"{name} is not in the manifest" for name in _shards_among(others, entry, _all_formats() if others else ())
         ]

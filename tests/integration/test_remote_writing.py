@@ -20,7 +20,7 @@ from remote_sets import sampled
 
 import dataload
 from dataload.convert import convert
-from dataload.convert.indexing import index_shards
+from dataload.convert.indexing import Measuring, index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources.discover import HEAD_BYTES
 from dataload.storage.remote.backend import RemoteStorage
@@ -564,3 +564,41 @@ def test_a_manifest_in_parts(place):
     place.index(merge=True)
     assert place.content("dataload.json") == expected
     assert not [name for name in place.names() if name.startswith(".")]
+
+
+def append_at(url, options, first):
+    for start in range(first, first + 6, 3):
+        with dataload.create(url, append=True, records_per_shard=2, **options) as writer:
+            writer.extend({"n": np.array(i), "x": np.zeros(i % 5)} for i in range(start, start + 3))
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_shards_are_appended_at_a_url(place, name):
+    place.convert(f"a{FORMATS[name]}", [{"n": np.array(i), "x": np.zeros(i % 5)} for i in range(4)], shards=2)
+    place.index(measuring=Measuring(), codec=None)
+    append_at(place.url, place.options(), 4)
+    assert place.numbers(**decoding(name)) == [*range(10)]
+    found = place.manifest()
+    assert found[0][0]["statistics"]["fields"]["n"]["numbers"]["maximum"] == 9
+    place.index(measuring=Measuring())
+    assert place.manifest() == found
+
+
+def test_several_nodes_append_at_the_same_time(place):
+    """Whoever finds another manifest than it has read adds to that one."""
+    place.convert("a.syr", [{"n": np.array(i), "x": np.zeros(i % 5)} for i in range(2)], shards=1)
+    place.proxy.faults = Faults(latency=0.02)
+    context = multiprocessing.get_context("forkserver")
+    options = [place.options(node=node, proxied=True) for node in range(3)]
+    arguments = [(place.url, each, 100 * (node + 1)) for node, each in enumerate(options)]
+    processes = [context.Process(target=append_at, args=each) for each in arguments]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    found = place.numbers()
+    assert sorted(found) == [0, 1, *(first + i for first in (100, 200, 300) for i in range(6))]
+    assert all(found[i] + 2 == found[i + 1] + 1 == found[i + 2] for i in range(2, 20, 3))
+    asked = place.asked("PUT", "dataload.json")
+    assert asked >= 6

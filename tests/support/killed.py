@@ -11,6 +11,7 @@ import time
 import numpy as np
 
 import dataload
+from dataload.catalog.kept import list_cache, list_data, remove
 from dataload.convert import convert
 from dataload.convert.indexing import Measuring, index_shards
 
@@ -58,11 +59,25 @@ def indexed(directory, suffix, options, **settings):
     return index_shards(directory, options={**FORMATS[suffix], **options}, **settings)
 
 
+def appended(directory, suffix, options, *, again):
+    """Add three records in two shards, unless a killed run has done so."""
+    decoding = {"decode": "auto"} if suffix == "tar" else {}
+    with dataload.open(directory, **decoding, **options) as found:
+        done = len(found) > 9
+    with dataload.create(directory, append=True, shards=2, **options) as writer:  # which removes what is left over
+        if not (again and done):
+            writer.extend(source(3))
+    if again:  # as `dataload cache prune` does
+        left = list_cache(options["remote"]["cache"]) if options else list_data(directory)
+        remove(each for each in left if each.kind == "upload" or each.removal == "prune")
+
+
 JOBS = {  # of a directory, a suffix and options for URLs; `again` after a kill
     "convert": lambda *place, again: written(*place, resume=again),
     "overwrite": lambda *place, again: written(*place, overwrite=True),
     "part": lambda *place, again: written(*place, shards=3, part=(2, 2)),
     "merge": lambda *place, again: written(*place, shards=3, merge=True),
+    "append": appended,
     "index": lambda *place, again: indexed(*place),
     "stats": lambda *place, again: indexed(*place, measuring=Measuring()),
     "merged stats": lambda *place, again: indexed(*place, measuring=Measuring(), merge=True),
@@ -76,6 +91,9 @@ def prepare(job, *place, forget):
     elif job in ("part", "merge"):
         for number in (1, 2)[: 1 if job == "part" else 2]:
             written(*place, shards=3, part=(number, 2))
+    elif job == "append":
+        written(*place, shards=3)
+        indexed(*place, measuring=Measuring())
     elif job != "convert":
         written(*place, shards=3)
         for name in ("dataload.json", f".a.{place[1]}.convert.json"):

@@ -69,7 +69,9 @@ def appended(directory, suffix, options, *, again):
             writer.extend(source(3))
     if again:  # as `dataload cache prune` does
         left = list_cache(options["remote"]["cache"]) if options else list_data(directory)
-        remove(each for each in left if each.kind == "upload" or each.removal == "prune")
+        for each in remove(each for each in left if each.kind == "upload" or each.removal == "prune"):
+            if each.kind == "upload":
+                os.rmdir(os.path.dirname(each.path))
 
 
 JOBS = {  # of a directory, a suffix and options for URLs; `again` after a kill

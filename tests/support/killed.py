@@ -14,6 +14,7 @@ import dataload
 from dataload.catalog.kept import list_cache, list_data, remove
 from dataload.convert import convert
 from dataload.convert.indexing import Measuring, index_shards
+from dataload.storage import Remote
 
 OPERATIONS = ("open", "os.", "shutil.", "fcntl.")  # audit events
 NEVER = 1 << 30
@@ -68,8 +69,10 @@ def appended(directory, suffix, options, *, again):
         if not (again and done):
             writer.extend(source(3))
     if again:  # as `dataload cache prune` does
-        left = list_cache(options["remote"]["cache"]) if options else list_data(directory)
-        for each in remove(each for each in left if each.kind == "upload" or each.removal == "prune"):
+        remote = Remote.of(options["storage_options"], options["remote"]) if options else None
+        left = list_data(directory, remote) + (list_cache(options["remote"]["cache"]) if options else [])
+        unnamed = [each for each in left if each.kind in ("upload", "lengths", "lock") and each.removal != "never"]
+        for each in remove(unnamed, remote):
             if each.kind == "upload":
                 os.rmdir(os.path.dirname(each.path))
 

@@ -86,7 +86,7 @@ class BatchMaker:
         spans: Sequence[StageSpan] = (),
     ) -> StepResult:
         """Return a step with a batch or an error; the spans of the last worker to finish come last."""
-        ends = groups if len(groups) == 1 else sorted(groups, key=lambda group: group.spans[-1][2])
+        ends = sorted(groups, key=lambda group: group.spans[-1][2])
         shares = [(group.worker, self.rows // len(groups), group.spans) for group in groups]
         return StepResult(
             epoch=epoch,
@@ -97,7 +97,7 @@ class BatchMaker:
             nbytes=size,
             spans=[*spans, *(span for group in ends for span in group.spans)],
             bad=[],
-            worker=ends[-1].worker,
+            worker=worker_name(),
             shares=[*shares, (worker_name(), 0, list(spans))],
         )
 

@@ -56,9 +56,11 @@ def consume(made, clock, asked, received, step):
 def test_a_script_of_known_times():
     clock = Clock()
     made = recorder(clock, transforms=("decode",))
+    clock.now = 0.0
     made.resume()
     read, transform = ("read", 0.0, 1.0), ("transform", 1.0, 3.0)
     consume(made, clock, 0.0, 3.5, Step((read, transform), rows=4, nbytes=40))  # 3.5 s for the first
+    assert made.lag == 0.5
     consume(made, clock, 4.0, 4.25, Step((("read", 1.0, 2.0), ("transform", 2.0, 4.2)), rows=4, nbytes=40))
     consume(made, clock, 5.0, 5.0, Step((("read", 2.0, 3.0),), rows=2, nbytes=20, bad=("a", "b")))
     clock.now = 7.0
@@ -73,7 +75,8 @@ def test_a_script_of_known_times():
     assert found.work_seconds == pytest.approx(7.2)
     assert found.rows_per_second == pytest.approx(10 / 7.0)
     assert found.wait_share == pytest.approx(0.25 / 3.5)
-    assert (found.workers, found.executor, found.transforms) == (2, "threads", ("decode",))
+    assert (found.workers, found.workers_allowed, found.executor, found.transforms) == (2, 2, "threads", ("decode",))
+    assert made.snapshot(2, 5).workers_allowed == 5
     # Asked at 0: none is made. At 4: the third is, at 3. At 5: the third.
     assert found.depth == pytest.approx(2 / 3)
 
@@ -114,11 +117,16 @@ def test_cpu_time_is_that_of_the_loop_alone():
             consume(made, clock, start + second, start + second + 0.5, Step())
             clock.cpu += 1.5
         clock.cpu += 1000  # a validation, say
+    consume(made, clock, 505.0, 505.5, Step())
+    clock.cpu -= 2000  # a thread has ended
+    consume(made, clock, 506.0, 506.5, Step())
     found = made.snapshot(2)
-    assert (found.cpu_clock_seconds, found.cpu_seconds) == (8.0, 12.0)
-    assert found.busy_cpus == 1.5
+    assert (found.cpu_clock_seconds, found.cpu_seconds) == (8.0 + 2.0, 12.0 + 1001.5)
+    assert found.busy_cpus == 1013.5 / 10
     assert recorder(clock).snapshot(2).busy_cpus is None
-    assert replace(made, executor="processes").snapshot(2).busy_cpus is None
+    made.executor = "processes"
+    found = made.snapshot(2)
+    assert (found.cpu_clock_seconds, found.cpu_seconds, found.busy_cpus) == (0, 0, None)
 
 
 def test_rare_long_work_of_the_consumer_is_a_pause_and_a_slower_consumer_is_not():
@@ -141,6 +149,28 @@ def test_rare_long_work_of_the_consumer_is_a_pause_and_a_slower_consumer_is_not(
     assert work(*[2.0] * 100) < 100 * 2.0 / 4
     assert work(*[2.0] * 100) == 0
     assert made.consumer_seconds == pytest.approx(91 * 0.05 - 0.05 + 10 + 0.4 + 400, abs=0.1)
+
+
+@pytest.mark.parametrize(("third", "pauses"), [(0.264, 0.0), (0.272, 0.272)])
+def test_a_pause_raises_what_is_usual_by_a_little(third, pauses):
+    """Usual are 0.01 s after the first work and 0.021 s after the pause, so 0.268 s are no pause."""
+    clock = Clock()
+    made = recorder(clock)
+    for work in (0.1, 10.0, third):
+        clock.now = 0.0
+        made.resume()
+        consume(made, clock, 0.0, 0.0, Step())
+        clock.now = work
+        made.pause()
+    assert made.pause_seconds == 10.0 + pauses
+
+
+def test_a_long_epoch_keeps_the_times_of_the_last_requests():
+    clock = Clock()
+    made = recorder(clock)
+    for now in range(5000):
+        consume(made, clock, now, now, Step((("read", now - 1.5, now - 1.0),)))
+    assert made.snapshot(1).depth == pytest.approx(2, abs=0.001)
 
 
 @pytest.mark.parametrize(("cost", "least", "most"), [(0.01, 9, 11), (0.0, 400, 501)])
@@ -449,6 +479,46 @@ VERDICTS = {
         "the consumer; it waits 2% of the time",
     ),
     "a transform": (statistics(), "TRANSFORM; WAITS; 2 more workers would feed it"),
+    "the fewest batches": (statistics(steps=3), "TRANSFORM; WAITS; 2 more workers would feed it"),
+    "the consumer waits just enough": (
+        statistics(waits=1.0, works=19.0),
+        "TRANSFORM; WAITS; 1 more worker would feed it",
+    ),
+    "workers are just busy enough": (
+        statistics(transform=22.0, read=1.0, collate=1.0),
+        "transform (92% of worker time); WAITS; 1 more worker would feed it",
+    ),
+    "batches are just not quick": (
+        statistics(read=0.02, transform=0.0, collate=0.0),
+        "batches of unequal cost; workers are busy 0% of the time, and a larger prefetch or in_order=False may help",
+        "WAITS",
+    ),
+    "a transform by name": (
+        statistics(transforms=("app.images.decode",)),
+        "transform decode (83% of worker time); WAITS; 2 more workers would feed it",
+    ),
+    "threads that wait for CPUs": (statistics(**using(1.4)), "TRANSFORM; WAITS; 1 more worker would feed it"),
+    "more processes than CPUs": (
+        statistics(transform=76.0, workers=4, cpus=2, **PROCESSES),
+        "transform (93% of worker time); WAITS; another worker cannot help: this process may use 2 CPUs",
+        "TO KEEP UP takes 4 CPUs",
+    ),
+    "threads that hold the GIL, on two CPUs": (
+        statistics(cpus=2, **using(0.8)),
+        "TRANSFORM; WAITS; 2 threads keep 0.8 CPUs busy together, as if it holds the GIL: TRY",
+    ),
+    "threads that hold the GIL, and use a little more": (
+        statistics(cpus=2, **using(1.2)),
+        "TRANSFORM; WAITS; 2 threads keep 1.2 CPUs busy together, as if it holds the GIL: TRY",
+    ),
+    "threads of one CPU": (
+        statistics(cpus=1, **using(1.0)),
+        "TRANSFORM; WAITS; another worker cannot help: this process may use 1 CPU; TO KEEP UP takes 2 CPUs",
+    ),
+    "threads that are hardly busy together": (
+        statistics(transform=28.0, read=1.0, collate=1.0, **using(1.0)),
+        "transform (93% of worker time); WAITS; 1 more worker would feed it",
+    ),
     "transforms by name": (
         statistics(transforms=("app.images.decode", "Crop", "f.<locals>.<lambda>")),
         "transforms decode, Crop, <lambda> (83% of worker time); WAITS; 2 more workers would feed it",
@@ -523,8 +593,8 @@ VERDICTS = {
         "WAITS",
     ),
     "processes that wait": (
-        statistics(transform=4.0, collate=0.0, **PROCESSES, nbytes=1600000000),
-        "batches of unequal cost, or their way between processes (16.0 MB each)",
+        statistics(transform=4.0, collate=0.0, **PROCESSES, nbytes=10**15),
+        "batches of unequal cost, or their way between processes (10000000.0 MB each)",
         "workers are busy 20% of the time, and a larger prefetch or in_order=False may help; WAITS",
     ),
     "only reads": (

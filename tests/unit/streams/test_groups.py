@@ -12,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataload import default_collate
-from dataload.executors import Result
+from dataload.executors import Result, WorkerStatus
+from dataload.loader.scaling import WorkerSettings
 from dataload.streams import MultiStreamLoader, workers
 from dataload.streams.messages import RowResults, RowTask, Stacked, Step, cut, merge, stack
+from dataload.streams.rows import RowPosition, RowStart, SequenceOrder, StreamSpec
+from dataload.transforms import NamedTransform
 
 sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("children", "support")]
 import streams
@@ -92,15 +95,38 @@ def test_a_task_that_takes_too_long_ends_early(monkeypatch):
     assert streams.Counting.made <= 5 + 2
 
 
+def plan_of(rows):
+    make, order = NamedTransform(streams.break_at_3, "make", False), SequenceOrder(rows, rows, "split", False, 0)
+    return StreamSpec(make, [7] * rows, order, 1, "next", True)
+
+
+def test_times_are_those_of_the_rows_and_of_the_stages(monkeypatch):
+    """The clock counts its readings, one at the begin, one after each row, and one after the stacking."""
+    monkeypatch.setattr(workers, "perf_counter", itertools.count(1.0).__next__)
+    monkeypatch.setattr(workers, "_MOST_SECONDS", 8.0)  # a step takes five readings
+    work = workers.RowWork(plan_of(3), 0, range(3))
+    task = RowTask(0, 0, 0, (RowStart(RowPosition(0, 0, 0)),) * 3, 9)
+    found = work(task, WorkerStatus())
+    assert found.times.tolist() == [[2, 3, 4, 5], [8, 9, 10, 11]]
+    assert found.spans == [[("read", 2, 5), ("collate", 5, 6)], [("read", 8, 11), ("collate", 11, 12)]]
+    assert found.total_seconds == 12
+    work(task._replace(most=1), WorkerStatus())
+    failed = work(task, WorkerStatus())
+    assert failed.spans == [[("read", 22, 23)]], "the first row fails"
+    assert [failure.step for failure in failed.failures] == [3]
+    assert work(task, WorkerStatus()).spans == [], "an error ends the session"
+
+
 # --- the sizes of tasks --------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Recorded:
-    """An executor whose steps take a given time and memory. It writes down the tasks."""
+    """An executor whose steps take a given time and memory, of columns or of others. It writes down the tasks."""
 
     seconds: float
     values: int = 1
+    of: str = "columns"
     tasks: list = field(default_factory=list)
 
     def submit(self, task):
@@ -114,9 +140,14 @@ class Made(Result):
     task: RowTask
 
     def result(self):
-        most = self.task.most
-        stacked = Stacked(1, np.zeros((1, self.executor.values)), (np.dtype(float), (self.executor.values,)))
-        made = [Step([(0, 0, 0, 0, 0)], [[True]], 1, [0.0, 0.0], (None,), stacked)] * most
+        most, data = self.task.most, np.zeros((1, self.executor.values))
+        small = Stacked(1, np.zeros((1, 1)), (np.dtype(float), (1,)))
+        stacked, state = {
+            "columns": (Stacked(1, data, (np.dtype(float), (self.executor.values,))), None),
+            "samples": (Stacked(1, samples=[data]), None),
+            "states": (small, data),
+        }[self.executor.of]
+        made = [Step([(0, 0, 0, 0, 0)], [[True]], 1, [0.0, 0.0], (state,), stacked)] * most
         return RowResults.of(made, [], [[("read", 0.0, 0.0)]] * most, "worker", most * self.executor.seconds)
 
 
@@ -127,19 +158,51 @@ class Made(Result):
         (8e-3, 1, {}, [1] * 9),
         (8e-3, 1, {"hand_over": 20}, [1, 1, 1, 2, 2, 2, 2, 2, 2]),  # as where a result is a message
         (1e-6, 1 << 17, {}, [1, 1, 1, 2, 4, 4, 4, 4, 4]),  # of some megabytes
+        (1e-6, 1 << 17, {"of": "samples"}, [1, 1, 1, 2, 4, 4, 4, 4, 4]),
+        (1e-6, (1 << 17) - 1, {"of": "states"}, [1, 1, 1, 2, 4, 4, 4, 4, 4]),
         (1e-6, 1 << 20, {}, [1] * 9),
         (1e-6, 1, {"hand_over": 0, "window": 0}, [1] * 9),
     ],
 )
 def test_a_task_is_as_large_as_is_of_use(seconds, values, settings, sizes):
-    executor = Recorded(seconds, values)
-    first = RowTask(0, 0, 5, ("start",), 1)
-    made = workers.RowSteps(executor, first, **{"window": 2, "hand_over": 1, **settings})
+    settings = {"window": 2, "hand_over": 1, **settings}
+    executor = Recorded(seconds, values, settings.pop("of", "columns"))
+    made = workers.RowSteps(executor, RowTask(0, 0, 5, ("start",), 1), **settings)
+    made.request()
+    assert len(executor.tasks) == settings["window"] + 1  # the one that is waited for
     for _ in range(60):
         made.request()
         made.take()
     assert [task.most for task in executor.tasks[:9]] == sizes
     assert [task.starts for task in executor.tasks[:3]] == [("start",), (), ()]
+
+
+@pytest.mark.parametrize(
+    ("most", "executor", "ahead", "seconds", "requested", "sizes"),
+    [
+        (2, "threads", True, 1e-6, [1, 1, 1, 1], [1, 1, 1, 1, 2, 4]),  # three tasks ahead
+        (2, "threads", True, 8e-3, [1, 1, 1, 1], [1] * 6),
+        (2, "processes", True, 8e-3, [1, 1, 1, 1], [1, 1, 1, 1, 2, 4]),
+        (2, "threads", False, 1e-6, [1], [1] * 6),
+        (0, "threads", True, 1e-6, [1], [1] * 6),
+    ],
+)
+def test_how_many_steps_workers_make_ahead(monkeypatch, most, executor, ahead, seconds, requested, sizes):
+    class Kept(Recorded):
+        def close(self):
+            pass
+
+    monkeypatch.setattr(workers, "make_executor", lambda *_, **__: Kept(seconds))
+    plan, start = plan_of(4), RowStart(RowPosition(0, 0, 0))
+    made = workers.StreamWorkers(plan, range(4), WorkerSettings.of(most, executor, 3, None))
+    for steps in made.follow(0, 0, (start,) * 4, ahead=ahead):
+        steps.request()
+        tasks = steps._executor.tasks
+        assert [task.most for task in tasks] == requested
+        for _ in range(12):
+            steps.request()
+            steps.take()
+        assert [task.most for task in tasks[:6]] == sizes
 
 
 # --- merged columns ------------------------------------------------------------------------------------------------

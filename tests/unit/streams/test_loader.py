@@ -470,6 +470,12 @@ def test_a_state_behind_the_last_step_gives_the_next_epoch():
             assert list(loader) == []
 
 
+def test_epochs_of_one_step_come_one_by_one():
+    with MultiStreamLoader(iter, [[1], [2]], **ROWS) as loader:
+        assert [take(loader) for _ in range(3)] == [[[1, 2]]] * 3
+        assert loader, "it is no container"
+
+
 def test_set_epoch():
     with MultiStreamLoader(iter, LISTS, batch_size=2, mode="split", epochs=4) as loader:
         epochs = [take(loader) for _ in range(4)]
@@ -812,16 +818,18 @@ def test_settings_are_checked(settings_, key, match):
 
 @WORKERS
 def test_streams_are_closed_when_they_are_left_when_the_state_is_set_and_with_the_loader(workers):
-    opened, closed = [], []
+    opened, closed, ended = [], [], []
 
     class Stream:
         def __init__(self, number):
             self.number = number
-            self.rest = iter(range(3))
             opened.append(number)
 
         def __iter__(self):
-            return self.rest
+            try:
+                yield from range(3)
+            finally:
+                ended.append(self.number)
 
         def close(self):
             closed.append(self.number)
@@ -834,7 +842,7 @@ def test_streams_are_closed_when_they_are_left_when_the_state_is_set_and_with_th
         loader.load_state_dict(loader.state_dict())
         for _ in loader:
             break
-    assert Counter(opened) == Counter(closed)
+    assert Counter(opened) == Counter(closed) == Counter(ended)
     assert len(opened) > 7
 
 

@@ -71,7 +71,7 @@ class DownloadThreads(ABC, Generic[T]):
         deadline = time.monotonic() + _CLOSE_SECONDS
         for thread in self._threads:
             if thread is not threading.current_thread():
-                thread.join(max(0.0, deadline - time.monotonic()))
+                thread.join(deadline - time.monotonic())
 
     @abstractmethod
     def _release(self) -> None:

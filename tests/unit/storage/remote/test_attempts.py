@@ -22,7 +22,9 @@ class Store:
         self.errors, self.waits, self.now = [*errors], [], 100.0
         clock = SimpleNamespace(monotonic=lambda: self.now, perf_counter=lambda: self.now, sleep=self.sleep)
         monkeypatch.setattr(requests, "time", clock)
-        monkeypatch.setattr(requests, "random", SimpleNamespace(uniform=lambda least, most: most if least else -1))
+        monkeypatch.setattr(
+            requests, "random", SimpleNamespace(uniform=lambda *ends: ends[1] if ends == (0.5, 1) else -1)
+        )
         self.traffic = Traffic()
         options = RemoteOptions(**options)
         threads = DaemonThreads(1)
@@ -114,6 +116,27 @@ def test_what_would_fail_again_is_not_repeated(monkeypatch, error, raised, text)
     assert store.waits == []
     figures = store.traffic.total()
     assert (figures.requests, figures.retries, figures.throttled) == (1, 0, 0)
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_only_what_cleans_up_after_an_interrupt_is_limited(monkeypatch, interrupted):
+    store, limits = Store(monkeypatch), []
+
+    def wait_for(call, seconds):
+        limits.append(seconds)
+        raise TimeoutError
+
+    monkeypatch.setattr(store.attempts.threads, "wait_for", wait_for)
+    if interrupted:
+        with pytest.raises(KeyboardInterrupt, match="^by hand$"):
+            try:
+                raise KeyboardInterrupt("by hand")
+            except KeyboardInterrupt:
+                store.read()
+    else:
+        with pytest.raises(StoreError, match="cannot read bytes 0 to 4"):
+            store.read()
+    assert [seconds if seconds > 0 else None for seconds in limits] == [0.5 if interrupted else None]
 
 
 @pytest.mark.parametrize(

@@ -80,6 +80,10 @@ def test_each_version_of_a_shard_is_downloaded_once(node):
     leases = [node.fetch("x.tar") for _ in range(3)]
     assert node.cache.find(name_of("x.tar")).path == leases[0].path == leases[2].path
     assert (node.count, node.files) == (1, ["x.tar"])
+    assert os.stat(leases[0].path).st_mode & 0o777 == 0o600
+    empty = node.cache.fetch("s3://bucket/empty", ObjectVersion(0, '"a"', True), lambda _: None, lambda: False)
+    assert (empty.size, node.files) == (0, ["empty", "x.tar"])
+    node.cache.remove(node.cache.files()[-1])
     other = node.cache.fetch("s3://other/x.tar", version(), node.download, lambda: False)
     assert len({leases[0].path, node.fetch("x.tar", tag='"b"').path, other.path}) == node.count == 3
 
@@ -206,8 +210,12 @@ def test_who_waits_for_room_in_vain_learns_who_has_it(tmp_path):
     )
     with pytest.raises(CacheFullError, match=match):
         node.fetch("e", Wait(0.01))
+    held.pop()
+    node.cache.prune()
+    with pytest.raises(CacheFullError, match=r"; shards in use: a, b, c \(300 bytes\); process"):
+        Node(tmp_path, 350).fetch("e")
+    held.append(node.fetch("d"))
     del shares
-    assert len(held) == 4
     assert node.files == ["a", "b", "c", "d"]
 
 
@@ -433,6 +441,7 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path):
     (tmp_path / "secret").write_bytes(b"\0" * 100)
     for number, make in enumerate((lambda path: os.symlink(tmp_path / "secret", path), os.mkfifo), 1):
         make(node.root / "shards" / name_of("x"))
+        assert [file.size < 100 for file in node.cache.files()] == [True], "a link has the size of its text"
         assert node.cache.find(name_of("x")) is None
         assert node.content("x") == bytes([number]) * 100
         node.cache.evict(name_of("x"))
@@ -451,6 +460,8 @@ def test_a_disk_smaller_than_the_budget_limits_the_shards(tmp_path, monkeypatch)
     free = [400_000]
     monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((1, 1, 500_000, free[0], free[0], *real[5:])))
     assert cache.limit() == 300_000
+    free[0] = 300_000
+    assert cache.limit() == 300_000 + 50_000 - (1 << 16)
     free[0] = 100_000
     assert cache.limit() == 100_000 + 50_000 - (1 << 16)  # some is for the files of jobs
     free[0] = 0

@@ -28,7 +28,10 @@ def test_jobs_alive_divide_the_budget(tmp_path):
     limit[0] = 600
     assert own.budget() == 200
     del others[0]
-    assert own.budget() == 300
+    assert (own.budget(), own.left()) == (300, 600)
+    others.append(other(tmp_path, os.getppid(), 3))  # the parent is another job, unless ranks share it
+    assert own.budget() == 200
+    del others[1]
     assert describe_jobs(str(tmp_path)).count("process") == 2
     others.append(LivingFile(str(tmp_path / "jobs"), "job-", b"{of a later version"))
     assert own.budget() == 200
@@ -43,6 +46,8 @@ def test_each_job_has_what_it_needs(tmp_path):
     assert (own.budget(), own.left()) == (300, 100)
     others.append(other(tmp_path, 3, 3, need=100, since=1e12))  # it has to wait, not this one
     assert (own.budget(), own.left()) == (300, 100)
+    others.append(other(tmp_path, 4, 4, need=200))
+    assert own.left() == 0, "others need more than there is"
     assert f"process {os.getpid()} reads part-00.mdb and needs 300 bytes" in describe_jobs(str(tmp_path))
 
 

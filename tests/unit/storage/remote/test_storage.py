@@ -4,6 +4,7 @@ import datetime
 import itertools
 import pickle
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from dataload.errors import ConfigError, CorruptFileError, MissingDependencyErro
 from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
 from dataload.storage.remote.cache import CacheFullError
 from dataload.storage.remote.clients import client_of
+from dataload.storage.remote.files import open_shards
+from dataload.storage.remote.prefetch.board import Board, Coming
 from dataload.storage.remote.prefetch.ranges import RangePrefetcher, StepRanges
 from dataload.storage.remote.requests import Chunk
 from dataload.storage.remote.settings import ObjectVersion
@@ -85,8 +88,8 @@ def test_reading(root):
     data = bytes(range(256)) * 10
     put(url, data)
     assert storage.read(url) == data
-    found = storage.read_ranges(url, np.array([5, 2550, 0, 3000]), np.array([10, 20, 0, 5]))
-    assert found == [data[5:15], data[2550:], b"", b""]
+    found = storage.read_ranges(url, np.array([5, 2550, 0, 3000, 0]), np.array([10, 20, 0, 5, 4]))
+    assert found == [data[5:15], data[2550:], b"", b"", data[:4]]
     with storage.open(url) as file:
         assert (file.size, file.read(2555, 10), file.read(9999, 1)) == (2560, data[2555:], b"")
         buffer = bytearray(4)
@@ -103,6 +106,230 @@ def test_reading(root):
     put(url, data[::-1])
     with pytest.raises(CorruptFileError, match=f"{url}: the file has been rewritten since it was opened"):
         file.read(0, 3)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The calls of obstore: their names, in order."""
+    found = []
+    for name in ("get", "head", "list", "put"):
+
+        def call(*given, name=name, real=getattr(obstore, name), **options):
+            found.append(name)
+            return real(*given, **options)
+
+        monkeypatch.setattr(obstore, name, call)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("offset", "length", "expected"),
+    [
+        (0, 3, ["get"]),
+        (0, 4, ["get"]),
+        (0, 2, ["get", "get"]),  # the first says how long it is
+        (1, 2, ["head", "get"]),
+    ],
+)
+def test_the_begin_of_an_object_that_is_not_known_takes_one_request(root, calls, offset, length, expected):
+    storage = opened(root)
+    assert storage.read_ranges(f"{root}/top", np.array([offset]), np.array([length])) == [b"top"[offset:][:length]]
+    assert calls == expected
+    assert storage.exists(f"{root}/top")
+    assert storage.list(f"{root}/a") == ["x-0.tar", "x-1.tar"]
+    del calls[:]
+    for name in ("none", "a/none"):
+        with pytest.raises(SourceNotFoundError):
+            storage.read_ranges(f"{root}/{name}", np.array([0]), np.array([length]))
+    assert calls == ["get"], "a listing says what is missing"
+    assert storage.read_ranges(f"{root}/top", np.array([0]), np.array([2])) == [b"to"]
+    assert calls == ["get", "get"], "the version is known"
+
+
+def test_a_version_that_was_seen_stays_the_one_that_is_read(root):
+    storage, url = opened(root), f"{root}/a/x-0.tar"
+    assert storage.size(url) == 9
+    put(url, b"rewritten")
+    assert "x-0.tar" in storage.list(f"{root}/a")
+    with pytest.raises(CorruptFileError, match="the file has been rewritten since it was opened"):
+        storage.read(url)
+
+
+def test_versions_are_listed_or_looked_up_at_once(root, calls, monkeypatch):
+    paths, storage = [f"{root}/a/{name}" for name in ("x-0.tar", "x-1.tar", ".hidden.tar")], opened(root)
+    monkeypatch.setattr("dataload.storage.remote.backend._FEWEST_LISTED", 3)
+    assert [version.size for version in storage.versions(paths)] == [9, 9, 13]
+    assert calls == ["list"]
+    head, both = obstore.head, threading.Barrier(2)
+
+    def waits(*given):
+        both.wait(10)
+        return head(*given)
+
+    monkeypatch.setattr(obstore, "head", waits)
+    storage = opened(root)
+    assert [version.size for version in storage.versions(paths[:2])] == [9, 9]
+    assert calls == ["list", "head", "head"]
+
+
+def test_lists_are_limited(root, monkeypatch):
+    monkeypatch.setattr("dataload.storage.remote.requests._LONGEST", len("a/.hidden.tar"))
+    monkeypatch.setattr("dataload.storage.remote.requests._MOST_NAMES", 3)
+    assert opened(root).list(f"{root}/a") == ["x-0.tar", "x-1.tar"]
+    monkeypatch.setattr("dataload.storage.remote.requests._MOST_NAMES", 2)
+    with pytest.raises(
+        SourceError, match=r"/a: it has more than 2 names; write a manifest .* or name the shards: {000"
+    ):
+        opened(root).list(f"{root}/a")
+    monkeypatch.setattr("dataload.storage.remote.requests._LONGEST", len("a/.hidden.tar") - 1)
+    with pytest.raises(SourceError, match="returned a name or an ETag of more than 12 characters"):
+        opened(root).list(f"{root}/a")
+
+
+def test_a_changed_object_that_a_manifest_lists(root):
+    storage, url = opened(root), f"{root}/a/x-0.tar"
+    storage._remote.expect(url, 9, "another")
+    with pytest.raises(CorruptFileError, match=f"if the shards are right, run `dataload index --manifest {root}/a`"):
+        storage.read(url)
+
+
+@pytest.mark.parametrize("size", [0, (1 << 63) - 1, -1, 1 << 63])
+def test_sizes_that_are_possible(size):
+    if 0 <= size < 1 << 63:
+        assert ObjectVersion.checked_size(size, "x") == size
+        return
+    with pytest.raises(SourceError, match=f"reports an impossible size of x: {size} bytes"):
+        ObjectVersion.checked_size(size, "x")
+
+
+def test_numbers_of_versions_fit_into_seven_bytes():
+    assert max(ObjectVersion(size, "x", True).number for size in range(100)) < 1 << 56
+
+
+def test_an_object_is_replaced_only_if_it_is_the_version_that_was_read(root):
+    storage, url = opened(root), f"{root}/a/new"
+    assert not storage.exists(url)
+    assert storage.load(url) is None
+    assert storage.list(f"{root}/a") == ["x-0.tar", "x-1.tar"]
+    other = opened(root)
+    first = other.replace(url, b"1", None)
+    with pytest.raises(FileExistsError):
+        storage.replace(url, b"2", None)
+    assert storage.exists(url), "what was known of the directory was wrong"
+    second = other.replace(url, b"3", first)
+    assert storage.load(url) == (b"3", second)
+    with pytest.raises(FileExistsError):
+        other.replace(url, b"4", first)
+    part = storage.create(f"{root}/b/new")
+    other.replace(f"{root}/b/new", b"5", None)
+    assert storage.list(f"{root}/b") == ["c", "d", "new"]
+    write(part)
+    with pytest.raises(ConfigError, match="new exists"):
+        part.publish()
+    part.abort()
+
+
+def test_etags(root):
+    storage = opened(root)
+    tags = [storage.etag(f"{root}/{name}") for name in ("a/x-0.tar", "a/x-1.tar", "a", "b/c")]
+    assert None not in tags
+    assert tags[2] == " ".join(tags[:2])
+    storage._remote.versions[f"{root}/a/x-1.tar"] = ObjectVersion(9, "2026-01-01", has_etag=False)
+    assert [storage.etag(f"{root}/{name}") for name in ("a/x-0.tar", "a/x-1.tar", "a")] == [tags[0], None, None]
+
+
+def test_the_answer_to_a_put_may_be_lost(root, monkeypatch):
+    monkeypatch.setattr("dataload.storage.remote.requests.time.sleep", lambda _: None)
+    put, attempts = obstore.put, []
+
+    def lost(*given, **more):
+        attempts.append(given)
+        result = put(*given, **more)
+        if len(attempts) == 1:
+            raise obstore.exceptions.GenericError("connection closed")
+        return result
+
+    monkeypatch.setattr(obstore, "put", lost)
+    storage, url = opened(root), f"{root}/a/new"
+    condition = storage.replace(url, b"data", None)
+    assert len(attempts) == 2
+    storage.replace(url, b"more", condition)
+    for data in (b"more", b"mere", b"longer"):
+        with pytest.raises(FileExistsError):  # at the first attempt, so it is another's
+            storage.replace(url, data, None)
+    assert storage.load(url)[0] == b"more"
+
+
+def test_large_objects_are_put_in_parts(root, monkeypatch):
+    for name, value in {"LARGEST_PUT": 3, "_SMALLEST_PART": 2, "_MOST_PARTS": 3}.items():
+        monkeypatch.setattr(f"dataload.storage.remote.files.{name}", value)
+    put, sizes = obstore.put, []
+
+    def noted(store, key, data, **more):
+        sizes.append(more.get("chunk_size", 0))
+        return put(store, key, data, **more)
+
+    monkeypatch.setattr(obstore, "put", noted)
+    storage = opened(root, part_bytes=1, connections=1)
+    for size, part in ((3, 0), (4, 2), (10, 4)):
+        with storage.create(f"{root}/new/{size}") as file:
+            write(file, bytes(size))
+            file.publish()
+        assert (sizes.pop(), opened(root).read(f"{root}/new/{size}")) == (part, bytes(size))
+    with storage.create(f"{root}/new/x") as file:
+        write(file, bytes(10))
+        opened(root).replace(f"{root}/new/x", b"another's", None)
+        with pytest.raises(ConfigError, match="new/x exists"):
+            file.publish()
+    assert opened(root).read(f"{root}/new/x") == b"another's"
+    with storage.create(f"{root}/new/x", overwrite=True) as file:
+        write(file, bytes(10))
+        file.publish()
+    assert opened(root).read(f"{root}/new/x") == bytes(10)
+
+
+def test_what_a_store_is_told(monkeypatch):
+    told = []
+    monkeypatch.setattr(obstore.store, "from_url", lambda base, **given: told.append((base, given)))
+    for name in ("AWS_ALLOW_HTTP", "AWS_ENDPOINT", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+    options = {"timeout": 6, "retries": 7}
+    for given in ({}, {"endpoint": "http://here"}, {"client_options": {"timeout": "1s"}, "retry_config": {"x": 1}}):
+        client_of("s3://told/x", Remote.of(given, options))
+    limits = {"timeout": "1500ms", "read_timeout": "500ms", "connect_timeout": "500ms"}
+    once = {"max_retries": 0}
+    assert told == [
+        ("s3://told", {"client_options": limits, "retry_config": once}),
+        (
+            "s3://told",
+            {"client_options": {**limits, "allow_http": True}, "retry_config": once, "endpoint": "http://here"},
+        ),
+        ("s3://told", {"client_options": {**limits, "timeout": "1s"}, "retry_config": {"x": 1}}),
+    ]
+
+
+def test_when_one_part_fails_the_others_write_no_more(monkeypatch):
+    client, key = client_of("memory://parts/x", Remote())
+    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
+
+    def stream(self, url, key, version, chunk, receive, check):
+        if chunk.at == 0:
+            begun.wait(10)
+            raise SourceError("the first has failed")
+        begun.set()
+        go_on.wait(10)
+        try:
+            receive(0, b"late")
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(type(client), "stream", stream)
+    received = []
+    with pytest.raises(SourceError, match="the first has failed"):
+        client.fetch("memory://parts/x", key, None, [Chunk(0, 4, 0), Chunk(4, 8, 4)], lambda *_: received.append(_))
+    go_on.set()
+    assert ended.wait(10)
+    assert received == []
 
 
 def write(part, data=b"data"):
@@ -158,6 +385,10 @@ def test_whole_files_need_a_mode_and_a_place(root, monkeypatch):
     monkeypatch.setenv("HOME", "relative")
     with pytest.raises(ConfigError, match=r"there is no home directory to keep shards in: set remote.cache"):
         opened(root).lease(f"{root}/top")
+    assert opened(root).budget() == 0
+    for mode in ("auto", "ranges"):
+        storage = opened(root, mode=mode)
+        assert storage.open(f"{root}/top").read(0, 9) == storage.map(f"{root}/top").read(0, 3) == b"top"
 
 
 def test_local_copies_are_called_by_their_url(root, tmp_path):
@@ -188,6 +419,44 @@ def test_without_room_shards_are_read_by_ranges(root, tmp_path, monkeypatch):
     del held
     assert file.read(0, 9) == b"a/x-1.tar"
     assert [path.name.partition("~")[0] for path in (tmp_path / "shards").iterdir()] == ["x-1.tar"]
+
+
+def test_files_read_as_a_whole_take_turns_in_a_cache_that_holds_some(root, tmp_path):
+    while open_shards().give_up():
+        pass
+    storage, paths = (
+        opened(root, cache=tmp_path, budget=22, timeout=0.5),
+        [f"{root}/{name}" for name in PATTERNS["a/*.tar"]],
+    )
+    files = [storage.map(path, whole=True) for path in [*paths, f"{root}/a/.hidden.tar"]]
+    for turn, open_then in ((0, [True, False, True]), (1, [True, True, False]), (2, [False, True, True])):
+        assert files[turn].read(0, 2) == b"a/"
+        assert [file.is_open for file in files] == open_then
+
+
+def test_a_shard_that_the_plan_does_not_want_is_read_by_range(root, tmp_path):
+    storage, url = opened(root, cache=tmp_path), f"{root}/top"
+    board = storage._remote.boards["board"] = Board(str(tmp_path), [url])
+    board.set(0, Coming.NEVER)
+    assert storage.map(url).read(0, 3) == b"top"
+    assert [*(tmp_path / "shards").iterdir()] == []
+    assert storage.map(url, whole=True).read(0, 3) == b"top"
+
+
+def test_shards_that_are_scanned_may_take_so_many_bytes(root, tmp_path):
+    paths = [f"{root}/{name}" for name in PATTERNS["a/*.tar"]]
+    storage = opened(root, cache=tmp_path, scan=18)
+    with storage._remote.learning(paths):
+        assert storage.lease(paths[0]).size == 9
+    storage = opened(root, cache=tmp_path, scan=17)
+    message = (
+        r"only the whole of .*x-1.tar tells .* all 2 shards take up to 18 bytes, more than the 17 that remote.scan"
+    )
+    with storage._remote.learning(paths):
+        assert storage.lease(paths[0]).size == 9, "it is here already"
+        with pytest.raises(ConfigError, match=message):
+            storage.lease(paths[1])
+    assert storage.lease(paths[1]).size == 9
 
 
 def test_the_largest_shard_must_fit_into_the_budget(root, tmp_path):
@@ -242,6 +511,10 @@ def look_up(monkeypatch):
 
 
 def test_failures_that_pass_and_that_do_not(look_up):
+    for secret, shown in (("k3y", "k3y"), ("k3ys", r"\*\*\*")):
+        refused = Failing(obstore.exceptions.PermissionDeniedError(f"for {secret}"), 9)
+        with pytest.raises(SourceError, match=f": for {shown}$"):
+            look_up(refused, Remote.of({"secret_key": secret}))
     passing = Failing(obstore.exceptions.GenericError("503 Service Unavailable"), 3)
     assert (look_up(passing), passing.calls) == (5, 4)
     call = Failing(obstore.exceptions.GenericError("busy: tops3cret at http://h/x?sig=abc <?xml?> tops3cret"), 9)

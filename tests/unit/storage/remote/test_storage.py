@@ -112,13 +112,16 @@ def test_reading(root):
 def calls(monkeypatch):
     """The calls of obstore: their names, in order."""
     found = []
-    for name in ("get", "head", "list", "put"):
 
-        def call(*given, name=name, real=getattr(obstore, name), **options):
+    def noted(name, real):
+        def call(*given, **options):
             found.append(name)
             return real(*given, **options)
 
-        monkeypatch.setattr(obstore, name, call)
+        return call
+
+    for name in ("get", "head", "list", "put"):
+        monkeypatch.setattr(obstore, name, noted(name, getattr(obstore, name)))
     return found
 
 

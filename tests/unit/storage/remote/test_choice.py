@@ -1,8 +1,9 @@
 """`auto` chooses shards or ranges from the order, the sizes and the budget, and refuses what neither serves."""
 
-import hashlib
+import bisect
 import random
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from dataload.loader.pipeline import steps_ahead
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.samplers import BatchSampler, GlobalShuffle, PoolShuffle, Sequential, ShardSequential
 from dataload.storage.remote.prefetch.plan import Reads, choose, measure
+from dataload.storage.remote.requests import GAP
 from dataload.types import StepsAhead
 
 KB, MB, GB = 1 << 10, 1 << 20, 1 << 30
@@ -160,8 +162,8 @@ def test_thresholds_and_reasons(changes, budget, mode, reason):
     assert re.search(reason, choice.reason)
 
 
-def measured(seed):
-    """The reads of a random order of records of random shards, some of them local."""
+def case(seed):
+    """The arguments of `measure`: an order of records of random shards, some of them local."""
     chance = random.Random(seed).random
     lengths = np.array([int(30 * chance()) for _ in range(1 + int(20 * chance()))] + [5])
     record_bytes = [1.0, 700.5, 70_000.0, 3e6][int(4 * chance())]
@@ -172,18 +174,42 @@ def measured(seed):
     ends = np.arange(1 + int(4 * chance()), len(rows) + 9, 1 + int(9 * chance())).clip(max=len(rows))
     ends = np.unique(np.append(ends, len(rows)))
     steps = StepsAhead(0, np.array(rows), ends, len(ends) + int(30 * chance()))
-    return measure(steps, np.cumsum(lengths), numbers, sizes, record_bytes, int(sizes.sum() * chance()))
+    return steps, np.cumsum(lengths), numbers, sizes, record_bytes, int(sizes.sum() * chance())
 
 
-def test_measures_are_those_recorded():
-    """A change that measures otherwise on purpose may record them anew, if the other tests of this file pass."""
-    found = []
+def model(steps, ends, numbers, sizes, record_bytes, budget):
+    """What `measure` returns, record by record."""
+    component = {index: bisect.bisect_right(ends.tolist(), index) for index in steps.indices.tolist()}
+    rows = [index for index in steps.indices.tolist() if numbers[component[index]] >= 0]
+    shards = [int(numbers[component[index]]) for index in rows]
+    epoch_rows = round(len(rows) * steps.epoch_steps / len(steps.ends))
+    touched = sum(sizes[shard] for shard in {*shards})
+    data_bytes = touched if epoch_rows <= len(rows) else sum(sizes)  # the steps are the whole epoch
+    used = max(len(rows) * record_bytes / (touched or 1), epoch_rows * record_bytes / (data_bytes or 1))
+    per_step = max(1, len(rows) // len(steps.ends))
+
+    stretch = shards[: max(per_step, int(min(1.0, used) * budget / 4 / record_bytes))]
+    together, reached = 0, 0
+    for shard, count in sorted(Counter(stretch).items(), key=lambda each: (-each[1], each[0])):
+        together += sizes[shard]
+        reached += count
+        if reached >= 0.9 * len(stretch):
+            break
+
+    requests, size = 0, max(per_step, min(32 * per_step, int((8 << 20) / record_bytes)))
+    for start in range(0, len(rows), size):
+        group = sorted(rows[start : start + size])
+        for before, index in zip([None, *group], group, strict=False):
+            near = before is not None and (index - before - 1) * record_bytes <= GAP
+            requests += not (near and component[before] == component[index])
+    range_bytes = round(record_bytes * len(rows) / (requests or 1))
+    return (data_bytes, together, round(record_bytes), range_bytes), min(1.0, used)
+
+
+def test_measures_are_those_of_a_loop_over_the_records():
     for seed in range(80):
-        reads = measured(seed)
-        whole = (reads.data_bytes, reads.together_bytes, reads.record_bytes, reads.range_bytes)
-        found.append((*whole, round(1e6 * reads.used), round(1e6 * reads.of_ranks(3).used)))
-    assert found[:2] == [
-        (867_010_694, 324_004_074, 3_000_000, 3_480_000, 442_901, 1_000_000),
-        (43_307, 17_961, 700, 9_457, 1_000_000, 1_000_000),
-    ]
-    assert hashlib.sha256(repr(found).encode()).hexdigest()[:16] == "419700e134fb2165"
+        given = case(seed)
+        reads = measure(*given)
+        whole, used = model(*given)
+        assert (reads.data_bytes, reads.together_bytes, reads.record_bytes, reads.range_bytes) == whole, seed
+        assert (reads.used, reads.of_ranks(3).used) == pytest.approx((used, min(1.0, 3 * used))), seed

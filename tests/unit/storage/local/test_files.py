@@ -9,7 +9,8 @@ import pytest
 
 from dataload.errors import SourceError
 from dataload.storage import storage_of
-from dataload.storage.local.files import append_text, read_text
+from dataload.storage.local import files
+from dataload.storage.local.files import AppendedFile, LocalFile, append_text, read_text
 
 HOLD = """
 import sys
@@ -30,8 +31,11 @@ def test_a_lock_excludes_other_processes_and_ends_with_its_holder(tmp_path):
         pass
     holder.send_signal(signal.SIGKILL)
     holder.communicate()
+    (tmp_path / ".a.lock").write_bytes(b"of the holder before, which had a very long name" * 9)
     with storage_of(path).lock(path):
         assert os.listdir(tmp_path) == [".a.lock"]
+        assert (tmp_path / ".a.lock").read_text().startswith(f"process {os.getpid()} on ")
+        assert (tmp_path / ".a.lock").read_text().endswith(" UTC")
     assert os.listdir(tmp_path) == []
 
 
@@ -66,6 +70,43 @@ def test_text_is_appended(tmp_path, monkeypatch):
     for text in ("漢\n", "", "b"):
         append_text(path, text)
     assert read_text(path) == "漢\nb"
+    append_text(path, "c\n")
+    assert read_text(path) == "漢\nb\nc\n", "a torn line is ended first"
     monkeypatch.setattr(os, "write", lambda descriptor, data: len(data) - 5)
     with pytest.raises(OSError, match="only 2 of 7 bytes could be written"):
         append_text(f"{path}b", "1234567")
+
+
+def test_short_reads_are_continued_and_the_end_is_the_end(tmp_path, monkeypatch):
+    (tmp_path / "a").write_bytes(content := bytes(range(100)))
+    read_at = files.read_at
+    monkeypatch.setattr(files, "read_at", lambda file, length, offset: read_at(file, min(length, 7), offset))
+    with LocalFile(str(tmp_path / "a")) as file:
+        assert [file.read(*each) for each in ((0, 100), (30, 1), (50, 20), (90, 99), (100, 5), (3, 0))] == [
+            *(content, content[30:31], content[50:70], content[90:], b"", b""),
+        ]
+
+
+def test_what_is_appended_reaches_the_disk_now_and_then_or_is_an_error(tmp_path, monkeypatch):
+    path, synced, now = tmp_path / "log", [], [100.0]
+    path.touch()
+    monkeypatch.setattr(os, "fdatasync", lambda _: synced.append(now[0]), raising=False)
+    monkeypatch.setattr(files.time, "monotonic", lambda: now[0])
+    file = AppendedFile(str(path))
+    for now[0] in (100.5, 101.0, 101.5, 102.0, 102.5):
+        file.write(b"x")
+    file.close()
+    assert synced == [101.5, 102.5], "a second after the last time, and at the end"
+    file = AppendedFile(str(path))
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "write", lambda _, data: len(data) - 1)
+        with pytest.raises(SourceError, match="only 2 of 3 bytes could be written"):
+            file.write(b"abc")
+    assert file.is_current()
+    for gone in (path.unlink, path.touch):
+        gone()
+        assert not file.is_current()
+        with pytest.raises(SourceError, match=rf"another process has taken over {path}: wait until it has ended"):
+            file.write(b"x")
+    file.close()
+    assert path.read_bytes() == b""

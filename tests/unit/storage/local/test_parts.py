@@ -49,7 +49,7 @@ def publish(path, kind="file", text="new", *, overwrite=False):
 
 
 def raising(error):
-    def fail(*_):
+    def fail(*_, **__):
         raise error
 
     return fail
@@ -283,6 +283,14 @@ def test_where_there_are_not_even_links(tmp_path, no_flags, monkeypatch):
     monkeypatch.setattr(os, "link", raising(PermissionError(1, "Operation not permitted")))
     publish(tmp_path / "x")
     assert content(tmp_path / "x") == "new"
+    assert os.listdir(tmp_path) == ["x"]
+
+
+def test_what_cannot_be_removed_stays(tmp_path, monkeypatch):
+    (tmp_path / "x").mkdir()
+    monkeypatch.setattr(os, "rmdir", raising(PermissionError(1, "Operation not permitted")))
+    parts.remove(str(tmp_path / "x"))
+    parts.remove(str(tmp_path / "none"))
     assert os.listdir(tmp_path) == ["x"]
 
 

@@ -85,6 +85,7 @@ def test_a_warm_file_is_probed_now_and_then_a_cold_one_at_each_step(tmp_path, mo
     monkeypatch.setattr(mapped, "is_cold", lambda *_: probes.append(step) or next(answers))
     (tmp_path / "data").write_bytes(bytes(10 * PAGE))
     file = MappedFile(str(tmp_path / "data"))
+    file.gather(np.array([PAGE]), 10)  # one record is read as soon as it is asked for
     for step in range(3 * mapped.STEPS_BETWEEN_PROBES):  # noqa: B007 - the probe above notes it
         file.gather(np.array([PAGE, 2 * PAGE]), 10)
     assert probes == [0, 1, 2, 19, 20, 37]

@@ -81,15 +81,16 @@ def test_the_users_own_directory_is_closed_to_others(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     root = tmp_path / "dataload"
     root.mkdir()
-    root.chmod(0o775)
-    ShardCache(user_directory(), None)
-    assert root.stat().st_mode & 0o777 == 0o700
+    for mode, expected in ((0o711, 0o711), (0o720, 0o700), (0o702, 0o700), (0o775, 0o700)):
+        root.chmod(mode)
+        ShardCache(user_directory(), None)
+        assert root.stat().st_mode & 0o777 == expected
     (root / "shards").chmod(0o777)
     with pytest.raises(ConfigError):
         ShardCache(user_directory(), None)
 
 
-def test_whose_files_are_trusted(tmp_path):
+def test_whose_files_are_trusted(tmp_path, monkeypatch):
     path = tmp_path / "file"
     path.touch(0o600)
     assert distrust(os.stat(path)) is None
@@ -98,9 +99,11 @@ def test_whose_files_are_trusted(tmp_path):
     path.chmod(0o620)
     discard_untrusted(str(path))
     assert not path.exists()
+    monkeypatch.setattr("dataload.storage.local.folders.user_number", lambda: 1234)
     status = list(os.stat(tmp_path))
     status[4] = 4321
     assert distrust(os.stat_result(status)) == "it belongs to user 4321"
     assert distrust(os.stat_result(status), 4321) is None
-    status[4] = 0
-    assert distrust(os.stat_result(status)) is None
+    for trusted in (0, 1234):
+        status[4] = trusted
+        assert distrust(os.stat_result(status)) is None

@@ -6,10 +6,13 @@ from fractions import Fraction
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 from hypothesis import example, given
 from hypothesis.extra import numpy as hnp
 
+from dataload.catalog import statistics
 from dataload.catalog.statistics import FieldStatistics, merge_fields
+from dataload.convert import measuring
 from dataload.convert.measuring import exact_sum, measure
 from dataload.sources.memory import MemorySource
 
@@ -91,7 +94,9 @@ def test_any_division_gives_what_a_slow_model_gives(records, data):
         expected = model([record[name] for record in records if name in record])
         assert found_by(field) == expected
         if field.length is not None and len(records) == field.records:
-            assert whole.lengths[name].tolist() == [len(record[name]) for record in records]
+            lengths = [len(record[name]) for record in records]
+            assert whole.lengths[name].tolist() == lengths
+            assert whole.lengths[name].dtype == np.min_scalar_type(max(lengths))
         assert FieldStatistics.parse(json.loads(json.dumps(field.to_json())), name) == field
     cuts = [1] if data is None else sorted(data.draw(st.sets(st.integers(0, len(records)))))
     parts = [records[start:stop] for start, stop in zip([0, *cuts], [*cuts, len(records)], strict=True)]
@@ -117,3 +122,44 @@ def test_the_deviation_does_not_suffer_from_a_large_mean(values, shift):
     numbers = measure(MemorySource([{"x": shifted}])).fields["x"].numbers
     assert numbers.mean == float(mean)
     assert abs(numbers.std - float(variance) ** 0.5) <= 1e-9 * max(1e-3, float(variance) ** 0.5)
+
+
+def test_numbers_whose_squares_no_float_holds_have_no_deviation():
+    for largest, known in ((2.0**499, True), (2.0**500, False), (-(2.0**500), False)):
+        numbers = measure(MemorySource([{"x": np.array([0.0, largest])}])).fields["x"].numbers
+        assert (numbers.std is not None) == known
+        assert not known or numbers.std == abs(largest) / 2
+
+
+def test_few_labels_and_shapes_are_counted(monkeypatch):
+    for module in (measuring, statistics):
+        monkeypatch.setattr(module, "MOST_LABELS", 2)
+        monkeypatch.setattr(module, "MOST_SHAPES", 2)
+
+    def found(*values):
+        field = measure(MemorySource([{"x": value} for value in values])).fields["x"]
+        return field.labels, field.shapes
+
+    assert [found(*values)[0] for values in ("aab", "abc")] == [{"a": 2, "b": 1}, None]
+    numbers = np.array([1, 2, 2]), np.array([1, 2, 3])
+    assert [measure(MemorySource({"x": column})).fields["x"].labels for column in numbers] == [{1: 1, 2: 2}, None]
+    ones = [np.ones(length) for length in (1, 2, 2, 3)]
+    assert [found(*ones[:3])[1], found(*ones)[1]] == [{(1,): 1, (2,): 2}, None]
+
+
+@pytest.mark.parametrize(
+    ("size", "count", "blocks"), [(1, 1000, [1, 8, 64, 512, 415]), (1 << 18, 40, [1, 8, 31]), (1 << 20, 20, [1, 8, 11])]
+)
+def test_blocks_grow_until_they_have_some_megabytes(size, count, blocks):
+    class Noted(MemorySource):
+        def _read(self, indices):
+            found.append(len(indices))
+            return super()._read(indices)
+
+        _read_columns = None
+
+    found = []
+    value = np.zeros(size, np.uint8)
+    source = Noted([{"x": value.view()} for _ in range(count)])
+    assert measure(source).fields["x"].records == count
+    assert found == blocks

@@ -76,6 +76,22 @@ def test_a_shard_ends_before_it_grows_too_large(tmp_path, name):
         assert stored[0] > 16_000
 
 
+@pytest.mark.parametrize(("limit", "records"), [(5 * 1024, 4), (5 * 1024 - 1, 3)])
+def test_a_shard_may_be_as_large_as_the_limit(tmp_path, limit, records):
+    """Of a tar archive, the head takes two blocks, and so does each of these members."""
+    with dataload.create(tmp_path / "d.tar", bytes_per_shard=limit) as writer:
+        writer.extend({"txt": f"{number}"} for number in range(2 * records))
+    assert [len(dataload.open(path)) for path in writer.paths] == [records, records]
+
+
+def test_a_file_without_a_number_stays(tmp_path):
+    (tmp_path / "d.syr").write_text("other")
+    with dataload.create(tmp_path / "d.syr", shards=2) as writer:
+        writer.extend(RECORDS)
+    assert [len(dataload.open(path)) for path in writer.paths] == [13, 12]
+    assert (tmp_path / "d.syr").read_text() == "other"
+
+
 def test_a_record_that_is_too_large_has_a_shard_of_its_own(tmp_path):
     records = [{"x": b"." * size, "y": i} for i, size in enumerate([10, 900, 10, 10, 900])]
     assert shards_of(tmp_path, records=records, bytes_per_shard=500) == [[0], [1], [2, 3], [4]]

@@ -311,6 +311,22 @@ def test_what_a_store_is_told(monkeypatch):
     ]
 
 
+def test_errors_of_a_receiver_pass_and_one_that_has_ended_gets_no_more(root):
+    client, key = client_of(f"{root}/top", Remote())
+    version = client.head(f"{root}/top", key)
+
+    def refuse(*_):
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        client.stream(f"{root}/top", key, version, Chunk(0, 3, 0), refuse)
+    with pytest.raises(KeyError, match="mine"):
+        client.fetch(f"{root}/top", key, version, [Chunk(0, 1, 0), Chunk(1, 3, 1)], refuse)
+    found = []
+    client.fetch(f"{root}/top", key, version, [Chunk(1, 3, 7)], lambda *given: found.append(given))
+    assert [(chunk.at, offset, bytes(data)) for chunk, offset, data in found] == [(7, 1, b"op")]
+
+
 def test_when_one_part_fails_the_others_write_no_more(monkeypatch):
     client, key = client_of("memory://parts/x", Remote())
     begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()

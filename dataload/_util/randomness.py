@@ -6,6 +6,7 @@ hashes, and bits come from the 64-bit finalizer below, so an order does not depe
 
 import hashlib
 import operator
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -33,14 +34,25 @@ def check_seed(seed: Any) -> int:
 
 def derive_key(seed: int, purpose: str, *address: int | str, words: int = 4) -> UInt64Array:
     """Return an independent key, (words <= 8,) uint64, for a purpose such as ``"shuffle"`` and an address."""
-    text = "\x1f".join([repr(int(seed)), purpose, *map(_address_part, address)])
-    digest = hashlib.blake2b(text.encode(), digest_size=8 * words, person=b"dataload").digest()
-    return np.frombuffer(digest, "<u8").astype(np.uint64)
+    return np.frombuffer(_digest(8 * words, seed, purpose, address), "<u8").astype(np.uint64)
 
 
 def derive_word(seed: int, purpose: str, *address: int | str) -> np.uint64:
     """Return an independent word of 64 bits for a purpose and an address."""
-    return derive_key(seed, purpose, *address, words=1)[0]
+    return np.uint64(int.from_bytes(_digest(8, seed, purpose, address), "little"))
+
+
+def _digest(size: int, seed: int, purpose: str, address: tuple[int | str, ...]) -> bytes:
+    if not address:
+        return _hash_of(size, int(seed), purpose).digest()
+    hashed = _hash_of(size, int(seed), purpose, *map(_address_part, address[:-1])).copy()
+    hashed.update(f"\x1f{_address_part(address[-1])}".encode())
+    return hashed.digest()
+
+
+@lru_cache(64)  # most keys of a loop differ only in the step or the index, which come last
+def _hash_of(size: int, seed: int, *parts: str) -> Any:
+    return hashlib.blake2b("\x1f".join((repr(seed), *parts)).encode(), digest_size=size, person=b"dataload")
 
 
 def _address_part(part: int | str) -> str:

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum
+from itertools import repeat
+from operator import length_hint
 from os import getpid
 from time import perf_counter
 from typing import Any, NamedTuple, cast
@@ -24,13 +26,7 @@ from dataload._util.global_generators import global_generators_kept, seed_global
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.failures import StageError, StepTrace, is_for_consumer
 from dataload.loader.rescue import Rescue
-from dataload.loader.step import (
-    StepRange,
-    StepResult,
-    StepsResult,
-    StepWork,
-    nbytes,
-)
+from dataload.loader.step import StepRange, StepResult, StepsResult, StepWork, nbytes
 from dataload.samplers import BatchPlan
 from dataload.torch.drawn_order import KeyedPlan
 from dataload.types import Int64Array
@@ -268,15 +264,13 @@ class UserWork(StepWork):
             return dataset[keys[0]]
         if (many := getattr(dataset, "__getitems__", None)) is not None:
             return many(keys)
-        samples: list[Any] = []
+        upcoming = iter(keys)
         try:
-            for key in keys:
-                samples.append(dataset[key])  # noqa: PERF401 - an error must show how far it came
+            return [dataset[key] for key in upcoming]
         except BaseException:
-            failing = keys[len(samples)]
+            failing = keys[len(keys) - length_hint(upcoming) - 1]
             trace.index = failing if isinstance(failing, int) else None
             raise
-        return samples
 
     def _samples(self) -> Any:
         """Return the next samples of a stream in a list, or a single one; `Turn.ENDED` if there are none."""
@@ -286,9 +280,7 @@ class UserWork(StepWork):
             return Turn.ENDED
         reading = self._reading
         size = reading.batch_size if reading.collates else 1
-        samples: list[Any] = []  # one by one: `iter` of an iterator may begin it again
-        while len(samples) < size and (sample := next(self._iterator, Turn.ENDED)) is not Turn.ENDED:
-            samples.append(sample)
+        samples: list[Any] = [*map(next, repeat(self._iterator, size))]  # `iter` of an iterator may begin it again
         self._ended = len(samples) < size
         if not samples or (self._ended and reading.drop_last):
             return Turn.ENDED

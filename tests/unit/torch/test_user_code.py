@@ -231,14 +231,16 @@ def test_random_items_do_not_depend_on_the_number_of_workers():
 
 @pytest.mark.parametrize("numbers", [0, 1, 2, 3])
 @pytest.mark.parametrize("kind", [np.random.MT19937, np.random.PCG64])
-def test_numpy_goes_on_between_batches_as_without_a_loader(numbers, kind):
+def test_generators_go_on_between_batches_as_without_a_loader(numbers, kind):
     """Normal numbers are drawn in pairs, of which the generator keeps the second one."""
     own = np.random.get_bit_generator()
     try:
         found = []
         for loader in ([None] * 3, DataLoader(Normals(), 1)):
             np.random.set_bit_generator(kind(7))
-            found.append([np.random.randn(numbers).tolist() for _ in loader])
+            random.seed(7)
+            drawn = [(np.random.randn(numbers).tolist(), random.gauss(0, 1)) for _ in loader]
+            found.append((drawn, random.getstate()))
     finally:
         np.random.set_bit_generator(own)
     assert found[0] == found[1]
@@ -249,7 +251,7 @@ class Normals(data.Dataset):
         return 3
 
     def __getitem__(self, index):
-        return np.random.randn(3)
+        return np.random.randn(3) + random.gauss(0, 1)
 
 
 def test_seeds_fit_in_a_tensor():

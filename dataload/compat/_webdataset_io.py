@@ -4,7 +4,7 @@ import functools
 import importlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 from urllib.parse import urlparse
 
 from dataload._util.lazy import load_optional
@@ -13,25 +13,6 @@ from dataload.storage import Remote, is_url, local_path, storage_of
 from dataload.storage.backend import FileStream
 
 wds: Any = load_optional("webdataset", needed_by="dataload.compat.webdataset", extra="webdataset")
-
-
-class Untyped:
-    """A class of webdataset, as type checkers see it: the package has no types."""
-
-    if TYPE_CHECKING:
-        close: Any
-        compose: Any
-        decode: Any
-        next_stream: Any
-        xdecode: Any
-
-        def __init__(self, *args: Any, **kw: Any) -> None: ...
-        def __getattr__(self, name: str) -> Any: ...
-
-
-def base(name: str) -> type[Untyped]:
-    """Return a class of webdataset, to derive from."""
-    return getattr(wds, name)
 
 
 _BUFFER_BYTES = 1 << 20
@@ -153,7 +134,7 @@ def tarfile_samples(
 tarfile_to_samples = wds.pipelinefilter(tarfile_samples)
 
 
-class TarWriter(base("TarWriter")):
+class TarWriter(wds.TarWriter):
     """WebDataset's writer of one archive, here or at a URL; ``pipe:`` only with `allow_pipe`."""
 
     def __init__(self, fileobj: Any, *args: Any, allow_pipe: bool = False, **kw: Any) -> None:
@@ -165,7 +146,7 @@ class TarWriter(base("TarWriter")):
         self.own_fileobj = stream
 
 
-class ShardWriter(base("ShardWriter")):
+class ShardWriter(wds.ShardWriter):
     """WebDataset's writer of several archives, here or at URLs; ``pipe:`` only with `allow_pipe`."""
 
     def __init__(self, pattern: str, *args: Any, allow_pipe: bool = False, opener: Any = None, **kw: Any) -> None:
@@ -211,7 +192,7 @@ def safe_defaults(allow_pickle: bool) -> list[tuple[str, Callable[[Any], Any]]]:
     return [*wds.filters.default_decoders, *([] if allow_pickle else [("*.pyd", _refuse_pickle)])]
 
 
-class Decoder(base("Decoder")):
+class Decoder(wds.Decoder):
     """WebDataset's decoder, which unpickles only with `allow_pickle`."""
 
     def __init__(
@@ -230,7 +211,7 @@ def xdecode(*args: Any, allow_pickle: bool = False, **kw: Any) -> Any:
     return wds.xdecode(*args, **{"defaults": safe_defaults(allow_pickle), **kw})
 
 
-class FluidInterface(base("FluidInterface")):
+class FluidInterface(wds.FluidInterface):
     """WebDataset's methods; `decode` and `xdecode` load pickles only if allowed."""
 
     allow_pickle = False
@@ -242,5 +223,5 @@ class FluidInterface(base("FluidInterface")):
         return super().xdecode(*args, **{"defaults": safe_defaults(self.allow_pickle), **kw})
 
 
-class FluidWrapper(FluidInterface, base("FluidWrapper")):
+class FluidWrapper(FluidInterface, wds.FluidWrapper):
     """WebDataset's methods for any data set."""

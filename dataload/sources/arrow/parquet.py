@@ -299,6 +299,8 @@ class _ParquetFile(TableReader):
         total, prefixed = sum(claim.bytes for claim in claims), sum(claim.prefixed for claim in claims)
         check_size(total, self._limit, what, path=self._path)
         count = min(self._metadata.row_group(group).num_rows, max((claim.values for claim in claims), default=1))
+        if not any(leaf.physical_type == "BYTE_ARRAY" or leaf.max_repetition_level for _, leaf in chosen):
+            return max(1, count), False  # what they take is known
         rows = _DECODED_BYTES // max(1, total // max(1, count), prefixed if prefixed * count > self._limit else 0)
         rows = min(max(rows, 1), _MOST_ROWS)
         # Texts of a dictionary are decoded at once only if they cannot take more than the limit.

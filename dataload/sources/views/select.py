@@ -140,9 +140,9 @@ class Filter:
             records = records or (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
             self._find_error(ask, records, start)
             raise
-        if {*map(type, verdicts)} - {bool, np.bool_}:
+        if {*map(type, verdicts)} != {bool}:
             verdicts = [_truth(each, index) for index, each in enumerate(verdicts, start)]
-        return indices[np.array(verdicts, np.bool_)]
+        return indices[np.frombuffer(bytes(verdicts), np.bool_)]  # a third of the time of an array of a list
 
     @staticmethod
     def _find_error(ask: Predicate, records: Iterable[Any], start: int) -> None:

@@ -1,5 +1,6 @@
 """Tables: Parquet and Arrow beside pyarrow's own `take` of the same rows, JSON Lines beside `json.loads` alone."""
 
+import importlib.util
 import json
 import os
 from contextlib import ExitStack
@@ -34,7 +35,7 @@ def tables():
                 writer.write_table(table, max_chunksize=per_group)
             stored = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         rows += _beside_take(name, stored, dataload.open(path), plan)
-    return [*rows, *_json_lines(plan), *_filters()]
+    return [*rows, *_json_lines(plan), *_texts(plan), *_filters()]
 
 
 def _table(pa):
@@ -73,6 +74,41 @@ def _json_lines(plan):
             Case("source.read", lambda: map(source.read, plan), FLOOR),
         ]
         return run_cases(f"JSON Lines, {ROWS} rows of a number, text and a list", cases, same=None, rows=len)
+
+
+def _texts(plan):
+    """Three columns of text beside the same bytes, and with every string made, beside Hugging Face's."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = np.random.default_rng(0).integers(97, 123, (3, COUNT, 100), np.uint8)
+    values = [[row.tobytes() for row in column] for column in data]
+    paths = {kind: ROOT / f"v{VERSION}-{kind}.parquet" for kind in ("binary", "string")}
+    for kind, path in paths.items():
+        pq.write_table(pa.table({f"t{i}": pa.array(column).cast(kind) for i, column in enumerate(values)}), path)
+    with ExitStack() as held:
+        binary, text = (held.enter_context(dataload.open(path)) for path in paths.values())
+
+        def strings(rows):
+            return [list(column) for column in text.read_batch(rows).values()]
+
+        title = f"Parquet, {ROWS} rows of three texts of 100 characters"
+        columns = [
+            Case("binary", lambda: map(binary.read_batch, plan)),
+            Case("text", lambda: map(text.read_batch, plan), 1 / 1.3),
+        ]
+        rows = run_cases(title, columns, same=None)
+        if importlib.util.find_spec("datasets") is None:
+            return rows
+        from datasets import load_dataset
+
+        theirs = load_dataset("parquet", data_files=str(paths["string"]), split="train", cache_dir=str(ROOT / "hf"))
+        theirs = theirs.with_format("numpy")
+        made = [
+            Case("datasets with format numpy", lambda: ([*theirs[rows].values()] for rows in plan)),
+            Case("text, every string made", lambda: map(strings, plan), 3),
+        ]
+        return rows + run_cases(f"{title}, as strings", made, same=None, rows=lambda batch: len(batch[0]))
 
 
 def _filters():

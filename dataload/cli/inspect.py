@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from dataload.catalog.fields import spec_of
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.catalog.statistics import DataSetStatistics
-from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, SourceFormat, SourceOptions
+from dataload.cli.options import Codec, Decode, Fields, JsonFlag, Options, SourceFormat, SourceOptions, Where
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.cli.stats import print_statistics, statistics_facts
 from dataload.errors import DataloadError
@@ -39,6 +39,7 @@ def inspect_command(
     codec: Codec = None,
     decode: Decode = None,
     option: Options = None,
+    where: Where = None,
     fingerprint: Annotated[
         bool,
         typer.Option(
@@ -52,7 +53,9 @@ def inspect_command(
     At a URL with a manifest, that takes a handful of requests; without one, the end of each shard is read. Formats that
     can only be read as a whole are downloaded into the cache, with a manifest the first shard alone.
     """
-    wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
+    wanted = SourceOptions.parse(
+        path, format=format, fields=field, codec=codec, decode=decode, options=option, where=where
+    )
     found = wanted.shards()
     with wanted.open_found(found) as source:
         facts = _facts(source, found, wanted.remote)

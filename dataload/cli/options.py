@@ -91,6 +91,7 @@ class SourceOptions:
     format: str | None
     options: dict[str, Any]  # including `fields`; or the arguments of the function
     is_function: bool = False
+    where: str | None = None  # a condition for `parse`; other records are left out
 
     @classmethod
     def parse(
@@ -102,13 +103,14 @@ class SourceOptions:
         codec: str | None = None,
         decode: Sequence[str] | None = None,
         options: Sequence[str] | None = None,
+        where: str | None = None,
     ) -> SourceOptions:
         """Parse the arguments of a command; an option that is not for a function is a ConfigError."""
         if format is None and _names_function(path):
             if fields or codec is not None or decode:
                 message = f"--field, --codec and --decode are for files; pass options to {path} with --option"
                 raise ConfigError(message, key="path", value=path)
-            return cls(path=path, format=None, options=parse_options(options), is_function=True)
+            return cls(path=path, format=None, options=parse_options(options), is_function=True, where=where)
         entry, path = split_format(path, format)
         parsed = parse_options(options)
         if fields:
@@ -119,7 +121,7 @@ class SourceOptions:
             parsed["decode"] = parse_decode(decode)
         if is_url(path):  # what one use finds out, the next need not ask again
             parsed["remote"] = Remote.of(parsed.pop("storage_options", None), parsed.get("remote"))
-        return cls(path=path, format=entry.name if entry is not None else None, options=parsed)
+        return cls(path=path, format=entry.name if entry is not None else None, options=parsed, where=where)
 
     def shards(self) -> DataSetFiles:
         """Return the format and the files without opening them; no files if the format does not take paths."""
@@ -157,13 +159,16 @@ class SourceOptions:
             return self.open()
         options = dict(self.options)
         fields = options.pop("fields", None)
-        return found.open(fields, options)
+        return self._selected(found.open(fields, options))
 
     def open(self, path: str | None = None, format: str | None = None, *, check: bool = False) -> Source[Any]:  # noqa: A002
         """Open the data set, or one of its files."""
         if self.is_function:
-            return as_source(self.call())
-        return open_source(path or self.path, format=format or self.format, check=check, **self.options)
+            return self._selected(as_source(self.call()))
+        return self._selected(open_source(path or self.path, format=format or self.format, check=check, **self.options))
+
+    def _selected(self, source: Source[Any]) -> Source[Any]:
+        return select(source, self.where, {})[0]
 
     def call(self) -> Any:
         """Return what the function or class makes with the options, or the object itself if it is a source."""

@@ -34,6 +34,7 @@ from dataload.cli.options import (
     SourceFormat,
     SourceOptions,
     State,
+    Where,
     WorldSize,
     check_steps,
     load_state,
@@ -78,6 +79,7 @@ def show_command(
     codec: Codec = None,
     decode: Decode = None,
     option: Options = None,
+    where: Where = None,
 ) -> None:
     """Show any batch of a run, or records of a data set, and where each record lies.
 
@@ -93,7 +95,7 @@ def show_command(
             check_directory(target, key)
     most = rows or (_TERMINAL_ROWS if html is None else _PAGE_ROWS)
     if records is None:
-        if format or field or codec or decode or option:
+        if format or field or codec or decode or option or where:
             raise ConfigError("a config says how its data is read: use --set to change it, or give --records")
         settings = [*(overrides or ()), *ranks_of(rank, world_size)]
         with record_loader(path, overrides=settings) as loader:
@@ -107,7 +109,9 @@ def show_command(
     else:
         if overrides or state or step or rank is not None or world_size is not None or epoch is not None:
             raise ConfigError("--records shows a data set: leave out the options for a config")
-        wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
+        wanted = SourceOptions.parse(
+            path, format=format, fields=field, codec=codec, decode=decode, options=option, where=where
+        )
         page = _page_of_records(wanted, parse_range(records, "--records"), most, _words(tokenizer))
     if npz is not None:
         _save(npz, page.shown, records is None)

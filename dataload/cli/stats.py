@@ -19,6 +19,7 @@ from dataload.cli.options import (
     Overrides,
     SourceFormat,
     SourceOptions,
+    Where,
     parse_engine,
     parse_part,
 )
@@ -52,6 +53,7 @@ def stats_command(
     codec: Codec = None,
     decode: Decode = None,
     option: Options = None,
+    where: Where = None,
     overrides: Overrides = None,
     part: Annotated[
         str | None, typer.Option(help="Measure only part I of N, a contiguous range of the shards.", metavar="I/N")
@@ -88,13 +90,15 @@ def stats_command(
         raise ConfigError("parts are kept until they are merged: leave --no-save out", key="save")
     reports: list[IndexReport] = []
     if os.path.splitext(path)[1].lower() in _CONFIGS and not is_url(path) and not os.path.isdir(path):
-        if format or field or codec or decode or option:
+        if format or field or codec or decode or option or where:
             raise ConfigError("a config says how its data is read: use --set to change it", key="config", value=path)
         targets = [*_of_config(path, overrides or ())]
     else:
         if overrides:
             raise ConfigError("--set is for configs: use --option", key="set")
-        wanted = SourceOptions.parse(path, format=format, fields=field, codec=codec, decode=decode, options=option)
+        wanted = SourceOptions.parse(
+            path, format=format, fields=field, codec=codec, decode=decode, options=option, where=where
+        )
         targets = [(wanted.path, wanted.format, dict(wanted.options))]
         if part or merge or running:
             wanted.check_files("--engine" if running else "--merge" if merge else "--part")
@@ -105,7 +109,9 @@ def stats_command(
                 )
             _measure_map(wanted, map, on_error, json)
             return
-        if not wanted.has_files or _is_folder(wanted):
+        if where and (part or merge or running):
+            raise ConfigError("parts and engines measure whole shards: leave --where out", key="where", value=where)
+        if where or not wanted.has_files or _is_folder(wanted):
             targets, reports = [], [_measure_source(wanted)]
     for where, name, options in targets:
         measuring = Measuring(options.pop("fields", None), save)
@@ -155,7 +161,7 @@ def _measure_map(wanted: SourceOptions, reference: str, on_error: str, json: boo
 
 
 def _measure_source(wanted: SourceOptions) -> IndexReport:
-    """Measure a source without files, or with a file for each record."""
+    """Measure a source without files, with a file for each record, or without some of its records."""
     with wanted.open() as source, ProgressBar("measuring"):
         name = os.path.basename(os.path.abspath(wanted.path)) if wanted.has_files else wanted.path
         selected = None if wanted.is_function else wanted.options.get("fields")
@@ -171,6 +177,7 @@ def _measure_source(wanted: SourceOptions) -> IndexReport:
             statistics=statistics.to_json(),
         )
     reason = "the data are single files" if wanted.has_files else "the data have no files"
+    reason = "only some of the records were measured" if wanted.where else reason
     return IndexReport("", (entry,), 0, reason)
 
 

@@ -162,7 +162,8 @@ class Source(Records[T_co]):
         parts = {name: SelectionSource(self, rule) for name, (rule, _) in rules}
         for name, part in parts.items():
             if not len(part):
-                message = f"the part {name!r} of {len(self):,} records would be empty: choose another share or seed"
+                advice = "choose another share or seed" if len(self) else "the data to split have none"
+                message = f"the part {name!r} of {len(self):,} records would be empty: {advice}"
                 raise ConfigError(message, key="shares", value=shares)
         return Parts(self, parts, division)
 

@@ -308,6 +308,9 @@ def _format_of_directory(directory: str, remote: Remote | None, known: Sequence[
     return next((entry for entry in known if entry.is_data_set(directory, remote)), None)
 
 
+_SHOWN_NAMES = 4
+
+
 def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None, known: Sequence[Format]) -> list[str]:
     """Return the shards in a directory, sorted by name: the files with the suffix of a format."""
     names = storage_of(path, remote).list(path)  # without hidden ones, such as a writer's temporary
@@ -317,7 +320,9 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None,
             return [path]
         wanted = f"format {entry.name!r}" if entry is not None else "a known format"
         inner = [name for name in names if _format_of_directory(join(path, name), remote, known) is not None]
-        hint = f"; open one of its data sets: {', '.join(inner)}" if inner else ""
+        shown = ", ".join(names[:_SHOWN_NAMES]) + ", ..." * (len(names) > _SHOWN_NAMES)
+        ignored = f": it has {shown} (README and LICENSE are not data; format= reads files of other suffixes)"
+        hint = f"; open one of its data sets: {', '.join(inner)}" if inner else ignored if names else ""
         raise SourceNotFoundError(f"the directory {path} has no files with a suffix of {wanted}{hint}", path=path)
     check_complete(path, [base_name(file) for file in found], remote)
     return found

@@ -1,6 +1,7 @@
 """What all commands have in common: their paths, their texts, their help, and how they end."""
 
 import ast
+import json
 import re
 import sys
 from pathlib import Path
@@ -216,6 +217,18 @@ def test_completion(words, count, found):
     result = run(_DATALOAD_COMPLETE="complete_bash", COMP_WORDS=words, COMP_CWORD=str(count))
     assert (result.exit_code, result.output) == (0, found)
     assert "complete -o default" in run(_DATALOAD_COMPLETE="source_bash").output
+
+
+def test_commands_show_the_records_that_are_selected(tmp_path):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(f'{{"label": {row % 4}, "row": {row}}}\n' for row in range(200)))
+    selected = path, "--where", "label == 3"
+    assert json.loads(ok("inspect", *selected, "--json"))["sample"] == {"label": "3", "row": "3"}
+    ((found,),) = (report["data_sets"] for report in json.loads(ok("stats", *selected, "--json")))
+    assert (found["records"], found["statistics"]["fields"]["row"]["numbers"]["minimum"]) == (50, 3)
+    assert "index 1: record 7 of" in ok("show", *selected, "--records", "0:2")
+    assert "parts and engines measure whole shards" in fail(2, "stats", *selected, "--part", "1/2").output
+    assert not [*tmp_path.glob("*.json")]  # no manifest
 
 
 def test_convert_writes_the_records_that_are_selected(tmp_path):

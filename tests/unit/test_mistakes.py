@@ -50,6 +50,9 @@ def here(tmp_path, monkeypatch):
         writer.extend({"txt": "a", "id.json": b"1"} for _ in range(2))
     (tmp_path / "train.toml").write_text('[source]\npath = "train.syr"\n[loader]\nbatch_size = 2\n')
     (tmp_path / "empty").mkdir()
+    (tmp_path / "notes").mkdir()
+    for name in ("README.md", "LICENSE"):
+        (tmp_path / "notes" / name).write_text("about the data")
     monkeypatch.chdir(tmp_path)
 
 
@@ -64,6 +67,8 @@ dataload.open("zebra")
     SourceNotFoundError: but has no entry of that name
 dataload.open("empty")
     SourceNotFoundError: the directory empty has no files with a suffix of a known format
+dataload.open("notes")
+    SourceNotFoundError: suffix of a known format: it has LICENSE, README.md (README and LICENSE are not data; format= reads
 dataload.open("empty", format="tar")
     SourceNotFoundError: has no files with a suffix of format 'tar'
 dataload.open("")

@@ -29,6 +29,12 @@ def shape_of(feature: Any) -> tuple[int, ...] | None:
     return None
 
 
+def classes_of(feature: Any) -> tuple[str, ...] | None:
+    """Return the names of classes that Hugging Face declares for a column of numbers."""
+    names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
+    return tuple(names) if isinstance(names, list) and all(type(name) is str for name in names) else None
+
+
 def plan_decoders(schema: Any, features: Mapping[str, Any], options: TableOptions, path: str) -> dict[str, Decoder]:
     """Return the decoder of each field that has one."""
     chosen: Mapping[str, Any] = options.decode if isinstance(options.decode, Mapping) else {}

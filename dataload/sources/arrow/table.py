@@ -18,7 +18,7 @@ from dataload._util.clock import decoding
 from dataload._util.limits import Claims
 from dataload._util.machine import usable_cpus
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.fields import require_known
+from dataload.catalog.fields import require_known, with_classes
 from dataload.codecs import arrow
 from dataload.codecs.arrow import REMEDIES, ColumnContext, check_field, load_arrow, numbers_of, pa_module, spec_of_type
 from dataload.codecs.categories import UNKNOWN, classes_in, merged_classes, numbered, value_set
@@ -26,7 +26,7 @@ from dataload.codecs.decoders import Decoder
 from dataload.codecs.nulls import Fill, check_names, fill_of, mask_name, with_masks
 from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
 from dataload.sources.arrow.blocks import Blocks, Column, Form
-from dataload.sources.arrow.features import features_of, plan_decoders, shape_of
+from dataload.sources.arrow.features import classes_of, features_of, plan_decoders, shape_of
 from dataload.sources.arrow.format import TableOptions
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.expression import Expression
@@ -363,6 +363,8 @@ def _facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
             scalars[each.name] = numbers.dtype
         spec = spec_of_type(each.type, shapes.get(each.name))
         fields[each.name] = FieldSpec("unknown", None) if each.name in decoders else spec
+        if classes := classes_of(features.get(each.name)):
+            fields = with_classes(fields, {each.name: classes})
         if mask_name(each.name) in bases:
             fields[mask_name(each.name)] = FieldSpec("bool", ())
     return {

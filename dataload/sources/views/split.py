@@ -70,8 +70,6 @@ class Division:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if self.exact and self.group is not None:
-            raise setting_error("exact", self.exact, "needs single records, and groups are whole: leave it out")
 
     @classmethod
     def of(cls, shares: Iterable[float], seed: int, by: str | None, settings: Mapping[str, Any]) -> Self:
@@ -130,7 +128,7 @@ class Division:
             return _dealt(classes, hashes, np.array(self.shares))
         units, values = codes_of(source, self.group)
         hashes = _hashes(values, self.seed)
-        if self.stratify is None:
+        if self.stratify is None and not self.exact:
             return _part_of(hashes, self.cuts).astype(np.uint16)[units]
         return _balanced(units, classes, hashes, np.array(self.shares))[units]
 

@@ -94,6 +94,17 @@ def test_groups_with_classes_come_near_to_both():
     assert ["; label " in line and " records off" in line for line in parts.report.splitlines()] == [True] * 3
 
 
+def test_exact_parts_of_groups_come_as_near_as_groups_allow():
+    source = people(4000, 300, 4)
+    person = source.read_batch(range(4000))["person"]
+    parts = source.split(SHARES, group="person", exact=True)
+    seen = [{*person[part.indices].tolist()} for part in parts.values()]
+    assert len(set.union(*seen)) == sum(map(len, seen))
+    assert sum(map(len, parts.values())) == 4000
+    assert max(abs(len(parts[name]) - share * 4000) for name, share in SHARES.items()) <= np.bincount(person).max() / 2
+    assert parts.report.splitlines()[0].startswith("train: 3,")
+
+
 def test_folds():
     source = RangeSource(103)
     for settings, counts in (({"exact": True}, {20, 21}), ({}, None)):
@@ -135,7 +146,6 @@ def test_a_split_by_a_field_is_kept(tmp_path, monkeypatch):
             "the part 'b' of 10 records would be empty",
         ),
         ({"a": 0.5, "b": 0.5}, {"stratify": "q"}, "has no field 'q'"),
-        ({"a": 0.5, "b": 0.5}, {"group": "index", "exact": True}, "exact needs single records, and groups are whole"),
         ({"a": 0.5, "b": 0.5}, {"group": "index", "by": "index"}, "by is the same as group"),
         ({"a": 0.5, "b": 0.5}, {"by": 3}, "group must be text or None, got 3"),
         ({"a": 0.5, "b": 0.5}, {"strata": "x"}, "split has no setting 'strata'"),

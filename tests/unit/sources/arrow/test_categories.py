@@ -1,5 +1,7 @@
 """Categories: numbers of classes, one order over all files, unknown values, nulls."""
 
+import json
+
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather
@@ -84,3 +86,12 @@ def test_given_classes_refuse_others_where_they_are_read(paths):
 def test_wrong_categories(paths, categories, message):
     with pytest.raises(ConfigError, match=message):
         dataload.open(paths, categories=categories, nulls="mask")
+
+
+def test_class_labels_of_hugging_face_name_the_classes(tmp_path):
+    features = {"label": {"names": ["cat", "dog"], "_type": "ClassLabel"}, "n": {"dtype": "int64", "_type": "Value"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({"label": [0, 1, 1], "n": [5, 6, 7]}).replace_schema_metadata(metadata)
+    pq.write_table(table, tmp_path / "a.parquet")
+    fields = dataload.open(tmp_path / "a.parquet").fields
+    assert (fields["label"].classes, fields["n"].classes) == (("cat", "dog"), None)

@@ -68,7 +68,7 @@ dataload.open("zebra")
 dataload.open("empty")
     SourceNotFoundError: the directory empty has no files with a suffix of a known format
 dataload.open("notes")
-    SourceNotFoundError: suffix of a known format: it has LICENSE, README.md (README and LICENSE are not data; format= reads
+    SourceNotFoundError: suffix of a known format: it has LICENSE, README.md (README and LICENSE are not data
 dataload.open("empty", format="tar")
     SourceNotFoundError: has no files with a suffix of format 'tar'
 dataload.open("")

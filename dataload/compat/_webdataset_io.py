@@ -4,7 +4,7 @@ import functools
 import importlib
 import io
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlparse
 
 from dataload._util.lazy import load_optional
@@ -13,6 +13,25 @@ from dataload.storage import Remote, is_url, local_path, storage_of
 from dataload.storage.backend import FileStream
 
 wds: Any = load_optional("webdataset", needed_by="dataload.compat.webdataset", extra="webdataset")
+
+
+class Untyped:
+    """A class of webdataset, as type checkers see it: the package has no types."""
+
+    if TYPE_CHECKING:
+        close: Any
+        compose: Any
+        decode: Any
+        next_stream: Any
+        xdecode: Any
+
+        def __init__(self, *args: Any, **kw: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def base(name: str) -> type[Untyped]:
+    """Return a class of webdataset, to derive from."""
+    return getattr(wds, name)
 
 
 _BUFFER_BYTES = 1 << 20
@@ -134,7 +153,7 @@ def tarfile_samples(
 tarfile_to_samples = wds.pipelinefilter(tarfile_samples)
 
 
-class TarWriter(wds.TarWriter):
+class TarWriter(base("TarWriter")):
     """WebDataset's writer of one archive, here or at a URL; ``pipe:`` only with `allow_pipe`."""
 
     def __init__(self, fileobj: Any, *args: Any, allow_pipe: bool = False, **kw: Any) -> None:
@@ -146,7 +165,7 @@ class TarWriter(wds.TarWriter):
         self.own_fileobj = stream
 
 
-class ShardWriter(wds.ShardWriter):
+class ShardWriter(base("ShardWriter")):
     """WebDataset's writer of several archives, here or at URLs; ``pipe:`` only with `allow_pipe`."""
 
     def __init__(self, pattern: str, *args: Any, allow_pipe: bool = False, opener: Any = None, **kw: Any) -> None:
@@ -192,7 +211,7 @@ def safe_defaults(allow_pickle: bool) -> list[tuple[str, Callable[[Any], Any]]]:
     return [*wds.filters.default_decoders, *([] if allow_pickle else [("*.pyd", _refuse_pickle)])]
 
 
-class Decoder(wds.Decoder):
+class Decoder(base("Decoder")):
     """WebDataset's decoder, which unpickles only with `allow_pickle`."""
 
     def __init__(
@@ -211,7 +230,7 @@ def xdecode(*args: Any, allow_pickle: bool = False, **kw: Any) -> Any:
     return wds.xdecode(*args, **{"defaults": safe_defaults(allow_pickle), **kw})
 
 
-class FluidInterface(wds.FluidInterface):
+class FluidInterface(base("FluidInterface")):
     """WebDataset's methods; `decode` and `xdecode` load pickles only if allowed."""
 
     allow_pickle = False
@@ -223,5 +242,5 @@ class FluidInterface(wds.FluidInterface):
         return super().xdecode(*args, **{"defaults": safe_defaults(self.allow_pickle), **kw})
 
 
-class FluidWrapper(FluidInterface, wds.FluidWrapper):
+class FluidWrapper(FluidInterface, base("FluidWrapper")):
     """WebDataset's methods for any data set."""

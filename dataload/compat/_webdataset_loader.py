@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from dataload._util.lazy import load_optional
-from dataload.compat._webdataset_io import wds
+from dataload.compat._webdataset_io import base, wds
 from dataload.compat._webdataset_pipeline import WebDataset
 from dataload.compat._webdataset_stages import PassState, Progress, Resumable, is_single
 from dataload.errors import ConfigError
@@ -35,7 +35,7 @@ class _Collate:
         return given[-1][0], self._collate([value for _, value in given])
 
 
-class WebLoader(Resumable, wds.DataPipeline):
+class WebLoader(Resumable, base("DataPipeline")):
     """WebDataset's wrapper of torch's DataLoader, with all of its arguments.
 
     Over a `WebDataset` of this module whose stages work on single samples up to ``batched``, the batches are the same

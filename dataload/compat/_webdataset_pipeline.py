@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Any, Self
 
 from dataload._util.fingerprint import fingerprint
-from dataload.compat._webdataset_io import Opener, check_pipe, is_remote, wds
+from dataload.compat._webdataset_io import Opener, base, check_pipe, is_remote, wds
 from dataload.compat._webdataset_stages import (
     Meter,
     Named,
@@ -42,7 +42,7 @@ from dataload.types import Sampler
 _SAMPLES_AT_ONCE = 16  # that are read together
 
 
-class WebDataset(Resumable, wds.WebDataset):
+class WebDataset(Resumable, base("WebDataset")):
     """WebDataset's pipeline of samples, which reads them at random and can resume.
 
     The arguments are WebDataset's, and those below. `seed` is 0 by default. `cache_dir` is dataload's cache of

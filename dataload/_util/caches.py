@@ -4,7 +4,7 @@ import os
 import sys
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Hashable, Iterable
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -143,6 +143,24 @@ class DecodedCache:
                 found = decode()
                 self._keep(kept, key, found)
         return found[0]
+
+    def get_all(
+        self, keys: Sequence[Hashable | None], decode: Callable[[list[int]], list[tuple[Any, int]]]
+    ) -> list[Any]:
+        """Return values; `decode` returns the missing ones, given their numbers in `keys`, with their sizes in bytes.
+
+        A value whose key is None is not kept.
+        """
+        kept = self._decoded.get(_Decoded)
+        with kept.lock:
+            known = [kept.found.get(key) for key in keys]
+        missing = [number for number, found in enumerate(known) if found is None]
+        for number, found in zip(missing, decode(missing) if missing else (), strict=True):
+            known[number] = found
+            if keys[number] is not None:
+                self._keep(kept, keys[number], found)
+        self.touch(keys)
+        return [found[0] for found in known if found is not None]
 
     def touch(self, keys: Iterable[Hashable]) -> None:
         """Note that values are used, if they are kept."""

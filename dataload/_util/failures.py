@@ -59,6 +59,7 @@ LIBRARIES = sys.stdlib_module_names | {
         "obstore",
     ),
     *("pyarrow", "pydantic", "ray", "rich", "simplejpeg", "soundfile", "tokenizers", "torch", "transformers", "yaml"),
+    "zstandard",
 }
 """Modules that dataload calls. Their errors belong to their caller."""
 

@@ -35,8 +35,19 @@ class ArrayRecordSuite(FormatSuite):
 
 
 class TestArrayRecord(ArrayRecordSuite):
+    traits = SourceTraits(record_type=bytes, corruptions=CORRUPTIONS, **SHAPE)
+
+
+class TestArrayRecordThroughPackage(ArrayRecordSuite):
+    writing = "group_size:1,brotli:1"
     processes_together = False
     traits = SourceTraits(record_type=bytes, fork_safe=False, corruptions=CORRUPTIONS, **SHAPE)
+
+
+@pytest.mark.filterwarnings("ignore:.*group_size")
+class TestArrayRecordInGroups(ArrayRecordSuite):
+    writing = "group_size:3"
+    traits = SourceTraits(record_type=bytes, corruptions=CORRUPTIONS, **SHAPE)
 
 
 class TestUncompressedArrayRecord(ArrayRecordSuite):
@@ -49,7 +60,7 @@ class TestUncompressedArrayRecord(ArrayRecordSuite):
 class TestArrayRecordOfMsgpack(ArrayRecordSuite):
     codec = "msgpack"
     dtypes = ("float32", "int64", "bool", "float16", "complex64", "uint64")
-    traits = SourceTraits(fork_safe=False, dtypes=dtypes, **SHAPE)
+    traits = SourceTraits(dtypes=dtypes, **SHAPE)
 
 
 # Each codec is checked in another format, the format with another codec.
@@ -58,16 +69,16 @@ class TestArrayRecordOfMsgpack(ArrayRecordSuite):
 @pytest.mark.slow_suite
 class TestArrayRecordOfNpz(ArrayRecordSuite):
     codec = "npz"
-    traits = SourceTraits(fork_safe=False, value_types=(np.ndarray, bytes, str), **SHAPE)
+    traits = SourceTraits(value_types=(np.ndarray, bytes, str), **SHAPE)
 
 
 @pytest.mark.slow_suite
 class TestArrayRecordOfExample(ArrayRecordSuite):
     codec = "example"
-    traits = SourceTraits(fork_safe=False, value_types=(bytes,), **SHAPE)
+    traits = SourceTraits(value_types=(bytes,), **SHAPE)
 
 
 @pytest.mark.slow_suite
 class TestArrayRecordOfTensorProtos(ArrayRecordSuite):
     codec = "tensorprotos"
-    traits = SourceTraits(fork_safe=False, value_types=(np.ndarray, bytes, str), **SHAPE)
+    traits = SourceTraits(value_types=(np.ndarray, bytes, str), **SHAPE)

@@ -13,7 +13,7 @@ from random import Random
 
 import numpy as np
 
-from dataload.sources.array_record.riegeli import HASH_KEY
+from dataload.sources.array_record.layout import HASH_KEY
 from dataload.storage.core import core
 
 Field = tuple[int, int]

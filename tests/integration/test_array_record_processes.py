@@ -23,7 +23,7 @@ def records():
 @pytest.fixture
 def path(tmp_path, records):
     name = str(tmp_path / "x.array_record")
-    writer = ArrayRecordWriter(name, "group_size:1")
+    writer = ArrayRecordWriter(name, "group_size:1,brotli:1")
     for record in records:
         writer.write(record)
     writer.close()

@@ -16,7 +16,8 @@ FORMATS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "tar": ("tar", {}, {"decode": "auto"}),
     "torchrecord": ("torchrecord", {}, {}),
     "lmdb": ("lmdb", {"codec": "msgpack"}, {"codec": "msgpack"}),
-    "array_record": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, {"codec": "msgpack"}),
+    "array_record": ("array_record", {"codec": "msgpack", "options": "group_size:1,brotli:1"}, {"codec": "msgpack"}),
+    "zstandard": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, {"codec": "msgpack"}),
     "uncompressed": (
         "array_record",
         {"codec": "msgpack", "options": "group_size:1,uncompressed"},

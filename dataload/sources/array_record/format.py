@@ -2,10 +2,11 @@
 
 import os
 import re
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from dataload._util.caches import first_process
+from dataload._util.caches import CACHED_BYTES, first_process
+from dataload._util.settings import Least
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.sources.options import CodecOptions, CodecReadOptions, ReadOptions, deprecated_verify
@@ -16,12 +17,15 @@ class ArrayRecordOptions(CodecReadOptions):
     """Options for reading ArrayRecord files.
 
     Attributes:
-        reader_options: Options of array_record's reader in its own syntax, ``""`` for its defaults. None reads through
-            the table of an uncompressed file if possible, and never reads ahead.
+        reader_options: Options of array_record's reader in its own syntax, ``""`` for its defaults. None reads without
+            the package if possible, and never reads ahead.
+        cached_bytes: Most bytes of decompressed groups that a process keeps, of files that were written with a
+            `group_size` other than 1; one stays, whatever its size. A group may take `max_record_bytes`.
         verify_hashes: Deprecated, see `verify`.
     """
 
     reader_options: str | None = None
+    cached_bytes: Annotated[int, Least(0)] = field(default=CACHED_BYTES, metadata={"content": False})
     verify_hashes: bool | None = deprecated_verify()
 
 

@@ -1,4 +1,4 @@
-"""Records of uncompressed ArrayRecord files, copied out of the file without the package."""
+"""Records of ArrayRecord files, copied out of the file without the package."""
 
 from __future__ import annotations
 
@@ -6,25 +6,21 @@ from typing import Any, cast
 
 import numpy as np
 
+from dataload._util.arrays import pooled_empty
+from dataload._util.caches import DecodedCache
 from dataload._util.limits import MAX_RECORD_BYTES, check_lengths
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import CorruptFileError
-from dataload.sources.array_record.riegeli import (
-    BLOCK_HEADER_BYTES,
-    CHUNK_HEADER_BYTES,
-    HASH_BYTES,
-    HASH_KEY,
-    HEAD,
-    HEAD_BYTES,
-    Chunks,
-    parse_chunks,
-)
+from dataload.sources.array_record.compressed import Decompressor, UnlikeError
+from dataload.sources.array_record.layout import find_damage
+from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD, HEAD_BYTES, Chunks, Spans, parse_chunks
 from dataload.sources.directory import ShardDirectory
 from dataload.storage import RecordFile, Remote, storage_of
 from dataload.storage.array_file import CachedTable
 from dataload.storage.core import core
 from dataload.types import BytesArray, BytesColumn, Int64Array
 
+_EDGE_BYTES = 8  # of each record of a group
 _LEAST_CACHED = 100_000  # records; parsing the footer of fewer takes 20 ms
 
 
@@ -32,15 +28,23 @@ class MappedRecords:
     """The records of one file, each of at most `limit` bytes. Reads are thread-safe."""
 
     # Each read checks that the chunk headers agree with the footer, and that the block headers inside chunks have the
-    # right distances; with `verify_hashes`, also the hashes of chunk headers and of data.
+    # right distances; with `verify_hashes`, or if chunks are compressed, also the hashes of chunk headers and of data.
 
     def __init__(
-        self, file: RecordFile, chunks: Chunks, *, verify_hashes: bool = False, limit: int = MAX_RECORD_BYTES
+        self,
+        file: RecordFile,
+        chunks: Chunks,
+        *,
+        verify_hashes: bool = False,
+        limit: int = MAX_RECORD_BYTES,
+        cached: DecodedCache | None = None,
     ) -> None:
         self._file = file
         self._chunks = chunks
-        self._verify_hashes = verify_hashes
+        self._verify_hashes = verify_hashes or chunks.compressed
         self._limit = limit
+        self._cached = DecodedCache(0) if cached is None else cached
+        self._decompressor = Decompressor()
         edges = chunks.edges
         self._has_large = int(edges[-1] - edges[0]) > limit and int(np.diff(edges).max()) > limit
 
@@ -53,6 +57,7 @@ class MappedRecords:
         cache: bool = True,
         verify_hashes: bool = False,
         limit: int = MAX_RECORD_BYTES,
+        cached: DecodedCache | None = None,
         remote: Remote | None = None,
     ) -> MappedRecords | None:
         """Open a file; None if only the package can read it, or explain its defect."""
@@ -61,7 +66,7 @@ class MappedRecords:
         chunks = remember(
             key, lambda found: _unpack(found, file.size), lambda: parse_chunks(file.read, file.size), _pack
         )
-        return None if chunks is None else cls(file, chunks, verify_hashes=verify_hashes, limit=limit)
+        return None if chunks is None else cls(file, chunks, verify_hashes=verify_hashes, limit=limit, cached=cached)
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -70,16 +75,35 @@ class MappedRecords:
     def file(self) -> RecordFile:
         return self._file
 
+    @property
+    def group_size(self) -> int:
+        """The most records of a chunk."""
+        firsts = self._chunks.firsts
+        return 1 if firsts is None else int(np.diff(firsts).max())
+
+    @property
+    def kind(self) -> tuple[bool, bool]:
+        """What files have in common that are read together."""
+        return self._chunks.compressed, self._chunks.firsts is not None
+
     def joined(self, directory: ShardDirectory) -> MappedRecords:
         """Return the records of many files, so far of none."""
         joined = directory.copy_of(self)
-        joined._chunks, joined._has_large = Chunks(directory.numbers(is_place=True), None), False
+        firsts = None if self._chunks.firsts is None else directory.numbers()
+        joined._chunks = Chunks(
+            directory.numbers(is_place=True), None, compressed=self._chunks.compressed, firsts=firsts
+        )
+        joined._has_large = False
         return joined
 
     def join(self, joined: Any, shard: int, first: int, length: int) -> None:
-        """Add `length` records from `first` on to those of many files."""
-        joined._chunks.edges.put(shard, self._chunks.edges[first : first + length + 1])
+        """Add `length` records from `first` on to those of many files; all of them, if they are in groups."""
         joined._has_large |= self._has_large
+        if self._chunks.firsts is None:
+            joined._chunks.edges.put(shard, self._chunks.edges[first : first + length + 1])
+        else:
+            joined._chunks.edges.put(shard, self._chunks.edges)
+            joined._chunks.firsts.put(shard, self._chunks.firsts)
 
     def release(self) -> None:
         """Close the file. The next read opens it again."""
@@ -95,67 +119,94 @@ class MappedRecords:
 
     def ranges(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return offsets and lengths in bytes of what `read_together` reads, both (n,) int64."""
-        pieces = self._chunks.spans(indices).pieces()
+        pieces = self._chunks.spans(np.unique(self._chunks.locate(indices)[0])).pieces()
         cuts, _ = pieces.block_headers()
         headers = np.full(len(cuts), BLOCK_HEADER_BYTES)
         return np.concatenate((pieces.offsets, cuts)), np.concatenate((pieces.lengths, headers))
 
     def read_together(self, indices: Int64Array) -> BytesColumn | None:
         """Return records, (rows,) in [0, len), in one block; None if a chunk does not look as the footer says."""
-        spans = self._chunks.spans(indices)
-        if self._has_large:
+        try:
+            if self._chunks.firsts is not None:
+                return self._read_groups(indices)
+            block, starts, spans, sizes = self._load(indices, indices)
+            if spans.ahead is not None:
+                return BytesColumn([block], None, starts + spans.ahead, starts + spans.lengths)
+            return self._decompressor.records(block, starts, starts + spans.lengths, sizes)
+        except UnlikeError:
+            return None
+
+    def _read_groups(self, indices: Int64Array) -> BytesColumn:
+        """See `read_together`: each group is decompressed once. It is kept unless all of its records are read."""
+        chunks, numbers = self._chunks.locate(indices)
+        needed, rows, where, counts = np.unique(chunks, return_index=True, return_inverse=True, return_counts=True)
+        again = counts < self._chunks.counts(needed)
+        keys = [(self._file.path, chunk) if kept else None for chunk, kept in zip(needed.tolist(), again, strict=True)]
+
+        def unpack(missing: list[int]) -> list[tuple[Any, int]]:
+            block, starts, spans, sizes = self._load(needed[missing], indices[rows[missing]])
+            groups = self._decompressor.groups(block, starts, starts + spans.lengths, sizes, spans.records)
+            return [(group, len(group[0]) + group[1].nbytes) for group in groups]
+
+        groups = self._cached.get_all(keys, unpack)
+        before = np.cumsum([0, *(len(edges) for _, edges in groups)])
+        edges, at = np.concatenate([edges for _, edges in groups]), before[where] + numbers
+        starts, stops = edges[at], edges[at + 1]
+        ends = np.cumsum(stops - starts)
+        arena = pooled_empty((int(ends[-1]),), np.uint8)
+        target, views = arena.data, [memoryview(records) for records, _ in groups]
+        each = zip(where.tolist(), starts.tolist(), stops.tolist(), ends.tolist(), strict=True)
+        for group, start, stop, end in each:
+            target[end - (stop - start) : end] = views[group][start:stop]
+        return BytesColumn.packed(arena, ends)
+
+    def _load(self, chunks: Int64Array, indices: Int64Array) -> tuple[BytesArray, Int64Array, Spans, Int64Array]:
+        """Return chunks in one block, their starts and spans, and the bytes of their records; else an UnlikeError."""
+        spans = self._chunks.spans(chunks)
+        if self._has_large and spans.ahead is not None:
             check_lengths(spans.lengths - spans.ahead, self._limit, indices, self._file.path)
         pieces = spans.pieces()
         # Packed one after another, the pieces of a chunk are the chunk.
         (block,), *_ = self._file.gather_ranges(pieces.offsets, pieces.lengths).parts()
-        stops = np.cumsum(spans.lengths)
-        starts = stops - spans.lengths
+        starts = np.cumsum(spans.lengths) - spans.lengths
         heads = np.empty((len(starts), HEAD_BYTES), np.uint8)
         core().gather(heads, block, 0, 1, starts, HEAD_BYTES, -1)
         if spans.differ(heads):
-            return None
-        if self._verify_hashes:
-            self._compare_hashes(block, starts, spans.lengths, heads, indices)
+            raise UnlikeError
+        damage = find_damage(block, starts, spans.lengths) if self._verify_hashes else None
+        if damage is not None:
+            row, problem = damage
+            offset = int(self._chunks.edges[chunks[row : row + 1]][0])
+            raise CorruptFileError(problem, path=self._file.path, offset=offset, index=int(indices[row]))
         cuts, distances = pieces.block_headers()
         if len(cuts) and bool((self._file.gather(cuts, BLOCK_HEADER_BYTES).view("<i8")[:, 1:] != distances).any()):
-            return None
-        return BytesColumn([block], None, starts + spans.ahead, stops)
-
-    def _compare_hashes(
-        self, block: BytesArray, starts: Int64Array, lengths: Int64Array, heads: BytesArray, indices: Int64Array
-    ) -> None:
-        """Compare the hashes in chunk headers with hashes of the chunks, which lie in `block` at `starts`."""
-        stored = heads.view(HEAD).ravel()
-        headers = np.full_like(starts, CHUNK_HEADER_BYTES - HASH_BYTES)
-        parts = ("header", HASH_BYTES, headers), ("data", CHUNK_HEADER_BYTES, lengths - CHUNK_HEADER_BYTES)
-        for part, ahead, sizes in parts:
-            found = np.empty(len(starts), np.uint64)
-            core().hash_ranges(found, block, starts + ahead, sizes, HASH_KEY, -1)
-            if bool((differ := found != stored[f"{part}_hash"]).any()):
-                row = int(np.argmax(differ))
-                raise CorruptFileError(
-                    f"the hash of the chunk's {part} is {int(found[row]):#x}, but the chunk says "
-                    f"{int(stored[f'{part}_hash'][row]):#x}",
-                    path=self._file.path,
-                    offset=int(self._chunks.edges[indices[row]]),
-                    index=int(indices[row]),
-                )
+            raise UnlikeError
+        sizes = heads.view(HEAD).ravel()["decoded_size"].astype(np.int64)
+        if spans.ahead is None:
+            check_lengths(sizes + _EDGE_BYTES * spans.records, self._limit, indices, self._file.path)
+        return block, starts, spans, sizes
 
 
 def _pack(chunks: Chunks | None) -> CachedTable | None:
     if chunks is None or len(chunks) < _LEAST_CACHED:
         return None
-    return CachedTable({"edges": chunks.edges}, {"alike": chunks.alike})
+    more = {} if chunks.firsts is None else {"firsts": chunks.firsts}
+    return CachedTable({"edges": chunks.edges, **more}, {"alike": chunks.alike, "compressed": chunks.compressed})
 
 
 def _unpack(found: CachedTable, size: int) -> Chunks | None:
     """Return the chunks from the cache, or None if they are not inside the file. Each read compares their headers."""
-    edges, alike = found.arrays["edges"], found.extras["alike"]
+    edges, alike, compressed = found.arrays["edges"], found.extras["alike"], found.extras.get("compressed", False)
     if edges.dtype != np.int64 or not len(edges) or int(edges[0]) < 0 or int(edges[-1]) > size:
         return None
     if bool((edges[1:] <= edges[:-1]).any()) or not (alike is None or _are_lengths(alike)):
         return None
-    return Chunks(edges, None if alike is None else (alike[0], alike[1]))
+    firsts = found.arrays.get("firsts")
+    if firsts is not None and (firsts.dtype != np.int64 or firsts.shape != edges.shape or (np.diff(firsts) < 1).any()):
+        return None
+    if type(compressed) is not bool or (firsts is not None and (firsts[0] != 0 or not compressed)):
+        return None
+    return Chunks(edges, None if alike is None else (alike[0], alike[1]), compressed, firsts)
 
 
 def _are_lengths(pair: Any) -> bool:

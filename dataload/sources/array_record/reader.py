@@ -1,4 +1,4 @@
-"""ArrayRecord files: uncompressed ones read through a memory map, others through the array_record package."""
+"""ArrayRecord files: read through a memory map, or, in other layouts, through the array_record package."""
 
 import hashlib
 import threading
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 
-from dataload._util.caches import on_fork
+from dataload._util.caches import DecodedCache, on_fork
 from dataload._util.limits import check_lengths
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
 from dataload.sources.array_record.format import ArrayRecordOptions, load_array_record
@@ -23,7 +23,6 @@ from dataload.sources.array_record.layout import (
     footer_offset,
     group_size,
     parse_selection,
-    plan_reads,
 )
 from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.directory import ShardDirectory
@@ -49,9 +48,10 @@ Location: TypeAlias = str | PathLike[str] | FileInstruction
 class ArrayRecordSource(FileSource[Any]):
     """Records of ArrayRecord files, as bytes or decoded by a codec.
 
-    Files written with ``group_size:1,uncompressed`` are read through a memory map, all others through the array_record
-    package, which compares the hashes of all data. Each read through the map checks the headers of the chunks; it
-    compares hashes only with the option `verify`, as ``dataload verify`` does.
+    Files that are compressed by Zstandard, as by default, or written with ``group_size:1,uncompressed`` are read by a
+    memory map, all others through the array_record package. Hashes of compressed data are compared. Each read of
+    uncompressed files checks the headers of the chunks; it compares hashes only with the option `verify`, as
+    ``dataload verify`` does.
 
     `paths` are files, slices ``"path[start:stop]"`` of their records, or objects with the attributes of
     `FileInstruction`. Options: `ArrayRecordOptions`.
@@ -72,6 +72,7 @@ class ArrayRecordSource(FileSource[Any]):
 
     def _prepare(self) -> None:
         self._warned = False
+        self._cache = DecodedCache(self.options.cached_bytes)
         for path in self.paths:
             parse_selection(path)
         if self._selected is not None and self.options.codec is None:
@@ -83,7 +84,11 @@ class ArrayRecordSource(FileSource[Any]):
 
     def _open_shard(self, path: str) -> ShardReader[Any]:
         # One file that knows its fields is enough; each reads a record to find out.
-        return _ArrayRecordFile(path, self.options, has_fields=path == self.paths[0])
+        return _ArrayRecordFile(path, self.options, self._cache, has_fields=path == self.paths[0])
+
+    def close(self) -> None:
+        super().close()
+        self._cache.clear()
 
     def _known_fields(
         self, readers: Sequence[ShardReader[Any]], fields: Sequence[Mapping[str, FieldSpec]]
@@ -117,7 +122,7 @@ class ArrayRecordSource(FileSource[Any]):
 class _ArrayRecordFile(EncodedShard):
     """A file, or the selected part of it; `file` is its path without the slice."""
 
-    def __init__(self, path: str, options: ArrayRecordOptions, *, has_fields: bool) -> None:
+    def __init__(self, path: str, options: ArrayRecordOptions, cached: DecodedCache, *, has_fields: bool) -> None:
         self.file, self._first, stop = parse_selection(path)
         super().__init__(self.file, cast("Codec | None", options.codec))
         self._limit: int = options.max_record_bytes
@@ -132,6 +137,7 @@ class _ArrayRecordFile(EncodedShard):
                 cache=options.cache,
                 verify_hashes=options.verify,
                 limit=options.max_record_bytes,
+                cached=cached,
                 remote=options.remote_settings,
             )
             if options.reader_options is None
@@ -141,9 +147,9 @@ class _ArrayRecordFile(EncodedShard):
         self._is_shared = False
         self._readers = _Readers(self.file, self._storage, options.reader_options)
         if self._mapped is not None:
-            self._records, self.group_size = len(self._mapped), 1
+            self._records, self.group_size = len(self._mapped), self._mapped.group_size
         else:
-            with self._readers.take() as (reader, _):
+            with self._readers.take() as reader:
                 self._records = reader.num_records()
                 self.group_size = group_size(_writer_options(reader))
         stop = self._records if stop is None else stop
@@ -167,7 +173,9 @@ class _ArrayRecordFile(EncodedShard):
         return None if self._mapped is None else self._mapped.ranges(indices + self._first)
 
     def shared(self) -> tuple[RecordFile, Any] | None:
-        return None if self._mapped is None else (self._mapped.file, ())
+        if self._mapped is None or (self.group_size > 1 and self._length < self._records):
+            return None
+        return self._mapped.file, self._mapped.kind
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = directory.copy_of(self)
@@ -188,13 +196,9 @@ class _ArrayRecordFile(EncodedShard):
         return self._read_through_package(indices) if found is None else found
 
     def _read_through_package(self, indices: Int64Array) -> list[bytes]:
-        with self._readers.take() as (reader, alone):
-            runs = plan_reads(indices, self._records, self._size, self.group_size, alone=alone)
+        with self._readers.take() as reader:
             try:
-                if runs is None:
-                    data: list[bytes] = reader.read(indices.tolist())
-                else:
-                    data = [record for start, stop in runs for record in reader.read(start, stop)]
+                data: list[bytes] = reader.read(indices.tolist())
             except MemoryError:
                 raise
             except Exception as error:  # the package translates C++ errors to several built-in exceptions
@@ -238,29 +242,22 @@ class _Readers:
         self._free = threading.Semaphore(_MOST_READERS)
         self._lock = threading.Lock()
         self._idle: list[Any] = []
-        self._lent = 0
         _pools.add(self)
 
     @contextmanager
-    def take(self) -> Generator[tuple[Any, bool]]:
-        """Lend a reader, and tell whether it is the only one lent. A reader that fails is not used again."""
+    def take(self) -> Generator[Any]:
+        """Lend a reader. One that fails is not used again."""
         with self._free:
             with self._lock:
                 reader = self._idle.pop() if self._idle else None
-                self._lent += 1
-                alone = self._lent == 1
-            try:
-                if reader is None:
-                    if self._storage.identity(self._file) != self.identity:
-                        raise rewritten_error(self._file)
-                    lease, self._kept = self._storage.lend(self._file, self)
-                    self._path = lease.path
-                    reader = _open_reader(lease.path, self._options, self._file)
-                yield reader, alone
-                self._idle.append(reader)
-            finally:
-                with self._lock:
-                    self._lent -= 1
+            if reader is None:
+                if self._storage.identity(self._file) != self.identity:
+                    raise rewritten_error(self._file)
+                lease, self._kept = self._storage.lend(self._file, self)
+                self._path = lease.path
+                reader = _open_reader(lease.path, self._options, self._file)
+            yield reader
+            self._idle.append(reader)
 
     def release(self) -> None:
         """Close all readers that are not lent; may be called at any time."""

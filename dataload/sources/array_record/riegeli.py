@@ -1,19 +1,23 @@
-"""The record table of an uncompressed ArrayRecord file, so that its records can be read without the package.
+"""The record table of an ArrayRecord file, so that its records can be read without the package.
 
 An ArrayRecord is a Riegeli/records file: consecutive chunks, cut into blocks of 64 KiB. Every block starts with a
 header of 24 bytes, even in the middle of a chunk. Numbers are little-endian.
 
-| block header | chunk header | data of an uncompressed chunk of one record |
+| block header | chunk header | data of a chunk |
 |---|---|---|
-| hash (8) | hash (8) | 0 for no compression (1) |
-| distance from the start of the chunk to the block (8) | bytes of data (8), hash of data (8) | length of the next (1) |
-| distance from the block to the end of the chunk (8) | type (1), records (7) | size of the record, a varint |
-| | bytes of the records (8) | the record |
+| hash (8) | hash (8) | 0 for no compression, or z for Zstandard (1) |
+| distance from the start of the chunk to the block (8) | bytes of data (8), hash of data (8) | length of the next |
+| distance from the block to the end of the chunk (8) | type (1), records (7) | sizes of the records |
+| | bytes of the records (8) | the records |
+
+Lengths and sizes are varints. Compressed, the sizes and the records are each a varint, the bytes that they expand to,
+and a frame.
 
 The last block of an ArrayRecord holds three copies of a message with the position of the footer. The footer is a chunk
 of messages: the first describes the file, each of the others gives the position of a chunk, the bytes of its records
-and their number. Unless the chunks are contiguous exactly as these numbers say, from the first to the footer, no table
-is made; no flipped bit in the footer passes this check. The hashes (HighwayHash) of chunks can be compared.
+and their number. Unless uncompressed chunks are contiguous exactly as these numbers say, from the first to the footer,
+no table is made; no flipped bit in the footer passes this check. The hashes (HighwayHash) of chunks can be compared;
+those of compressed chunks and of their footer always are.
 
 Layouts: https://github.com/google/riegeli/blob/master/doc/riegeli_records_file_format.md and `cpp/layout.proto` of
 https://github.com/google/array_record.
@@ -31,7 +35,9 @@ import numpy.typing as npt
 
 from dataload.codecs.wire import LENGTH, VARINT, parse_varint, walk
 from dataload.errors import CorruptFileError
-from dataload.sources.array_record.layout import BLOCK_SIZE
+from dataload.sources.array_record.compressed import MOST_EXPANSION_BITS, ZSTD, Decompressor, UnlikeError
+from dataload.sources.array_record.layout import BLOCK_SIZE, CHUNK_HEADER_BYTES, find_damage, parse_numbers
+from dataload.sources.directory import WITHIN, ShardNumbers
 from dataload.types import BytesArray, Int64Array
 
 BLOCK_HEADER_BYTES = 24
@@ -42,27 +48,12 @@ HEAD_BYTES = 42
 _BLOCK_ROOM = BLOCK_SIZE - BLOCK_HEADER_BYTES
 _BLOCK_BITS = 16  # shifts of arrays are faster than divisions
 _CHUNK_HEADER = struct.Struct("<8xQ8xQQ")  # bytes of data; type and records; bytes of the records
-CHUNK_HEADER_BYTES = _CHUNK_HEADER.size
-HASH_BYTES = 8
-"""Bytes of the hash with which a chunk header begins, the hash of the rest."""
-
-HASH_KEY = b"Riegeli/records\nRiegeli/records\n"
-
-_BEFORE_SIZE = _CHUNK_HEADER.size + 2
-HEAD = np.dtype(
-    [
-        ("header_hash", "<u8"),
-        ("data_size", "<i8"),
-        ("data_hash", "<u8"),
-        ("kind", "<i8"),
-        ("decoded_size", "<i8"),
-        ("prefix", "<u2"),
-    ]
-)
+_BEFORE_SIZE = CHUNK_HEADER_BYTES + 2
+_NUMBERS_OF_HEAD = ("header_hash", "data_size", "data_hash", "kind", "decoded_size")
+HEAD = np.dtype([*((name, "<i8") for name in _NUMBERS_OF_HEAD), ("prefix", "<u2")])
 """The first `HEAD_BYTES` of a chunk."""
 
 _SIMPLE = 0x72  # the type of a chunk that is not transposed
-_ONE_SIMPLE = _SIMPLE | 1 << 8
 
 _MAGIC = 0x71930E704FDAE05E
 _VERSION = 1
@@ -74,9 +65,9 @@ _LENGTH_STEPS = _SIZE_STEPS + _BEFORE_SIZE + np.arange(2, len(_SIZE_STEPS) + 2)
 
 _MOST_BYTES_ABOUT = 1 << 16  # of the message that describes the file: version, counts, options of the writer
 _ENTRIES_AT_ONCE = 1 << 16  # each takes 48 bytes while it is parsed
+_MOST_ENTRY_BYTES = 33
 _NUMBERS = 6  # an entry of the footer is three fields: tag, position, tag, bytes, tag, records
 _ENTRY_TAGS = (0x08, 0x10, 0x18)
-_MOST_VARINT_BYTES = 9  # a position has at most 63 bits
 
 
 def pieces(start: int, length: int) -> list[slice]:
@@ -92,22 +83,29 @@ def pieces(start: int, length: int) -> list[slice]:
 
 @dataclass(frozen=True, slots=True)
 class Spans:
-    """Positions of chunks of one record each, and their bytes without block headers; (n,) int64.
+    """Positions of chunks, and their bytes without block headers; (n,) int64.
 
-    A start at a block is the position after the block header. `ahead` are the bytes of a chunk before its record.
+    A start at a block is the position after the block header. `ahead` are the bytes of a chunk before its record, None
+    if it is compressed; `records` is how many it has.
     """
 
     starts: Int64Array
     lengths: Int64Array
-    ahead: Int64Array
+    ahead: Int64Array | None
+    records: Any = 1
 
     def differ(self, heads: BytesArray) -> bool:
-        """Return whether any of `heads`, (n, HEAD_BYTES) uint8, is not of one uncompressed record of this size."""
+        """Return whether any of `heads`, (n, HEAD_BYTES) uint8, is not that of such a chunk."""
         found = heads.view(HEAD).ravel()
-        differ = found["data_size"] != self.lengths - _CHUNK_HEADER.size
-        differ |= found["kind"] != _ONE_SIMPLE
-        differ |= found["decoded_size"] != self.lengths - self.ahead
-        differ |= found["prefix"] != self.ahead - _BEFORE_SIZE << 8  # not compressed; length of the size
+        differ = found["data_size"] != self.lengths - CHUNK_HEADER_BYTES
+        differ |= found["kind"] != _SIMPLE | self.records << 8
+        if self.ahead is None:
+            differ |= found["prefix"] & 0xFF != ZSTD
+            differ |= found["decoded_size"] < 0
+            differ |= found["decoded_size"] >> MOST_EXPANSION_BITS > self.lengths
+        else:
+            differ |= found["decoded_size"] != self.lengths - self.ahead
+            differ |= found["prefix"] != self.ahead - _BEFORE_SIZE << 8  # not compressed; length of the size
         return bool(differ.any())
 
     def pieces(self) -> Pieces:
@@ -152,25 +150,45 @@ class Pieces:
 
 @dataclass(frozen=True, slots=True)
 class Chunks:
-    """The chunks of a file, each of one uncompressed record, between `edges`, (records + 1,) int64 positions.
+    """The chunks of a file between `edges`, (chunks + 1,) int64 positions.
 
-    A block header at an edge belongs to the next chunk. `alike` is `Spans.lengths` and `Spans.ahead` of all chunks, if
-    equal.
+    A block header at an edge belongs to the next chunk. Uncompressed chunks have one record each; `alike` is
+    `Spans.lengths` and `Spans.ahead` of all, if equal. `firsts`, (chunks + 1,) int64, are the numbers of the first
+    record of each compressed chunk and of all records; None if each has one.
     """
 
-    edges: Int64Array
+    edges: Any  # arrays of one file, or `ShardNumbers` of many
     alike: tuple[int, int] | None
+    compressed: bool = False
+    firsts: Any = None
 
     def __len__(self) -> int:
-        return len(self.edges) - 1
+        """Return the number of records."""
+        return len(self.edges) - 1 if self.firsts is None else int(self.firsts[-1])
 
-    def spans(self, indices: Int64Array) -> Spans:
-        """Return the spans of the chunks at `indices`, (n,) int64 in [0, len)."""
-        edges = self.edges[indices]
+    def locate(self, indices: Int64Array) -> tuple[Int64Array, Int64Array | None]:
+        """Return the chunk of each record, (n,) int64, and its number there, None if chunks have one record each."""
+        firsts = self.firsts
+        if firsts is None:
+            return indices, None
+        found = (
+            firsts.search(indices) if isinstance(firsts, ShardNumbers) else np.searchsorted(firsts, indices, "right")
+        )
+        return found - 1, (indices & WITHIN) - firsts[found - 1]
+
+    def counts(self, chunks: Int64Array) -> Any:
+        """Return how many records chunks have, (n,) int64, or 1 for all."""
+        return 1 if self.firsts is None else self.firsts[chunks + 1] - self.firsts[chunks]
+
+    def spans(self, chunks: Int64Array) -> Spans:
+        """Return the spans of chunks, (n,) int64."""
+        edges = self.edges[chunks]
         starts = edges + BLOCK_HEADER_BYTES * (edges & (BLOCK_SIZE - 1) == 0)
         if self.alike is not None:
             return Spans(starts, *(np.full(len(starts), number) for number in self.alike))
-        lengths = _without_headers(self.edges[indices + 1]) - _without_headers(edges)
+        lengths = _without_headers(self.edges[chunks + 1]) - _without_headers(edges)
+        if self.compressed:
+            return Spans(starts, lengths, None, self.counts(chunks))
         return Spans(starts, lengths, _BEFORE_SIZE + 1 + np.searchsorted(_LENGTH_STEPS, lengths, side="right"))
 
 
@@ -193,14 +211,14 @@ def parse_chunks(read: Read, size: int) -> Chunks | None:
     try:
         footer = _parse_postscript(read(end, BLOCK_SIZE))
         return _parse_footer(read, end, footer) if 0 < footer < end and _may_be_edges(footer) else None
-    except (CorruptFileError, IndexError, struct.error):
+    except (CorruptFileError, UnlikeError, IndexError, struct.error):
         return None
 
 
 def _parse_postscript(block: bytes) -> int:
     """Return the position of the footer, from the last block."""
     data_size, kind, decoded = _CHUNK_HEADER.unpack_from(block, BLOCK_HEADER_BYTES)
-    start = BLOCK_HEADER_BYTES + _CHUNK_HEADER.size
+    start = BLOCK_HEADER_BYTES + CHUNK_HEADER_BYTES
     size = block[start + 2]
     head = bytes((0, _COPIES, size, size, size))
     message = block[start + len(head) : start + len(head) + size]
@@ -224,22 +242,42 @@ def _numbers(message: bytes, start: int, stop: int) -> dict[int, int]:
 def _parse_footer(read: Read, end: int, edge: int) -> Chunks | None:
     """Parse the footer, a chunk that starts at `edge`; `end` is the start of the last block."""
     start = edge if edge % BLOCK_SIZE else edge + BLOCK_HEADER_BYTES
-    data_size, kind, decoded = _CHUNK_HEADER.unpack(_chunk(read, end, start, _CHUNK_HEADER.size))
+    data_size, kind, decoded = _CHUNK_HEADER.unpack(_chunk(read, end, start, CHUNK_HEADER_BYTES))
     count = (kind >> 8) - 1
-    if kind & 0xFF != _SIMPLE or not 0 <= count < data_size < end - start:
+    if kind & 0xFF != _SIMPLE or not 0 <= count <= edge // CHUNK_HEADER_BYTES or data_size >= end - start:
         return None
-    footer = _chunk(read, end, start, _CHUNK_HEADER.size + data_size)[_CHUNK_HEADER.size :]
-    bytes_of_sizes, sizes = parse_varint(footer, 1)
-    messages = sizes + bytes_of_sizes
-    size, sizes = parse_varint(footer, sizes)
-    # The sizes of all messages but the first take one byte.
-    if footer[0] or messages - sizes != count or data_size - messages != decoded:
+    footer = _chunk(read, end, start, CHUNK_HEADER_BYTES + data_size)
+    compressed = footer[CHUNK_HEADER_BYTES] == ZSTD
+    if compressed:
+        chunk, whole = np.frombuffer(footer, np.uint8), (np.zeros(1, np.int64), np.array([len(footer)]))
+        if decoded > _MOST_BYTES_ABOUT + _MOST_ENTRY_BYTES * count or find_damage(chunk, *whole) is not None:
+            return None
+        ((footer, edges),) = Decompressor().groups(chunk, *whole, np.array([decoded]), np.array([count + 1]))
+        messages, size, sizes = 0, int(edges[1]), np.diff(edges)[1:]
+    else:
+        footer = footer[CHUNK_HEADER_BYTES:]
+        bytes_of_sizes, start = parse_varint(footer, 1)
+        messages = start + bytes_of_sizes
+        size, start = parse_varint(footer, start)
+        # The sizes of all messages but the first take one byte.
+        if footer[0] or messages - start != count or len(footer) - messages != decoded:
+            return None
+        sizes = np.frombuffer(footer, np.uint8)[start:messages].astype(np.int64)
+    if size > min(decoded, _MOST_BYTES_ABOUT):
         return None
-    if size > min(decoded, _MOST_BYTES_ABOUT) or not _describes(footer, messages, messages + size, count):
+    total = _count_records(footer, messages, messages + size, count)
+    entries = _parse_entries(np.frombuffer(footer, np.uint8)[messages + size :], sizes)
+    if entries is None or int(entries[2].sum()) != total:
         return None
-    table = np.frombuffer(footer, np.uint8)
-    entries = _parse_entries(table[messages + size :], table[sizes:messages].astype(np.int64))
-    return None if entries is None else _join(*entries, edge)
+    positions, record_bytes, records = entries
+    if not compressed:
+        return _join(positions, record_bytes, records, edge)
+    chunks = _join_compressed(positions, records, edge)
+    if chunks is None or not count:
+        return chunks
+    spans = chunks.spans(np.zeros(1, np.int64))  # all should be of the kind of the first
+    head = np.frombuffer(_chunk(read, end, int(spans.starts[0]), HEAD_BYTES), np.uint8)
+    return None if spans.differ(head.reshape(1, HEAD_BYTES)) else chunks
 
 
 def _chunk(read: Read, end: int, start: int, length: int) -> bytes:
@@ -249,21 +287,21 @@ def _chunk(read: Read, end: int, start: int, length: int) -> bytes:
     return b"".join([data[part.start - start : part.stop - start] for part in parts])
 
 
-def _describes(footer: bytes, start: int, stop: int, count: int) -> bool:
-    """Return whether the first message describes an ArrayRecord of `count` chunks of one record each."""
+def _count_records(footer: bytes, start: int, stop: int, count: int) -> int | None:
+    """Return how many records the first message tells; None if it is not that of an ArrayRecord of `count` chunks."""
     for number, wire, first, last in walk(footer, start, stop, "footer"):
         if (number, wire) == (1, LENGTH):
             numbers = _numbers(footer, first, last)
-            return [numbers.get(field) for field in (1, 2, 3)] == [_VERSION, count, count]
-    return False
+            return numbers.get(3) if (numbers.get(1), numbers.get(2)) == (_VERSION, count) else None
+    return None
 
 
-def _parse_entries(messages: BytesArray, sizes: Int64Array) -> tuple[Int64Array, Int64Array] | None:
-    """Return each chunk's position and the bytes of its record, (chunks,) int64, from messages of `sizes` bytes."""
+def _parse_entries(messages: BytesArray, sizes: Int64Array) -> Int64Array | None:
+    """Return position, bytes and number of records of each chunk, (3, chunks) int64; messages have `sizes` bytes."""
     edges = np.concatenate(([0], np.cumsum(sizes)))
     if edges[-1] != len(messages):
         return None
-    positions, records = np.empty((2, len(sizes)), np.int64)
+    entries = np.empty((3, len(sizes)), np.int64)
     for row in range(0, len(sizes), _ENTRIES_AT_ONCE):
         rows = slice(row, min(row + _ENTRIES_AT_ONCE, len(sizes)))
         block = messages[edges[rows.start] : edges[rows.stop]]
@@ -276,34 +314,32 @@ def _parse_entries(messages: BytesArray, sizes: Int64Array) -> tuple[Int64Array,
         tags = np.column_stack((starts, ends[:, 1] + 1, ends[:, 3] + 1))
         if (ends[:, ::2] != tags).any() or (block[tags] != _ENTRY_TAGS).any():
             return None
-        if (ends[:, 5] != ends[:, 4] + 1).any() or (block[ends[:, 5]] != 1).any():  # chunks of one record
-            return None
-        for column, values in ((1, positions), (3, records)):
-            found = _varints(block, ends[:, column - 1] + 1, ends[:, column])
+        for column, values in enumerate(entries):
+            found = parse_numbers(block, ends[:, 2 * column] + 1, ends[:, 2 * column + 1])
             if found is None:
                 return None
             values[rows] = found
-    return positions, records
+    return entries
 
 
-def _varints(data: BytesArray, starts: Int64Array, lasts: Int64Array) -> Int64Array | None:
-    """Decode the numbers with these first and last bytes, (n,); None if one has more than 63 bits."""
-    lengths = lasts - starts + 1
-    longest = int(lengths.max())
-    if longest > _MOST_VARINT_BYTES:
+def _join_compressed(positions: Int64Array, records: Int64Array, end: int) -> Chunks | None:
+    """Return the compressed chunks at `positions` that have so many records, up to `end`."""
+    edges = np.append(positions, end)
+    if int(positions.max(initial=0)) > end or int(records.min(initial=1)) < 1 or not _may_be_edges(positions).all():
         return None
-    values = (data[starts] & 0x7F).astype(np.int64)
-    for byte in range(1, longest):
-        longer = np.flatnonzero(lengths > byte)
-        rows = slice(None) if len(longer) == len(starts) else longer  # a slice takes a third of the time
-        values[rows] |= (data[starts[rows] + byte] & 0x7F).astype(np.int64) << 7 * byte
-    return values
+    lengths = np.diff(_without_headers(edges))
+    if (lengths < HEAD_BYTES).any() or (records >> MOST_EXPANSION_BITS > lengths).any():
+        return None
+    firsts = None if (records == 1).all() else np.concatenate(([0], np.cumsum(records)))
+    return Chunks(edges, None, compressed=True, firsts=firsts)
 
 
-def _join(positions: Int64Array, sizes: Int64Array, end: int) -> Chunks | None:
+def _join(positions: Int64Array, sizes: Int64Array, records: Int64Array, end: int) -> Chunks | None:
     """Return the chunks at `positions` with records of `sizes` bytes if they are contiguous up to `end`."""
     if not len(positions):
         return Chunks(np.array([end], np.int64), None)
+    if (records != 1).any():
+        return None
     if positions.max() > end or sizes.max() > end or not _may_be_edges(positions).all():
         return None
     edges = np.append(positions, end)

@@ -130,8 +130,8 @@ def test_places_of_any_source(tmp_path):
         assert str(place) == text
     np.save(tmp_path / "a.npy", np.arange(100, dtype=np.uint16))
     assert dataload.open(tmp_path / "a.npy", window=10).locate(3).offset == 128 + 3 * 9 * 2
-    for name in ("a.array_record", "a.parquet"):
-        path = write(tmp_path / name, 5)
+    for name, options in (("a.array_record", {"options": "group_size:1,brotli:1"}), ("a.parquet", {})):
+        path = write(tmp_path / name, 5, **options)
         assert dataload.open(path).locate(3) == Location(str(path), 3, None, None)  # compressed
 
 

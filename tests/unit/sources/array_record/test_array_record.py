@@ -29,10 +29,11 @@ from dataload.errors import (
     SourceNotFoundError,
     UnsupportedFormatError,
 )
+from dataload.sources.array_record.layout import HASH_KEY
 from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.array_record.reader import ArrayRecordSource, FileInstruction
 from dataload.sources.array_record.writer import ArrayRecordWriter
-from dataload.storage.core import can_map
+from dataload.storage.core import can_map, core
 from dataload.storage.local import record_files as mapped
 
 
@@ -161,7 +162,7 @@ def test_errors_of_the_package_that_no_single_record_repeats(path, monkeypatch, 
             return super().read(*request)
 
     monkeypatch.setattr("array_record.python.array_record_module.ArrayRecordReader", Flaky)
-    with ArrayRecordSource(path) as source:
+    with ArrayRecordSource(path, reader_options=PACKAGE) as source:
         len(source)
         with pytest.raises(kind, match=message):
             source.read([1, 2])
@@ -440,3 +441,104 @@ def test_hashes_are_compared_if_asked(tmp_path, alike, byte, part, request):
     ):
         done = run("verify", f"array_record:{verified}")
         assert (done.exit_code, shown in done.stdout) == (code, True)
+
+
+SIZES = {
+    "small": range(300),
+    "alike": [4096] * 300,
+    "large": [0, 70_000, 1, 200_000, 0, 65_536, 3],
+    "empty": [0] * 20,
+}
+
+
+@pytest.fixture(params=SIZES)
+def values(request):
+    rng = np.random.default_rng(5)
+    return [rng.integers(0, 20, size, np.uint8).tobytes() for size in SIZES[request.param]]
+
+
+@pytest.mark.filterwarnings("ignore:.*group_size")
+@pytest.mark.parametrize("group", [1, 7, 1000])
+def test_compressed_files_are_read_without_the_package(no_package, tmp_path, values, group):
+    count = len(values)
+    files = [write_records(tmp_path / name, values, f"group_size:{group}") for name in "abc"]
+    rng = np.random.default_rng(group)
+    requests = rng.integers(0, count, 40), np.arange(count), np.arange(count)[::-1], np.array([count - 1] * 3)
+    with ArrayRecordSource(files[0]) as source:
+        for request in requests:
+            wanted = [values[index] for index in request]
+            assert source.read(request) == source.read_batch(request) == wanted
+    several = [*files, f"{files[0]}[2:{count - 1}]"]
+    with ArrayRecordSource(several, cached_bytes=100) as source:
+        assert len(source) == 4 * count - 3
+        everything = [*values, *values, *values, *values[2 : count - 1]]
+        for request in (*requests, rng.integers(0, len(everything), 200), np.arange(len(everything))):
+            assert source.read(request) == source.read_batch(request) == [everything[index] for index in request]
+
+
+@pytest.mark.filterwarnings("ignore:.*group_size")
+def test_groups_are_kept_until_all_their_records_are_read(tmp_path, records, monkeypatch):
+    zstandard = pytest.importorskip("zstandard")
+    opened, count = [], zstandard.frame_content_size
+    monkeypatch.setattr(zstandard, "frame_content_size", lambda frame: opened.append(len(frame)) or count(frame))
+    with ArrayRecordSource(write_records(tmp_path / "x", records[:64], "group_size:16")) as source:
+        assert len(source) == 64
+        for request, frames in (([3, 19], 4), ([4, 30, 5], 0), (range(32, 64), 4), (range(32, 64), 4)):
+            opened.clear()
+            assert source.read(request) == [records[index] for index in request]
+            assert len(opened) == frames
+
+
+@pytest.mark.filterwarnings("ignore:.*group_size")
+@pytest.mark.parametrize("options", ["group_size:1", "group_size:5"])
+def test_files_are_read_alike_without_zstandard(tmp_path, records, options, monkeypatch):
+    path = write_records(tmp_path / "x", records[:50], options)
+    with ArrayRecordSource(path) as source:
+        wanted = source.read(range(50)), source.fingerprint(), source.reads_in_order
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with ArrayRecordSource(path) as source:
+        assert (source.read(range(50)), source.fingerprint(), source.reads_in_order) == wanted
+
+
+@pytest.mark.parametrize(("byte", "part"), [(20, "header"), (55, "data")])
+def test_hashes_of_compressed_chunks_are_compared(tmp_path, no_package, byte, part):
+    records = [bytes([index]) * 300 for index in range(20)]
+    path = damaged(tmp_path, write_records(tmp_path / "x", records), 64 + byte)
+    with ArrayRecordSource([path, str(tmp_path / "x")]) as source:
+        for request in ([0], [5, 0, 30], range(40)):
+            refuses(source, request, f"record 0: the hash of the chunk's {part} is", path=path, index=0, offset=64)
+        assert source.read([1, 19, 20]) == [records[1], records[19], records[0]]
+
+
+def hash_of(data):
+    found = np.empty(1, np.uint64)
+    core().hash_ranges(found, data, np.zeros(1, np.int64), np.array([len(data)]), HASH_KEY, -1)
+    return found.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda chunk: chunk.__setitem__(slice(32, 40), (1 << 40).to_bytes(8, "little")), "record 0: "),  # bytes
+        (lambda chunk: chunk.__setitem__(slice(32, 40), (1 << 22).to_bytes(8, "little")), "takes 4,194,312 bytes"),
+        (lambda chunk: chunk.__setitem__(24, ord("t")), "record 0: "),  # a transposed chunk
+        (lambda chunk: chunk.__setitem__(41, 0x7F), "record 0: "),  # bytes of the sizes
+        (lambda chunk: chunk.__setitem__(slice(41, 53), b"\xff" * 12), "record 0: "),
+        (lambda chunk: chunk.__setitem__(61, chunk[61] ^ 1), "record 0: "),  # bytes that the frame tells
+    ],
+)
+def test_chunks_that_no_writer_writes(tmp_path, change, message):
+    """Their hashes fit, so it is the package that refuses most of them."""
+    path = Path(write_records(tmp_path / "x", [b"a" * 300, b"b" * 300]))
+    data = bytearray(path.read_bytes())
+    size = 40 + int.from_bytes(data[72:80], "little")
+    chunk = data[64 : 64 + size]
+    assert chunk[40:42] == b"z\x0c"
+    change(chunk)
+    chunk[16:24] = hash_of(bytes(chunk[40:]))
+    chunk[:8] = hash_of(bytes(chunk[8:40]))
+    data[64 : 64 + size] = chunk
+    path.write_bytes(data)
+    with ArrayRecordSource(path, max_record_bytes=1 << 20) as source:
+        assert source.read([1]) == [b"b" * 300]
+        refuses(source, [1, 0], message, path=str(path), index=0)

@@ -20,7 +20,6 @@ from dataload.sources.array_record.layout import (
     footer_offset,
     group_size,
     parse_selection,
-    plan_reads,
 )
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD_BYTES, parse_chunks, pieces
 
@@ -103,9 +102,11 @@ def test_every_flipped_bit_of_a_head_is_seen_but_of_hashes_and_size(folder, size
         assert seen == (not in_hash and bit // 8 < 42)
 
 
-@pytest.mark.parametrize("options", ["", ",snappy", ",brotli", ",uncompressed,transpose", "2,uncompressed"])
+@pytest.mark.parametrize(
+    "options", ["1,snappy", "1,brotli", "1,uncompressed,transpose", "1,transpose", "2,uncompressed", "2,brotli"]
+)
 def test_files_for_the_package(folder, options):
-    data = written(folder, [b"a" * 100, b"b" * 200, b"c"], f"group_size:{'' if options[:1] == '2' else 1}{options}")
+    data = written(folder, [b"a" * 100, b"b" * 200, b"c"], f"group_size:{options}")
     assert ArrayRecordReader(str(folder / "x.array_record")).num_records() == 3
     assert parsed(data) is None
     for size in (0, 1, 64, BLOCK_SIZE - 1, BLOCK_SIZE, 2 * BLOCK_SIZE):
@@ -218,31 +219,3 @@ def test_group_sizes():
 @given(st.binary(max_size=200))
 def test_any_block_is_a_postscript_or_none(block):
     assert footer_offset(block) is None or block[69] == 8
-
-
-LISTS = st.lists(st.integers(0, 50), min_size=1, max_size=60)
-
-
-@given(LISTS, st.integers(51, 10**6), st.integers(0, 10**9), st.sampled_from([1, 16]), st.booleans())
-def test_runs_are_the_request(indices, records, size, group, alone):
-    runs = plan_reads(np.array(indices, np.int64), records, size, group, alone=alone)
-    if runs is not None:
-        assert [index for start, stop in runs for index in range(start, stop)] == indices
-        assert all(start < stop for start, stop in runs)
-        assert group == 1 or len(runs) * 8 <= len(indices)
-
-
-def test_which_way_is_taken():
-    shuffled, consecutive = np.arange(0, 512, 2), np.arange(256)
-
-    def ways(indices, records, record_bytes, group):
-        return [plan_reads(indices, records, records * record_bytes, group, alone=alone) for alone in (True, False)]
-
-    as_list = [None, None]
-    assert ways(shuffled, 10**4, 100_000, 1) == as_list  # worth decompressing on all cores
-    assert ways(shuffled, 10**4, 4096, 1)[1] is None  # several threads would wait for the GIL
-    assert len(ways(shuffled, 10**4, 4096, 1)[0] or ()) == 256
-    assert all(len(way or ()) == 256 for way in ways(shuffled, 10**4, 64, 1))
-    assert all(len(way or ()) == 256 for way in ways(shuffled, 10**6, 100_000, 1))  # the list goes through the index
-    assert ways(shuffled, 10**6, 64, 16) == as_list  # each group once
-    assert ways(consecutive, 10**6, 64, 16) == [[(0, 256)], [(0, 256)]]

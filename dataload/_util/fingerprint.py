@@ -4,7 +4,7 @@ import dataclasses
 import hashlib
 import re
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 from typing import Any, cast
 
@@ -18,6 +18,17 @@ _MOST_SHOWN = 12  # elements; more than a batch sampler has settings
 def digest(*parts: Any) -> str:
     """Return 32 hexadecimal digits for values whose repr is the same in every process."""
     return hashlib.blake2b(repr(parts).encode(), digest_size=16).hexdigest()
+
+
+def prefix_digests(items: Iterable[Any], first: Any, *rest: Any) -> Iterator[str]:
+    """Yield ``digest(first, items[:n], *rest)`` for n = 1, 2, ... for a list of items."""
+    hashed = hashlib.blake2b(f"({first!r}, [".encode(), digest_size=16)
+    tail = f"], {', '.join(map(repr, rest))})".encode()
+    for number, item in enumerate(items):
+        hashed.update(f"{', ' if number else ''}{item!r}".encode())
+        whole = hashed.copy()
+        whole.update(tail)
+        yield whole.hexdigest()
 
 
 def identify(source: Any) -> str:

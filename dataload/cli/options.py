@@ -295,7 +295,7 @@ def load_state(loader: Loader[Any], path: str | None) -> None:
     except ValueError as error:
         message = f"--state: {path} is not JSON ({error}): save json.dumps(loader.state_dict()) in a file"
         raise ConfigError(message) from error
-    loader.load_state_dict(state)
+    loader.load_state_dict(state, on_growth="finish")
 
 
 def parse_part(text: str) -> tuple[int, int]:

@@ -189,6 +189,7 @@ class DataloadConfig(Section):
             with named_under("sampler", ("lanes",)), named_under("loader", type(self.loader).model_fields):
                 loader = Loader(source, **self.loader_options(source))
             loader._owned.push(opened.pop_all())  # pyright: ignore[reportPrivateUsage] # only configs open for a loader
+            loader._states.sampler_for = lambda earlier: self.loader_options(earlier).get("sampler")  # pyright: ignore[reportPrivateUsage]
         return loader
 
     def loader_options(self, source: Source[Any]) -> dict[str, Any]:

@@ -101,9 +101,9 @@ class DevicePrefetcher(ABC, Generic[SentT]):
         """See `Loader.state_dict`. Counts the batches handed over, not those still being copied to the device."""
         return self.loader.state_dict() if self._state is None else dict(self._state)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], **options: Any) -> None:
         """See `Loader.load_state_dict`."""
-        self.loader.load_state_dict(state)
+        self.loader.load_state_dict(state, **options)
         self._drop_ahead()
         self._state = None
 

@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
-from dataload._util.fingerprint import identify
 from dataload._util.global_generators import global_generators_kept
 from dataload._util.lazy import renamed
 from dataload._util.settings import Least, MaxBad, Seconds, check_count, check_fields, checked
@@ -19,11 +18,12 @@ from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration, LoaderBase
 from dataload.loader.failures import ErrorPolicy, OnError
 from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
+from dataload.loader.growth import OnGrowth, States
 from dataload.loader.order import Shuffle, explains_arguments, plan_batches, rank_and_world_size, tail_of
 from dataload.loader.pipeline import Prefetch, StepDelivery, StepGroups, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import Setting, WorkerSettings
-from dataload.loader.state import Cursor, EpochPlanners, LoaderState, OrderIdentity
+from dataload.loader.state import Cursor, EpochPlanners, LoaderState
 from dataload.loader.step import StepResult, StepWork
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
@@ -156,9 +156,8 @@ class Loader(LoaderBase[BatchT]):
         world_size: Annotated[int, Least(1)] | None = None,
     ) -> None:
         source = loadable(source)
-        replan = functools.partial(
+        self._replan = functools.partial(
             plan_batches,
-            source,
             batch_size=batch_size,
             global_batch_size=global_batch_size,
             sampler=sampler,
@@ -166,9 +165,9 @@ class Loader(LoaderBase[BatchT]):
             seed=seed,
             tail=tail_of(tail, collate, sampler),
         )
-        plan = replan(rank=rank, world_size=world_size)
-        asks = rank is None and not (isinstance(sampler, BatchPlanner) and sampler.world_size > 1)
-        self._replan = replan if asks else None  # until the first batch, when the rank is asked for
+        plan = self._replan(source, rank=rank, world_size=world_size)
+        # Until the first batch, when the rank is asked for.
+        self._asks_rank = rank is None and not (isinstance(sampler, BatchPlanner) and sampler.world_size > 1)
         function = check_batch_transform(batch_transform)
         pads = choose_collate(collate, pad_value, packs=isinstance(plan, PackedBatchSampler))
         workers = WorkerSettings.of(num_workers, executor, prefetch, timeout)
@@ -199,8 +198,7 @@ class Loader(LoaderBase[BatchT]):
         self._executor, self._scaling, self._prefetch = workers.start(work), workers.scaling(), workers.prefetch
         self._ahead = Prefetch(source, fields, here=workers.here)
         self._owned = ExitStack()  # closes what `from_config` has opened for this loader
-        self._order = OrderIdentity(plan)
-        self._identity: str | None = None  # of the source
+        self._states = States(source, plan, self._replan)
         super().__init__(
             recorder=Recorder(workers.workplace, tuple(step.name for step in transform), traffics_of(source)),
             workers=workers.most,
@@ -228,15 +226,15 @@ class Loader(LoaderBase[BatchT]):
 
     def _ask_rank(self, *, later: bool = False) -> None:
         """Plan for the ranks that a launcher has named by now; `later` if only their number matters yet."""
-        if self._replan is None:
+        if not self._asks_rank:
             return
         rank, world_size = rank_and_world_size(rank_later=later)
-        replan, self._replan = self._replan, self._replan if later else None
+        self._asks_rank = later
         if (rank, world_size) != (self._planner.rank, self._planner.world_size):
-            state = self._plans.state(self._start(), source="", order="")
-            self._planner = plan = replan(rank=rank, world_size=world_size)
+            state, before = self._plans.state(self._start(), source="", order=""), self._plans.before
+            self._planner = plan = self._replan(self._source, rank=rank, world_size=world_size)
             self._work.plan_for(plan)
-            plans, cursor = EpochPlanners.resume(plan, state)
+            plans, cursor = self._states.resume(plan, state, before)
             self._move(cursor, plans)
             self._upcoming = None if self._upcoming is None else cursor
 
@@ -262,12 +260,11 @@ class Loader(LoaderBase[BatchT]):
         """
         self._check_open()
         self._ask_rank()
-        planner = self.batch_sampler_of(epoch)
-        steps = planner.steps(epoch)
+        steps = self.batch_sampler_of(epoch).steps(epoch)
         if not 0 <= operator.index(step) < steps:
             raise IndexError(f"step {step} is out of range: epoch {epoch} has {steps} steps on this rank")
         with global_generators_kept():
-            result, function = self._work.make(planner, epoch, step), self._in_consumer
+            result, function = self._work.make(self._plans, epoch, step), self._in_consumer
             self._look_at_padding(result.batch)
             return result.batch if function is None else apply_in_consumer(result, function, self._plans)
 
@@ -362,29 +359,29 @@ class Loader(LoaderBase[BatchT]):
         self._ask_rank(later=True)
         return self._state(self._plans, self._cursor).to_json()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, on_growth: OnGrowth = "error") -> None:
         """Continue where `state` was saved. Reads no record, at any position.
 
         The number of ranks, the batch size and the workers may differ: the rest of the epoch is dealt out again, and
         no record is lost or repeated.
+
+        Args:
+            state: What `state_dict` returned.
+            on_growth: What to do if shards were added to the data set since: ``"error"``, or ``"finish"`` the epoch
+                with the records that it began with, and go on with all. States saved in such an epoch need it, too.
 
         Raises:
             StateMismatchError: The state is of other data, another order or another seed; or it was saved with
                 ``in_order=False`` and steps of another size.
         """
         self._ask_rank(later=True)
-        saved = LoaderState.from_json(state)
-        plans, cursor = EpochPlanners.resume(self._planner, saved)
-        here = self._state(plans, cursor)
-        saved.check(here, hint=self._order.hint if saved.order != here.order else "")
+        plans, cursor = self._states.load(self._planner, state, on_growth)
         self._move(cursor, plans)
         self._restore(cursor)
         self._bad.start()
 
     def _state(self, plans: EpochPlanners, cursor: Cursor) -> LoaderState:
-        if self._identity is None:
-            self._identity = identify(self._source)
-        return plans.state(cursor, source=self._identity, order=self._order.fingerprint, settings=self._order.text)
+        return self._states.of(plans, cursor)
 
     def _check_files(self) -> None:
         check_files(self._source)

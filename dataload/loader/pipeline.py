@@ -339,7 +339,7 @@ def _tasks(
     for epoch, planner, missing, steps in planners.epochs_from(start, epochs):
         for step in missing:
             budget.steps += 1
-            yield StepRange(epoch, planner.origin, step, step + 1, planner.sent(range(step, step + 1), epoch=epoch))
+            yield StepRange(epoch, planner.origin, step, step + 1, planners.sent(range(step, step + 1), epoch=epoch))
         for group in groups(steps, budget.share):
             budget.steps += len(group)
-            yield StepRange(epoch, planner.origin, group.start, group.stop, planner.sent(group, epoch=epoch))
+            yield StepRange(epoch, planner.origin, group.start, group.stop, planners.sent(group, epoch=epoch))

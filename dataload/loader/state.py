@@ -12,7 +12,7 @@ from typing import Any, Self, cast
 from dataload._util.fingerprint import describe, fingerprint, shows_address
 from dataload._util.randomness import ORDER_VERSION
 from dataload.errors import StateMismatchError, printable
-from dataload.samplers import BatchPlanner
+from dataload.samplers import BatchPlan, BatchPlanner
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,16 +50,45 @@ class Cursor:
         return Cursor(self.epoch, reached, missing) if missing or reached < steps else Cursor(self.epoch + 1, 0)
 
 
-class EpochPlanners:
-    """The planner of each epoch: `planner`, except one epoch, resumed with steps of another size: `shifted`."""
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What an epoch goes over that began before the data set has grown: the first records, in an order of them."""
 
-    def __init__(self, planner: BatchPlanner, epoch: int = -1, shifted: BatchPlanner | None = None) -> None:
+    source: Any
+    planner: BatchPlanner
+    names: Mapping[str, Any]  # by which states identify data and order
+
+    @classmethod
+    def of(cls, source: Any, planner: BatchPlanner, fingerprint: str, shards: str) -> Self:
+        order = OrderIdentity(planner)
+        names = {"source": fingerprint, "shards": shards, "order": order.fingerprint, "settings": order.text}
+        return cls(source, planner, names)
+
+
+class EpochPlanners:
+    """The planner of each epoch: `planner`, except one epoch, resumed with other steps or from `before`: `shifted`."""
+
+    def __init__(
+        self,
+        planner: BatchPlanner,
+        epoch: int = -1,
+        shifted: BatchPlanner | None = None,
+        before: Before | None = None,
+    ) -> None:
+        self.before: Before | None = before
         self._planner = planner
         self._epoch = epoch
         self._shifted = shifted
 
     def of(self, epoch: int) -> BatchPlanner:
         return self._shifted if self._shifted is not None and epoch == self._epoch else self._planner
+
+    def sent(self, steps: range, *, epoch: int) -> Sequence[BatchPlan] | None:
+        """See `BatchPlanner.sent`; workers do not know the order from before."""
+        planner = self.of(epoch)
+        if self.before is not None and epoch == self._epoch:
+            return planner.plans(steps, epoch=epoch)
+        return planner.sent(steps, epoch=epoch)
 
     def epochs_from(
         self, start: Cursor, epochs: int | None
@@ -75,24 +104,27 @@ class EpochPlanners:
             epoch, step, missing = epoch + 1, 0, []
 
     @classmethod
-    def resume(cls, planner: BatchPlanner, state: LoaderState) -> tuple[Self, Cursor]:
+    def resume(cls, planner: BatchPlanner, state: LoaderState, before: Before | None = None) -> tuple[Self, Cursor]:
         """Return the planners and the cursor that continue from a state, which may be of steps of another size."""
         missing, size = state.missing, planner.step_size
         # The last step of an epoch may be short, so its end does not tell where other steps begin.
-        shifted, first = planner.resume(missing[0] if missing else state.position)
+        shifted, first = (planner if before is None else before.planner).resume(
+            missing[0] if missing else state.position
+        )
         steps = [first + (position - missing[0]) // size for position in missing]
         step = first - (missing[0] - state.position) // size if missing else first
-        return cls(planner, state.epoch, shifted), Cursor(state.epoch, step, frozenset(steps))
+        return cls(planner, state.epoch, shifted, before), Cursor(state.epoch, step, frozenset(steps))
 
-    def state(self, cursor: Cursor, *, source: str, order: str, settings: str = "") -> LoaderState:
+    def state(self, cursor: Cursor, *, source: str, order: str, settings: str = "", shards: str = "") -> LoaderState:
         epoch, planner = cursor.epoch, self.of(cursor.epoch)
+        names: Mapping[str, Any] = {"source": source, "order": order, "settings": settings, "shards": shards}
+        if self.before is not None and epoch == self._epoch:
+            names = self.before.names
         return LoaderState(
             epoch=epoch,
             position=planner.position(cursor.step, epoch=epoch),
             length=planner.items(epoch),
-            source=source,
-            order=order,
-            settings=settings,
+            **names,
             missing=tuple(planner.position(step, epoch=epoch) for step in sorted(cursor.missing)),
             step_size=planner.step_size if cursor.missing else 0,
         )
@@ -163,6 +195,7 @@ def is_count(value: Any) -> bool:
 _MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (
     lambda state: {**state, "missing": [], "step_size": 0},
     lambda state: {**state, "settings": ""},
+    lambda state: {**state, "shards": ""},
 )
 _MEANINGS = {
     "source": "the data set",
@@ -183,6 +216,7 @@ class LoaderState:
     source: str  # fingerprint of the data
     order: str  # fingerprint of the sampler, seed included
     settings: str = ""  # the sampler as text, for messages; empty in states of version 2
+    shards: str = ""  # checksums of shards, see `loader.growth`; empty in states of version 3, and without files
     # With ``in_order=False``, the first positions of the steps before `position` that this rank has not received, in
     # rising order.
     missing: tuple[int, ...] = ()
@@ -202,8 +236,9 @@ class LoaderState:
             raise StateMismatchError(f"missing in the state must be a list of positions, found {values['missing']!r}")
         values["missing"] = tuple(values["missing"])
         check_counts(values, "epoch", "position", "length", "step_size")
-        if type(values["settings"]) is not str:
-            raise StateMismatchError(f"settings in the state must be text, found {values['settings']!r}")
+        for name in ("settings", "shards"):
+            if type(values[name]) is not str:
+                raise StateMismatchError(f"{name} in the state must be text, found {values[name]!r}")
         loaded = cls(**values)
         if loaded.position > loaded.length:
             raise StateMismatchError(f"the state is at position {loaded.position} of {loaded.length}")
@@ -224,14 +259,14 @@ class LoaderState:
                 f"positions missing in the state must be multiples of {size} apart, found {list(missing)}"
             )
 
-    def check(self, here: LoaderState, *, hint: str = "") -> None:
+    def check(self, here: LoaderState, *, hint: str = "", more: Sequence[str] = ()) -> None:
         """Refuse a state of other data or another order; see `check_same`."""
         saved = self
         texts = {saved.settings, here.settings}
         if saved.order != here.order and len(texts) > 1 and "" not in texts:  # text says more than fingerprints
             saved = dataclasses.replace(saved, order=printable(saved.settings, MOST_SETTINGS))
             here = dataclasses.replace(here, order=here.settings)
-        check_same(saved, here, _MEANINGS, hint=hint)
+        check_same(saved, here, _MEANINGS, hint=hint, more=more)
 
 
 class OrderIdentity:

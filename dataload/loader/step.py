@@ -16,6 +16,7 @@ from dataload.loader.bad_records import BadRecord
 from dataload.loader.failures import StageSpan, StepTrace, is_for_consumer, step_error
 from dataload.loader.fetch import BatchLoader
 from dataload.loader.rescue import Rescue
+from dataload.loader.state import EpochPlanners
 from dataload.samplers import BatchPlan, BatchPlanner
 from dataload.sources.base import traffics_of
 from dataload.storage.remote.traffic import Downloads, Report
@@ -129,10 +130,10 @@ class StepWork:
             loaded[-1] = loaded[-1]._replace(downloads=self._report())
         return StepsResult(loaded, perf_counter() - begun)
 
-    def make(self, planner: BatchPlanner, epoch: int, step: int) -> StepResult:
+    def make(self, planners: EpochPlanners, epoch: int, step: int) -> StepResult:
         """Return one step of any epoch, made in this thread; a WorkerError if it fails."""
-        told = planner.sent(range(step, step + 1), epoch=epoch)
-        loaded = self(StepRange(epoch, planner.origin, step, step + 1, told), WorkerStatus()).loaded
+        told = planners.sent(range(step, step + 1), epoch=epoch)
+        loaded = self(StepRange(epoch, planners.of(epoch).origin, step, step + 1, told), WorkerStatus()).loaded
         if loaded[0].error is not None:
             raise cast("WorkerError", loaded.pop().error)  # a name would keep the error and this frame alive
         return loaded.pop()

@@ -317,14 +317,15 @@ class FileSource(Source[T_co]):
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""
         if self._fingerprint is None:
-            names, counts = map(base_name, self._paths), self.shard_lengths
-            shards = [
-                (name, size, ends, count, identity)
-                for name, (size, ends, identity), count in zip(names, self.shard_identities(), counts, strict=True)
-            ]
-            options = sorted((name, describe_value(value)) for name, value in self._content.items())
-            self._fingerprint = digest(self.format_name, shards, self._selected, options)
+            self._fingerprint = digest(*self.described())
         return self._fingerprint
+
+    def described(self) -> tuple[str, list[tuple[Any, ...]], Any, Any]:
+        """Return what the fingerprint is a hash of: of shards, names first."""
+        columns = zip(map(base_name, self._paths), self.shard_identities(), self.shard_lengths, strict=True)
+        shards = [(name, size, ends, count, identity) for name, (size, ends, identity), count in columns]
+        options = sorted((name, describe_value(value)) for name, value in self._content.items())
+        return self.format_name, shards, self._selected, options
 
     def shard_identities(self) -> Sequence[ContentMark]:
         """Return what the fingerprint says of the content of each shard; a manifest may know it."""

@@ -6,6 +6,7 @@ import multiprocessing
 import warnings
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import nullcontext
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -15,6 +16,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as pinned
 
 from dataload.errors import StateMismatchError
 from dataload.loader.base import BatchT, EpochIteration
+from dataload.loader.growth import OnGrowth
 from dataload.loader.loader import Loader
 from dataload.loader.order import rank_and_world_size
 from dataload.loader.state import Cursor
@@ -144,6 +146,9 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
 
     def _build(self, seed: int, reading: Reading | None) -> None:
         self._set_up(self.dataset, reading, {**self._settings, "seed": seed})
+        plan = self._settings.get("sampler")
+        if type(plan) is BatchSampler and type(plan.sampler) is Sequential:
+            self._states.sampler_for = lambda earlier: replace(plan, sampler=Sequential(len(earlier)))
         if self._shuffled is not None:
             planned: Any = Loader[Any].batch_sampler
             self._shuffled.served = planned.fget(self).sampler
@@ -263,7 +268,7 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
             parts = {"kind": "stateful", "rank": [*rank_and_world_size(rank_later=True)]}
         return {**state, "sampler": {"seed": self._seed, **drawn}, **parts}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Any], *, on_growth: OnGrowth = "error") -> None:
         """See `Loader.load_state_dict`.
 
         The loader takes the seed of ``shuffle=True`` from the state. A sampler is iterated again and must give the same
@@ -280,14 +285,14 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
         saved = cast("Mapping[str, Any]", extra)
         if saved["seed"] != self._seed:
             with Loader(**self._settings, seed=saved["seed"]) as trial:  # a refused state changes nothing
-                trial.load_state_dict(plain)
+                trial.load_state_dict(plain, on_growth=on_growth)
             self._stop_delivery()
             self._release()
             self._build(saved["seed"], self._reading)
         with nullcontext() if self._drawn is None else self._drawn.undone_by_errors():
             if self._drawn is not None:
                 self._drawn.restore(saved, plain.get("epoch", 0))
-            super().load_state_dict(plain)
+            super().load_state_dict(plain, on_growth=on_growth)
         self._fresh = True
         self._continue(parts, since)
         if self._shuffled is not None:

@@ -2,8 +2,9 @@
 
 from dataload.samplers.streams.mixture import RowMixture
 from dataload.samplers.streams.sampler import StreamSampler
-from dataload.streams.loader import MultiStreamLoader, MultiStreamStatistics
+from dataload.streams.loader import MultiStreamLoader
 from dataload.streams.rows import StreamContext
 from dataload.streams.state import reset_state
+from dataload.streams.statistics import MultiStreamStatistics
 
 __all__ = ["MultiStreamLoader", "MultiStreamStatistics", "RowMixture", "StreamContext", "StreamSampler", "reset_state"]

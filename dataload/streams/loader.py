@@ -3,11 +3,9 @@
 import dataclasses
 import functools
 from collections.abc import Callable, Generator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from dataload._util.lazy import renamed
 from dataload._util.settings import Least, Seconds, checked, setting_error
@@ -16,54 +14,20 @@ from dataload.errors import ConfigError, SourceError, WorkerError
 from dataload.executors import ExecutorName, WorkerLostError
 from dataload.loader.base import EpochIteration, LoaderBase
 from dataload.loader.fetch import check_batch_transform, choose_collate, without_warning
+from dataload.loader.growth import OnGrowth
 from dataload.loader.order import rank_and_world_size
 from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import WorkerSettings
 from dataload.loader.state import Cursor
-from dataload.loader.statistics import Statistics
 from dataload.loader.step import StepResult
 from dataload.samplers.streams.sampler import ChunkEnd
 from dataload.streams.batches import BatchMaker, deliver
 from dataload.streams.messages import StepRows
 from dataload.streams.rows import RowPosition, RowStart, SequenceMode, SequenceOrder, StreamSpec
-from dataload.streams.state import MultiStreamState, identify_sequences
+from dataload.streams.state import MultiStreamState, check_added, identify_sequences, sequences_before
+from dataload.streams.statistics import MultiStreamStatistics
 from dataload.streams.workers import StreamWorkers
 from dataload.transforms import compose
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
-class MultiStreamStatistics(Statistics):
-    """The work of a multi-stream loader since it was built. Its rows are rows of batches.
-
-    Attributes:
-        row_seconds: (rows,) float64, time taken by the streams of each row.
-    """
-
-    row_seconds: npt.NDArray[np.float64]
-
-    @property
-    def slowest_row(self) -> int:
-        """The row whose streams took the longest."""
-        return int(self.row_seconds.argmax())
-
-    @classmethod
-    def of(cls, statistics: Statistics, row_seconds: npt.NDArray[np.float64]) -> Self:
-        """Return statistics with the times of rows."""
-        fields = {f.name: getattr(statistics, f.name) for f in dataclasses.fields(Statistics)}
-        return cls(**fields, row_seconds=row_seconds)
-
-    def since(self, earlier: Self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride] # of one loader
-        return self.of(Statistics.since(self, earlier), self.row_seconds - earlier.row_seconds)
-
-    def to_json(self) -> dict[str, Any]:
-        return {**Statistics.to_json(self), "row_seconds": self.row_seconds.tolist()}
-
-    def __str__(self) -> str:
-        row, *lines = self.slowest_row, *Statistics.__str__(self).splitlines()
-        slowest = f"the slowest row is {row} with {self.row_seconds[row]:.2f} s, the mean is"
-        lines.insert(-1, f"{slowest} {self.row_seconds.mean():.2f} s")
-        return "\n".join(lines)
-
 
 SplitTail: TypeAlias = Literal["pad", "drop"]
 """What to do with an epoch once a row has run out: fill the row with blanks, or end the epoch."""
@@ -240,8 +204,8 @@ class MultiStreamLoader(LoaderBase[Any]):
             return
         rank, world_size = rank_and_world_size(rank_later=later)
         if (rank, world_size) != (self._rank, self._world_size):
-            here = dataclasses.replace(self._state(), rank=rank, world_size=world_size)
-            saved = None if self._loaded is None else MultiStreamState.load(self._loaded, here)
+            loaded = self._loaded
+            saved = None if loaded is None else self._saved(loaded, rank=rank, world_size=world_size)[0]
             order = dataclasses.replace(self._plan.order, rows=self._size * world_size)
             order.check_ends(self._tail if order.mode == "split" else None, self._epochs)
             self._rank, self._world_size = rank, world_size
@@ -310,7 +274,10 @@ class MultiStreamLoader(LoaderBase[Any]):
         )
 
     def _move(self, cursor: Cursor, starts: tuple[RowStart, ...] = ()) -> None:
+        is_other = cursor.epoch != self._cursor.epoch
         super()._move(cursor)
+        if is_other:
+            self._follow(len(self._sequences))
         self._starts, self._received = starts or self._first_starts(cursor.epoch), None
         self._restored_step, self._loaded = 0, None
 
@@ -328,20 +295,41 @@ class MultiStreamLoader(LoaderBase[Any]):
         self._ask_rank(later=True)
         return self._state().to_json()
 
-    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]]) -> None:
+    def load_state_dict(
+        self, state: Mapping[str, Any] | Sequence[Mapping[str, Any]], *, on_growth: OnGrowth = "error"
+    ) -> None:
         """Continue where `state` was saved. Workers, executor, prefetch and chunk may differ.
 
         Args:
             state: The state of this rank; or a list of the states of all ranks, saved at the same step. The number of
                 ranks may then differ if all ranks together have as many rows. The state of a single rank that had all
                 rows needs no list.
+            on_growth: See `Loader.load_state_dict`, for sequences added to a list, which is known by its length.
 
         Raises:
             StateMismatchError: The state is of other sequences, another order or other rows.
         """
         self._ask_rank(later=True)
-        self._continue(MultiStreamState.load(state, self._state()))
+        saved, count = self._saved(state)
+        if count < len(self._sequences):
+            check_added(on_growth, self._plan.order.mode, count, len(self._sequences))
+        self._continue(saved)
+        if saved.step:
+            self._follow(count)
         self._loaded = state
+
+    def _saved(self, state: Any, **ranks: int) -> tuple[MultiStreamState, int]:
+        """Return the position of this rank, or of `ranks`, in a saved state, and the sequences that there were."""
+        count = sequences_before(state, self._sequences)
+        here = dataclasses.replace(self._state(), sequences=identify_sequences(self._sequences, count), **ranks)
+        return MultiStreamState.load(state, here), count
+
+    def _follow(self, count: int) -> None:
+        """Let the rows follow the first `count` sequences."""
+        order = self._plan.order
+        if order.sequences != count:
+            self._plan = dataclasses.replace(self._plan, order=dataclasses.replace(order, sequences=count))
+            self._stream_workers.deal(self._plan, range(self._rank, order.rows, self._world_size))
 
     def _continue(self, saved: MultiStreamState) -> None:
         cursor = Cursor(saved.epoch, saved.step)
@@ -357,7 +345,7 @@ class MultiStreamLoader(LoaderBase[Any]):
             step=self._cursor.step,
             rows=tuple(start.position for start in starts),
             streams=() if all(stream is None for stream in streams) else streams,
-            sequences=identify_sequences(self._sequences),
+            sequences=identify_sequences(self._sequences, order.sequences),
             mode=order.mode,
             shuffle=order.shuffle,
             seed=order.seed,

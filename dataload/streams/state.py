@@ -3,13 +3,15 @@
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast, get_args
 
 import numpy as np
 
 from dataload._util.fingerprint import digest
 from dataload._util.randomness import ORDER_VERSION
+from dataload._util.settings import check_choice
 from dataload.errors import StateMismatchError
+from dataload.loader.growth import OnGrowth
 from dataload.loader.state import check_counts, check_same, is_count, upgrade
 from dataload.streams.rows import RowPosition, RowStart
 
@@ -25,10 +27,30 @@ _SAME_RANKS = {"batch_size": "rows of each rank", "rank": "the rank of these row
 _SAME_STEP = {"epoch": "epoch", "step": "step", "batch_size": "rows of each rank", "world_size": "number of ranks"}
 
 
-def identify_sequences(sequences: Sequence[Any]) -> str:
-    """Return the sequences' own fingerprint, or a fingerprint of their number."""
+def identify_sequences(sequences: Sequence[Any], count: int) -> str:
+    """Return the sequences' own fingerprint, or a fingerprint of the number of the first ones that rows follow."""
     own = getattr(sequences, "fingerprint", None)
-    return str(own()) if callable(own) else digest(len(sequences))
+    return str(own()) if callable(own) else digest(count)
+
+
+def sequences_before(state: Any, sequences: Sequence[Any]) -> int:
+    """Return how many sequences there were when a state was saved; all if that is unknown."""
+    one = state[0] if isinstance(state, (list, tuple)) and state else state
+    was, count = one.get("sequences") if isinstance(one, Mapping) else None, len(sequences)
+    known = () if callable(getattr(sequences, "fingerprint", None)) else range(count, 0, -1)
+    return next((number for number in known if digest(number) == was), count)
+
+
+def check_added(on_growth: OnGrowth, mode: str, before: int, count: int) -> None:
+    """Refuse a state from before sequences were added, unless its epoch is to be finished without them."""
+    check_choice("on_growth", on_growth, get_args(OnGrowth))
+    if mode == "split" and on_growth == "finish":
+        return
+    remedy = "pass load_state_dict(state, on_growth='finish'), or start over"
+    if mode == "independent":
+        remedy = f"rows of mode='independent' end no epoch together: continue with sequences[:{before}], or start over"
+    message = f"{count - before} sequences were added after the state was saved: {remedy}"
+    raise StateMismatchError(message, differences=[f"sequences: {before} in the state, {count} here"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -285,6 +285,7 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
         saved = cast("Mapping[str, Any]", extra)
         if saved["seed"] != self._seed:
             with Loader(**self._settings, seed=saved["seed"]) as trial:  # a refused state changes nothing
+                trial._states.sampler_for = self._states.sampler_for
                 trial.load_state_dict(plain, on_growth=on_growth)
             self._stop_delivery()
             self._release()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,8 @@ import numpy as np
 
 from dataload.errors import ConfigError, closest
 from dataload.types import FieldSpec
+
+_WITHOUT_DTYPE = ("bytes", "str", "unknown")
 
 
 def classes_of(fields: Mapping[str, FieldSpec]) -> dict[str, tuple[str, ...]]:
@@ -42,6 +45,12 @@ def common_classes(parts: Iterable[tuple[str, Mapping[str, FieldSpec]]], key: st
                     f"{message}: open the folders as one list of paths, which numbers all classes", key=key
                 )
     return {name: classes for name, (_, classes) in known.items()}
+
+
+def row_bytes(fields: Mapping[str, FieldSpec]) -> int:
+    """Return how many bytes the arrays of a record take, as far as their shapes are known."""
+    arrays = [(spec.dtype, spec.shape or ()) for spec in fields.values() if spec.dtype not in _WITHOUT_DTYPE]
+    return sum(np.dtype(dtype).itemsize * math.prod(n or 1 for n in shape) for dtype, shape in arrays)
 
 
 def require_known(names: Iterable[str], known: Iterable[str], owner: Any = None, *, key: str = "fields") -> None:

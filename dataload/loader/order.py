@@ -10,6 +10,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, T
 from dataload._util.habits import INSTEAD, instead
 from dataload._util.indexing import even_split
 from dataload._util.randomness import derive_word
+from dataload.catalog.fields import row_bytes
 from dataload.collate import Pack
 from dataload.errors import ConfigError
 from dataload.samplers import (
@@ -24,6 +25,7 @@ from dataload.samplers import (
 )
 from dataload.samplers.batch import Tail
 from dataload.samplers.common import source_lengths_of
+from dataload.sources.base import Source
 from dataload.sources.views.concat import ConcatSource, MixedSource
 from dataload.types import RandomAccessSource, Sampler, Sharded
 
@@ -79,6 +81,7 @@ class DistributedRank(TypedDict):
 
 _SMALLEST_POOL = 1024
 _LONGEST_PIECE = 32_768  # records
+_POOL_BYTES = 1 << 29  # of decoded records: half of the default of the option `frame_bytes`
 
 
 def plan_batches(
@@ -183,6 +186,7 @@ def shard_lengths(source: RandomAccessSource[Any]) -> tuple[int, ...]:
     # Long shards are cut into equal pieces, short enough for a pool to hold two. Otherwise no pool could mix the start
     # of one large file with its end. A piece is still long enough to be read as fast as the whole file.
     lengths = source.shard_lengths if isinstance(source, Sharded) else (len(source),)
+    lengths = source.groups if isinstance(source, Source) else lengths
     pieces = ((length, -(-length // _LONGEST_PIECE) or 1) for length in lengths)
     return tuple(stop - start for length, parts in pieces for start, stop in even_split(length, parts))
 
@@ -190,7 +194,11 @@ def shard_lengths(source: RandomAccessSource[Any]) -> tuple[int, ...]:
 def default_pool_size(source: RandomAccessSource[Any]) -> int:
     """Return the size of a pool that shuffles the shards of `source`, in records."""
     # Two shards fit, so that neighbours in a batch come from several shards; a pool of 1,024 is always cheap.
-    return max(2 * len(source) // len(shard_lengths(source)), _SMALLEST_POOL)
+    size = max(2 * len(source) // len(shard_lengths(source)), _SMALLEST_POOL)
+    if not isinstance(source, Source) or source.groups == source.shard_lengths:
+        return size
+    # Groups are decoded as a whole, and what is in the pool waits in memory.
+    return min(size, max(1, _POOL_BYTES // max(1, row_bytes(source.fields))))
 
 
 def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffle, seed: int) -> Sampler:

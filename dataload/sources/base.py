@@ -255,6 +255,19 @@ class SubsetSource(ViewSource[T_co]):
     def _map(self, indices: Int64Array) -> Int64Array:
         """Return the parent's indices."""
 
+    @abstractmethod
+    def _within(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        """Return how many of the parent's next `lengths` records are in the subset, without zeros."""
+
+    @property
+    def shard_lengths(self) -> tuple[int, ...]:
+        """Number of records here of each of the parent's shards that has any."""
+        return self._within(self._parent.shard_lengths)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        return self._within(self._parent.groups)
+
     def _read(self, indices: Int64Array) -> list[T_co]:
         return self._parent._read(self._map(indices))
 
@@ -289,12 +302,11 @@ class SliceSource(SubsetSource[T_co]):
     def _map(self, indices: Int64Array) -> Int64Array:
         return indices * self._span.step + self._span.start
 
-    @property
-    def shard_lengths(self) -> tuple[int, ...]:
-        """Number of records that each of the parent's shards has in the slice; one shard unless the step is 1."""
+    def _within(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        """See `SubsetSource._within`; one number unless the step is 1."""
         if self._span.step != 1 or not self._span:
             return (len(self),)
-        ends = np.cumsum(self._parent.shard_lengths)
+        ends = np.cumsum(lengths)
         inside = np.diff(np.clip(ends, self._span.start, self._span.stop), prepend=self._span.start)
         return tuple(n for n in inside.tolist() if n) or (0,)
 
@@ -323,15 +335,11 @@ class SelectionSource(SubsetSource[T_co]):
     def _map(self, indices: Int64Array) -> Int64Array:
         return self._indices[indices]
 
-    @property
-    def shard_lengths(self) -> tuple[int, ...]:
-        """Number of selected records in each of the parent's shards, without those that have none.
-
-        One shard if the records are in another order than in the parent.
-        """
+    def _within(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        """See `SubsetSource._within`; one number if the records are in another order than in the parent."""
         if bool((self._indices[1:] < self._indices[:-1]).any()):
             return (len(self),)
-        ends = np.searchsorted(self._indices, np.cumsum(self._parent.shard_lengths))
+        ends = np.searchsorted(self._indices, np.cumsum(lengths))
         return tuple(n for n in np.diff(ends, prepend=0).tolist() if n) or (0,)
 
     def fingerprint(self) -> str:

@@ -12,7 +12,7 @@ from dataload._util.habits import SaysInstead
 from dataload._util.html import html_of_source
 from dataload._util.indexing import as_indices, check_index
 from dataload._util.settings import check_fields
-from dataload.catalog.fields import select_fields
+from dataload.catalog.fields import row_bytes, select_fields
 from dataload.collate import default_collate
 from dataload.sources.shards import Location, shard_of
 from dataload.storage import Remote
@@ -21,7 +21,7 @@ from dataload.types import Batch, FieldSpec, Int64Array
 
 T_co = TypeVar("T_co", covariant=True)
 
-_ITERATION_BLOCK = 256
+_ITERATION_BLOCK, _ITERATION_BYTES = 256, 1 << 26
 
 
 class Records(SaysInstead, ABC, Generic[T_co]):
@@ -58,6 +58,14 @@ class Records(SaysInstead, ABC, Generic[T_co]):
     def shard_lengths(self) -> tuple[int, ...]:
         """Number of records per shard, in index order."""
         return (len(self),)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Number of records per group, in index order, of which a shuffle by shards takes one after another.
+
+        A group is a shard, unless the records of a smaller part of one are much faster to read together.
+        """
+        return self.shard_lengths
 
     def locate(self, index: SupportsIndex, /) -> Location:
         """Return the location of the record at `index`, without reading the record, which may be damaged.
@@ -141,8 +149,9 @@ class Records(SaysInstead, ABC, Generic[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         """Iterate over all records in index order, reading them in blocks."""
-        for start in range(0, len(self), _ITERATION_BLOCK):
-            yield from self._read(np.arange(start, min(start + _ITERATION_BLOCK, len(self)), dtype=np.int64))
+        block = max(1, min(_ITERATION_BLOCK, _ITERATION_BYTES // max(1, row_bytes(self.fields))))
+        for start in range(0, len(self), block):
+            yield from self._read(np.arange(start, min(start + block, len(self)), dtype=np.int64))
 
     def close(self) -> None:
         """Release files; later reads raise `ClosedSourceError`. May be called twice."""

@@ -33,6 +33,7 @@ from dataload.sources.tar.format import TAR, WIDS
 from dataload.sources.text.format import TEXT
 from dataload.sources.tfrecord.format import TFRECORD
 from dataload.sources.tokens.format import TOKENS
+from dataload.sources.video.format import VIDEO
 from dataload.storage import is_url, storage_of
 
 if TYPE_CHECKING:
@@ -78,7 +79,22 @@ RANGE = Format(
 )
 
 _TABLES = (PARQUET, ARROW, HUGGING_FACE, CSV, JSONL)
-_OF_FILES = (SYRAH, TORCHRECORD, LMDB, TAR, WIDS, ARRAY_RECORD, TFDS, TFRECORD, MDS, *_TABLES, TOKENS, FOLDER, TEXT)
+_OF_FILES = (
+    SYRAH,
+    TORCHRECORD,
+    LMDB,
+    TAR,
+    WIDS,
+    ARRAY_RECORD,
+    TFDS,
+    TFRECORD,
+    MDS,
+    *_TABLES,
+    TOKENS,
+    FOLDER,
+    VIDEO,
+    TEXT,
+)
 _BUILT_IN = {entry.name: entry for entry in (*_OF_FILES, MEMORY, RANGE)}
 
 _NUMBER = re.compile(r"-\d+-of-\d+$")  # follows the suffix in TensorFlow's names: x.tfrecord-00000-of-00010

@@ -145,6 +145,10 @@ class ConcatSource(ViewSource[Any]):
         """Number of records per shard of all sources, in index order."""
         return tuple(length for source in self._parents for length in source.shard_lengths)
 
+    @property
+    def groups(self) -> tuple[int, ...]:
+        return tuple(length for source in self._parents for length in source.groups)
+
     def _locate(self, index: int) -> Location:
         component, local = shard_of(self._bounds(), index)
         return self._parents[component].locate(local)

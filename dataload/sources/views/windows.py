@@ -131,7 +131,14 @@ class WindowSource(ViewSource[dict[str, Any]]):
     @property
     def shard_lengths(self) -> tuple[int, ...]:
         """Number of windows whose anchor is in a shard of the parent, for each that has one."""
-        before = self._spans.count_before(np.cumsum(self._parent.shard_lengths))
+        return self._anchored(self._parent.shard_lengths)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        return self._anchored(self._parent.groups)
+
+    def _anchored(self, lengths: tuple[int, ...]) -> tuple[int, ...]:
+        before = self._spans.count_before(np.cumsum(lengths))
         return tuple(n for n in np.diff(before, prepend=0).tolist() if n) or (0,)
 
     def _locate(self, index: int) -> Location:

@@ -1,0 +1,1 @@
+"""Video files: a record for each frame."""

@@ -1,0 +1,68 @@
+"""The format of video files and its options."""
+
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from dataload._util.settings import Least
+from dataload.errors import ConfigError
+from dataload.sources.format import Format
+from dataload.sources.options import ReadOptions
+from dataload.sources.text.format import files_below, is_hidden
+
+DEMUXERS = {
+    ".mp4": "mov",
+    ".m4v": "mov",
+    ".mov": "mov",
+    ".mkv": "matroska",
+    ".webm": "matroska",
+    ".avi": "avi",
+}
+"""FFmpeg's demuxer for each suffix; no other may open a file."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoOptions(ReadOptions):
+    """Options for reading video files.
+
+    Attributes:
+        size: Height and width to which frames are scaled, antialiased, by FFmpeg's swscale (bilinear); None keeps
+            theirs.
+        frames: How a frame is given: ``"rgb24"``, (height, width, 3) uint8; ``"gray"``, (height, width) uint8; or
+            ``"yuv420p"``, (height * 3 / 2, width) uint8, the three planes one after another.
+        step: Every how many frames of a file one is a record.
+        frame_bytes: Most bytes of decoded frames that wait for later steps of a loader, in this process.
+        decoder_threads: Threads that decode ahead of a loader, each a group of pictures at a time; 0 means one per CPU.
+        cache: Keep the times of the frames in a hidden file for later runs; see `dataload.catalog.arrays`.
+        max_record_bytes: Most bytes of memory that a frame may take; a larger one is a CorruptFileError.
+    """
+
+    size: tuple[int, int] | None = None
+    frames: Literal["rgb24", "gray", "yuv420p"] = "rgb24"
+    step: Annotated[int, Least(1)] = 1
+    frame_bytes: Annotated[int, Least(0)] = field(default=1 << 30, metadata={"content": False})
+    decoder_threads: Annotated[int, Least(0)] = field(default=0, metadata={"content": False})
+    cache: bool = field(default=True, metadata={"content": False})
+
+    def __post_init__(self) -> None:
+        ReadOptions.__post_init__(self)
+        if self.size is not None:
+            size = tuple(self.size)
+            if len(size) != 2 or min(size) < 1:
+                message = f"size must be a height and a width of at least 1, got {self.size}"
+                raise ConfigError(message, key="size", value=self.size)
+            object.__setattr__(self, "size", size)
+
+
+def holds_videos(directory: str) -> bool:
+    """Return whether there are videos in a local directory or below."""
+    return any(name.lower().endswith(tuple(DEMUXERS)) and not is_hidden(name) for name in files_below(directory))
+
+
+VIDEO = Format(
+    name="video",
+    source="dataload.sources.video.reader:VideoSource",
+    reader_options=VideoOptions,
+    suffixes=tuple(DEMUXERS),
+    is_data_set_without_shards=holds_videos,
+    extra="video",
+)

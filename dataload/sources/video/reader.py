@@ -1,0 +1,253 @@
+"""The source of video files: a record for each frame."""
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from threading import Lock
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from dataload._util.arrays import pooled_empty, split_records
+from dataload._util.caches import PerProcess
+from dataload._util.clock import decoding
+from dataload._util.limits import check_size
+from dataload._util.machine import usable_cpus
+from dataload._util.settings import check_fields
+from dataload.catalog.arrays import IndexKey, remember
+from dataload.errors import SourceNotFoundError
+from dataload.sources.file_source import FileSource
+from dataload.sources.shards import ShardReader
+from dataload.sources.text.format import files_below, is_hidden
+from dataload.sources.video.decoder import Decoder, shape_of
+from dataload.sources.video.format import DEMUXERS, VideoOptions
+from dataload.sources.video.frames import Convert, DecodedFrames
+from dataload.sources.video.table import VideoTable, build_table
+from dataload.storage import base_name, is_url, join, storage_of
+from dataload.storage.errors import rewritten_error
+from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, Record, StepsAhead
+
+_FRAME, _TIME, _VIDEO, _LABEL, _KEY = "frame", "time", "video", "label", "__key__"
+_MOST_OPEN = 16  # decoders, each with the memory of several frames
+
+
+class VideoSource(FileSource[Record]):
+    """The frames of videos: MP4, MOV, Matroska, WebM and AVI files, decoded by PyAV.
+
+    A record has the fields ``frame``, (height, width, 3) uint8; ``time``, when it is shown, in seconds; ``video``, the
+    number of its file; and ``__key__``, the name of the file and the number of the frame in it. In a directory of
+    folders, ``label`` is the number of the folder in the order of their names, its class. A frame is what PyAV gives
+    when it decodes the file from its start, turned upright if the file says so.
+
+    A decoder can only begin at a keyframe, so reading frames at random decodes many that are not wanted. A `Loader`
+    knows its order, and has each group of pictures decoded once, in threads, before it is needed.
+
+    Options: `VideoOptions`.
+    """
+
+    format_name = "video"
+    options_type: ClassVar[Any] = VideoOptions
+
+    def _prepare(self) -> None:
+        self._names: dict[str, str] = {}
+        for path in self._paths:
+            storage = storage_of(path, self._remote)
+            if path.lower().endswith(tuple(DEMUXERS)) and not storage.is_directory(path):
+                self._names[path] = base_name(path)
+                continue
+            names = storage.list(path) if is_url(path) else files_below(path)
+            videos = sorted(each for each in names if each.lower().endswith(tuple(DEMUXERS)) and not is_hidden(each))
+            if not videos:
+                raise SourceNotFoundError(f"{path} has no videos ({', '.join(DEMUXERS)})", path=path)
+            self._names |= {join(path, name): name for name in videos}
+        self._paths = tuple(self._names)
+        folders = [name.partition("/")[0] for name in self._names.values() if "/" in name]
+        self._class_names = tuple(sorted({*folders})) if len(folders) == len(self._names) else ()
+        self._decoders: PerProcess[_Decoders] = PerProcess()
+        self._frames: PerProcess[DecodedFrames] = PerProcess()
+
+    @property
+    def reads_in_order(self) -> bool:
+        """True: a decoder begins at keyframes."""
+        return True
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """Number of records per group of pictures, in index order: what a shuffle by shards should take together."""
+        counts = [cast("_Video", reader).group_lengths for reader in self._readers()]
+        return tuple(np.concatenate(counts).tolist())
+
+    @property
+    def sequence_lengths(self) -> Int64Array:
+        """(videos,) int64, number of records of each video."""
+        return np.array(self.shard_lengths, np.int64)
+
+    @property
+    def frames_decoded(self) -> int:
+        """Number of frames that this process has decoded so far."""
+        return self._decoders.get(_Decoders).frames
+
+    def _video(self, shard: int) -> "_Video":
+        return cast("_Video", self._data_set().reader(shard))
+
+    def _open_shard(self, path: str) -> ShardReader[Record]:
+        return _Video(path, self._names[path], self._class_names, self.options)
+
+    def _read(self, indices: Int64Array) -> list[Record]:
+        return split_records(self._read_columns(indices, None), len(indices))
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        opened = self._data_set()
+        names = self._choose(fields, opened) or tuple(opened.fields)
+        shards = np.searchsorted(opened.ends, indices, side="right")
+        local = indices - np.concatenate(([0], opened.ends))[shards]
+        batch: Batch = {}
+        for name in names:
+            if name == _FRAME:
+                frames = self._frames.get(self._decoded_frames)
+                batch[name] = pooled_empty((len(indices), *frames.shape), np.uint8)
+                with decoding():
+                    frames.read(indices, batch[name])
+            elif name == _VIDEO:
+                batch[name] = shards
+            else:
+                values: list[Any] = [None] * len(indices)
+                for shard in np.unique(shards).tolist():
+                    rows = np.flatnonzero(shards == shard)
+                    for row, value in zip(rows.tolist(), self._video(shard).values(name, local[rows]), strict=True):
+                        values[row] = value
+                batch[name] = values if name == _KEY else np.array(values)
+        return batch
+
+    def _decoded_frames(self) -> DecodedFrames:
+        first = self._video(int(np.searchsorted(self._data_set().ends, 0, side="right")))
+        return DecodedFrames(np.cumsum(self.groups), first.shape, self._decode, self.options.frame_bytes)
+
+    def _decode(self, indices: Sequence[int]) -> Iterator[tuple[int, Convert]]:
+        """See `dataload.sources.video.frames.Decode`."""
+        opened = self._data_set()
+        shard = int(np.searchsorted(opened.ends, indices[0], side="right"))
+        start, video, step = int(opened.ends[shard - 1]) if shard else 0, self._video(shard), self.options.step
+        wanted = {(index - start) * step: index for index in indices}
+        with self._decoders.get(_Decoders).at(video, min(wanted)) as decoder:
+            for number, frame in decoder.decode(min(wanted), max(wanted) + 1):
+                if number in wanted:
+                    yield wanted[number], lambda out, frame=frame: decoder.convert(frame, out)
+
+    def read_ahead(
+        self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
+    ) -> AheadReader | None:
+        """See `dataload.types.ReadsAhead`: frames are decoded before they are read, if this process reads them."""
+        chosen = self._choose(check_fields(fields), self._data_set())
+        if not here or (chosen is not None and _FRAME not in chosen) or any(map(is_url, self._paths)):
+            return super().read_ahead(steps, fields, here=here, share=share)
+        return self._frames.get(self._decoded_frames).follow(steps, self.options.decoder_threads or usable_cpus())
+
+    def close(self) -> None:
+        super().close()
+        self._frames.drop()
+        if (decoders := self._decoders.drop()) is not None:
+            decoders.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in super().__getstate__().items() if name not in ("_decoders", "_frames")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._decoders, self._frames = PerProcess(), PerProcess()
+
+
+class _Video(ShardReader[Record]):
+    """The table of one video, and the values that are not frames."""
+
+    whole = True
+
+    def __init__(self, path: str, name: str, classes: tuple[str, ...], options: VideoOptions) -> None:
+        self.path, self.options = path, options
+        self._name, self._classes = name.rpartition(".")[0], classes
+        self._storage = storage_of(path, options.remote_settings)
+        self._identity = self._storage.identity(path)
+
+        def build() -> VideoTable:
+            lease = self._storage.lease(path)
+            return build_table(path, lease.path, options.max_record_bytes)
+
+        key = IndexKey.of("video", (path,), remote=options.remote_settings) if options.cache else None
+        self.table = remember(key, VideoTable.unpack, build, VideoTable.pack)
+        self.shape = shape_of(self.table, options, path)
+        check_size(int(np.prod(self.shape)), options.max_record_bytes, "a frame", path=path)
+        edges = -(-np.append(self.table.starts, len(self.table.times)) // options.step)
+        counts = np.diff(edges)
+        self.group_lengths: Int64Array = counts[counts > 0]
+
+    def __len__(self) -> int:
+        return (len(self.table.times) + self.options.step - 1) // self.options.step
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        fields = {_FRAME: FieldSpec("uint8", self.shape), _TIME: FieldSpec("float64", ())}
+        if self._classes:
+            fields[_LABEL] = FieldSpec("int64", (), self._classes)
+        return fields | {_VIDEO: FieldSpec("int64", ()), _KEY: FieldSpec("str", ())}
+
+    def values(self, name: str, indices: Int64Array) -> Sequence[Any]:
+        """Return the values of a field of some records."""
+        numbers = indices * self.options.step
+        if name == _TIME:
+            return self.table.seconds(numbers).tolist()
+        if name == _LABEL:
+            return [self._classes.index(self._name.partition("/")[0])] * len(indices)
+        return [f"{self._name}/{number}" for number in numbers.tolist()]
+
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+        raise NotImplementedError("the source reads frames, whose groups of pictures it shares among batches")
+
+    def key(self, index: int) -> str:
+        return self.values(_KEY, np.array([index]))[0]
+
+    def identity(self) -> Any:
+        return self._name if self._classes else None
+
+    def decoder(self) -> Decoder:
+        """Open a decoder of the file, which must be unchanged."""
+        lease = self._storage.lease(self.path)
+        if self._storage.identity(self.path) != self._identity:
+            raise rewritten_error(self.path)
+        return Decoder(self.path, lease, self.table, self.options)
+
+
+class _Decoders:
+    """The open decoders of a source in this process."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._idle = list[tuple[_Video, Decoder]]()  # those used last are last
+        self._closed = False
+        self.frames = 0
+
+    @contextmanager
+    def at(self, video: _Video, number: int) -> Generator[Decoder]:
+        """Lend a decoder of a video, the one that is nearest before a frame."""
+        with self._lock:
+            own = [each for each in self._idle if each[0] is video]
+            chosen = max(own, key=lambda each: each[1].next if each[1].next <= number else -2, default=None)
+            if chosen is not None:
+                self._idle.remove(chosen)
+        decoder = video.decoder() if chosen is None else chosen[1]
+        before = decoder.decoded
+        try:
+            yield decoder
+        finally:
+            with self._lock:
+                self.frames += decoder.decoded - before
+                self._idle.append((video, decoder))
+                most = 0 if self._closed else _MOST_OPEN
+                spare = [self._idle.pop(0)[1] for _ in range(len(self._idle) - most)]
+            for each in spare:
+                each.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            spare, self._idle = self._idle, []
+        for _, decoder in spare:
+            decoder.close()

@@ -1,0 +1,157 @@
+"""The table of a video: the times of its frames, and where decoding can begin, found without decoding the frames."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from dataload._util.limits import check_size
+from dataload.errors import CorruptFileError, UnsupportedFormatError
+from dataload.sources.video.format import DEMUXERS, VIDEO
+from dataload.storage import absolute
+from dataload.storage.array_file import CachedTable
+from dataload.types import Int64Array
+
+UNKNOWN = np.iinfo(np.int64).min
+"""A decoding time that the file does not give."""
+
+_RGB = 3
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class VideoTable:
+    """The frames of a video, in the order in which they are shown.
+
+    A group of pictures begins at a keyframe, from which a decoder can begin. All times are in units of `time_base`
+    seconds.
+
+    Attributes:
+        times: (frames,) int64, ascending, when each frame is shown.
+        starts: (groups,) int64, ascending, the number of the first frame of each group.
+        key_times: (groups,) int64, when the keyframe of each group is shown.
+        key_decoding_times: (groups,) int64, when it is decoded; `UNKNOWN` if the file does not say it.
+        time_base: Seconds of a unit.
+        height: Height of a frame as it is stored, in pixels.
+        width: Its width.
+        rotation: By how many quarter turns, counterclockwise, a stored frame has to be turned.
+    """
+
+    times: Int64Array
+    starts: Int64Array
+    key_times: Int64Array
+    key_decoding_times: Int64Array
+    time_base: Fraction
+    height: int
+    width: int
+    rotation: int
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Height and width of a frame as it is shown."""
+        return (self.width, self.height) if self.rotation % 2 else (self.height, self.width)
+
+    @property
+    def group_lengths(self) -> Int64Array:
+        """(groups,) int64, number of frames in each group."""
+        return np.diff(self.starts, append=len(self.times))
+
+    def seconds(self, numbers: Int64Array) -> Any:
+        """Return when frames are shown, (n,) float64 seconds."""
+        return self.times[numbers] * self.time_base.numerator / self.time_base.denominator
+
+    def pack(self) -> CachedTable:
+        """Return the table for the cache."""
+        arrays = {name: getattr(self, name) for name in ("times", "starts", "key_times", "key_decoding_times")}
+        numbers = {name: getattr(self, name) for name in ("height", "width", "rotation")}
+        return CachedTable(arrays, numbers | {"time_base": [self.time_base.numerator, self.time_base.denominator]})
+
+    @classmethod
+    def unpack(cls, found: CachedTable) -> "VideoTable | None":
+        """Return the table that was packed; None if it is not one."""
+        extras = dict(found.extras)
+        numerator, denominator = map(int, extras.pop("time_base"))
+        table = cls(**found.arrays, **extras, time_base=Fraction(numerator, denominator))
+        fits = len(table.starts) == len(table.key_times) == len(table.key_decoding_times) > 0
+        rises = (np.diff(table.times) > 0).all() and (np.diff(table.starts) > 0).all()
+        inside = table.starts[0] == 0 and table.starts[-1] < len(table.times) and table.time_base > 0
+        return table if fits and rises and inside and min(table.height, table.width) > 0 else None
+
+
+@contextmanager
+def opened_video(path: str, file: str) -> Generator[tuple[Any, Any]]:
+    """Open a local file of a video at `path`, and yield PyAV's container and stream; its errors name the path."""
+    av = VIDEO.require("av")
+    demuxer = DEMUXERS[PurePosixPath(path.lower()).suffix]
+    # No other protocol and no other file: a container may name some, and `file:` keeps a name from being one.
+    options = (
+        {"protocol_whitelist": "file", "enable_drefs": "0"} if demuxer == "mov" else {"protocol_whitelist": "file"}
+    )
+    with (
+        video_errors(path),
+        av.open(
+            f"file:{absolute(file)}", format=demuxer, container_options=options, metadata_errors="replace"
+        ) as container,
+    ):
+        pictures = av.stream.Disposition.attached_pic
+        streams = [stream for stream in container.streams.video if not stream.disposition & pictures]
+        if not streams:
+            found = ", ".join(stream.type for stream in container.streams) or "none"
+            raise UnsupportedFormatError(f"{path} has no video, only streams of these types: {found}", path=path)
+        if streams[0].codec_context is None:
+            raise UnsupportedFormatError(f"{path} has a codec that FFmpeg cannot decode here", path=path)
+        yield container, streams[0]
+
+
+@contextmanager
+def video_errors(path: str, offset: int | None = None, index: int | None = None) -> Generator[None]:
+    """Raise errors of FFmpeg about a file as a CorruptFileError."""
+    av = VIDEO.require("av")
+    try:
+        yield
+    except av.error.FFmpegError as error:
+        if isinstance(error, MemoryError):
+            raise
+        message = f"FFmpeg cannot read this video: {error.strerror}"
+        raise CorruptFileError(message, path=path, offset=offset, index=index) from error
+
+
+def build_table(path: str, file: str, limit: int) -> VideoTable:
+    """Return the table of a video, by reading its packets once; `limit` is the most bytes of a frame.
+
+    Frames that cannot be decoded because the file begins after their keyframe are left out, as decoders do.
+    """
+    times, keys = list[int](), list[tuple[int, int]]()
+    first = None
+    with opened_video(path, file) as (container, stream):
+        context, time_base = stream.codec_context, Fraction(stream.time_base)
+        check_size(
+            context.height * context.width * _RGB, limit, f"a frame of {context.width} x {context.height}", path=path
+        )
+        for packet in container.demux(stream):
+            if packet.size:
+                at, shown = packet.pts, not packet.is_discard
+                if packet.is_corrupt or at is None:
+                    problem = "is damaged" if packet.is_corrupt else "has no time"
+                    raise CorruptFileError(f"packet {len(times)} of the video {problem}", path=path, offset=packet.pos)
+                if shown:
+                    times.append(at)
+                if packet.is_keyframe:
+                    keys.append((at, UNKNOWN if packet.dts is None else packet.dts))
+            if first is None and keys:
+                first = next(iter(packet.decode()), None)
+        if first is None or not times:
+            raise CorruptFileError("the video has no frame that can be decoded", path=path)
+        turns = round(first.rotation / 90) % 4
+    ordered, at_keys = np.unique(np.array(times, np.int64)), np.array(sorted(keys), np.int64)
+    if len(ordered) != len(times):
+        raise CorruptFileError(f"{len(times) - len(ordered)} frames have the same time as others", path=path)
+    # Several keyframes before the same frame: only the last one counts.
+    ordered = ordered[np.searchsorted(ordered, max(first.pts, at_keys[0, 0])) :]
+    starts = np.searchsorted(ordered, at_keys[:, 0])
+    last = np.append(starts[1:] != starts[:-1], True) & (starts < len(ordered))
+    at_keys, starts = at_keys[last], starts[last]
+    return VideoTable(ordered, starts, at_keys[:, 0], at_keys[:, 1], time_base, first.height, first.width, turns)

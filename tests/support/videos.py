@@ -1,0 +1,50 @@
+"""Videos written by PyAV, and their frames as PyAV decodes them from the start."""
+
+from fractions import Fraction
+
+import av
+import numpy as np
+
+MILLISECOND = Fraction(1, 1000)
+
+
+def write_video(
+    path, frames=40, *, codec="libx264", size=(32, 48), gop=12, b_frames=2, pixels="yuv420p", times=None, rotation=0,
+    audio=0.0, options=(), images=None,
+):  # fmt: skip
+    """Write moving noise, at 30 frames a second or at `times` in ms, behind `audio` seconds of a tone if above 0."""
+    height, width = size
+    noise = np.random.default_rng(len(str(path))).integers(0, 255, (height, width, 3), np.uint8)
+    with av.open(str(path), "w") as container:
+        tone = container.add_stream("aac", rate=16_000) if audio else None
+        stream = container.add_stream(codec, rate=30, options=dict(options))
+        stream.width, stream.height, stream.pix_fmt = width, height, pixels
+        stream.gop_size, stream.max_b_frames = gop, b_frames
+        if rotation:
+            stream.set_display_rotation(rotation)
+        if times is not None:
+            stream.time_base = stream.codec_context.time_base = MILLISECOND
+        if tone is not None:
+            waves = np.sin(np.arange(int(audio * 16_000)) / 16_000 * 2 * np.pi * 440).astype(np.float32)
+            for start in range(0, len(waves), 1024):
+                part = av.AudioFrame.from_ndarray(waves[None, start : start + 1024], format="fltp", layout="mono")
+                part.sample_rate, part.pts, part.time_base = 16_000, start, Fraction(1, 16_000)
+                container.mux(tone.encode(part))
+            container.mux(tone.encode(None))
+        for number in range(frames):
+            image = np.roll(noise, 3 * number, 1)
+            image[:, : width * number // frames] = number * 5 % 256
+            frame = av.VideoFrame.from_ndarray(image if images is None else images[number], format="rgb24")
+            if times is not None:
+                frame.pts, frame.time_base = times[number], MILLISECOND
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode(None))
+    return path
+
+
+def decoded(path, **reformat):
+    """Return all frames, (frames, height, width, 3), and their times in seconds."""
+    with av.open(str(path)) as container:
+        frames = [*container.decode(container.streams.video[0])]
+        images = [frame.to_ndarray(**(reformat or {"format": "rgb24"})) for frame in frames]
+        return np.stack(images), np.array([frame.time for frame in frames])

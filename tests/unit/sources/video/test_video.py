@@ -1,0 +1,274 @@
+"""Video files: frames as PyAV decodes them, options, folders, shuffles that decode each group once, damage."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+from videos import decoded, write_video
+
+import dataload
+import dataload.sources.video.reader as reader
+from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
+from dataload.samplers import PoolShuffle, ShardSequential
+from dataload.streams import MultiStreamLoader, StreamSampler
+
+# libx265 writes beyond its memory where frames are smaller than 64 x 64.
+FILES = {
+    "b_frames.mp4": {},
+    "closed_groups_of_two.mp4": {"gop": 2},
+    "open_groups.mp4": {"options": {"x264-params": "open-gop=1"}, "b_frames": 3, "frames": 60},
+    "hevc_open_groups.mp4": {
+        "codec": "libx265",
+        "size": (96, 128),
+        "options": {"x265-params": "open-gop=1:log-level=none"},
+    },
+    "matroska.mkv": {},
+    "vp9.webm": {"codec": "libvpx-vp9", "b_frames": 0},
+    "mpeg4.avi": {"codec": "mpeg4", "frames": 60},
+    "quicktime.mov": {"codec": "mjpeg", "pixels": "yuvj420p", "b_frames": 0},
+    "variable_rate.mp4": {"times": np.cumsum(np.random.default_rng(0).integers(5, 90, 40)).tolist()},
+    "starts_late.mkv": {"times": [5000 + 40 * number for number in range(40)]},
+    "odd_size.mp4": {"size": (31, 47), "pixels": "yuv444p"},
+    "ten_bits.mp4": {"pixels": "yuv420p10le"},
+    "alpha.mkv": {"codec": "ffv1", "pixels": "bgra", "b_frames": 0},
+    "audio_first.mp4": {"audio": 1.5},
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_frames_are_those_of_pyav(tmp_path, name):
+    path = write_video(tmp_path / name, **FILES[name])
+    images, times = decoded(path)
+    source = dataload.open(path)
+    assert len(source) == len(images)
+    batch = source.read_batch(range(len(source)))
+    assert (batch["frame"] == images).all()
+    assert batch["time"].tolist() == pytest.approx(times.tolist(), abs=1e-9)
+    indices = np.random.default_rng(1).integers(0, len(source), 50)
+    assert (source.read_batch(indices)["frame"] == images[indices]).all()
+    for index in indices[:8].tolist():
+        assert (source[index]["frame"] == images[index]).all()
+    assert sum(source.groups) == len(source)
+    assert source.fields["frame"].shape == images.shape[1:]
+
+
+def test_records(tmp_path):
+    for folder in ("run", "jump", "jump/more"):
+        (tmp_path / folder).mkdir()
+        write_video(tmp_path / folder / "a.mp4", 4)
+    (tmp_path / "run" / "notes.txt").write_text("no video")
+    source = dataload.open(tmp_path)
+    assert source.shard_lengths == (4, 4, 4)
+    assert source.fields["label"].classes == ("jump", "run")
+    batch = source.read_batch([11, 0, 5], ["__key__", "label", "video", "time"])
+    assert batch["__key__"] == ["run/a/3", "jump/a/0", "jump/more/a/1"]
+    assert batch["label"].tolist() == [1, 0, 0]
+    assert batch["video"].tolist() == [2, 0, 1]
+    assert batch["label"].dtype == batch["video"].dtype == np.int64
+    assert str(source.locate(11)) == f"{tmp_path / 'run' / 'a.mp4'}, record 3, key 'run/a/3'"
+    flat = dataload.open(tmp_path / "jump" / "*.mp4")
+    assert set(flat.fields) == {"frame", "time", "video", "__key__"}
+    assert flat[0]["__key__"] == "a/0"
+    assert dataload.open(tmp_path, fields=["time"])[0].keys() == {"time"}
+    other = dataload.open(tmp_path / "jump" / "a.mp4")
+    assert len({each.fingerprint() for each in (source, flat, other, dataload.open(tmp_path))}) == 2
+
+
+def test_options(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 30)
+    small = decoded(path, width=20, height=10, format="rgb24")[0]
+    assert (dataload.open(path, size=(10, 20)).read_batch(range(30))["frame"] == small).all()
+    assert (dataload.open(path, frames="gray").read_batch(range(30))["frame"] == decoded(path, format="gray")[0]).all()
+    planes = dataload.open(path, frames="yuv420p").read_batch(range(30))["frame"]
+    assert (planes == decoded(path, format="yuv420p")[0]).all()
+    every = dataload.open(path, step=7)
+    assert len(every) == 5
+    assert every.groups == (2, 2, 1)
+    assert (every.read_batch(range(5))["frame"] == decoded(path)[0][::7]).all()
+    assert every[1]["__key__"] == "a/7"
+    assert every.fingerprint() != dataload.open(path).fingerprint() == dataload.open(path, frame_bytes=5).fingerprint()
+    for option, value in {"size": (0, 5), "step": 0, "frames": "bgr"}.items():
+        with pytest.raises(ConfigError, match=option):
+            dataload.open(path, **{option: value})
+    odd = write_video(tmp_path / "odd.mp4", 2, size=(31, 48), pixels="yuv444p")
+    with pytest.raises(ConfigError, match=r"odd size, 31 x 48, which yuv420p cannot have: pass size="):
+        dataload.open(odd, frames="yuv420p")
+
+
+@pytest.mark.parametrize("degrees", [90, 180, -90])
+def test_frames_are_turned_upright(tmp_path, degrees):
+    path = write_video(tmp_path / "a.mp4", 5, rotation=degrees)
+    stored = decoded(path)[0]
+    turned = np.rot90(stored, degrees // 90, axes=(1, 2))
+    assert (dataload.open(path).read_batch(range(5))["frame"] == turned).all()
+    gray = np.rot90(decoded(path, format="gray")[0], degrees // 90, axes=(1, 2))
+    assert (dataload.open(path, frames="gray").read_batch(range(5))["frame"] == gray).all()
+    scaled = dataload.open(path, size=(12, 20)).read_batch([0])["frame"]
+    assert scaled.shape == (1, 12, 20, 3)
+
+
+def test_a_pool_shuffle_decodes_each_group_once(tmp_path):
+    for name in ("a", "b", "c"):
+        write_video(tmp_path / f"{name}.mp4", 60, gop=20)
+    images = {name: decoded(tmp_path / f"{name}.mp4")[0] for name in ("a", "b", "c")}
+    expected = None
+    for workers, frame_bytes in ((0, 1 << 30), (2, 1 << 30), (2, 20 * 32 * 48 * 3), (0, 0)):
+        source = dataload.open(tmp_path, frame_bytes=frame_bytes)
+        order = PoolShuffle(ShardSequential(source.groups, 0), 50, 0)
+        with dataload.Loader(source, batch_size=8, sampler=order, num_workers=workers, epochs=1) as loader:
+            batches = [*loader]
+        keys = [key for batch in batches for key in batch["__key__"]]
+        assert sorted(keys) == sorted({*keys})
+        assert expected in (None, keys)
+        expected = keys
+        for batch in batches:
+            for key, frame in zip(batch["__key__"], batch["frame"], strict=True):
+                name, number = key.split("/")
+                assert (frame == images[name][int(number)]).all()
+        if frame_bytes == 1 << 30:
+            assert source.frames_decoded == len(source)
+
+
+def test_a_video_that_is_read_in_order_is_decoded_once(tmp_path):
+    source = dataload.open(write_video(tmp_path / "a.mp4", 60, gop=20))
+    assert [record["__key__"] for record in source] == [f"a/{number}" for number in range(60)]
+    assert source.frames_decoded == 60
+    source.read([3])
+    source.read([7])  # goes on from there
+    assert source.frames_decoded == 68
+    windows = dataload.windows(source, dataload.sequence_lengths(source), 6, 3)
+    assert (windows[5]["frame"] == source.read_batch(range(15, 21))["frame"]).all()
+
+
+def test_resumed_shuffles_and_split_sources(tmp_path):
+    source = dataload.open(write_video(tmp_path / "a.mp4", 60, gop=6))
+    train, held_out = source.split(0.8)
+    assert sum(train.groups) == len(train)
+    assert sum(held_out.groups) == len(held_out)
+    settings = {"batch_size": 5, "shuffle": True, "num_workers": 2}
+    with dataload.Loader(train, **settings) as loader, dataload.Loader(held_out, **settings, epochs=1) as other:
+        wanted = iter(loader)
+        first = [next(wanted) for _ in range(4)]
+        state = loader.state_dict()
+        assert sum(len(batch["frame"]) for batch in other) == len(held_out)
+        rest = [next(wanted) for _ in range(5)]
+    with dataload.Loader(train, **settings) as resumed:
+        resumed.load_state_dict(state)
+        for expected, batch in zip(rest, resumed, strict=False):
+            assert batch["__key__"] == expected["__key__"]
+            assert (batch["frame"] == expected["frame"]).all()
+    assert first[0]["frame"].shape == (5, 32, 48, 3)
+
+
+def test_streams_follow_videos(tmp_path):
+    for name in "abcd":
+        write_video(tmp_path / f"{name}.mp4", 24)
+    source = dataload.open(tmp_path)
+    order = StreamSampler(
+        sequence_lengths=dataload.sequence_lengths(source), rows=2, chunk=3, mode="pack", ends="next", seed=0
+    )
+    with dataload.Loader(source, sampler=order, num_workers=2, epochs=1) as loader:
+        batches = [*loader]
+    videos = [source[24 * number : 24 * (number + 1)] for number in range(4)]
+    with MultiStreamLoader(iter, videos, batch_size=2, mode="split", shuffle=False) as loader:
+        streamed = [batch for batch, _ in zip(loader, range(48), strict=False)]
+    for row in (0, 1):
+        followed = np.concatenate([np.array(batch["time"])[row] for batch in batches])
+        assert (np.diff(followed.reshape(2, 24)) > 0).all()
+        assert [batch["__key__"][row].split("/")[1] for batch in streamed] == [f"{n}" for n in range(24)] * 2
+    assert source.frames_decoded == 2 * len(source)
+
+
+def test_workers_that_are_processes(tmp_path):
+    source = dataload.open(write_video(tmp_path / "a.mp4", 24))
+    copied = pickle.loads(pickle.dumps(source))
+    assert (copied[5]["frame"] == source[5]["frame"]).all()
+    with dataload.Loader(source, batch_size=6, num_workers=2, executor="processes", epochs=1) as loader:
+        found = np.concatenate([batch["frame"] for batch in loader])
+    assert (found == decoded(tmp_path / "a.mp4")[0]).all()
+    source.close()
+    with pytest.raises(dataload.errors.ClosedSourceError):
+        source[0]
+
+
+def test_videos_of_several_sizes(tmp_path):
+    write_video(tmp_path / "a.mp4", 3)
+    write_video(tmp_path / "b.mp4", 3, size=(64, 32))
+    source = dataload.open(tmp_path)
+    assert source[0]["frame"].shape == (32, 48, 3)
+    with pytest.raises(ConfigError, match=r"b\.mp4: a frame of 64 x 32 is among ones of other sizes: pass size="):
+        source.read([0, 4])
+    assert dataload.open(tmp_path, size=(16, 16)).read_batch(range(6))["frame"].shape == (6, 16, 16, 3)
+    assert source.read_batch([5], ["time"])["time"].tolist() == pytest.approx([2 / 30])
+
+
+def test_what_is_no_video(tmp_path):
+    (tmp_path / "playlist.mp4").write_text("#EXTM3U\n#EXTINF:1,\n/etc/passwd\n")
+    (tmp_path / "empty.mkv").write_bytes(b"")
+    for name in ("playlist.mp4", "empty.mkv"):
+        with pytest.raises(CorruptFileError, match=rf"{name}: FFmpeg cannot read this video: "):
+            dataload.open(tmp_path / name)
+    sound = tmp_path / "sound.mp4"
+    write_video(sound, 0, audio=1.0)
+    with pytest.raises((UnsupportedFormatError, CorruptFileError), match=r"has no video|no frame that can be decoded"):
+        dataload.open(sound)
+    (tmp_path / "none").mkdir()
+    with pytest.raises(SourceNotFoundError, match="has no files with a suffix of format 'video'"):
+        dataload.open(tmp_path / "none", format="video")
+    big = write_video(tmp_path / "big.mp4", 2)
+    with pytest.raises(CorruptFileError, match="a frame of 48 x 32 takes 4,608 bytes of memory"):
+        dataload.open(big, max_record_bytes=4000)
+
+
+def test_a_damaged_frame_says_when_it_is_shown(tmp_path):
+    path = write_video(tmp_path / "a.avi", 40, codec="mpeg4", b_frames=0, gop=10)
+    images = decoded(path)[0]
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 60] = bytes(60)
+    path.write_bytes(data)
+    source = dataload.open(path)
+    wrong = list[int]()
+    for index in range(40):
+        try:
+            assert (source[index]["frame"] == images[index]).all()
+        except CorruptFileError:
+            wrong.append(index)
+    with pytest.raises(CorruptFileError, match=r"a\.avi, (byte \d+, )?record \d+: "):
+        source.read(wrong)
+    assert 0 < len(wrong) <= 10
+    assert wrong == [*range(wrong[0], wrong[-1] + 1)]
+    with dataload.Loader(source, batch_size=4, epochs=1, on_error="skip", shuffle=True) as loader:
+        assert sum(len(batch["frame"]) for batch in loader) == 40 - len(wrong)
+
+
+def test_a_file_that_was_cut_off(tmp_path):
+    path = write_video(tmp_path / "a.mkv", 40, gop=10)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    images = decoded(path)[0]
+    try:
+        source = dataload.open(path)
+    except CorruptFileError:
+        return
+    assert (source.read_batch(range(len(source)))["frame"] == images[: len(source)]).all()
+
+
+def test_a_file_that_changes(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 20)
+    source = dataload.open(path)
+    source.close()
+    again = dataload.open(path)
+    len(again)
+    write_video(tmp_path / "b.mp4", 30)
+    (tmp_path / "b.mp4").rename(path)
+    with pytest.raises(dataload.errors.ChangedFileError):
+        again[3]
+
+
+def test_tables_are_kept(tmp_path, monkeypatch):
+    path = write_video(tmp_path / "a.mp4", 20)
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    first = dataload.open(path)[7]
+    monkeypatch.setattr(reader, "build_table", lambda *_: pytest.fail("the table was made again"))
+    assert (dataload.open(path)[7]["frame"] == first["frame"]).all()

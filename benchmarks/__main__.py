@@ -32,6 +32,7 @@ from benchmarks import (
     samples,
     tables,
     tokens,
+    video,
 )
 from benchmarks.workloads import WORKLOADS
 from dataload.bench.runner import Results, describe_run
@@ -55,6 +56,7 @@ CASES = {
     "tables": tables.tables,
     "tokens": tokens.tokens,
     "chat": chat.chat,
+    "video": video.video,
     "orders": orders.orders,
     "order-start": orders.starting,
     "order-groups": orders.groups,

@@ -47,6 +47,7 @@ LIBRARIES = sys.stdlib_module_names | {
     *(
         "PIL",
         "array_record",
+        "av",
         "bson",
         "cloudpickle",
         "cramjam",

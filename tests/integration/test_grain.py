@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from videos import write_video
 
 import dataload
 from dataload.sources.registry import built_in_formats
@@ -33,6 +34,7 @@ def small_sets(directory):
         "range": ("range:9", {}),
         "tfds": (DEMO, {"split": "train"}),
         "tokens": (GOLDEN / "tokens" / "u16.bin", {"format": "tokens", "window": 8}),
+        "video": (write_video(directory / "x.mp4", 7), {}),
         "wids": (GOLDEN / "wids" / "shards.json", {}),
     }
     for name in ("syrah", "torchrecord", "lmdb", "tar", "array_record", "tfrecord", "parquet", "arrow", "jsonl"):

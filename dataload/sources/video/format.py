@@ -1,7 +1,7 @@
 """The format of video files and its options."""
 
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from dataload._util.settings import Least
 from dataload.errors import ConfigError
@@ -46,11 +46,11 @@ class VideoOptions(ReadOptions):
     def __post_init__(self) -> None:
         ReadOptions.__post_init__(self)
         if self.size is not None:
-            size = tuple(self.size)
-            if len(size) != 2 or min(size) < 1:
-                message = f"size must be a height and a width of at least 1, got {self.size}"
-                raise ConfigError(message, key="size", value=self.size)
-            object.__setattr__(self, "size", size)
+            size: Any = self.size
+            if not isinstance(size, (list, tuple)) or [type(n) is int and n > 0 for n in size] != [True, True]:
+                message = f"size is a height and a width of at least 1, (224, 224) say, got {size!r}"
+                raise ConfigError(message, key="size", value=size)
+            object.__setattr__(self, "size", tuple(size))
 
 
 def holds_videos(directory: str) -> bool:

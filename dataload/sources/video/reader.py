@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from threading import Lock
 from typing import Any, ClassVar, cast
 
@@ -90,7 +91,7 @@ class VideoSource(FileSource[Record]):
         return cast("_Video", self._data_set().reader(shard))
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        return _Video(path, self._names[path], self._class_names, self.options)
+        return _Video(path, self._names.get(path, base_name(path)), self._class_names, self.options)
 
     def _read(self, indices: Int64Array) -> list[Record]:
         return split_records(self._read_columns(indices, None), len(indices))
@@ -175,9 +176,12 @@ class _Video(ShardReader[Record]):
         self.table = remember(key, VideoTable.unpack, build, VideoTable.pack)
         self.shape = shape_of(self.table, options, path)
         check_size(int(np.prod(self.shape)), options.max_record_bytes, "a frame", path=path)
-        edges = -(-np.append(self.table.starts, len(self.table.times)) // options.step)
-        counts = np.diff(edges)
-        self.group_lengths: Int64Array = counts[counts > 0]
+
+    @cached_property
+    def group_lengths(self) -> Int64Array:
+        """(groups,) int64, number of records in each group of pictures that has any."""
+        counts = np.diff(-(-np.append(self.table.starts, len(self.table.times)) // self.options.step))
+        return counts[counts > 0]
 
     def __len__(self) -> int:
         return (len(self.table.times) + self.options.step - 1) // self.options.step

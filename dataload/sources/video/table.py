@@ -4,7 +4,6 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -85,7 +84,7 @@ class VideoTable:
 def opened_video(path: str, file: str) -> Generator[tuple[Any, Any]]:
     """Open a local file of a video at `path`, and yield PyAV's container and stream; its errors name the path."""
     av = VIDEO.require("av")
-    demuxer = DEMUXERS[PurePosixPath(path.lower()).suffix]
+    demuxer = DEMUXERS[f".{path.lower().rpartition('.')[2]}"]
     # No other protocol and no other file: a container may name some, and `file:` keeps a name from being one.
     options = (
         {"protocol_whitelist": "file", "enable_drefs": "0"} if demuxer == "mov" else {"protocol_whitelist": "file"}

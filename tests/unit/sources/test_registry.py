@@ -37,7 +37,9 @@ def add_distribution(directory, name, entry_points):
 
 def test_the_built_in_formats():
     tables = "arrow csv hugging_face jsonl parquet"
-    known = f"array_record folder lmdb mds memory range syrah tar text tfds tfrecord tokens torchrecord wids {tables}"
+    known = (
+        f"array_record folder lmdb mds memory range syrah tar text tfds tfrecord tokens torchrecord video wids {tables}"
+    )
     assert format_names() == tuple(sorted(known.split()))
     project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]
     extras = {entry.extra for entry in built_in_formats()} - {None}

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import tables  # noqa: F401 - tests/support: opens the pipe of pyarrow, which stays
+from videos import write_video
 
 import dataload
 from dataload.sources.registry import built_in_formats
@@ -41,6 +42,8 @@ def opened(entry, folder):
     elif entry.name == "text":
         path = folder / "x.txt"
         path.write_text("a text")
+    elif entry.name == "video":
+        path = write_video(folder / "x.mp4", 8)
     elif entry.name == "folder":
         np.save(folder / "0.a.npy", np.arange(3))
         path = folder

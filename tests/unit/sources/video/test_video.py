@@ -5,6 +5,7 @@ import pickle
 
 import numpy as np
 import pytest
+from command_line import ok
 from videos import decoded, write_video
 
 import dataload
@@ -272,3 +273,16 @@ def test_tables_are_kept(tmp_path, monkeypatch):
     first = dataload.open(path)[7]
     monkeypatch.setattr(reader, "build_table", lambda *_: pytest.fail("the table was made again"))
     assert (dataload.open(path)[7]["frame"] == first["frame"]).all()
+
+
+def test_a_manifest_opens_videos_when_they_are_read(tmp_path):
+    for name in "abc":
+        write_video(tmp_path / f"{name}.mp4", 20)
+    before = dataload.open(tmp_path)
+    ok("index", "--manifest", tmp_path)
+    source = dataload.open(tmp_path)
+    assert len(source) == 60
+    assert source.fingerprint() == before.fingerprint()
+    assert (source[45]["frame"] == before[45]["frame"]).all()
+    ok("verify", tmp_path)
+    assert "frame" in ok("inspect", tmp_path)

@@ -42,9 +42,10 @@ class Decoder:
     def __init__(self, path: str, lease: LeasedFile, table: VideoTable, options: VideoOptions) -> None:
         self._path, self._lease, self._table, self._options = path, lease, table, options
         self._reformatter = VIDEO.require("av.video.reformatter", package="av").VideoReformatter()
-        self.decoded = 0  # frames
+        self.decoded: int = 0
         self._is_strict = True
         self._open = ExitStack()
+        self.next: int = -1
         self._start()
 
     def _start(self) -> None:
@@ -56,7 +57,8 @@ class Decoder:
         self._frames: Iterator[Any] | None = None
         self._demuxed: Iterator[Any] = iter(())
         self._pending: Any = None  # a keyframe after the last group
-        self._group, self.next = -1, -1  # the group that is decoded, and the number of its next frame
+        self._group = -1  # which is decoded
+        self.next = -1
 
     def decode(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
         """Yield the numbers in [first, last) of frames and the frames, which `convert` takes.
@@ -78,7 +80,8 @@ class Decoder:
 
     def _is_intact(self, group: int, number: int) -> bool:
         """Return whether a frame is decoded without an error from the keyframe of an earlier group on."""
-        self._group, self.next = group, int(self._table.starts[group])
+        self._group = group
+        self.next = int(self._table.starts[group])
         self._frames = self._decoded(group, goes_on=True)
         try:
             for _ in self._decode(group, number, number + 1):
@@ -91,7 +94,8 @@ class Decoder:
 
     def _decode(self, group: int, first: int, last: int) -> Iterator[tuple[int, Any]]:
         if self._frames is None or self._group != group or self.next > first:
-            self._group, self.next = group, int(self._table.starts[group])
+            self._group = group
+            self.next = int(self._table.starts[group])
             self._frames = self._decoded(group)
         frames = self._frames
         try:
@@ -99,7 +103,8 @@ class Decoder:
                 with video_errors(self._path, index=self.next):
                     frame = next(frames, None)
                 self._check(frame)
-                number, self.next = self.next, self.next + 1
+                number = self.next
+                self.next += 1
                 self.decoded += 1
                 if number >= first:
                     yield number, frame

@@ -38,7 +38,9 @@ class DecodedFrames:
     """
 
     def __init__(self, ends: Int64Array, shape: tuple[int, ...], decode: Decode, budget: int) -> None:
-        self.ends, self.shape, self.decode = ends, shape, decode
+        self.ends: Int64Array = ends
+        self.shape: tuple[int, ...] = shape
+        self.decode: Decode = decode
         self._most = budget // max(1, int(np.prod(shape)))
         self._plans = list[FramePlan]()
 

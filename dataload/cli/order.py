@@ -19,7 +19,9 @@ from dataload.cli.options import (
     JsonFlag,
     Overrides,
     Picture,
+    State,
     check_steps,
+    load_state,
     parse_range,
     ranks_of,
 )
@@ -57,6 +59,7 @@ def order_command(
     steps: Annotated[str | None, typer.Option(help="Print the indices of a step (10) or a range (0:5).")] = None,
     rank: Annotated[int | None, typer.Option(min=0, help="Print the indices of this rank only.")] = None,
     world_size: Annotated[int | None, typer.Option(min=1, help="Number of ranks.")] = None,
+    state: State = None,
     json: JsonFlag = False,
     picture: Picture = None,
     dark: Dark = False,
@@ -71,17 +74,22 @@ def order_command(
     shuffle; long epochs are sampled. For streams, show how long rows continue.
 
     With --steps, print only indices: one line, or one JSON object, per step.
+    With --state, print what each source of a mixture has given by then.
     """
     _check(steps, rank, picture, quality)
     if dark:
         print_warning(NOT_DARK)
     settings = [*(overrides or ()), *ranks_of(rank, world_size)]
     with record_loader(config, overrides=settings) as loader:
+        load_state(loader, state)
         planner = loader.batch_sampler
         if steps is not None:
             chosen = parse_range(steps, "--steps")
             check_steps(chosen, planner.steps(epoch), epoch, "--steps", steps)
             _print_steps(planner, chosen, epoch, rank is not None, json)
+            return
+        if state is not None:
+            _print_given(loader, json)
             return
         if isinstance(planner, StreamPlanner):
             if quality is not None:
@@ -97,6 +105,17 @@ def order_command(
     show()
     if picture is not None:
         print_line(f"wrote {picture}")
+
+
+def _print_given(loader: Loader[Any], as_json: bool) -> None:
+    sources = loader.statistics().sources or {}
+    if as_json:
+        print_json({"epoch": loader.epoch, "step": loader.step, "sources": {n: asdict(e) for n, e in sources.items()}})
+        return
+    print_line(f"epoch {loader.epoch}, step {loader.step:,}", "bold")
+    columns = {"source": "left", **dict.fromkeys(("share", "records", "epochs", "tokens"), "right")}
+    counts = ((n, e, "-" if e.tokens is None else f"{e.tokens:,}") for n, e in sources.items())
+    print_table(columns, [(n, f"{e.share:.4g}", f"{e.records:,}", f"{e.epochs:.2f}", count) for n, e, count in counts])
 
 
 def _check(steps: str | None, rank: int | None, picture: str | None, quality: float | None) -> None:

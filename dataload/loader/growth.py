@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias, get_args
 from dataload._util.fingerprint import identify
 from dataload._util.settings import check_choice
 from dataload.errors import StateMismatchError
-from dataload.loader.state import Before, Cursor, EpochPlanners, LoaderState, OrderIdentity
+from dataload.loader.state import Before, Cursor, EpochPlanners, LoaderState, OrderIdentity, with_changes
 from dataload.samplers import BatchPlanner
 from dataload.sources.base import Source
 from dataload.sources.grown import before_growth, shard_marks
@@ -79,6 +79,7 @@ class States:
         # A data set of torch's loader is one of which only the length counts.
         chosen = earlier if isinstance(self._source, Source) else range(len(earlier))
         plan = replan(chosen, sampler=sampler, rank=planner.rank, world_size=planner.world_size)
+        plan = with_changes(plan, saved.changes)
         return Before.of(earlier, plan, saved.source, summarize(shard_marks(earlier)))
 
     def _growth_error(self, earlier: Any, remedy: str) -> StateMismatchError:

@@ -15,7 +15,7 @@ from dataload.collate import PadValue, Policy
 from dataload.errors import WorkerError
 from dataload.executors import Executor, ExecutorName, WorkerLostError
 from dataload.loader.bad_records import Budget, read_excluded
-from dataload.loader.base import BatchT, EpochIteration, LoaderBase
+from dataload.loader.base import BatchT, EpochIteration
 from dataload.loader.failures import ErrorPolicy, OnError
 from dataload.loader.fetch import BatchLoader, check_batch_transform, check_names, choose_collate, without_warning
 from dataload.loader.growth import OnGrowth, States
@@ -25,6 +25,7 @@ from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import Setting, WorkerSettings
 from dataload.loader.state import Cursor, EpochPlanners, LoaderState
 from dataload.loader.step import StepResult, StepWork
+from dataload.loader.weights import WeightChanges
 from dataload.samplers import BatchPlanner, PackedBatchSampler
 from dataload.samplers.batch import Tail
 from dataload.sources.base import check_files, traffics_of
@@ -33,7 +34,7 @@ from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
 
 
-class Loader(LoaderBase[BatchT]):
+class Loader(WeightChanges[BatchT]):
     """Batches of a source, in an order that depends only on the seed and the epoch.
 
     A ``for`` over the loader is one epoch; the next ``for`` is the next epoch, also after a ``break``. Batches are
@@ -232,8 +233,8 @@ class Loader(LoaderBase[BatchT]):
         self._asks_rank = later
         if (rank, world_size) != (self._planner.rank, self._planner.world_size):
             state, before = self._plans.state(self._start(), source="", order=""), self._plans.before
-            self._planner = plan = self._replan(self._source, rank=rank, world_size=world_size)
-            self._work.plan_for(plan)
+            plan = self._replan(self._source, rank=rank, world_size=world_size)
+            self._planner = plan = self._with_changes(plan, state.changes)
             plans, cursor = self._states.resume(plan, state, before)
             self._move(cursor, plans)
             self._upcoming = None if self._upcoming is None else cursor
@@ -341,10 +342,6 @@ class Loader(LoaderBase[BatchT]):
         self._ahead.stop()  # first, so that no reader waits for data that will not come
         super()._stop_delivery()
 
-    def _move(self, cursor: Cursor, plans: EpochPlanners | None = None) -> None:
-        super()._move(cursor)
-        self._plans = EpochPlanners(self._planner) if plans is None else plans
-
     def close(self) -> None:
         """Stop the workers after their current work. May be called twice. The source stays open; see the class."""
         super().close()
@@ -375,7 +372,9 @@ class Loader(LoaderBase[BatchT]):
                 ``in_order=False`` and steps of another size.
         """
         self._ask_rank(later=True)
-        plans, cursor = self._states.load(self._planner, state, on_growth)
+        planner = self._with_changes(self._planner, LoaderState.from_json(state).changes)
+        plans, cursor = self._states.load(planner, state, on_growth)
+        self._planner = planner
         self._move(cursor, plans)
         self._restore(cursor)
         self._bad.start()

@@ -167,8 +167,9 @@ def default_order(source: RandomAccessSource[Any], shuffle: bool | Shuffle, seed
     if not isinstance(source, MixedSource):
         return shuffled(source, shuffle, seed) if shuffle else Sequential(len(source))
     seeds = [int(derive_word(seed, "part of a mix", i)) for i in range(len(source.sources))]
-    samplers = tuple(default_order(each, shuffle, own) for each, own in zip(source.sources, seeds, strict=True))
-    return Mixture(samplers, source.weights, source.stop, seed, lengths=tuple(map(len, source.sources)))
+    samplers = [default_order(each, shuffle, own) for each, own in zip(source.sources, seeds, strict=True)]
+    named = dict(zip(source.names, samplers, strict=True)) if source.names else samplers
+    return Mixture(named, source.weights, source.stop, seed, lengths=tuple(map(len, source.sources)))
 
 
 def shuffled(source: RandomAccessSource[Any], shuffle: Literal[True] | Shuffle, seed: int) -> Sampler:

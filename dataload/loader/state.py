@@ -12,7 +12,8 @@ from typing import Any, Self, cast
 from dataload._util.fingerprint import describe, fingerprint, shows_address
 from dataload._util.randomness import ORDER_VERSION
 from dataload.errors import StateMismatchError, printable
-from dataload.samplers import BatchPlan, BatchPlanner
+from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler, Mixture
+from dataload.samplers.mixture import Change
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,17 +118,38 @@ class EpochPlanners:
 
     def state(self, cursor: Cursor, *, source: str, order: str, settings: str = "", shards: str = "") -> LoaderState:
         epoch, planner = cursor.epoch, self.of(cursor.epoch)
+        position, mixture = planner.position(cursor.step, epoch=epoch), mixture_of(planner)
+        first = planner.position(cursor.first, epoch=epoch)
         names: Mapping[str, Any] = {"source": source, "order": order, "settings": settings, "shards": shards}
         if self.before is not None and epoch == self._epoch:
             names = self.before.names
         return LoaderState(
             epoch=epoch,
-            position=planner.position(cursor.step, epoch=epoch),
+            position=position,
+            changes=() if mixture is None else mixture.changes_at(first, epoch=epoch),
             length=planner.items(epoch),
             **names,
             missing=tuple(planner.position(step, epoch=epoch) for step in sorted(cursor.missing)),
             step_size=planner.step_size if cursor.missing else 0,
         )
+
+
+def mixture_of(planner: BatchPlanner) -> Mixture | None:
+    """Return the mixture whose order a plan follows; None if it follows another one."""
+    sampler = planner.sampler if isinstance(planner, BatchSampler) else None
+    return sampler if isinstance(sampler, Mixture) else None
+
+
+def with_changes(planner: BatchPlanner, changes: Sequence[Change], *, sends: bool = False) -> BatchPlanner:
+    """Return a plan whose mixture has these changes; `sends` if workers have a copy of the plan without them."""
+    mixture = mixture_of(planner)
+    if changes and (mixture is None or any(len(each.weights) != len(mixture.samplers) for each in changes)):
+        found = "no mixture" if mixture is None else f"a mixture of {len(mixture.samplers)}"
+        message = f"the state has weights of {len(changes[0].weights)} sources, and this loader has {found}"
+        raise StateMismatchError(message)
+    if mixture is None or tuple(changes) == mixture.changes:
+        return planner
+    return planner.with_ranks(sampler=mixture.with_changes(changes), sends=sends)
 
 
 def upgrade(
@@ -196,6 +218,7 @@ _MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (
     lambda state: {**state, "missing": [], "step_size": 0},
     lambda state: {**state, "settings": ""},
     lambda state: {**state, "shards": ""},
+    lambda state: {**state, "changes": []},
 )
 _MEANINGS = {
     "source": "the data set",
@@ -221,12 +244,14 @@ class LoaderState:
     # rising order.
     missing: tuple[int, ...] = ()
     step_size: int = 0  # positions per step if any are missing, else 0
+    changes: tuple[Change, ...] = ()  # of a mixture: the last one before the positions to come, and later ones
     order_version: int = ORDER_VERSION
     version: int = len(_MIGRATIONS) + 1
 
     def to_json(self) -> dict[str, Any]:
-        """Return a dict of numbers and text, under 1 KiB as JSON."""
-        return {**dataclasses.asdict(self), "missing": list(self.missing)}
+        """Return a dict of numbers and text, under 1 KiB as JSON without changes."""
+        plain = dataclasses.asdict(dataclasses.replace(self, changes=()))
+        return {**plain, "missing": list(self.missing), "changes": [each.to_json() for each in self.changes]}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:
@@ -239,6 +264,10 @@ class LoaderState:
         for name in ("settings", "shards"):
             if type(values[name]) is not str:
                 raise StateMismatchError(f"{name} in the state must be text, found {values[name]!r}")
+        try:
+            values["changes"] = tuple(map(Change.from_json, values["changes"]))
+        except (TypeError, ValueError, KeyError) as error:
+            raise StateMismatchError(f"changes in the state must be those of a mixture: {error}") from error
         loaded = cls(**values)
         if loaded.position > loaded.length:
             raise StateMismatchError(f"the state is at position {loaded.position} of {loaded.length}")

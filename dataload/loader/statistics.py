@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from dataload._util.html import html_table
+from dataload.samplers.mixture import SourceStatistics
 from dataload.storage.remote.traffic import Downloads
 
 Workplace: TypeAlias = Literal["serial", "threads", "processes"]
@@ -114,6 +115,7 @@ class Statistics:
         cpu_clock_seconds: Length of that measurement.
         downloads: What was downloaded for the source, also by other loaders of the same source in this process, and by
             worker processes for batches that were received; None if no data are at URLs. See `Downloads`.
+        sources: The records of each source of a mixture, by name or number; None for other orders.
     """
 
     steps: int
@@ -136,6 +138,7 @@ class Statistics:
     cpu_clock_seconds: float = 0.0
     downloads: Downloads | None = None
     start_method: str | None = None
+    sources: dict[str, SourceStatistics] | None = field(default=None, metadata=_NOT_COUNTED)
 
     @property
     def work_seconds(self) -> float:

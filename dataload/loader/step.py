@@ -75,17 +75,18 @@ class BlockedPlans:
     def find(self, epoch: int, origin: int, step: int) -> BatchPlan:
         """Return the plan of a step of an epoch whose step 0 begins at item `origin`."""
         size = max(1, BLOCK_ROWS // self._planner.rows_per_step)
-        block, offset = divmod(step, size)
+        block = step // size
         with self._lock:
             plans = self._blocks.get((epoch, origin, block))
             if plans is None:
                 if origin != self._planner.origin:
                     self._planner = self._planner.with_ranks(origin=origin)
-                steps = range(block * size, min((block + 1) * size, self._planner.steps(epoch)))
+                start = max(block * size, min(step, self._planner.first_step(epoch)))
+                steps = range(start, min((block + 1) * size, self._planner.steps(epoch)))
                 plans = self._blocks[epoch, origin, block] = self._planner.plans(steps, epoch=epoch)
                 if len(self._blocks) > _MOST_BLOCKS:
                     del self._blocks[next(iter(self._blocks))]
-        return plans[offset]
+        return plans[step - plans[0].step]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self._planner,)
@@ -103,12 +104,12 @@ class StepWork:
     def __init__(self, fetch: BatchLoader, planner: BatchPlanner, *, reseeds: bool = False) -> None:
         self.fetch = fetch
         self.planner: BatchPlanner = planner
-        self._reseeds = reseeds
+        self.in_processes = reseeds  # where its workers are
         self._pid = getpid()  # of the consumer
         self._plans = BlockedPlans(planner)
 
     def plan_for(self, planner: BatchPlanner) -> None:
-        """Follow another plan. No worker may have started."""
+        """Follow another plan; nobody waits for tasks of the earlier one. Worker processes do not follow."""
         self.planner = planner
         self._plans = BlockedPlans(planner)
 
@@ -119,7 +120,7 @@ class StepWork:
         loaded = self._load_together(job, status) if together else []
         failed = bool(loaded) and loaded[-1].error is not None
         for step in () if failed else range(job.start + len(loaded), job.stop):
-            if self._reseeds:
+            if self.in_processes:
                 seed_global_generators(self.fetch.seed, job.epoch, step)
             # No name in this frame may hold the error: its traceback refers to this frame, so the two would keep each
             # other and the source alive until the garbage collector runs.

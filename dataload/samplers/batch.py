@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
 import numpy as np
@@ -138,6 +138,10 @@ class BatchPlanner(ABC):
         """Return the plans of these steps if workers need them; None if workers compute them from their copy."""
         return None
 
+    def first_step(self, epoch: int) -> int:  # noqa: ARG002 - for subclasses
+        """Return the first step of an epoch whose rows are known, which is not 0 if the order has forgotten others."""
+        return 0
+
     def plan(self, step: int, *, epoch: int) -> BatchPlan:
         """Compute the rows of this rank at one step; see `plans`."""
         (found,) = self.plans(range(step, step + 1), epoch=epoch)
@@ -221,6 +225,7 @@ class BatchSampler(OverSampler):
 
     sampler: Sampler
     batch_size: Annotated[int, Least(1)]
+    sends: bool = field(default=False, init=False, repr=False, compare=False)  # whether workers have another order
 
     def __post_init__(self) -> None:
         # Not super(): dataclass(slots=True) creates a second class, but super() would refer to the first.
@@ -246,9 +251,19 @@ class BatchSampler(OverSampler):
         """Rows per step of all ranks together."""
         return self.batch_size * self.world_size
 
-    def items(self, epoch: int) -> int:  # noqa: ARG002 - the same in each epoch
+    def items(self, epoch: int) -> int:
         """Return the number of positions in the order."""
-        return len(self.sampler)
+        length_in: Any = getattr(self.sampler, "length_in", None)  # of mixtures, which may change
+        return len(self.sampler) if length_in is None else length_in(epoch)
+
+    def first_step(self, epoch: int) -> int:
+        """See `BatchPlanner.first_step`."""
+        known: Any = getattr(self.sampler, "known_from", None)
+        return 0 if known is None else max(0, -(-(known(epoch) - self.origin) // self.step_size))
+
+    def sent(self, steps: range, *, epoch: int) -> Sequence[BatchPlan] | None:
+        """See `BatchPlanner.sent`."""
+        return self.plans(steps, epoch=epoch) if self.sends else None
 
     def __len__(self) -> int:
         """Steps per epoch, the same on every rank."""
@@ -258,7 +273,7 @@ class BatchSampler(OverSampler):
         """See `BatchPlanner.plans`."""
         positions, inside = self.deal(steps, epoch=epoch)
         if self.tail == "pad":
-            indices = self._indices(np.minimum(positions, len(self.sampler) - 1), epoch)
+            indices = self._indices(np.minimum(positions, self.items(epoch) - 1), epoch)
             return [BatchPlan(step, indices[i], inside[i]) for i, step in enumerate(steps)]
         if inside.all():
             indices = self._indices(positions, epoch)

@@ -1,27 +1,34 @@
 """Several orders mixed in stated proportions."""
 
+from __future__ import annotations
+
+from base64 import b64decode, b64encode
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import InitVar, dataclass, field
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from dataload._util.settings import Least, as_tuple, check_setting, check_settings, setting_error
+from dataload._util.caches import Memo
+from dataload._util.settings import Least, as_tuple, check_count, check_setting, check_settings, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.basic import positions_without_end
 from dataload.samplers.common import (
     MAX_LENGTH,
+    ArrayValue,
     BoolArray,
+    Float64Array,
     check_lengths,
     check_sampler,
     records_of,
     set_fields,
     source_lengths_of,
 )
-from dataload.samplers.mixture_rules import MOST_POSITIONS, Schedule, changes_of, schedules
+from dataload.samplers.mixture_rules import MOST_POSITIONS, Quotas, Rule, Schedule, changes_of, schedules
 from dataload.samplers.together import Orders
-from dataload.samplers.weighted import check_weights
+from dataload.samplers.weighted import check_weights, scaled
 from dataload.types import Int64Array, Sampler
 
 Step: TypeAlias = Annotated[int, Least(1)]
@@ -35,6 +42,53 @@ Row: TypeAlias = Sequence[float] | Mapping[str, float]
 
 Changes: TypeAlias = Mapping[int, Row] | tuple[tuple[int, tuple[float, ...]], ...]
 """Weights by the position of the epoch from which they hold."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Change(ArrayValue):
+    """Weights that a mixture has from a position on, and what its components have given before.
+
+    Attributes:
+        epoch: The epoch of the position.
+        position: The first position with these weights.
+        number: Number of the change, from 1.
+        weights: Weight of each component, (components,) float64.
+        drawn: Records of each component before the position, of this epoch, (components,) int64.
+        firsts: Number of the pass with which each component begins this epoch, (components,) int64.
+    """
+
+    epoch: int
+    position: int
+    number: int
+    weights: Float64Array
+    drawn: Int64Array
+    firsts: Int64Array
+
+    def to_json(self) -> dict[str, Any]:
+        """Return numbers and text, up to 32 bytes a component."""
+        arrays = (self.weights.astype("<f8"), self.drawn.astype("<i8"), self.firsts.astype("<i8"))
+        content = b"".join(each.tobytes() for each in arrays)
+        where = {"epoch": self.epoch, "position": self.position, "number": self.number}
+        return {**where, "components": b64encode(content).decode()}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Change:
+        """Read what `to_json` returned; a ValueError, TypeError or KeyError for anything else."""
+        content = b64decode(value["components"], validate=True)
+        weights, drawn, firsts = np.frombuffer(content, "<f8").reshape(3, -1)
+        drawn, firsts = (each.view("<i8").astype(np.int64) for each in (drawn, firsts))
+        epoch, position, number = (int(value[name]) for name in ("epoch", "position", "number"))
+        return cls(epoch, position, number, weights.astype(np.float64), drawn, firsts)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatistics:
+    """Records that a source of a mixture has given in the whole run, to all ranks."""
+
+    share: float  # by the weights now
+    records: int
+    epochs: float
+    tokens: int | None  # None unless all its records have the same number
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +142,9 @@ class Mixture:
     # Epochs of each component in one epoch of the mixture, so that no two of these share a component's epoch.
     _epochs: Int64Array = field(init=False, repr=False, compare=False)
     _firsts: Int64Array = field(init=False, repr=False, compare=False)  # (components + 1,), first index of each
+    changes: tuple[Change, ...] = field(default=(), init=False, repr=False, compare=False)
+    names: tuple[str, ...] | None = field(default=None, init=False, repr=False, compare=False)
+    _plans: Memo[tuple[Schedule, Int64Array]] = field(default_factory=Memo, init=False, repr=False, compare=False)
 
     def __post_init__(self, global_batch_size: int | None) -> None:
         step = check_setting("global_batch_size", 1 if global_batch_size is None else global_batch_size, Step)
@@ -95,7 +152,7 @@ class Mixture:
         self._check(step)
         set_fields(self, _schedules=schedules(self.weights, self.window, self.seed))
         set_fields(self, _orders=Orders(cast("tuple[Sampler, ...]", self.samplers)))
-        set_fields(self, _length=self._measure())
+        set_fields(self, _length=self._measure(self._schedules))
         draws = np.max([schedule.draws(self._length) for schedule in self._schedules], axis=0)
         set_fields(self, _epochs=-(-draws // np.maximum(1, self._orders.lengths)))
 
@@ -119,12 +176,12 @@ class Mixture:
                 rule = f"must be at least {records}, the records that samplers[{i}] chooses from"
                 raise setting_error(f"lengths[{i}]", length, rule)
         firsts = np.cumsum([0, *lengths], dtype=np.int64)
-        set_fields(self, samplers=samplers, weights=weights, lengths=lengths, _firsts=firsts)
+        set_fields(self, samplers=samplers, weights=weights, lengths=lengths, names=names, _firsts=firsts)
 
-    def _measure(self) -> int:
-        """Return the number of positions per epoch."""
+    def _measure(self, schedules: Sequence[Schedule]) -> int:
+        """Return the number of positions per epoch of these schedules."""
         ends, lengths = list[int](), self._orders.lengths
-        for schedule in self._schedules:
+        for schedule in schedules:
             used = np.any([rule.uses for rule in schedule.rules], axis=0)
             if not lengths[used].all():
                 key = f"samplers[{int(np.argmax(used & (lengths == 0)))}]"
@@ -139,7 +196,7 @@ class Mixture:
 
             ends.append(MAX_LENGTH if self.stop == "never" else bisect_left(range(MOST_POSITIONS), True, key=is_over))
         length = max(ends) if self.stop == "longest" else min(ends)
-        late = max(int(schedule.starts[-1]) for schedule in self._schedules)
+        late = max(int(schedule.starts[-1]) for schedule in schedules)
         if late >= length:
             raise ConfigError(
                 f"weights change at position {late}, and stop={self.stop!r} ends epochs at {length}: change them "
@@ -158,6 +215,101 @@ class Mixture:
     def __len__(self) -> int:
         return self._length
 
+    def length_in(self, epoch: int) -> int:
+        """Return the number of positions of an epoch, which a change may have made longer or shorter."""
+        is_changed = self.changes and self.changes[0].epoch <= epoch and self.stop != "never"
+        return self._measure([self._plan(epoch)[0]]) if is_changed else self._length
+
+    def changed(self, position: int, weights: Row, *, epoch: int = 0) -> Mixture:
+        """Return this mixture with other weights from a position of an epoch on, also in later epochs.
+
+        Each component continues where it is, and positions before do not change. From there on, the rule is that of
+        ``window="any"``. A component of weight 0 is retired. Changes that were made for later positions stay.
+
+        Args:
+            position: The first position with these weights.
+            weights: One weight per component, in order or by name.
+            epoch: The epoch of the position.
+
+        Raises:
+            ConfigError: The weights do not fit the components, or the position is not in the epoch.
+        """
+        row = np.array(_check_weights(weights, len(self._orders.lengths), self.names, 1))
+        check_count("position", position, least=0, below=self.length_in(check_count("epoch", epoch, least=0)))
+        if row.ndim != 1:
+            raise setting_error("weights", weights, "must be one weight for each component")
+        earlier = [each for each in self.changes if (each.epoch, each.position) <= (epoch, position)]
+        before = self.with_changes(earlier)
+        schedule, firsts = before._plan(epoch)
+        number = earlier[-1].number + 1 if earlier else 1
+        change = Change(epoch, position, number, row, schedule.draws(position), firsts)
+        found = self.with_changes([*earlier, change])
+        for later in self.changes[len(earlier) :]:
+            found = found.changed(later.position, later.weights.tolist(), epoch=later.epoch)
+        return found
+
+    def with_changes(self, changes: Sequence[Change]) -> Mixture:
+        """Return this mixture with these changes instead of those that it has."""
+        found = copy(self)
+        set_fields(found, changes=tuple(changes), _plans=Memo())
+        return found
+
+    def known_from(self, epoch: int) -> int:
+        """Return the first position of an epoch that is known; those before an early change may be forgotten."""
+        return int(self._plan(epoch)[0].starts[0])
+
+    def changes_at(self, position: int, *, epoch: int) -> tuple[Change, ...]:
+        """Return the changes that decide the positions from this one on: the last one before, and later ones."""
+        past = [each for each in self.changes if (each.epoch, each.position) <= (epoch, position)]
+        return self.changes[max(0, len(past) - 1) :]
+
+    def given(self, position: int, *, epoch: int) -> tuple[Int64Array, Float64Array]:
+        """Return the records of each component before a position, in all epochs, and their number in passes."""
+        schedule, firsts = self._plan(epoch)
+        records = firsts * self._orders.lengths + schedule.draws(position)
+        return records, records / np.maximum(1, self._orders.lengths)
+
+    def shares(self, position: int, *, epoch: int) -> Float64Array:
+        """Return the share of each component from a position on, (components,)."""
+        schedule, _ = self._plan(epoch)
+        row = schedule.rules[int(np.searchsorted(schedule.starts, position, side="right")) - 1].row
+        return scaled(row) / scaled(row).sum()
+
+    def _plan(self, epoch: int) -> tuple[Schedule, Int64Array]:
+        """Return the schedule of an epoch, and the number of each component's first pass in it."""
+        past = [each for each in self.changes if each.epoch <= epoch]
+        if not past:
+            if self.changes and self.changes[0].number > 1:
+                message = (
+                    f"the weights before epoch {self.changes[0].epoch} are not in the state: load one of that time"
+                )
+                raise ConfigError(message, key="epoch", value=epoch)
+            return self._schedules[min(epoch, len(self._schedules) - 1)], self._epochs * epoch
+        return self._plans.recall(epoch) or self._plans.keep(epoch, self._changed_plan(past, epoch))
+
+    def _changed_plan(self, past: list[Change], epoch: int) -> tuple[Schedule, Int64Array]:
+        def rule(change: Change) -> Rule:
+            return Quotas(change.weights.tolist(), self.seed, "change", change.number)
+
+        own, lengths, zeros = [each for each in past if each.epoch == epoch], self._orders.lengths, self._firsts[1:] * 0
+        if own:
+            known, at = past[: -len(own)], own[0].position
+            starts, before, rules = np.empty(0, np.int64), zeros[:0].reshape(0, len(zeros)), ()
+            if own[0].number == (known[-1].number + 1 if known else 1):
+                (starts, before, rules), _ = self.with_changes(known)._plan(epoch)
+            count = int(np.searchsorted(starts, at, side="right"))
+            starts = np.append(starts[:count], [each.position for each in own])
+            before = np.vstack([before[:count], *(each.drawn for each in own)])
+            return Schedule(starts, before, (*rules[:count], *map(rule, own))), own[0].firsts
+        last = past[-1]
+        schedule = Schedule(np.zeros(1, np.int64), zeros[None], (rule(last),))
+        drawn = self._plan(last.epoch)[0].draws(self.length_in(last.epoch))
+        firsts = last.firsts - (-drawn // np.maximum(1, lengths))
+        if epoch > last.epoch + 1:
+            each = -(-schedule.draws(self._measure([schedule])) // np.maximum(1, lengths))
+            firsts = firsts + each * (epoch - last.epoch - 1)
+        return schedule, firsts
+
     @property
     def records(self) -> int:
         """Upper bound (exclusive) of the indices."""
@@ -171,8 +323,9 @@ class Mixture:
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""
-        components, draws = self._schedules[min(epoch, len(self._schedules) - 1)].turns(positions)
-        found = self._orders.indices(components, draws, self._epochs * epoch)
+        schedule, firsts = self._plan(epoch)
+        components, draws = schedule.turns(positions)
+        found = self._orders.indices(components, draws, firsts)
         found += self._firsts[components]
         return found
 
@@ -182,12 +335,12 @@ class Mixture:
         component = int(np.searchsorted(self._firsts, index, side="right")) - 1
         if component == len(samplers):
             return np.empty(0, np.int64)
-        schedule = self._schedules[min(epoch, len(self._schedules) - 1)]
+        schedule, firsts = self._plan(epoch)
         draws = positions_without_end(
             samplers[component],
             index - int(self._firsts[component]),
-            first_epoch=epoch * int(self._epochs[component]),
-            below=int(schedule.draws(min(below, self._length))[component]),
+            first_epoch=int(firsts[component]),
+            below=int(schedule.draws(min(below, self.length_in(epoch)))[component]),
         )
         return np.array([schedule.position(component, draw) for draw in draws.tolist()], np.int64)
 

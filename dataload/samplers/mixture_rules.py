@@ -11,6 +11,7 @@ import numpy as np
 from dataload._util.caches import Memo
 from dataload._util.randomness import derive_word, hash64
 from dataload._util.settings import setting_error
+from dataload.errors import ConfigError
 from dataload.samplers.common import BoolArray, Float64Array, divide, split_by_group
 from dataload.samplers.weighted import scaled, uniform
 from dataload.types import Int64Array
@@ -29,6 +30,7 @@ class Pattern(NamedTuple):
     components: Int64Array  # (window,), component at each offset
     nth: Int64Array  # (window,), number of earlier offsets with the same component
     counts: Int64Array  # (components,), offsets per component
+    row: Float64Array  # (components,), weights
 
     @property
     def uses(self) -> BoolArray:
@@ -63,8 +65,9 @@ class Quotas:
     """
 
     def __init__(self, row: Sequence[float], seed: int, *address: int | str) -> None:
-        weights = scaled(np.array(row))
-        self.uses: BoolArray = np.array(row) > 0
+        self.row: Float64Array = np.array(row)
+        self.uses: BoolArray = self.row > 0
+        weights = scaled(self.row)
         used = np.flatnonzero(self.uses)
         weights = np.maximum(weights[used], np.finfo(np.float64).tiny)
         order = np.argsort(weights, kind="stable")
@@ -167,7 +170,7 @@ Rule: TypeAlias = Pattern | Quotas
 
 
 class Schedule(NamedTuple):
-    """The rules of one epoch, each from its start to the next one's."""
+    """The rules of one epoch, each from its start to the next one's; what is before the first start is forgotten."""
 
     starts: Int64Array  # (rules,)
     before: Int64Array  # (rules, components), draws from each component before the start
@@ -176,25 +179,31 @@ class Schedule(NamedTuple):
     def position(self, component: int, draw: int) -> int:
         """Return the position of a component's draw number `draw`, counted from 0."""
         i = int(np.searchsorted(self.before[:, component], draw, side="right")) - 1
+        self._check(i)
         return int(self.starts[i]) + self.rules[i].position(component, draw - int(self.before[i, component]))
 
     def draws(self, length: int) -> Int64Array:
         """Return the number of draws from each component in the first `length` positions, (components,) int64."""
         i = int(np.searchsorted(self.starts, length, side="right")) - 1
-        return self.before[i] + self.rules[i].draws(length - int(self.starts[i]))
+        return self.before[i] + self.rules[i].draws(length - int(self.starts[i])) if i >= 0 else self.before[0] * 0
 
     def turns(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
         """Return the component at each position, and the number of earlier positions with the same component."""
-        ends = (positions.min(), positions.max()) if positions.size else (0, 0)
+        ends = (positions.min(), positions.max()) if positions.size else (self.starts[0], self.starts[0])
         first, last = np.searchsorted(self.starts, ends, side="right") - 1
-        if first == last:  # nearly always: the positions of a block are close together
-            components, draws = self.rules[first].turns(positions - self.starts[first] if first else positions)
-            return components, draws + self.before[first, components] if first else draws
+        self._check(first)
+        if last == 0 == self.starts[0]:  # nearly always
+            return self.rules[0].turns(positions)
         components, draws = np.empty_like(positions), np.empty_like(positions)
         for i, rows in split_by_group(np.searchsorted(self.starts, positions, side="right") - 1):
             components[rows], draws[rows] = self.rules[i].turns(positions[rows] - self.starts[i])
             draws[rows] += self.before[i, components[rows]]
         return components, draws
+
+    def _check(self, i: int) -> None:
+        if i < 0:
+            message = f"the weights before position {self.starts[0]:,} are not in the state: load one of that time"
+            raise ConfigError(message, key="changes")
 
 
 def changes_of(weights: Any) -> Sequence[tuple[Any, Any]] | None:
@@ -225,7 +234,7 @@ def schedules(weights: Any, window: int | Literal["any"] | None, seed: int) -> t
             size = shared if changes is None else window or _window((row,))
             counts = None if size == "any" else _counts(row, size, refuses=window is not None)
             key = derive_word(seed, "mixture", *address)
-            rules.append(Quotas(row, seed, *address) if counts is None else _pattern(counts, key))
+            rules.append(Quotas(row, seed, *address) if counts is None else _pattern(counts, key, row))
         drawn = [rule.draws(length) for rule, length in zip(rules, np.diff(starts).tolist(), strict=False)]
         before = np.cumsum([np.zeros(len(rows[0]), np.int64), *drawn], axis=0)
         found.append(Schedule(np.array(starts, np.int64), before, tuple(rules)))
@@ -264,10 +273,10 @@ def _counts(row: tuple[float, ...], window: int, *, refuses: bool) -> list[int] 
     return counts
 
 
-def _pattern(counts: list[int], key: np.uint64) -> Pattern:
+def _pattern(counts: list[int], key: np.uint64, row: Sequence[float]) -> Pattern:
     components = np.repeat(np.arange(len(counts)), counts)
     nth = np.concatenate([np.arange(count) for count in counts])
     # Draw i of m is at a random place in the i-th of m equal shares: even, but not periodic in the number of ranks.
     offsets = (nth + uniform(key, np.arange(len(components)))) / np.repeat(counts, counts)
     order = np.argsort(offsets, kind="stable")
-    return Pattern(components[order], nth[order], np.array(counts, np.int64))
+    return Pattern(components[order], nth[order], np.array(counts, np.int64), np.array(row))

@@ -3,6 +3,7 @@
 import hashlib
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,8 @@ from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.base import Source
 from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy
+
+_MOST_JOINED = 1 << 30  # bytes, which are copied once
 
 
 class MemorySource(Source[Any]):
@@ -80,6 +83,32 @@ class MemorySource(Source[Any]):
 
     def __len__(self) -> int:
         return self._length
+
+    @classmethod
+    def joined(cls, sources: Sequence[Source[Any]]) -> "MemorySource | None":
+        """Return sources of the same columns as one, and let each use its part of that memory; None for others."""
+        several = [source for source in {id(source): source for source in sources}.values() if type(source) is cls]
+        if len(several) < max(2, len(sources)) or len({source._kind() for source in several}) > 1:
+            return None
+        columns = several[0]._columns
+        size = sum(getattr(column, "nbytes", 0) for source in several for column in (source._columns or {}).values())
+        if columns is None or size > _MOST_JOINED or any(source._nulls for source in several):
+            return None
+        ends = np.cumsum([len(source) for source in several])
+        for name in columns:
+            parts = [source._columns[name] for source in several if source._columns is not None]
+            of_all = np.concatenate(parts) if isinstance(parts[0], np.ndarray) else [*chain.from_iterable(parts)]
+            columns = {**columns, name: of_all}
+        for source, end in zip(several, ends.tolist(), strict=True):
+            source._columns = {name: column[end - len(source) : end] for name, column in columns.items()}
+        return cls(columns, fields=several[0]._selected)
+
+    def _kind(self) -> Any:
+        """Return what sources have in common whose columns can be joined."""
+        columns = (self._columns or {}).items()
+        return self._selected, *(
+            (name, getattr(each, "dtype", 0), getattr(each, "shape", ())[1:]) for name, each in columns
+        )
 
     def _all_fields(self) -> dict[str, FieldSpec]:
         if not self._length:

@@ -84,6 +84,33 @@ def test_steps_are_those_of_the_loader(config, epoch):
     assert one == found[7]
 
 
+def test_a_state_tells_what_each_source_has_given(tmp_path):
+    (tmp_path / "mix.toml").write_text(
+        """
+        source = [{path = "range:90"}, {path = "range:90"}]
+        sampler = {kind = "mixture", weights = [1, 1], stop = "never"}
+        loader = {batch_size = 10}
+        """
+    )
+    with dataload.from_config(tmp_path / "mix.toml") as loader:
+        batches = iter(loader)
+        next(batches)
+        loader.change_weights([0, 1])
+        next(batches)
+        (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
+        expected = next(batches)["index"].tolist()
+    arguments = (str(tmp_path / "mix.toml"), "--state", str(tmp_path / "state.json"))
+    found = facts("order", *arguments)
+    assert (found["epoch"], found["step"]) == (0, 2)
+    assert found["sources"] == {
+        "0": {"share": 0.0, "records": 5, "epochs": 5 / 90, "tokens": None},
+        "1": {"share": 1.0, "records": 15, "epochs": 15 / 90, "tokens": None},
+    }
+    assert text_of(*arguments).split("tokens")[-1].split() == ["0", "0", "5", "0.06", "-", "1", "1", "15", "0.17", "-"]
+    (line,) = lines(*arguments, "--steps", "2", "--json")
+    assert [index % 90 for index in line["indices"]] == expected
+
+
 def test_steps_of_a_rank_and_of_all_ranks_together(config):
     one = batches(config, "loader.batch_size=64")
     together = lines(config, "--world-size", 4, "--steps", "0:16")

@@ -21,10 +21,12 @@ from dataload.sources.expression import Expression
 from dataload.sources.prefetch import ComponentPrefetch, StepsByComponent
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.adapt import as_source
-from dataload.sources.views.joint import JointShards, join
+from dataload.sources.views.joint import JointColumns, JointShards, join
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
 _KEY = "__key__"
+_MOST_SHOWN = 16
+_SOURCE = "source"
 
 
 class ConcatSource(ViewSource[Any]):
@@ -45,7 +47,7 @@ class ConcatSource(ViewSource[Any]):
         self._parents = tuple(sources)
         self._ends: Int64Array | None = None
         self._drops_key: bool | None = None  # once it is known
-        self._joint: PerProcess[JointShards | None] = PerProcess()
+        self._joint: PerProcess[JointShards | JointColumns | None] = PerProcess()
 
     @property
     def sources(self) -> tuple[Source[Any], ...]:
@@ -71,7 +73,7 @@ class ConcatSource(ViewSource[Any]):
     def __len__(self) -> int:
         return int(self._bounds()[-1])
 
-    def _joint_shards(self) -> JointShards | None:
+    def _joint_shards(self) -> JointShards | JointColumns | None:
         return self._joint.get(lambda: join(self._parents))
 
     def close(self) -> None:
@@ -185,6 +187,7 @@ def mix(
     weights: Mapping[str, float] | None = None,
     *,
     stop: Stop = "first",
+    with_source: bool = False,
 ) -> MixedSource:
     """Return several sources as one that a `Loader` reads in these proportions.
 
@@ -198,6 +201,7 @@ def mix(
         weights: Weights by name.
         stop: When an epoch ends: before the ``"first"`` source to run out would repeat, once the ``"longest"`` has been
             served completely, or ``"never"``.
+        with_source: Whether to add the field ``source``, int32, the number of the record's source, in this order.
 
     Raises:
         ConfigError: No source is given, a weight is negative or missing, or `stop` is unknown.
@@ -217,7 +221,11 @@ def mix(
     if not any(weight for _, weight in pairs):
         raise setting_error("weights", [weight for _, weight in pairs], "must hold a number above 0")
     check_choice("stop", stop, get_args(Stop))
-    return MixedSource([as_source(source) for source, _ in pairs], tuple(float(weight) for _, weight in pairs), stop)
+    rows, names = (
+        tuple(float(weight) for _, weight in pairs),
+        None if weights is None else [*cast("Mapping[str, Any]", sources)],
+    )
+    return MixedSource([as_source(source) for source, _ in pairs], rows, stop, names, with_source=with_source)
 
 
 class MixedSource(ConcatSource):
@@ -226,14 +234,49 @@ class MixedSource(ConcatSource):
     Attributes:
         weights: The weight of each source.
         stop: When an epoch ends.
+        names: The name of each source; None if they were given without names.
     """
 
     has_proportions: ClassVar[bool] = True
 
-    def __init__(self, sources: Sequence[Source[Any]], weights: tuple[float, ...], stop: Stop) -> None:
+    def __init__(
+        self,
+        sources: Sequence[Source[Any]],
+        weights: tuple[float, ...],
+        stop: Stop,
+        names: Sequence[str] | None = None,
+        *,
+        with_source: bool = False,
+    ) -> None:
         super().__init__(sources)
+        self._with_source = with_source
         self.weights = weights
         self.stop: Stop = stop
+        self.names: tuple[str, ...] | None = None if names is None else tuple(names)
+
+    def _read(self, indices: Int64Array) -> list[Any]:
+        records = super()._read(indices)
+        if self._with_source:
+            for record, number in zip(records, self._numbers(indices), strict=True):
+                record[_SOURCE] = number
+        return records
+
+    def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
+        if not self._with_source or (fields is not None and _SOURCE not in fields):
+            return super()._read_columns(indices, fields)
+        rest = None if fields is None else tuple(name for name in fields if name != _SOURCE)
+        return {**super()._read_columns(indices, rest), _SOURCE: self._numbers(indices)}
+
+    def _numbers(self, indices: Int64Array) -> Array:
+        return np.searchsorted(self._bounds(), indices, side="right").astype(np.int32)
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        """Fields of the first source, and ``source`` if it was asked for."""
+        found = super().fields
+        if self._with_source and _SOURCE in found:
+            raise ConfigError("with_source adds the field 'source', which the records have", key="with_source")
+        return {**found, _SOURCE: FieldSpec("int32", ())} if self._with_source else found
 
     def __getitem__(self, index: Any, /) -> Any:
         """Return one record; a part would lose the proportions."""
@@ -251,7 +294,8 @@ class MixedSource(ConcatSource):
         raise TypeError("a part of a mix has no proportions: slice, filter or split the sources, and mix the parts")
 
     def __repr__(self) -> str:
-        return f"MixedSource({len(self.sources)} sources, weights={self.weights})"
+        shown = self.weights if len(self.weights) <= _MOST_SHOWN else f"({self.weights[0]}, ...)"
+        return f"MixedSource({len(self.sources)} sources, weights={shown})"
 
 
 def _pairs(sources: Any, weights: Mapping[str, float] | None) -> Sequence[tuple[Any, Any]]:

@@ -4,6 +4,7 @@
 # pyright: reportPrivateUsage=false
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from typing import Any
 from weakref import WeakMethod
@@ -13,6 +14,7 @@ import numpy as np
 from dataload.sources.base import SliceSource, Source, SubsetSource
 from dataload.sources.directory import ShardNumbers, directory_of
 from dataload.sources.file_source import FileSource
+from dataload.sources.memory import MemorySource
 from dataload.sources.shards import OpenShards, ShardReader, most_open_shards
 from dataload.storage import is_url
 from dataload.storage.core import MOST_SHARDS, PLACE_BITS
@@ -39,11 +41,13 @@ class JointShards:
         self._joint: OpenShards[Any] = OpenShards(
             ends, self._opened[0].fields, nothing, opened, most_open_shards(), None, directory=directory_of(len(ends))
         )
-        self._records = ShardNumbers(len(sources))
-        for number, (source, own) in enumerate(zip(sources, files, strict=True)):
-            self._put(number, source, int(firsts[numbers[id(own)]]))
+        whole = len(distinct) == len(sources) and all(map(operator.is_, sources, files))
+        self._records = None if whole else ShardNumbers(len(sources))
+        if self._records is not None:
+            for number, (source, own) in enumerate(zip(sources, files, strict=True)):
+                self._put(self._records, number, source, int(firsts[numbers[id(own)]]))
 
-    def _put(self, number: int, source: Source[Any], first: int) -> None:
+    def _put(self, records: ShardNumbers, number: int, source: Source[Any], first: int) -> None:
         """Set which records of all files those of a source are."""
         count, chain, part = len(source), list[SubsetSource[Any]](), source
         while isinstance(part, SubsetSource):
@@ -55,9 +59,9 @@ class JointShards:
             indices = part._map(indices)
         if is_line:
             start, stop = (*indices.tolist(), 0, 0)[:2] if count != 1 else (int(indices[0]),) * 2
-            self._records.put_line(number, start + first, stop - start, count)
+            records.put_line(number, start + first, stop - start, count)
         else:
-            self._records.put(number, indices + first)
+            records.put(number, indices + first)
 
     def _reader(self, shard: int) -> ShardReader[Any]:
         source = int(np.searchsorted(self._shards, shard, side="right")) - 1
@@ -65,6 +69,8 @@ class JointShards:
 
     def _indices(self, ends: Int64Array, indices: Int64Array) -> Int64Array:
         """Return indices in all files of records of the sources, whose cumulative lengths are `ends`."""
+        if self._records is None:
+            return indices
         source = np.searchsorted(ends, indices, side="right")
         within = indices - np.where(source > 0, ends[source - 1], 0)
         return self._records[(source << PLACE_BITS) | within]
@@ -85,8 +91,25 @@ class JointShards:
             raise memory_error(self._first, self._first.paths[0], len(indices)) from error
 
 
-def join(sources: Sequence[Source[Any]]) -> JointShards | None:
-    """Return the shards of sources together; None unless all are mapped files with the same options and fields."""
+class JointColumns:
+    """Sources in memory with the same columns; each becomes a part of the memory of all."""
+
+    def __init__(self, all_records: MemorySource) -> None:
+        self._all = all_records
+
+    def records(self, ends: Int64Array, indices: Int64Array) -> list[Any]:  # noqa: ARG002 - as `JointShards`
+        """Return records."""
+        return self._all._read(indices)
+
+    def columns(self, ends: Int64Array, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:  # noqa: ARG002 - as `JointShards`
+        """Return columns."""
+        return self._all._read_columns(indices, fields)
+
+
+def join(sources: Sequence[Source[Any]]) -> JointShards | JointColumns | None:
+    """Return sources together; None unless all are mapped files, or columns in memory, with the same fields."""
+    if (columns := MemorySource.joined(sources)) is not None:
+        return JointColumns(columns)
     files: list[FileSource[Any]] = []
     for source in sources:
         part = source

@@ -1,5 +1,6 @@
 """Data in memory, and what a loader takes in place of a source."""
 
+import pickle
 import re
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pyarrow as pa
 import pytest
 from made_files import same
 
+import dataload
 from dataload import ConfigError, CorruptFileError, Loader, MemorySource, RangeSource
 from dataload.sources.views.adapt import as_source, loadable
 from dataload.testing import check_source
@@ -217,3 +219,39 @@ def test_what_is_no_source(data, message):
 def test_nulls_are_those_of_tables():
     with pytest.raises(ConfigError, match="nulls is for tables, and the data are 'dict'"):
         MemorySource({"x": [1, None]}, nulls="mask")
+
+
+def test_many_sources_of_the_same_columns_are_read_at_once_and_keep_their_records():
+    def part(n):
+        first = 100 * n
+        names = [f"r{i}" for i in range(first, first + n)]
+        return {"x": np.arange(first, first + n)[:, None] * [1.0, 2.0], "name": names}
+
+    parts = [dataload.MemorySource(part(n)) for n in (3, 0, 5, 1)]
+    alone = [dataload.MemorySource(part(n)) for n in (3, 0, 5, 1)]
+    both = dataload.concat(parts)
+    rows = np.random.default_rng(0).integers(0, 9, 40)
+    expected = [record for source in alone for record in source]
+    for _ in range(2):
+        batch = both.read_batch(rows)
+        assert [*batch["name"]] == [expected[row]["name"] for row in rows]
+        assert np.array_equal(batch["x"], np.array([expected[row]["x"] for row in rows]))
+        assert [record["name"] for record in both.read(rows)] == [expected[row]["name"] for row in rows]
+    assert both.read_batch(rows, fields=("name",)).keys() == {"name"}
+    for source, other in zip(parts, alone, strict=True):
+        assert source.fingerprint() == other.fingerprint()
+        assert [record["name"] for record in source] == [record["name"] for record in other]
+    again = pickle.loads(pickle.dumps(both))
+    assert [*again.read_batch(rows)["name"]] == [expected[row]["name"] for row in rows]
+
+
+def test_sources_of_other_columns_are_read_one_by_one():
+    ints, floats = dataload.MemorySource({"x": np.arange(3)}), dataload.MemorySource({"x": np.arange(3) + 0.5})
+    listed = dataload.MemorySource([{"x": np.array(7)}])
+    for sources in ([ints, listed], [ints, ints], [dataload.MemorySource({"x": np.arange(3)}, fields=["x"]), ints]):
+        both = dataload.concat(sources)
+        expected = [float(record["x"]) for source in sources for record in source]
+        assert [float(record["x"]) for record in both] == expected
+        assert both.read_batch(np.arange(len(both)))["x"].tolist() == expected
+    with pytest.raises(ValueError, match="row 0 is int64"):
+        dataload.concat([ints, floats]).read_batch(np.arange(6))

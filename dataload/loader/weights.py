@@ -1,0 +1,104 @@
+"""Weights of a mixture that the training loop changes while it runs."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import starmap
+from typing import TYPE_CHECKING, Annotated, Any
+
+from dataload._util.settings import Least, check_count
+from dataload.errors import ConfigError
+from dataload.loader.base import BatchT, LoaderBase
+from dataload.loader.state import Cursor, EpochPlanners, mixture_of, with_changes
+from dataload.loader.statistics import Statistics
+from dataload.samplers import BatchPlanner
+from dataload.samplers.mixture import Change, Row, SourceStatistics
+from dataload.sources.base import Source
+from dataload.types import RandomAccessSource
+
+if TYPE_CHECKING:
+    from dataload.loader.step import StepWork
+
+
+class WeightChanges(LoaderBase[BatchT]):
+    """A loader whose order may be a mixture with weights that change."""
+
+    _planner: BatchPlanner
+    _plans: EpochPlanners
+    _source: RandomAccessSource[Any]
+    _work: StepWork
+
+    def change_weights(self, weights: Row, *, at: Annotated[int, Least(0)] | None = None) -> None:
+        """Change the weights of a mixture, from the next step on or from a later one; see `Mixture.changed`.
+
+        Batches that were made ahead are made again. Call it on all ranks at the same step, with the same weights. The
+        change is part of the state, so a run that resumes follows it, on any number of ranks.
+
+        Args:
+            weights: One weight per source, in order, or by name if the sources were named. 0 retires a source.
+            at: The first step of this epoch with these weights; by default the one after the last that the loop has
+                received.
+
+        Raises:
+            ConfigError: The order is not a mixture, the weights do not fit its sources, or the step is not to come.
+
+        Examples:
+            >>> import dataload
+            >>> web, books = dataload.RangeSource(900), dataload.RangeSource(900, start=900)
+            >>> mixed = dataload.mix({"web": web, "books": books}, {"web": 0.5, "books": 0.5})
+            >>> loader = dataload.Loader(mixed, batch_size=100)
+            >>> batches = iter(loader)
+            >>> int((next(batches)["index"] < 900).sum())
+            50
+            >>> loader.change_weights({"web": 0.9, "books": 0.1})
+            >>> int((next(batches)["index"] < 900).sum())
+            90
+        """
+        self._check_open()
+        self._ask_rank()
+        cursor = self._cursor if self._now else self._start()
+        planner, epoch = self._plans.of(cursor.epoch), cursor.epoch
+        mixture = mixture_of(planner)
+        if mixture is None:
+            message = "only a mixture has weights: pass dataload.mix(...) or sampler=Mixture(...)"
+            raise ConfigError(message, key="weights", value=weights)
+        step = cursor.step if at is None else check_count("at", at, least=cursor.step, below=planner.steps(epoch))
+        changed = mixture.changed(planner.position(step, epoch=epoch), weights, epoch=epoch)
+        self._planner = self._with_changes(self._planner, changed.changes)
+        self._move(
+            cursor,
+            EpochPlanners(self._planner, epoch, self._with_changes(planner, changed.changes), self._plans.before),
+        )
+        if self._now is not None:
+            self._now.steps = self._steps(cursor)
+
+    def statistics(self) -> Statistics:
+        """Return where the time went since the loader was built, and what each source of a mixture has given."""
+        mixture, found = mixture_of(self._planner), super().statistics()
+        if mixture is None:
+            return found
+        cursor = self._cursor
+        position, epoch = self._plans.of(cursor.epoch).position(cursor.step, epoch=cursor.epoch), cursor.epoch
+        names = mixture.names or [*map(str, range(len(mixture.samplers)))]
+        records, epochs = (each.tolist() for each in mixture.given(position, epoch=epoch))
+        shares = mixture.shares(position, epoch=epoch).tolist()
+        each = self._source.fields.get("tokens") if isinstance(self._source, Source) else None
+        tokens = None if each is None or each.shape is None or len(each.shape) != 1 else each.shape[0]
+        rows = zip(shares, records, epochs, (tokens and count * tokens for count in records), strict=True)
+        return replace(found, sources=dict(zip(names, starmap(SourceStatistics, rows), strict=True)))
+
+    @abstractmethod
+    def _ask_rank(self) -> None:
+        """Plan for the rank of this process."""
+
+    def _move(self, cursor: Cursor, plans: EpochPlanners | None = None) -> None:
+        super()._move(cursor)
+        if self._work.planner is not self._planner:
+            self._work.plan_for(self._planner)
+        self._plans = EpochPlanners(self._planner) if plans is None else plans
+
+    def _with_changes(self, planner: BatchPlanner, changes: Sequence[Change]) -> BatchPlanner:
+        # Workers in other processes have a copy of the first plan, so they are sent rows.
+        return with_changes(planner, changes, sends=self._work.in_processes)

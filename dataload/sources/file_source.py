@@ -93,7 +93,7 @@ class FileSource(Source[T_co]):
         self._known: ListedShards | None = None
         self._classes: Mapping[str, tuple[str, ...]] = {}
         self._closed = False
-        self._fingerprint: str | None = None
+        self._described: list[tuple[Any, ...]] | None = None
         self._prepare()
 
     def _prepare(self) -> None:
@@ -316,16 +316,15 @@ class FileSource(Source[T_co]):
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""
-        if self._fingerprint is None:
-            self._fingerprint = digest(*self.described())
-        return self._fingerprint
+        return digest(*self.described())
 
     def described(self) -> tuple[str, list[tuple[Any, ...]], Any, Any]:
         """Return what the fingerprint is a hash of: of shards, names first."""
-        columns = zip(map(base_name, self._paths), self.shard_identities(), self.shard_lengths, strict=True)
-        shards = [(name, size, ends, count, identity) for name, (size, ends, identity), count in columns]
+        if self._described is None:
+            columns = zip(map(base_name, self._paths), self.shard_identities(), self.shard_lengths, strict=True)
+            self._described = [(name, size, ends, count, inner) for name, (size, ends, inner), count in columns]
         options = sorted((name, describe_value(value)) for name, value in self._content.items())
-        return self.format_name, shards, self._selected, options
+        return self.format_name, self._described, self._selected, options
 
     def shard_identities(self) -> Sequence[ContentMark]:
         """Return what the fingerprint says of the content of each shard; a manifest may know it."""
@@ -359,7 +358,7 @@ class FileSource(Source[T_co]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
-        del state["_opened"]
+        del state["_opened"], state["_described"]
         if self._known is not None and not any(map(is_url, self._paths)):
             # What is known of local files holds here and now. Workers compare versions.
             state["_known"] = replace(self._known, contents=None, versions=())
@@ -379,7 +378,7 @@ class FileSource(Source[T_co]):
         return self._versions is not None and len(self._versions) == len(self._paths)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._versions = self._known = None
+        self._versions = self._known = self._described = None
         vars(self).update(state)
         if isinstance(packed := state["_paths"], bytes):
             self._paths = tuple(zlib.decompress(packed).decode("utf-8", "surrogatepass").split("\0"))

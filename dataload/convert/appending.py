@@ -32,6 +32,7 @@ from dataload.storage import Remote, base_name, is_url, join, local_path, parent
 from dataload.types import FieldSpec
 
 _LOCK_SECONDS = 600  # while others rename and describe their shards
+_TENSORFLOW = re.compile(r"-\d+-of-\d+$")  # after the suffix
 _NUMBER = re.compile(r"(\d+)(-of-\d+)?(-append-[0-9a-f]{8})?$")
 
 
@@ -46,8 +47,9 @@ class Appender(ShardedWriter):
         directory, self._listed = _find(path, Remote.of(*place) if is_url(path) else None)
         entry = _format_of(self._listed, given)
         first = self._listed.names[0]
-        suffix = next((each for each in entry.suffixes if first.lower().endswith(each)), "")
-        stem, suffix = (first.removesuffix(suffix), suffix) if suffix else os.path.splitext(first)
+        plain = _TENSORFLOW.sub("", first)
+        suffix = next((each for each in entry.suffixes if plain.lower().endswith(each)), os.path.splitext(plain)[1])
+        stem, suffix = plain[: len(plain) - len(suffix)], plain[len(plain) - len(suffix) :]
         number = _NUMBER.search(stem)
         self._head, self._suffix = (stem[: number.start()] if number else f"{stem}-"), suffix
         own = {key: value for key, value in self._listed.options.items() if key in entry.writer_options.names()}
@@ -182,11 +184,10 @@ def _find(path: str, remote: Remote | None) -> tuple[str, DataSetFacts]:
 
 
 def _is_called(listed: DataSetFacts, name: str) -> bool:
-    if name == listed.pattern or {*expand_braces(name)} <= {*listed.names}:
+    named = expand_braces(name)
+    if name == listed.pattern or {*named} <= {*listed.names}:
         return True
-    if len(expand_braces(name)) > 1 or "*" in name:
-        return all(fnmatchcase(each, name) for each in listed.names)
-    entry = by_suffix(name)
+    entry = by_suffix(name) if len(named) == 1 else None
     return entry is not None and bool(Target(entry, name).names(None).fullmatch(listed.names[0]))
 
 

@@ -77,12 +77,16 @@ def test_new_shards_come_last_and_the_manifest_is_that_of_an_index(tmp_path, nam
     assert numbers(tmp_path / entry["pattern"], **FORMATS[name], **decoding(name)) == [*range(15)]
 
 
+TOLD = ("numbered", "one", "named", "digits", "capitals")
+
+
 def test_names_follow_those_that_are_there(tmp_path):
     for directory, names in {
         "numbered": ["part_0007.syr", "part_0009.syr"],
         "one": ["one.syr"],
         "named": ["b.syr", "a.syr"],
         "digits": ["00.syr", "01.syr"],
+        "capitals": ["A.SYR"],
     }.items():
         (tmp_path / directory).mkdir()
         for number, name in enumerate(names):
@@ -91,11 +95,23 @@ def test_names_follow_those_that_are_there(tmp_path):
         before = numbers(tmp_path / directory)
         written(tmp_path / directory, 5, 6, append=True)
         assert numbers(tmp_path / directory) == [*before, 5]
-    new = {name: listed(tmp_path / name)["shards"]["name"][-1] for name in ("numbered", "one", "named", "digits")}
+    new = {name: listed(tmp_path / name)["shards"]["name"][-1] for name in TOLD}
     starts = {name: each.partition("-append-")[0] for name, each in new.items()}
-    assert starts == {"numbered": "part_0010", "one": "one-00001", "named": "a-00002", "digits": "02"}
+    assert starts == {
+        "numbered": "part_0010",
+        "one": "one-00001",
+        "named": "a-00002",
+        "digits": "02",
+        "capitals": "A-00001",
+    }
     patterns = {name: listed(tmp_path / name)["pattern"] for name in starts}
-    assert patterns == {"numbered": "*.syr", "one": "one*.syr", "named": "*.syr", "digits": "[0-9]*.syr"}
+    assert patterns == {
+        "numbered": "*.syr",
+        "one": "one*.syr",
+        "named": "*.syr",
+        "digits": "[0-9]*.syr",
+        "capitals": "A*.SYR",
+    }
 
 
 def test_keys_are_numbered_on(tmp_path):

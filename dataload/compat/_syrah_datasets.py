@@ -47,12 +47,9 @@ else:
 
 
 class SyrahDataset(_Dataset):
-    """The items of a Syrah file as tuples, for PyTorch's `DataLoader`.
+    """The items of a Syrah file as tuples of the arrays `keys`, for PyTorch's `DataLoader`.
 
-    Args:
-        file_path: The file.
-        keys: Names of the arrays, in the order of the tuple.
-        process_funcs: A dict from name to a function that is applied to each array of that name.
+    `process_funcs` has functions by name that are applied to each array of that name.
     """
 
     def __init__(

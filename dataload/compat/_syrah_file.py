@@ -23,17 +23,7 @@ class File:
     """A Syrah file, open for reading or for writing.
 
     Close a file open for writing with `close` or a ``with`` block. If an exception leaves the block, the file contains
-    the items added until then.
-
-    Args:
-        file_path: The file. Mode ``"w"`` replaces an existing file.
-        mode: ``"r"`` or ``"w"``.
-
-    Raises:
-        ConfigError: The mode is neither ``"r"`` nor ``"w"``.
-        SourceNotFoundError: The file, or the directory to write to, does not exist.
-        FileError: The operating system reported an error.
-        CorruptFileError: The file is damaged or is not a Syrah file.
+    the items added until then. Mode ``"w"`` replaces an existing file; the other mode is ``"r"``.
     """
 
     def __init__(self, file_path: str | os.PathLike[str], mode: str) -> None:
@@ -82,17 +72,10 @@ class File:
         return self._num_items
 
     def add_item(self, item: Mapping[str, Array]) -> None:
-        """Append an item.
+        """Append an item: arrays by name, with the names and dtypes of the first one.
 
-        Args:
-            item: A dict from name to array. All items must have the names and dtypes of the first one. The elements of
-                an array of strings are joined to one string.
-
-        Raises:
-            FileError: The file is not open for writing.
-            ConfigError: A name is not a string, a value is not an array, or its dtype differs from the first item's.
-            TypeError: The format does not support a dtype.
-            KeyError: The first item has other names.
+        The elements of an array of strings are joined to one string. A dtype that the format lacks is a TypeError,
+        other names are a KeyError.
         """
         if self._writer is None:
             raise self._not_open("w", "write an item to")
@@ -111,23 +94,11 @@ class File:
         return {name: _flat(value) for name, value in reader[position].items()}
 
     def get_array(self, index: SupportsIndex | str, array_name: str, dtype: str | None = None) -> Array:
-        """Return one array of an item.
+        """Return one array of an item, of one dimension; for a string, it has one element.
 
-        Args:
-            index: Position of the item, from 0; a string of digits is accepted, as in the original's README.
-            array_name: Name of the array.
-            dtype: Name of a dtype to reinterpret the bytes as, instead of the array's own.
-
-        Returns:
-            A one-dimensional array; for a string, it has one element.
-
-        Raises:
-            FileError: The file is not open for reading.
-            IndexError: The index is too large.
-            KeyError: No array has this name.
-            TypeError: The index is not an integer, or the format does not support the dtype.
-            ConfigError: The index is negative, or the size of the array is not a multiple of the size of `dtype`.
-            UnicodeDecodeError: `dtype` is ``"str"`` and the bytes are not UTF-8.
+        `index` is a position from 0, or its digits as text, as in the original's README. `dtype` names a dtype to
+        reinterpret the bytes as, instead of the array's own. A negative index is a ConfigError, a missing name a
+        KeyError.
         """
         reader, position = self._readable(), self._position(index)
         if array_name not in reader.fields:

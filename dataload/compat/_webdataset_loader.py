@@ -40,11 +40,6 @@ class WebLoader(Resumable, base("DataPipeline")):
 
     Over a `WebDataset` of this module whose stages work on single samples up to ``batched``, the batches are the same
     for any number of workers, and `state_dict` is exact.
-
-    Args:
-        dataset: A `WebDataset`, or any data set.
-        args: See ``torch.utils.data.DataLoader``.
-        kw: See ``torch.utils.data.DataLoader``.
     """
 
     def __init__(self, dataset: Any, *args: Any, **kw: Any) -> None:

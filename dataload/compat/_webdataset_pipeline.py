@@ -48,14 +48,8 @@ class WebDataset(Resumable, base("WebDataset")):
     The arguments are WebDataset's, and those below. `seed` is 0 by default. `cache_dir` is dataload's cache of
     shards. Ranks divide the samples unless `nodesplitter` is None, and workers unless `workersplitter` is None.
 
-    Args:
-        urls: Archives, as WebDataset takes them.
-        args: See WebDataset.
-        allow_pipe: Run URLs ``pipe:COMMAND`` in a shell.
-        allow_pickle: Let `decode` and `xdecode` load pickles, which can run any code.
-        storage_options: See `dataload.open`.
-        remote: See `dataload.open`.
-        kw: See WebDataset.
+    `allow_pipe` runs URLs ``pipe:COMMAND`` in a shell; `allow_pickle` lets `decode` and `xdecode` load pickles, which
+    can run any code. `storage_options` and `remote` are those of `dataload.open`.
     """
 
     def __init__(
@@ -236,13 +230,7 @@ class WebDataset(Resumable, base("WebDataset")):
         """Return a `dataload.Loader` of the same batches, for its workers, statistics and bad records.
 
         States go from one to the other. With ``repeat(n)``, a batch may span two passes. Without ``batched``, batches
-        are lists of one sample.
-
-        Args:
-            options: Options of `dataload.Loader`, such as ``num_workers=4``.
-
-        Raises:
-            ConfigError: A stage does not work on single samples, or the archives are read as streams.
+        are lists of one sample. A ConfigError if a stage does not work on single samples.
         """
         source, found = self.archives(), self.plan()
         if found.inexact is not None:

@@ -6,7 +6,7 @@ import bisect
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 import numpy as np
@@ -230,26 +230,24 @@ class Progress(NamedTuple):
     given: int = 0  # values in all passes
 
 
+@dataclass(eq=False)
 class PassState:
     """An iteration over a data set, or over a loader of it."""
 
-    # `position` is where it begins: samples of all ranks in that epoch, over all passes. `offsets` say how far each
-    # worker is from there, if that differs; the one first that gives the next value.
-    def __init__(
-        self, epoch: int, position: int = 0, offsets: Sequence[Progress] = (), counts: Mapping[str, int] | None = None
-    ) -> None:
-        self.epoch: int = epoch
-        self.position: int = position
-        self.offsets: Sequence[Progress] = offsets
-        self.counts: Mapping[str, int] = counts or {}
-        self.passes = self.given = 0
+    epoch: int
+    position: int = 0  # where it begins: samples of all ranks in that epoch, over all passes
+    # How far each worker is from there, if that differs; the one first that gives the next value.
+    offsets: Sequence[Progress] = ()
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    passes: int = 0
+    given: int = 0
+    over: bool = False
+
+    def __post_init__(self) -> None:
         self.workers: int = self.counts.get("workers", 0)  # that have offsets
-        self.resumed: bool = position > 0 or len(offsets) > 0
-        self.over: bool = False
-        self.progress: dict[int, Progress] = {
-            offset.lane: offset for offset in offsets
-        }  # of lanes that have given a value
-        self.last: int = offsets[0].lane - 1 if offsets else 0  # the lane of the last value
+        self.resumed: bool = self.position > 0 or len(self.offsets) > 0
+        self.progress: dict[int, Progress] = {offset.lane: offset for offset in self.offsets}  # that gave a value
+        self.last: int = self.offsets[0].lane - 1 if self.offsets else 0  # the lane of the last value
 
     def check(self, workers: int) -> None:
         """Raise a ConfigError unless there are as many workers as have offsets."""
@@ -354,11 +352,7 @@ class Resumable(FluidInterface):
         self._knows_epoch = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position of the consumer, for JSON.
-
-        Raises:
-            ConfigError: The position is not exact, or the archives are read as streams; the message says why.
-        """
+        """Return the position of the consumer, for JSON; a ConfigError says why if it is not exact or unknown."""
         data, run = self.dataset(), self._next or self.run
         if run is None or run.over:
             return data.state_at(self._epoch)
@@ -376,11 +370,6 @@ class Resumable(FluidInterface):
         return data.state_at(run.epoch, position, offsets, **self.counts(run), **workers)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue where `state` was taken, with the same stages. Reads no sample.
-
-        Raises:
-            ConfigError: The archives are read as streams.
-            StateMismatchError: The state is of other data or another order.
-        """
+        """Continue where `state` was taken, with the same stages. Reads no sample."""
         run = self._next = self.dataset().run_at(state)
         self.enter(run)

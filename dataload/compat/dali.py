@@ -109,8 +109,6 @@ def webdataset(
 
     Raises:
         ConfigError: An argument is wrong, or there are fewer samples than shards.
-        SourceNotFoundError: An archive or index does not exist.
-        CorruptFileError: An archive or index contradicts its format or the other.
     """
     given = _convert(locals())
     if given["device"] is not None:

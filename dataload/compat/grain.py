@@ -47,17 +47,8 @@ class RecordKeyError(IndexError, ValueError):
 class ArrayRecordDataSource:
     """The records of ArrayRecord files, as bytes. Negative record keys are refused, as in Grain.
 
-    A file is opened when one of its records is read. Files given whole are also opened at once, for their length.
-
-    Args:
-        paths: One or more files, each a path, a slice ``"path[start:end]"``, or an object with the attributes
-            `filename`, `skip`, `take` and `examples_in_shard`.
-        reader_options: Options of array_record's reader, such as ``{"index_storage_option": "offloaded"}``.
-
-    Raises:
-        ConfigError: There are no paths.
-        SourceNotFoundError: A file given whole does not exist.
-        CorruptFileError: A file given whole is not a complete ArrayRecord file.
+    A file is opened when one of its records is read. Files given whole are also opened at once, for their length;
+    others are slices, ``"path[start:end]"``, or objects with `filename`, `skip`, `take` and `examples_in_shard`.
     """
 
     def __init__(
@@ -90,11 +81,7 @@ class ArrayRecordDataSource:
         return self.__getitems__([record_key])[0]
 
     def __getitems__(self, record_keys: Sequence[SupportsIndex] | Int64Array) -> list[bytes]:
-        """Return records in the order requested.
-
-        Raises:
-            RecordKeyError: A key is outside [0, len).
-        """
+        """Return records in the order requested."""
         keys = np.fromiter(map(operator.index, record_keys), np.int64, len(record_keys))
         outside = keys[(keys < 0) | (keys >= len(self))]
         if outside.size:
@@ -137,11 +124,7 @@ class ArrayRecordDataSource:
 
 
 class RangeDataSource:
-    """The numbers of ``range(start, stop, step)``. Negative record keys are refused, as in Grain.
-
-    Raises:
-        ConfigError: `step` is 0, or leads away from `stop`.
-    """
+    """The numbers of ``range(start, stop, step)``. Negative record keys are refused, as in Grain."""
 
     def __init__(self, start: int, stop: int, step: int) -> None:
         self._source = RangeSource(stop, start=start, step=step)
@@ -165,12 +148,7 @@ class RangeDataSource:
 class SharedMemoryDataSource(shared_memory.ShareableList[Any]):
     """Numbers, texts, bytes and None in shared memory. A pickle refers to the memory and holds no data.
 
-    Args:
-        elements: The values. None attaches to the memory called `name`.
-        name: The name of the memory; None generates one.
-
-    Raises:
-        ConfigError: Neither elements nor a name are given, or a text or bytes value ends in a zero byte.
+    Without `elements`, it attaches to the memory called `name`. Values that end in a zero byte are a ConfigError.
     """
 
     def __init__(self, elements: Sequence[Any] | None = None, *, name: str | None = None) -> None:
@@ -199,17 +177,10 @@ InMemoryDataSource = SharedMemoryDataSource
 
 
 def tfds_data_source(data: Any, split: Any = None, *, fields: Sequence[str] | None = None) -> Any:
-    """Return the same as ``tfds.data_source``, without TensorFlow Datasets.
+    """Return the same as ``tfds.data_source``, without TensorFlow Datasets; see `TfdsSource`.
 
-    Args:
-        data: The directory with ``dataset_info.json``; or a result of ``tfds.data_source``, which is returned
-            unchanged.
-        split: As in TensorFlow Datasets, for example ``"train[:75%]"``. A list gives a list, None a dict of all splits.
-        fields: Names of the features to read; None means all.
-
-    Raises:
-        ConfigError: `data` is not one of these; or see `dataload.sources.array_record.tfds.TfdsSource`.
-        SourceError: See `dataload.sources.array_record.tfds.TfdsSource`.
+    `data` is the directory with ``dataset_info.json``; or a result of ``tfds.data_source``, which is returned
+    unchanged. `split` is as there, such as ``"train[:75%]"``. A list gives a list, None a dict of all splits.
     """
     if isinstance(data, (str, os.PathLike)):
         if split is None:

@@ -22,23 +22,15 @@ __all__ = ["MultiStreamDataLoader", "plot_timings", "split_datasets"]
 def split_datasets(make: Callable[..., Any], data_list: Sequence[Any], batch_size: int, max_workers: int) -> list[Any]:
     """Return data sets that share the rows of a batch: as many as divide it, at most `max_workers`, at least one.
 
-    Args:
-        make: ``make(data_list, batch_size=rows)`` returns a data set. In its class, write
-            ``split_datasets = classmethod(split_datasets)``.
-        data_list: What each row goes through.
-        batch_size: Rows of all data sets together.
-        max_workers: Maximum number of worker processes, each of which reads one data set.
+    ``make(data_list, batch_size=rows)`` returns one. In its class, write
+    ``split_datasets = classmethod(split_datasets)``.
     """
     parts = next(parts for parts in range(max(1, max_workers), 0, -1) if not batch_size % parts)
     return [make(data_list, batch_size=batch_size // parts) for _ in range(parts)]
 
 
 class MultiStreamDataLoader:
-    """Joins the rows of several data sets into batches. Each data set runs in its own worker process.
-
-    Args:
-        datasets: Data sets that yield tuples or lists of rows, as `split_datasets` makes them.
-    """
+    """Joins the rows of several data sets, of `split_datasets`, into batches; each runs in a worker process."""
 
     def __init__(self, datasets: Sequence[Any]) -> None:
         self.datasets = datasets
@@ -64,13 +56,7 @@ class MultiStreamDataLoader:
 
 
 def plot_timings(loader: Any, model_time: float, n_batches: int) -> Any:
-    """Return a figure of who worked when, while a model that takes `model_time` seconds received `n_batches`.
-
-    Args:
-        loader: A `MultiStreamDataLoader`, or a loader of dataload.
-        model_time: Seconds of the model for a batch.
-        n_batches: Batches to receive.
-    """
+    """Return a figure of who worked when, while a model that takes `model_time` seconds received `n_batches`."""
     loaders = getattr(loader, "loaders", [loader])
     with ExitStack() as stack:
         timeline, *others = [stack.enter_context(record_timeline(each)) for each in loaders]

@@ -72,13 +72,7 @@ def __getattr__(name: str) -> Any:
 def default_data_process_func(data: str) -> Any:
     """Return the image and label of a line such as ``"path/of/image.jpg 3"``.
 
-    Returns:
-        `TensorProtos` with two tensors of type BYTE: the RGB pixels in rows, with dims [width, height], and the text of
-        the label.
-
-    Raises:
-        IndexError: The line has no label.
-        CorruptFileError: The file is not an image of the format that its name implies.
+    They are two tensors of type BYTE in `TensorProtos`: RGB pixels in rows, with dims [width, height]; and text.
     """
     parts = data.split(" ")
     if len(parts) < 2:
@@ -92,15 +86,7 @@ def default_data_process_func(data: str) -> Any:
 
 
 def default_transform(tensor_protos: Any) -> tuple[Any, int]:
-    """Return the image and label written by `default_data_process_func`, ready for training.
-
-    Returns:
-        A tensor of shape (3, 224, 224), float32 in [0, 1]; and the label.
-
-    Raises:
-        IndexError: The message has fewer than two tensors.
-        ValueError: The number of pixels does not match the dims, or the label is not a number.
-    """
+    """Return the image, (3, 224, 224) float32 in [0, 1], and label written by `default_data_process_func`."""
     images = _torch_images("default_transform")
     image, label = images.read_image(tensor_protos)
     return images.collate_images([(image, label)])[0][0], label
@@ -112,18 +98,9 @@ def _torch_images(needed_by: str) -> Any:
 
 
 class Writer:
-    """Writes the items named in a list to a TorchRecord.
+    """Writes the items named in a .txt or .csv file, one a line, to a TorchRecord of `db_num` equal parts.
 
-    Args:
-        data_list: Path of a .txt or .csv file with one item per line.
-        output_dir: Directory to write to, created if missing. Other files in it are left alone.
-        map_size: Ignored, because the map grows as needed.
-        db_num: Number of sub-databases, which get equal parts.
-        shuffle: Shuffle the lines first, with ``random.shuffle``.
-        data_process_func: A function from a line to `TensorProtos`, or anything else with ``SerializeToString``.
-
-    Raises:
-        ConfigError: `data_list` is not the path of a .txt or .csv file, or `db_num` is less than 1.
+    `map_size` is ignored, because the map grows as needed. Other files in `output_dir` are left alone.
     """
 
     def __init__(
@@ -155,14 +132,7 @@ class Writer:
         return lines
 
     def write(self) -> None:
-        """Write everything.
-
-        Raises:
-            ConfigError: `output_dir` holds an LMDB environment that is not a TorchRecord.
-            SourceError: The data list cannot be read, or the disk is full.
-            OSError: `output_dir` cannot be created or written to.
-            MissingDependencyError: lmdb is not installed.
-        """
+        """Write everything. A ConfigError if `output_dir` holds an LMDB environment that is not a TorchRecord."""
         lines = self.parse_data_list()
         spans = even_split(len(lines), self.db_num)
         width = len(str(max(stop - start for start, stop in spans)))  # the original's reader needs equal widths
@@ -189,18 +159,8 @@ class TRSampler:
     `closes` is 1 for the last record of its sub-database in an epoch. Each iteration is another epoch. The seed comes
     from the global generator of `random`: after ``random.seed(0)``, a new sampler repeats the same epochs.
 
-    Args:
-        record_path: The directory.
-        record_num: Number of sub-databases to read, starting with db0.
-        shuffle: Shuffle within each sub-database, then through a pool of 64 records or 4 batches per worker, whichever
-            is larger.
-        full_shuffle: Shuffle all records.
-        batch_size: Records per batch; the last batch may have fewer.
-        num_workers: Number of the loader's workers, which decides the size of the pool.
-
-    Raises:
-        ConfigError: A number is less than 1, or greater than the number of sub-databases.
-        CorruptFileError: The file is truncated or damaged.
+    `shuffle` goes through each of the first `record_num` sub-databases, then through a pool of 64 records or 4 batches
+    per worker, whichever is larger; `full_shuffle` goes through all records.
     """
 
     def __init__(
@@ -256,17 +216,8 @@ class TRSampler:
 class TRDataset:
     """Records of a TorchRecord by key, for PyTorch's `DataLoader` with a `TRSampler`.
 
-    Args:
-        record_path: The directory.
-        transform: A function from a message to a sample.
-        record_num: Number of sub-databases to read, starting with db0.
-        shuffle: Ignored, because the sampler shuffles.
-        batch_size: Ignored.
-        proto: Class of the messages, by default `TensorProtos`.
-
-    Raises:
-        ConfigError: The file has fewer than `record_num` sub-databases.
-        CorruptFileError: The file is truncated or damaged; when a record is read: it is missing.
+    `transform` makes a sample of a message, of the class `proto` (by default `TensorProtos`), of the first `record_num`
+    sub-databases. `shuffle` and `batch_size` are the sampler's, and ignored here.
     """
 
     def __init__(

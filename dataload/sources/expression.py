@@ -163,7 +163,9 @@ class Expression:
         )
 
     def _compare(self, operation: str, other: object) -> Expression:
-        return Expression(operation, (self, other if isinstance(other, Expression) else _constant(other)))
+        if isinstance(other, Expression):
+            raise TypeError("conditions compare a field with a value: to compare two fields, filter by a function")
+        return Expression(operation, (self, _constant(other)))
 
     def _join(self, operation: str, other: Any) -> Expression:
         if not isinstance(other, Expression):
@@ -184,16 +186,14 @@ def _constant(value: Any) -> Any:
 
 def _verdict(leaf: Expression, column: Callable[[str], Any]) -> Verdict:
     """Return a verdict on each row."""
-    columns = [_values(column(name), name) for name in leaf.fields]
-    valid = np.logical_and.reduce([_valid(each) for each in columns])
+    every, compared = _values(column(leaf.fields[0]), leaf.fields[0]), leaf.operands[-1]
+    valid = np.ones(len(every), np.bool_)
+    if every.dtype == object:
+        valid = np.fromiter((value is not None for value in every), np.bool_, len(every))
     if leaf.operation == "is_null":
         return ~valid, valid
-    (values, *others), constant = [each[valid] for each in columns], leaf.operands[-1]
-    compared = others[0] if others else constant
-    is_text = {
-        isinstance(each, str) for each in (*values[:1], *(compared if others or leaf.operation == "in" else [compared]))
-    }
-    holds = np.zeros(len(valid), np.bool_)
+    values, holds = every[valid], np.zeros(len(valid), np.bool_)
+    is_text = {isinstance(each, str) for each in (*values[:1], *(compared if leaf.operation == "in" else [compared]))}
     try:
         if leaf.operation == "field":
             if {*map(type, values)} - {bool, np.bool_}:
@@ -222,16 +222,10 @@ def _values(column: Any, name: str) -> Array:
     return found
 
 
-def _valid(values: Array) -> Array:
-    if values.dtype != object:
-        return np.ones(len(values), np.bool_)
-    return np.fromiter((value is not None for value in values), np.bool_, len(values))
-
-
 def _bounded(leaf: Expression, bounds: Callable[[str], tuple[Any, Any] | None]) -> Verdict:
     """Return a verdict on whether some value within bounds fulfils a condition, and whether some does not."""
     known = bounds(leaf.fields[0])
-    if leaf.operation in ("field", "is_null") or known is None or isinstance(leaf.operands[1], Expression):
+    if leaf.operation in ("field", "is_null") or known is None:
         return True, True
     (least, most), other = known, leaf.operands[1]
     try:

@@ -18,12 +18,8 @@ from dataload.types import BytesColumn, Int64Array, RandomAccessSource
 class SourceDataset(Dataset[Any]):
     """A source as a map-style dataset for PyTorch's own `DataLoader`.
 
-    `DataLoader` also accepts built-in sources directly. This class adds a transform and works with code that requires a
-    `Dataset`. Each batch is read with one call of ``__getitems__``.
-
-    Args:
-        source: Anything with ``__len__`` and ``__getitem__``.
-        transform: A function applied to each record.
+    `DataLoader` also accepts built-in sources directly. This class adds a transform of records and works with code that
+    requires a `Dataset`. Each batch is read with one call of ``__getitems__``.
     """
 
     def __init__(self, source: RandomAccessSource[Any], transform: Callable[[Any], Any] | None = None) -> None:

@@ -29,9 +29,6 @@ def to_tensors(batch: Any) -> Any:
     Returns:
         The same structure. Each tensor shares memory with its array; read-only arrays, and arrays with negative
         strides or foreign byte order, are copied.
-
-    Raises:
-        ConfigError: torch has no dtype for an array.
     """
     return map_leaves(batch, _as_tensor)
 
@@ -153,13 +150,6 @@ class DeviceLoader(DevicePrefetcher[_Ahead]):
         device: The device to copy to; ``"cuda"`` is the current CUDA device.
         depth: Number of batches to keep on the device beyond the consumer's current one.
         pin: Copy unpinned batches through pinned memory (see `to_pinned`). Otherwise the host waits for each copy.
-
-    Attributes:
-        loader: The loader.
-        device: The device to copy to, with its index.
-
-    Raises:
-        ConfigError: torch does not know the device or finds none on this machine, or `depth` is less than 1.
 
     Examples:
         >>> import dataload

@@ -24,9 +24,6 @@ class JsonState:
     loader are loaded: checkpoints of an earlier release with fewer keys, and states of streams with their own keys, are
     refused. As JSON text, the state is one value.
 
-    Args:
-        loader: An object with ``state_dict`` and ``load_state_dict`` whose states are JSON values.
-
     Examples:
         >>> import dataload
         >>> loader = dataload.Loader(dataload.RangeSource(5), batch_size=3)
@@ -42,11 +39,7 @@ class JsonState:
         return {"json": json.dumps(self._loader.state_dict())}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Load a state into the loader.
-
-        Raises:
-            StateMismatchError: `state` is not from a `JsonState`, or the loader refuses it.
-        """
+        """Load a state of a `JsonState` into the loader."""
         text = state_dict.get("json")
         try:
             state = json.loads(text) if isinstance(text, str) else None
@@ -84,10 +77,6 @@ def distributed_place(group: Any = None, *, data_dims: Sequence[str] | None = No
         data_dims: Names of the mesh dimensions along which processes read different data. By default the usual names
             are recognised, such as ``"dp"``, ``"dp_replicate"``, ``"dp_shard"`` or ``"fsdp"``. If one of these includes
             context parallelism, as torchtitan's ``"fsdp"`` may, pass the mesh called ``"batch"``.
-
-    Raises:
-        ConfigError: This process is not in `group`; `group` is given but torch.distributed is not initialised; the
-            mesh dimensions have no names or unknown ones; or RANK or WORLD_SIZE is missing or is not an integer.
 
     Examples:
         >>> distributed_place()

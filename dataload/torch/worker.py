@@ -143,21 +143,18 @@ class UserWork(StepWork):
 
     def begin(self, start: Start, status: WorkerStatus | None = None) -> StepResult:
         """Begin an epoch: set up a new worker, load its part of a state, and create the iterator of a stream."""
-        trace = StepTrace(status)
-        with self._guard():
-            try:
-                self._set_up(start.epoch)
-                if self._failed is None:
-                    self._seed(start.epoch, start.step + start.number)
-                    self._enter(start)
-            except BaseException as error:
-                if is_for_consumer(error):
-                    raise
-                self._failed = self._failure(StepRange(start.epoch, 0, start.step, 0), start.step, trace, error)
-        if self._failed is not None:
-            return self._failed
-        batch, name = Turn.ENDED, worker_name()
-        return StepResult(start.epoch, start.step, batch, None, 0, 0, [], [], name, report=self._tell(due=True))
+
+        def enter() -> StepResult:
+            self._seed(start.epoch, start.step + start.number)
+            self._enter(start)
+            name = worker_name()
+            return StepResult(
+                start.epoch, start.step, Turn.ENDED, None, 0, 0, [], [], name, report=self._tell(due=True)
+            )
+
+        result = self._tried(StepRange(start.epoch, 0, start.step, 0), start.step, StepTrace(status), enter)
+        self._failed = None if result.error is None else result
+        return result
 
     def part(self) -> dict[str, Any]:
         """Return what a state says of this worker, in the layout of torchdata's states."""
@@ -166,9 +163,6 @@ class UserWork(StepWork):
         own = None if self._iterator is self._dataset else state_of(self._dataset)
         iterator = {"dataset_iter_state": state_of(self._iterator), "fetcher_ended": self._ended}
         return {"fetcher_state": iterator, "dataset_state": own, "batches": self._given}
-
-    def _guard(self) -> Any:
-        return nullcontext() if self._reading.num_workers else global_generators_kept()
 
     def _set_up(self, epoch: int) -> None:
         """Set up a new worker process. Nothing happens in the consumer's."""
@@ -211,13 +205,13 @@ class UserWork(StepWork):
     def _load(self, job: StepRange, step: int, trace: StepTrace) -> StepResult:
         """Return the result of one step, whether it fails or not."""
         trace.status.at(job.epoch, step)
-        with self._guard():
+        return self._tried(job, step, trace, lambda: self._loaded(job, step, trace))
+
+    def _tried(self, job: StepRange, step: int, trace: StepTrace, make: Callable[[], StepResult]) -> StepResult:
+        with nullcontext() if self._reading.num_workers else global_generators_kept():
             try:
                 self._set_up(job.epoch)
-                if self._failed is not None:
-                    return self._failed
-                self._seed(job.epoch, step)
-                return self._loaded(job, step, trace)
+                return self._failed or make()
             except BaseException as error:
                 if is_for_consumer(error):
                     raise
@@ -229,6 +223,7 @@ class UserWork(StepWork):
 
     def _loaded(self, job: StepRange, step: int, trace: StepTrace) -> StepResult:
         reading = self._reading
+        self._seed(job.epoch, step)
         trace.enter("read")
         samples = self._samples() if reading.stream else self._records(self._plan(job, step), trace)
         rows = len(samples) if reading.collates and samples is not Turn.ENDED else 1

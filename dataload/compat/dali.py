@@ -86,29 +86,9 @@ def webdataset(
     `tensor_init_bytes`, `device` and `name` only tune DALI. They are checked and otherwise ignored: each batch is read
     on request. `dataload.Loader` prefetches. For each keyword, None means its default.
 
-    Args:
-        paths: One or more archives.
-        ext: The extensions of each output, separated by semicolons. If several files of a sample match, the first in
-            the archive is read, with a warning.
-        batch_size: Samples per batch.
-        index_paths: An index file for each archive. Without them the archives are scanned.
-        missing_component_behavior: What to do with a sample that lacks an output: "empty" (or "") gives an empty
-            array, "skip" leaves the sample out, "error" refuses to start.
-        dtypes: The type of each output, by default "UINT8": a name, a member of DALI's enumeration or a numpy type.
-        case_sensitive_extensions: If False, compare extensions in lower case.
-        num_shards: Number of nearly equal shards that the samples of all archives are divided into.
-        shard_id: The shard to read.
-        stick_to_shard: If True, read the same shard in each epoch; otherwise move on to the next one.
-        pad_last_batch: Fill each epoch up to whole batches, as many for each shard, by repeating its last sample.
-        random_shuffle: Draw samples from a pool of the next `initial_fill` samples.
-        initial_fill: Samples in the pool. A sample comes at most ``initial_fill - 1`` positions early.
-        seed: Seed of the pool; -1 draws a new seed each time.
-        shuffle_after_epoch: Reorder the archives for each epoch. Implies `stick_to_shard`, which must not be set too.
-        shuffle_after_epoch_seed: Seed of the archive order, the same for all shards.
-        lazy_init: Open the archives at the first batch.
-
-    Raises:
-        ConfigError: An argument is wrong, or there are fewer samples than shards.
+    Without `index_paths` the archives are scanned. If several files of a sample match an output, the first in the
+    archive is read, with a warning. `dtypes` are names, members of DALI's enumeration or numpy types. With
+    `random_shuffle`, a sample comes at most ``initial_fill - 1`` positions early.
     """
     given = _convert(locals())
     if given["device"] is not None:

@@ -72,8 +72,8 @@ class TokenTransform:
 
     def _encode(self, text: str) -> tuple[list[int], Any]:
         """Return the tokens of a text, without tokens that it does not have, and their encoding."""
-        found = self.tokenizer(text, add_special_tokens=False)
-        return found["input_ids"], found.encodings[0]
+        encoding = self.tokenizer.backend_tokenizer.encode(text, add_special_tokens=False)  # as the tokenizer does
+        return encoding.ids, encoding
 
     @cached_property
     def _ends(self) -> tuple[list[int], list[int]]:
@@ -86,7 +86,7 @@ class TokenTransform:
 
 def labelled(tokens: list[int], trained: Any = True) -> dict[str, Array]:
     """Return a sample of tokens, whose labels are the tokens where `trained`, a mask, is true."""
-    ids = np.array(tokens, np.int64)
+    ids = np.fromiter(tokens, np.int64, len(tokens))
     labels = np.where(trained, ids, IGNORED)
     labels[:1] = IGNORED  # nothing comes before it
     return {"input_ids": ids, "labels": labels, "attention_mask": np.ones(len(ids), np.int8)}

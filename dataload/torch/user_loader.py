@@ -113,8 +113,7 @@ class UserLoader(Loader[BatchT]):
         workers = max(1, cast("Reading", self._reading).num_workers)
         upcoming = {number: steps.start + (number - steps.start) % workers for number in range(workers)}
         while active := [number for number in upcoming if number not in self._ended]:
-            taken = Counter[int]() if self._in_order else self._taken
-            number = min(active, key=lambda number: (taken[number], upcoming[number]))
+            number = min(active, key=lambda number: (not self._in_order and self._taken[number], upcoming[number]))
             step, upcoming[number] = upcoming[number], upcoming[number] + workers
             self._taken[number] += 1
             yield range(step, step + 1)

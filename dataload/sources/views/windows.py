@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, Self, TypeAlias, cast, get_args
+from typing import Annotated, Any, Literal, Self, TypeAlias, cast, get_args
 
 import numpy as np
 
 from dataload._util.arrays import pooled_empty, split_rows
 from dataload._util.fingerprint import digest
-from dataload._util.settings import as_tuple, check_choice, check_count
+from dataload._util.settings import Above, Seconds, as_tuple, check_choice, check_count, check_setting
 from dataload.catalog.fields import require_known
 from dataload.errors import ConfigError
 from dataload.sources.base import Source, ViewSource
@@ -22,7 +22,8 @@ from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, Rea
 Ends: TypeAlias = Literal["drop", "pad"]
 """What to do with windows that reach beyond their sequence."""
 
-_IS_PAD = "is_pad"
+_IS_PAD, _TIME = "is_pad", "time"
+_Rate = Annotated[float, Above(0, noun="a number a second")]
 _LARGEST_OFFSET = 1 << 31
 
 
@@ -34,6 +35,8 @@ def windows(
     *,
     ends: Ends = "drop",
     offsets: Mapping[str, Sequence[int]] | None = None,
+    seconds: float | None = None,
+    fps: float | None = None,
 ) -> WindowSource:
     """Return a source whose records are windows over the sequences of another one, for time series and robots.
 
@@ -52,10 +55,14 @@ def windows(
             record where the window reaches beyond. Bool masks are True for padding: ``<field>_is_pad``,
             (len(offsets),), for each field in `offsets`, and with `length` one ``is_pad``, (length,), for all others.
         offsets: Distances from the anchor in records, by field name: ``{"action": [0, 1, 2], "image": [-1, 0]}``.
+        seconds: Seconds that a window lasts, instead of `length`, for records with a field ``time`` in seconds.
+        fps: Records per second, whatever the rate of a sequence is: the record at each instant is the last one whose
+            time is not after it. `length` and `offsets` then count instants, 1 / `fps` apart. Times are compared in
+            microseconds.
 
     Raises:
         ConfigError: The lengths do not add up to the number of records; a field is unknown; a setting is out of
-            range; or no sequence is long enough for a window.
+            range; times do not rise within a sequence; or no sequence is long enough for a window.
         TypeError: `source` is not a source.
 
     Examples:
@@ -64,7 +71,11 @@ def windows(
         >>> [record["x"].tolist() for record in windows(source, [3, 2], 2)]
         [[0, 1], [1, 2], [10, 11]]
     """
-    return WindowSource(as_source(source), sequence_lengths, length, stride, ends, offsets or {})
+    if seconds is not None:
+        if length is not None or fps is None:
+            raise ConfigError("seconds= goes with fps=, and takes the place of length", key="seconds", value=seconds)
+        length = max(1, round(check_setting("seconds", seconds, Seconds) * check_setting("fps", fps, _Rate)))
+    return WindowSource(as_source(source), sequence_lengths, length, stride, ends, offsets or {}, fps)
 
 
 class WindowSource(ViewSource[dict[str, Any]]):
@@ -78,6 +89,7 @@ class WindowSource(ViewSource[dict[str, Any]]):
         stride: int,
         ends: Ends,
         offsets: Mapping[str, Sequence[int]],
+        fps: float | None = None,
     ) -> None:
         self._parents = (parent,)
         self._parent = parent
@@ -87,13 +99,14 @@ class WindowSource(ViewSource[dict[str, Any]]):
         stride = check_count("stride", stride, least=1)
         self._groups = _group(parent, length, offsets)
         lengths = _check_lengths(sequence_lengths, len(parent))
+        stops = np.cumsum(lengths)
+        self._clock = None if fps is None else _Clock.of(parent, lengths, check_setting("fps", fps, _Rate))
         reach = np.concatenate([[0], *(group.offsets for group in self._groups)])
-        self._spans = _Spans.of(
-            lengths,
-            before=0 if self._pads else -int(reach.min()),
-            after=0 if self._pads else int(reach.max()),
-            stride=stride,
-        )
+        before, after = (0, 0) if self._pads else (int(reach.min()), int(reach.max()))
+        lows, highs = stops - lengths - before, stops - after
+        if self._clock is not None:
+            lows, highs = self._clock.inside(stops - lengths, stops, before, after)
+        self._spans = _Spans.of(stops - lengths, stops, lows, highs, stride)
         if len(parent) and not len(self):
             raise ConfigError(
                 f"no sequence is long enough for a window: it takes {int(np.ptp(reach)) + 1} records, and the longest "
@@ -101,7 +114,14 @@ class WindowSource(ViewSource[dict[str, Any]]):
                 key="length",
                 value=length,
             )
-        self._identity = (hashlib.blake2b(lengths.tobytes(), digest_size=16).hexdigest(), length, stride, ends)
+        by_time = () if fps is None else (float(fps),)
+        self._identity = (
+            hashlib.blake2b(lengths.tobytes(), digest_size=16).hexdigest(),
+            length,
+            stride,
+            ends,
+            *by_time,
+        )
         self._fields = self._specs()
 
     def _specs(self) -> dict[str, FieldSpec]:
@@ -180,6 +200,8 @@ class WindowSource(ViewSource[dict[str, Any]]):
     def _records(self, group: _Group, indices: Int64Array) -> tuple[Int64Array, Array]:
         """Return the records of windows, and which of them are padding; both (rows, offsets)."""
         anchors, firsts, stops = self._spans.of_windows(indices)
+        if self._clock is not None:
+            return self._clock.records(anchors, group.offsets, firsts, stops)
         reached = anchors[:, None] + group.offsets
         if not self._pads:
             return reached, np.zeros(0, np.bool_)
@@ -243,13 +265,11 @@ class _Spans:
     stride: int
 
     @classmethod
-    def of(cls, lengths: Int64Array, *, before: int, after: int, stride: int) -> Self:
-        """Return the windows of sequences whose anchors need `before` records before them and `after` behind."""
-        stops = np.cumsum(lengths)
-        firsts = stops - lengths
-        counts = np.maximum(0, (lengths - before - after - 1) // stride + 1)
+    def of(cls, firsts: Int64Array, stops: Int64Array, lows: Int64Array, highs: Int64Array, stride: int) -> Self:
+        """Return the windows of sequences whose anchors are in [low, high)."""
+        counts = np.maximum(0, (highs - lows - 1) // stride + 1)
         ends = np.cumsum(counts)
-        return cls(counts, ends, firsts + before - (ends - counts) * stride, firsts, stops, stride)
+        return cls(counts, ends, lows - (ends - counts) * stride, firsts, stops, stride)
 
     def __len__(self) -> int:
         return int(self.ends[-1]) if len(self.ends) else 0
@@ -267,6 +287,68 @@ class _Spans:
         number = -((self.origins[sequences] - records) // self.stride)  # of the first window at or after the record
         ends = self.ends[sequences]
         return np.clip(number, ends - self.counts[sequences], ends)
+
+
+_TICKS = 1_000_000  # per second
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Clock:
+    """The times of records, (records,) int64 microseconds, and instants 1 / `fps` seconds apart.
+
+    `keys`, ascending over all sequences, are the times within a sequence plus `span` for each one before it.
+    """
+
+    times: Int64Array
+    keys: Int64Array
+    sequences: Int64Array
+    span: int
+    fps: float
+
+    @classmethod
+    def of(cls, parent: Source[Any], lengths: Int64Array, fps: float) -> Self:
+        require_known([_TIME], parent.fields, key="fps")
+        seconds = (
+            np.asarray(parent.read_batch(np.arange(len(parent)), [_TIME])[_TIME], np.float64) if len(parent) else []
+        )
+        times, sequences = (
+            np.rint(np.multiply(seconds, _TICKS)).astype(np.int64),
+            np.repeat(np.arange(len(lengths)), lengths),
+        )
+        falls = np.flatnonzero((np.diff(times) < 0) & (np.diff(sequences) == 0))
+        if len(falls):
+            message = f"the time of record {falls[0] + 1} is before that of the record before, in the same sequence"
+            raise ConfigError(message, key="fps", value=fps)
+        since = times - times[np.repeat(np.cumsum(lengths) - lengths, lengths)]
+        span = int(since.max(initial=0)) + 1
+        return cls(times, since + sequences * span, sequences, span, fps)
+
+    def _ticks(self, offsets: Any) -> Int64Array:
+        return np.rint(np.multiply(offsets, _TICKS / self.fps)).astype(np.int64)
+
+    def records(
+        self, anchors: Int64Array, offsets: Int64Array, firsts: Int64Array, stops: Int64Array
+    ) -> tuple[Int64Array, Array]:
+        """Return the records at instants around anchors, and which of these are outside; both (rows, offsets)."""
+        instants = self.times[anchors][:, None] + self._ticks(offsets)
+        first, last = self.times[firsts][:, None], self.times[stops - 1][:, None]
+        inside = np.clip(instants, first, last)
+        keys = inside - first + self.sequences[anchors][:, None] * self.span
+        return np.searchsorted(self.keys, keys, side="right") - 1, inside != instants
+
+    def inside(self, firsts: Int64Array, stops: Int64Array, before: int, after: int) -> tuple[Int64Array, Int64Array]:
+        """Return the range [low, high) of records of each sequence with `before` to `after` instants in it."""
+        filled = stops > firsts
+        lows, highs = firsts.copy(), firsts.copy()
+        first, last = self.times[firsts[filled]], self.times[stops[filled] - 1]
+        base = self.sequences[firsts[filled]] * self.span - first
+        early, late = (
+            np.clip(each, first - 1, last + 1) + base
+            for each in (first - self._ticks(before), last - self._ticks(after))
+        )
+        lows[filled] = np.clip(np.searchsorted(self.keys, early, side="left"), firsts[filled], stops[filled])
+        highs[filled] = np.clip(np.searchsorted(self.keys, late, side="right"), firsts[filled], stops[filled])
+        return lows, highs
 
 
 def _check_lengths(lengths: Any, records: int) -> Int64Array:

@@ -7,7 +7,7 @@ import re
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from made_files import pack, same
 
@@ -354,3 +354,66 @@ def test_settings_that_do_not_fit(lengths, settings, message):
     source = MemorySource(settings.pop("source")) if "source" in settings else episodes()
     with pytest.raises(ConfigError, match=re.escape(message)):
         windows(source, lengths, **settings).read_batch([0], read)
+
+
+@given(
+    st.lists(st.lists(st.integers(0, 400), max_size=7), max_size=4),
+    *(st.integers(1, 3), st.integers(1, 5), st.sampled_from([4, 10, 30]), st.integers(-3, 2), st.booleans()),
+)
+def test_windows_by_time_beside_a_search_in_each_sequence(gaps, stride, length, fps, offset, pads):
+    assume(any(gaps))
+    sequences = [np.cumsum(each) + 1000 * number for number, each in enumerate(gaps)]  # ms
+    source = MemorySource({"time": np.concatenate([*sequences, []]) / 1000, "x": np.arange(sum(map(len, sequences)))})
+    expected, start = [], 0
+    for times in sequences:
+        anchors = [
+            (number, [time + k * 1000 / fps for k in range(length)], time + offset * 1000 / fps)
+            for number, time in enumerate(times.tolist())
+        ]
+        inside = lambda time, times=times: times[0] - 5e-4 <= time <= times[-1] + 5e-4  # noqa: E731
+        fit = [each for each in anchors if pads or (all(map(inside, each[1])) and inside(each[2]))]
+        for _, instants, other in fit[::stride]:
+            played = [
+                max(0, int(np.searchsorted(times, time + 1e-4, "right")) - 1) + start for time in (*instants, other)
+            ]
+            expected.append((played[:-1], [not inside(time) for time in instants], played[-1]))
+        start += len(times)
+    settings = {
+        "length": length,
+        "stride": stride,
+        "offsets": {"x": [offset]},
+        "fps": fps,
+        "ends": ("drop", "pad")[pads],
+    }
+    lengths = [*map(len, sequences)]
+    if sum(lengths) and not expected:
+        with pytest.raises(ConfigError, match="no sequence is long enough for a window"):
+            windows(source, lengths, **settings)
+        return
+    found = [*windows(source, lengths, **settings)]
+    assert [record["x"].tolist() for record in found] == [[other] for *_, other in expected]
+    times = np.concatenate([*sequences, []]) / 1000
+    assert [record["time"].tolist() for record in found] == [times[played].tolist() for played, *_ in expected]
+    if pads:
+        assert [record["is_pad"].tolist() for record in found] == [outside for _, outside, _ in expected]
+
+
+def test_windows_by_seconds():
+    source = MemorySource({"time": np.arange(20) / 10, "x": np.arange(20)})
+    clips = windows(source, [20], seconds=0.5, fps=4)
+    assert clips[1]["x"].tolist() == [1, 3]
+    assert len(clips) == 17
+    assert clips.fingerprint() != windows(source, [20], 2).fingerprint()
+    same(pickle.loads(pickle.dumps(clips))[3], clips[3])
+    for wrong in (
+        {"seconds": 1},
+        {"seconds": 1, "fps": 4, "length": 2},
+        {"seconds": 0, "fps": 4},
+        {"length": 2, "fps": -1},
+    ):
+        with pytest.raises(ConfigError, match=r"seconds|fps"):
+            windows(source, [20], **wrong)
+    with pytest.raises(ConfigError, match="no field 'time'"):
+        windows(MemorySource({"x": [1, 2]}), [2], 1, fps=2)
+    with pytest.raises(ConfigError, match="the time of record 1 is before that of the record before"):
+        windows(MemorySource({"time": [1.0, 0.5]}), [2], 1, fps=2)

@@ -30,7 +30,7 @@ class ShardNumbers:
     """
 
     def __init__(self, shards: int, scale: int = 1, *, is_place: bool = False) -> None:
-        self._tables = core().Tables(shards)
+        self._tables, self._shards = core().Tables(shards), shards
         self._scale, self._is_place = scale, is_place
 
     def put(self, shard: int, array: Array) -> None:
@@ -40,6 +40,10 @@ class ShardNumbers:
     def put_line(self, shard: int, start: int, stride: int, count: int) -> None:
         """Set the numbers of a shard: number i is ``start + i * stride``."""
         self._tables.put_line(shard, start, stride, count)
+
+    def __len__(self) -> int:
+        """Return the number of shards."""
+        return self._shards
 
     def __getitem__(self, places: Int64Array) -> Int64Array:
         """Return the numbers at places, (rows,) int64."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from dataload.codecs.arrow import Numbers, is_text, numbers_of, pa_module
 from dataload.codecs.expansion import Sizes, check_views, expansion, least_bytes, picked
 from dataload.errors import CorruptFileError
 from dataload.sources.arrow.ipc import Message, pairs_of
+from dataload.sources.directory import ShardDirectory, ShardNumbers
 from dataload.storage import RecordFile
 from dataload.types import Array, Int64Array, TextColumn
 
@@ -118,7 +119,8 @@ class Gatherer:
         for node in self._nodes:
             self._check(node, self._counts, exact=True)
         self._plain = [self._plan_numbers(node) for node in self._nodes]
-        self._bytes = [_is_variable(node.kind) and not self._items[:, node.number, 1].any() for node in self._nodes]
+        self.kinds = [self._kind(node, plain) for node, plain in zip(self._nodes, self._plain, strict=True)]
+        self._shared: list[list[ShardNumbers]] = []
 
     def _plan_numbers(self, node: _Node) -> tuple[Numbers, int, Int64Array] | None:
         """Return what plain numbers a column has, their bytes and their offset in each batch; None for others."""
@@ -133,40 +135,55 @@ class Gatherer:
         nbytes = leaf.width * math.prod(numbers.shape)
         return numbers, nbytes, np.ascontiguousarray(self._buffers[:, leaf.buffer + 1, 0])
 
-    def kinds(self) -> list[Any]:
-        """Return what each column is, as `SharedColumns` reads it; None if that does not."""
-        kinds: list[Any] = []
-        for plain, has_bytes, node in zip(self._plain, self._bytes, self._nodes, strict=True):
-            kinds.append(node.width if has_bytes else None if plain is None else plain[:2])
-        return kinds
+    def _kind(self, node: _Node, plain: tuple[Numbers, int, Int64Array] | None) -> Any:
+        """Return the numbers of a column and their bytes, or the width of its offsets; None if it has neither."""
+        if plain is not None:
+            return plain[:2]
+        return node.width if _is_variable(node.kind) and not self._items[:, node.number, 1].any() else None
 
-    def tables(self, column: int) -> tuple[Int64Array, ...]:
+    def _tables(self, column: int) -> Sequence[Any]:
         """Return tables of a column that has a kind, (batches,) int64: offsets of numbers; or ends, bytes, counts."""
+        if self._shared:
+            return self._shared[column]
         plain, buffer = self._plain[column], self._nodes[column].buffer
         offsets, sizes = self._buffers[:, :, 0], self._buffers[:, :, 1]
         return (
-            (plain[2],) if plain is not None else (offsets[:, buffer + 1], offsets[:, buffer + 2], sizes[:, buffer + 2])
+            plain[2:] if plain is not None else (offsets[:, buffer + 1], offsets[:, buffer + 2], sizes[:, buffer + 2])
         )
+
+    def joined(self, directory: ShardDirectory) -> Self:
+        """Return a gatherer of many files, so far of none. Records and batches are places there."""
+        joined = directory.copy_of(self)
+        joined._shared = [
+            [directory.numbers(is_place=table < 2) for table in range(len(self._tables(column)))] if kind else []
+            for column, kind in enumerate(self.kinds)
+        ]
+        return joined
+
+    def join(self, joined: Self, shard: int) -> None:
+        """Add this file to a gatherer of many files."""
+        for column, tables in enumerate(joined._shared):
+            for table, numbers in zip(tables, self._tables(column) if tables else (), strict=True):
+                table.put(shard, numbers)
 
     def column(self, column: int, batch: Int64Array, rows: Int64Array, claims: Claims) -> Any:
         """Return values of plain numbers, bytes or text as a column; None of others, or if text is not UTF-8."""
-        plain = self._plain[column]
-        if plain is not None:
-            numbers, nbytes, starts = plain
+        kind, found = self.kinds[column], None
+        if isinstance(kind, tuple):
+            numbers, nbytes = kind
             claims.add(nbytes)
-            data = self._gather(starts, nbytes, nbytes, batch, rows)
-            return data.view(numbers.dtype).reshape(len(rows), *numbers.shape)
-        if self._bytes[column]:
-            node = self._nodes[column]
-            starts, lengths = self._spans(node, batch, rows, None, claims)
+            data = self._gather(self._tables(column)[0], nbytes, nbytes, batch, rows)
+            found = data.view(numbers.dtype).reshape(len(rows), *numbers.shape)
+        elif kind is not None:
+            ends, data, counts = self._tables(column)
+            starts, lengths = self._spans(kind, ends, counts, batch, rows, None, claims)
             claims.add(lengths)
-            found = self._file.gather_ranges(_of(self._buffers[:, node.buffer + 2, 0], batch) + starts, lengths)
-            return TextColumn.checked(found) if is_text(node.kind) else found
-        return None
-
-    def texts(self) -> list[bool]:
-        """Return whether each column is text."""
-        return [is_text(node.kind) for node in self._nodes]
+            found = self._file.gather_ranges(_of(data, batch) + starts, lengths)
+            if is_text(self._nodes[column].kind):
+                found = TextColumn.checked(found)
+        if found is None and self._shared:
+            raise CorruptFileError("a column is read one file at a time")
+        return found
 
     def _gather(self, starts: Int64Array, stride: int, length: int, batch: Int64Array, rows: Int64Array) -> Array:
         """Return `length` bytes for each of `rows`; `starts` are the offsets of row 0 in each batch."""
@@ -237,16 +254,18 @@ class Gatherer:
                 return array
             return pa.ExtensionArray.from_storage(node.tensor, array)
         if node.children or _is_variable(kind):
-            starts, lengths = self._spans(node, batch, rows, owner, claims)
+            child = node.children[0] if node.children else None
+            bases = self._buffers[:, node.buffer + 1, 0]
+            counts = self._buffers[:, node.buffer + 2, 1] if child is None else self._items[:, child.number, 0]
+            starts, lengths = self._spans(node.width, bases, counts, batch, rows, owner, claims)
             ends = np.zeros(count + 1, np.int64)
             np.cumsum(lengths, out=ends[1:])
-            if not node.children:
+            if child is None:
                 claims.add(lengths, owner)
                 place = self._buffers[batch, node.buffer + 2, 0] + starts
                 data = self._file.gather_ranges(place, lengths).parts()[0][0]
                 kind = pa.large_string() if types.is_string(kind) or types.is_large_string(kind) else pa.large_binary()
                 return pa.Array.from_buffers(kind, count, [valid, pa.py_buffer(ends), pa.py_buffer(data)])
-            child = node.children[0]
             claims.add(lengths * (least_bytes(child.kind, packed=owner is None) + _TAKING_BYTES), owner)
             items = self._take_items(node, batch, starts, lengths, owner, claims, inner)
             if types.is_map(kind):
@@ -332,15 +351,20 @@ class Gatherer:
         return pa_module().py_buffer(np.packbits(valid, bitorder="little"))
 
     def _spans(
-        self, node: _Node, batch: Int64Array, rows: Int64Array, owner: Int64Array | None, claims: Claims
+        self,
+        width: int,
+        bases: Int64Array,
+        counts: Int64Array,
+        batch: Int64Array,
+        rows: Int64Array,
+        owner: Int64Array | None,
+        claims: Claims,
     ) -> tuple[Int64Array, Int64Array]:
-        """Return start and length of each value among the items or bytes of its batch."""
-        bases = self._buffers[:, node.buffer + 1, 0]
-        pairs = self._gather(bases, node.width, 2 * node.width, batch, rows).view(f"<i{node.width}")
+        """Return start and length of each value, by offsets of `width` bytes, among the `counts` items of its batch."""
+        pairs = self._gather(bases, width, 2 * width, batch, rows).view(f"<i{width}")
         starts, stops = pairs.T.astype(np.int64, order="C")
         lengths = stops - starts
-        child = node.children[0] if node.children else None
-        ends = _of(self._buffers[:, node.buffer + 2, 1] if child is None else self._items[:, child.number, 0], batch)
+        ends = _of(counts, batch)
         wrong = starts | stops | lengths | (ends - stops)  # negative if one of them is
         if len(wrong) and int(wrong.min()) < 0:
             row = int(np.argmax(wrong < 0))
@@ -348,7 +372,7 @@ class Gatherer:
             raise CorruptFileError(
                 f"a value begins at {starts[row]} and ends at {stops[row]} of {end}",
                 path=self._file.path,
-                offset=int(bases[batch[row]] + rows[row] * node.width),
+                offset=int(bases[batch[row : row + 1]][0] + rows[row] * width),
                 index=int(claims.indices[row if owner is None else owner[row]]),
             )
         return starts, lengths

@@ -21,10 +21,10 @@ from dataload.sources.arrow.format import STATE_FILE, ArrowOptions
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
 from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout
 from dataload.sources.arrow.table import TableReader, TableSource
-from dataload.sources.directory import ShardDirectory, ShardNumbers
+from dataload.sources.directory import ShardDirectory
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile, Remote, join, named_files, read_limited, storage_of
-from dataload.types import Array, Int64Array, Record, TextColumn
+from dataload.types import Int64Array, Record
 
 _END = b"\xff\xff\xff\xff" + bytes(4)  # of a stream
 
@@ -74,7 +74,6 @@ class _ArrowFile(TableReader):
         with self._errors():
             super().__init__(path, schema, np.cumsum(counts), options, cache, layout.form)
             self._plan = cache.get(("nodes", layout.form), lambda: (plan_nodes(self._schema), 1))
-        self._columns_of_many: SharedColumns | None = None
         nodes = None if any(each.compressed for each in self._messages()) else self._plan
         self.gatherer = None if nodes is None else Gatherer(self._file, nodes, self._layout.batches)
         self._empty = self._load_dictionaries() if self.gatherer is not None else None
@@ -85,29 +84,22 @@ class _ArrowFile(TableReader):
     def shared(self) -> tuple[RecordFile | None, Any] | None:
         if self.gatherer is None:
             return super().shared()
-        return None if self._numbered else (self._file, (self._kind, self.gatherer.kinds()))
+        return None if self._numbered else (self._file, (self._kind, self.gatherer.kinds))
 
     def joined(self, directory: ShardDirectory) -> Self:
         joined = super().joined(directory)
-        joined._columns_of_many = None if self.gatherer is None else SharedColumns(directory, self.gatherer)
+        joined.gatherer = None if self.gatherer is None else self.gatherer.joined(directory)
         return joined
 
     def join(self, joined: Any, shard: int) -> None:
         super().join(joined, shard)
         if self.gatherer is not None:
-            joined._columns_of_many.join(shard, self.gatherer)
+            self.gatherer.join(joined.gatherer, shard)
 
     def _pick(self, indices: Int64Array, names: Sequence[str], claims: Claims) -> dict[str, Any]:
         if self.gatherer is None:
             return super()._pick(indices, names, claims)
         batch, rows = self._blocks.locate(indices)
-        if (many := self._columns_of_many) is not None:
-            return {
-                name: many.column(self._numbers[name], batch, rows, claims)
-                if name in self._numbers
-                else many.no_nulls(self._numbers[self._bases[name]], len(rows))
-                for name in names
-            }
         bases = dict.fromkeys(self._bases.get(name, name) for name in names)
         found = {name: self._gathered(name, batch, rows, indices, claims) for name in bases}
         return {name: found[self._bases.get(name, name)][name in self._bases] for name in names}
@@ -246,53 +238,3 @@ def _data_files(directory: str, remote: Remote | None) -> list[str]:
         message = f"expected a list of the files of a data set of Hugging Face: {type(error).__name__}: {error}"
         raise CorruptFileError(message, path=path) from error
     return named_files(path, names)
-
-
-class SharedColumns:
-    """The columns of many files; see `Gatherer`. Records and batches are places."""
-
-    def __init__(self, directory: ShardDirectory, gatherer: Gatherer) -> None:
-        self._file, self._kinds, self._texts = directory.files, gatherer.kinds(), gatherer.texts()
-        self._tables = [self._new_tables(directory, kind) for kind in self._kinds]
-
-    @staticmethod
-    def _new_tables(directory: ShardDirectory, kind: Any) -> list[ShardNumbers]:
-        """Return empty tables of a column, which are those of `Gatherer.tables`."""
-        of_bytes = [directory.numbers(is_place=True), directory.numbers(is_place=True), directory.numbers()]
-        return [] if kind is None else of_bytes if isinstance(kind, int) else of_bytes[:1]
-
-    def join(self, shard: int, gatherer: Gatherer) -> None:
-        """Add a file."""
-        for column, tables in enumerate(self._tables):
-            for table, numbers in zip(tables, gatherer.tables(column) if tables else (), strict=True):
-                table.put(shard, numbers)
-
-    def no_nulls(self, column: int, rows: int) -> Array:
-        """Return the mask of a column, all of whose values are valid if it is read here."""
-        if self._kinds[column] is None:
-            raise CorruptFileError("a column is read one file at a time")
-        return np.zeros(rows, np.bool_)
-
-    def column(self, column: int, batch: Int64Array, rows: Int64Array, claims: Claims) -> Any:
-        """Return values of a column as a column."""
-        kind, tables = self._kinds[column], self._tables[column]
-        if kind is None:
-            raise CorruptFileError("a column is read one file at a time")
-        places = tables[0][batch]
-        if not isinstance(kind, int):
-            numbers, nbytes = kind
-            claims.add(nbytes)
-            data = self._file.gather(places + rows * nbytes, nbytes)
-            return data.view(numbers.dtype).reshape(len(rows), *numbers.shape)
-        pairs = self._file.gather(places + rows * kind, 2 * kind).view(f"<i{kind}")
-        starts, stops = pairs.T.astype(np.int64, order="C")
-        if int((starts | (stops - starts) | (tables[2][batch] - stops)).min()) < 0:
-            raise CorruptFileError("a value begins or ends outside of its batch")
-        claims.add(stops - starts)
-        found = self._file.gather_ranges(tables[1][batch] + starts, stops - starts)
-        if not self._texts[column]:
-            return found
-        text = TextColumn.checked(found)
-        if text is None:
-            raise CorruptFileError("a text is not UTF-8")
-        return text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ from dataload.errors import ConfigError, SourceError
 from dataload.sources.base import Source
 from dataload.sources.discover import DataSetFiles, find_shards, harmless_options, split_format
 from dataload.sources.format import Format
+from dataload.sources.registry import get_format
 from dataload.storage import Remote, base_name, is_url, join, parent, storage_of
 
 
@@ -46,6 +47,10 @@ class PlannedSet:
     measuring: Measuring | None
     measured: Mapping[str, Any]
 
+    def __reduce__(self) -> Any:  # a format may have functions that do not pickle
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return _sent_set, (values | {"format": self.format.name},)
+
     def stored(self, options: Mapping[str, Any]) -> dict[str, Any]:
         """Return the options that decide the content of the records, as far as a manifest can keep them."""
         return {name: value for name, value in options.items() if _fits_manifest(name, value)}
@@ -69,6 +74,10 @@ class PlannedSet:
 
     def _here(self, options: Mapping[str, Any], path: str) -> dict[str, Any]:
         return {**options, **({"remote": self.remote} if is_url(path) else {})}
+
+
+def _sent_set(values: Any) -> PlannedSet:
+    return PlannedSet(**(values | {"format": get_format(values["format"])}))
 
 
 class ShardList(NamedTuple):

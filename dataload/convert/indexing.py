@@ -33,6 +33,8 @@ from dataload.storage.errors import file_errors
 
 _UNLIMITED = 1 << 60  # bytes to download: indexing needs them
 _MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
+_SHARDS_OF_PART = 256  # small ones take 0.1 s, as does a process
+_FEWEST_PARTS = 16  # of large ones
 _MOST_IN_BLOCK = 32  # handing a call to a thread takes a tenth of the time for a small shard
 
 
@@ -75,8 +77,18 @@ def index_shards(
 
     `progress` is called with (shards done, shards) at the start and after each shard; with an engine, now and then.
     """
-    make = partial(IndexJob.of, path, format, options or {}, measuring)
+    make = partial(IndexJob.of, *_plan(path, format, options or {}, measuring))  # parts do not list the directory again
     return run_job(make, Mode(part=part, merge=merge), engine=engine, progress=progress)
+
+
+def _plan(
+    path: str, name: str | None, options: Mapping[str, Any], measuring: Measuring | None
+) -> tuple[ShardList, Remote]:
+    given = dict(options)
+    remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
+    # Whole shards, at their present versions.
+    remote = Remote(remote.store, replace(remote.options, mode="shards", scan=_UNLIMITED))
+    return plan_index(path, name, given, remote, measuring), remote
 
 
 class Shard(NamedTuple):
@@ -97,19 +109,14 @@ class IndexJob:
     units: Sequence[Shard]
 
     @classmethod
-    def of(cls, path: str, name: str | None, options: Mapping[str, Any], measuring: Measuring | None) -> Self:
-        given = dict(options)
-        remote = Remote.of(given.pop("storage_options", None), given.pop("remote", None))
-        # Whole shards, at their present versions.
-        remote = Remote(remote.store, replace(remote.options, mode="shards", scan=_UNLIMITED))
-        plan = plan_index(path, name, given, remote, measuring)
+    def of(cls, plan: ShardList, remote: Remote) -> Self:
         keys = [(each, each.key) for each in plan.data_sets]
         units = [Shard(each, join(plan.directory, name), (name, key)) for each, key in keys for name in each.names]
         return cls(plan, remote, units)
 
     @contextmanager
     def ledger(self, mode: Mode, engine: Engine | None) -> Generator[Ledger]:
-        parts = 0 if engine is None else count_parts(engine, len(self.units))
+        parts = 0 if engine is None else _count_parts(engine, len(self.units))
         if self.plan.unsaved:
             if mode.merge or mode.part or parts:
                 raise ConfigError(f"parts cannot be kept: {self.plan.unsaved}", key="part", value=mode.part)
@@ -163,6 +170,12 @@ class IndexJob:
                     raise
                 unsaved = str(error)
         return IndexReport(path, entries(""), len(done.known), unsaved)
+
+
+def _count_parts(engine: Engine, shards: int) -> int:
+    """Return the number of parts; by default so few that starting a process does not take longer."""
+    count = count_parts(engine, shards)
+    return count if engine.parts else min(count, max(_FEWEST_PARTS, shards // _SHARDS_OF_PART))
 
 
 def _entry(directory: str, units: Sequence[Shard], shards: Sequence[ShardFacts], lengths_in: str) -> DataSetFacts:

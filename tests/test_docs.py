@@ -299,7 +299,7 @@ def test_the_page_on_checkpoints_runs_or_shows_parts_of_the_examples(tmp_path, m
         scope["loader"].close()
     assert scope["loader"].statistics().steps == 3
     (grown,) = [block for block, example in shown if not example]
-    exec(compile(grown, "docs/checkpoints.md", "exec"), {})
+    exec(compile(grown, "docs/checkpoints.md", "exec"), {"dataload": dataload})
     assert len(shown) == 6
     for block, example in shown:
         if not example:

@@ -96,6 +96,7 @@ def test_small_members_take_few_reads_and_large_ones_no_data():
 def test_the_end_is_two_blocks_of_zeros_or_of_the_file(end):
     data = header(b"a") + bytes(BLOCK) + header(b"b", 3) + b"abc".ljust(BLOCK, b"\0")  # one block of zeros is none
     assert members(data + end)[0] == [(b"a", 512, 0), (b"b", 1536, 3)]
+    assert members(bytes(20 * BLOCK))[0] == [], "of no files, padded as tar does"
 
 
 def test_an_archive_without_an_end_may_have_been_cut_off():
@@ -135,13 +136,24 @@ def test_pax_records_of_one_member_and_of_all():
     assert [(member.name, member.size) for member in found] == [(b"all\n", 0), (b"only thi", 5), (b"all\n", 0)]
 
 
+@pytest.mark.parametrize("record", [b"6 a=b\n", b"00000000016 a=b\n", b"27 size=000000000000000003\n"])
+def test_the_shortest_and_the_longest_numbers_of_pax_records(record):
+    """Of bytes up to 11 digits are read, of a member up to 18."""
+    data = pax(b"x", record) + header(b"a", 3) + b"abc".ljust(BLOCK, b"\0") + END
+    assert [member.size for member in members(data)[0]] == [3]
+
+
 def bit_flipped(bit):
     block = bytearray(header())
     block[bit // 8] ^= 1 << bit % 8
     return bytes(block)
 
 
-NOT_PAX = b"no number|0 \n|5 a=b|99 path=a\n|9 path=ab\n|7 path\n|-5 a=b\n|12|1234567890123 a=b\n".split(b"|")
+NOT_PAX = (
+    b"no number|0 \n|5 a=b|99 path=a\n|9 path=ab\n|7 path\n|-5 a=b\n|12|1234567890123 a=b\n|000000000017 a=b\n".split(
+        b"|"
+    )
+)
 NOT_SIZES = b"\xff" * 12, b"00000000009\0", b"-0000000005\0", b"0x5\0".ljust(12, b"\0"), b"1_000".ljust(12, b"\0")
 MAGIC = {"gzip": b"\x1f\x8b\x08", "bzip2": b"BZh9", "xz": b"\xfd7zXZ\0", "zstd": b"\x28\xb5\x2f\xfd"}
 DAMAGE = [
@@ -157,6 +169,7 @@ DAMAGE = [
     *((header(at_124=size), "byte 0: a tar header has the size b'.*', which is not a number") for size in NOT_SIZES),
     *((pax(b"x", each) + header() + END, "byte 0: the PAX records of an extended header are in") for each in NOT_PAX),
     (pax(b"x", b"11 size=5x\n") + header(), "byte 1024: a PAX record gives the size b'5x', which is not a number"),
+    (pax(b"x", b"28 size=0000000000000000003\n") + header(), "byte 1024: a PAX record gives the size b'0{18}3', which"),
     (header(b"x", 9000, b"x"), ".*an extended header has 9000 bytes, but 0 are left in the file, and at most 1048576"),
     (header(b"x", 2_000_000, b"L") + bytes(2_000_000), ".*an extended header has 2000000 bytes"),
     (pax(b"x", b"12 path=abc\n") + END, ".*the archive ends after an extended header, without its member"),

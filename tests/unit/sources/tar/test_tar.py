@@ -202,6 +202,27 @@ class TestIndex:
         index.write_text("v1.1 2\nx 1536 3\nx 512 3\n")
         assert TarSource(path).read_batch([0, 1]) == {"__key__": ["b", "a"], "x": [b"456", b"123"]}
 
+    @pytest.mark.parametrize("wrong", [0, 39])
+    def test_the_first_and_the_last_of_many_are_compared(self, path, wrong):
+        pack(path, {f"{i:02}.x": b"123" for i in range(40)})
+        write_index(path)
+        lines = path.with_suffix(".idx").read_text().splitlines()
+        lines[wrong + 1] = lines[wrong + 1].replace(" 3 ", " 2 ")
+        path.with_suffix(".idx").write_text("".join(f"{line}\n" for line in lines))
+        with pytest.raises(CorruptFileError, match=rf"\(line {wrong + 2}\) puts 2 bytes at \d+, but the header says 3"):
+            len(TarSource(path))
+
+    def test_names_that_a_header_holds_are_compared(self, path):
+        for length in (100, 101):
+            write(path, {"__key__": "a" * (length - 2), "x": b"1"}, overwrite=True)
+            index = path.with_suffix(".idx")
+            index.write_text(index.read_text().replace("aaa", "bbb"))
+            if length == 100:
+                with pytest.raises(CorruptFileError, match="but the header says 'aaa"):
+                    len(TarSource(path))
+            else:
+                assert TarSource(path)[0]["__key__"].startswith("bbb")
+
     def test_an_archive_that_was_rewritten(self, path):
         pack(path, {f"{i}.x": bytes(i) for i in range(100)})
         assert write_index(path) == len(TarSource(path)) == 100

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
 from dataload.catalog.checks import (
     HEX,
     LARGEST,
-    LONGEST_TEXT,
     STORED_OPTIONS,
     as_column,
     as_object,
@@ -346,7 +345,7 @@ def _parse_length(value: Any, records: int, where: str) -> Length | None:
 
 
 def _parse_sum(value: Any, where: str) -> Fraction:
-    match = _SUM.fullmatch(value) if type(value) is str and len(value) < LONGEST_TEXT else None
+    match = _SUM.fullmatch(value) if type(value) is str else None
     denominator = 1 if match is None or match[2] is None else int(match[2])
     if match is None or denominator.bit_count() != 1:
         raise wrong_value(where, "an integer, or a fraction of one and a power of two, as text", value)

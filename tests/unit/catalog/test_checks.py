@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from dataload.catalog import checks
+from dataload.catalog import checks, statistics
+from dataload.catalog.statistics import FieldStatistics, merge_fields
 from dataload.codecs.codec import CODEC_NAMES
 from dataload.errors import ConfigError
 from dataload.types import FieldSpec
@@ -137,3 +138,86 @@ def test_functions_of_conversions():
         for wrong in ("a" * (longest + 1), 3):
             with pytest.raises(ConfigError, match=rf"^map\.{key}: expected {TEXTS.format(longest)}"):
                 checks.as_map({**fit, key: wrong})
+
+
+NUMBERS = {"finite": 2, "nan": 0, "infinite": 0, "minimum": 1, "maximum": 2, "total": "3", "squares": "5"}
+FIELD = {"records": 2, "dtypes": {"int64": 2}, "shapes": None, "axes": None, "length": None, "labels": None}
+FIELD["numbers"] = NUMBERS
+
+
+def shapes(*found):
+    return {"shapes": {"shape": [*found], "records": [2, *[0] * (len(found) - 1)]}}
+
+
+def labels(*found):
+    return {"labels": {"value": [*found], "records": [2, *[0] * (len(found) - 1)]}}
+
+
+@pytest.mark.parametrize(
+    ("key", "fit", "wrong"),
+    [
+        ("records", [{}], [{"records": 3}, {"records": -1}, {"records": True}]),
+        ("dtypes", [{"dtypes": {"int64": 1, "str": 1}}], [{"dtypes": {"int64": 1}}, {"dtypes": {"a": 3, "b": -1}}]),
+        ("shapes", [shapes([1] * 64), shapes([1], [2])], [shapes([1] * 65), shapes([1], [1]), shapes([-1]), shapes(1)]),
+        ("labels", [labels(1 - 2**64, 2**64 - 1, "a" * 64)], [labels(2**64), labels(-(2**64)), labels("a" * 65)]),
+        (
+            "labels",
+            [labels(1, "1")],
+            [labels(True), labels(1.0), labels(1, 1), {"labels": {"value": [1], "records": [1]}}],
+        ),
+        ("axes", [{"axes": [[0, 0]] * 64}], [{"axes": [[0, 0]] * 65}, {"axes": [[1, 0]]}, {"axes": [[0]]}]),
+        ("length", [{"length": [1, 3, each]} for each in (2, 6)], [{"length": [1, 3, each]} for each in (1, 7)]),
+        ("length", [{"length": [2, 2, 4]}], [{"length": [1, 2]}, {"length": [-1, 2, 1]}, {"length": 3}]),
+    ],
+)
+def test_statistics_at_their_bounds(key, fit, wrong):
+    for changes in fit:
+        assert FieldStatistics.parse({**FIELD, **changes}, "f").to_json() == {**FIELD, **changes}
+    for changes in wrong:
+        with pytest.raises(ConfigError, match=rf"^f\.(dtypes|{key})"):
+            FieldStatistics.parse({**FIELD, **changes}, "f")
+
+
+@pytest.mark.parametrize(
+    ("key", "fit", "wrong"),
+    [
+        (
+            "minimum",
+            [{"minimum": 2}, {"minimum": -1.5}],
+            [{"minimum": 3}, {"minimum": None}, {"maximum": float("inf")}],
+        ),
+        ("minimum", [{"finite": 0, "minimum": None, "maximum": None}], [{"finite": 0}]),
+        ("nan", [{"nan": 2**63 - 1}], [{"nan": -1}, {"nan": 2**63}]),
+        (
+            "total",
+            [{"total": f"-{'9' * 1000}"}, {"total": "-1/2"}],
+            [{"total": "9" * 1001}, {"total": 3}, {"total": "1/3"}],
+        ),
+        ("squares", [{"squares": None}, {"squares": "1/1024"}], [{"squares": "1/0"}, {"squares": "x"}]),
+    ],
+)
+def test_numbers_at_their_bounds(key, fit, wrong):
+    for changes in fit:
+        numbers = {**NUMBERS, **changes}
+        assert FieldStatistics.parse({**FIELD, "numbers": numbers}, "f").to_json()["numbers"] == numbers
+    for changes in wrong:
+        with pytest.raises(ConfigError, match=rf"^f\.numbers\.{key}"):
+            FieldStatistics.parse({**FIELD, "numbers": {**NUMBERS, **changes}}, "f")
+
+
+def test_how_much_statistics_may_hold(monkeypatch):
+    for name in ("MOST_FIELDS", "MOST_SHAPES", "MOST_LABELS"):
+        monkeypatch.setattr(statistics, name, 2)
+    one, other = (FieldStatistics.parse({**FIELD, **labels(1, each)}, "f") for each in (2, 3))
+    assert one.merge(one).labels == {1: 4, 2: 0}
+    assert one.merge(other).labels is None
+    assert [*merge_fields({"a": one}, {"b": one})] == ["a", "b"]
+    with pytest.raises(ConfigError, match="the records have more than 2 different fields: name those that you want"):
+        merge_fields({"a": one, "b": one}, {"c": one})
+    for make in (shapes, labels):
+        with pytest.raises(ConfigError, match="expected at most 2 values with a number each"):
+            FieldStatistics.parse({**FIELD, **make(*([n] for n in range(3)))}, "f")
+    table = {"options": {}, "selected": None, "fields": {"a": FIELD, "b": FIELD}, "lengths": {}}
+    assert [*statistics.DataSetStatistics.parse(table).fields] == ["a", "b"]
+    with pytest.raises(ConfigError, match=r"^statistics\.fields: expected at most 2 fields but found 3"):
+        statistics.DataSetStatistics.parse({**table, "fields": {"a": FIELD, "b": FIELD, "c": FIELD}})

@@ -44,7 +44,14 @@ def header(name: bytes = b"a.txt", size: int = 0, kind: bytes = b"0", **fields: 
 
 @pytest.mark.parametrize(
     ("name", "blocks"),
-    [(b"x" * 100, 1), (b"x" * 101, 3), (b"d" * 155 + b"/" + b"x" * 100, 1), (b"d" * 156 + b"/x", 3), (b"\xff.b", 1)],
+    [
+        (b"x" * 100, 1),
+        (b"x" * 101, 3),
+        (b"d" * 155 + b"/" + b"x" * 100, 1),
+        (b"d" * 156 + b"/x", 3),
+        (b"\xff.b", 1),
+        (b"\xff" * 155 + b"/" + b"\xff" * 100, 1),
+    ],
 )
 def test_long_names_take_more_blocks(name, blocks):
     built = build_header(name, 5)

@@ -279,9 +279,8 @@ class _TokenFile(ShardReader[Record]):
 
     def join(self, joined: Any, shard: int) -> None:
         if len(self.windows.ends) == 1:
-            size = self._dtype.itemsize
-            start = self._start + int(self.windows.origins[0]) * size
-            joined._shared.put_line(shard, start, self.windows.stride * size, len(self))
+            stride = self.windows.stride * self._dtype.itemsize
+            joined._shared.put_line(shard, self._start, stride, len(self))
             return
         joined._shared.ends.put(shard, self.windows.ends)
         joined._shared.origins.put(shard, self.windows.origins)

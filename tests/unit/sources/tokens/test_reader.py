@@ -60,7 +60,7 @@ def test_files_of_any_size(tmp_path):
     "options", [{"ends": "pad"}, {"end_token": 3}, {"ends": "pad", "end_token": 3}, {"ends": "drop", "end_token": 3}]
 )
 def test_files_are_read_together_as_they_are_alone(tmp_path, options):
-    paths = [write(tmp_path / f"{n}.bin", np.arange(n, 5 * n + 9) % 7) for n in range(4)]
+    paths = [write(tmp_path / f"{n}.{'bin' if n % 2 else 'npy'}", np.arange(n, 5 * n + 9) % 7) for n in range(4)]
     together = TokenSource(paths, window=4, **options)
     expected = [record for path in paths for record in TokenSource(path, window=4, **options)]
     batch = together.read_batch(np.arange(len(together))[::-1])
@@ -233,6 +233,9 @@ def test_the_format_is_named_or_found_by_content(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros(3))
     with pytest.raises(UnsupportedFormatError, match=r"it is a \.npy file, but not a one-dimensional array of integer"):
         dataload.open(tmp_path / "x.npy", window=2)
+    (tmp_path / "y.npy").write_bytes((tmp_path / "x.npy").read_bytes()[:20])
+    with pytest.raises(UnsupportedFormatError, match=r"y\.npy"):
+        dataload.open(tmp_path / "y.npy", window=2)
     with pytest.raises(UnsupportedFormatError, match=r"for raw tokens format='tokens'"):
         dataload.open(raw, window=11)
 
@@ -334,6 +337,27 @@ def test_documents_are_written_and_read_back(tmp_path, suffix, dtype):
     with dataload.create(path, format="tokens", overwrite=True) as writer:
         writer.write([1])
     assert documents_of(open_tokens(path, documents=True, window=1, ends="drop")) == [[1]]
+
+
+def test_new_tokens_are_never_beside_the_index_of_others(tmp_path, monkeypatch):
+    for token in (1, 2):
+        writer = dataload.create(tmp_path / "x.bin", format="tokens", overwrite=True)
+        writer.write([token])
+        if token == 2:
+            monkeypatch.setattr(writer._index, "publish", lambda: None)  # as if it had been ended there
+        writer.close()
+    assert (tmp_path / "x.bin").read_bytes() == b"\2\0"
+    assert not (tmp_path / "x.idx").exists()
+
+
+def test_tokens_at_the_limits_of_their_dtype(tmp_path):
+    with dataload.create(tmp_path / "x.npy", format="tokens", dtype="int8", end_token=-128) as writer:
+        writer.write([-128, 127])
+        for wrong in (-129, 128):
+            with pytest.raises(ConfigError, match=rf"record 1 has the token {wrong}, which int8 does not hold"):
+                writer.write([0, wrong])
+        assert (len(writer), writer.stored_bytes) == (1, 3)
+    assert np.load(tmp_path / "x.npy").tolist() == [-128, 127, -128]
 
 
 def test_what_is_no_document(tmp_path):

@@ -171,7 +171,7 @@ class UserLoader(Loader[BatchT]):
         self._seeds_itself |= report.seeds_itself
         if report.first and self._firsts.setdefault(report.first, report.number) != report.number:
             self._firsts = dict.fromkeys(self._firsts, report.number)
-            warnings.warn(_REPEATS, UserWarning, stacklevel=7)
+            warnings.warn(_REPEATS, UserWarning, stacklevel=8)
 
     def _lost(self, lost: WorkerLostError) -> WorkerError:
         return with_words_of_torch(super()._lost(lost))

@@ -87,8 +87,9 @@ def test_verify_has_old_names_by_format(name, old):
 
 
 def test_verify_options_of_a_format_are_deprecated():
-    with pytest.warns(DeprecationWarning, match="give the reader an option `verify`"):
+    with pytest.warns(DeprecationWarning, match="give the reader an option `verify`") as warned:
         Format(name="own", source="own:Own", verify_options={"strict": True})
+    assert [each.filename for each in warned] == [__file__]
 
 
 ADVICE = ": a function of samples is passed to dataload.Loader as transform=, or to dataload.convert.convert as map="

@@ -262,8 +262,11 @@ class Repeated(data.IterableDataset):
 
 
 def test_workers_that_repeat_the_data_are_reported_with_the_remedy():
-    with pytest.warns(UserWarning, match=r"each worker gives all of the data\. In __iter__, give each worker its part"):
+    with pytest.warns(
+        UserWarning, match=r"each worker gives all of the data\. In __iter__, give each worker its part"
+    ) as warned:
         assert len(list(DataLoader(Repeated(), 2, **workers(2)))) == 4
+    assert [each.filename for each in warned] == [__file__]
     assert len(list(DataLoader(Repeated(), 2, **workers(1)))) == 2
 
 
@@ -276,8 +279,9 @@ def test_more_samples_than_the_length_are_reported_once_it_was_asked_for():
     loader = DataLoader(Sized())
     assert len(list(loader)) == 4
     assert len(loader) == 3
-    with pytest.warns(UserWarning, match="has length 3, but 4 samples have been fetched"):
+    with pytest.warns(UserWarning, match="has length 3, but 4 samples have been fetched") as warned:
         list(loader)
+    assert [each.filename for each in warned] == [__file__]
     with pytest.raises(TypeError, match="len"):
         len(DataLoader(Repeated()))
 

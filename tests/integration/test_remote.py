@@ -29,7 +29,6 @@ from dataload.errors import (
     WorkerError,
 )
 from dataload.sources.folder.reader import FolderReader
-from dataload.storage import Remote, storage_of
 from dataload.testing.compare import difference
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
@@ -227,16 +226,6 @@ def test_archives_of_files(server, environment, tmp_path, mode, monkeypatch):
             assert copy.read_batch([2, 1])["label"].tolist() == [0, 2]
     with pytest.raises(UnsupportedFormatError, match="is a folder of single files at a URL, each of which would be"):
         dataload.open(f"folder:{url}/", **options)
-
-
-def test_reads_end_with_the_object(server, shards, bucket):
-    url = paths(shards, bucket, "syr")[1].replace("{0,1}", "0")
-    whole = (shards["syr"] / "part-0.syr").read_bytes()
-    buffer = bytearray(b"....")
-    with storage_of(url, Remote.of(server.storage_options(), {"mode": "ranges"})).open(url) as stream:
-        assert [stream.read_into(stream.size + by, buffer) for by in (1, 0, -2)] == [0, 0, 2]
-        assert buffer == whole[-2:] + b".."
-        assert (stream.read(stream.size - 3, 9), stream.read(stream.size + 1, 9)) == (whole[-3:], b"")
 
 
 def test_web_servers(shards):

@@ -92,8 +92,9 @@ def test_reading(root):
     assert found == [data[5:15], data[2550:], b"", b"", data[:4]]
     with storage.open(url) as file:
         assert (file.size, file.read(2555, 10), file.read(9999, 1)) == (2560, data[2555:], b"")
-        buffer = bytearray(4)
-        assert (file.read_into(2558, buffer), bytes(buffer)) == (2, data[2558:] + b"\0\0")
+        buffer = bytearray(b"....")
+        assert [file.read_into(2560 + by, buffer) for by in (1, 0, -2)] == [0, 0, 2]
+        assert buffer == data[2558:] + b".."
     file = storage.map(url)
     offsets, lengths = np.array([700, 0, 2559, 5]), np.array([3, 0, 1, 300])
     expected = [data[start : start + length] for start, length in zip(offsets, lengths, strict=True)]

@@ -98,6 +98,7 @@ def test_without_shuffling_records_come_by_bucket_and_index():
     assert [plan.indices.tolist() for plan in plans_of(planner)] == [[1, 3], [5], [0, 2], [4]]
     assert planner.rows_per_step == 1
     assert BucketBatchSampler(lengths=[1, 1], batch_size=2).rows_per_step == 2
+    assert BucketBatchSampler(lengths=np.zeros(0, int), batch_size=2).rows_per_step == 1
 
 
 def test_records_and_batches_are_mixed_evenly():

@@ -207,9 +207,9 @@ def test_a_subset_copies_its_selection_and_keeps_a_range():
     with pytest.raises(ValueError, match="read-only"):
         sampler.selection[0] = 5
     assert order(Subset(Sequential(12), iter([4, 5]))) == [4, 5]
-    for selection in (slice(10, None, 3), range(10, 2**48, 3)):
+    for start, selection in ((10, slice(10, None, 3)), (10, range(10, 2**48, 3)), (0, range(0, 2**48, 3))):
         sampler = Subset(Sequential(2**48), selection)
-        assert (len(sampler), sampler.selection) == ((2**48 - 10 + 2) // 3, range(10, 2**48, 3))
+        assert (len(sampler), sampler.selection) == ((2**48 - start + 2) // 3, range(start, 2**48, 3))
 
 
 # Lanes

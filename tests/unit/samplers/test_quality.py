@@ -231,6 +231,9 @@ def test_the_stated_error_is_about_the_real_one():
         # stated to, for positions are not drawn with replacement.
         assert 0.6 < real / np.mean([figure.error for figure in figures]) < 1.4
 
+    two = order_report(BatchSampler(sampler=Sequential(4), batch_size=2), shard_lengths=(3, 1)).mixing.per_batch
+    assert (two.found, two.error) == (1.5, 0.5), "of two batches: half of what they differ by"
+
 
 REVERSED = Table((tuple(reversed(range(2000))),), 2000)
 FAR, ONCE = "records move as far as in a uniform shuffle", "each record occurs once"

@@ -38,6 +38,14 @@ def sample(seconds=0.01, *, waits=1.0, busy=1.0, steps=100, cpus=None):
     return ThroughputSample(steps, waits * total, (1 - waits) * total, busy * total, *clock)
 
 
+def test_a_sample_of_seconds_and_one_of_nothing():
+    short = ThroughputSample(2, 0.125, 0.125, 0.5, lag=-0.25)
+    assert (short.seconds, short.seconds_per_step, short.busy) == (0.25, 0.25, 2.0)
+    assert short._replace(lag=0.25).seconds_per_step == 0.125
+    nothing = ThroughputSample(0, 0.0, 0.0, 0.0)
+    assert (nothing.seconds_per_step, nothing.busy, nothing.mostly_waits) == (1e-9, 0.0, False)
+
+
 # One step of a search
 
 

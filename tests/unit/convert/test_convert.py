@@ -12,7 +12,7 @@ from dataload._util.indexing import expand_braces
 from dataload.catalog.evidence import describe_files, files_of, is_same
 from dataload.catalog.facts import Evidence, ShardFacts
 from dataload.convert import convert
-from dataload.convert.blocks import read_ahead
+from dataload.convert.blocks import BlockSize, read_ahead
 from dataload.convert.journal import Journal, JournalFile
 from dataload.convert.plan import Target, summarize_paths
 from dataload.errors import ConfigError, CorruptFileError, SourceError
@@ -128,16 +128,36 @@ class Recorder:
         return [bytes(self.size)] * len(indices)
 
 
-def test_blocks_cover_the_range_in_order_and_their_memory_does_not_depend_on_the_size_of_records():
-    source = Recorder(10_000, 10)
-    found = [(first, len(records)) for first, records in read_ahead(source, 3, 10_000)]
-    assert [i for block in source.blocks for i in block] == list(range(3, 10_000))
+@pytest.mark.parametrize(
+    ("count", "size", "lengths"),
+    [
+        (10_000, 10, [1, 8, 64, 512, 4096, 4096, 1223]),
+        (150, 1 << 20, [1, *[8] * 18, 5]),
+        (9, 4 << 20, [1, 2, 2, 2, 2]),
+        *((3, size, [1, 1, 1]) for size in ((4 << 20) + 1, 8 << 20, 9 << 20)),
+        (10, 0, [1, 8, 1]),
+    ],
+)
+def test_blocks_cover_the_range_in_order_and_have_at_most_eight_mib(count, size, lengths):
+    source = Recorder(count, size)
+    found = [(first, len(records)) for first, records in read_ahead(source, 3, 3 + count)]
+    assert [i for block in source.blocks for i in block] == list(range(3, 3 + count))
     assert found == [(block[0], len(block)) for block in source.blocks]
-    assert len(source.blocks) < 20, "small records are read many at a time"
-    source = Recorder(200, 1 << 20)
-    assert sum(len(records) for _, records in read_ahead(source, 0, 200)) == 200
-    assert 4 < max(map(len, source.blocks)) <= 16
-    with pytest.raises(CorruptFileError) as caught:  # and its thread ends
+    assert [*map(len, source.blocks)] == lengths
+
+
+@pytest.mark.parametrize(
+    ("record", "records"), [({"x": bytes(5), "y": {"z": np.zeros(1 << 17), "n": 7}}, 7), (bytes(1 << 20), 8)]
+)
+def test_blocks_have_room_for_all_that_a_record_holds(record, records):
+    size = BlockSize()
+    size.records = 4096
+    size.learn([record] * 300)
+    assert size.records == records
+
+
+def test_an_error_of_a_block_ends_its_thread():
+    with pytest.raises(CorruptFileError) as caught:
         list(read_ahead(Recorder(10, 1, bad=5), 0, 10))
     assert (caught.value.path, caught.value.index) == ("p", 5)
 

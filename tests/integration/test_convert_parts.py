@@ -261,8 +261,11 @@ def test_a_part_does_not_replace_the_files_of_others(source, tmp_path):
 
 def test_one_run_does_not_take_over_parts(source, tmp_path):
     run_parts(source, tmp_path, [1])
-    with pytest.raises(ConfigError, match="an unfinished conversion in 3 parts: run the parts that are missing and me"):
+    with pytest.raises(
+        ConfigError, match="an unfinished conversion in 3 parts: run the parts that are missing and me"
+    ) as found:
         convert(source, tmp_path / "b.syr", shards=5)
+    assert found.value.key == "part"
     convert(source, tmp_path / "b.syr", shards=5, overwrite=True)
     assert merge(source, tmp_path).records == COUNT, "there is nothing left to merge"
 

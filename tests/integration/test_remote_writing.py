@@ -416,8 +416,11 @@ def test_a_conversion_killed_during_a_large_upload(place, large):
     assert place.names() == [".a.syr.convert.json", ".a.syr.convert.log/claim"]
     with pytest.raises(SourceNotFoundError):
         place.open()
-    with pytest.raises(ConfigError, match=r"\.a\.syr\.convert\.json is the journal of an unfinished conversion: pass"):
+    with pytest.raises(
+        ConfigError, match=r"\.a\.syr\.convert\.json is the journal of an unfinished conversion: pass"
+    ) as e:
         place.convert(records=large)
+    assert e.value.key == "resume"
     place.convert(records=large, resume=True)
     assert place.numbers() == [0, 1, 2]
     assert place.names() == [".a.syr.convert.json", "a.syr", "dataload.json"]

@@ -27,7 +27,10 @@ def row_of(batch: Any, row: int, rows: int) -> Any:
     if _length(batch) != rows:
         return batch
     if isinstance(batch, Ragged):
-        return batch.values[batch.offsets[row] : batch.offsets[row + 1]]
+        start, stop = batch.offsets[row : row + 2].tolist()
+        if isinstance(values := batch.values, Ragged):
+            return [row_of(values, each, len(values.offsets) - 1) for each in range(start, stop)]
+        return values[start:stop]
     return batch[row]
 
 
@@ -175,7 +178,7 @@ def describe_record(record: ShownRecord) -> str:
 def describe_column(column: Any) -> tuple[str, str, str]:
     """Return dtype, shape and range of a column, as text."""
     if isinstance(column, Ragged):
-        dtype, shape, values = _describe_array(column.values)
+        dtype, shape, values = describe_column(column.values)
         return dtype, f"{len(column.offsets) - 1} rows of different lengths, together {shape}", values
     if isinstance(array := as_array(column), np.ndarray):
         return _describe_array(array)

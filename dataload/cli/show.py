@@ -202,7 +202,7 @@ def _records_as_columns(section: Shown) -> Iterator[tuple[str, Any]]:
 def _as_arrays(column: Any) -> Iterator[tuple[str, Any]]:
     """Yield the arrays of a column, with what their names end with."""
     if isinstance(column, Ragged):
-        yield "", column.values
+        yield from ((f".values{part}" if part else part, array) for part, array in _as_arrays(column.values))
         yield ".offsets", column.offsets
     elif not isinstance(column, (list, BytesColumn)):
         yield "", _as_array(column)

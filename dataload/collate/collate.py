@@ -8,8 +8,8 @@ from typing import Any, Literal, TypeAlias, cast, get_args
 import numpy as np
 
 from dataload._util.arrays import stack_alike
-from dataload._util.settings import setting_error
-from dataload.collate.columns import describe_field, join, like, map_columns, ragged, unequal
+from dataload._util.settings import check_count, setting_error
+from dataload.collate.columns import Ragged, describe_field, join, like, map_columns, ragged, unequal
 from dataload.collate.pad import Pad, PadValue, check_pad_value, check_padded_lengths, fill_of, pad, warn_of_padding
 from dataload.errors import ConfigError, closest
 from dataload.types import Array, Batch
@@ -32,6 +32,7 @@ class Collate:
     Attributes:
         policies: What to do if the shapes of a field differ, by field name. `pad` fills up with `pad_value` and adds
             the true lengths as ``<field>_length``, (rows,) int64; `ragged` gives a `Ragged`; `list` gives a list.
+            ``{"ragged": 2}`` gives a `Ragged` of rows of rows for lists of lists, and so on.
             ``{"pad": 64}`` pads the first axis to a multiple of 64, and ``{"pad": [128, 256, 512]}`` to the first of
             these lengths that is enough, so that batches have few distinct shapes. A `Pad` has its own value, side
             and maximum, and adds no lengths; ``{"pad": 64, "value": -100}`` is ``Pad(to=64, value=-100)``, for configs.
@@ -73,10 +74,10 @@ class Collate:
         policy = self.policies.get(name, "stack")
         if policy == "list" or isinstance(first, (bytes, str, bytearray, memoryview)):
             return samples
+        if levels := 1 if policy == "ragged" else cast("int", isinstance(policy, Mapping) and policy.get("ragged", 0)):
+            return _ragged(samples, name, levels)
         if policy != "stack":
             arrays = _comparable([np.asarray(value) for value in samples], name, policy)
-            if policy == "ragged":
-                return ragged(arrays)
             if isinstance(policy, Pad):
                 value = fill_of(policy.value, name, arrays[0].dtype)
                 return pad(policy.cut(arrays), value, policy.to, name, policy.side)
@@ -113,7 +114,7 @@ default_collate: Collate = Collate()
 
 def _adds_lengths(policy: Policy | None) -> bool:
     """Return whether a policy is `pad`, alone or with lengths to pad to."""
-    return policy == "pad" or isinstance(policy, Mapping)
+    return policy == "pad" or (isinstance(policy, Mapping) and "pad" in policy)
 
 
 def _check_policy(policy: Any, name: str) -> Policy:
@@ -123,9 +124,13 @@ def _check_policy(policy: Any, name: str) -> Policy:
         return policy
     if isinstance(policy, Mapping):
         given = cast("Mapping[Any, Any]", policy)
+        if set(given) == {"ragged"}:
+            return {"ragged": check_count(f"{key}.ragged", given["ragged"], least=1)}
         settings = {name: value for name, value in given.items() if name != "pad"}
         if "pad" not in given or settings.keys() - {*_PAD_SETTINGS}:
-            rule = f'must be a policy, or {{"pad": lengths}}, optionally with {", ".join(_PAD_SETTINGS)}'
+            rule = (
+                f'must be a policy, {{"ragged": 2}}, or {{"pad": lengths}}, optionally with {", ".join(_PAD_SETTINGS)}'
+            )
             raise setting_error(key, policy, rule)
         lengths = check_padded_lengths(f"{key}.pad", given["pad"])
         return Pad(to=lengths, **settings) if settings else {"pad": lengths}
@@ -174,6 +179,20 @@ def _stack(values: list[Any], name: str) -> Any:
         if array.shape != first.shape or array.dtype != first.dtype:
             raise unequal(name, 0, _describe(first), row, _describe(array))
     return np.stack(arrays)
+
+
+def _ragged(values: list[Any], name: str, levels: int) -> Ragged:
+    """Return lists, of lists of lists ... on several levels, with the offsets of each level."""
+    if not values:
+        return Ragged(np.empty(0), np.zeros(1, np.int64))
+    if levels == 1:
+        return ragged(_comparable([np.asarray(value) for value in values], name, "ragged"))
+    for row, value in enumerate(values):
+        if not isinstance(value, (list, np.ndarray)):
+            what = f"cannot collate {describe_field(name)} by 'ragged': a value in row {row} is {type(value).__name__}"
+            raise ConfigError(f"{what}, and lists of lists have a list there", key=name or None)
+    offsets = np.cumsum([0, *map(len, values)], dtype=np.int64)
+    return Ragged(_ragged([item for value in values for item in value], name, levels - 1), offsets)
 
 
 def _comparable(arrays: list[Array], name: str, policy: Policy) -> list[Array]:

@@ -14,11 +14,11 @@ class Ragged(NamedTuple):
     """Values of different lengths, one after another in one array.
 
     Attributes:
-        values: (total, *shape), the values of all rows along the first axis.
+        values: (total, *shape), the values of all rows along the first axis; or a `Ragged`, of lists of lists.
         offsets: (rows + 1,) int64; row i is ``values[offsets[i]:offsets[i + 1]]``.
     """
 
-    values: Array
+    values: Any
     offsets: Int64Array
 
 
@@ -91,7 +91,7 @@ def empty_like(batch: Any) -> Any:
     """Return a batch without rows, with the fields, dtypes and shapes of `batch`."""
 
     def empty(column: Any, _: str) -> Any:
-        return Ragged(column.values[:0], np.zeros(1, np.int64)) if isinstance(column, Ragged) else column[:0]
+        return Ragged(empty(column.values, _), np.zeros(1, np.int64)) if isinstance(column, Ragged) else column[:0]
 
     return map_columns(batch, empty)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, SupportsIndex, cast
 
 import numpy as np
@@ -79,22 +80,18 @@ def _take(column: Any, indices: Int64Array) -> Any:
     return np.take(column, indices, axis=0, out=out, mode="clip")  # mode "raise" makes numpy buffer the output
 
 
-def _only(parts: list[Any]) -> Any:
-    return parts[0]
-
-
 def columns_of(dataset: Any) -> Any:
     """Return a source that reads columns of a source, array, tensor or `TensorDataset`; None for anything else."""
     if isinstance(dataset, Source):
         return cast("Any", dataset)
     if type(dataset) in (np.ndarray, np.memmap):  # not a masked array
         array = cast("np.ndarray[Any, Any]", dataset)
-        return Rows([array], _only) if array.ndim and array.dtype.kind in "biufc" else None
+        return Rows([array], itemgetter(0)) if array.ndim and array.dtype.kind in "biufc" else None
     tensors = dataset.tensors if type(dataset) is TensorDataset else [dataset]
     plain = all(type(tensor) is torch.Tensor and tensor.ndim and _is_plain(tensor) for tensor in tensors)
     if not plain or not tensors:
         return None
-    return Rows(tensors, tuple if type(dataset) is TensorDataset else _only)
+    return Rows(tensors, tuple if type(dataset) is TensorDataset else itemgetter(0))
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

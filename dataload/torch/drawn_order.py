@@ -7,7 +7,7 @@ import copy
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import islice, repeat
 from typing import Any, cast
 
 import numpy as np
@@ -76,7 +76,7 @@ class DrawnOrder:
         # torch's loader draws a seed before each epoch; do the same to get the same orders.
         torch.empty((), dtype=torch.int64).random_(generator=self._generator)
         given: list[Any] = [None] * skipped
-        items = _items(self.sampler)
+        items = map(next, repeat(iter(self.sampler)))  # an iterator may begin anew if it is iterated
         given += islice(items, 1)
         later = self._later if skipped else {name: value for name, value in self._now().items() if name == "own"}
         given += items
@@ -296,14 +296,3 @@ class ShuffledSampler(data.RandomSampler):
             return super().__iter__()
         epoch, self.epoch = self.epoch, self.epoch + 1
         return iter(self.served.indices(np.arange(len(self.served)), epoch=epoch).tolist())
-
-
-def _items(sampler: Iterable[Any]) -> Generator[Any]:
-    """Yield what a sampler gives; its iterator may begin anew if it is iterated, so it is only asked for the next."""
-    iterator = iter(sampler)
-    while True:
-        try:
-            item = next(iterator)
-        except StopIteration:
-            return
-        yield item

@@ -25,6 +25,7 @@ class Pair(NamedTuple):
 
 
 F32 = np.float32
+NESTED = [[[1, 2], []], [], [[3]]]
 
 
 @pytest.mark.parametrize(
@@ -112,6 +113,8 @@ PICTURES = np.array([[[1, 1, 1, -1], [1, 1, 1, -1]], [[2, 2, 2, 2], [-1, -1, -1,
         # np.asarray([]) is float64, and would make floats of token numbers
         ("pad", [[], [1, 2]], {"t": np.array([[-1, -1], [1, 2]]), "t_length": np.array([0, 2])}),
         ("ragged", [[], [1, 2]], {"t": Ragged(np.array([1, 2]), np.array([0, 0, 2]))}),
+        ({"ragged": 2}, NESTED, {"t": Ragged(Ragged(np.array([1, 2, 3]), rows(0, 2, 2, 3)), rows(0, 2, 2, 3))}),
+        ({"ragged": 2}, [[], []], {"t": Ragged(Ragged(np.zeros(0), rows(0)), rows(0, 0, 0))}),
     ],
 )
 def test_policies(policy, values, columns):
@@ -143,12 +146,15 @@ ONE_AXIS = "arrays may differ only along the first axis"
         ),
         ("pad", [np.zeros(2), np.zeros(2, F32)], r"row 0 is float64 \(2,\), row 1 is float32 \(2,\)"),
         ("pad", [np.array(1.0), np.array(2.0)], r"row 0 is float64 \(\), which has no axis"),
+        ({"ragged": 2}, [[[1]], [2, 3]], r"row 1 is int64 \(\), which has no axis"),
+        ({"ragged": 3}, [[1], [2]], "a value in row 0 is int, and lists of lists have a list there"),
         ("ragged", [np.zeros((2, 3)), np.zeros((2, 4))], rf"row 1 is float64 \(2, 4\); {ONE_AXIS}"),
         ("ragged", [np.zeros(2), np.zeros(2, F32)], r"row 1 is float32 \(2,\)"),
     ],
 )
 def test_what_a_policy_cannot_bridge_is_named(policy, values, message):
-    with pytest.raises(ConfigError, match=rf"cannot collate field 'x' by '{policy}': .*{message}"):
+    name = policy if isinstance(policy, str) else "ragged"
+    with pytest.raises(ConfigError, match=rf"cannot collate field 'x' by '{name}': .*{message}"):
         Collate({"x": policy})([{"x": value} for value in values])
 
 
@@ -159,7 +165,7 @@ def test_what_a_policy_cannot_bridge_is_named(policy, values, message):
         (
             {"pda": 3},
             "collate.x",
-            r'collate.x must be a policy, or \{"pad": lengths\}, optionally with .*; got \{\'pda\': 3\}',
+            r'collate.x must be a policy, \{"ragged": 2\}, or \{"pad": lengths\}, optionally with .*; got \{\'pda\'',
         ),
         ({"pad": 0}, "collate.x.pad", "collate.x.pad must be an integer >= 1, got 0"),
         ({"pad": True}, "collate.x.pad", "collate.x.pad must be an integer >= 1, got True"),
@@ -337,6 +343,7 @@ def test_empty_like_keeps_everything_but_the_rows():
         "x": np.ones((3, 2), F32),
         "t": ["a", "b"],
         "r": Ragged(np.ones((4, 2)), rows(0, 1, 4)),
+        "rr": Ragged(Ragged(np.ones(4), rows(0, 1, 4)), rows(0, 1, 2)),
         "n": {"y": np.ones(3)},
         "p": Pair(np.ones(2), ["a"]),
     }
@@ -346,6 +353,7 @@ def test_empty_like_keeps_everything_but_the_rows():
             "x": np.ones((0, 2), F32),
             "t": [],
             "r": Ragged(np.ones((0, 2)), rows(0)),
+            "rr": Ragged(Ragged(np.ones(0), rows(0)), rows(0)),
             "n": {"y": np.ones(0)},
             "p": Pair(np.ones(0), []),
         },

@@ -90,14 +90,7 @@ class TableWriterOptions(FileOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetWriterOptions(TableWriterOptions):
-    """Options for writing Parquet files.
-
-    Attributes:
-        ragged: Fields whose arrays of one axis differ in length, stored as lists. By default those are that differ in
-            the first row group. All other arrays of a field have one shape.
-        group_bytes: About the bytes of a row group; a reader decodes one as a whole.
-        compression: Name of a codec of pyarrow, such as ``"snappy"``; None for none.
-    """
+    """Options for writing Parquet files, whose row groups are decoded as a whole; see `TableWriterOptions`."""
 
     compression: str | None = "zstd"
 

@@ -464,6 +464,13 @@ def test_ragged_fields_are_lists(tmp_path):
     assert [len(record["x"]) for record in dataload.open(tmp_path / "a.parquet")] == [2, 2, 3]
 
 
+def test_lists_of_lists_are_ragged_on_both_levels(tmp_path):
+    pq.write_table(pa.table({"x": [[[1.0, 2.0], []], [], [[3.0]]]}), tmp_path / "a.parquet")
+    with dataload.Loader(dataload.open(tmp_path / "a.parquet"), batch_size=3, collate={"x": {"ragged": 2}}) as loader:
+        ((values, inner), outer) = next(iter(loader))["x"]
+    assert (values.tolist(), inner.tolist(), outer.tolist()) == ([1, 2, 3], [0, 2, 2, 3], [0, 2, 2, 3])
+
+
 @pytest.mark.parametrize(("name", "codec"), [("a.parquet", "zip"), ("a.arrow", "snappy")])
 def test_an_unknown_compression(tmp_path, name, codec):
     with pytest.raises(ConfigError, match=f"compression is '{codec}', which this pyarrow does not offer here"):

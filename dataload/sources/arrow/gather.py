@@ -119,7 +119,7 @@ class Gatherer:
         for node in self._nodes:
             self._check(node, self._counts, exact=True)
         self._plain = [self._plan_numbers(node) for node in self._nodes]
-        self.kinds = [self._kind(node, plain) for node, plain in zip(self._nodes, self._plain, strict=True)]
+        self.kinds: list[Any] = [self._kind(node, plain) for node, plain in zip(self._nodes, self._plain, strict=True)]
         self._shared: list[list[ShardNumbers]] = []
 
     def _plan_numbers(self, node: _Node) -> tuple[Numbers, int, Int64Array] | None:

@@ -65,6 +65,8 @@ class WeightChanges(LoaderBase[BatchT]):
             message = "only a mixture has weights: pass dataload.mix(...) or sampler=Mixture(...)"
             raise ConfigError(message, key="weights", value=weights)
         step = cursor.step if at is None else check_count("at", at, least=cursor.step, below=planner.steps(epoch))
+        reached = planner.position(cursor.first, epoch=epoch)
+        mixture = mixture.with_changes(mixture.changes_at(reached, epoch=epoch))  # history would take ever longer
         changed = mixture.changed(planner.position(step, epoch=epoch), weights, epoch=epoch)
         self._planner = self._with_changes(self._planner, changed.changes)
         self._move(

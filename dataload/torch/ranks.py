@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import distributed
 from torch.utils.data import DataLoader as TorchDataLoader  # by its own name: programs replace torch's by ours
 
+from dataload._util.fingerprint import digest
 from dataload.errors import ConfigError, DataloadError, StateMismatchError, closest, printable
 from dataload.loader.loader import Loader
 from dataload.loader.order import DistributedRank, rank_and_world_size
@@ -194,6 +195,10 @@ def _facts(loader: Loader[Any] | MultiStreamLoader) -> dict[str, Any]:
     plan = loader.batch_sampler_of(loader.epoch)
     # Each process draws its own seed for a torch DataLoader; if the order uses it, the orders differ, too.
     seed = {} if isinstance(loader, TorchDataLoader) else {"seed": loader.seed}
+    changes = (
+        f"step {each['position'] // plan.step_size} of epoch {each['epoch']} ({digest(each)[:6]})"
+        for each in state["changes"]
+    )
     return {
         "rank": plan.rank,
         "world_size": plan.world_size,
@@ -203,6 +208,7 @@ def _facts(loader: Loader[Any] | MultiStreamLoader) -> dict[str, Any]:
         "records per epoch": state["length"],
         "rows per step of all ranks": plan.step_size,
         "tail": plan.tail,
+        "changes of weights": ", ".join(changes) or "none",
         "epoch": loader.epoch,
         "step": loader.step,
     }

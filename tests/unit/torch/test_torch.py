@@ -249,6 +249,20 @@ def test_loaders_of_several_processes_are_compared_before_the_first_batch(compar
         check_ranks(MultiStreamLoader(iter, [[1]], batch_size=1, rank=0, world_size=5))
 
 
+def test_changes_of_weights_are_compared(compared):
+    source = dataload.mix({"a": dataload.RangeSource(50), "b": dataload.RangeSource(50)}, {"a": 1, "b": 1})
+    loader = Loader(source, batch_size=2, rank=0, world_size=2)
+    batches = iter(loader)
+    next(batches)
+    loader.change_weights({"a": 1, "b": 3})
+    compared(2)
+    check_ranks(loader)
+    compared(2, **{"changes of weights": "none"})
+    message = r"changes of weights: 'step 1 of epoch 0 \([0-9a-f]{6}\)' in process 0; 'none' in process 1"
+    with pytest.raises(ConfigError, match=message):
+        check_ranks(loader)
+
+
 def test_the_bytes_of_a_batch():
     nested = [(np.zeros(2, np.uint8), "de"), {"text": b"c"}]
     batch = {"x": np.zeros(3), "names": ["ab", b"c"], "nested": nested, "tensor": torch.zeros(2), "other": 7}

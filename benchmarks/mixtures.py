@@ -1,0 +1,92 @@
+"""Mixtures of 2 to 5,000 sources: the cost of an index, how closely weights are followed, and the rate of a loader."""
+
+import time
+from functools import cache
+
+import numpy as np
+
+import dataload
+from benchmarks.harness import show
+from dataload.samplers import GlobalShuffle, Mixture, Sequential
+
+COUNTS = (2, 100, 5000)
+BLOCK, BLOCKS, CHECKED = 16_384, 12, 60_000
+
+
+def weights_of(count):
+    return (1 / np.arange(1, count + 1) ** 1.2).tolist()
+
+
+@cache
+def mixture(count, shuffles, window=None):
+    parts = [GlobalShuffle(10**6 + n, n) if shuffles else Sequential(10**6 + n) for n in range(count)]
+    return Mixture(parts, weights_of(count), "never", window=window)
+
+
+def cost(order):
+    """Nanoseconds of CPU an index, in blocks as a loader computes them, after the first two."""
+    seconds = []
+    for block in range(BLOCKS):
+        positions = np.arange(block * BLOCK, (block + 1) * BLOCK)
+        begun = time.process_time()
+        order.indices(positions, epoch=0)
+        seconds.append(time.process_time() - begun)
+    return 1e9 * np.mean(seconds[2:]) / BLOCK
+
+
+def deviation(sources, count, window=1000):
+    """The largest difference from its share that any of the first 100 sources has in any window."""
+    shares, worst = np.array(weights_of(count)) / sum(weights_of(count)), 0.0
+    for number in range(min(count, 100)):
+        sums = np.concatenate([[0], np.cumsum(sources == number)]) - shares[number] * np.arange(len(sources) + 1)
+        worst = max(worst, float(np.abs(sums[window:] - sums[:-window]).max()))
+    return worst
+
+
+def drawn_by(name, count):
+    """The source of each of some positions, by a rule, and the seconds that it takes."""
+    shares, begun = np.array(weights_of(count)) / sum(weights_of(count)), time.perf_counter()
+    if name == "greedy, as Megatron's":
+        given, sources = np.zeros(count), np.empty(CHECKED, np.int64)
+        for position in range(CHECKED):
+            sources[position] = np.argmax(shares * max(position, 1) - given)
+            given[sources[position]] += 1
+    elif name == "random, as Hugging Face's and RandomMix":
+        sources = np.random.default_rng(0).choice(count, CHECKED, p=shares)
+    else:
+        order = mixture(count, False, name)
+        sources = np.searchsorted(np.cumsum(order.lengths), order.indices(np.arange(CHECKED), epoch=0), side="right")
+    return sources, time.perf_counter() - begun
+
+
+def mixtures():
+    rows = []
+    for count in COUNTS:
+        for shuffles in (False, True):
+            begun = time.perf_counter()
+            order = mixture(count, shuffles)
+            built, begun = time.perf_counter() - begun, time.perf_counter()
+            order.indices(np.array([10**12]), epoch=0)
+            far = time.perf_counter() - begun
+            name = f"{count:,} sources, {'global shuffles' if shuffles else 'in order'}"
+            rows.append({"case": name, "ns_an_index": cost(order), "built_seconds": built, "far_seconds": far})
+    found = show("mixtures", "Mixture, weights 1/rank^1.2: aims 60 ns with 2 sources, 100 ns with more", rows)
+    rows = []
+    for count in (10, 100, 1000):
+        for name in ("any", "greedy, as Megatron's", "random, as Hugging Face's and RandomMix"):
+            sources, seconds = drawn_by(name, count)
+            case = f"{count:,} sources, {'dataload' if name == 'any' else name}"
+            rows.append({"case": case, "worst_deviation": deviation(sources, count), "seconds": seconds})
+    found += show("mixture-windows", f"Largest deviation in any 1,000 of {CHECKED:,} positions", rows)
+    rows = []
+    for count in (1, 1500, 5000):
+        parts = np.array_split(np.arange(1_500_000), count)
+        sources = [(dataload.MemorySource({"x": part, "y": part * 0.5}), 1.0) for part in parts]
+        loader = dataload.Loader(dataload.mix(sources), batch_size=256, shuffle="global", epochs=1)
+        batches, begun = iter(loader), time.perf_counter()
+        next(batches)
+        first, begun = time.perf_counter() - begun, time.perf_counter()
+        read = sum(len(batch["x"]) for _, batch in zip(range(3000), batches, strict=False))
+        rate = read / (time.perf_counter() - begun)
+        rows.append({"case": f"{count:,} sources in memory", "rows_per_second": rate, "first_seconds": first})
+    return found + show("mixture-loader", "A loader over the same records in so many sources", rows)

@@ -46,7 +46,7 @@ class WeightChanges(LoaderBase[BatchT]):
 
         Examples:
             >>> import dataload
-            >>> web, books = dataload.RangeSource(900), dataload.RangeSource(900, start=900)
+            >>> web, books = dataload.RangeSource(900), dataload.RangeSource(1800, start=900)
             >>> mixed = dataload.mix({"web": web, "books": books}, {"web": 0.5, "books": 0.5})
             >>> loader = dataload.Loader(mixed, batch_size=100)
             >>> batches = iter(loader)

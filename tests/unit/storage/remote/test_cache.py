@@ -235,14 +235,17 @@ def test_pruning_spares_what_is_used(node):
 
 
 class Opened:
-    def __init__(self):
-        self.is_open = True
+    def __init__(self, deleted=False):
+        self.is_open, self.deleted = True, deleted
+
+    def is_deleted(self):
+        return self.deleted
 
     def release(self):
         self.is_open = False
 
 
-def test_an_open_shard_at_the_address_of_one_that_is_gone_is_given_up():
+def test_an_open_shard_is_given_up_also_at_the_address_of_one_that_is_gone():
     shards = open_shards()
     while shards.give_up():
         pass
@@ -253,6 +256,12 @@ def test_an_open_shard_at_the_address_of_one_that_is_gone_is_given_up():
     assert shards.give_up()
     assert not kept.is_open
     assert not shards.give_up()
+    evicted, kept = Opened(deleted=True), Opened()
+    for file in (evicted, kept):
+        shards.touch(file)
+    shards.release_deleted()
+    assert (evicted.is_open, kept.is_open) == (False, True)
+    assert [shards.give_up(), shards.give_up()] == [True, False], "one that is closed has nothing to give up"
 
 
 # Downloads that fail, are waited for, or are left behind

@@ -11,9 +11,10 @@ import pytest
 
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, SourceError, SourceNotFoundError
 from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
+from dataload.storage.local.files import LocalFile
 from dataload.storage.remote.cache import CacheFullError
 from dataload.storage.remote.clients import client_of
-from dataload.storage.remote.files import open_shards
+from dataload.storage.remote.files import RemoteStream, open_shards
 from dataload.storage.remote.prefetch.board import Board, Coming
 from dataload.storage.remote.prefetch.ranges import RangePrefetcher, StepRanges
 from dataload.storage.remote.requests import Chunk
@@ -425,6 +426,17 @@ def test_local_copies_are_called_by_their_url(root, tmp_path):
         assert file.read() == b"top"
 
 
+def test_streams_of_the_whole_fill_the_cache_and_others_use_it(root, tmp_path):
+    def kind(whole=False, **options):
+        with opened(root, cache=tmp_path, **options).open(f"{root}/top", whole=whole) as stream:
+            assert stream.read(0, 3) == b"top"
+            return type(stream)
+
+    assert {kind(), kind(True, mode="ranges"), kind()} == {RemoteStream}
+    assert {kind(True), kind(), kind(mode="shards")} == {LocalFile}
+    assert kind(mode="ranges") is RemoteStream
+
+
 def test_without_room_shards_are_read_by_ranges(root, tmp_path, monkeypatch):
     monkeypatch.setattr("dataload.storage.remote.files._SECONDS_BETWEEN_TRIES", 0)
     monkeypatch.setattr("dataload.storage.remote.backend._ROOM_SECONDS", 0)
@@ -567,6 +579,20 @@ def test_an_answer_that_is_too_short(monkeypatch):
     monkeypatch.setattr(obstore, "get", lambda *given, **more: Answer(get(*given, **more), [b"1234"]))
     with pytest.raises(SourceError, match=f"cannot read bytes 0 to 5 of {url}: 4 of 5 bytes arrived"):
         storage_of(url, Remote.of(None, {"retries": 1})).read(url)
+
+
+def test_an_answer_that_is_too_long(monkeypatch):
+    url = "memory://failing/y"
+    put(url, b"12345")
+    get = obstore.get
+    for data, found in ((b"12345", b"12345"), (b"123456", None)):
+        monkeypatch.setattr(obstore, "get", lambda *given, data=data, **more: Answer(get(*given, **more), [data]))
+        storage = storage_of(url, Remote.of(None, {"retries": 1}))
+        if found is not None:
+            assert storage.read_ranges(url, np.array([0]), np.array([9])) == [found]
+            continue
+        with pytest.raises(SourceError, match=f"cannot read {url}: the response is longer than the expected 5 bytes"):
+            storage.read_ranges(url, np.array([0]), np.array([9]))
 
 
 def test_requests_are_counted_for_the_source_that_makes_them(look_up):

@@ -2,14 +2,16 @@
 
 import itertools
 import os
+import time
 
 import numpy as np
 import pytest
 
 from dataload.storage import Remote
+from dataload.storage.remote.client import ObjectClient
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import RemoteFile
-from dataload.storage.remote.prefetch import shards
+from dataload.storage.remote.prefetch import ranges, shards
 from dataload.storage.remote.prefetch.ranges import RangePrefetcher, StepRanges
 from dataload.storage.remote.requests import GAP
 from dataload.storage.remote.settings import ObjectVersion
@@ -74,6 +76,40 @@ def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):
     assert downloads.nbytes == 10 + 7 + (100 + GAP) + 4 * PART
     assert downloads.wasted_bytes == 100 + GAP - (50 + 50 + 100)
     assert "ahead" not in remote.ranges
+
+
+def test_a_few_steps_are_fetched_ahead_of_those_received(stored, monkeypatch):
+    """Of steps of equal bytes, four, and the one that makes them more."""
+    monkeypatch.setattr(ranges, "_GROUP_STEPS", 1)
+    url, version, remote = stored
+    taken = []
+    steps = (taken.append(number) or step(url, (2 * GAP * number, 10)) for number in range(9))
+    prefetcher = RangePrefetcher({url: version}, steps, remote)
+    try:
+        for ahead in (5, 6, 7):
+            deadline = time.monotonic() + 60
+            while remote.traffic.total().nbytes < 10 * ahead and time.monotonic() < deadline:
+                time.sleep(0.001)
+            time.sleep(0.02)
+            assert (len(taken), remote.traffic.total().nbytes) == (ahead, 10 * ahead)
+            prefetcher.received()
+        assert read(prefetcher, url, (0, 10), (8 * GAP, 10), (16 * GAP, 10)) == [0], "kept until it was received"
+        assert len(taken) == 9, "a reader that lacks a range has all planned"
+    finally:
+        prefetcher.close()
+
+
+def test_requests_that_fail_are_left_to_the_reader(stored, monkeypatch):
+    def fail(*_):
+        raise OSError("reset")
+
+    monkeypatch.setattr(ObjectClient, "stream", fail)
+    url, version, remote = stored
+    prefetcher = RangePrefetcher({url: version}, iter([step(url, (5, 10))]), remote)
+    try:
+        assert read(prefetcher, url, (5, 10)) == [0]
+    finally:
+        prefetcher.close()
 
 
 def test_what_is_read_without_a_plan_counts_what_lies_between(stored):

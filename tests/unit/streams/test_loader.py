@@ -892,20 +892,20 @@ def test_a_dropped_loader_ends_its_threads_and_closes_its_generators(fails):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dataload")]
 
 
-@pytest.mark.parametrize("sizes", [(1,), (16,), (16, 1)])
-def test_a_stuck_stream_is_warned_of_then_given_up_and_named_after_the_steps_before_it(tmp_path, sizes):
+@pytest.mark.parametrize(("sizes", "workers"), [((1,), 2), ((16,), 2), ((16, 1), 2), ((16,), 1)])
+def test_a_stuck_stream_is_warned_of_then_given_up_and_named_after_the_steps_before_it(tmp_path, sizes, workers):
     make = streams.HangAt(4, tmp_path / "mark")
-    found, where = [], "in row 1, at sequence 1, 4"
-    with groups_of(*sizes), MultiStreamLoader(make, [5, 4], num_workers=2, timeout=0.3, **ROWS) as loader:
+    found, where, worker = [], "in row 1, at sequence 1, 4", f"dataload-{workers - 1}"
+    with groups_of(*sizes), MultiStreamLoader(make, [5, 4], num_workers=workers, timeout=0.3, **ROWS) as loader:
         with (
             pytest.warns(RuntimeWarning) as warned,
             pytest.raises(
-                WorkerError, match=f"step 2 of epoch 0 failed {where}: dataload-1 has returned no b"
+                WorkerError, match=f"step 2 of epoch 0 failed {where}: {worker} has returned no b"
             ) as caught,
         ):
             found += (batch["x"].tolist() for batch in loader)
         texts = [str(warning.message) for warning in warned]
-        assert any(f"dataload-1 is at step 2 of epoch 0, index 1\n{where}\n" in text for text in texts)
+        assert any(f"{worker} is at step 2 of epoch 0, index 1\n{where}\n" in text for text in texts)
         assert any("threads did not stop and are left behind" in text for text in texts)
         assert found == [[0, 0], [1, 1]]
         assert (caught.value.indices, loader.state_dict()["step"]) == ((1,), 2)

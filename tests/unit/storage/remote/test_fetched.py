@@ -78,6 +78,16 @@ def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):
     assert "ahead" not in remote.ranges
 
 
+def test_nothing_is_fetched_for_what_no_file_has(stored):
+    url, version, remote = stored
+    prefetcher = RangePrefetcher({url: version}, iter([step(url, (-3, 9), (90, 0), (version.size, 1))]), remote)
+    try:
+        assert read(prefetcher, url, (-3, 2)) == [0]
+    finally:
+        prefetcher.close()
+    assert remote.traffic.total().requests == 0
+
+
 def test_a_few_steps_are_fetched_ahead_of_those_received(stored, monkeypatch):
     """Of steps of equal bytes, four, and the one that makes them more."""
     monkeypatch.setattr(ranges, "_GROUP_STEPS", 1)

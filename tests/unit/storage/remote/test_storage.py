@@ -418,7 +418,9 @@ def test_local_copies_are_called_by_their_url(root, tmp_path):
         for whole in (True, False):
             file = storage.map(url, mapped=mapped, whole=whole)
             assert (file.path, file.size, file.read(0, 3)) == (url, 3, b"top")
+            assert file.is_open
             file.release()
+            assert not file.is_open
             assert file.read(1, 2) == b"op"
     with storage.open(url) as file:
         assert (file.path, file.read(0, 9)) == (url, b"top")

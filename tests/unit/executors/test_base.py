@@ -52,11 +52,11 @@ def test_a_watch_warns_half_way_and_then_gives_up(now):
     with pytest.warns(RuntimeWarning, match=r"no batch for 10\.0 s: somebody is at step 2 of epoch 1, index 3\nstacks"):
         watch.look(lambda: described)
     assert (watch.next_look(), watch.is_due()) == (10, False)
-    now[0] += 10
-    assert watch.is_due()
+    now[0] += 12
+    assert (watch.next_look(), watch.is_due()) == (0, True)
     with pytest.raises(WorkerLostError) as caught:
         watch.look(lambda: described)
-    assert caught.value.reason == "has returned no batch for 20.0 s (timeout=20)"
+    assert caught.value.reason == "has returned no batch for 22.0 s (timeout=20)"
     assert (caught.value.worker, caught.value.position, caught.value.stacks) == described
 
 

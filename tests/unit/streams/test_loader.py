@@ -899,9 +899,7 @@ def test_a_stuck_stream_is_warned_of_then_given_up_and_named_after_the_steps_bef
     with groups_of(*sizes), MultiStreamLoader(make, [5, 4], num_workers=workers, timeout=0.3, **ROWS) as loader:
         with (
             pytest.warns(RuntimeWarning) as warned,
-            pytest.raises(
-                WorkerError, match=f"step 2 of epoch 0 failed {where}: {worker} has returned no b"
-            ) as caught,
+            pytest.raises(WorkerError, match=f"step 2 of epoch 0 failed {where}: {worker} has returned no b") as caught,
         ):
             found += (batch["x"].tolist() for batch in loader)
         texts = [str(warning.message) for warning in warned]

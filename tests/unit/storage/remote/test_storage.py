@@ -5,6 +5,7 @@ import itertools
 import pickle
 import sys
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ import pytest
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, SourceError, SourceNotFoundError
 from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
 from dataload.storage.local.files import LocalFile
+from dataload.storage.remote.backend import node_cache
 from dataload.storage.remote.cache import CacheFullError
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import RemoteStream, open_shards
@@ -426,6 +428,15 @@ def test_local_copies_are_called_by_their_url(root, tmp_path):
         assert (file.path, file.read(0, 9)) == (url, b"top")
     with open(storage.lease(url).path, "rb") as file:
         assert file.read() == b"top"
+
+
+def test_a_cache_that_is_named_may_fill_the_disk_and_that_of_the_user_a_tenth(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1000, free=800))
+    assert [node_cache(Remote.of(None, {"cache": cache})).limit() for cache in (None, str(tmp_path / "own"))] == [
+        80,
+        750,
+    ]
 
 
 def test_streams_of_the_whole_fill_the_cache_and_others_use_it(root, tmp_path):

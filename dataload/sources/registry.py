@@ -25,6 +25,7 @@ from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
 from dataload.sources.folder.format import FOLDER
 from dataload.sources.format import Format
 from dataload.sources.jsonl.format import JSONL
+from dataload.sources.lerobot.format import LEROBOT
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
 from dataload.sources.mds.format import MDS
 from dataload.sources.options import Options
@@ -93,6 +94,7 @@ _OF_FILES = (
     TOKENS,
     FOLDER,
     VIDEO,
+    LEROBOT,
     TEXT,
 )
 _BUILT_IN = {entry.name: entry for entry in (*_OF_FILES, MEMORY, RANGE)}

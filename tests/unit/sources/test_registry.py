@@ -38,7 +38,8 @@ def add_distribution(directory, name, entry_points):
 def test_the_built_in_formats():
     tables = "arrow csv hugging_face jsonl parquet"
     known = (
-        f"array_record folder lmdb mds memory range syrah tar text tfds tfrecord tokens torchrecord video wids {tables}"
+        "array_record folder lerobot lmdb mds memory range syrah tar text tfds tfrecord tokens torchrecord video wids "
+        f"{tables}"
     )
     assert format_names() == tuple(sorted(known.split()))
     project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]

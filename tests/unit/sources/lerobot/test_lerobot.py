@@ -1,0 +1,104 @@
+"""LeRobot data sets: windows, episodes, and metadata that are wrong."""
+
+import pickle
+
+import numpy as np
+import pytest
+
+pytest.importorskip("pyarrow")
+from lerobots import write_lerobot
+
+import dataload
+from dataload import ConfigError, CorruptFileError
+from dataload.errors import UnsupportedFormatError
+
+LENGTHS = [4, 1, 6, 3, 2]
+STATE = np.arange(16 * 2, dtype=np.float32).reshape(16, 2)
+
+
+@pytest.fixture
+def directory(tmp_path):
+    write_lerobot(tmp_path / "set", LENGTHS, {"state": STATE, "action": -STATE[:, :1]})
+    return tmp_path / "set"
+
+
+def test_windows_against_a_model(directory):
+    offsets = [-0.2, 0.0, 0.1, 0.5]
+    with dataload.open(directory, delta_timestamps={"state": offsets}) as source:
+        assert source.fields["state"].shape == (4, 2)
+        assert source.fields["state_is_pad"].shape == (4,)
+        batch = source.read_batch(np.arange(16))
+        row = 0
+        for episode, length in enumerate(LENGTHS):
+            for i in range(length):
+                wanted = [i + round(offset * 10) for offset in offsets]
+                inside = [min(max(at, 0), length - 1) for at in wanted]
+                assert np.array_equal(batch["state"][row], STATE[[row - i + at for at in inside]])
+                assert batch["state_is_pad"][row].tolist() == [a != b for a, b in zip(wanted, inside, strict=True)]
+                assert batch["task"][row] == ("walk", "stand")[episode % 2]
+                row += 1
+        assert np.array_equal(batch["action"][:, 0] if batch["action"].ndim > 1 else batch["action"], -STATE[:, 0])
+
+
+def test_episodes_fields_and_copies(directory):
+    with dataload.open(directory, episodes=[3, 1], fields=["task", "state"]) as source:
+        assert len(source) == 4
+        assert source.shard_lengths == (3, 1) == source.groups
+        assert [*source.fields] == ["task", "state"]
+        again = pickle.loads(pickle.dumps(source))
+        for each in (source, again):
+            assert [record["state"].tolist() for record in each] == STATE[[11, 12, 13, 4]].tolist()
+            assert [record["task"] for record in each] == ["stand"] * 4
+        assert again.fingerprint() == source.fingerprint()
+        assert source.locate(3).record == 4
+        with dataload.open(directory, episodes=[1, 3]) as other:
+            assert other.fingerprint() != source.fingerprint()
+        again.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"episodes": [5]}, r"episodes are numbers below 5, at least one, got \[5\]"),
+        ({"episodes": []}, "at least one"),
+        ({"delta_timestamps": {"state": [0.04]}}, r"delta_timestamps of 'state' must be multiples of 1/10 s"),
+        ({"delta_timestamps": {"state": []}}, "at least one"),
+        ({"delta_timestamps": {"stat": [0.0]}}, "has no field 'stat': did you mean 'state'"),
+        ({"fields": ["actoin"]}, "has no field 'actoin'"),
+        ({"layout": "cwh"}, "layout"),
+    ],
+)
+def test_wrong_options(directory, options, message):
+    with pytest.raises(ConfigError, match=message):
+        dataload.open(directory, **options)
+
+
+def test_several_directories_are_joined_otherwise(directory):
+    with pytest.raises(ConfigError, match=r"join several with dataload\.concat"):
+        dataload.open([directory, directory], format="lerobot")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"info": {"data_path": "../data/file-{file_index:03d}.parquet"}}, "not the name of a file below"),
+        ({"info": {"features": None}}, "not a description of a LeRobot data set"),
+        ({"info": {"fps": 0}}, "fps is 0"),
+        ({"episodes": {"dataset_to_index": np.array([4, 5, 11, 14, 17])}}, "do not follow one another"),
+        ({"episodes": {"length": np.array([4, 1, 6, 3, 3]), "dataset_to_index": np.array([4, 5, 11, 14, 17])}},
+         "the tables have 16 records, and the episodes 17"),
+        ({"episodes": {"episode_index": np.array([0, 1, 2, 3, 5])}}, "episodes are not numbered from 0"),
+    ],
+)  # fmt: skip
+def test_metadata_that_contradict_each_other(tmp_path, wrong, message):
+    write_lerobot(tmp_path / "set", LENGTHS, {"state": STATE}, **wrong)
+    with pytest.raises(CorruptFileError, match=message):
+        dataload.open(tmp_path / "set")
+
+
+def test_other_versions_name_the_converter(tmp_path):
+    write_lerobot(tmp_path / "set", LENGTHS, {"state": STATE}, info={"codebase_version": "v2.1"})
+    with pytest.raises(
+        UnsupportedFormatError, match=r"version 'v2\.1', and dataload reads 'v3\.0'.*convert_dataset_v21"
+    ):
+        dataload.open(tmp_path / "set")

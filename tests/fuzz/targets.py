@@ -26,6 +26,7 @@ from pathlib import Path
 import numpy as np
 
 import dataload
+from dataload._util.caches import DecodedCache
 from dataload._util.failures import owner_of
 from dataload.catalog import kept
 from dataload.catalog.arrays import IndexKey
@@ -41,6 +42,7 @@ from dataload.convert.journal import Journal
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError, SourceNotFoundError
 from dataload.loader.bad_records import read_excluded
 from dataload.sources.array_record import riegeli, tfds, tfds_info
+from dataload.sources.array_record.compressed import Decompressor
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.arrow.csv import CsvSource
 from dataload.sources.arrow.parquet import ParquetSource
@@ -395,19 +397,23 @@ def signed(data, text):
     return packed.ljust(-(-len(packed) // 64) * 64, b"\0") + body
 
 
+def parsed_chunks(data):
+    return riegeli.parse_chunks(lambda at, length: data[at : at + length], len(data), Decompressor(DecodedCache(0)))
+
+
 def run_riegeli(data):
-    chunks = riegeli.parse_chunks(lambda offset, length: data[offset : offset + length], len(data))
+    chunks = parsed_chunks(data)
     if chunks is None:
         return
     if len(chunks):
-        spans = chunks.spans(np.arange(len(chunks)))
+        spans = chunks.spans(np.arange(len(chunks.edges) - 1))
         if int(spans.starts.min()) < 0 or int((spans.starts + spans.lengths).max()) > len(data) + 1:
             raise AssertionError("a chunk outside of the file")
 
 
 def run_array_record(data):
     """Our own reader, through a map."""
-    if riegeli.parse_chunks(lambda offset, length: data[offset : offset + length], len(data)) is not None:
+    if parsed_chunks(data) is not None:
         path = as_file(data, "x.array_record")
         for verify in (False, True):
             source = ArrayRecordSource(path, verify=verify, **READING)
@@ -429,7 +435,7 @@ def original_records():
 
 def run_array_record_hashes(data):
     """Records that were altered, and whose hashes were not: none is served."""
-    if riegeli.parse_chunks(lambda offset, length: data[offset : offset + length], len(data)) is None:
+    if parsed_chunks(data) is None:
         return
     with ArrayRecordSource(as_file(data, "x.array_record"), verify=True, cache=False) as source:
         length = outcome(lambda: len(source))

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from dataload._util.arrays import pooled_empty
+from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.machine import usable_cpus
 from dataload._util.threads import DaemonThreads
@@ -27,10 +28,17 @@ class UnlikeError(Exception):
 
 
 class Decompressor:
-    """Decompresses chunks in a block of memory, which begin at `starts` and end at `stops`, (n,) int64."""
+    """Decompresses chunks in a block of memory, which begin at `starts` and end at `stops`, (n,) int64.
 
-    def __init__(self) -> None:
-        self._idle: list[Any] = []  # contexts, each of which serves one thread
+    One serves all files of a source, because a context takes 160 KB; `cached` keeps groups of records.
+    """
+
+    def __init__(self, cached: DecodedCache) -> None:
+        self.cached: DecodedCache = cached
+        self._idle: list[Any] = []  # contexts, each of which serves one thread at a time
+
+    def __reduce__(self) -> Any:
+        return Decompressor, (self.cached,)
 
     def records(self, block: BytesArray, starts: Int64Array, stops: Int64Array, sizes: Int64Array) -> BytesColumn:
         """Return the records of chunks that have one each, of `sizes` bytes, (n,) int64."""

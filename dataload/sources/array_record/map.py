@@ -37,14 +37,13 @@ class MappedRecords:
         *,
         verify_hashes: bool = False,
         limit: int = MAX_RECORD_BYTES,
-        cached: DecodedCache | None = None,
+        decompressor: Decompressor,
     ) -> None:
         self._file = file
         self._chunks = chunks
         self._verify_hashes = verify_hashes or chunks.compressed
         self._limit = limit
-        self._cached = DecodedCache(0) if cached is None else cached
-        self._decompressor = Decompressor()
+        self._decompressor = decompressor
         edges = chunks.edges
         self._has_large = int(edges[-1] - edges[0]) > limit and int(np.diff(edges).max()) > limit
 
@@ -57,16 +56,22 @@ class MappedRecords:
         cache: bool = True,
         verify_hashes: bool = False,
         limit: int = MAX_RECORD_BYTES,
-        cached: DecodedCache | None = None,
+        decompressor: Decompressor | None = None,
         remote: Remote | None = None,
     ) -> MappedRecords | None:
         """Open a file; None if only the package can read it, or explain its defect."""
+        decompressor = decompressor or Decompressor(DecodedCache(0))
         file = storage_of(path, remote).map(path, mapped=mapped)
         key = IndexKey.of("array_record", (path,), remote=remote) if cache else None
         chunks = remember(
-            key, lambda found: _unpack(found, file.size), lambda: parse_chunks(file.read, file.size), _pack
+            key,
+            lambda found: _unpack(found, file.size),
+            lambda: parse_chunks(file.read, file.size, decompressor),
+            _pack,
         )
-        return None if chunks is None else cls(file, chunks, verify_hashes=verify_hashes, limit=limit, cached=cached)
+        if chunks is None:
+            return None
+        return cls(file, chunks, verify_hashes=verify_hashes, limit=limit, decompressor=decompressor)
 
     def __len__(self) -> int:
         return len(self._chunks)
@@ -148,7 +153,7 @@ class MappedRecords:
             groups = self._decompressor.groups(block, starts, starts + spans.lengths, sizes, spans.records)
             return [(group, len(group[0]) + group[1].nbytes) for group in groups]
 
-        groups = self._cached.get_all(keys, unpack)
+        groups = self._decompressor.cached.get_all(keys, unpack)
         before = np.cumsum([0, *(len(edges) for _, edges in groups)])
         edges, at = np.concatenate([edges for _, edges in groups]), before[where] + numbers
         starts, stops = edges[at], edges[at + 1]

@@ -14,6 +14,7 @@ import numpy as np
 from dataload._util.caches import DecodedCache, on_fork
 from dataload._util.limits import check_lengths
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
+from dataload.sources.array_record.compressed import Decompressor
 from dataload.sources.array_record.format import ArrayRecordOptions, load_array_record
 from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
@@ -72,7 +73,7 @@ class ArrayRecordSource(FileSource[Any]):
 
     def _prepare(self) -> None:
         self._warned = False
-        self._cache = DecodedCache(self.options.cached_bytes)
+        self._decompressor = Decompressor(DecodedCache(min(self.options.cached_bytes, self.options.max_record_bytes)))
         for path in self.paths:
             parse_selection(path)
         if self._selected is not None and self.options.codec is None:
@@ -84,11 +85,11 @@ class ArrayRecordSource(FileSource[Any]):
 
     def _open_shard(self, path: str) -> ShardReader[Any]:
         # One file that knows its fields is enough; each reads a record to find out.
-        return _ArrayRecordFile(path, self.options, self._cache, has_fields=path == self.paths[0])
+        return _ArrayRecordFile(path, self.options, self._decompressor, has_fields=path == self.paths[0])
 
     def close(self) -> None:
         super().close()
-        self._cache.clear()
+        self._decompressor.cached.clear()
 
     def _known_fields(
         self, readers: Sequence[ShardReader[Any]], fields: Sequence[Mapping[str, FieldSpec]]
@@ -122,7 +123,7 @@ class ArrayRecordSource(FileSource[Any]):
 class _ArrayRecordFile(EncodedShard):
     """A file, or the selected part of it; `file` is its path without the slice."""
 
-    def __init__(self, path: str, options: ArrayRecordOptions, cached: DecodedCache, *, has_fields: bool) -> None:
+    def __init__(self, path: str, options: ArrayRecordOptions, decompressor: Decompressor, *, has_fields: bool) -> None:
         self.file, self._first, stop = parse_selection(path)
         super().__init__(self.file, cast("Codec | None", options.codec))
         self._limit: int = options.max_record_bytes
@@ -137,7 +138,7 @@ class _ArrayRecordFile(EncodedShard):
                 cache=options.cache,
                 verify_hashes=options.verify,
                 limit=options.max_record_bytes,
-                cached=cached,
+                decompressor=decompressor,
                 remote=options.remote_settings,
             )
             if options.reader_options is None

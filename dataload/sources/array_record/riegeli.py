@@ -201,7 +201,7 @@ Read = Callable[[int, int], bytes]
 """Returns the bytes [offset, offset + length) of a file, which are inside it."""
 
 
-def parse_chunks(read: Read, size: int) -> Chunks | None:
+def parse_chunks(read: Read, size: int, decompressor: Decompressor) -> Chunks | None:
     """Find the records of a file of `size` bytes; None if only the package can read it or explain its defect."""
     # It is then compressed, its chunks hold several records, are padded or have another layout, or the last block and
     # the footer contradict each other. The cost is bounded by the size of the footer.
@@ -210,7 +210,7 @@ def parse_chunks(read: Read, size: int) -> Chunks | None:
     end = size - BLOCK_SIZE
     try:
         footer = _parse_postscript(read(end, BLOCK_SIZE))
-        return _parse_footer(read, end, footer) if 0 < footer < end and _may_be_edges(footer) else None
+        return _parse_footer(read, end, footer, decompressor) if 0 < footer < end and _may_be_edges(footer) else None
     except (CorruptFileError, UnlikeError, IndexError, struct.error):
         return None
 
@@ -239,7 +239,7 @@ def _numbers(message: bytes, start: int, stop: int) -> dict[int, int]:
     return {number: parse_varint(message, first)[0] for number, wire, first, _ in fields if wire == VARINT}
 
 
-def _parse_footer(read: Read, end: int, edge: int) -> Chunks | None:
+def _parse_footer(read: Read, end: int, edge: int, decompressor: Decompressor) -> Chunks | None:
     """Parse the footer, a chunk that starts at `edge`; `end` is the start of the last block."""
     start = edge if edge % BLOCK_SIZE else edge + BLOCK_HEADER_BYTES
     data_size, kind, decoded = _CHUNK_HEADER.unpack(_chunk(read, end, start, CHUNK_HEADER_BYTES))
@@ -252,7 +252,7 @@ def _parse_footer(read: Read, end: int, edge: int) -> Chunks | None:
         chunk, whole = np.frombuffer(footer, np.uint8), (np.zeros(1, np.int64), np.array([len(footer)]))
         if decoded > _MOST_BYTES_ABOUT + _MOST_ENTRY_BYTES * count or find_damage(chunk, *whole) is not None:
             return None
-        ((footer, edges),) = Decompressor().groups(chunk, *whole, np.array([decoded]), np.array([count + 1]))
+        ((footer, edges),) = decompressor.groups(chunk, *whole, np.array([decoded]), np.array([count + 1]))
         messages, size, sizes = 0, int(edges[1]), np.diff(edges)[1:]
     else:
         footer = footer[CHUNK_HEADER_BYTES:]

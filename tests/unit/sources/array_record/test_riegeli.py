@@ -10,8 +10,10 @@ from array_records import PLAIN, write_records
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataload._util.caches import DecodedCache
 from dataload.codecs.wire import encode_varint
 from dataload.errors import CorruptFileError
+from dataload.sources.array_record.compressed import Decompressor
 from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
     SIGNATURE,
@@ -40,7 +42,7 @@ def written(folder, records, options=PLAIN):
 
 
 def parsed(data):
-    return parse_chunks(lambda offset, length: data[offset : offset + length], len(data))
+    return parse_chunks(lambda at, length: data[at : at + length], len(data), Decompressor(DecodedCache(0)))
 
 
 def is_file_byte(position):

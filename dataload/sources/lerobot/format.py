@@ -1,5 +1,6 @@
 """The format of LeRobot's data sets and its options."""
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
@@ -38,5 +39,6 @@ LEROBOT = Format(
     reader_options=LeRobotOptions,
     magic=lambda head: b'"codebase_version"' in head,
     directory_file=INFO_NAME,
+    is_data_set_without_shards=lambda directory: os.path.exists(os.path.join(directory, INFO_NAME)),
     extra="video",
 )

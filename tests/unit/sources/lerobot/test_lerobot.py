@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 
 pytest.importorskip("pyarrow")
+import command_line
 from lerobots import write_lerobot
 
 import dataload
 from dataload import ConfigError, CorruptFileError
+from dataload.convert.indexing import index_shards
 from dataload.errors import UnsupportedFormatError
 
 LENGTHS = [4, 1, 6, 3, 2]
@@ -71,6 +73,12 @@ def test_episodes_fields_and_copies(directory):
 def test_wrong_options(directory, options, message):
     with pytest.raises(ConfigError, match=message):
         dataload.open(directory, **options)
+
+
+def test_commands_know_that_it_has_no_shards(directory):
+    with pytest.raises(ConfigError, match="a manifest does not describe"):
+        index_shards(str(directory))
+    assert "state" in command_line.run("stats", directory).stdout
 
 
 def test_several_directories_are_joined_otherwise(directory):

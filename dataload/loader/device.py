@@ -97,6 +97,16 @@ class DevicePrefetcher(ABC, Generic[SentT]):
         if self._ahead is None and self.loader.state_dict() != before:
             self._state = None
 
+    def change_weights(self, weights: Any, *, at: int | None = None) -> None:
+        """See `Loader.change_weights`. Batches that are being copied to the device keep the earlier weights."""
+        self.loader.change_weights(weights, at=at)
+        changes = self.loader.state_dict()["changes"]
+        first = changes[0]["epoch"], changes[0]["position"]
+        for state in [*(state for _, state in self._ahead or ()), self._state]:
+            if state is not None:  # of a batch before the change, so it does not know it
+                earlier = [each for each in state["changes"] if (each["epoch"], each["position"]) < first]
+                state["changes"] = [*earlier, *changes]
+
     def state_dict(self) -> dict[str, Any]:
         """See `Loader.state_dict`. Counts the batches handed over, not those still being copied to the device."""
         return self.loader.state_dict() if self._state is None else dict(self._state)

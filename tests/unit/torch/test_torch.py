@@ -263,6 +263,29 @@ def test_changes_of_weights_are_compared(compared):
         check_ranks(loader)
 
 
+def test_states_of_batches_before_a_change_that_are_on_their_way_know_it():
+    def loader():
+        parts = {"a": dataload.RangeSource(500), "b": dataload.RangeSource(1000, start=500)}
+        return DeviceLoader(Loader(dataload.mix(parts, {"a": 1, "b": 1}, stop="never"), batch_size=10), "cpu")
+
+    first = loader()
+    batches = iter(first)
+    next(batches)
+    first.change_weights({"a": 0, "b": 1})
+    states, rows = [first.state_dict()], []
+    for weights in ({"a": 1, "b": 0}, None, None, None, None):
+        rows.append(next(batches)["index"].tolist())
+        if weights:
+            first.change_weights(weights)
+        states.append(first.state_dict())
+    assert {index < 500 for index in rows[-1]} == {True}
+    for state, step in zip(states[1:], range(1, 5), strict=False):
+        again = loader()
+        again.load_state_dict(state)
+        found = [batch["index"].tolist() for batch, _ in zip(again, range(5 - step), strict=False)]
+        assert found == rows[step:5]
+
+
 def test_the_bytes_of_a_batch():
     nested = [(np.zeros(2, np.uint8), "de"), {"text": b"c"}]
     batch = {"x": np.zeros(3), "names": ["ab", b"c"], "nested": nested, "tensor": torch.zeros(2), "other": 7}

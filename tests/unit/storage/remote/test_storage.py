@@ -598,14 +598,9 @@ def test_an_answer_that_is_too_long(monkeypatch):
     url = "memory://failing/y"
     put(url, b"12345")
     get = obstore.get
-    for data, found in ((b"12345", b"12345"), (b"123456", None)):
-        monkeypatch.setattr(obstore, "get", lambda *given, data=data, **more: Answer(get(*given, **more), [data]))
-        storage = storage_of(url, Remote.of(None, {"retries": 1}))
-        if found is not None:
-            assert storage.read_ranges(url, np.array([0]), np.array([9])) == [found]
-            continue
-        with pytest.raises(SourceError, match=f"cannot read {url}: the response is longer than the expected 5 bytes"):
-            storage.read_ranges(url, np.array([0]), np.array([9]))
+    monkeypatch.setattr(obstore, "get", lambda *given, **more: Answer(get(*given, **more), [b"123456"]))
+    with pytest.raises(SourceError, match=f"cannot read {url}: the response is longer than the expected 5 bytes"):
+        storage_of(url, Remote.of(None, {"retries": 1})).read_ranges(url, np.array([0]), np.array([9]))
 
 
 def test_requests_are_counted_for_the_source_that_makes_them(look_up):

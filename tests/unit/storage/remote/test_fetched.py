@@ -88,6 +88,17 @@ def test_nothing_is_fetched_for_what_no_file_has(stored):
     assert remote.traffic.total().requests == 0
 
 
+def test_what_was_not_requested_is_fetched_by_the_reader(stored):
+    url, version, remote = stored
+    prefetcher = RangePrefetcher({url: version}, iter([step(url, (5, 10))]), remote)
+    try:
+        found = RemoteFile(url, version, remote).copies(np.array([20 * GAP, 5, 7 * GAP]), np.array([3, 10, 2]))
+    finally:
+        prefetcher.close()
+    assert found == [CONTENT[at : at + n].tobytes() for at, n in ((20 * GAP, 3), (5, 10), (7 * GAP, 2))]
+    assert remote.traffic.total().nbytes == 15
+
+
 def test_a_few_steps_are_fetched_ahead_of_those_received(stored, monkeypatch):
     """Of steps of equal bytes, four, and the one that makes them more."""
     monkeypatch.setattr(ranges, "_GROUP_STEPS", 1)

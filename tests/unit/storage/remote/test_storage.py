@@ -236,6 +236,14 @@ def test_an_object_is_replaced_only_if_it_is_the_version_that_was_read(root):
     part.abort()
 
 
+def test_what_was_written_is_known(root, calls):
+    storage, url = opened(root), f"{root}/x"
+    write(part := storage.create(url))
+    part.publish()
+    calls.clear()
+    assert (storage.version(url), calls) == (opened(root).version(url), ["head"]), "of another, who has not written it"
+
+
 def test_etags(root):
     storage = opened(root)
     tags = [storage.etag(f"{root}/{name}") for name in ("a/x-0.tar", "a/x-1.tar", "a", "b/c")]

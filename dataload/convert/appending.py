@@ -192,9 +192,8 @@ def _is_called(listed: DataSetFacts, name: str) -> bool:
 
 
 def _format_of(listed: DataSetFacts, given: Format | None) -> Format:
-    built_in = {entry.name: entry for entry in built_in_formats()}
-    # Data do not choose which package is imported.
-    entry = given or built_in.get(listed.format) or by_suffix(listed.names[0])
+    known = (entry for entry in built_in_formats() if entry.name == listed.format)
+    entry = given or next(known, by_suffix(listed.names[0]))  # data do not choose which package is imported
     if entry is None or entry.name != listed.format:
         message = f"{listed.pattern} has the format {listed.format!r}: pass format={listed.format!r}"
         raise ConfigError(message, key="format", value=None if entry is None else entry.name)

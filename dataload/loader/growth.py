@@ -80,7 +80,9 @@ class States:
         chosen = earlier if isinstance(self._source, Source) else range(len(earlier))
         plan = replan(chosen, sampler=sampler, rank=planner.rank, world_size=planner.world_size)
         plan = with_changes(plan, saved.changes)
-        return Before.of(earlier, plan, saved.source, summarize(shard_marks(earlier)))
+        order = OrderIdentity(plan)
+        names = {"source": saved.source, "shards": summarize(shard_marks(earlier))}
+        return Before(earlier, plan, {**names, "order": order.fingerprint, "settings": order.text})
 
     def _growth_error(self, earlier: Any, remedy: str) -> StateMismatchError:
         names, known = [name for name, _ in self._marks], len(shard_marks(earlier))

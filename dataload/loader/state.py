@@ -59,12 +59,6 @@ class Before:
     planner: BatchPlanner
     names: Mapping[str, Any]  # by which states identify data and order
 
-    @classmethod
-    def of(cls, source: Any, planner: BatchPlanner, fingerprint: str, shards: str) -> Self:
-        order = OrderIdentity(planner)
-        names = {"source": fingerprint, "shards": shards, "order": order.fingerprint, "settings": order.text}
-        return cls(source, planner, names)
-
 
 class EpochPlanners:
     """The planner of each epoch: `planner`, except one epoch, resumed with other steps or from `before`: `shifted`."""
@@ -116,13 +110,13 @@ class EpochPlanners:
         step = first - (missing[0] - state.position) // size if missing else first
         return cls(planner, state.epoch, shifted, before), Cursor(state.epoch, step, frozenset(steps))
 
-    def state(self, cursor: Cursor, *, source: str, order: str, settings: str = "", shards: str = "") -> LoaderState:
+    def state(self, cursor: Cursor, **names: Any) -> LoaderState:
+        """Return the state of a cursor, given the `names` by which it identifies data and order."""
         epoch, planner = cursor.epoch, self.of(cursor.epoch)
         position, mixture = planner.position(cursor.step, epoch=epoch), mixture_of(planner)
         first = planner.position(cursor.first, epoch=epoch)
-        names: Mapping[str, Any] = {"source": source, "order": order, "settings": settings, "shards": shards}
         if self.before is not None and epoch == self._epoch:
-            names = self.before.names
+            names = dict(self.before.names)
         return LoaderState(
             epoch=epoch,
             position=position,

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from dataload._util.settings import Least
 from dataload.sources.format import Format
@@ -24,6 +24,8 @@ class LeRobotOptions(ReadOptions):
         layout: ``"hwc"`` for images of (height, width, channels), ``"chw"`` as LeRobot has them.
         frame_bytes: Most bytes of decoded frames of all cameras that wait for later steps of a loader, in this process.
         decoder_threads: Threads per camera that decode ahead of a loader; 0 means one per CPU.
+        video: Other options for the videos, such as ``{"size": (224, 224)}``; see
+            `dataload.sources.video.format.VideoOptions`.
     """
 
     episodes: Sequence[int] | None = None
@@ -31,6 +33,7 @@ class LeRobotOptions(ReadOptions):
     layout: Literal["hwc", "chw"] = "hwc"
     frame_bytes: Annotated[int, Least(0)] = field(default=1 << 30, metadata={"content": False})
     decoder_threads: Annotated[int, Least(0)] = field(default=0, metadata={"content": False})
+    video: Mapping[str, Any] | None = field(default=None, metadata={"content": False})  # sources of videos identify it
 
 
 LEROBOT = Format(

@@ -51,7 +51,7 @@ def read_data_set(directory: str) -> DataSet:
         raise SourceError("LeRobot data sets are read from local directories: copy this one", path=directory)
     path = join(directory, INFO_NAME)
     try:
-        info: Any = json.loads(read_limited(storage_of(path), path, _MOST_BYTES, "the description of a data set"))
+        info = read_json(path)
         version = info["codebase_version"]
         if version != "v3.0":
             message = f"the data set has LeRobot's version {version!r}, and dataload reads 'v3.0': convert it with"
@@ -86,6 +86,11 @@ def read_data_set(directory: str) -> DataSet:
         raise CorruptFileError(f"not a description of a LeRobot data set: {error!r}", path=path) from error
     images = tuple(name for name, kind in kinds.items() if kind == "image")
     return DataSet(fps, images, found, tables, ends, tasks)
+
+
+def read_json(path: str) -> Any:
+    """Return what a file of metadata holds."""
+    return json.loads(read_limited(storage_of(path), path, _MOST_BYTES, "the description of a data set"))
 
 
 def _columns(cameras: Sequence[str]) -> list[str]:

@@ -19,10 +19,11 @@ from dataload.catalog.fields import require_known
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.base import ViewSource
 from dataload.sources.lerobot.format import LeRobotOptions
-from dataload.sources.lerobot.meta import DataSet, read_data_set
+from dataload.sources.lerobot.meta import DataSet, read_data_set, read_json
 from dataload.sources.prefetch import ComponentPrefetch
 from dataload.sources.registry import get_format
 from dataload.sources.shards import Location
+from dataload.storage import join
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, Record, StepsAhead
 
 _TASK, _TASK_INDEX, _PAD = "task", "task_index", "_is_pad"
@@ -59,7 +60,7 @@ class LeRobotSource(ViewSource[Record]):
         table = get_format("parquet").open(self._data.tables, options={"decode": decode} if decode else {})
         cameras = self._data.cameras
         share = self.options.frame_bytes // max(1, len(cameras))
-        settings = {"frame_bytes": share, "decoder_threads": self.options.decoder_threads}
+        settings = {"frame_bytes": share, "decoder_threads": self.options.decoder_threads, **(self.options.video or {})}
         videos = {name: get_format("video").open(each.files, options=settings) for name, each in cameras.items()}
         self._table, self._videos = table, videos
         self._parents = (table, *videos.values())
@@ -85,6 +86,12 @@ class LeRobotSource(ViewSource[Record]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
         self._find_rows()
+
+    @property
+    def stats(self) -> Mapping[str, Mapping[str, Any]]:
+        """Statistics of ``meta/stats.json`` as arrays, by field and name: ``stats["action"]["mean"]``."""
+        found = read_json(join(self._path, "meta/stats.json"))
+        return {name: {kind: np.array(value) for kind, value in each.items()} for name, each in found.items()}
 
     @property
     def sequence_lengths(self) -> Int64Array:

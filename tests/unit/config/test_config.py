@@ -292,7 +292,7 @@ def test_options_of_a_format_of_another_package(monkeypatch):
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "plugin_package"))
     settings = config(source={"path": "countdown:3.txt", "step": 2, "options": {"own": 1}})
     assert settings.source.open_options() == {"step": 2, "own": 1}
-    assert config(source={"path": "3.txt", "format": "countdown", "step": 2}).source.options == {"step": 2}
+    assert config(source={"path": "3.txt", "format": "countdown", "step": 2}).source.open_options() == {"step": 2}
     refuse(r"source\.stepp is 2: there is no such key", source={"path": "countdown:3.txt", "stepp": 2})
     sys.modules.pop("countdown_plugin", None)
 

@@ -1,6 +1,8 @@
 """LeRobot data sets: windows, episodes, and metadata that are wrong."""
 
 import pickle
+import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from dataload import ConfigError, CorruptFileError
 from dataload.convert.indexing import index_shards
 from dataload.errors import UnsupportedFormatError
 
+GOLDEN = Path(__file__).parents[3] / "golden" / "lerobot" / "h264"
 LENGTHS = [4, 1, 6, 3, 2]
 STATE = np.arange(16 * 2, dtype=np.float32).reshape(16, 2)
 
@@ -110,3 +113,12 @@ def test_other_versions_name_the_converter(tmp_path):
         UnsupportedFormatError, match=r"version 'v2\.1', and dataload reads 'v3\.0'.*convert_dataset_v21"
     ):
         dataload.open(tmp_path / "set")
+
+
+def test_golden_statistics_and_sizes(tmp_path):
+    root = shutil.copytree(GOLDEN, tmp_path / "robot")
+    with dataload.open(root, video={"size": (24, 32)}) as source:
+        assert source.stats["action"]["mean"].shape == (2,)
+        assert source[3]["observation.images.top"].shape == (24, 32, 3)
+        with dataload.open(root) as other:
+            assert other.fingerprint() != source.fingerprint()

@@ -6,7 +6,7 @@ from base64 import b64decode, b64encode
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import InitVar, dataclass, field
+from dataclasses import InitVar, dataclass, field, fields
 from typing import Annotated, Any, Literal, TypeAlias, cast
 
 import numpy as np
@@ -42,6 +42,8 @@ Row: TypeAlias = Sequence[float] | Mapping[str, float]
 
 Changes: TypeAlias = Mapping[int, Row] | tuple[tuple[int, tuple[float, ...]], ...]
 """Weights by the position of the epoch from which they hold."""
+
+_MOST_SHOWN = 64
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -214,6 +216,12 @@ class Mixture:
 
     def __len__(self) -> int:
         return self._length
+
+    def __repr__(self) -> str:
+        count, shown = len(self.samplers), ((f.name, getattr(self, f.name)) for f in fields(self) if f.repr)
+        if count > _MOST_SHOWN:
+            return f"Mixture({count} samplers, stop={self.stop!r}, seed={self.seed})"
+        return f"Mixture({', '.join(f'{name}={value!r}' for name, value in shown)})"
 
     def length_in(self, epoch: int) -> int:
         """Return the number of positions of an epoch, which a change may have made longer or shorter."""

@@ -121,3 +121,10 @@ def test_an_epoch_ends_where_its_stop_says(weights, stop):
         for index in own[-1:].tolist():
             found = positions_of(mixture, index, epoch=0, below=len(mixture))
             assert found.tolist() == np.flatnonzero(whole == index).tolist()
+
+
+def test_the_repr_of_many_components_is_short():
+    many = Mixture([GlobalShuffle(9, n) for n in range(65)], [1] * 65, "never", 7)
+    assert repr(many) == "Mixture(65 samplers, stop='never', seed=7)"
+    few = Mixture([Sequential(9)] * 64, [1] * 64)
+    assert eval(repr(few)) == few

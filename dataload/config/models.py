@@ -76,7 +76,7 @@ class _SourceSection(Section):
         name = table.get("format") or split_prefix(str(table.get("path")))[0]
         if name in _BUILT_IN or name not in format_names() or not isinstance(table.get("options", {}), dict):
             return table
-        own = table.keys() & get_format(name).reader_options.names() - cls.model_fields.keys()
+        own = table.keys() & get_format(name).reader_options.names() - _SourceSection.model_fields.keys()
         rest = {key: value for key, value in table.items() if key not in own}
         return {**rest, "options": {**{key: table[key] for key in own}, **table.get("options", {})}}
 

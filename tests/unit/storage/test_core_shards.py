@@ -152,6 +152,7 @@ def test_search_counts_the_numbers_before(rows):
         (lambda one, _: one.Tables(3).put(0, np.zeros(1, np.uint64)), ValueError, "a table of numbers of type"),
         (lambda one, _: one.Tables(3).put(0, np.zeros(1, ">i8")), ValueError, "a table of numbers of type"),
         (lambda one, _: one.Tables(3).put_line(0, 0, 2**62, 2), ValueError, "stride 4611686018427387904, count 2"),
+        (lambda one, _: one.Tables(3).put_line(0, -1, -(2**62), 2), ValueError, "start -1, stride -46116860184"),
         (lambda one, _: one.Tables(3).take(numbers(0), numbers(), 1, False), ValueError, "0 numbers do not fill 8"),
         (lambda _, maps: maps.gather(bytearray(9), numbers(0), 8), ValueError, "8 bytes do not fill 9 bytes"),
         (lambda _, maps: maps.gather_ranges(bytearray(), numbers(0), numbers()), ValueError, "1 places and 0 lengths"),

@@ -14,6 +14,8 @@ from dataload.samplers.common import FEW, KEY_WORDS, ROUNDS, SMALL, divide, roun
 from dataload.samplers.shuffle import GlobalShuffle
 from dataload.types import Int64Array, Sampler
 
+_LONG = 1 << 16
+
 
 class Orders:
     """The orders of several components, of which each starts its next pass whenever it ends."""
@@ -22,6 +24,8 @@ class Orders:
         self._samplers = samplers
         self.lengths: Int64Array = np.array([*map(len, samplers)], np.int64)
         self._is_shuffled = np.array([type(each) is GlobalShuffle and each.parent is None for each in samplers])
+        if len(samplers) <= FEW:  # a few long ones are faster one by one
+            self._is_shuffled &= self.lengths < _LONG
         self._is_other = ~self._is_shuffled & np.array([type(each) is not Sequential for each in samplers])
         self._shuffles: PerProcess[_Shuffles] = PerProcess()
 

@@ -77,8 +77,10 @@ def index_shards(
 
     `progress` is called with (shards done, shards) at the start and after each shard; with an engine, now and then.
     """
-    make = partial(IndexJob.of, *_plan(path, format, options or {}, measuring))  # parts do not list the directory again
-    return run_job(make, Mode(part=part, merge=merge), engine=engine, progress=progress)
+    mode = Mode(part=part, merge=merge)
+    mode.check(engine)  # before the directory is listed, once for all parts
+    make = partial(IndexJob.of, *_plan(path, format, options or {}, measuring))
+    return run_job(make, mode, engine=engine, progress=progress)
 
 
 def _plan(

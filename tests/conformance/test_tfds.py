@@ -23,7 +23,7 @@ def feature_of(value):
 class TestTfds(FormatSuite):
     """Directories as TensorFlow Datasets lays them out; arrays, which are scalars there without an axis: see golden."""
 
-    traits = SourceTraits(fork_safe=False, value_types=(bytes, int, float), empty_dataset=False)
+    traits = SourceTraits(value_types=(bytes, int, float), empty_dataset=False)
 
     def write(self, path, records):
         path.mkdir()

@@ -26,6 +26,7 @@ def suites():
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.*group_size")
 @pytest.mark.parametrize("check", TOGETHER)
 def test_all_formats_in_one_process(check, tmp_path):
     together = suites()

@@ -171,7 +171,7 @@ WRONG = [
     ("verify broken_module:f", "importing 'broken_module' raised ZeroDivisionError: division by zero"),
     ("verify broken_module.inner:f", "importing 'broken_module.inner' raised ZeroDivisionError"),
     ("verify my_code:text", "returns 'int', not a source: a source has __len__ and __getitem__"),
-    ("verify my_code:numbers -o size=3", "cannot be called with size=3: got an unexpected"),
+    ("verify my_code:numbers -o volume=3", "cannot be called with volume=3: got an unexpected"),
     ("verify line_source:LineSource", "with no options (pass them as -o name=value)"),
     ("verify my_code:ready -o size=3", "is a MemorySource, which does not take --option"),
     ("verify my_code:numbers --field x", "are for files; pass options to my_code:numbers with --option"),

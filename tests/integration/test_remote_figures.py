@@ -212,10 +212,10 @@ def test_inspect_costs_a_handful_of_requests(bucket, proxy, tmp_path, monkeypatc
     if listed:
         touched = {key for _, key in proxy.counts.requests} | {*proxy.counts.lists}
         assert not any(f"part-{shard:02}" in key for key in touched for shard in range(1, SHARDS))
-        assert requests <= 8
+        assert requests <= (9 if name == "zstandard" else 8)  # whose footer may be compressed
         assert proxy.counts.bytes.total() < 4 * size  # the tables of some formats are read beside the shard
     else:
-        assert requests <= 6 * SHARDS + 2
+        assert requests <= (7 if name == "zstandard" else 6) * SHARDS + 2
 
 
 def test_inspect_says_where_data_come_from_and_computes_the_fingerprint_on_request(

@@ -26,6 +26,7 @@ def seeds(name):
     return TARGETS[name][1]()
 
 
+@pytest.mark.filterwarnings("ignore:.*group_size")
 @pytest.mark.parametrize("name", TARGETS)
 def test_mutants(name):
     known = [data for data in seeds(name) if len(data) <= 200_000]
@@ -38,6 +39,7 @@ def test_the_fuzzer_tries_mutants_in_a_process():
     assert watch_mutants("npy", 0, 100) == 0
 
 
+@pytest.mark.filterwarnings("ignore:.*group_size")
 @pytest.mark.parametrize("name", TARGETS)
 def test_good_files(name):
     assert seeds(name)

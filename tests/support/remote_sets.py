@@ -17,13 +17,13 @@ FORMATS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "torchrecord": ("torchrecord", {}, {}),
     "lmdb": ("lmdb", {"codec": "msgpack"}, {"codec": "msgpack"}),
     "array_record": ("array_record", {"codec": "msgpack", "options": "group_size:1,brotli:1"}, {"codec": "msgpack"}),
-    "zstandard": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, {"codec": "msgpack"}),
     "uncompressed": (
         "array_record",
         {"codec": "msgpack", "options": "group_size:1,uncompressed"},
         {"codec": "msgpack"},
     ),
     "tokens": ("npy", {}, {"format": "tokens", "window": 16}),
+    "zstandard": ("array_record", {"codec": "msgpack", "options": "group_size:1"}, {"codec": "msgpack"}),
 }
 """Suffix, options of the writer and options of the reader, by name."""
 

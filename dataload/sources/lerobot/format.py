@@ -1,6 +1,5 @@
 """The format of LeRobot's data sets and its options."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
@@ -8,6 +7,7 @@ from typing import Annotated, Any, Literal
 from dataload._util.settings import Least
 from dataload.sources.format import Format
 from dataload.sources.options import ReadOptions
+from dataload.storage import join, storage_of
 
 INFO_NAME = "meta/info.json"
 
@@ -42,6 +42,6 @@ LEROBOT = Format(
     reader_options=LeRobotOptions,
     magic=lambda head: b'"codebase_version"' in head,
     directory_file=INFO_NAME,
-    is_data_set_without_shards=lambda directory: os.path.exists(os.path.join(directory, INFO_NAME)),
+    is_data_set_without_shards=lambda directory: storage_of(directory).exists(join(directory, INFO_NAME)),
     extra="video",
 )

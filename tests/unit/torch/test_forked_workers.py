@@ -21,6 +21,7 @@ MADE_BY_OTHERS = {
     "wids": GOLDEN / "wids/shards.json",
     "tfds": GOLDEN / "tfds/demo/1.0.0",
     "mds": GOLDEN / "mds/all",
+    "lerobot": GOLDEN / "lerobot/images",
     "hugging_face": GOLDEN / "hugging_face/saved",
     "memory": [{"x": 1}, {"x": 2}],
     "range": "4",

@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import chain
+from itertools import chain, tee
 from typing import Any
 
 import numpy as np
@@ -58,6 +58,21 @@ class StepsByComponent:
                 for kept in self._kept.values():
                     kept.append(block)
             return self._kept[component].popleft()
+
+
+def shared_steps(steps: Iterator[StepsAhead], count: int) -> Iterator[Iterator[StepsAhead]]:
+    """Yield iterators over the same steps, for readers whose threads take them at different times."""
+    lock = threading.Lock()
+
+    def each(copy: Iterator[StepsAhead]) -> Iterator[StepsAhead]:
+        while True:
+            with lock:
+                block = next(copy, None)
+            if block is None:
+                return
+            yield block
+
+    return map(each, tee(steps, count))
 
 
 class ComponentPrefetch:

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import tee
 from os import PathLike, fspath
-from threading import Lock
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,7 +18,7 @@ from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.base import ViewSource
 from dataload.sources.lerobot.format import LeRobotOptions
 from dataload.sources.lerobot.meta import DataSet, read_data_set, read_json
-from dataload.sources.prefetch import ComponentPrefetch
+from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.registry import get_format
 from dataload.sources.shards import Location
 from dataload.storage import join
@@ -233,7 +231,7 @@ class LeRobotSource(ViewSource[Record]):
         names = [name for name in self._videos if name in wanted]
         found: list[AheadReader] = []
         try:
-            for name, own in zip(names, _shared(steps, len(names)), strict=True):
+            for name, own in zip(names, shared_steps(steps, len(names)), strict=True):
                 video, blocks = self._videos[name], map(partial(self._frames_ahead, name), own)
                 if isinstance(video, ReadsAhead):
                     reader = video.read_ahead(blocks, ["frame"], here=here, share=share / len(names))
@@ -259,18 +257,3 @@ class LeRobotSource(ViewSource[Record]):
 
     def __repr__(self) -> str:
         return f"LeRobotSource({self._path!r}, {len(self.sequence_lengths)} episodes)"
-
-
-def _shared(steps: Iterator[StepsAhead], count: int) -> Iterator[Iterator[StepsAhead]]:
-    """Yield iterators over the same steps, for readers whose threads take them at different times."""
-    lock = Lock()
-
-    def each(copy: Iterator[StepsAhead]) -> Iterator[StepsAhead]:
-        while True:
-            with lock:
-                block = next(copy, None)
-            if block is None:
-                return
-            yield block
-
-    return map(each, tee(steps, count))

@@ -1,5 +1,6 @@
 """The source of video files: a record for each frame."""
 
+import warnings
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
@@ -17,6 +18,7 @@ from dataload._util.settings import check_fields
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import SourceNotFoundError
 from dataload.sources.file_source import FileSource
+from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.shards import ShardReader
 from dataload.sources.text.format import files_below, is_hidden
 from dataload.sources.video.decoder import Decoder, shape_of
@@ -139,9 +141,18 @@ class VideoSource(FileSource[Record]):
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`: frames are decoded before they are read, if this process reads them."""
         chosen = self._choose(check_fields(fields), self._data_set())
-        if not here or (chosen is not None and _FRAME not in chosen) or any(map(is_url, self._paths)):
+        reads_frames = chosen is None or _FRAME in chosen
+        if reads_frames and not here:
+            message = "worker processes decode a group of pictures again for each batch that has a frame of it"
+            warnings.warn(f"{message}: executor='threads' decodes each once", UserWarning, stacklevel=2)
+        if not here or not reads_frames:
             return super().read_ahead(steps, fields, here=here, share=share)
-        return self._frames.get(self._decoded_frames).follow(steps, self.options.decoder_threads or usable_cpus())
+        fetched, decoded = shared_steps(steps, 2)
+        readers = [super().read_ahead(fetched, fields, here=here, share=share)]
+        del fetched  # whose steps would be kept
+        frames = self._frames.get(self._decoded_frames)
+        readers.append(frames.follow(decoded, self.options.decoder_threads or usable_cpus()))
+        return ComponentPrefetch([reader for reader in readers if reader is not None])
 
     def close(self) -> None:
         super().close()

@@ -185,7 +185,10 @@ def test_workers_that_are_processes(tmp_path):
     source = dataload.open(write_video(tmp_path / "a.mp4", 24))
     copied = pickle.loads(pickle.dumps(source))
     assert (copied[5]["frame"] == source[5]["frame"]).all()
-    with dataload.Loader(source, batch_size=6, num_workers=2, executor="processes", epochs=1) as loader:
+    with (
+        pytest.warns(UserWarning, match="executor='threads' decodes each once"),
+        dataload.Loader(source, batch_size=6, num_workers=2, executor="processes", epochs=1) as loader,
+    ):
         found = np.concatenate([batch["frame"] for batch in loader])
     assert (found == decoded(tmp_path / "a.mp4")[0]).all()
     source.close()
@@ -286,3 +289,17 @@ def test_a_manifest_opens_videos_when_they_are_read(tmp_path):
     assert (source[45]["frame"] == before[45]["frame"]).all()
     ok("verify", tmp_path)
     assert "frame" in ok("inspect", tmp_path)
+
+
+def test_videos_at_urls(tmp_path, object_server):
+    bucket = object_server.bucket()
+    for name in "ab":
+        object_server.put(bucket, f"{name}.mp4", write_video(tmp_path / f"{name}.mp4", 30, gop=10).read_bytes())
+    local = dataload.open(tmp_path)
+    far = dataload.open(object_server.url(bucket), storage_options=object_server.storage_options())
+    order = PoolShuffle(ShardSequential(local.groups, 0), 25, 0)
+    loaders = [dataload.Loader(each, batch_size=5, sampler=order, num_workers=2, epochs=1) for each in (local, far)]
+    for ours, theirs in zip(*loaders, strict=True):
+        assert ours["__key__"] == theirs["__key__"]
+        assert (ours["frame"] == theirs["frame"]).all()
+    assert far.frames_decoded == 60

@@ -45,7 +45,7 @@ def update_manifest(
     path = join(directory, MANIFEST_NAME)
     added, missing, storage = entries if callable(entries) else tuple(entries), {*gone}, storage_of(path, remote)
     deadline = time.monotonic() + _LOCK_SECONDS
-    with locked(path, remote):
+    with locked(path, remote, _LOCK_SECONDS):
         while True:
             found = storage.load(path)
             before = None if found is None else Manifest.parse(found[0], path)

@@ -208,11 +208,19 @@ def is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < _GREATEST_COUNT
 
 
+_SHARDS = "; shards: "
+
+
+def _split_settings(text: Any) -> dict[str, Any]:
+    """Return the settings and the checksums of shards that a state of version 3 has in one text."""
+    settings, _, shards = text.rpartition(_SHARDS) if isinstance(text, str) and _SHARDS in text else (text, "", "")
+    return {"settings": settings, "shards": shards}
+
+
 _MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (
     lambda state: {**state, "missing": [], "step_size": 0},
     lambda state: {**state, "settings": ""},
-    lambda state: {**state, "shards": ""},
-    lambda state: {**state, "changes": []},
+    lambda state: {**state, **_split_settings(state.get("settings")), "changes": []},
 )
 _MEANINGS = {
     "source": "the data set",
@@ -233,7 +241,7 @@ class LoaderState:
     source: str  # fingerprint of the data
     order: str  # fingerprint of the sampler, seed included
     settings: str = ""  # the sampler as text, for messages; empty in states of version 2
-    shards: str = ""  # checksums of shards, see `loader.growth`; empty in states of version 3, and without files
+    shards: str = ""  # checksums of shards, see `loader.growth`; empty in states of 0.2, and without files
     # With ``in_order=False``, the first positions of the steps before `position` that this rank has not received, in
     # rising order.
     missing: tuple[int, ...] = ()
@@ -244,8 +252,12 @@ class LoaderState:
 
     def to_json(self) -> dict[str, Any]:
         """Return a dict of numbers and text, under 1 KiB as JSON without changes."""
-        plain = dataclasses.asdict(dataclasses.replace(self, changes=()))
-        return {**plain, "missing": list(self.missing), "changes": [each.to_json() for each in self.changes]}
+        plain = {**dataclasses.asdict(dataclasses.replace(self, changes=())), "missing": list(self.missing)}
+        if self.changes:
+            return {**plain, "changes": [each.to_json() for each in self.changes]}
+        del plain["changes"], plain["shards"]  # version 3, which 0.2 reads, says the same
+        settings = f"{self.settings}{_SHARDS}{self.shards}" if self.shards else self.settings
+        return {**plain, "settings": settings, "version": 3}
 
     @classmethod
     def from_json(cls, state: Mapping[str, Any]) -> Self:

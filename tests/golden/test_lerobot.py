@@ -50,6 +50,7 @@ def test_frames_are_exactly_those_of_their_video(root):
 
 @pytest.mark.parametrize("executor", ["threads", "processes"])
 @pytest.mark.usefixtures("fork_server")
+@pytest.mark.filterwarnings("ignore:worker processes decode")
 def test_a_loader_decodes_each_frame_once(root, executor):
     pytest.importorskip("av")
     windows = {"observation.images.top": [-0.3, 0.0, 0.2], "action": [0.0, 0.1]}

@@ -107,7 +107,7 @@ def test_the_rest_of_an_epoch_is_that_of_a_run_without_growth(tmp_path, executor
         assert loader.batch(0, 2)["y"].tolist() == rest[:3]
         assert take([loader], 1) == rest[:3]
         later = loader.state_dict()
-        assert (later["source"], later["length"], later["shards"]) == (state["source"], 20, state["shards"])
+        assert (later["source"], later["length"], later["settings"]) == (state["source"], 20, state["settings"])
         loader.load_state_dict(later, on_growth="finish")
         assert take([loader]) == rest[3:]
         assert loader.state_dict()["length"] == 26
@@ -166,9 +166,10 @@ def test_what_the_errors_say(tmp_path):
             source, state
         )
     with dataload.open(paths) as source:
-        assert "shards" not in refused(source, {**state, "shards": ""})
-        assert "shards" not in refused(source, {**state, "shards": "x"})
-        assert "must be text" in refused(source, {**state, "shards": 3})
+        settings = state["settings"].partition("; shards: ")[0]
+        assert "shards" not in refused(source, {**state, "settings": settings})
+        assert "shards" not in refused(source, {**state, "settings": f"{settings}; shards: x"})
+        assert "must be text" in refused(source, {**state, "settings": 3})
 
 
 def test_a_shard_that_was_rewritten_is_found_among_many(tmp_path):
@@ -193,7 +194,7 @@ def test_states_of_earlier_releases(tmp_path):
     with dataload.open(tmp_path) as source, Loader(source, batch_size=3, shuffle=True, seed=3) as loader:
         take([loader], 2)
         state = loader.state_dict()
-    old = {name: value for name, value in state.items() if name != "shards"} | {"version": 3}
+    old = {**state, "settings": state["settings"].partition("; shards: ")[0]}
     add(tmp_path, 20, 26)
     with dataload.open(tmp_path) as source:
         for saved in (

@@ -30,6 +30,7 @@ def small_sets(directory):
         "csv": (directory / "x.csv", {}),
         "folder": (directory / "images", {"format": "folder", "decode": None}),
         "hugging_face": (GOLDEN / "hugging_face" / "saved", {}),
+        "lerobot": (GOLDEN / "lerobot" / "images", {}),
         "mds": (GOLDEN / "mds" / "all", {}),
         "range": ("range:9", {}),
         "tfds": (DEMO, {"split": "train"}),

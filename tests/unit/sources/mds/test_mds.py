@@ -49,6 +49,7 @@ def changed(**changes):
         (changed(version=3), "a shard is 'mds' of version 3; only 'mds' of version 2"),
         (changed(column_names=["a"], column_encodings=["ndarray:int8:0"]), r"column 'a' has the shape \(0,\)"),
     ],
+    ids=lambda value: value if isinstance(value, str) else f"{len(value)} bytes",
 )
 def test_a_damaged_index(data, match):
     error = UnsupportedFormatError if "only 'mds'" in match else CorruptFileError

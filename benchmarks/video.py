@@ -144,8 +144,8 @@ def opening():
                     pass
 
     base = timed(demuxed)[1]
-    without = timed(lambda: len(dataload.open(folder, cache=False)))[1]
     (folder / "dataload.json").unlink(missing_ok=True)
+    without = timed(lambda: len(dataload.open(folder, cache=False)))[1]
     len(dataload.open(folder))
     cached = timed(lambda: len(dataload.open(folder)))[1]
     subprocess.run(

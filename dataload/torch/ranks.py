@@ -197,7 +197,7 @@ def _facts(loader: Loader[Any] | MultiStreamLoader) -> dict[str, Any]:
     seed = {} if isinstance(loader, TorchDataLoader) else {"seed": loader.seed}
     changes = (
         f"step {each['position'] // plan.step_size} of epoch {each['epoch']} ({digest(each)[:6]})"
-        for each in state["changes"]
+        for each in state.get("changes", ())
     )
     return {
         "rank": plan.rank,

@@ -113,12 +113,12 @@ def stats_command(
             raise ConfigError("parts and engines measure whole shards: leave --where out", key="where", value=where)
         if where or not wanted.has_files or _is_folder(wanted):
             targets, reports = [], [_measure_source(wanted)]
-    for where, name, options in targets:
+    for target, name, options in targets:
         measuring = Measuring(options.pop("fields", None), save)
         with ProgressBar("measuring shards") as bar:
             reports += [
                 index_shards(
-                    where,
+                    target,
                     format=name,
                     options=options,
                     part=mode.part,

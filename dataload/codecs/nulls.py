@@ -24,7 +24,7 @@ from dataload.types import Array, BytesColumn, NullPolicy
 
 
 class Fill(NamedTuple):
-    """How the nulls of a field are filled."""
+    """What takes the place of the nulls in a field."""
 
     value: Any  # None for a neutral value
     masked: bool  # whether a field of masks is added

@@ -100,7 +100,7 @@ _FROM_DATA: dict[str, Callable[[BuildContext], Any]] = {
     "batch_size": lambda context: context.batch_size,
     "seed": lambda context: context.seed,
     "num_samples": lambda context: len(context.source),
-    "pool_size": lambda context: default_pool_size(context.source),
+    "pool_size": lambda context: default_pool_size(context.source, shard_lengths(context.source)),
 }
 _DEFAULTS = {
     "seed": "Defaults to the seed of the enclosing table, and at the top to `loader.seed`.",

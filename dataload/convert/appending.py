@@ -63,7 +63,7 @@ class Appender(ShardedWriter):
         self._first = sum(self._listed.records)
 
     def _check_free(self) -> None:
-        """Accept whatever is there: every run has names of its own."""
+        """Existing files are no obstacle, because the new shards get other names."""
 
     def _place(self, staged: str, final: str) -> None:
         if self._target.remote is not None:
@@ -109,7 +109,7 @@ class Appender(ShardedWriter):
             found = self._storage.load(path)  # the latest, whatever was read before
             manifest = Manifest() if found is None else Manifest.parse(found[0], path)
             names = [name for each in manifest.data_sets for name in each.names]
-            if remote is None:  # those of appenders that were killed before the manifest listed them
+            if remote is None:  # remove the shards of appenders that were killed before the manifest listed them
                 runs = {*map(run_of_append, names), None}
                 for name in self._existing():
                     if run_of_append(name) not in runs:
@@ -149,14 +149,11 @@ class Appender(ShardedWriter):
         return next((each for each in tried if all(fnmatchcase(name, each) for name in facts.names)), facts.pattern)
 
     def _statistics(self, listed: DataSetFacts) -> Mapping[str, Any] | None:
-        """Return the statistics of old and new shards; None if those of the old ones are unknown."""
+        """Return the statistics of the whole data set, or None if the old shards have none."""
         if listed.statistics is None or self._measured is None:
             return None
-        known, directory, remote = (
-            DataSetStatistics.parse(listed.statistics),
-            self._target.directory,
-            self._target.remote,
-        )
+        known = DataSetStatistics.parse(listed.statistics)
+        directory, remote = self._target.directory, self._target.remote
         fields, lengths = merge_fields(known.fields, self._measured.fields), {}
         for name, new in self._measured.lengths.items():
             old = lengths_of(directory, listed, known, name, remote)
@@ -201,7 +198,7 @@ def _format_of(listed: DataSetFacts, given: Format | None) -> Format:
 
 
 def _difference(known: Mapping[str, FieldSpec], found: Mapping[str, FieldSpec]) -> str:
-    """Describe the first difference between the fields of a data set and those of a record; empty if they are alike."""
+    """Return a sentence about the first field that a data set and a record do not share, or an empty string."""
     for name in [*known, *found]:
         one, other = known.get(name), found.get(name)
         if other is None:

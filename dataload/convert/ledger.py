@@ -218,7 +218,7 @@ class ConversionLedger(Ledger):
         return known.union(target.existing(todo)) if mode.resume or mode.part else set()
 
     def seal(self, finished: Mapping[str, ShardFacts]) -> None:
-        """Save the complete journal. A local one omits the run, so that its bytes equal those of earlier releases."""
+        """Save the complete journal: if it is local without the run, because earlier releases wrote none."""
         self.journal = replace(self.journal, finished=dict(finished))
         if not self._sealed:
             self._head.save(self.journal if self._target.is_shared else replace(self.journal, run=""))

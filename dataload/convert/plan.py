@@ -70,7 +70,7 @@ class Target:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other machines may write there, whose locks cannot be seen from here."""
+        """Whether other machines may write to the same place. Their locks cannot be seen from this one."""
         return self.remote is not None
 
     @property

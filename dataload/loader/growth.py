@@ -20,7 +20,7 @@ OnGrowth: TypeAlias = Literal["error", "finish"]
 
 
 class States:
-    """What the states of a loader say of its data and its order."""
+    """Saves and loads the states of a loader: its place in an order, and fingerprints of the order and the data."""
 
     def __init__(self, source: Any, plan: BatchPlanner, replan: partial[BatchPlanner]) -> None:
         self._source, self._replan, self._order = source, replan, OrderIdentity(plan)
@@ -76,7 +76,7 @@ class States:
                     f"{len(earlier)} records",
                 )
             sampler = self.sampler_for(earlier)
-        # A data set of torch's loader is one of which only the length counts.
+        # Of a data set for torch's loader, only the length is used.
         chosen = earlier if isinstance(self._source, Source) else range(len(earlier))
         plan = replan(chosen, sampler=sampler, rank=planner.rank, world_size=planner.world_size)
         plan = with_changes(plan, saved.changes)

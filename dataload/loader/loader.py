@@ -354,7 +354,7 @@ class Loader(WeightChanges[BatchT]):
         is the start of the next one.
         """
         self._ask_rank(later=True)
-        return self._state(self._plans, self._cursor).to_json()
+        return self._states.of(self._plans, self._cursor).to_json()
 
     def load_state_dict(self, state: Mapping[str, Any], *, on_growth: OnGrowth = "error") -> None:
         """Continue where `state` was saved. Reads no record, at any position.
@@ -378,9 +378,6 @@ class Loader(WeightChanges[BatchT]):
         self._move(cursor, plans)
         self._restore(cursor)
         self._bad.start()
-
-    def _state(self, plans: EpochPlanners, cursor: Cursor) -> LoaderState:
-        return self._states.of(plans, cursor)
 
     def _check_files(self) -> None:
         check_files(self._source)

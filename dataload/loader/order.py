@@ -4,7 +4,7 @@ import functools
 import inspect
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
 from dataload._util.habits import INSTEAD, instead
@@ -179,23 +179,26 @@ def shuffled(source: RandomAccessSource[Any], shuffle: Literal[True] | Shuffle, 
         shuffle = "shards" if getattr(source, "reads_in_order", False) else "global"
     if shuffle == "global":
         return GlobalShuffle(len(source), seed)
-    return PoolShuffle(ShardSequential(shard_lengths(source), seed), default_pool_size(source), seed)
+    lengths = shard_lengths(source)
+    return PoolShuffle(ShardSequential(lengths, seed), default_pool_size(source, lengths), seed)
 
 
 def shard_lengths(source: RandomAccessSource[Any]) -> tuple[int, ...]:
     """Return the records per shard, in index order, for an order by shards; one shard if the source does not say."""
     # Long shards are cut into equal pieces, short enough for a pool to hold two. Otherwise no pool could mix the start
     # of one large file with its end. A piece is still long enough to be read as fast as the whole file.
-    lengths = source.shard_lengths if isinstance(source, Sharded) else (len(source),)
-    lengths = source.groups if isinstance(source, Source) else lengths
+    if isinstance(source, Source):
+        lengths = source.groups
+    else:
+        lengths = source.shard_lengths if isinstance(source, Sharded) else (len(source),)
     pieces = ((length, -(-length // _LONGEST_PIECE) or 1) for length in lengths)
     return tuple(stop - start for length, parts in pieces for start, stop in even_split(length, parts))
 
 
-def default_pool_size(source: RandomAccessSource[Any]) -> int:
-    """Return the size of a pool that shuffles the shards of `source`, in records."""
+def default_pool_size(source: RandomAccessSource[Any], lengths: Sequence[int]) -> int:
+    """Return the size of a pool that shuffles the shards of `source`, in records, given their `shard_lengths`."""
     # Two shards fit, so that neighbours in a batch come from several shards; a pool of 1,024 is always cheap.
-    size = max(2 * len(source) // len(shard_lengths(source)), _SMALLEST_POOL)
+    size = max(2 * len(source) // len(lengths), _SMALLEST_POOL)
     if not isinstance(source, Source) or source.groups == source.shard_lengths:
         return size
     # Groups are decoded as a whole, and what is in the pool waits in memory.

@@ -147,6 +147,7 @@ class Mixture:
     changes: tuple[Change, ...] = field(default=(), init=False, repr=False, compare=False)
     names: tuple[str, ...] | None = field(default=None, init=False, repr=False, compare=False)
     _plans: Memo[tuple[Schedule, Int64Array]] = field(default_factory=Memo, init=False, repr=False, compare=False)
+    _lengths: Memo[int] = field(default_factory=Memo, init=False, repr=False, compare=False)  # of changed epochs
 
     def __post_init__(self, global_batch_size: int | None) -> None:
         step = check_setting("global_batch_size", 1 if global_batch_size is None else global_batch_size, Step)
@@ -225,8 +226,9 @@ class Mixture:
 
     def length_in(self, epoch: int) -> int:
         """Return the number of positions of an epoch, which a change may have made longer or shorter."""
-        is_changed = self.changes and self.changes[0].epoch <= epoch and self.stop != "never"
-        return self._measure([self._plan(epoch)[0]]) if is_changed else self._length
+        if not self.changes or epoch < self.changes[0].epoch or self.stop == "never":
+            return self._length
+        return self._lengths.recall(epoch) or self._lengths.keep(epoch, self._measure([self._plan(epoch)[0]]))
 
     def changed(self, position: int, weights: Row, *, epoch: int = 0) -> Mixture:
         """Return this mixture with other weights from a position of an epoch on, also in later epochs.
@@ -259,7 +261,7 @@ class Mixture:
     def with_changes(self, changes: Sequence[Change]) -> Mixture:
         """Return this mixture with these changes instead of those that it has."""
         found = copy(self)
-        set_fields(found, changes=tuple(changes), _plans=Memo())
+        set_fields(found, changes=tuple(changes), _plans=Memo(), _lengths=Memo())
         return found
 
     def known_from(self, epoch: int) -> int:

@@ -262,7 +262,7 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
         states, in the layout of torchdata's `StatefulDataLoader`.
         """
         cursor, parts = self._stateful()
-        state = self._state(self._plans, cursor).to_json()
+        state = self._states.of(self._plans, cursor).to_json()
         drawn = {} if self._drawn is None else self._drawn.state(state["epoch"], begun=state["position"] > 0)
         if self._drawn is not None and self._drawn.stateful and not parts:
             parts = {"kind": "stateful", "rank": [*rank_and_world_size(rank_later=True)]}

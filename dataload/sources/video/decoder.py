@@ -127,9 +127,8 @@ class Decoder:
         key, left = int(table.key_times[group]), int(table.group_lengths[group])
         end = int(table.key_times[group + 1]) if group + 1 < len(table.starts) else None
         for packet in self._packets(group):
-            if (
-                left <= 0 and packet.is_keyframe and not goes_on
-            ):  # all of the group is in the decoder, which would wait for more
+            if left <= 0 and packet.is_keyframe and not goes_on:
+                # The decoder has all of the group, and would wait for more packets before it gives the last frames.
                 self._pending = packet
                 yield from context.decode(None)
                 return

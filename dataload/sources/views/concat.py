@@ -221,11 +221,9 @@ def mix(
     if not any(weight for _, weight in pairs):
         raise setting_error("weights", [weight for _, weight in pairs], "must hold a number above 0")
     check_choice("stop", stop, get_args(Stop))
-    rows, names = (
-        tuple(float(weight) for _, weight in pairs),
-        None if weights is None else [*cast("Mapping[str, Any]", sources)],
-    )
-    return MixedSource([as_source(source) for source, _ in pairs], rows, stop, names, with_source=with_source)
+    shares = tuple(float(weight) for _, weight in pairs)
+    names = None if weights is None else [*cast("Mapping[str, Any]", sources)]
+    return MixedSource([as_source(source) for source, _ in pairs], shares, stop, names, with_source=with_source)
 
 
 class MixedSource(ConcatSource):

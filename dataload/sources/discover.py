@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from os import PathLike
@@ -13,18 +12,20 @@ from dataload.catalog.facts import DataSetFacts, Evidence, Found
 from dataload.catalog.fields import common_classes
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, renewal, run_of_append
 from dataload.catalog.store import read_manifest
-from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError, UnsupportedFormatError
+from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources.base import Source
 from dataload.sources.file_source import FileSource
-from dataload.sources.format import HEAD_BYTES, Format, describe_head
+from dataload.sources.format import Format
 from dataload.sources.registry import (
     added_formats,
+    all_formats,
     built_in_formats,
     by_content,
     by_suffix,
     family_of,
+    format_of_directory,
+    format_of_files,
     get_format,
-    variants_of,
 )
 from dataload.sources.shard_files import check_complete, expand_pattern, is_media_folder
 from dataload.sources.shards import ListedShards
@@ -153,7 +154,7 @@ def find_shards(
         raise ConfigError("no path was given: the list is empty", key="paths", value=paths)
     listed = tuple(listed for _, listed in found if listed is not None)
     if entry is None:
-        entry = _listed_format(listed, files, remote) if len(listed) == len(found) else _common_format(files, remote)
+        entry = _listed_format(listed, files, remote) if len(listed) == len(found) else format_of_files(files, remote)
     return DataSetFiles(entry, files, listed, remote=remote)
 
 
@@ -164,7 +165,7 @@ def _listed_format(listed: Sequence[DataSetFacts], files: Sequence[str], remote:
         for entry in built_in_formats():
             if entry.name in names and entry.takes_paths:
                 return entry
-    found = _common_format(files, remote)  # data do not choose which package is imported
+    found = format_of_files(files, remote)  # data do not choose which package is imported
     if names != {found.name}:
         message = f"the manifest says that {listed[0].pattern} has the format {listed[0].format!r}, not {found.name!r}"
         raise ConfigError(f"{message}: pass format= to choose one", key="format", value=listed[0].format)
@@ -181,16 +182,12 @@ def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
     entry = entry or by_suffix(rest)
     if entry is not None and entry.writer is not None:
         return entry, rest
-    writable = ", ".join(known.name for known in _all_formats() if known.writer is not None)
+    writable = ", ".join(known.name for known in all_formats() if known.writer is not None)
     if entry is None:
         message = f"the suffix of {rest!r} does not name a format: pass format=, one of {writable}"
         raise ConfigError(message, key="format", value=rest)
     message = f"format {entry.name!r} is read-only; choose one that can be written: {writable}"
     raise ConfigError(message, key="format", value=entry.name)
-
-
-def _all_formats() -> Sequence[Format]:
-    return [*built_in_formats(), *added_formats()]
 
 
 def _as_list(paths: Any) -> list[str]:
@@ -212,7 +209,7 @@ def _expand(
             listed = _listed(path, entry, remote) if manifests else None
             if listed is not None:
                 return _paths(path, listed), listed
-            known = _all_formats()  # looked for once, because this reads the metadata of every installed package
+            known = all_formats()  # looked for once, because this reads the metadata of every installed package
             if _is_directory_of_shards(path, entry, remote, known):
                 if entry is None and is_media_folder(path, options, partial(by_suffix, known=known), remote):
                     return [path], None
@@ -283,7 +280,7 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
         others = here.keys() - {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)}
         others = sorted(name for name in others if run_of_append(name) is None)
         problems = [
-            f"{name} is not in the manifest" for name in _shards_among(others, entry, _all_formats() if others else ())
+            f"{name} is not in the manifest" for name in _shards_among(others, entry, all_formats() if others else ())
         ]
     if problems:
         several = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
@@ -298,14 +295,9 @@ def _is_selection(path: str, known: Iterable[Format], remote: Remote | None) -> 
 
 
 def _is_directory_of_shards(path: str, entry: Format | None, remote: Remote | None, known: Sequence[Format]) -> bool:
-    if _format_of_directory(path, remote, known) is not None:
+    if format_of_directory(path, remote, known) is not None:
         return False
     return entry is None or bool(entry.suffixes)  # without suffixes, the source decides what a directory is
-
-
-def _format_of_directory(directory: str, remote: Remote | None, known: Sequence[Format]) -> Format | None:
-    """Return the format of a directory that is a single data set, or None."""
-    return next((entry for entry in known if entry.is_data_set(directory, remote)), None)
 
 
 _SHOWN_NAMES = 4
@@ -319,7 +311,7 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None,
         if entry is None and by_content(path) is not None:
             return [path]
         wanted = f"format {entry.name!r}" if entry is not None else "a known format"
-        inner = [name for name in names if _format_of_directory(join(path, name), remote, known) is not None]
+        inner = [name for name in names if format_of_directory(join(path, name), remote, known) is not None]
         shown = ", ".join(names[:_SHOWN_NAMES]) + ", ..." * (len(names) > _SHOWN_NAMES)
         ignored = f": it has {shown} (README and LICENSE are not data; format= reads files of other suffixes)"
         hint = f"; open one of its data sets: {', '.join(inner)}" if inner else ignored if names else ""
@@ -335,67 +327,6 @@ def _shards_among(names: Iterable[str], entry: Format | None, known: Sequence[Fo
         return [name for name, of in found if family_of(of) == family_of(entry)]
     others = [name for name, of in found if not of.lies_beside]
     return others or [name for name, _ in found]
-
-
-def _common_format(files: Sequence[str], remote: Remote | None) -> Format:
-    # Looking for added formats takes long, so it is done once, and only if a built-in suffix does not decide.
-    by_name = [by_suffix(file, built_in_formats()) for file in files]
-    known = built_in_formats() if all(by_name) else _all_formats()
-    splits = [(entry, entry.load(entry.split_selection)) for entry in known if entry.split_selection is not None]
-    decided = {entry.name for entry in known if entry.variant_of is None and not variants_of(entry)}
-    found: dict[str, Format] = {}
-    with nullcontext() if remote is None else remote.learning(files):
-        for file, named in zip(files, by_name, strict=True):
-            selected = next((entry for entry, split in splits if split(file) != file), None)
-            if selected is None and named is not None and named.name in decided:
-                found[file] = named
-            else:
-                found[file] = _format_of(file, selected, known, remote)
-    names = sorted({entry.name for entry in found.values()})
-    if len(names) > 1:
-        examples = ", ".join(f"{next(f for f, e in found.items() if e.name == name)} ({name})" for name in names)
-        raise ConfigError(
-            f"the files of a data set have one format, got {examples}: open them separately and join them with "
-            "ConcatSource",
-            key="paths",
-        )
-    return found[files[0]]
-
-
-def _format_of(path: str, selected: Format | None, known: Sequence[Format], remote: Remote | None) -> Format:
-    """Return the format of a file of which `selected` finds a selection of records."""
-    if selected is not None and not selected.suffixes:
-        return selected
-    path = path if selected is None else selected.file(path)
-    by_name = by_suffix(path, known)
-    if by_name is not None and by_name.variant_of is None and not variants_of(by_name):
-        return by_name
-    storage = storage_of(path, remote)
-    holder = _format_of_directory(path, remote, _all_formats()) if storage.is_directory(path) else None
-    if holder is None and (found := by_content(path)) is not None:
-        return found
-    data = path if holder is None or holder.directory_file is None else join(path, holder.directory_file)
-    with storage.open(data) as file:
-        head = file.read(0, HEAD_BYTES)
-    found = detect(head, known)
-    if found is not None:
-        return next(
-            (other for other in variants_of(found) if other.is_variant and other.load(other.is_variant)(data, remote)),
-            found,
-        )
-    if by_name is not None:
-        return by_name  # its reader explains the error best
-    detected = ", ".join(sorted(entry.name for entry in known if entry.magic is not None))
-    raise UnsupportedFormatError(
-        f"{path} is not in a known format: {describe_head(head)}; {detected} are detected by their content (tokens in "
-        ".npy files); for others pass format=, for raw tokens format='tokens'",
-        path=path,
-    )
-
-
-def detect(head: bytes, known: Iterable[Format] | None = None) -> Format | None:
-    """Return the first of the `known` formats, by default all, of a file that begins with `head`, or None."""
-    return next((entry for entry in (_all_formats() if known is None else known) if entry.matches(head)), None)
 
 
 def _paths(directory: str, listed: DataSetFacts) -> list[str]:

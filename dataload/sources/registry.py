@@ -1,4 +1,4 @@
-"""Formats by name: the built-in ones and those that installed packages add.
+"""Formats by name, suffix and content: the built-in ones and those that installed packages add.
 
 A package adds a format through the entry-point group ``dataload.sources``, which names a `Format` or a source class::
 
@@ -12,18 +12,18 @@ named, or when a file is not in any built-in format.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from dataload._util.settings import check_setting
-from dataload.errors import ConfigError, MissingDependencyError, closest
+from dataload.errors import ConfigError, MissingDependencyError, UnsupportedFormatError, closest
 from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
 from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
 from dataload.sources.folder.format import FOLDER
-from dataload.sources.format import Format
+from dataload.sources.format import HEAD_BYTES, Format, describe_head
 from dataload.sources.jsonl.format import JSONL
 from dataload.sources.lerobot.format import LEROBOT
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
@@ -35,7 +35,7 @@ from dataload.sources.text.format import TEXT
 from dataload.sources.tfrecord.format import TFRECORD
 from dataload.sources.tokens.format import TOKENS
 from dataload.sources.video.format import VIDEO
-from dataload.storage import is_url, storage_of
+from dataload.storage import Remote, is_url, join, storage_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -119,6 +119,11 @@ def added_formats() -> Iterator[Format]:
             yield get_format(name)
 
 
+def all_formats() -> Sequence[Format]:
+    """Return the built-in formats and those that installed packages add, whose metadata this reads."""
+    return [*built_in_formats(), *added_formats()]
+
+
 def get_format(name: str) -> Format:
     """Return the format called `name`; a ConfigError if there is none, or two packages add it."""
     check_setting("format", name, str)
@@ -178,3 +183,75 @@ def family_of(entry: Format) -> str:
 def variants_of(entry: Format) -> list[Format]:
     """Return the built-in formats that are variants of this one."""
     return [other for other in built_in_formats() if other.variant_of == entry.name]
+
+
+def format_of_directory(directory: str, remote: Remote | None, known: Sequence[Format]) -> Format | None:
+    """Return the format of a directory that is a single data set, or None."""
+    return next((entry for entry in known if entry.is_data_set(directory, remote)), None)
+
+
+def format_of_files(files: Sequence[str], remote: Remote | None) -> Format:
+    """Return the format that all files of a data set have, by suffix and content.
+
+    Raises:
+        ConfigError: They have different formats.
+        UnsupportedFormatError: One has no known format.
+    """
+    # Looking for added formats takes long, so it is done once, and only if a built-in suffix does not decide.
+    by_name = [by_suffix(file, built_in_formats()) for file in files]
+    known = built_in_formats() if all(by_name) else all_formats()
+    splits = [(entry, entry.load(entry.split_selection)) for entry in known if entry.split_selection is not None]
+    decided = {entry.name for entry in known if entry.variant_of is None and not variants_of(entry)}
+    found: dict[str, Format] = {}
+    with nullcontext() if remote is None else remote.learning(files):
+        for file, named in zip(files, by_name, strict=True):
+            selected = next((entry for entry, split in splits if split(file) != file), None)
+            if selected is None and named is not None and named.name in decided:
+                found[file] = named
+            else:
+                found[file] = _format_of(file, selected, known, remote)
+    names = sorted({entry.name for entry in found.values()})
+    if len(names) > 1:
+        examples = ", ".join(f"{next(f for f, e in found.items() if e.name == name)} ({name})" for name in names)
+        raise ConfigError(
+            f"the files of a data set have one format, got {examples}: open them separately and join them with "
+            "ConcatSource",
+            key="paths",
+        )
+    return found[files[0]]
+
+
+def _format_of(path: str, selected: Format | None, known: Sequence[Format], remote: Remote | None) -> Format:
+    """Return the format of a file of which `selected` finds a selection of records."""
+    if selected is not None and not selected.suffixes:
+        return selected
+    path = path if selected is None else selected.file(path)
+    by_name = by_suffix(path, known)
+    if by_name is not None and by_name.variant_of is None and not variants_of(by_name):
+        return by_name
+    storage = storage_of(path, remote)
+    holder = format_of_directory(path, remote, all_formats()) if storage.is_directory(path) else None
+    if holder is None and (found := by_content(path)) is not None:
+        return found
+    data = path if holder is None or holder.directory_file is None else join(path, holder.directory_file)
+    with storage.open(data) as file:
+        head = file.read(0, HEAD_BYTES)
+    found = detect(head, known)
+    if found is not None:
+        return next(
+            (other for other in variants_of(found) if other.is_variant and other.load(other.is_variant)(data, remote)),
+            found,
+        )
+    if by_name is not None:
+        return by_name  # its reader explains the error best
+    detected = ", ".join(sorted(entry.name for entry in known if entry.magic is not None))
+    raise UnsupportedFormatError(
+        f"{path} is not in a known format: {describe_head(head)}; {detected} are detected by their content (tokens in "
+        ".npy files); for others pass format=, for raw tokens format='tokens'",
+        path=path,
+    )
+
+
+def detect(head: bytes, known: Iterable[Format] | None = None) -> Format | None:
+    """Return the first of the `known` formats, by default all, of a file that begins with `head`, or None."""
+    return next((entry for entry in (all_formats() if known is None else known) if entry.matches(head)), None)

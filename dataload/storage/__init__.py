@@ -1,6 +1,6 @@
 """Storage of bytes. Sources and the loader read and write files only through this package."""
 
-from dataload.storage.backend import LeasedFile, Storage, read_limited, storage_of, unchanged
+from dataload.storage.backend import LeasedFile, Storage, files_below, read_limited, storage_of, unchanged
 from dataload.storage.local.atomic import AtomicFile
 from dataload.storage.local.files import LocalFile, LocalStorage
 from dataload.storage.local.folders import Listing, list_folder, list_versions, read_files
@@ -22,6 +22,7 @@ __all__ = [
     "Storage",
     "absolute",
     "base_name",
+    "files_below",
     "has_wildcards",
     "is_url",
     "join",

@@ -13,6 +13,7 @@ from dataload.errors import CorruptFileError
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.atomic import AtomicFile
 from dataload.storage.local.files import LocalStorage
+from dataload.storage.local.folders import list_folder
 from dataload.storage.local.record_files import FileIdentity
 from dataload.storage.paths import is_hub_url, is_url
 from dataload.storage.record_file import RecordFile
@@ -198,6 +199,14 @@ def storage_of(path: str, remote: Remote | None = None) -> Storage:
     from dataload.storage.remote.backend import RemoteStorage  # most data are local
 
     return RemoteStorage(Remote() if remote is None else remote)
+
+
+def files_below(directory: str, remote: Remote | None = None) -> list[str]:
+    """Return the relative paths of all visible files in a local directory and below; at a URL, of those in it."""
+    if is_url(directory):
+        return [*storage_of(directory, remote).list(directory)]
+    folders, _ = list_folder(directory)
+    return [f"{folder}/{name}" if folder else name for folder, files in folders.items() for name in files]
 
 
 def held_by_hub(paths: list[str], remote: Remote | None) -> list[str]:

@@ -47,7 +47,6 @@ from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.arrow.csv import CsvSource
 from dataload.sources.arrow.parquet import ParquetSource
 from dataload.sources.arrow.reader import ArrowSource
-from dataload.sources.discover import detect
 from dataload.sources.folder import files as zip_members
 from dataload.sources.format import describe_head
 from dataload.sources.jsonl.reader import JsonlSource
@@ -55,6 +54,7 @@ from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.tree import list_subdatabases
 from dataload.sources.mds.reader import MDSSource, parse_index
+from dataload.sources.registry import detect
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.tar import header as tar
 from dataload.sources.tar import index as tar_index

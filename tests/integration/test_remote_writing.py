@@ -22,7 +22,7 @@ import dataload
 from dataload.convert import convert
 from dataload.convert.indexing import Measuring, index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
-from dataload.sources.discover import HEAD_BYTES
+from dataload.sources.format import HEAD_BYTES
 from dataload.storage.remote.backend import RemoteStorage
 
 sys.path.append(str(Path(__file__).parents[1] / "children"))

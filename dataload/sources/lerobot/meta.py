@@ -14,8 +14,7 @@ import numpy as np
 from dataload.errors import CorruptFileError, SourceError, UnsupportedFormatError
 from dataload.sources.lerobot.format import INFO_NAME
 from dataload.sources.registry import get_format
-from dataload.sources.text.format import files_below
-from dataload.storage import is_url, join, storage_of
+from dataload.storage import files_below, is_url, join, storage_of
 from dataload.storage.backend import read_limited
 from dataload.storage.paths import leads_elsewhere
 from dataload.types import Array, Int64Array

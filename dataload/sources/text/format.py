@@ -8,7 +8,7 @@ from dataload._util.caches import CACHED_BYTES
 from dataload._util.settings import Least
 from dataload.sources.format import Format
 from dataload.sources.options import MappedOptions
-from dataload.storage import list_folder
+from dataload.storage import files_below
 
 _SUFFIXES = tuple(f"{name}{compressed}" for name in (".txt", ".md") for compressed in ("", ".gz", ".zst"))
 _ABOUT = ("readme", "license", "licence")
@@ -29,31 +29,19 @@ class TextOptions(MappedOptions):
     cached_bytes: Annotated[int, Least(0)] = field(default=CACHED_BYTES, metadata={"content": False})
 
 
-def is_hidden(name: str) -> bool:
-    """Return whether a file or a folder that it is in is hidden."""
-    return name.startswith(".") or "/." in name
-
-
 def is_about(name: str) -> bool:
     """Return whether a file is about the data rather than data."""
     return name.rpartition("/")[2].lower().startswith(_ABOUT)
 
 
 def texts_among(names: Iterable[str]) -> list[str]:
-    """Return the names of texts, sorted: not of hidden files, and of none that are about the data."""
-    found = (name for name in names if name.lower().endswith(_SUFFIXES))
-    return sorted(name for name in found if not is_hidden(name) and not is_about(name))
-
-
-def files_below(directory: str) -> list[str]:
-    """Return the relative paths of the files in a local directory and below."""
-    folders, _ = list_folder(directory)
-    return [f"{folder}/{name}" if folder else name for folder, files in folders.items() for name in files]
+    """Return the names of texts, sorted, but of none that are about the data."""
+    return sorted(name for name in names if name.lower().endswith(_SUFFIXES) and not is_about(name))
 
 
 def has_only_texts(directory: str) -> bool:
     """Return whether a local directory has texts, and nothing else that may be data."""
-    names = [name for name in files_below(directory) if not is_hidden(name) and not is_about(name)]
+    names = [name for name in files_below(directory) if not is_about(name)]
     return bool(names) and len(texts_among(names)) == len(names)
 
 

@@ -11,8 +11,8 @@ from dataload.catalog.fields import require_known
 from dataload.errors import CorruptFileError, SourceNotFoundError
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
-from dataload.sources.text.format import TextOptions, files_below, texts_among
-from dataload.storage import base_name, is_url, join, storage_of, unchanged
+from dataload.sources.text.format import TextOptions, texts_among
+from dataload.storage import base_name, files_below, join, storage_of, unchanged
 from dataload.storage.compressed import is_compressed, read_text
 from dataload.types import FieldSpec, Int64Array, Record
 
@@ -41,7 +41,7 @@ class TextSource(FileSource[Record]):
             if is_compressed(path) or not storage.is_directory(path):
                 self._names[path] = base_name(path)
                 continue
-            names = texts_among(storage.list(path) if is_url(path) else files_below(path))
+            names = texts_among(files_below(path, self._remote))
             if not names:
                 raise SourceNotFoundError(f"the directory {path} has no files .txt or .md", path=path)
             self._names |= {join(path, name): name for name in names}

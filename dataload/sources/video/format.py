@@ -7,7 +7,7 @@ from dataload._util.settings import Least
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
 from dataload.sources.options import ReadOptions
-from dataload.sources.text.format import files_below, is_hidden
+from dataload.storage import files_below
 
 DEMUXERS = {
     ".mp4": "mov",
@@ -53,9 +53,14 @@ class VideoOptions(ReadOptions):
             object.__setattr__(self, "size", tuple(size))
 
 
+def is_video(path: str) -> bool:
+    """Return whether a file has the suffix of a video."""
+    return path.lower().endswith(tuple(DEMUXERS))
+
+
 def holds_videos(directory: str) -> bool:
     """Return whether there are videos in a local directory or below."""
-    return any(name.lower().endswith(tuple(DEMUXERS)) and not is_hidden(name) for name in files_below(directory))
+    return any(map(is_video, files_below(directory)))
 
 
 VIDEO = Format(

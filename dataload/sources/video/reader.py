@@ -20,12 +20,11 @@ from dataload.errors import SourceNotFoundError
 from dataload.sources.file_source import FileSource
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.shards import ShardReader
-from dataload.sources.text.format import files_below, is_hidden
 from dataload.sources.video.decoder import Decoder, shape_of
-from dataload.sources.video.format import DEMUXERS, VideoOptions
+from dataload.sources.video.format import DEMUXERS, VideoOptions, is_video
 from dataload.sources.video.frames import Convert, DecodedFrames
 from dataload.sources.video.table import VideoTable, build_table
-from dataload.storage import base_name, is_url, join, storage_of
+from dataload.storage import base_name, files_below, join, storage_of
 from dataload.storage.errors import rewritten_error
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, Record, StepsAhead
 
@@ -53,12 +52,10 @@ class VideoSource(FileSource[Record]):
     def _prepare(self) -> None:
         self._names: dict[str, str] = {}
         for path in self._paths:
-            storage = storage_of(path, self._remote)
-            if path.lower().endswith(tuple(DEMUXERS)) and not storage.is_directory(path):
+            if is_video(path) and not storage_of(path, self._remote).is_directory(path):
                 self._names[path] = base_name(path)
                 continue
-            names = storage.list(path) if is_url(path) else files_below(path)
-            videos = sorted(each for each in names if each.lower().endswith(tuple(DEMUXERS)) and not is_hidden(each))
+            videos = sorted(filter(is_video, files_below(path, self._remote)))
             if not videos:
                 raise SourceNotFoundError(f"{path} has no videos ({', '.join(DEMUXERS)})", path=path)
             self._names |= {join(path, name): name for name in videos}

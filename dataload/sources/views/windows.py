@@ -17,12 +17,13 @@ from dataload.errors import ConfigError
 from dataload.sources.base import Source, ViewSource
 from dataload.sources.shards import Location
 from dataload.sources.views.adapt import WrappedSource, as_source
+from dataload.sources.views.clock import Clock
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
 Ends: TypeAlias = Literal["drop", "pad"]
 """What to do with windows that reach beyond their sequence."""
 
-_IS_PAD, _TIME = "is_pad", "time"
+_IS_PAD = "is_pad"
 _Rate = Annotated[float, Above(0, noun="a number a second")]
 _LARGEST_OFFSET = 1 << 31
 
@@ -100,7 +101,7 @@ class WindowSource(ViewSource[dict[str, Any]]):
         self._groups = _group(parent, length, offsets)
         lengths = _check_lengths(sequence_lengths, len(parent))
         stops = np.cumsum(lengths)
-        self._clock = None if fps is None else _Clock.of(parent, lengths, check_setting("fps", fps, _Rate))
+        self._clock = None if fps is None else Clock.of(parent, lengths, check_setting("fps", fps, _Rate))
         reach = np.concatenate([[0], *(group.offsets for group in self._groups)])
         before, after = (0, 0) if self._pads else (int(reach.min()), int(reach.max()))
         lows, highs = stops - lengths - before, stops - after
@@ -287,68 +288,6 @@ class _Spans:
         number = -((self.origins[sequences] - records) // self.stride)  # of the first window at or after the record
         ends = self.ends[sequences]
         return np.clip(number, ends - self.counts[sequences], ends)
-
-
-_TICKS = 1_000_000  # per second
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Clock:
-    """The times of records, (records,) int64 microseconds, and instants 1 / `fps` seconds apart.
-
-    `keys`, ascending over all sequences, are the times within a sequence plus `span` for each one before it.
-    """
-
-    times: Int64Array
-    keys: Int64Array
-    sequences: Int64Array
-    span: int
-    fps: float
-
-    @classmethod
-    def of(cls, parent: Source[Any], lengths: Int64Array, fps: float) -> Self:
-        require_known([_TIME], parent.fields, key="fps")
-        seconds = (
-            np.asarray(parent.read_batch(np.arange(len(parent)), [_TIME])[_TIME], np.float64) if len(parent) else []
-        )
-        times, sequences = (
-            np.rint(np.multiply(seconds, _TICKS)).astype(np.int64),
-            np.repeat(np.arange(len(lengths)), lengths),
-        )
-        falls = np.flatnonzero((np.diff(times) < 0) & (np.diff(sequences) == 0))
-        if len(falls):
-            message = f"the time of record {falls[0] + 1} is before that of the record before, in the same sequence"
-            raise ConfigError(message, key="fps", value=fps)
-        since = times - times[np.repeat(np.cumsum(lengths) - lengths, lengths)]
-        span = int(since.max(initial=0)) + 1
-        return cls(times, since + sequences * span, sequences, span, fps)
-
-    def _ticks(self, offsets: Any) -> Int64Array:
-        return np.rint(np.multiply(offsets, _TICKS / self.fps)).astype(np.int64)
-
-    def records(
-        self, anchors: Int64Array, offsets: Int64Array, firsts: Int64Array, stops: Int64Array
-    ) -> tuple[Int64Array, Array]:
-        """Return the records at instants around anchors, and which of these are outside; both (rows, offsets)."""
-        instants = self.times[anchors][:, None] + self._ticks(offsets)
-        first, last = self.times[firsts][:, None], self.times[stops - 1][:, None]
-        inside = np.clip(instants, first, last)
-        keys = inside - first + self.sequences[anchors][:, None] * self.span
-        return np.searchsorted(self.keys, keys, side="right") - 1, inside != instants
-
-    def inside(self, firsts: Int64Array, stops: Int64Array, before: int, after: int) -> tuple[Int64Array, Int64Array]:
-        """Return the range [low, high) of records of each sequence with `before` to `after` instants in it."""
-        filled = stops > firsts
-        lows, highs = firsts.copy(), firsts.copy()
-        first, last = self.times[firsts[filled]], self.times[stops[filled] - 1]
-        base = self.sequences[firsts[filled]] * self.span - first
-        early, late = (
-            np.clip(each, first - 1, last + 1) + base
-            for each in (first - self._ticks(before), last - self._ticks(after))
-        )
-        lows[filled] = np.clip(np.searchsorted(self.keys, early, side="left"), firsts[filled], stops[filled])
-        highs[filled] = np.clip(np.searchsorted(self.keys, late, side="right"), firsts[filled], stops[filled])
-        return lows, highs
 
 
 def _check_lengths(lengths: Any, records: int) -> Int64Array:

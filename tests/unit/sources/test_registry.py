@@ -10,9 +10,9 @@ import pytest
 
 import dataload
 from dataload.errors import ConfigError, MissingDependencyError, SourceNotFoundError
-from dataload.sources.discover import HEAD_BYTES, detect, find_destination, find_shards
-from dataload.sources.format import Format, describe_head
-from dataload.sources.registry import built_in_formats, by_suffix, format_names, get_format
+from dataload.sources.discover import find_destination, find_shards
+from dataload.sources.format import HEAD_BYTES, Format, describe_head
+from dataload.sources.registry import built_in_formats, by_suffix, detect, format_names, get_format
 from dataload.sources.shard_files import check_complete
 from dataload.storage import Remote, storage_of
 

@@ -87,7 +87,8 @@ class Source(Records[T_co]):
             predicate: A condition; or a function of a record that returns True or False.
             fields: Names of the fields that a function needs: only these are read, and single numbers are Python's;
                 None means whole records.
-            num_workers: Workers that ask the predicate; ``"auto"`` means one per CPU, 0 none but this thread.
+            num_workers: Workers that ask the predicate; ``"auto"`` means one per CPU, or none for
+                threads and numbers only, whose predicate holds the GIL; 0 means none but this thread.
             executor: ``"threads"``; or ``"processes"``, for a predicate that holds the GIL. A predicate that is not at
                 the top level of a module needs cloudpickle there.
             progress: Called with (records done, total records). By default a terminal shows them.

@@ -102,6 +102,18 @@ def test_an_error_of_a_predicate_names_the_record(raises, expected):
     assert caught.value.__notes__ == ["raised by the predicate of filter, for record 700"]
 
 
+@pytest.mark.parametrize(("record", "here"), [({"x": np.float32(0)}, True), ({"x": np.zeros(2)}, False)])
+def test_threads_are_asked_where_they_can_help(record, here):
+    asked = set()
+
+    def ask(_):
+        asked.add(threading.current_thread())
+        return True
+
+    assert len(MemorySource([record] * 200).filter(ask, fields=["x"])) == 200
+    assert (asked == {threading.current_thread()}) == here
+
+
 def test_a_filter_asks_only_for_its_fields():
     class Narrow(RangeSource):
         def _read_columns(self, indices, fields):

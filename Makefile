@@ -80,9 +80,12 @@ test-train: $(INSTALLED) $(CORE) $(TITAN)
 
 # What TRL makes of conversations, in an environment of its own, beside what it has made when the golden files were written.
 TRL := .venv-trl
-test-trl:
+$(TRL)/.installed:
 	$(PYTHON) -m venv $(TRL)
-	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check trl torch
+	$(TRL)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt trl torch
+	touch $@
+
+test-trl: $(TRL)/.installed
 	$(TRL)/bin/python tests/golden/text/with_trl.py --check
 
 # torch's and torchdata's own tests of loaders with the import changed; CHECKOUT is one of github.com/pytorch/data.
@@ -184,7 +187,7 @@ format: $(INSTALLED)
 PEERS := .venv-peers
 DALI := .venv-dali
 STREAMING := .venv-streaming
-PEER_PYTHONS := PEER_PYTHON=$(PEERS)/bin/python DALI_PYTHON=$(DALI)/bin/python STREAMING_PYTHON=$(STREAMING)/bin/python
+PEER_PYTHONS := TRL_PYTHON=$(TRL)/bin/python PEER_PYTHON=$(PEERS)/bin/python DALI_PYTHON=$(DALI)/bin/python STREAMING_PYTHON=$(STREAMING)/bin/python
 
 $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
@@ -203,7 +206,7 @@ $(STREAMING)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 # All aims of the project, in under half an hour. NAMES chooses cases: make bench NAMES='syrah-4k cold'
-bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed $(STREAMING)/.installed
+bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed $(STREAMING)/.installed $(TRL)/.installed
 	$(PEER_PYTHONS) $(BIN)/python -m benchmarks $(NAMES) --json bench.json
 
 # The tables of README.md and docs/performance.md, from one run of under 15 minutes.

@@ -2,19 +2,25 @@
 
 import json
 import os
+import subprocess
+import sys
 import time
+from pathlib import Path
 from pydoc_data.topics import topics
 
 import numpy as np
 
 import dataload
 from benchmarks.harness import ROOT, VERSION, aim
+from dataload.convert.mapped_lengths import measure_mapped
 from dataload.samplers import GlobalShuffle, PackedBatchSampler
 from dataload.text import Chat
 
 COUNT = 4_000  # CHAT=100000 python -m benchmarks chat takes ten minutes
 LENGTHS = 100_000
+BESIDE_TRL = 10_000  # with fewer, the workers' start takes most of the time
 ROW = 8192
+TOKENIZER = ROOT / f"v{VERSION}-chat-tokenizer.json"
 CHUNK = 20
 CHATML = (
     "{% for message in messages %}{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>\n'}}"
@@ -25,6 +31,17 @@ MARKED = (
     "{% generation %}{{ message['content'] + '<|im_end|>\n' }}{% endgeneration %}{% else %}"
     "{{ message['content'] + '<|im_end|>\n' }}{% endif %}{% endfor %}"
 )
+
+
+def written(count):
+    """The path of a JSON Lines file of conversations."""
+    ROOT.mkdir(exist_ok=True)
+    path = ROOT / f"v{VERSION}-chat-{count}.jsonl"
+    if not path.exists():
+        with open(path, "w") as file:
+            for talk in talks(count):
+                file.write(json.dumps({"messages": talk}) + "\n")
+    return path
 
 
 def talks(count):
@@ -41,8 +58,7 @@ def trained(template):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    path = ROOT / f"v{VERSION}-chat-tokenizer.json"
-    if not path.exists():
+    if not TOKENIZER.exists():
         made = Tokenizer(models.BPE())
         made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         made.decoder = decoders.ByteLevel()
@@ -50,8 +66,8 @@ def trained(template):
         special = ["<|im_start|>", "<|im_end|>"]
         settings = {"vocab_size": 8000, "special_tokens": special, "initial_alphabet": alphabet}
         made.train_from_iterator(topics.values(), trainers.BpeTrainer(**settings, show_progress=False))
-        made.save(str(path))
-    return PreTrainedTokenizerFast(tokenizer_file=str(path), eos_token="<|im_end|>", chat_template=template)
+        made.save(str(TOKENIZER))
+    return PreTrainedTokenizerFast(tokenizer_file=str(TOKENIZER), eos_token="<|im_end|>", chat_template=template)
 
 
 def cpu(function):
@@ -99,13 +115,7 @@ def packed(samples, lengths):
 
 def chat():
     count = int(os.environ.get("CHAT", COUNT))
-    ROOT.mkdir(exist_ok=True)
-    path = ROOT / f"v{VERSION}-chat-{count}.jsonl"
-    if not path.exists():
-        with open(path, "w") as file:
-            for talk in talks(count):
-                file.write(json.dumps({"messages": talk}) + "\n")
-    source = dataload.open(path)
+    source = dataload.open(written(count))
     reading = min(cpu(lambda: list(source)) for _ in range(3))
     conversations = [record["messages"] for record in source]
     title, rows = f"{count:,} conversations, Chat and Pack", []
@@ -128,4 +138,58 @@ def chat():
     settings = {"lengths": every, "row_length": ROW, "batch_size": 4, "strategy": "best-fit", "window": 4096}
     plan = PackedBatchSampler(sampler=GlobalShuffle(LENGTHS, 0), **settings)
     rows.append(aim(title, f"fill of rows of {ROW:,}, window 4,096", every.sum() / (plan.items(0) * ROW), 0.99))
-    return rows
+    return rows + beside_trl()
+
+
+def beside_trl():
+    """Measured lengths and an epoch of packed rows, beside TRL's preparation and first epoch of the same."""
+    python = os.environ.get("TRL_PYTHON")
+    if not python or not Path(python).exists():
+        print("TRL_PYTHON names no Python with TRL, so TRL is left out")
+        return []
+    trained(MARKED)
+    path, first = str(written(BESIDE_TRL)), str(min(os.sched_getaffinity(0)))
+    script = str(Path(__file__).with_name("peers") / "trl_epoch.py")
+
+    def seconds(command, workers):
+        one_core = [] if workers else ["taskset", "-c", first]
+        environment = {**os.environ, "DATALOAD_CACHE": "0", "HF_HUB_OFFLINE": "1"}
+        made = subprocess.run([*one_core, *command], capture_output=True, text=True, check=True, env=environment)
+        found = json.loads(made.stdout.splitlines()[-1])
+        print(f"  {'TRL' if command[0] == python else 'ours'}, {workers} workers: {found}")
+        return found["prepare"] + found["epoch"]
+
+    own, theirs = (
+        [min(seconds(command(workers), workers) for _ in range(2)) for workers in (0, 2)]
+        for command in (
+            lambda workers: [sys.executable, "-m", "benchmarks.chat", path, str(workers)],
+            lambda workers: [python, script, path, str(TOKENIZER), MARKED, str(ROW), str(workers)],
+        )
+    )
+    title = f"{BESIDE_TRL:,} conversations, prepared and read once, by the clock"
+    return [
+        aim(title, "TRL / ours, one core", theirs[0] / own[0], 1.0, own=own[0], trl=theirs[0]),
+        aim(title, "ours, one core / two workers", own[0] / own[1], 1.8, own=own[1]),
+        aim(title, "TRL / ours, two workers", theirs[1] / own[1], 1.0, trl=theirs[1]),
+    ]
+
+
+def epoch(path, workers):
+    """Print the seconds that lengths and an epoch of packed rows take, for `beside_trl`."""
+    transform = Chat(trained(MARKED))
+    begun = time.perf_counter()
+    source = dataload.open(path)
+    lengths = measure_mapped(source, transform).fields["input_ids"]
+    prepared = time.perf_counter()
+    plan = PackedBatchSampler(
+        sampler=GlobalShuffle(len(source), 0), lengths=lengths, row_length=ROW, batch_size=4, strategy="best-fit"
+    )
+    processes = {"num_workers": workers, "executor": "processes"} if workers else {}
+    pack = dataload.Pack({"labels": -100}, varlen=True)
+    with dataload.Loader(source, sampler=plan, transform=transform, collate=pack, **processes) as loader:
+        rows = sum(len(batch["input_ids"]) for batch in loader)
+    print(json.dumps({"prepare": prepared - begun, "epoch": time.perf_counter() - prepared, "rows": rows}))
+
+
+if __name__ == "__main__":
+    epoch(sys.argv[1], int(sys.argv[2]))

@@ -217,6 +217,8 @@ def _expand(
         return [path], None
     if _is_selection(path, [entry] if entry else built_in_formats(), remote):
         return [path], None  # x.array_record[2:4], which would otherwise be a pattern
+    if path.startswith("http") and entry is not None and entry.is_data_set(path, remote):
+        return [path], None  # web servers do not list files
     try:
         return expand_pattern(path, remote), None
     except SourceNotFoundError:

@@ -14,7 +14,7 @@ import numpy as np
 from dataload.errors import CorruptFileError, SourceError, UnsupportedFormatError
 from dataload.sources.lerobot.format import INFO_NAME
 from dataload.sources.registry import get_format
-from dataload.storage import files_below, is_url, join, storage_of
+from dataload.storage import Remote, files_below, is_url, join, storage_of
 from dataload.storage.backend import read_limited
 from dataload.storage.paths import leads_elsewhere
 from dataload.types import Array, Int64Array
@@ -44,27 +44,25 @@ class DataSet:
     tasks: Mapping[int, str]
 
 
-def read_data_set(directory: str) -> DataSet:
+def read_data_set(directory: str, remote: Remote | None) -> DataSet:
     """Read the metadata of a data set; an error that names the converter if it has another version."""
-    if is_url(directory):
-        raise SourceError("LeRobot data sets are read from local directories: copy this one", path=directory)
     path = join(directory, INFO_NAME)
     try:
-        info = read_json(path)
+        info = read_json(path, remote)
         version = info["codebase_version"]
         if version != "v3.0":
-            message = f"the data set has LeRobot's version {version!r}, and dataload reads 'v3.0': convert it with"
             raise UnsupportedFormatError(
-                f"{message} `python -m lerobot.datasets.v30.convert_dataset_v21_to_v30 --repo-id=...`", path=path
+                f"the data set has LeRobot's version {version!r}, and dataload reads 'v3.0': with lerobot 0.4, `python "
+                "-m lerobot.datasets.v30.convert_dataset_v21_to_v30 --push-to-hub=false --repo-id=ORG/NAME "
+                f"--root={directory}` converts version 2.1 in place",
+                path=path,
             )
         kinds = {str(name): feature["dtype"] for name, feature in info["features"].items()}
         fps = float(info["fps"])
         if not 0 < fps < 1e6:
             raise ValueError(f"fps is {fps}")
         cameras = [name for name, kind in kinds.items() if kind == "video"]
-        folder = join(directory, "meta/episodes")
-        files = sorted(join(folder, name) for name in files_below(folder) if name.endswith(".parquet"))
-        episodes = _read_table(files, _columns(cameras))
+        episodes = _read_episodes(directory, info, _columns(cameras), remote)
         order = np.argsort(episodes["episode_index"], kind="stable")
         episodes = {name: np.asarray(column)[order] for name, column in episodes.items()}
         ends = np.cumsum(episodes["length"], dtype=np.int64)
@@ -77,7 +75,7 @@ def read_data_set(directory: str) -> DataSet:
         for name in cameras:
             files, numbers = _places(directory, info["video_path"], episodes, f"videos/{name}", name)
             found[name] = Camera(files, numbers, episodes[f"videos/{name}/from_timestamp"].astype(np.float64))
-        names = _read_table([join(directory, "meta/tasks.parquet")], ["task_index", "__index_level_0__"])
+        names = _read_table([join(directory, "meta/tasks.parquet")], ["task_index", "__index_level_0__"], remote)
         tasks = dict(zip(map(int, names["task_index"]), map(str, names["__index_level_0__"]), strict=True))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         if isinstance(error, SourceError):
@@ -87,9 +85,9 @@ def read_data_set(directory: str) -> DataSet:
     return DataSet(fps, images, found, tables, ends, tasks)
 
 
-def read_json(path: str) -> Any:
+def read_json(path: str, remote: Remote | None) -> Any:
     """Return what a file of metadata holds."""
-    return json.loads(read_limited(storage_of(path), path, _MOST_BYTES, "the description of a data set"))
+    return json.loads(read_limited(storage_of(path, remote), path, _MOST_BYTES, "the description of a data set"))
 
 
 def _columns(cameras: Sequence[str]) -> list[str]:
@@ -101,8 +99,24 @@ def _columns(cameras: Sequence[str]) -> list[str]:
 _INDICES = ("chunk_index", "file_index")
 
 
-def _read_table(files: Sequence[str], fields: Sequence[str]) -> dict[str, Any]:
-    with closing(get_format("parquet").open(files, fields=fields)) as source:
+def _read_episodes(
+    directory: str, info: Mapping[str, Any], fields: Sequence[str], remote: Remote | None
+) -> dict[str, Any]:
+    """Return the table of episodes, whose files are listed here, and numbered at URLs, where a list may be refused."""
+    folder = join(directory, "meta/episodes")
+    if not is_url(directory):
+        files = sorted(join(folder, name) for name in files_below(folder) if name.endswith(".parquet"))
+        return _read_table(files, fields, remote)
+    parts, missing = list[dict[str, Any]](), int(info["total_episodes"])
+    while missing > 0:
+        chunk, file = divmod(len(parts), int(info["chunks_size"]))
+        parts.append(_read_table([join(folder, f"chunk-{chunk:03d}/file-{file:03d}.parquet")], fields, remote))
+        missing -= len(parts[-1]["length"])
+    return {name: np.concatenate([part[name] for part in parts]) for name in fields}
+
+
+def _read_table(files: Sequence[str], fields: Sequence[str], remote: Remote | None) -> dict[str, Any]:
+    with closing(get_format("parquet").open(files, fields=fields, options={"remote": remote})) as source:
         return source.read_batch(np.arange(len(source)), fields)
 
 

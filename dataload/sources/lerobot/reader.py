@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from os import PathLike, fspath
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -15,17 +16,21 @@ from dataload._util.fingerprint import digest
 from dataload._util.settings import check_fields
 from dataload.catalog.fields import require_known
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.base import ViewSource
+from dataload.sources.base import Source, ViewSource
 from dataload.sources.lerobot.format import LeRobotOptions
 from dataload.sources.lerobot.meta import DataSet, read_data_set, read_json
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.registry import get_format
 from dataload.sources.shards import Location
+from dataload.sources.views.windows import WindowSource, windows
 from dataload.storage import join
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, ReadsAhead, Record, StepsAhead
 
-_TASK, _TASK_INDEX, _PAD = "task", "task_index", "_is_pad"
+_FRAME, _TASK, _TASK_INDEX = "frame", "task", "task_index"
 _TOLERANCE = 0.1  # of the time between two frames
+
+_Part: TypeAlias = tuple[Source[Any], list[str], list[str], Callable[[Int64Array], Int64Array]]
+"""A source, the fields of time steps read from it, its own fields, and its records by index."""
 
 
 class LeRobotSource(ViewSource[Record]):
@@ -53,24 +58,31 @@ class LeRobotSource(ViewSource[Record]):
             raise ConfigError(message, key="paths", value=paths)
         self._path = fspath(several[0])
         self.options: LeRobotOptions = LeRobotOptions.parse(options, "format 'lerobot'")
-        self._data: DataSet = read_data_set(self._path)
-        decode = dict.fromkeys(self._data.images, "image")
-        table = get_format("parquet").open(self._data.tables, options={"decode": decode} if decode else {})
-        cameras = self._data.cameras
-        share = self.options.frame_bytes // max(1, len(cameras))
-        settings = {"frame_bytes": share, "decoder_threads": self.options.decoder_threads, **(self.options.video or {})}
-        videos = {name: get_format("video").open(each.files, options=settings) for name, each in cameras.items()}
-        self._table, self._videos = table, videos
-        self._parents = (table, *videos.values())
-        if len(table) != self._data.ends[-1]:
-            message = f"the tables have {len(table):,} records, and the episodes {self._data.ends[-1]:,}"
-            raise CorruptFileError(message, path=self._path)
+        self._data: DataSet = read_data_set(self._path, self.options.remote_settings)
+        self._open()
         self._starts = np.append(0, self._data.ends[:-1])
         self._episodes = self._choose_episodes()
         self._find_rows()
-        self._offsets = {name: self._find_offsets(name) for name in self.options.delta_timestamps or {}}
+        self._windows: WindowSource | None = None
+        self._selected: tuple[str, ...] | None = None
+        if given := self.options.delta_timestamps:
+            offsets = {name: self._offsets(name, times) for name, times in given.items()}
+            self._windows = windows(copy(self), self.sequence_lengths, ends="pad", offsets=offsets)
         self._selected = check_fields(fields)
-        require_known(self._selected or (), self._all_fields(), self)
+        require_known(self._selected or (), self._known(), self)
+
+    def _open(self) -> None:
+        cameras, chosen = self._data.cameras, self.options
+        files: dict[str, Any] = {name: getattr(chosen, name) for name in ("remote", "verify", "max_record_bytes")}
+        decode = dict.fromkeys(self._data.images, "image") or None
+        share = chosen.frame_bytes // max(1, len(cameras))
+        settings = {**files, "frame_bytes": share, "decoder_threads": chosen.decoder_threads, **(chosen.video or {})}
+        self._table = get_format("parquet").open(self._data.tables, options={**files, "decode": decode})
+        self._videos = {name: get_format("video").open(each.files, options=settings) for name, each in cameras.items()}
+        self._parents = (self._table, *self._videos.values())
+        if len(self._table) != self._data.ends[-1]:
+            message = f"the tables have {len(self._table):,} records, and the episodes {self._data.ends[-1]:,}"
+            raise CorruptFileError(message, path=self._path)
 
     def _find_rows(self) -> None:
         """Set what has a number for each record, which pickles do not have."""
@@ -88,7 +100,7 @@ class LeRobotSource(ViewSource[Record]):
     @property
     def stats(self) -> Mapping[str, Mapping[str, Any]]:
         """Statistics of ``meta/stats.json`` as arrays, by field and name: ``stats["action"]["mean"]``."""
-        found = read_json(join(self._path, "meta/stats.json"))
+        found = read_json(join(self._path, "meta/stats.json"), self.options.remote_settings)
         return {name: {kind: np.array(value) for kind, value in each.items()} for name, each in found.items()}
 
     @property
@@ -105,14 +117,14 @@ class LeRobotSource(ViewSource[Record]):
             raise ConfigError(message, key="episodes", value=given)
         return np.array(given, np.int64)
 
-    def _find_offsets(self, name: str) -> Int64Array:
-        require_known([name], {**self._table.fields, **self._videos}, self, key="delta_timestamps")
-        times = np.array((self.options.delta_timestamps or {})[name], np.float64) * self._data.fps
+    def _offsets(self, name: str, given: Any) -> list[int]:
+        require_known([name], self._known(), self, key="delta_timestamps")
+        times = np.array(given, np.float64) * self._data.fps
         offsets = np.rint(times)
         if times.ndim != 1 or not times.size or not (np.abs(times - offsets) <= _TOLERANCE).all():
             message = f"delta_timestamps of {name!r} must be multiples of 1/{self._data.fps:g} s, at least one"
-            raise ConfigError(message, key="delta_timestamps", value=(self.options.delta_timestamps or {})[name])
-        return offsets.astype(np.int64)
+            raise ConfigError(message, key="delta_timestamps", value=given)
+        return offsets.astype(np.int64).tolist()
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -136,67 +148,52 @@ class LeRobotSource(ViewSource[Record]):
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """The selected fields, by default all."""
-        known = self._all_fields()
+        known = self._known()
         return known if self._selected is None else {name: known[name] for name in self._selected}
 
-    def _all_fields(self) -> dict[str, FieldSpec]:
-        plain = {**self._table.fields, **{name: video.fields["frame"] for name, video in self._videos.items()}}
-        found: dict[str, FieldSpec] = {}
-        for name, spec in plain.items():
-            if self._is_image(name) and spec.shape is not None and self.options.layout == "chw":
-                spec = replace(spec, shape=(*spec.shape[-1:], *spec.shape[:-1]))
-            offsets = self._offsets.get(name)
-            if offsets is not None:
-                spec = replace(spec, shape=None if spec.shape is None else (len(offsets), *spec.shape))
-                found[name + _PAD] = FieldSpec("bool", (len(offsets),))
-            found[name] = spec
+    def _known(self) -> Mapping[str, FieldSpec]:
+        if self._windows is not None:
+            return self._windows.fields
+        found = {**self._table.fields, **{name: video.fields[_FRAME] for name, video in self._videos.items()}}
+        for name, spec in found.items():
+            if self._is_chw(name) and spec.shape is not None:
+                found[name] = replace(spec, shape=(*spec.shape[-1:], *spec.shape[:-1]))
         return found | {_TASK: FieldSpec("str", ())}
 
-    def _is_image(self, name: str) -> bool:
-        return name in self._videos or name in self._data.images
+    def _is_chw(self, name: str) -> bool:
+        return self.options.layout == "chw" and (name in self._videos or name in self._data.images)
 
     def _read(self, indices: Int64Array) -> list[Record]:
         return split_records(self._read_columns(indices, None), len(indices))
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        names = fields or tuple(self.fields)
-        require_known(names, self._all_fields(), self)
-        rows, batch = self._rows[indices], dict[str, Any]()
-        plain = [name for name in names if name in self._table.fields and name not in self._offsets]
-        wanted = plain if _TASK not in names or _TASK_INDEX in plain else [*plain, _TASK_INDEX]
-        read: Batch = self._table.read_batch(rows, wanted) if wanted else {}
-        for name in names:
-            if name == _TASK:
-                batch[name] = [self._task(number) for number in read[_TASK_INDEX].tolist()]
-            elif name in plain:
-                batch[name] = self._laid_out(name, read[name])
-            elif name.removesuffix(_PAD) in self._offsets and name not in self._offsets:
-                batch[name] = self._window(name.removesuffix(_PAD), rows)[1]
-            else:
-                batch[name] = self._read_window(name, rows)
-        return batch
+        names, found = fields or tuple(self.fields), dict[str, Any]()
+        require_known(names, self._known(), self)
+        if self._windows is not None:
+            return self._windows.read_batch(indices, names)
+        for source, own, read, places in self._parts(names):
+            batch: Batch = source.read_batch(places(indices), read)
+            for name in own:
+                values: Any = batch[_TASK_INDEX if name == _TASK else name if source is self._table else _FRAME]
+                if name == _TASK:
+                    values = [self._task(number) for number in values.tolist()]
+                found[name] = np.ascontiguousarray(np.moveaxis(values, -1, 1)) if self._is_chw(name) else values
+        return {name: found[name] for name in names}
 
-    def _read_window(self, name: str, rows: Int64Array) -> Any:
-        """Return a field at the rows of its window, (rows, times, ...), or at the rows alone."""
-        windows = self._window(name, rows)[0] if name in self._offsets else rows
-        flat = windows.ravel()
-        if name in self._videos:
-            values = self._videos[name].read_batch(self._frames_of(name)[flat], ["frame"])["frame"]
-        else:
-            values = self._table.read_batch(flat, [name])[name]
-        values = self._laid_out(name, values)
-        return values if windows.ndim == 1 else values.reshape(*windows.shape, *values.shape[1:])
+    def _parts(self, names: Sequence[str]) -> list[_Part]:
+        own = [name for name in names if name in self._table.fields or name == _TASK]
+        columns = [*dict.fromkeys(_TASK_INDEX if name == _TASK else name for name in own)]
+        cameras = [name for name in names if name in self._videos]
+        return [
+            *([(self._table, own, columns, self._row)] if own else []),
+            *((self._videos[name], [name], [_FRAME], partial(self._frame, name)) for name in cameras),
+        ]
 
-    def _window(self, name: str, rows: Int64Array) -> tuple[Int64Array, Any]:
-        """Return the rows at a field's times, (rows, times), inside the episode, and where those are outside it."""
-        episode = np.searchsorted(self._data.ends, rows, side="right")
-        wanted = rows[:, None] + self._offsets[name]
-        inside = np.clip(wanted, self._starts[episode][:, None], self._data.ends[episode][:, None] - 1)
-        return inside, wanted != inside
+    def _row(self, indices: Int64Array) -> Int64Array:
+        return self._rows[indices]
 
-    def _laid_out(self, name: str, values: Any) -> Any:
-        moves = self.options.layout == "chw" and self._is_image(name)
-        return np.ascontiguousarray(np.moveaxis(values, -1, 1)) if moves else values
+    def _frame(self, camera: str, indices: Int64Array) -> Int64Array:
+        return self._frames_of(camera)[self._rows[indices]]
 
     def _task(self, number: int) -> str:
         if number not in self._data.tasks:
@@ -227,25 +224,25 @@ class LeRobotSource(ViewSource[Record]):
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`: each camera's frames are decoded before they are read."""
-        wanted = self.fields if fields is None else fields
-        names = [name for name in self._videos if name in wanted]
+        parts = self._parts(tuple(self.fields) if fields is None else tuple(fields))
         found: list[AheadReader] = []
         try:
-            for name, own in zip(names, shared_steps(steps, len(names)), strict=True):
-                video, blocks = self._videos[name], map(partial(self._frames_ahead, name), own)
-                if isinstance(video, ReadsAhead):
-                    reader = video.read_ahead(blocks, ["frame"], here=here, share=share / len(names))
+            for (source, names, read, places), own in zip(parts, shared_steps(steps, len(parts)), strict=True):
+                blocks = map(partial(self._of_part, names, places), own)
+                if isinstance(source, ReadsAhead):
+                    reader = source.read_ahead(blocks, read, here=here, share=share / len(parts))
                     found += [] if reader is None else [reader]
         except BaseException:
             ComponentPrefetch(found).close()
             raise
         return ComponentPrefetch(found) if found else None
 
-    def _frames_ahead(self, name: str, block: StepsAhead) -> StepsAhead:
-        rows, times = self._rows[block.indices], 1
-        if name in self._offsets:
-            rows, times = self._window(name, rows)[0].ravel(), len(self._offsets[name])
-        return replace(block, indices=self._frames_of(name)[rows], ends=block.ends * times)
+    def _of_part(
+        self, names: Sequence[str], places: Callable[[Int64Array], Int64Array], block: StepsAhead
+    ) -> StepsAhead:
+        """Return the steps as the table or the videos that these fields are read from see them."""
+        block = block if self._windows is None else self._windows.parent_steps(block, names)
+        return replace(block, indices=places(block.indices))
 
     def _locate(self, index: int) -> Location:
         return self._table.locate(int(self._rows[index]))

@@ -214,15 +214,15 @@ class WindowSource(ViewSource[dict[str, Any]]):
     ) -> AheadReader | None:
         if not isinstance(self._parent, ReadsAhead):
             return None
-        chosen = self._check(None if fields is None else tuple(fields))
-        groups = [group for group in self._groups if not chosen or not {*group.names}.isdisjoint(chosen)]
-        names = [name for group in groups for name in group.names if name in chosen]
+        names = [name for name in self._check(None if fields is None else tuple(fields)) if name in self._parent.fields]
+        mapped = (self.parent_steps(block, names) for block in steps)
+        return self._parent.read_ahead(mapped, names, here=here, share=share) if names else None
 
-        def mapped(block: StepsAhead) -> StepsAhead:
-            records = np.concatenate([self._records(group, block.indices)[0] for group in groups], axis=1)
-            return replace(block, indices=records.ravel(), ends=block.ends * records.shape[1])
-
-        return self._parent.read_ahead(map(mapped, steps), names, here=here, share=share) if groups else None
+    def parent_steps(self, block: StepsAhead, fields: Sequence[str]) -> StepsAhead:
+        """Return steps as the parent sees them that these of its fields are read from."""
+        groups = [group for group in self._groups if not {*group.names}.isdisjoint(fields)]
+        records = np.concatenate([self._records(group, block.indices)[0] for group in groups], axis=1)
+        return replace(block, indices=records.ravel(), ends=block.ends * records.shape[1])
 
     def fingerprint(self) -> str:
         groups = [(group.names, group.offsets.tolist(), group.has_axis) for group in self._groups]

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("pyarrow")
 import command_line
 from lerobots import write_lerobot
+from object_server import FileServer
 
 import dataload
 from dataload import ConfigError, CorruptFileError
@@ -109,8 +110,9 @@ def test_metadata_that_contradict_each_other(tmp_path, wrong, message):
 
 def test_other_versions_name_the_converter(tmp_path):
     write_lerobot(tmp_path / "set", LENGTHS, {"state": STATE}, info={"codebase_version": "v2.1"})
+    command = "convert_dataset_v21_to_v30 --push-to-hub=false --repo-id=ORG/NAME --root="
     with pytest.raises(
-        UnsupportedFormatError, match=r"version 'v2\.1', and dataload reads 'v3\.0'.*convert_dataset_v21"
+        UnsupportedFormatError, match=rf"'v2\.1', and dataload reads 'v3\.0'.*{command}{tmp_path / 'set'}"
     ):
         dataload.open(tmp_path / "set")
 
@@ -122,3 +124,23 @@ def test_golden_statistics_and_sizes(tmp_path):
         assert source[3]["observation.images.top"].shape == (24, 32, 3)
         with dataload.open(root) as other:
             assert other.fingerprint() != source.fingerprint()
+
+
+def test_data_sets_at_urls(tmp_path, monkeypatch, object_server):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    root = shutil.copytree(GOLDEN, tmp_path / "robot")
+    bucket = object_server.bucket()
+    object_server.put_directory(bucket, root, "robot/")
+    at_store = f"{object_server.url(bucket)}/robot", {"storage_options": object_server.storage_options()}
+    windows = {"observation.images.top": [-0.1, 0.0], "action": [0.0, 0.1]}
+    with FileServer(root) as server, dataload.open(root, delta_timestamps=windows) as here:
+        for url, options in (at_store, (server.endpoint, {"format": "lerobot"})):
+            with dataload.open(url, delta_timestamps=windows, **options) as source:
+                assert source.fingerprint() == here.fingerprint()
+                assert source.stats.keys() == here.stats.keys()
+                with dataload.Loader(source, batch_size=16, shuffle=True, num_workers=2, epochs=1) as loader:
+                    batches = [*loader]
+                for batch in batches:
+                    expected = here.read_batch(batch["index"])
+                    assert all(np.array_equal(values, expected[name]) for name, values in batch.items())
+                assert sum(len(batch["index"]) for batch in batches) == len(here)

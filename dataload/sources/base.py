@@ -62,6 +62,14 @@ class Source(Records[T_co]):
             return SelectionSource(self, Chosen(chosen_indices(index, len(self))))
         return self._read(np.array([check_index(index, len(self))], np.int64))[0]
 
+    def _span_spec(self, name: str, seconds: float) -> FieldSpec | None:  # noqa: ARG002 - for those that have one
+        """Return the specification of a field that has `seconds` from a record on; None if it is of a record alone."""
+        return None
+
+    def _read_spans(self, name: str, indices: Int64Array, seconds: float) -> Array:
+        """Return the field of `_span_spec` from each of some records on, (rows, ...)."""
+        raise NotImplementedError(name)
+
     def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
         """Return where the records at `indices`, None for all, fulfil a condition, (rows,) bool."""
         return match_columns(lambda rows: self._read_columns(rows, condition.fields), condition, len(self), indices)
@@ -274,6 +282,12 @@ class SubsetSource(ViewSource[T_co]):
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         return self._parent._read_columns(self._map(indices), fields)
+
+    def _span_spec(self, name: str, seconds: float) -> FieldSpec | None:
+        return self._parent._span_spec(name, seconds)
+
+    def _read_spans(self, name: str, indices: Int64Array, seconds: float) -> Array:
+        return self._parent._read_spans(name, self._map(indices), seconds)
 
     def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
         return self._parent._matches(condition, self._map(np.arange(len(self)) if indices is None else indices))

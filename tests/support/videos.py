@@ -1,5 +1,6 @@
 """Videos written by PyAV, and their frames as PyAV decodes them from the start."""
 
+import os
 from fractions import Fraction
 
 import av
@@ -14,7 +15,7 @@ def write_video(
 ):  # fmt: skip
     """Write moving noise, at 30 frames a second or at `times` in ms, behind `audio` seconds of a tone if above 0."""
     height, width = size
-    noise = np.random.default_rng(len(str(path))).integers(0, 255, (height, width, 3), np.uint8)
+    noise = np.random.default_rng(len(os.path.basename(path))).integers(0, 255, (height, width, 3), np.uint8)
     with av.open(str(path), "w") as container:
         tone = container.add_stream("aac", rate=16_000) if audio else None
         stream = container.add_stream(codec, rate=30, options=dict(options))
@@ -48,3 +49,47 @@ def decoded(path, **reformat):
         frames = [*container.decode(container.streams.video[0])]
         images = [frame.to_ndarray(**(reformat or {"format": "rgb24"})) for frame in frames]
         return np.stack(images), np.array([frame.time for frame in frames])
+
+
+def write_sound(
+    path, seconds=4, *, codec="aac", rate=44_100, layout="stereo", fps=10, gop=20, options=(), late=0
+):  # fmt: skip
+    """Write a small video with a sweep, `late` samples after it begins; noise would hide an error of a codec."""
+    count = int(seconds * rate)
+    at = np.arange(count) / rate
+    waves = np.stack([0.4 * np.sin(2 * np.pi * (150 + 300 * at / seconds) * at + n) for n in range(2)])
+    waves = waves[: 1 if layout == "mono" else 2].astype(np.float32)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=fps, options={"preset": "ultrafast"})
+        stream.width, stream.height, stream.pix_fmt, stream.gop_size = 48, 32, "yuv420p", gop
+        sound = container.add_stream(codec, rate=rate, options=dict(options))
+        sound.layout = layout
+        convert = av.AudioResampler(sound.codec_context.format.name, layout, rate)
+        for number in range(int(seconds * fps)):
+            image = np.full((32, 48, 3), number % 256, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+            for start in range(number * rate // fps, (number + 1) * rate // fps, 1000):
+                part = waves[:, start : min(start + 1000, (number + 1) * rate // fps)]
+                frame = av.AudioFrame.from_ndarray(np.ascontiguousarray(part), "fltp", layout)
+                frame.sample_rate, frame.pts, frame.time_base = rate, start + late, Fraction(1, rate)
+                for made in convert.resample(frame):
+                    container.mux(sound.encode(made))
+        container.mux(sound.encode(None))
+        container.mux(stream.encode(None))
+    return path
+
+
+def heard(path, rate=None, seconds=0):
+    """Return all samples from time 0 on, (channels, n), by PyAV from the start, with silence up to `seconds`."""
+    with av.open(str(path)) as container:
+        stream = container.streams.audio[0]
+        convert = av.AudioResampler("fltp", stream.layout.name, rate or stream.rate)
+        frames = [*container.decode(stream)]
+        begin = round(frames[0].time * stream.rate)
+        for frame in frames:
+            frame.pts = None  # the samples follow one another
+        parts = [made.to_ndarray() for frame in [*frames, None] for made in convert.resample(frame)]
+    samples = np.concatenate(parts, 1)
+    assert begin == 0 or rate is None
+    after = max(0, int(seconds * (rate or stream.rate)) - samples.shape[1])
+    return np.pad(samples, ((0, 0), (begin, after)))

@@ -30,6 +30,8 @@ class VideoOptions(ReadOptions):
         frames: How a frame is given: ``"rgb24"``, (height, width, 3) uint8; ``"gray"``, (height, width) uint8; or
             ``"yuv420p"``, (height * 3 / 2, width) uint8, the three planes one after another.
         step: Every how many frames of a file one is a record.
+        sample_rate: Samples per second to which the field ``audio`` is resampled, by FFmpeg's swresample; None keeps
+            the file's.
         frame_bytes: Most bytes of decoded frames that wait for later steps of a loader, in this process.
         decoder_threads: Threads that decode ahead of a loader, each a group of pictures at a time; 0 means one per CPU.
         cache: Keep the times of the frames in a hidden file for later runs; see `dataload.catalog.arrays`.
@@ -39,6 +41,7 @@ class VideoOptions(ReadOptions):
     size: tuple[int, int] | None = None
     frames: Literal["rgb24", "gray", "yuv420p"] = "rgb24"
     step: Annotated[int, Least(1)] = 1
+    sample_rate: Annotated[int, Least(1)] | None = None
     frame_bytes: Annotated[int, Least(0)] = field(default=1 << 30, metadata={"content": False})
     decoder_threads: Annotated[int, Least(0)] = field(default=0, metadata={"content": False})
     cache: bool = field(default=True, metadata={"content": False})

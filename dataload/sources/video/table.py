@@ -37,6 +37,8 @@ class VideoTable:
         height: Height of a frame as it is stored, in pixels.
         width: Its width.
         rotation: By how many quarter turns, counterclockwise, a stored frame has to be turned.
+        sample_rate: Samples of sound per second; 0 without sound.
+        channels: Samples of sound at a time.
     """
 
     times: Int64Array
@@ -47,6 +49,8 @@ class VideoTable:
     height: int
     width: int
     rotation: int
+    sample_rate: int
+    channels: int
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -65,7 +69,7 @@ class VideoTable:
     def pack(self) -> CachedTable:
         """Return the table for the cache."""
         arrays = {name: getattr(self, name) for name in ("times", "starts", "key_times", "key_decoding_times")}
-        numbers = {name: getattr(self, name) for name in ("height", "width", "rotation")}
+        numbers = {name: getattr(self, name) for name in ("height", "width", "rotation", "sample_rate", "channels")}
         return CachedTable(arrays, numbers | {"time_base": [self.time_base.numerator, self.time_base.denominator]})
 
     @classmethod
@@ -81,7 +85,7 @@ class VideoTable:
 
 
 @contextmanager
-def opened_video(path: str, file: str) -> Generator[tuple[Any, Any]]:
+def opened_video(path: str, file: str, kind: str = "video") -> Generator[tuple[Any, Any]]:
     """Open a local file of a video at `path`, and yield PyAV's container and stream; its errors name the path."""
     av = VIDEO.require("av")
     demuxer = DEMUXERS[f".{path.lower().rpartition('.')[2]}"]
@@ -96,10 +100,10 @@ def opened_video(path: str, file: str) -> Generator[tuple[Any, Any]]:
         ) as container,
     ):
         pictures = av.stream.Disposition.attached_pic
-        streams = [stream for stream in container.streams.video if not stream.disposition & pictures]
+        streams = [each for each in container.streams if each.type == kind and not each.disposition & pictures]
         if not streams:
             found = ", ".join(stream.type for stream in container.streams) or "none"
-            raise UnsupportedFormatError(f"{path} has no video, only streams of these types: {found}", path=path)
+            raise UnsupportedFormatError(f"{path} has no {kind}, only streams of these types: {found}", path=path)
         if streams[0].codec_context is None:
             raise UnsupportedFormatError(f"{path} has a codec that FFmpeg cannot decode here", path=path)
         yield container, streams[0]
@@ -145,6 +149,8 @@ def build_table(path: str, file: str, limit: int) -> VideoTable:
         if first is None or not times:
             raise CorruptFileError("the video has no frame that can be decoded", path=path)
         turns = round(first.rotation / 90) % 4
+        sounds = [each.codec_context for each in container.streams.audio if each.codec_context is not None]
+        sound = (sounds[0].sample_rate, sounds[0].channels) if sounds else (0, 0)
     ordered, at_keys = np.unique(np.array(times, np.int64)), np.array(sorted(keys), np.int64)
     if len(ordered) != len(times):
         raise CorruptFileError(f"{len(times) - len(ordered)} frames have the same time as others", path=path)
@@ -153,4 +159,6 @@ def build_table(path: str, file: str, limit: int) -> VideoTable:
     starts = np.searchsorted(ordered, at_keys[:, 0])
     last = np.append(starts[1:] != starts[:-1], True) & (starts < len(ordered))
     at_keys, starts = at_keys[last], starts[last]
-    return VideoTable(ordered, starts, at_keys[:, 0], at_keys[:, 1], time_base, first.height, first.width, turns)
+    return VideoTable(
+        ordered, starts, at_keys[:, 0], at_keys[:, 1], time_base, first.height, first.width, turns, *sound
+    )

@@ -59,7 +59,7 @@ def windows(
         seconds: Seconds that a window lasts, instead of `length`, for records with a field ``time`` in seconds.
         fps: Records per second, whatever the rate of a sequence is: the record at each instant is the last one whose
             time is not after it. `length` and `offsets` then count instants, 1 / `fps` apart. Times are compared in
-            microseconds.
+            microseconds. The field ``audio`` of videos has the samples of the window's span.
 
     Raises:
         ConfigError: The lengths do not add up to the number of records; a field is unknown; a setting is out of
@@ -98,7 +98,12 @@ class WindowSource(ViewSource[dict[str, Any]]):
         self._pads = ends == "pad"
         length = None if length is None else check_count("length", length, least=1)
         stride = check_count("stride", stride, least=1)
-        self._groups = _group(parent, length, offsets)
+        spans = tuple(name for name in parent.fields or () if parent._span_spec(name, 1) is not None)
+        for name in spans:
+            if fps is None or name in offsets:
+                message = f"{name!r} has the span of a window by time: pass seconds= and fps=, and no offsets for it"
+                raise ConfigError(message, key="fps" if fps is None else f"offsets.{name}")
+        self._groups = _group(parent, length, offsets, spans, (length or 1) / (fps or 1))
         lengths = _check_lengths(sequence_lengths, len(parent))
         stops = np.cumsum(lengths)
         self._clock = None if fps is None else Clock.of(parent, lengths, check_setting("fps", fps, _Rate))
@@ -127,7 +132,10 @@ class WindowSource(ViewSource[dict[str, Any]]):
 
     def _specs(self) -> dict[str, FieldSpec]:
         group_of = {name: group for group in self._groups for name in group.names}
-        found = {name: group_of[name].spec(spec) for name, spec in self._parent.fields.items()}
+        found = {
+            name: self._parent._span_spec(name, group_of[name].seconds) or group_of[name].spec(spec)
+            for name, spec in self._parent.fields.items()
+        }
         for group in self._groups if self._pads else ():
             for mask in group.masks:
                 if mask in found:
@@ -174,6 +182,10 @@ class WindowSource(ViewSource[dict[str, Any]]):
         chosen = self._check(fields)
         found: Batch = {}
         groups = [(group, [name for name in group.names if name in chosen]) for group in self._groups]
+        for group, names in [each for each in groups if each[0].seconds]:
+            anchors = self._spans.of_windows(indices)[0]
+            found |= {name: self._parent._read_spans(name, anchors, group.seconds) for name in names}
+        groups = [each for each in groups if not each[0].seconds]
         wanted = [(group, names, *self._records(group, indices)) for group, names in groups]
         for group, _, _, is_pad in wanted if self._pads else ():
             found |= {mask: is_pad.copy() for mask in group.masks if mask in chosen}
@@ -221,6 +233,7 @@ class WindowSource(ViewSource[dict[str, Any]]):
     def parent_steps(self, block: StepsAhead, fields: Sequence[str]) -> StepsAhead:
         """Return steps as the parent sees them that these of its fields are read from."""
         groups = [group for group in self._groups if not {*group.names}.isdisjoint(fields)]
+        groups = [group for group in groups if not group.seconds] or groups  # a span needs no other records
         records = np.concatenate([self._records(group, block.indices)[0] for group in groups], axis=1)
         return replace(block, indices=records.ravel(), ends=block.ends * records.shape[1])
 
@@ -240,6 +253,7 @@ class _Group:
     offsets: Int64Array
     has_axis: bool
     masks: tuple[str, ...]
+    seconds: float = 0.0  # of a span of time, which is read as a whole
 
     def spec(self, spec: FieldSpec) -> FieldSpec:
         """Return the specification of a field in a window."""
@@ -310,7 +324,13 @@ def _check_lengths(lengths: Any, records: int) -> Int64Array:
     return given.astype(np.int64)
 
 
-def _group(parent: Source[Any], length: int | None, offsets: Mapping[str, Sequence[int]]) -> tuple[_Group, ...]:
+def _group(
+    parent: Source[Any],
+    length: int | None,
+    offsets: Mapping[str, Sequence[int]],
+    spans: tuple[str, ...],
+    seconds: float,
+) -> tuple[_Group, ...]:
     known = parent.fields
     if not known:
         raise ConfigError(
@@ -321,10 +341,11 @@ def _group(parent: Source[Any], length: int | None, offsets: Mapping[str, Sequen
     require_known(offsets, known, key="offsets")
     for name, given in offsets.items():
         grouped.setdefault(_check_offsets(name, given), []).append(name)
-    rest = tuple(name for name in known if name not in offsets)
+    rest = tuple(name for name in known if name not in offsets and name not in spans)
     plain = [_Group(rest, np.arange(length or 1), length is not None, () if length is None else (_IS_PAD,))]
     return (
         *(plain if rest else ()),
+        *([_Group(spans, np.arange(length or 1), True, (), seconds)] if spans else ()),
         *(
             _Group(tuple(names), np.array(distances, np.int64), True, tuple(f"{name}_{_IS_PAD}" for name in names))
             for distances, names in grouped.items()

@@ -12,6 +12,8 @@ import numpy as np
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-f]+", re.IGNORECASE)
 _MAX_DEPTH = 32
+ADDED: Mapping[str, bool] = {"added": True}
+"""Metadata of a dataclass's field that did not exist in earlier releases: None is the same value as without it."""
 _MOST_SHOWN = 12  # elements; more than a batch sampler has settings
 
 
@@ -78,8 +80,12 @@ def _canonical(value: Any, outer: tuple[int, ...]) -> Any:
         return "cycle", outer.index(id(value))
     outer = (*outer, id(value))
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        fields = [(f.name, _canonical(getattr(value, f.name), outer)) for f in dataclasses.fields(value) if f.compare]
-        return type(value).__qualname__, fields
+        used = [
+            f
+            for f in dataclasses.fields(value)
+            if f.compare and not (f.metadata == ADDED and getattr(value, f.name) is None)
+        ]
+        return type(value).__qualname__, [(f.name, _canonical(getattr(value, f.name), outer)) for f in used]
     if isinstance(value, np.ndarray):
         array = cast("np.ndarray[Any, Any]", np.ascontiguousarray(value))
         if array.dtype.hasobject:  # the bytes of object arrays are addresses

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, Union, cast
@@ -34,6 +34,7 @@ Weight: TypeAlias = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Weights: TypeAlias = Annotated[tuple[Weight, ...], Field(strict=False, min_length=1)]
 Position: TypeAlias = Annotated[int, Field(strict=False, ge=0)]  # keys are text
 Changes: TypeAlias = Annotated[dict[Position, Weights], Field(min_length=1)]
+AnyWeights: TypeAlias = Changes | Annotated[tuple[Weight | Changes | Weights, ...], Field(strict=False, min_length=1)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,9 +180,24 @@ class _Subset(SamplerSection):
 
 @kind_of("mixture", orders.Mixture)
 class _Mixture(SamplerSection):
-    weights: Changes | Annotated[tuple[Weight | Changes | Weights, ...], Field(strict=False, min_length=1)] = Field(
+    weights: AnyWeights | None = Field(
+        None,
         description="One number for each source; or a table of these by the position of the epoch from which they "
-        "hold; or a list of either for each epoch, the last of which then stays."
+        "hold; or a list of either for each epoch, the last of which then stays.",
+    )
+    temperature: float | None = Field(
+        None,
+        ge=1,
+        description="Instead of weights: they are the lengths of the sources, in records or in length_of, to the power "
+        "of 1 / temperature. 1 mixes them in proportion, greater ones more evenly.",
+    )
+    min_share: Annotated[float, Field(ge=0, le=1)] | None = Field(
+        None, description="The least share of a source with a weight above 0; the others share the rest."
+    )
+    max_epochs: float | Annotated[tuple[float, ...], Field(strict=False, min_length=1)] | None = Field(
+        None,
+        description="The most passes over each source in an epoch: one number, or a list; inf is no limit. When a "
+        "source is used up, the others have its share.",
     )
     samplers: Annotated[tuple[OrderConfig, ...], Field(strict=False, min_length=1)] | None = Field(
         None, description="The order of each source. Defaults to global_shuffle, with a seed derived for each source."
@@ -197,9 +213,10 @@ class _Mixture(SamplerSection):
             message = f"samplers must hold one table for each of the {len(parts)} sources, got {len(sections)}"
             raise ConfigError(message, key="samplers", value=len(sections))
         samplers = tuple(section.build(context.part(i)) for i, section in enumerate(sections))
-        given = {name: value for name, value in self.given().items() if name not in ("kind", "samplers", "length_of")}
-        values: dict[str, Any] = {"seed": context.seed, **given}
-        make: Any = partial(orders.Mixture, samplers=samplers, lengths=tuple(map(len, parts)))
+        given = {name: value for name, value in self.given().items() if name in settings_of(orders.Mixture)}
+        weights = self._weights(tuple(map(len, parts)))
+        values: dict[str, Any] = {"seed": context.seed, **given, "samplers": samplers, "weights": weights}
+        make: Any = partial(orders.Mixture, lengths=tuple(map(len, parts)))
         mixture = make(**values)  # checks the weights before records are measured
         if self.length_of is None:
             return mixture
@@ -208,20 +225,35 @@ class _Mixture(SamplerSection):
 
     def _weights_of_records(self, parts: tuple[Source[Any], ...], field: str) -> tuple[Any, ...]:
         """Return how often records must be drawn, so that the weights are shares of the lengths of `field`."""
-        means = [float(record_lengths(part, field).mean()) if len(part) else 1.0 for part in parts]
+        counts = [record_lengths(part, field) for part in parts]
+        means = [float(each.mean()) if len(each) else 1.0 for each in counts]
         if not min(means):
             raise ConfigError(
                 f"all records of source[{means.index(0)}] have the length 0", key="length_of", value=field
             )
 
-        def divided(weights: Any) -> Any:
-            if isinstance(weights, dict):
-                return {start: divided(row) for start, row in cast("dict[int, Any]", weights).items()}
-            if isinstance(weights[0], (tuple, dict)):
-                return tuple(map(divided, weights))
-            return tuple(weight / mean for weight, mean in zip(weights, means, strict=True))
+        weights = self._weights([float(each.sum()) for each in counts])
+        return _by_row(weights, lambda row: tuple(weight / mean for weight, mean in zip(row, means, strict=True)))
 
-        return divided(self.weights)
+    def _weights(self, sizes: Sequence[float]) -> Any:
+        """Return the weights that are given, or those of sources of some sizes, with the least share."""
+        if (self.weights is None) == (self.temperature is None):
+            message = "give either weights, or temperature to have them by the lengths of the sources"
+            raise ConfigError(message, key="weights", value=self.weights)
+        weights: Any = self.weights
+        if self.temperature is not None:
+            weights = orders.blend_weights(sizes, temperature=self.temperature)
+        least = self.min_share
+        return weights if not least else _by_row(weights, lambda row: orders.blend_weights(row, min_share=least))
+
+
+def _by_row(weights: Any, change: Callable[[tuple[float, ...]], Any]) -> Any:
+    """Return weights with each row changed; see `_Mixture.weights`."""
+    if isinstance(weights, dict):
+        return {start: change(row) for start, row in cast("dict[int, Any]", weights).items()}
+    if isinstance(weights[0], (tuple, dict)):
+        return tuple(_by_row(row, change) for row in weights)
+    return change(weights)
 
 
 class _ByLength(SamplerSection):

@@ -169,7 +169,8 @@ def default_order(source: RandomAccessSource[Any], shuffle: bool | Shuffle, seed
     seeds = [int(derive_word(seed, "part of a mix", i)) for i in range(len(source.sources))]
     samplers = [default_order(each, shuffle, own) for each, own in zip(source.sources, seeds, strict=True)]
     named = dict(zip(source.names, samplers, strict=True)) if source.names else samplers
-    return Mixture(named, source.weights, source.stop, seed, lengths=tuple(map(len, source.sources)))
+    lengths, limits = tuple(map(len, source.sources)), source.max_epochs
+    return Mixture(named, source.weights, source.stop, seed, lengths=lengths, max_epochs=limits)
 
 
 def shuffled(source: RandomAccessSource[Any], shuffle: Literal[True] | Shuffle, seed: int) -> Sampler:

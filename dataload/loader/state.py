@@ -13,7 +13,7 @@ from dataload._util.fingerprint import describe, fingerprint, shows_address
 from dataload._util.randomness import ORDER_VERSION
 from dataload.errors import StateMismatchError, printable
 from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler, Mixture
-from dataload.samplers.mixture import Change
+from dataload.samplers.mixture_changes import Change
 
 
 @dataclass(frozen=True, slots=True)

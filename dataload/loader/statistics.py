@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
 from dataload._util.html import html_table
-from dataload.samplers.mixture import SourceStatistics
+from dataload.samplers.mixture_changes import SourceStatistics
 from dataload.storage.remote.traffic import Downloads
 
 Workplace: TypeAlias = Literal["serial", "threads", "processes"]

@@ -14,7 +14,8 @@ from dataload.loader.base import BatchT, LoaderBase
 from dataload.loader.state import Cursor, EpochPlanners, mixture_of, with_changes
 from dataload.loader.statistics import Statistics
 from dataload.samplers import BatchPlanner
-from dataload.samplers.mixture import Change, Row, SourceStatistics
+from dataload.samplers.mixture_changes import Change, SourceStatistics
+from dataload.samplers.mixture_weights import Row
 from dataload.sources.base import Source
 from dataload.types import RandomAccessSource
 

@@ -10,6 +10,7 @@ from dataload.samplers.batch import BatchPlan, BatchPlanner, BatchSampler
 from dataload.samplers.buckets import BucketBatchSampler
 from dataload.samplers.inverse import Serving, servings_of
 from dataload.samplers.mixture import Mixture
+from dataload.samplers.mixture_weights import blend_weights
 from dataload.samplers.packing import PackedBatchSampler
 from dataload.samplers.pool import PoolShuffle
 from dataload.samplers.pool_quality import pool_size_for
@@ -34,6 +35,7 @@ __all__ = [
     "ShardSequential",
     "Subset",
     "Weighted",
+    "blend_weights",
     "order_report",
     "pool_size_for",
     "servings_of",

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import InitVar, dataclass, field, fields
-from typing import Annotated, Any, Literal, TypeAlias, cast
+from typing import Annotated, Literal, TypeAlias, cast
 
 import numpy as np
 
 from dataload._util.caches import Memo
+from dataload._util.fingerprint import ADDED
 from dataload._util.settings import Least, as_tuple, check_count, check_setting, check_settings, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.basic import positions_without_end
 from dataload.samplers.common import (
     MAX_LENGTH,
-    ArrayValue,
     BoolArray,
     Float64Array,
     check_lengths,
@@ -26,9 +25,12 @@ from dataload.samplers.common import (
     set_fields,
     source_lengths_of,
 )
-from dataload.samplers.mixture_rules import MOST_POSITIONS, Quotas, Rule, Schedule, changes_of, schedules
+from dataload.samplers.mixture_changes import Change
+from dataload.samplers.mixture_rules import Schedule, schedules
+from dataload.samplers.mixture_weights import Changes, MaxEpochs, Row, check_max_epochs, check_rows
+from dataload.samplers.quotas import MOST_POSITIONS, Quotas
 from dataload.samplers.together import Orders
-from dataload.samplers.weighted import check_weights, scaled
+from dataload.samplers.weighted import scaled
 from dataload.types import Int64Array, Sampler
 
 Step: TypeAlias = Annotated[int, Least(1)]
@@ -37,60 +39,7 @@ Step: TypeAlias = Annotated[int, Least(1)]
 Stop: TypeAlias = Literal["first", "longest", "never"]
 """The end of an epoch of a mixture."""
 
-Row: TypeAlias = Sequence[float] | Mapping[str, float]
-"""One weight per component, in order or by name."""
-
-Changes: TypeAlias = Mapping[int, Row] | tuple[tuple[int, tuple[float, ...]], ...]
-"""Weights by the position of the epoch from which they hold."""
-
 _MOST_SHOWN = 64
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Change(ArrayValue):
-    """Weights that a mixture has from a position on, and what its components have given before.
-
-    Attributes:
-        epoch: The epoch of the position.
-        position: The first position with these weights.
-        number: Number of the change, from 1.
-        weights: Weight of each component, (components,) float64.
-        drawn: Records of each component before the position, of this epoch, (components,) int64.
-        firsts: Number of the pass with which each component begins this epoch, (components,) int64.
-    """
-
-    epoch: int
-    position: int
-    number: int
-    weights: Float64Array
-    drawn: Int64Array
-    firsts: Int64Array
-
-    def to_json(self) -> dict[str, Any]:
-        """Return numbers and text, up to 32 bytes a component."""
-        arrays = (self.weights.astype("<f8"), self.drawn.astype("<i8"), self.firsts.astype("<i8"))
-        content = b"".join(each.tobytes() for each in arrays)
-        where = {"epoch": self.epoch, "position": self.position, "number": self.number}
-        return {**where, "components": b64encode(content).decode()}
-
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> Change:
-        """Read what `to_json` returned; a ValueError, TypeError or KeyError for anything else."""
-        content = b64decode(value["components"], validate=True)
-        weights, drawn, firsts = np.frombuffer(content, "<f8").reshape(3, -1)
-        drawn, firsts = (each.view("<i8").astype(np.int64) for each in (drawn, firsts))
-        epoch, position, number = (int(value[name]) for name in ("epoch", "position", "number"))
-        return cls(epoch, position, number, weights.astype(np.float64), drawn, firsts)
-
-
-@dataclass(frozen=True, slots=True)
-class SourceStatistics:
-    """Records that a source of a mixture has given in the whole run, to all ranks."""
-
-    share: float  # by the weights now
-    records: int
-    epochs: float
-    tokens: int | None  # None unless all its records have the same number
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +72,10 @@ class Mixture:
         lengths: Records of each component of the `ConcatSource`. None uses the records that each sampler chooses from.
         global_batch_size: If given, weights change at steps of this many positions instead of positions: the rows of
             all ranks per step. Not stored.
+        max_epochs: The most passes over a component in an epoch of the mixture (with ``stop="never"``, in the run):
+            one number for all, one for each, or numbers by name for some; 0.5 is half of the records. A component that
+            is used up leaves its share to the others, in proportion to their weights. The epoch ends at the latest when
+            all are used up. The rule is then that of ``window="any"``. Stored as a tuple; infinity is no limit.
 
     Raises:
         ConfigError: The numbers or names of samplers, weights and lengths differ; a weight is negative, or too small
@@ -138,6 +91,7 @@ class Mixture:
     window: Annotated[int, Least(1)] | Literal["any"] | None = None
     lengths: tuple[int, ...] | None = None
     global_batch_size: InitVar[Step | None] = None
+    max_epochs: MaxEpochs | None = field(default=None, metadata=ADDED)
     _orders: Orders = field(init=False, repr=False, compare=False)
     _schedules: tuple[Schedule, ...] = field(init=False, repr=False, compare=False)  # one per epoch, or for all
     _length: int = field(init=False, repr=False, compare=False)
@@ -153,8 +107,8 @@ class Mixture:
         step = check_setting("global_batch_size", 1 if global_batch_size is None else global_batch_size, Step)
         check_settings(self)
         self._check(step)
-        set_fields(self, _schedules=schedules(self.weights, self.window, self.seed))
         set_fields(self, _orders=Orders(cast("tuple[Sampler, ...]", self.samplers)))
+        set_fields(self, _schedules=schedules(self.weights, self.window, self.seed, self._limits))
         set_fields(self, _length=self._measure(self._schedules))
         draws = np.max([schedule.draws(self._length) for schedule in self._schedules], axis=0)
         set_fields(self, _epochs=-(-draws // np.maximum(1, self._orders.lengths)))
@@ -166,7 +120,10 @@ class Mixture:
             check_sampler(f"samplers[{i}]", sampler)
         if not samplers:
             raise setting_error("samplers", self.samplers, "must hold one sampler per component")
-        weights = _check_weights(self.weights, len(samplers), names, step)
+        weights = check_rows(self.weights, len(samplers), names, step)
+        limits = check_max_epochs(self.max_epochs, len(samplers), names)
+        if limits is not None and isinstance(self.window, int):
+            raise setting_error("window", self.window, "must be None or 'any' with max_epochs")
         lengths = tuple(map(records_of, samplers)) if self.lengths is None else self.lengths
         lengths = check_lengths("lengths", lengths)
         if len(lengths) != len(samplers):
@@ -179,28 +136,41 @@ class Mixture:
                 rule = f"must be at least {records}, the records that samplers[{i}] chooses from"
                 raise setting_error(f"lengths[{i}]", length, rule)
         firsts = np.cumsum([0, *lengths], dtype=np.int64)
-        set_fields(self, samplers=samplers, weights=weights, lengths=lengths, names=names, _firsts=firsts)
+        set_fields(
+            self, samplers=samplers, weights=weights, lengths=lengths, names=names, _firsts=firsts, max_epochs=limits
+        )
+
+    @property
+    def _limits(self) -> Int64Array | None:
+        """The most draws from each component in an epoch, (components,); None without limits."""
+        if self.max_epochs is None:
+            return None
+        limits = np.floor(np.array(self.max_epochs) * self._orders.lengths)
+        return np.where(limits < MAX_LENGTH, limits, MOST_POSITIONS).astype(np.int64)
 
     def _measure(self, schedules: Sequence[Schedule]) -> int:
         """Return the number of positions per epoch of these schedules."""
-        ends, lengths = list[int](), self._orders.lengths
+        ends, lengths, limits = list[int](), self._orders.lengths, self._limits
+        passes = lengths if limits is None else np.minimum(lengths, limits)
         for schedule in schedules:
             used = np.any([rule.uses for rule in schedule.rules], axis=0)
             if not lengths[used].all():
                 key = f"samplers[{int(np.argmax(used & (lengths == 0)))}]"
                 raise ConfigError(f"{key} is empty: set its weight to 0", key=key, value=0)
             # Components that are no longer used before their end would never come to it.
-            lasting = used & (schedule.rules[-1].uses | (schedule.before[-1] >= lengths))
+            lasting = used & (schedule.rules[-1].uses | (schedule.before[-1] >= passes))
 
             def is_over(length: int, schedule: Schedule = schedule, lasting: BoolArray = lasting) -> bool:
                 if self.stop == "first":
                     return bool((schedule.draws(length + 1) > lengths).any())
-                return bool((schedule.draws(length) >= lengths)[lasting].all())
+                return bool((schedule.draws(length) >= passes)[lasting].all())
 
-            ends.append(MAX_LENGTH if self.stop == "never" else bisect_left(range(MOST_POSITIONS), True, key=is_over))
+            most = MAX_LENGTH if self.stop == "never" else MOST_POSITIONS
+            most = min(most, schedule.length)
+            ends.append(most if self.stop == "never" else bisect_left(range(most), True, key=is_over))
         length = max(ends) if self.stop == "longest" else min(ends)
         late = max(int(schedule.starts[-1]) for schedule in schedules)
-        if late >= length:
+        if late and late >= length:
             raise ConfigError(
                 f"weights change at position {late}, and stop={self.stop!r} ends epochs at {length}: change them "
                 "earlier, give weights for each epoch, or use stop='never'",
@@ -222,11 +192,13 @@ class Mixture:
         count, shown = len(self.samplers), ((f.name, getattr(self, f.name)) for f in fields(self) if f.repr)
         if count > _MOST_SHOWN:
             return f"Mixture({count} samplers, stop={self.stop!r}, seed={self.seed})"
+        shown = ((name, value) for name, value in shown if (name, value) != ("max_epochs", None))
         return f"Mixture({', '.join(f'{name}={value!r}' for name, value in shown)})"
 
     def length_in(self, epoch: int) -> int:
         """Return the number of positions of an epoch, which a change may have made longer or shorter."""
-        if not self.changes or epoch < self.changes[0].epoch or self.stop == "never":
+        is_endless = self.stop == "never" and self.max_epochs is None
+        if not self.changes or epoch < self.changes[0].epoch or is_endless:
             return self._length
         return self._lengths.recall(epoch) or self._lengths.keep(epoch, self._measure([self._plan(epoch)[0]]))
 
@@ -244,7 +216,7 @@ class Mixture:
         Raises:
             ConfigError: The weights do not fit the components, or the position is not in the epoch.
         """
-        row = np.array(_check_weights(weights, len(self._orders.lengths), self.names, 1))
+        row = np.array(check_rows(weights, len(self._orders.lengths), self.names, 1))
         check_count("position", position, least=0, below=self.length_in(check_count("epoch", epoch, least=0)))
         if row.ndim != 1:
             raise setting_error("weights", weights, "must be one weight for each component")
@@ -254,6 +226,7 @@ class Mixture:
         number = earlier[-1].number + 1 if earlier else 1
         change = Change(epoch, position, number, row, schedule.draws(position), firsts)
         found = self.with_changes([*earlier, change])
+        found.length_in(epoch)  # which checks that the epoch goes on
         for later in self.changes[len(earlier) :]:
             found = found.changed(later.position, later.weights.tolist(), epoch=later.epoch)
         return found
@@ -281,9 +254,10 @@ class Mixture:
 
     def shares(self, position: int, *, epoch: int) -> Float64Array:
         """Return the share of each component from a position on, (components,)."""
-        schedule, _ = self._plan(epoch)
-        row = schedule.rules[int(np.searchsorted(schedule.starts, position, side="right")) - 1].row
-        return scaled(row) / scaled(row).sum()
+        (schedule, _), limits = self._plan(epoch), self._limits
+        row = scaled(schedule.rules[int(np.searchsorted(schedule.starts, position, side="right")) - 1].row)
+        row = row if limits is None else row * (schedule.draws(position) < limits)
+        return row / (row.sum() or 1)
 
     def _plan(self, epoch: int) -> tuple[Schedule, Int64Array]:
         """Return the schedule of an epoch, and the number of each component's first pass in it."""
@@ -298,8 +272,11 @@ class Mixture:
         return self._plans.recall(epoch) or self._plans.keep(epoch, self._changed_plan(past, epoch))
 
     def _changed_plan(self, past: list[Change], epoch: int) -> tuple[Schedule, Int64Array]:
-        def rule(change: Change) -> Rule:
-            return Quotas(change.weights.tolist(), self.seed, "change", change.number)
+        limits = self._limits
+
+        def rule(change: Change, drawn: Int64Array) -> Quotas:
+            left = None if limits is None else limits - drawn
+            return Quotas(change.weights.tolist(), self.seed, "change", change.number, limits=left)
 
         own, lengths, zeros = [each for each in past if each.epoch == epoch], self._orders.lengths, self._firsts[1:] * 0
         if own:
@@ -310,9 +287,9 @@ class Mixture:
             count = int(np.searchsorted(starts, at, side="right"))
             starts = np.append(starts[:count], [each.position for each in own])
             before = np.vstack([before[:count], *(each.drawn for each in own)])
-            return Schedule(starts, before, (*rules[:count], *map(rule, own))), own[0].firsts
+            return Schedule(starts, before, (*rules[:count], *(rule(each, each.drawn) for each in own))), own[0].firsts
         last = past[-1]
-        schedule = Schedule(np.zeros(1, np.int64), zeros[None], (rule(last),))
+        schedule = Schedule(np.zeros(1, np.int64), zeros[None], (rule(last, zeros),))
         drawn = self._plan(last.epoch)[0].draws(self.length_in(last.epoch))
         firsts = last.firsts - (-drawn // np.maximum(1, lengths))
         if epoch > last.epoch + 1:
@@ -353,41 +330,3 @@ class Mixture:
             below=int(schedule.draws(min(below, self.length_in(epoch)))[component]),
         )
         return np.array([schedule.position(component, draw) for draw in draws.tolist()], np.int64)
-
-
-def _check_weights(weights: Any, components: int, names: tuple[str, ...] | None, step: int) -> Any:
-    """Return weights as floats in tuples, with the nesting they were given in, and changes as pairs."""
-
-    def row(given: Any) -> tuple[float, ...]:
-        if isinstance(given, Mapping):
-            by_name = cast("Mapping[str, float]", given)
-            if names is None or {*by_name} != {*names}:
-                rule = "must hold weights by position in the epoch, from 0 on, or by the names of the samplers"
-                raise setting_error("weights", given, rule)
-            given = [by_name[name] for name in names]
-        checked = tuple(check_weights(as_tuple(given) or given).tolist())
-        if len(checked) != components:
-            raise setting_error("weights", checked, f"must hold one weight for each of the {components} samplers")
-        return checked
-
-    def entry(given: Any) -> Any:
-        pairs = changes_of(given)
-        if pairs is None:
-            return row(given)
-        for start, _ in pairs:
-            if isinstance(start, bool) or not hasattr(start, "__index__") or not 0 <= start < MAX_LENGTH // step:
-                rule = f"must hold weights by position in the epoch, from 0 on and below {MAX_LENGTH // step}"
-                raise setting_error("weights", start, rule)
-        starts = [int(start) * step for start, _ in pairs]
-        changes = sorted(zip(starts, [row(held) for _, held in pairs], strict=True))
-        if starts.count(0) != 1 or len({*starts}) < len(starts):
-            raise setting_error("weights", [*dict(pairs)], "must hold weights for position 0, and once for each other")
-        # Constant weights are the same value however they are written.
-        return tuple(changes) if len(changes) > 1 else changes[0][1]
-
-    if isinstance(weights, Mapping) or changes_of(weights) is not None:
-        return entry(weights)
-    given = as_tuple(weights)
-    # Anything that is not a row of rows is checked as a single row.
-    nested = [isinstance(item, (Sequence, Mapping, np.ndarray)) and not isinstance(item, str) for item in given]
-    return tuple(map(entry, given)) if given and all(nested) else row(given or weights)

@@ -1,27 +1,22 @@
 """The rules by which a mixture gives its positions to components. Pure (no I/O)."""
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import ceil, floor, lcm
+from math import ceil, lcm
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
-from dataload._util.caches import Memo
-from dataload._util.randomness import derive_word, hash64
+from dataload._util.randomness import derive_word
 from dataload._util.settings import setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.common import BoolArray, Float64Array, divide, split_by_group
-from dataload.samplers.weighted import scaled, uniform
+from dataload.samplers.quotas import MOST_POSITIONS, Quotas
+from dataload.samplers.weighted import uniform
 from dataload.types import Int64Array
 
 _SHORTEST_WINDOW = 1000
 _LONGEST_WINDOW = 10_000
-_BLOCK_BITS = 14
-_BLOCK = 1 << _BLOCK_BITS
-MOST_POSITIONS = 1 << 52
-"""Positions that quotas can count: their doubles are exact below."""
 
 
 class Pattern(NamedTuple):
@@ -31,6 +26,7 @@ class Pattern(NamedTuple):
     nth: Int64Array  # (window,), number of earlier offsets with the same component
     counts: Int64Array  # (components,), offsets per component
     row: Float64Array  # (components,), weights
+    length: int = MOST_POSITIONS
 
     @property
     def uses(self) -> BoolArray:
@@ -56,116 +52,6 @@ class Pattern(NamedTuple):
         return components, windows
 
 
-class Quotas:
-    """The rule for any weights: in blocks, at whose ends each component has had its share of all positions, rounded.
-
-    A tree of components divides the turns of a node: of the first n, its lighter child gets ``floor(n * share +
-    phase)``, the other one the rest. So every component is within a few turns of its share for ever, and the end of any
-    block is known without the blocks before it. Within a block, each component's turns are spread as in a window.
-    """
-
-    def __init__(self, row: Sequence[float], seed: int, *address: int | str) -> None:
-        self.row: Float64Array = np.array(row)
-        self.uses: BoolArray = self.row > 0
-        weights = scaled(self.row)
-        used = np.flatnonzero(self.uses)
-        weights = np.maximum(weights[used], np.finfo(np.float64).tiny)
-        order = np.argsort(weights, kind="stable")
-        self._components = used[order]  # from light to heavy
-        ends = np.concatenate([[0.0], np.cumsum(weights[order])])
-        # The heavy components are spread first, so that they do not depend on how evenly many light ones are.
-        self._classes = [int(n) for n in np.searchsorted(np.diff(ends) / ends[-1], (1 / 256, 1 / 16))]
-        self._key = derive_word(seed, "mixture quotas 1", *address)
-        self._levels = _levels(ends, uniform(derive_word(seed, "mixture phases 1", *address), np.arange(len(used))))
-        self._counted: Memo[Int64Array] = Memo()
-        self._blocks: Memo[tuple[Int64Array, Int64Array]] = Memo()
-
-    def position(self, component: int, draw: int) -> int:
-        """Return the position of a component's draw number `draw`, counted from 0."""
-        leaf = int(np.flatnonzero(self._components == component)[0])
-        path = [
-            (float(shares[node]), float(phases[node]), leaf < middles[node])
-            for begins, middles, stops, shares, phases in self._levels
-            for node in np.flatnonzero((begins <= leaf) & (leaf < stops)).tolist()
-        ]
-
-        def draws_to(block: int) -> int:
-            count = (block + 1) << _BLOCK_BITS
-            for share, phase, is_light in path:
-                light = floor(count * share + phase)
-                count = light if is_light else count - light
-            return count
-
-        block = bisect_right(range(MOST_POSITIONS >> _BLOCK_BITS), draw, key=draws_to)
-        components, draws = self._block(block)
-        return (block << _BLOCK_BITS) + int(np.flatnonzero((components == component) & (draws == draw))[0])
-
-    def draws(self, length: int) -> Int64Array:
-        """Return the number of draws from each component in the first `length` positions, (components,) int64."""
-        block, rest = divmod(length, _BLOCK)
-        found = np.zeros(len(self.uses), np.int64)
-        found[self._components] = self._counts(block)
-        if rest:
-            found += np.bincount(self._block(block)[0][:rest], minlength=len(found))
-        return found
-
-    def turns(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
-        """Return the component at each position, and the number of earlier positions with the same component."""
-        blocks, offsets = positions >> _BLOCK_BITS, positions & (_BLOCK - 1)
-        least = int(blocks.min(initial=MOST_POSITIONS))
-        components, draws = np.empty_like(positions), np.empty_like(positions)
-        for block, rows in split_by_group(blocks - least):
-            among, counted = self._block(block + least)
-            components[rows], draws[rows] = among[offsets[rows]], counted[offsets[rows]]
-        return components, draws
-
-    def _counts(self, block: int) -> Int64Array:
-        """Return the draws before a block, by component from light to heavy."""
-        found = self._counted.recall(block)
-        if found is None:
-            counts = np.zeros(len(self._components))
-            counts[0] = block << _BLOCK_BITS
-            for begins, middles, _, shares, phases in self._levels:
-                whole = counts[begins]
-                light = np.floor(whole * shares + phases)
-                counts[begins], counts[middles] = light, whole - light
-            found = self._counted.keep(block, counts.astype(np.int64))
-        return found
-
-    def _block(self, block: int) -> tuple[Int64Array, Int64Array]:
-        """Return the component at each position of a block, and its draw there."""
-        if (found := self._blocks.recall(block)) is not None:
-            return found
-        before, after = self._counts(block), self._counts(block + 1)
-        counts, places = after - before, np.arange(_BLOCK)
-        which = np.repeat(np.arange(len(counts)), counts)
-        nth = places - (np.cumsum(counts) - counts)[which]
-        key, inner = hash64(self._key, np.array([2 * block, 2 * block + 1]))
-        offsets = (nth + uniform(key, places)) / counts[which]
-        order = places[:0]
-        for stop in (*np.searchsorted(which, self._classes).tolist(), _BLOCK):
-            count = len(order)
-            if stop > count:  # what is spread already keeps its order; a radix sort of 16 bits is the fastest
-                own = (places[:count] + uniform(inner, places[:count])) / max(1, count)
-                both = (np.concatenate([own, offsets[count:stop]]) * 65_535).astype(np.uint16)
-                order = np.concatenate([order, places[count:stop]])[both.argsort(kind="stable")]
-        return self._blocks.keep(block, (self._components[which][order], (before[which] + nth)[order]))
-
-
-def _levels(ends: Float64Array, phases: Float64Array) -> list[tuple[Any, ...]]:
-    """Return a tree over weights, whose sums are `ends`, by levels: begin, middle and stop of nodes, shares, phases."""
-    levels: list[tuple[Any, ...]] = []
-    begins, stops = np.array([0]), np.array([len(ends) - 1])
-    while (is_node := stops - begins > 1).any():
-        begins, stops = begins[is_node], stops[is_node]
-        middles = np.searchsorted(ends, (ends[begins] + ends[stops]) / 2, side="right") - 1
-        middles = np.clip(middles, begins + 1, stops - 1)
-        shares = np.minimum((ends[middles] - ends[begins]) / (ends[stops] - ends[begins]), 0.5)
-        levels.append((begins, middles, stops, shares, phases[middles]))
-        begins, stops = np.concatenate([begins, middles]), np.concatenate([middles, stops])
-    return levels
-
-
 Rule: TypeAlias = Pattern | Quotas
 
 
@@ -181,6 +67,11 @@ class Schedule(NamedTuple):
         i = int(np.searchsorted(self.before[:, component], draw, side="right")) - 1
         self._check(i)
         return int(self.starts[i]) + self.rules[i].position(component, draw - int(self.before[i, component]))
+
+    @property
+    def length(self) -> int:
+        """Positions until all components are used up."""
+        return min(MOST_POSITIONS, int(self.starts[-1]) + self.rules[-1].length)
 
     def draws(self, length: int) -> Int64Array:
         """Return the number of draws from each component in the first `length` positions, (components,) int64."""
@@ -216,8 +107,11 @@ def changes_of(weights: Any) -> Sequence[tuple[Any, Any]] | None:
     return pairs if pairs and all(is_pair) else None
 
 
-def schedules(weights: Any, window: int | Literal["any"] | None, seed: int) -> tuple[Schedule, ...]:
-    """Return the schedule of each epoch, for checked weights."""
+def schedules(
+    weights: Any, window: int | Literal["any"] | None, seed: int, limits: Int64Array | None = None
+) -> tuple[Schedule, ...]:
+    """Return the schedule of each epoch, for checked weights and the most draws from each component in an epoch."""
+    window = window if limits is None else "any"
     entries = weights if isinstance(weights[0], tuple) and changes_of(weights) is None else (weights,)
     constant = tuple(entry for entry in entries if changes_of(entry) is None)
     shared = window or (_window(constant) if constant else 0)
@@ -228,16 +122,19 @@ def schedules(weights: Any, window: int | Literal["any"] | None, seed: int) -> t
         if changes is not None:
             starts, rows = zip(*changes, strict=True)
         rules: list[Rule] = []
+        before = [np.zeros(len(rows[0]), np.int64)]
         for i, row in enumerate(rows):
             # The weights before a change stay in the order that they would have without it.
             address = (epoch, i) if i else (epoch,)
             size = shared if changes is None else window or _window((row,))
             counts = None if size == "any" else _counts(row, size, refuses=window is not None)
-            key = derive_word(seed, "mixture", *address)
-            rules.append(Quotas(row, seed, *address) if counts is None else _pattern(counts, key, row))
-        drawn = [rule.draws(length) for rule, length in zip(rules, np.diff(starts).tolist(), strict=False)]
-        before = np.cumsum([np.zeros(len(rows[0]), np.int64), *drawn], axis=0)
-        found.append(Schedule(np.array(starts, np.int64), before, tuple(rules)))
+            if counts is None:
+                rules.append(Quotas(row, seed, *address, limits=None if limits is None else limits - before[i]))
+            else:
+                rules.append(_pattern(counts, derive_word(seed, "mixture", *address), row))
+            if i + 1 < len(rows):
+                before.append(before[i] + rules[i].draws(int(starts[i + 1]) - int(starts[i])))
+        found.append(Schedule(np.array(starts, np.int64), np.array(before), tuple(rules)))
     return tuple(found)
 
 

@@ -188,6 +188,7 @@ def mix(
     *,
     stop: Stop = "first",
     with_source: bool = False,
+    max_epochs: float | Sequence[float] | Mapping[str, float] | None = None,
 ) -> MixedSource:
     """Return several sources as one that a `Loader` reads in these proportions.
 
@@ -202,6 +203,9 @@ def mix(
         stop: When an epoch ends: before the ``"first"`` source to run out would repeat, once the ``"longest"`` has been
             served completely, or ``"never"``.
         with_source: Whether to add the field ``source``, int32, the number of the record's source, in this order.
+        max_epochs: The most passes over a source in an epoch of the mix (with ``stop="never"``, in the run): one number
+            for all, one for each, or by name for some. A source that is used up leaves its share to the others, in
+            proportion; when all are, the epoch ends.
 
     Raises:
         ConfigError: No source is given, a weight is negative or missing, or `stop` is unknown.
@@ -223,7 +227,8 @@ def mix(
     check_choice("stop", stop, get_args(Stop))
     shares = tuple(float(weight) for _, weight in pairs)
     names = None if weights is None else [*cast("Mapping[str, Any]", sources)]
-    return MixedSource([as_source(source) for source, _ in pairs], shares, stop, names, with_source=with_source)
+    parts = [as_source(source) for source, _ in pairs]
+    return MixedSource(parts, shares, stop, names, with_source=with_source, max_epochs=max_epochs)
 
 
 class MixedSource(ConcatSource):
@@ -232,6 +237,7 @@ class MixedSource(ConcatSource):
     Attributes:
         weights: The weight of each source.
         stop: When an epoch ends.
+        max_epochs: The most passes over each source; see `Mixture`.
         names: The name of each source; None if they were given without names.
     """
 
@@ -245,11 +251,13 @@ class MixedSource(ConcatSource):
         names: Sequence[str] | None = None,
         *,
         with_source: bool = False,
+        max_epochs: float | Sequence[float] | Mapping[str, float] | None = None,
     ) -> None:
         super().__init__(sources)
         self._with_source = with_source
         self.weights = weights
         self.stop: Stop = stop
+        self.max_epochs = max_epochs
         self.names: tuple[str, ...] | None = None if names is None else tuple(names)
 
     def _read(self, indices: Int64Array) -> list[Any]:

@@ -1,0 +1,205 @@
+"""Components with a limit of passes: beside a model in which each gives records as a liquid until it is used up."""
+
+import itertools
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from orders import order
+
+import dataload
+from dataload import ConfigError
+from dataload._util.fingerprint import fingerprint
+from dataload.samplers import GlobalShuffle, Mixture, Sequential, blend_weights, servings_of
+from dataload.samplers.common import MAX_LENGTH
+from dataload.samplers.inverse import positions_of
+
+INF = float("inf")
+
+
+def flow(weights, limits, positions):
+    """What each component has given of the first positions, in proportion and without rounding, piece by piece."""
+    given_yet, found, at = np.zeros(len(weights)), [], 0
+    for position in positions:
+        while at < position - 1e-6:  # sums of doubles
+            rates = np.where(given_yet < limits, weights, 0)
+            rates = rates / rates.sum()
+            with np.errstate(divide="ignore", invalid="ignore"):
+                pieces = np.where(rates > 0, (limits - given_yet) / rates, INF)
+            piece = min(position - at, pieces.min())
+            given_yet = np.where(pieces <= piece, limits, given_yet + rates * piece)
+            at += piece
+        found.append(given_yet)
+    return np.array(found).reshape(-1, len(weights))
+
+
+def passes_of(sampler, start):
+    """The indices of a component, from one of its passes on."""
+    for number in itertools.count(start):
+        yield from sampler.indices(np.arange(len(sampler)), epoch=number).tolist()
+
+
+def walked(samplers, parts, starts):
+    """The indices that parts give in turn, each of its own passes in order."""
+    firsts = [0, *itertools.accumulate(map(len, samplers))]
+    coming = [*map(passes_of, samplers, starts)]
+    return [next(coming[part]) + firsts[part] for part in parts]
+
+
+limits = st.sampled_from([0.3, 0.5, 1, 2, 3.7, 5, INF, INF])
+
+
+@st.composite
+def limited(draw):
+    count = draw(st.integers(1, 9))
+    lengths = draw(st.lists(st.integers(1, 400), min_size=count, max_size=count))
+    weights = draw(st.lists(st.sampled_from([0.01, 0.3, 1, 2, 7]), min_size=count, max_size=count))
+    most = draw(st.lists(limits, min_size=count, max_size=count))
+    samplers = tuple(GlobalShuffle(n, i) if i % 3 else Sequential(n) for i, n in enumerate(lengths))
+    return Mixture(samplers, weights, draw(st.sampled_from(["first", "longest", "never"])), seed=4, max_epochs=most)
+
+
+@settings(max_examples=60)
+@given(limited(), st.integers(0, 5), st.data())
+def test_each_component_gives_its_share_until_it_is_used_up(mixture, epoch, data):
+    lengths, count = np.array([len(each) for each in mixture.samplers]), min(len(mixture), 6000)
+    most = np.floor(np.array(mixture.max_epochs or (INF,) * len(lengths)) * lengths)
+    whole = mixture.indices(np.arange(count), epoch=epoch)
+    parts = np.searchsorted(np.cumsum(lengths), whole, side="right")
+    counts = np.cumsum(parts[:, None] == np.arange(len(lengths)), axis=0)
+    assert (counts <= most).all()
+    model = flow(np.array(mixture.weights), most, range(1, count + 1))
+    assert np.abs(counts - model).max(initial=0) < 4, "some component is too far from its share"
+    # Each record of a pass is given once, in the order of the component's passes.
+    passes = [epoch * int(n) for n in -(-mixture.given(len(mixture), epoch=0)[0] // lengths)]
+    assert whole.tolist() == walked(mixture.samplers, parts.tolist(), passes)
+    some = data.draw(st.lists(st.integers(0, max(0, count - 1)), max_size=20)) if count else []
+    again = pickle.loads(pickle.dumps(mixture))
+    assert again.indices(np.array(some, np.int64), epoch=epoch).tolist() == whole[some].tolist()
+    for index in whole[some[:3]].tolist():
+        found = positions_of(mixture, index, epoch=epoch, below=count)
+        assert found.tolist() == np.flatnonzero(whole == index).tolist()
+
+
+@settings(max_examples=60)
+@given(limited())
+def test_an_epoch_ends_at_the_latest_when_all_are_used_up(mixture):
+    lengths = np.array([len(each) for each in mixture.samplers])
+    most = np.floor(np.array(mixture.max_epochs or (INF,) * len(lengths)) * lengths)
+    if len(mixture) == MAX_LENGTH:
+        assert mixture.stop == "never"
+        assert np.isinf(most).any()
+        return
+    given_there = mixture.given(len(mixture), epoch=0)[0]
+    assert given_there.sum() == len(mixture)
+    if mixture.stop == "never":
+        assert given_there.tolist() == most.tolist()
+    elif mixture.stop == "longest":
+        assert (given_there >= np.minimum(most, lengths)).all()
+        before = mixture.given(len(mixture) - 1, epoch=0)[0] if len(mixture) else given_there - 1
+        assert (before < np.minimum(most, lengths)).any() or not len(mixture)
+    else:
+        assert (given_there <= lengths).all()
+        assert (given_there == lengths).any() or given_there.tolist() == most.tolist()
+
+
+def test_shares_go_to_the_others_in_proportion():
+    mixture = Mixture(
+        {"a": Sequential(100), "b": Sequential(10), "c": Sequential(100)}, (1, 2, 3), "never", max_epochs={"b": 2}
+    )
+    assert mixture.max_epochs == (INF, 2, INF)
+    assert mixture.shares(0, epoch=0).tolist() == [1 / 6, 2 / 6, 3 / 6]
+    assert mixture.shares(100, epoch=0).tolist() == [1 / 4, 0, 3 / 4]
+    parts = np.digitize(order(mixture, 0, 460), (100, 110))
+    assert np.bincount(parts[:60], minlength=3)[1] == 20
+    assert np.abs(np.bincount(parts[60:], minlength=3) - (100, 0, 300)).max() <= 1
+    ended = Mixture((Sequential(3), Sequential(2)), (1, 1), "never", max_epochs=2)
+    assert len(ended) == 10
+    assert ended.shares(10, epoch=0).tolist() == [0, 0]
+    assert sorted(order(ended, 1)) == sorted([0, 1, 2, 3, 4] * 2)
+
+
+def test_no_limit_is_the_same_value_as_before_limits_existed():
+    plain = Mixture((Sequential(9), Sequential(9)), (1, 2), "never")
+    for none in (None, INF, (INF, INF)):
+        same = Mixture((Sequential(9), Sequential(9)), (1, 2), "never", max_epochs=none)
+        assert same == plain
+        assert fingerprint(same) == fingerprint(plain)
+    assert "max_epochs" not in repr(plain)
+    assert fingerprint(Mixture((Sequential(9), Sequential(9)), (1, 2), "never", max_epochs=3)) != fingerprint(plain)
+    assert "max_epochs=(3.0, 3.0)" in repr(Mixture((Sequential(9), Sequential(9)), (1, 2), "never", max_epochs=3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"max_epochs": 0}, "max_epochs must be numbers above 0"),
+        ({"max_epochs": (1, -2)}, "max_epochs must be numbers above 0"),
+        ({"max_epochs": (1, "2")}, "max_epochs must be numbers above 0"),
+        ({"max_epochs": True}, "max_epochs must be numbers above 0"),
+        ({"max_epochs": (1, 2, 3)}, "one number for all, or for each of the 2 samplers"),
+        (
+            {"max_epochs": {"c": 1}},
+            "for each of the 2 samplers, or numbers by the names of some",
+        ),
+        ({"max_epochs": 1, "window": 100}, "window must be None or 'any' with max_epochs"),
+    ],
+)
+def test_limits_that_are_none_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        Mixture({"a": Sequential(9), "b": Sequential(9)}, (1, 1), "never", **settings)
+
+
+def test_weights_that_leave_only_what_is_used_up_are_refused():
+    mixture = Mixture((Sequential(9), Sequential(9)), (1, 1), "never", max_epochs=(1, INF))
+    assert mixture.changed(40, (0, 1)).shares(41, epoch=0).tolist() == [0, 1]
+    with pytest.raises(ConfigError, match="weights change at position 40, and stop='never' ends epochs at 40"):
+        mixture.changed(40, (1, 0))
+
+
+def test_thousands_of_limits_are_known_at_any_position():
+    lengths = np.random.default_rng(0).integers(10**6, 10**9, 5000)
+    parts = tuple(Sequential(int(n)) for n in lengths)
+    mixture = Mixture(parts, (1 / np.arange(1, 5001) ** 1.2).tolist(), "never", max_epochs=4)
+    assert len(mixture) == 4 * lengths.sum()
+    for position in (10**12, len(mixture) - 5, 3):
+        given_there = mixture.given(position, epoch=0)[0]
+        assert given_there.sum() == position
+        assert (given_there <= 4 * lengths).all()
+        (index,) = mixture.indices(np.array([position]), epoch=0).tolist()
+        component = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
+        after = mixture.given(position + 1, epoch=0)[0]
+        assert np.flatnonzero(after - given_there).tolist() == [component]
+
+
+def test_a_loader_of_a_mix_ends_when_all_are_used_up_and_finds_records():
+    parts = {"a": dataload.RangeSource(30), "b": dataload.RangeSource(70, start=30)}
+    mixed = dataload.mix(parts, {"a": 1, "b": 1}, stop="never", max_epochs={"a": 3, "b": 2})
+    loader = dataload.Loader(mixed, batch_size=8, shuffle=True, seed=1)
+    served = np.concatenate([batch["index"] for batch in loader])
+    assert np.bincount(served).tolist() == [3] * 30 + [2] * 40
+    found = servings_of(loader.batch_sampler, 5, epoch=0)
+    assert [served[each.step * 8 + each.row] for each in found] == [5, 5, 5]
+    assert loader.statistics().sources["a"].share == 0.5, "the next epoch"
+
+
+def test_weights_by_temperature_and_least_share():
+    assert np.allclose(blend_weights([100, 900]), [0.1, 0.9])
+    assert np.allclose(blend_weights([100, 900], temperature=2), [0.25, 0.75])
+    lengths = np.array([5, 70, 900.0])
+    assert np.allclose(blend_weights(lengths, temperature=1 / 0.3), lengths**0.3 / (lengths**0.3).sum())
+    raised = blend_weights([1, 40, 59, 0, 900], min_share=0.05)
+    assert raised[3] == 0
+    assert min(each for each in raised if each) == 0.05
+    assert sum(raised) == pytest.approx(1)
+    assert raised[2] / raised[4] == pytest.approx(59 / 900)
+    assert blend_weights([1, 2, 97], min_share=1 / 3) == pytest.approx((1 / 3,) * 3)
+    for wrong, message in [
+        ({"temperature": 0.3}, r"temperature must be at least 1: .*, so sizes \*\* 0.3 is temperature=1 / 0.3"),
+        ({"min_share": 0.6}, "min_share must be from 0 to 1 / 2"),
+        ({"min_share": -0.1}, "min_share must be from 0 to 1 / 2"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            blend_weights([1, 2], **wrong)

@@ -31,3 +31,19 @@ def deviations(counts, expected=None):
     expected = expected / expected.sum() * counts.sum()
     assert expected.min() > 5, "too few for a chi-square"
     return (((counts - expected) ** 2 / expected).sum() - (counts.size - 1)) / np.sqrt(2 * (counts.size - 1))
+
+
+def flow(weights, limits, positions):
+    """What each component has given of the first positions, in proportion and without rounding, piece by piece."""
+    given_yet, found, at = np.zeros(len(weights)), [], 0
+    for position in positions:
+        while at < position - 1e-6:  # sums of doubles
+            rates = np.where(given_yet < limits, weights, 0)
+            rates = rates / rates.sum()
+            with np.errstate(divide="ignore", invalid="ignore"):
+                pieces = np.where(rates > 0, (limits - given_yet) / rates, np.inf)
+            piece = min(position - at, pieces.min())
+            given_yet = np.where(pieces <= piece, limits, given_yet + rates * piece)
+            at += piece
+        found.append(given_yet)
+    return np.array(found).reshape(-1, len(weights))

@@ -24,6 +24,7 @@ from dataload.samplers import (
     ShardSequential,
     Subset,
     Weighted,
+    blend_weights,
 )
 from dataload.sources.memory import MemorySource, RangeSource
 from dataload.sources.views.concat import ConcatSource
@@ -161,6 +162,24 @@ def test_a_mixture_by_length():
     empty = ConcatSource([MemorySource([{"x": np.zeros(1)}]), MemorySource([{"x": np.zeros(0)}])])
     with pytest.raises(ConfigError, match=r"^sampler\.length_of: all records of source\[1\] have the length 0"):
         build({**table, "weights": [1, 1]}, empty)
+
+
+def test_limits_temperature_and_least_share_of_a_mixture():
+    table = {"kind": "mixture", "samplers": [{"kind": "sequential"}] * 2, "stop": "longest"}  # of 12 and 8 records
+    assert build({**table, "weights": [1, 1], "max_epochs": 2}, PARTS).max_epochs == (2, 2)
+    assert build({**table, "weights": [1, 1], "max_epochs": [float("inf"), 1.5]}, PARTS).max_epochs[1] == 1.5
+    assert build({**table, "temperature": 1}, PARTS).weights == pytest.approx((0.6, 0.4))
+    assert build({**table, "temperature": 2}, PARTS).weights == blend_weights([12, 8], temperature=2)
+    rows = {**table, "weights": [[1, 9], [1, 1]], "min_share": 0.2}
+    assert build(rows, PARTS).weights == (blend_weights([1, 9], min_share=0.2), (0.5, 0.5))
+    parts = ConcatSource([MemorySource([{"x": np.zeros(n)} for n in lengths]) for lengths in ([4, 8], [2, 2])])
+    by_tokens = build({**table, "temperature": 1, "min_share": 0.3, "length_of": "x"}, parts).weights
+    assert by_tokens == pytest.approx((0.7 / 6, 0.3 / 2)), "12 and 4 tokens are 75% and 25%"
+    for wrong in ({}, {"weights": [1, 1], "temperature": 2}):
+        with pytest.raises(ConfigError, match=r"^sampler\.weights: give either weights, or temperature"):
+            build({**table, **wrong}, PARTS)
+    with pytest.raises(ConfigError, match=r"sampler\.temperature is 0.3: expected a number >= 1"):
+        build({**table, "temperature": 0.3}, PARTS)
 
 
 def test_a_mixture_may_be_a_parent():

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from orders import flow
 
 import dataload
 from dataload import ConfigError, Loader, StateMismatchError
@@ -17,15 +18,15 @@ LENGTHS = (40, 300, 7, 90)
 STARTS = np.cumsum((0, *LENGTHS))
 
 
-def mixed(stop="never", weights=(1, 2, 1, 0)):
+def mixed(stop="never", weights=(1, 2, 1, 0), max_epochs=None):
     sources = {f"s{n}": dataload.RangeSource(int(STARTS[n + 1]), start=int(STARTS[n])) for n in range(4)}
-    return dataload.mix(sources, dict(zip(sources, map(float, weights), strict=True)), stop=stop)
+    return dataload.mix(sources, dict(zip(sources, map(float, weights), strict=True)), stop=stop, max_epochs=max_epochs)
 
 
-def ranks(world_size, *, stop="never", rows=24, **settings):
+def ranks(world_size, *, stop="never", rows=24, max_epochs=None, **settings):
     return [
         Loader(
-            mixed(stop),
+            mixed(stop, max_epochs=max_epochs),
             batch_size=rows // world_size,
             shuffle=True,
             seed=3,
@@ -63,12 +64,15 @@ weights = st.lists(st.sampled_from([0, 0.001, 1, 2, 9]), min_size=4, max_size=4)
     st.lists(st.tuples(st.integers(0, 29), weights), max_size=4, unique_by=lambda change: change[0]),
     st.lists(st.integers(1, 29), max_size=3, unique=True).map(sorted),
     st.lists(st.sampled_from([1, 2, 3, 4, 6]), min_size=4, max_size=4),
+    st.sampled_from([None, {"s0": 1.5, "s2": 4}]),
 )
-def test_a_run_that_is_stopped_goes_on_as_one_that_is_not(changes, stops, sizes):
-    whole = steps_of(ranks(1), 30, changes)
+def test_a_run_that_is_stopped_goes_on_as_one_that_is_not(changes, stops, sizes, max_epochs):
+    if max_epochs:  # the epoch is not to end
+        changes = [(at, {**values, "s1": max(values["s1"], 1.0)}) for at, values in changes]
+    whole = steps_of(ranks(1, max_epochs=max_epochs), 30, changes)
     state, found = None, []
     for (first, stop), size in zip(itertools.pairwise([0, *stops, 30]), sizes, strict=False):
-        loaders = ranks(size)
+        loaders = ranks(size, max_epochs=max_epochs)
         for loader in loaders:
             if state is not None:
                 loader.load_state_dict(json.loads(state))
@@ -82,11 +86,16 @@ def test_a_run_that_is_stopped_goes_on_as_one_that_is_not(changes, stops, sizes)
     for start, length in zip(STARTS.tolist(), LENGTHS, strict=False):
         times = np.bincount(served[(served >= start) & (served < start + length)] - start, minlength=length)
         assert times.max() - times.min() <= 1
+    most = np.array([60, np.inf, 28, np.inf] if max_epochs else [np.inf] * 4)
+    assert (np.bincount(np.digitize(served, STARTS[1:-1]), minlength=4) <= most).all()
     for number, (at, values) in enumerate(sorted(changes, key=lambda change: change[0])):
         end = min([other for other, _ in changes if other > at], default=30)
-        given_there = np.digitize(np.concatenate(whole[at:end]), STARTS[1:-1])
-        shares = np.array([*values.values()]) / sum(values.values())
-        assert np.abs(np.bincount(given_there, minlength=4) - shares * len(given_there)).max() < 5, number
+        before, there = (
+            np.bincount(np.digitize([index for batch in steps for index in batch], STARTS[1:-1]), minlength=4)
+            for steps in (whole[:at], whole[at:end])
+        )
+        (model,) = flow(np.array([*values.values()]), most - before, [there.sum()])
+        assert np.abs(there - model).max() < 5, number
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from orders import order
+from orders import flow, order
 
 import dataload
 from dataload import ConfigError
@@ -17,22 +17,6 @@ from dataload.samplers.common import MAX_LENGTH
 from dataload.samplers.inverse import positions_of
 
 INF = float("inf")
-
-
-def flow(weights, limits, positions):
-    """What each component has given of the first positions, in proportion and without rounding, piece by piece."""
-    given_yet, found, at = np.zeros(len(weights)), [], 0
-    for position in positions:
-        while at < position - 1e-6:  # sums of doubles
-            rates = np.where(given_yet < limits, weights, 0)
-            rates = rates / rates.sum()
-            with np.errstate(divide="ignore", invalid="ignore"):
-                pieces = np.where(rates > 0, (limits - given_yet) / rates, INF)
-            piece = min(position - at, pieces.min())
-            given_yet = np.where(pieces <= piece, limits, given_yet + rates * piece)
-            at += piece
-        found.append(given_yet)
-    return np.array(found).reshape(-1, len(weights))
 
 
 def passes_of(sampler, start):

@@ -20,8 +20,8 @@ PUBLIC = {
     "dataload.ray": "RayEngine convert",
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport
-        PackedBatchSampler PoolShuffle Repeat Sequential Serving ShardSequential Subset Weighted order_report
-        pool_size_for servings_of
+        PackedBatchSampler PoolShuffle Repeat Sequential Serving ShardSequential Subset Weighted blend_weights
+        order_report pool_size_for servings_of
     """,
     "dataload.sources": """
         ConcatSource FileSource Format Options ShardReader Source TokenSource Writer require_fields storage_of

@@ -93,11 +93,16 @@ class PerProcess(Generic[T]):
                     self._value = None
             return value[1]
 
+    def peek(self) -> T | None:
+        """Return this process's value; None if it has not made one."""
+        value = self._value
+        return value[1] if value is not None and value[0] == os.getpid() else None
+
     def drop(self) -> T | None:
         """Forget the value, even one being made; return it if this process made it."""
         self._drops += 1
-        value, self._value = self._value, None
-        return value[1] if value is not None and value[0] == os.getpid() else None
+        value, self._value = self.peek(), None
+        return value
 
 
 CACHED_BYTES = 1 << 29

@@ -1,21 +1,22 @@
 """The source of video files: a record for each frame."""
 
-import warnings
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
 from functools import cached_property
 from threading import Lock
 from typing import Any, ClassVar, Generic, Protocol, TypeVar, cast
+from weakref import WeakMethod
 
 import numpy as np
 
 from dataload._util.arrays import pooled_empty, split_records
-from dataload._util.caches import PerProcess
+from dataload._util.caches import PerProcess, is_pickled_for_worker
 from dataload._util.clock import decoding
 from dataload._util.limits import check_size
 from dataload._util.machine import usable_cpus
 from dataload._util.settings import check_fields
+from dataload._util.system import IS_POSIX
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.sources.file_source import FileSource
@@ -25,16 +26,17 @@ from dataload.sources.video.audio import AudioDecoder, AudioTable, build_audio_t
 from dataload.sources.video.decoder import Decoder, shape_of
 from dataload.sources.video.format import DEMUXERS, VideoOptions, is_video
 from dataload.sources.video.frames import Convert, DecodedFrames
+from dataload.sources.video.shared import FrameClient, FrameServer
 from dataload.sources.video.table import VideoTable, build_table
 from dataload.storage import base_name, files_below, join, storage_of
 from dataload.storage.backend import LeasedFile
 from dataload.storage.errors import rewritten_error
-from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, Record, StepsAhead
+from dataload.types import AheadReader, Array, Batch, BytesArray, FieldSpec, Int64Array, Record, StepsAhead
 
 _FRAME, _TIME, _VIDEO, _LABEL, _KEY, _AUDIO = "frame", "time", "video", "label", "__key__", "audio"
 _MOST_OPEN = 16  # decoders, each with the memory of several frames
 _MOST_NAMED = 5  # files in a message
-_PER_PROCESS = ("_decoders", "_sounds", "_frames")
+_PER_PROCESS = ("_decoders", "_sounds", "_frames", "_server", "_client")
 
 
 class VideoSource(FileSource[Record]):
@@ -71,6 +73,7 @@ class VideoSource(FileSource[Record]):
         self._paths = tuple(self._names)
         folders = [name.partition("/")[0] for name in self._names.values() if "/" in name]
         self._class_names = tuple(sorted({*folders})) if len(folders) == len(self._names) else ()
+        self._address = ""
         self._forget()
 
     def _forget(self) -> None:
@@ -78,6 +81,8 @@ class VideoSource(FileSource[Record]):
         self._decoders: PerProcess[_Lent[Decoder]] = PerProcess()
         self._sounds: PerProcess[_Lent[AudioDecoder]] = PerProcess()
         self._frames: PerProcess[DecodedFrames] = PerProcess()
+        self._server: PerProcess[FrameServer] = PerProcess()
+        self._client: PerProcess[FrameClient] = PerProcess()
 
     @property
     def reads_in_order(self) -> bool:
@@ -168,7 +173,7 @@ class VideoSource(FileSource[Record]):
                 frames = self._frames.get(self._decoded_frames)
                 batch[name] = pooled_empty((len(indices), *frames.shape), np.uint8)
                 with decoding():
-                    frames.read(indices, batch[name])
+                    self._read_frames(indices, batch[name])
             elif name == _VIDEO:
                 batch[name] = shards
             elif name == _AUDIO:
@@ -182,6 +187,18 @@ class VideoSource(FileSource[Record]):
                         values[row] = value
                 batch[name] = values if name == _KEY else np.array(values)
         return batch
+
+    def _read_frames(self, indices: Int64Array, out: BytesArray) -> None:
+        """Write frames to the rows of `out`; those that the parent of a worker process decodes come from there."""
+        client = self._client.get(self._connect) if self._address else None
+        if client is None or not client.read(indices, out):
+            self._frames.get(self._decoded_frames).read(indices, out)
+
+    def _connect(self) -> FrameClient:
+        return FrameClient(self._address)
+
+    def _serve_frames(self) -> FrameServer:
+        return FrameServer(WeakMethod(self._read_frames), self._frames.get(self._decoded_frames).shape)
 
     def _decoded_frames(self) -> DecodedFrames:
         shape = self._video(self._first_shard()).shape
@@ -204,14 +221,12 @@ class VideoSource(FileSource[Record]):
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
-        """See `dataload.types.ReadsAhead`: frames are decoded before they are read, if this process reads them."""
+        """See `dataload.types.ReadsAhead`: frames are decoded here before they are read, by worker processes, too."""
         chosen = self._choose(check_fields(fields), self._data_set())
-        reads_frames = chosen is None or _FRAME in chosen
-        if reads_frames and not here:
-            message = "worker processes decode a group of pictures again for each batch that has a frame of it"
-            warnings.warn(f"{message}: executor='threads' decodes each once", UserWarning, stacklevel=2)
-        if not here or not reads_frames:
+        if chosen is not None and _FRAME not in chosen:
             return super().read_ahead(steps, fields, here=here, share=share)
+        if not here and IS_POSIX:
+            self._server.get(self._serve_frames)
         fetched, decoded = shared_steps(steps, 2)
         readers = [super().read_ahead(fetched, fields, here=here, share=share)]
         del fetched  # whose steps would be kept
@@ -222,12 +237,14 @@ class VideoSource(FileSource[Record]):
     def close(self) -> None:
         super().close()
         self._frames.drop()
-        for lent in (self._decoders.drop(), self._sounds.drop()):
-            if lent is not None:
-                lent.close()
+        for own in (self._server, self._client, self._decoders, self._sounds):
+            if (value := own.drop()) is not None:
+                value.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name not in _PER_PROCESS}
+        state = {name: value for name, value in super().__getstate__().items() if name not in _PER_PROCESS}
+        server = self._server.peek() if is_pickled_for_worker() else None
+        return state | {"_address": server.address if server else ""}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

@@ -10,7 +10,7 @@ from videos import decoded, write_video
 
 import dataload
 import dataload.sources.video.reader as reader
-from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
+from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError, WorkerError
 from dataload.samplers import PoolShuffle, ShardSequential
 from dataload.streams import MultiStreamLoader, StreamSampler
 
@@ -182,18 +182,51 @@ def test_streams_follow_videos(tmp_path):
 
 
 def test_workers_that_are_processes(tmp_path):
+    for name in "ab":
+        write_video(tmp_path / f"{name}.mp4", 60, gop=20)
+    images = np.concatenate([decoded(tmp_path / f"{name}.mp4")[0] for name in "ab"])
+    expected = None
+    for frame_bytes in (1 << 30, 20 * 32 * 48 * 3, 0):
+        source = dataload.open(tmp_path, frame_bytes=frame_bytes)
+        order = PoolShuffle(ShardSequential(source.groups, 0), 50, 0)
+        settings = {"batch_size": 8, "sampler": order, "num_workers": 2, "executor": "processes", "epochs": 1}
+        with dataload.Loader(source, **settings) as loader:
+            batches = [*loader]
+        keys = [key for batch in batches for key in batch["__key__"]]
+        assert expected in (None, keys)
+        expected = keys
+        for batch in batches:
+            rows = [60 * "ab".index(key[0]) + int(key[2:]) for key in batch["__key__"]]
+            assert (batch["frame"] == images[rows]).all()
+        if frame_bytes == 1 << 30:
+            assert source.frames_decoded == len(source)
+        source.close()
+        with pytest.raises(dataload.errors.ClosedSourceError):
+            source[0]
+
+
+def test_workers_decode_by_themselves_when_their_parent_does_not(tmp_path):
     source = dataload.open(write_video(tmp_path / "a.mp4", 24))
     copied = pickle.loads(pickle.dumps(source))
     assert (copied[5]["frame"] == source[5]["frame"]).all()
-    with (
-        pytest.warns(UserWarning, match="executor='threads' decodes each once"),
-        dataload.Loader(source, batch_size=6, num_workers=2, executor="processes", epochs=1) as loader,
-    ):
-        found = np.concatenate([batch["frame"] for batch in loader])
-    assert (found == decoded(tmp_path / "a.mp4")[0]).all()
-    source.close()
-    with pytest.raises(dataload.errors.ClosedSourceError):
-        source[0]
+    with dataload.Loader(source, batch_size=6, num_workers=2, executor="processes", epochs=1) as loader:
+        batches = iter(loader)
+        first = next(batches)
+        source.close()
+        frames = np.concatenate([first["frame"], *[batch["frame"] for batch in batches]])
+    assert (frames == decoded(tmp_path / "a.mp4")[0]).all()
+
+
+def test_damage_that_worker_processes_meet(tmp_path):
+    path = write_video(tmp_path / "a.avi", 40, codec="mpeg4", b_frames=0, gop=10)
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2 : len(data) // 2 + 60] = bytes(60)
+    path.write_bytes(data)
+    settings = {"batch_size": 4, "num_workers": 1, "executor": "processes", "epochs": 1}
+    with dataload.Loader(dataload.open(path), **settings) as loader, pytest.raises(WorkerError, match=r"a\.avi"):
+        list(loader)
+    with dataload.Loader(dataload.open(path), **settings, on_error="skip") as loader:
+        assert 30 <= sum(len(batch["frame"]) for batch in loader) < 40
 
 
 def test_videos_of_several_sizes(tmp_path):

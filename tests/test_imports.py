@@ -19,6 +19,7 @@ OPTIONAL += [
     "PIL",
     "simplejpeg",
     "hypothesis",
+    "opentelemetry",
     "pytest",
     "matplotlib",
     "pyarrow",
@@ -45,7 +46,7 @@ class Watched(type(os.environ)):
         reads.append(key)
         return super().__getitem__(key)
 os.environ.__class__ = Watched
-import dataload, dataload.samplers, dataload.streams
+import dataload, dataload.samplers, dataload.streams, dataload.telemetry
 os.environ.__class__ = Watched.__base__
 loaded = [name for name in {OPTIONAL!r} if name in sys.modules]
 found = [loaded, threading.active_count(), warnings.filters == filters, dict(os.environ) == environ, reads]

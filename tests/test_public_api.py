@@ -27,10 +27,13 @@ PUBLIC = {
         ConcatSource FileSource Format Options ShardReader Source TokenSource Writer require_fields storage_of
     """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
+    "dataload.telemetry": """
+        METRICS Instrumentation Metric StatisticsLog instrument lightning_callback log_to trainer_callback
+    """,
     "dataload.text": "Chat FillInTheMiddle Pairs Preference PrefixLM",
     "dataload.torch": """
-        DataLoader DeviceLoader DistributedRank JsonState SourceDataset check_ranks distributed_place to_pinned
-        to_tensors
+        DataLoader DeviceLoader DistributedRank JsonState RankStatistics SourceDataset check_ranks distributed_place
+        statistics to_pinned to_tensors wait_ranges
     """,
 }
 

@@ -200,16 +200,17 @@ def record_timeline(loader: LoaderBase[Any]) -> Generator[Timeline]:
         [(0, 'consumer'), (1, 'consumer')]
     """
     recorder: Recorder = loader._recorder  # pyright: ignore[reportPrivateUsage] # users have `statistics()`
-    if recorder.listener is not None:
+    if any(isinstance(listener, Timeline) for listener in recorder.listeners):
         raise RuntimeError("a timeline of this loader is already being recorded: use that one, or end it first")
-    timeline = recorder.listener = Timeline()
+    timeline = Timeline()
+    recorder.listeners += (timeline,)
     add = timeline.requests.append
     for traffic in recorder.traffics:
         traffic.listeners.append(add)
     try:
         yield timeline
     finally:
-        recorder.listener = None
+        recorder.listeners = tuple(listener for listener in recorder.listeners if listener is not timeline)
         for traffic in recorder.traffics:
             traffic.listeners.remove(add)
 

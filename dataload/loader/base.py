@@ -3,7 +3,9 @@
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from dataload._util.habits import SaysInstead
@@ -62,6 +64,8 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
     _habits = "loader"
     _goes_on = False
     """Whether steps in flight are kept when a step fails, because the iteration may go on."""
+    _around: Callable[[], AbstractContextManager[Any]] | None = None
+    """Returns the context in which the consumer waits for a batch, if there is one. Read when a ``for`` begins."""
 
     def __init__(self, *, recorder: Recorder, workers: int, epochs: int | None, release: Callable[[], None]) -> None:
         self._recorder = recorder
@@ -102,6 +106,10 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
         return self._recorder.snapshot(self._workers, self._workers_allowed, self._start_method())
 
     @abstractmethod
+    def _known_rank(self) -> int | None:
+        """Return the rank; None until it is known."""
+
+    @abstractmethod
     def _start_method(self) -> str | None:
         """Return how worker processes started; None if none has."""
 
@@ -138,12 +146,13 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
 
     def _serve(self, now: EpochIteration) -> Generator[BatchT]:
         self._recorder.resume()
+        take = self._next if self._around is None else partial(self._next_inside, self._around)
         try:
             if now.step == now.steps:  # the epoch has no steps, or the rest of it fills none
                 self._move(Cursor(now.epoch + 1, 0))
             while now.steps is None or now.step < now.steps:
                 self._check_current(now)
-                batch = self._next(now)  # a list, because no name here may refer to the batch while the consumer has it
+                batch = take(now)  # a list, because no name here may refer to the batch while the consumer has it
                 if not batch:
                     break
                 yield batch.pop()
@@ -155,6 +164,10 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
                 self._now = None
                 if self._upcoming is not None:
                     self._move(self._upcoming)
+
+    def _next_inside(self, around: Callable[[], AbstractContextManager[Any]], now: EpochIteration) -> list[BatchT]:
+        with around():
+            return self._next(now)
 
     def _next(self, now: EpochIteration) -> list[BatchT]:
         """Return the next batch in a list, empty if the epoch is over. If this fails, the cursor does not move."""

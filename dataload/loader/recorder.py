@@ -39,7 +39,7 @@ class Recorder:
     traffics: Sequence[Traffic] = ()  # what this process downloads for the source; empty if no data are remote
     clock: Callable[[], float] = perf_counter  # the clock of the steps' spans
     cpu_clock: Callable[[], float] = cpu_demand
-    listener: Listener | None = None
+    listeners: tuple[Listener, ...] = ()
     steps: int = field(default=0, init=False)
     wait_seconds: float = field(default=0.0, init=False)
     consumer_seconds: float = field(default=0.0, init=False)  # time that the consumer spent between batches
@@ -115,8 +115,8 @@ class Recorder:
             entry[1] += made - begun
         if step.downloads is not None:
             self._downloads += step.downloads.downloads
-        if self.listener is not None:
-            self.listener.waited(step, asked[-1], now)
+        for listener in self.listeners:
+            listener.waited(step, asked[-1], now)
         if step.error is not None:
             return
         if not self.steps:
@@ -148,8 +148,8 @@ class Recorder:
                 self._resumed = now
                 work = _PAUSE_SECONDS + 2 * self._usual_work  # several in a row are no pauses
             self._usual_work += 0.1 * (work - self._usual_work)
-            if self.listener is not None:
-                self.listener.worked(self._delivered, now)
+            for listener in self.listeners:
+                listener.worked(self._delivered, now)
             self._delivered = None
 
     def _read_cpu_clock(self, now: float) -> None:

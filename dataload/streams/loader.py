@@ -184,6 +184,9 @@ class MultiStreamLoader(LoaderBase[Any]):
         """Return where the time went since the loader was built, also by row."""
         return MultiStreamStatistics.of(super().statistics(), self._row_seconds.copy())
 
+    def _known_rank(self) -> int | None:
+        return None if self._asks_rank else self._rank
+
     def _start_method(self) -> str | None:
         return self._stream_workers.start_method
 

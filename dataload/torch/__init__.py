@@ -19,6 +19,8 @@ except ImportError as _error:
 from dataload.torch.dataloader import DataLoader
 from dataload.torch.datasets import SourceDataset
 from dataload.torch.device import DeviceLoader, to_pinned, to_tensors
+from dataload.torch.ranges import wait_ranges
+from dataload.torch.rank_statistics import RankStatistics, statistics
 from dataload.torch.ranks import DistributedRank, JsonState, check_ranks, distributed_place
 
 __all__ = [
@@ -26,11 +28,14 @@ __all__ = [
     "DeviceLoader",
     "DistributedRank",
     "JsonState",
+    "RankStatistics",
     "SourceDataset",
     "check_ranks",
     "distributed_place",
+    "statistics",
     "to_pinned",
     "to_tensors",
+    "wait_ranges",
 ]
 
 if not TYPE_CHECKING:  # so that type checkers report names that have changed

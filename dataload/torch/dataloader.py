@@ -244,6 +244,9 @@ class DataLoader(UserLoader[BatchT], TorchDataLoader[BatchT]):
             if self._starts_anew and self._now is None:
                 self._executor.restart()
 
+    def _known_rank(self) -> int | None:
+        return rank_and_world_size(rank_later=True)[0]  # of the process: its plan is that of its own sampler
+
     def _read_until(self) -> int | None:
         return super()._read_until() if self._reads_on else self._cursor.epoch + 1
 

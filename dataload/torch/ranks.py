@@ -165,7 +165,7 @@ def check_ranks(loader: Loader[Any] | MultiStreamLoader, group: Any = None) -> N
         return
     mine = distributed.get_rank(), _facts(loader)
     try:
-        found = _gather(mine, group)
+        found = gather(mine, group)
     except RuntimeError as error:
         raise DataloadError(
             "the loaders of all processes could not be compared: a process has ended or is not reading; look for its "
@@ -214,7 +214,8 @@ def _facts(loader: Loader[Any] | MultiStreamLoader) -> dict[str, Any]:
     }
 
 
-def _gather(value: Any, group: Any) -> list[Any]:
+def gather(value: Any, group: Any) -> list[Any]:
+    """Return the values of all processes of a group or a mesh, on each of them."""
     values = [value]
     for one in [group.get_group(dim) for dim in range(group.ndim)] if _is_mesh(group) else [group]:
         parts: list[Any] = [None] * distributed.get_world_size(one)

@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402 - skipped where torch is missing
 
 import dataload  # noqa: E402
+from dataload.telemetry import lightning_callback, trainer_callback  # noqa: E402
 from dataload.torch import DataLoader, DeviceLoader  # noqa: E402
 
 
@@ -198,3 +199,79 @@ def test_a_loader_built_at_the_top_of_a_script_reads_the_share_of_its_rank(packa
         [*range(0, 12, 2)],
         [*range(1, 12, 2)],
     ]
+
+
+class Logger:
+    """Keeps what Lightning's trainer gives its loggers."""
+
+    def __init__(self, base):
+        kept = self.kept = []
+
+        class Kept(base):
+            name, version = "kept", 0
+
+            def log_metrics(self, metrics, step):
+                kept.append((step, metrics))
+
+            def log_hyperparams(self, *_):
+                pass
+
+        self.logger = Kept()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_logs_statistics(tmp_path):
+    require("pytorch_lightning")
+    import pytorch_lightning as lightning
+    from pytorch_lightning.loggers.logger import Logger as Base
+
+    class Model(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(2, 1)
+
+        def training_step(self, batch, step):
+            return self.layer(batch[0]).mean()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.01)
+
+    logging.getLogger("pytorch_lightning").setLevel(logging.ERROR)
+    loader, seen = DataLoader(Numbers(), 1), Logger(Base)
+    quiet = {"enable_progress_bar": False, "enable_model_summary": False, "accelerator": "cpu", "log_every_n_steps": 1}
+    callbacks = [lightning_callback(loader, every=2)]
+    settings = {"max_epochs": 1, "accumulate_grad_batches": 2, "enable_checkpointing": False}
+    lightning.Trainer(logger=seen.logger, callbacks=callbacks, **settings, **quiet).fit(Model(), loader)
+    ours = [(step, metrics) for step, metrics in seen.kept if "dataload/wait_share" in metrics]
+    assert [step for step, _ in ours] == [0, 2, 4, 6], "optimizer steps, each once"
+    assert all(0 <= metrics["dataload/wait_share"] <= 1 for _, metrics in ours)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_trainer_of_hugging_face_logs_statistics(tmp_path):
+    require("transformers", "accelerate")
+    import transformers
+
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = torch.nn.Linear(1, 1)
+
+        def forward(self, x):
+            return {"loss": self.layer(x).mean()}
+
+    class Trainer(transformers.Trainer):
+        def get_train_dataloader(self):
+            return loader
+
+    columns = dataload.MemorySource({"x": np.zeros((12, 1), np.float32)})
+    loader = dataload.Loader(columns, batch_size=2, batch_transform=dataload.torch.to_tensors)
+    settings = {"num_train_epochs": 1, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+    settings |= {"logging_steps": 4, "save_strategy": "no"}
+    with loader:
+        trainer = Trainer(Model(), transformers.TrainingArguments(str(tmp_path), **settings))
+        trainer.add_callback(trainer_callback(trainer, loader, every=2))
+        trainer.train()
+    history = trainer.state.log_history
+    assert [each["step"] for each in history if "dataload/wait_share" in each] == [2, 4, 6]
+    assert [each["step"] for each in history if "loss" in each] == [4], "its own values are still logged"

@@ -39,7 +39,8 @@ def scripted():
     """Three steps by two workers and one by the consumer, from second 10 on."""
     now = [0.0]
     recorder = Recorder("threads", clock=lambda: now[0], cpu_clock=lambda: 0.0)
-    recorder.listener = timeline = Timeline()
+    timeline = Timeline()
+    recorder.listeners = (timeline,)
     script = [
         (11.0, 13.0, Step(0, "dataload-10", ("read", 10.0, 11.0), ("transform", 11.0, 13.0))),
         (13.5, 13.5, Step(1, "dataload-9", ("read", 10.5, 13.25))),

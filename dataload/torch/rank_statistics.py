@@ -1,0 +1,92 @@
+"""The statistics of all ranks, on one of them."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import distributed
+
+from dataload.errors import DataloadError
+from dataload.loader.statistics import Statistics
+from dataload.telemetry.metrics import AnyLoader, loader_of
+from dataload.torch.ranks import gather
+
+_WAITS = 0.05  # fraction of the time: as in the verdict of a single loader
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class RankStatistics:
+    """The work of the loaders of all ranks; `print` shows a table.
+
+    Attributes:
+        ranks: The statistics of each process of the job, by its number.
+    """
+
+    ranks: dict[int, Statistics]
+
+    @property
+    def slowest(self) -> int | None:
+        """The process that waits longest for a batch; None if none waits 5% of its time."""
+        waiting = {rank: _wait(found) for rank, found in self.ranks.items() if found.wait_share >= _WAITS}
+        return max(waiting, key=waiting.__getitem__, default=None)
+
+    @property
+    def verdict(self) -> str:
+        """One line that names the slowest rank and its reason."""
+        slowest = self.slowest
+        if slowest is None:
+            return "no rank waits for data"
+        found = self.ranks[slowest]
+        return f"rank {slowest} is the slowest, with {1e3 * _wait(found):,.1f} ms a batch; {found.verdict}"
+
+    def __str__(self) -> str:
+        lines = [f"{'rank':>6} {'batches':>9} {'rows/s':>10} {'waits':>6} {'ms/batch':>9} {'ready':>6}  work in"]
+        for rank, found in sorted(self.ranks.items()):
+            lines.append(
+                f"{rank:>6} {found.steps:>9,} {found.rows_per_second:>10,.0f} {found.wait_share:>6.0%} "
+                f"{1e3 * _wait(found):>9,.1f} {found.depth:>6.1f}  {found.where}"
+            )
+        return "\n".join([*lines, self.verdict])
+
+    def __repr__(self) -> str:
+        return f"RankStatistics({len(self.ranks)} ranks; {self.verdict})"
+
+
+def _wait(found: Statistics) -> float:
+    """Return the seconds that a consumer waits for a batch other than the first."""
+    return (found.wait_seconds - found.first_wait_seconds) / max(1, found.steps)
+
+
+def statistics(loader: AnyLoader, *, since: Statistics | None = None, group: Any = None) -> RankStatistics | None:
+    """Return the statistics of all ranks on rank 0, and None on others. All ranks must call it, at the same point.
+
+    It tells which rank makes the others wait. The timeout of the process group applies.
+
+    Args:
+        loader: The loader of this process.
+        since: Earlier ``loader.statistics()`` of this process; by default the table covers the time since the loader
+            was built.
+        group: A process group or `DeviceMesh`, by default all processes. Its first process gets the table.
+
+    Raises:
+        DataloadError: Another process has ended, or does not call this function.
+
+    Examples:
+        >>> import dataload
+        >>> loader = dataload.Loader(dataload.RangeSource(5), batch_size=3)
+        >>> [len(batch["index"]) for batch in loader]
+        [3, 2]
+        >>> statistics(loader).ranks[0].rows
+        5
+    """
+    found = loader_of(loader, "statistics").statistics()
+    found = found if since is None else found.since(since)
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return RankStatistics({0: found})
+    rank = distributed.get_rank()
+    try:
+        ranks = dict(gather((rank, found), group))
+    except RuntimeError as error:
+        raise DataloadError(
+            f"the statistics of all ranks could not be gathered: a process has ended, or does not call this ({error})"
+        ) from error
+    return RankStatistics(ranks) if rank == min(ranks) else None

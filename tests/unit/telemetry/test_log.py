@@ -1,0 +1,96 @@
+"""Statistics in the logs of a training run."""
+
+import doctest
+
+import pytest
+
+import dataload
+from dataload import ConfigError, Loader, RangeSource
+from dataload.loader.statistics import StageStatistics, Statistics
+from dataload.storage.remote.traffic import Downloads
+from dataload.telemetry import log as log_module
+from dataload.telemetry import log_to
+from dataload.telemetry import metrics as metrics_module
+
+
+class TensorBoard:
+    def __init__(self):
+        self.written = []
+
+    def add_scalar(self, tag, scalar_value, global_step):
+        self.written.append((global_step, tag, scalar_value))
+
+
+class Wandb:
+    def __init__(self):
+        self.written = []
+
+    def log(self, data, *, step):
+        self.written.append((step, data))
+
+
+def test_each_value_covers_the_time_since_the_last_one():
+    mixed = dataload.mix({"web": RangeSource(90), "books": RangeSource(90)}, {"web": 0.75, "books": 0.25})
+    board, run = TensorBoard(), Wandb()
+    with Loader(mixed, batch_size=3) as loader:
+        to_board, to_run = log_to(board, loader, every=2), log_to(run, loader, every=3)
+        before = loader.statistics()
+        for step, _ in zip(range(1, 8), loader, strict=False):
+            to_board(step)
+            to_run(step)
+            if step == 3:
+                first = loader.statistics()
+            elif step == 6:
+                second = loader.statistics()
+        to_run(6)
+    assert sorted({step for step, _, _ in board.written}) == [2, 4, 6]
+    written = dict(run.written)
+    assert [step for step, _ in run.written] == [3, 6], "not step 6 twice"
+    for step, recent in ((3, first.since(before)), (6, second.since(first))):
+        values = written[step]
+        assert values["dataload/rows_per_second"] == recent.rows_per_second
+        assert values["dataload/wait_share"] == recent.wait_share
+    assert [*written[3]] == [tag for step, tag, _ in board.written if step == 2]
+    assert [*written[3]] == [
+        f"dataload/{name}"
+        for name in (
+            *("rows_per_second", "wait_share", "queue_depth", "workers", "bad_records"),
+            *("work/read", "source/web", "source/books"),
+        )
+    ]
+    assert written[3]["dataload/source/web"] == 0.75
+
+
+def test_the_figures_of_downloads_and_stages():
+    stages = {"read": StageStatistics(2, 1.5), "decode": StageStatistics(2, 4.5)}
+    downloads = Downloads(nbytes=600, shards_found=3, shards_downloaded=1)
+    found = {"steps": 2, "rows": 8, "nbytes": 64, "wait_seconds": 1.0, "consumer_seconds": 2.0, "stages": stages}
+    found |= {"workers": 2, "executor": "threads", "cpus": 2, "bad": 3, "depth": 0.5}
+    assert log_module.figures(Statistics(**found, downloads=downloads)) == {
+        "rows_per_second": 8 / 3,
+        "wait_share": 1 / 3,
+        "queue_depth": 0.5,
+        "workers": 2,
+        "bad_records": 3,
+        "work/read": 0.25,
+        "work/decode": 0.75,
+        "download_bytes_per_second": 200,
+        "cache_hits": 0.75,
+    }
+    assert "cache_hits" not in log_module.figures(Statistics(**found, downloads=Downloads()))
+
+
+def test_what_log_to_refuses():
+    with Loader(RangeSource(8), batch_size=4) as loader:
+        with pytest.raises(TypeError, match=r"^log_to takes a writer with add_scalar.*; found dict$"):
+            log_to({}, loader)
+        with pytest.raises(ConfigError, match="every"):
+            log_to(Wandb(), loader, every=0)
+    with pytest.raises(TypeError, match=r"^log_to takes a Loader, .*; found range$"):
+        log_to(Wandb(), range(3))
+
+
+@pytest.mark.parametrize("module", [log_module, metrics_module])
+def test_the_examples(module):
+    assert doctest.testmod(module).attempted > 2
+    assert doctest.testmod(module).failed == 0

@@ -10,7 +10,7 @@ CORE := $(VENV)/.core
 # The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-remote test-trl test-foreign test-ray test-train test-slow test-minimum environments exchange flakes coverage mutants docs release first-ten-minutes check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
+.PHONY: demo test test-remote test-trl test-foreign test-ray test-train test-dashboard dashboard test-slow test-minimum environments exchange flakes coverage mutants docs release first-ten-minutes check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
 
 # uv takes an eighth of pip's time. It does not read pip's settings, so those of wheels are passed on; where uv is not to
 # be had or fails, pip installs.
@@ -78,6 +78,25 @@ $(TITAN): | $(INSTALLED)
 test-train: $(INSTALLED) $(CORE) $(TITAN)
 	$(BIN)/python -m pytest -n 2 --dist loadfile --session-timeout 900 -m train
 
+# The board for Grafana, made with Grafana's own types. Its queries are run by a Prometheus that scrapes two ranks: the
+# system's, or else Debian's package, unpacked here. Where there is neither, that test is skipped.
+BOARD := $(VENV)/.installed-dashboard
+$(BOARD): | $(INSTALLED)
+	$(INSTALL) opentelemetry-exporter-prometheus grafana-foundation-sdk
+	touch $@
+
+PROMETHEUS := $(VENV)/prometheus/.unpacked
+$(PROMETHEUS):
+	mkdir -p $(@D)
+	-command -v prometheus || (cd $(@D) && apt-get download --quiet prometheus && dpkg-deb -x prometheus_*.deb .)
+	touch $@
+
+dashboard: $(BOARD)
+	$(BIN)/python scripts/grafana_board.py
+
+test-dashboard: $(BOARD) $(CORE) $(PROMETHEUS)
+	$(BIN)/python -m pytest -n 0 --session-timeout 300 -m dashboard tests/integration/test_dashboard.py
+
 # What TRL makes of conversations, in an environment of its own, beside what it has made when the golden files were written.
 TRL := .venv-trl
 $(TRL)/.installed:
@@ -103,7 +122,7 @@ flakes: $(INSTALLED) $(CORE)
 	$(INSTALL) 'pytest-randomly>=3.16'
 	for n in 1 2; do while :; do :; done & done; trap 'kill $$(jobs -p)' EXIT; \
 	for round in $$(seq $(or $(ROUNDS),30)); do $(BIN)/python -m pytest -n 2 --dist loadfile \
-		-o addopts='--strict-markers --import-mode=importlib -m "not remote and not ray and not train and not slow_suite"' \
+		-o addopts='--strict-markers --import-mode=importlib -m "not remote and not ray and not train and not slow_suite and not dashboard"' \
 		$(FLAKY) || exit 1; done
 
 # Which branches the tests run, those of child processes included, and which test runs which line, for `make mutants`.

@@ -42,7 +42,8 @@ def main(rank, url, storage, cache):
         ended = threading.Event()
         threading.Thread(target=lambda: (sys.stdin.read(), ended.set()), daemon=True).start()
         server, _ = start_http_server(0, "127.0.0.1")
-        print(server.server_port, flush=True)
+        sys.stdout.write(f"{server.server_port}\n")
+        sys.stdout.flush()
         while not ended.is_set():
             for _ in loader:
                 ended.wait(0.002)  # the model

@@ -69,7 +69,7 @@ def prometheus(ports, folder, running):
     binary = shutil.which("prometheus") or UNPACKED
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        address = "127.0.0.1:{}".format(free.getsockname()[1])
+        address = f"127.0.0.1:{free.getsockname()[1]}"
     targets = [f"127.0.0.1:{port}" for port in ports]
     jobs = [{"job_name": "training", "static_configs": [{"targets": targets}]}]
     config = {"global": {"scrape_interval": "500ms"}, "scrape_configs": jobs}
@@ -90,10 +90,8 @@ def series(url, panel):
     query = target["expr"].replace("$loader", ".*").replace("$__rate_interval", "5s")
     with urlopen(f"{url}/api/v1/query?{urlencode({'query': query})}") as answer:
         found = json.load(answer)["data"]["result"]
-    return {
-        re.sub(r"{{(\w+)}}", lambda name: each["metric"][name[1]], target["legendFormat"]): float(each["value"][1])
-        for each in found
-    }
+    named = re.sub(r"{{(\w+)}}", r"{\1}", target["legendFormat"])
+    return {named.format(**each["metric"]): float(each["value"][1]) for each in found}
 
 
 def test_each_panel_shows_its_series(object_server, tmp_path):

@@ -144,7 +144,7 @@ test-minimum:
 	$(MINIMUM)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv torch
 	$(MINIMUM)/bin/uv pip install --quiet --python $(MINIMUM) --resolution lowest-direct --refresh-package dataload \
 		-c constraints.txt -e '.[all,testing]' 'pytest-timeout>=2.3' 'pytest-xdist>=3.7' 'pandas>=2.2' 'polars>=1.10'
-	$(MINIMUM)/bin/python -m pytest -n 2 --dist loadfile -W ignore::DeprecationWarning -W 'ignore:It looks like' tests/unit
+	$(MINIMUM)/bin/python -m pytest -n 2 --dist loadfile --session-timeout 900 -W ignore::DeprecationWarning -W 'ignore:It looks like' tests/unit
 
 # Each extra alone, then the unit tests where users run them: numpy's core, the C locale, odd paths, a home that cannot
 # be written, little shared memory, and with the interpreters in PYTHONS. ONLY chooses some of these.

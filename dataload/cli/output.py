@@ -172,7 +172,11 @@ class ProgressBar:
         return self
 
     def __exit__(self, *error: Any) -> None:
-        self._progress.stop()
+        self._stop()
+
+    def _stop(self) -> None:
+        if not self._progress.disable:  # rich before 15 ends a line even then
+            self._progress.stop()
 
     def __call__(self, done: int, total: int | None) -> None:
         """Show that `done` of `total` units are done, or of an unknown number."""
@@ -185,7 +189,7 @@ class ProgressBar:
     @contextmanager
     def hidden(self) -> Generator[None]:
         """Hide the bar while something else is printed."""
-        self._progress.stop()
+        self._stop()
         try:
             yield
         finally:

@@ -5,6 +5,7 @@ from fractions import Fraction
 
 import av
 import numpy as np
+import pytest
 
 MILLISECOND = Fraction(1, 1000)
 
@@ -22,6 +23,8 @@ def write_video(
         stream.width, stream.height, stream.pix_fmt = width, height, pixels
         stream.gop_size, stream.max_b_frames = gop, b_frames
         if rotation:
+            if not hasattr(stream, "set_display_rotation"):
+                pytest.skip("PyAV before 17.1 does not write rotations")
             stream.set_display_rotation(rotation)
         if times is not None:
             stream.time_base = stream.codec_context.time_base = MILLISECOND

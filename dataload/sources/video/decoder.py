@@ -42,6 +42,8 @@ class Decoder:
     def __init__(self, path: str, lease: LeasedFile, table: VideoTable, options: VideoOptions) -> None:
         self._path, self._lease, self._table, self._options = path, lease, table, options
         self._reformatter = VIDEO.require("av.video.reformatter", package="av").VideoReformatter()
+        # Its threads would contend with ours. Before version 17, PyAV has none there.
+        self._threads = {"threads": 1} if int(VIDEO.require("av").__version__.split(".")[0]) >= 17 else {}
         self.decoded: int = 0
         self._is_strict = True
         self._open = ExitStack()
@@ -173,8 +175,7 @@ class Decoder:
         height, width = self._options.size or table.shape
         if turns % 2:
             height, width = width, height
-        # Threads of its own would contend with ours.
-        made = self._reformatter.reformat(frame, width=width, height=height, format=kind, threads=1)
+        made = self._reformatter.reformat(frame, width=width, height=height, format=kind, **self._threads)
         planes = [np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size) for plane in made.planes]
         if kind == "rgb24":
             image = planes[0][:, : width * 3].reshape(height, width, 3)

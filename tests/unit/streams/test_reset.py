@@ -23,7 +23,8 @@ Pair = namedtuple("Pair", "h c")
 def test_rows_that_begin_anew_get_the_initial_state(state, flags):
     found = reset_state(state, flags)
     assert found.tolist() == [[0, 0], [3, 4], [0, 0]]
-    assert (type(found), found.dtype, found.device) == (type(state), state.dtype, state.device)
+    assert (type(found), found.dtype) == (type(state), state.dtype)
+    assert getattr(found, "device", None) == getattr(state, "device", None)  # numpy 1 has none
     assert state.tolist() == [[1, 2], [3, 4], [5, 6]]
     assert reset_state(state, flags, initial=7).tolist() == [[7, 7], [3, 4], [7, 7]]
 

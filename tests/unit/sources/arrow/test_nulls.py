@@ -32,6 +32,8 @@ COLUMNS = {
     ),
     "none": pa.nulls(6),
 }
+if int(pa.__version__.split(".")[0]) < 25:  # which cannot write nulls among lists of one length to Parquet
+    del COLUMNS["pair"], COLUMNS["vector"]
 TABLE = pa.table(COLUMNS)
 NEUTRAL = {
     "n": [1, 0, 3, 4, 0, 6],
@@ -85,11 +87,11 @@ def test_masks_mark_neutral_values(path):
 
 
 def test_values_replace_nulls_of_their_type_and_of_named_fields(path):
-    source = dataload.open(path, nulls=7, fields=["n", "f", "pair"])
+    source = dataload.open(path, nulls=7, fields=["n", "f", *({"pair"} & COLUMNS.keys())])
     batch = source.read_batch([1, 2])
     assert batch["n"].tolist() == [7, 3]
     assert np.isnan(batch["f"][0])
-    assert batch["pair"].tolist() == [[7, 7], [3, 7]]
+    assert "pair" not in batch or batch["pair"].tolist() == [[7, 7], [3, 7]]
     with pytest.raises(CorruptFileError, match=re.escape(f"field 't' {ERROR}")):
         dataload.open(path, nulls=7).read_batch([1], ["t"])
     named = {"n": -1, "f": 0, "t": "?", "b": "mask", "none": 3, "when": "mask", "u": "error"}

@@ -171,7 +171,7 @@ def fonts():
     new_figure(3, 3, "x", "x").savefig(io.BytesIO())
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="session", autouse=True)
 def threads_of_obstore():
     """Start the threads of obstore, which live as long as the process, before a test counts what it leaves behind."""
     if importlib.util.find_spec("obstore") is not None:

@@ -24,9 +24,6 @@ NUMBERS = itertools.count()
 SHARDS, RECORDS = 16, 6
 
 
-pytestmark = pytest.mark.usefixtures("threads_of_obstore")
-
-
 @pytest.fixture(scope="module")
 def stored(tmp_path_factory):
     """The URL of shards in memory, by format, and the bytes of the largest of them."""

@@ -17,7 +17,6 @@ from dataload.storage.remote.requests import GAP
 from dataload.storage.remote.settings import ObjectVersion
 
 pytest.importorskip("obstore")
-pytestmark = pytest.mark.usefixtures("threads_of_obstore")
 NUMBERS = itertools.count()
 CONTENT = np.random.default_rng(0).integers(0, 256, 40 * GAP, np.uint8)
 PART = 3 * GAP

@@ -26,9 +26,6 @@ obstore = pytest.importorskip("obstore")
 NUMBERS = itertools.count()
 
 
-pytestmark = pytest.mark.usefixtures("threads_of_obstore")
-
-
 @pytest.fixture
 def root():
     """The URL of a store with some objects."""

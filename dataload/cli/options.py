@@ -65,6 +65,9 @@ WorldSize: TypeAlias = Annotated[int | None, typer.Option(min=1, help="Number of
 State: TypeAlias = Annotated[
     str | None, typer.Option(help="A saved state (JSON): the run went on from there with these settings.")
 ]
+Changes: TypeAlias = Annotated[
+    str | None, typer.Option(help="Log of changes of weights (loader.changes): for steps before the last change.")
+]
 
 EngineName: TypeAlias = Annotated[
     str | None,
@@ -285,17 +288,19 @@ def write_file(path: str, text: str, option: str) -> None:
         raise ConfigError(f"{option}: {path} cannot be written: {error.strerror}") from error
 
 
-def load_state(loader: Loader[Any], path: str | None) -> None:
-    """Load a state, the JSON of `Loader.state_dict`, if one is given."""
-    if path is None:
-        return
-    text = read_file(path, "--state")
-    try:
-        state = json.loads(text)
-    except ValueError as error:
-        message = f"--state: {path} is not JSON ({error}): save json.dumps(loader.state_dict()) in a file"
-        raise ConfigError(message) from error
-    loader.load_state_dict(state, on_growth="finish")
+def load_state(loader: Loader[Any], path: str | None, changes: str | None = None) -> None:
+    """Load a state, the JSON of `Loader.state_dict`, and a log of changes, if they are given."""
+    if path is not None:
+        text = read_file(path, "--state")
+        try:
+            state = json.loads(text)
+        except ValueError as error:
+            message = f"--state: {path} is not JSON ({error}): save json.dumps(loader.state_dict()) in a file"
+            raise ConfigError(message) from error
+        loader.load_state_dict(state, on_growth="finish")
+    if changes is not None:
+        read_file(changes, "--changes")
+        loader.load_changes(changes)
 
 
 def parse_part(text: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from dataload.analysis.pictures import order_figure, stream_figure
 from dataload.api import record_loader
 from dataload.cli.options import (
     NOT_DARK,
+    Changes,
     ConfigFile,
     Dark,
     JsonFlag,
@@ -60,6 +61,7 @@ def order_command(
     rank: Annotated[int | None, typer.Option(min=0, help="Print the indices of this rank only.")] = None,
     world_size: Annotated[int | None, typer.Option(min=1, help="Number of ranks.")] = None,
     state: State = None,
+    changes: Changes = None,
     json: JsonFlag = False,
     picture: Picture = None,
     dark: Dark = False,
@@ -81,7 +83,7 @@ def order_command(
         print_warning(NOT_DARK)
     settings = [*(overrides or ()), *ranks_of(rank, world_size)]
     with record_loader(config, overrides=settings) as loader:
-        load_state(loader, state)
+        load_state(loader, state, changes)
         planner = loader.batch_sampler
         if steps is not None:
             chosen = parse_range(steps, "--steps")

@@ -25,6 +25,7 @@ from dataload.analysis.shown import (
 from dataload.api import record_loader
 from dataload.cli.inspect import kept_statistics
 from dataload.cli.options import (
+    Changes,
     Codec,
     Decode,
     Fields,
@@ -69,6 +70,7 @@ def show_command(
     rank: Rank = None,
     world_size: WorldSize = None,
     state: State = None,
+    changes: Changes = None,
     records: Annotated[str | None, typer.Option(help="Show records of a data set: one (7) or a range (0:50).")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows to show. Default: 8, or 64 in a page.")] = None,
     html: Annotated[str | None, typer.Option(help="Write a page to this file.", metavar="FILE")] = None,
@@ -99,7 +101,7 @@ def show_command(
             raise ConfigError("a config says how its data is read: use --set to change it, or give --records")
         settings = [*(overrides or ()), *ranks_of(rank, world_size)]
         with record_loader(path, overrides=settings) as loader:
-            load_state(loader, state)
+            load_state(loader, state, changes)
             number, steps = _steps(loader, epoch, step, around=state is not None)
             shown = [show_batch(loader, number, each, most=most) for each in steps]
             planner = loader.batch_sampler
@@ -107,7 +109,7 @@ def show_command(
             about = [repr(loader.source), f"order: {printable(order, _ORDER)}"]
         page = Page(f"{path}: {shown[0].title}" if len(shown) == 1 else path, about, shown, words=_words(tokenizer))
     else:
-        if overrides or state or step or rank is not None or world_size is not None or epoch is not None:
+        if overrides or state or changes or step or rank is not None or world_size is not None or epoch is not None:
             raise ConfigError("--records shows a data set: leave out the options for a config")
         wanted = SourceOptions.parse(
             path, format=format, fields=field, codec=codec, decode=decode, options=option, where=where

@@ -12,6 +12,7 @@ import typer
 from dataload.analysis.trace import SpikeReport, StepLosses, Suspect, find_key, rank_by_loss, trace_record
 from dataload.api import record_loader
 from dataload.cli.options import (
+    Changes,
     ConfigFile,
     JsonFlag,
     Overrides,
@@ -42,6 +43,7 @@ def trace_command(
     steps: Annotated[str | None, typer.Option(help="Search only these steps of each epoch.")] = None,
     world_size: WorldSize = None,
     state: State = None,
+    changes: Changes = None,
     spike: Annotated[
         str | None,
         typer.Option(
@@ -73,7 +75,7 @@ def trace_command(
         check_new(exclude, "--exclude")
     settings = [*(overrides or ()), *ranks_of(None, world_size)]
     with record_loader(config, overrides=settings) as loader:
-        load_state(loader, state)
+        load_state(loader, state, changes)
         if spike is not None:
             _spike(loader, read_file(spike, "--spike"), top, exclude, json)
             return

@@ -23,7 +23,8 @@ class States:
     """Saves and loads the states of a loader: its place in an order, and fingerprints of the order and the data."""
 
     def __init__(self, source: Any, plan: BatchPlanner, replan: partial[BatchPlanner]) -> None:
-        self._source, self._replan, self._order = source, replan, OrderIdentity(plan)
+        self._source, self._replan = source, replan
+        self.order: OrderIdentity = OrderIdentity(plan)
         self.sampler_for: Callable[[Any], Any] | None = None
         """Makes the `sampler` of `replan` for another source, if anything but the user can."""
 
@@ -34,7 +35,7 @@ class States:
     @cached_property
     def _names(self) -> Mapping[str, str]:
         names = {"source": identify(self._source), "shards": summarize(self._marks)}
-        return {**names, "order": self._order.fingerprint, "settings": self._order.text}
+        return {**names, "order": self.order.fingerprint, "settings": self.order.text}
 
     def of(self, plans: EpochPlanners, cursor: Cursor) -> LoaderState:
         return plans.state(cursor, **self._names)
@@ -56,7 +57,7 @@ class States:
         plans, cursor = EpochPlanners.resume(planner, saved, before)
         here = self.of(plans, cursor)
         more = find_change(saved.shards, self._marks) if is_other and before is None else ()
-        saved.check(here, hint=self._order.hint if saved.order != here.order else "", more=more)
+        saved.check(here, hint=self.order.hint if saved.order != here.order else "", more=more)
         if before is None or (on_growth == "finish" and saved.position):
             return plans, cursor
         if on_growth == "finish":  # the epoch has not begun

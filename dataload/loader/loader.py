@@ -91,6 +91,7 @@ class Loader(WeightChanges[BatchT]):
             the first shows the size.
         in_order: If False, yield batches in completion order within each epoch. The state then belongs to this rank
             only, and if it was saved while earlier batches were missing, to steps of this size.
+        changes: A JSONL log of changes of weights (see `change_weights`), which rank 0 appends to; see `load_changes`.
         epochs: Number of epochs. Nothing is read ahead after the last one, and another ``for`` yields nothing.
         timeout: Seconds to wait for a batch before raising an error; None only warns, after a minute. With a timeout,
             the consumer's thread never makes batches itself, because no other thread would watch it.
@@ -147,6 +148,7 @@ class Loader(WeightChanges[BatchT]):
         prefetch: Annotated[int, Least(1)] = 2,
         prefetch_bytes: Annotated[int, Least(1)] = 1 << 30,
         in_order: bool = True,
+        changes: str | os.PathLike[str] | None = None,
         epochs: Annotated[int, Least(0)] | None = None,
         timeout: Seconds | None = None,
         on_error: OnError = "raise",
@@ -190,6 +192,7 @@ class Loader(WeightChanges[BatchT]):
         self._bad = Budget(max_bad, error_report)
         self._begin(plan, StepWork(fetch, plan, reseeds=not workers.here), workers, epochs)
         self._pads = pads
+        self._log = None if changes is None else self._open_log(changes)
 
     def _begin(self, plan: BatchPlanner, work: StepWork, workers: WorkerSettings, epochs: int | None) -> None:
         """Start the workers, at the first step of epoch 0."""
@@ -375,7 +378,10 @@ class Loader(WeightChanges[BatchT]):
                 ``in_order=False`` and steps of another size.
         """
         self._ask_rank(later=True)
-        planner = self._with_changes(self._planner, LoaderState.from_json(state).changes)
+        changes = LoaderState.from_json(state).changes
+        planner = self._with_changes(self._planner, changes)
+        if self._log is not None:
+            self._log.check(changes)
         plans, cursor = self._states.load(planner, state, on_growth)
         self._planner = planner
         self._move(cursor, plans)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -10,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from dataload._util.settings import Least, check_count
 from dataload.errors import ConfigError
-from dataload.loader.base import BatchT, LoaderBase
+from dataload.loader.base import BatchT, EpochIteration, LoaderBase
+from dataload.loader.change_log import ChangeLog
+from dataload.loader.growth import States
 from dataload.loader.state import Cursor, EpochPlanners, mixture_of, with_changes
 from dataload.loader.statistics import Statistics
 from dataload.samplers import BatchPlanner
@@ -30,6 +33,8 @@ class WeightChanges(LoaderBase[BatchT]):
     _plans: EpochPlanners
     _source: RandomAccessSource[Any]
     _work: StepWork
+    _states: States
+    _log: ChangeLog | None = None
 
     def change_weights(self, weights: Row, *, at: Annotated[int, Least(0)] | None = None) -> None:
         """Change the weights of a mixture, from the next step on or from a later one; see `Mixture.changed`.
@@ -69,13 +74,49 @@ class WeightChanges(LoaderBase[BatchT]):
         reached = planner.position(cursor.first, epoch=epoch)
         mixture = mixture.with_changes(mixture.changes_at(reached, epoch=epoch))  # history would take ever longer
         changed = mixture.changed(planner.position(step, epoch=epoch), weights, epoch=epoch)
-        self._planner = self._with_changes(self._planner, changed.changes)
-        self._move(
-            cursor,
-            EpochPlanners(self._planner, epoch, self._with_changes(planner, changed.changes), self._plans.before),
-        )
+        if self._log is not None and planner.rank == 0:
+            self._log.follow(changed)
+        self._follow(cursor, changed.changes)
         if self._now is not None:
             self._now.steps = self._steps(cursor)
+
+    def load_changes(self, path: str | os.PathLike[str]) -> None:
+        """Read a log of changes, the argument `changes`, so that the order before the last change is known, too.
+
+        Load a state first, if the order of its run after the state is wanted.
+
+        Raises:
+            ConfigError: The file is the log of a run with another order, or this order is not a mixture.
+            StateMismatchError: It is not the log of the run that saved the state.
+        """
+        self._ask_rank(later=True)
+        log, cursor = self._open_log(path), self._cursor if self._now else self._start()
+        mixture = mixture_of(self._plans.of(cursor.epoch))
+        here: Sequence[Change] = () if mixture is None else mixture.changes
+        log.check(here)
+        found = log.changes()
+        if any(each not in found for each in here):  # the run went on otherwise, from an earlier state
+            first = min(each.number for each in here)
+            found = (*(each for each in found if each.number < first), *here)
+        self._follow(cursor, found)
+
+    def _open_log(self, path: str | os.PathLike[str]) -> ChangeLog:
+        if mixture_of(self._planner) is None:
+            message = "changes is the log of weights that change, which only a mixture has: leave it out"
+            raise ConfigError(message, key="changes", value=path)
+        return ChangeLog(path, self._states.order)
+
+    def _enter(self) -> EpochIteration | None:
+        mixture = mixture_of(self._planner)
+        if self._log is not None and mixture is not None and self._planner.rank == 0:
+            self._log.follow(mixture)
+        return super()._enter()
+
+    def _follow(self, cursor: Cursor, changes: Sequence[Change]) -> None:
+        epoch, planner = cursor.epoch, self._plans.of(cursor.epoch)
+        self._planner = self._with_changes(self._planner, changes)
+        planner = self._with_changes(planner, changes)
+        self._move(cursor, EpochPlanners(self._planner, epoch, planner, self._plans.before))
 
     def statistics(self) -> Statistics:
         """Return where the time went since the loader was built, and what each source of a mixture has given."""
@@ -93,8 +134,8 @@ class WeightChanges(LoaderBase[BatchT]):
         return replace(found, sources=dict(zip(names, starmap(SourceStatistics, rows), strict=True)))
 
     @abstractmethod
-    def _ask_rank(self) -> None:
-        """Plan for the rank of this process."""
+    def _ask_rank(self, *, later: bool = False) -> None:
+        """Plan for the rank of this process; `later` if only the number of ranks matters yet."""
 
     def _move(self, cursor: Cursor, plans: EpochPlanners | None = None) -> None:
         super()._move(cursor)

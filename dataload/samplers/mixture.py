@@ -26,7 +26,7 @@ from dataload.samplers.common import (
     source_lengths_of,
 )
 from dataload.samplers.mixture_changes import Change
-from dataload.samplers.mixture_rules import Schedule, schedules
+from dataload.samplers.mixture_rules import Schedule, forgotten, schedules
 from dataload.samplers.mixture_weights import Changes, MaxEpochs, Row, check_max_epochs, check_rows
 from dataload.samplers.quotas import MOST_POSITIONS, Quotas
 from dataload.samplers.together import Orders
@@ -264,10 +264,7 @@ class Mixture:
         past = [each for each in self.changes if each.epoch <= epoch]
         if not past:
             if self.changes and self.changes[0].number > 1:
-                message = (
-                    f"the weights before epoch {self.changes[0].epoch} are not in the state: load one of that time"
-                )
-                raise ConfigError(message, key="epoch", value=epoch)
+                raise forgotten(f"epoch {self.changes[0].epoch}")
             return self._schedules[min(epoch, len(self._schedules) - 1)], self._epochs * epoch
         return self._plans.recall(epoch) or self._plans.keep(epoch, self._changed_plan(past, epoch))
 

@@ -93,8 +93,13 @@ class Schedule(NamedTuple):
 
     def _check(self, i: int) -> None:
         if i < 0:
-            message = f"the weights before position {self.starts[0]:,} are not in the state: load one of that time"
-            raise ConfigError(message, key="changes")
+            raise forgotten(f"position {self.starts[0]:,}")
+
+
+def forgotten(where: str) -> ConfigError:
+    """Return the error for the order before a change whose state has no earlier ones."""
+    remedy = "load one of that time, or the log of changes (load_changes, --changes)"
+    return ConfigError(f"the weights before {where} are not in the state: {remedy}", key="changes")
 
 
 def changes_of(weights: Any) -> Sequence[tuple[Any, Any]] | None:

@@ -92,9 +92,11 @@ def test_a_state_tells_what_each_source_has_given(tmp_path):
         loader = {batch_size = 10}
         """
     )
-    with dataload.from_config(tmp_path / "mix.toml") as loader:
+    log = str(tmp_path / "blend.jsonl")
+    with dataload.from_config(tmp_path / "mix.toml", overrides=[f"loader.changes={log}"]) as loader:
         batches = iter(loader)
-        next(batches)
+        loader.change_weights([1, 1])
+        first = next(batches)["index"].tolist()
         loader.change_weights([0, 1])
         next(batches)
         (tmp_path / "state.json").write_text(json.dumps(loader.state_dict()))
@@ -109,6 +111,13 @@ def test_a_state_tells_what_each_source_has_given(tmp_path):
     assert text_of(*arguments).split("tokens")[-1].split() == ["0", "0", "5", "0.06", "-", "1", "1", "15", "0.17", "-"]
     (line,) = lines(*arguments, "--steps", "2", "--json")
     assert [index % 90 for index in line["indices"]] == expected
+    assert "not in the state: load one of that time, or the log" in fail(2, "order", *arguments, "--steps", 0).output
+    for options in (arguments, arguments[:1]):  # the steps before the change, too
+        known = lines(*options, "--changes", log, "--steps", "0:3")
+        assert [[index % 90 for index in line["indices"]] for line in known][::2] == [first, expected]
+    chosen = ("--index", known[2]["indices"][0], "--epochs", 0, "--steps", "0:3")
+    assert [each["step"] for each in facts("trace", *arguments, "--changes", log, *chosen)["servings"]] == [2]
+    assert str(first[0]) in ok("show", *arguments, "--changes", log, "--step", 0)
 
 
 def test_steps_of_a_rank_and_of_all_ranks_together(config):

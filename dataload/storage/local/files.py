@@ -37,7 +37,7 @@ from dataload.storage.record_file import RecordFile
 from dataload.types import Int64Array
 
 
-def append_text(path: str, text: str) -> None:
+def append_text(path: str, text: str, *, sync: bool = False) -> None:
     """Append lines as UTF-8 in one write, after completing a torn last line; processes may share the file."""
     descriptor = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
     try:
@@ -47,6 +47,8 @@ def append_text(path: str, text: str) -> None:
         is_torn = bool(text) and size > 0 and read_at(descriptor, 1, size - 1) != b"\n"
         data = ("\n" * is_torn + text).encode()
         written = os.write(descriptor, data)
+        if sync:
+            os.fsync(descriptor)
     finally:
         os.close(descriptor)
     if written < len(data):

@@ -91,7 +91,9 @@ class ChangeLog:
     def _read(self) -> list[tuple[_Mark, dict[str, Any]]]:
         """Return the start and the changes that count; lines that were not written to their end do not."""
         kept, entries = list[_Mark](), dict[_Mark, dict[str, Any]]()
-        text = read_text(self._path) if os.path.exists(self._path) else ""
+        text = ""
+        with suppress(FileNotFoundError):
+            text = read_text(self._path)
         for number, line in enumerate(text.splitlines(), 1):
             if (found := _parse(line)) is None:
                 continue

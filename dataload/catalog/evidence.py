@@ -10,7 +10,7 @@ from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import Evidence, Found, ShardFacts, compare
 from dataload.errors import SourceError, SourceNotFoundError
-from dataload.storage import Remote, base_name, is_url, join, storage_of
+from dataload.storage import Remote, base_name, files_below, is_url, join, storage_of
 
 LOCK_FILE = "lock.mdb"
 """Name of a file in directories of LMDB, which rewrites it whenever the environment is opened."""
@@ -23,11 +23,10 @@ _BLOCK_BYTES = 1 << 18
 
 
 def files_of(path: str, remote: Remote | None = None) -> list[str]:
-    """Return the files of a shard: itself, or all visible files in a directory except LMDB's lock, by name."""
-    storage = storage_of(path, remote)
-    if not storage.is_directory(path):
+    """Return the files of a shard: itself, or all visible files below a directory except LMDB's lock, by name."""
+    if not storage_of(path, remote).is_directory(path):
         return [path]
-    return [join(path, name) for name in storage.list(path) if name != LOCK_FILE]
+    return [join(path, name) for name in sorted(files_below(path, remote)) if name != LOCK_FILE]
 
 
 def shard_bytes(path: str, remote: Remote | None = None) -> int:

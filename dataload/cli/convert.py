@@ -130,7 +130,8 @@ def convert_command(
     wanted = SourceOptions.parse(source, format=from_format, fields=field, decode=decode, options=option)
     if codec is not None and "codec" in wanted.shards().format.reader_options.names():
         wanted.options["codec"] = resolve_codec(codec)
-    if decode is None and map is None and tokenize is None and decodes(wanted.shards().format):
+    passes = map is None and tokenize is None and entry.content != "images"
+    if decode is None and passes and decodes(wanted.shards().format):
         # Files pass through unchanged; with their suffixes where fields are files again.
         wanted.options.setdefault("decode", {} if entry.key_field is None else None)
     writer_options = {**(tokenize.writer_options if tokenize is not None else {}), **parse_options(to_option)}

@@ -39,8 +39,8 @@ def describe_head(head: bytes) -> str:
 HEAD_BYTES = 512
 """Number of bytes at the start of a file from which its format is detected."""
 
-Content: TypeAlias = Literal["fields", "bytes"]
-"""Type of a format's records: fields, or bytes that a codec turns into fields."""
+Content: TypeAlias = Literal["fields", "bytes", "images"]
+"""Type of a format's records: fields, bytes that a codec turns into fields, or fields with decoded images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

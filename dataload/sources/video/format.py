@@ -3,10 +3,10 @@
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
-from dataload._util.settings import Least
+from dataload._util.settings import Above, Least
 from dataload.errors import ConfigError
 from dataload.sources.format import Format
-from dataload.sources.options import ReadOptions
+from dataload.sources.options import FileOptions, ReadOptions
 from dataload.storage import files_below
 
 DEMUXERS = {
@@ -18,6 +18,9 @@ DEMUXERS = {
     ".avi": "avi",
 }
 """FFmpeg's demuxer for each suffix; no other may open a file."""
+
+MUXERS = {".mp4": "mp4", ".m4v": "mp4", ".mov": "mov", ".mkv": "matroska"}
+"""FFmpeg's muxer for each suffix of files that are written."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,33 @@ class VideoOptions(ReadOptions):
             object.__setattr__(self, "size", tuple(size))
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoWriterOptions(FileOptions):
+    """Options for writing videos, as H.264.
+
+    Attributes:
+        gop: Frames from one keyframe to the next. A reader at random decodes half as many for one; small groups make
+            large files.
+        crf: Quality, from 0, without loss, to 51; 6 more halve the file.
+        pixel_format: ``"yuv420p"``, which every player knows, has a colour for four pixels, and even sizes;
+            ``"yuv444p"`` one for each. ``"rgb24"`` with ``crf=0`` keeps every pixel exactly.
+        fps: Frames per second of records without a time.
+        preset: How long x264 looks for a smaller file.
+        frame: Field with the images, (height, width, 3) uint8.
+        time: Field with the times in seconds, which rise within a video; without it, `fps` holds.
+        video: Field with the number or name of the video, for records without a folder in their key; see `VideoWriter`.
+    """
+
+    gop: Annotated[int, Least(1)] = 12
+    crf: Annotated[int, Least(0)] = 20
+    pixel_format: Literal["yuv420p", "yuv444p", "rgb24"] = "yuv420p"
+    fps: Annotated[float, Above(0, noun="a number a second")] = 30
+    preset: Literal["ultrafast", "veryfast", "fast", "medium", "slow", "veryslow"] = "medium"
+    frame: str = "frame"
+    time: str = "time"
+    video: str = "video"
+
+
 def is_video(path: str) -> bool:
     """Return whether a file has the suffix of a video."""
     return path.lower().endswith(tuple(DEMUXERS))
@@ -69,8 +99,12 @@ def holds_videos(directory: str) -> bool:
 VIDEO = Format(
     name="video",
     source="dataload.sources.video.reader:VideoSource",
+    writer="dataload.sources.video.writer:VideoWriter",
     reader_options=VideoOptions,
+    writer_options=VideoWriterOptions,
     suffixes=tuple(DEMUXERS),
     is_data_set_without_shards=holds_videos,
     extra="video",
+    content="images",
+    key_field="__key__",
 )

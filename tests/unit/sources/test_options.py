@@ -47,6 +47,8 @@ def allowed(hint):
         origin = get_origin(kind) or kind
         if origin is Literal:
             yield from map(type, get_args(kind))
+        elif kind is float:
+            yield from (int, float)
         else:
             yield {Sequence: list, npt.NDArray: np.ndarray}.get(origin, origin)
 

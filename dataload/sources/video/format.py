@@ -37,6 +37,8 @@ class VideoOptions(ReadOptions):
             the file's.
         frame_bytes: Most bytes of decoded frames that wait for later steps of a loader, in this process.
         decoder_threads: Threads that decode ahead of a loader, each a group of pictures at a time; 0 means one per CPU.
+        decode_in: ``"process"`` reads and decodes files of strangers in child processes, one per thread: what crashes
+            one, or makes it run out of memory, is a CorruptFileError of the file.
         cache: Keep the times of the frames in a hidden file for later runs; see `dataload.catalog.arrays`.
         max_record_bytes: Most bytes of memory that a frame may take; a larger one is a CorruptFileError.
     """
@@ -47,6 +49,7 @@ class VideoOptions(ReadOptions):
     sample_rate: Annotated[int, Least(1)] | None = None
     frame_bytes: Annotated[int, Least(0)] = field(default=1 << 30, metadata={"content": False})
     decoder_threads: Annotated[int, Least(0)] = field(default=0, metadata={"content": False})
+    decode_in: Literal["thread", "process"] = field(default="thread", metadata={"content": False})
     cache: bool = field(default=True, metadata={"content": False})
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ import pytest
 from videos import decoded, heard, write_sound, write_video
 
 import dataload
-import dataload.sources.video.reader as reader
+import dataload.sources.video.file as file
 from dataload.errors import ConfigError, CorruptFileError
 
 # AAC as most programs write it: FFmpeg's encoder stores noise as its loudness, and decoders draw another one.
@@ -168,7 +168,7 @@ def test_the_table_of_the_sound_is_kept(tmp_path, monkeypatch):
     source, lengths = opened(path)
     first = dataload.windows(source, lengths, seconds=1, fps=2)[1]
     for name in ("build_table", "build_audio_table"):
-        monkeypatch.setattr(reader, name, lambda *_: pytest.fail("the table was made again"))
+        monkeypatch.setattr(file, name, lambda *_: pytest.fail("the table was made again"))
     again = dataload.windows(*opened(path), seconds=1, fps=2)[1]
     assert (again["audio"] == first["audio"]).all()
     assert (again["frame"] == decoded(path)[0][[1, 6]]).all()

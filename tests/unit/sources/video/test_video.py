@@ -9,7 +9,7 @@ from command_line import ok
 from videos import decoded, write_video
 
 import dataload
-import dataload.sources.video.reader as reader
+import dataload.sources.video.file as file
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError, WorkerError
 from dataload.samplers import PoolShuffle, ShardSequential
 from dataload.streams import MultiStreamLoader, StreamSampler
@@ -307,7 +307,7 @@ def test_tables_are_kept(tmp_path, monkeypatch):
     path = write_video(tmp_path / "a.mp4", 20)
     os.utime(path, (1_700_000_000, 1_700_000_000))
     first = dataload.open(path)[7]
-    monkeypatch.setattr(reader, "build_table", lambda *_: pytest.fail("the table was made again"))
+    monkeypatch.setattr(file, "build_table", lambda *_: pytest.fail("the table was made again"))
     assert (dataload.open(path)[7]["frame"] == first["frame"]).all()
 
 

@@ -1,0 +1,174 @@
+"""One video of a source: its table, the values that are not frames, and its decoders."""
+
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cached_property
+from threading import Lock
+from typing import Any, Generic, Protocol, TypeVar, cast
+
+import numpy as np
+
+from dataload._util.limits import check_size
+from dataload.catalog.arrays import IndexKey, remember
+from dataload.sources.shards import ShardReader
+from dataload.sources.video.audio import AudioDecoder, AudioTable, build_audio_table
+from dataload.sources.video.decoder import Decoder, shape_of
+from dataload.sources.video.format import VideoOptions
+from dataload.sources.video.isolated import Children, IsolatedAudioDecoder, IsolatedDecoder
+from dataload.sources.video.table import VideoTable, build_table
+from dataload.storage import storage_of
+from dataload.storage.backend import LeasedFile
+from dataload.storage.errors import rewritten_error
+from dataload.types import FieldSpec, Int64Array, Record
+
+FRAME, TIME, VIDEO, LABEL, KEY, AUDIO = "frame", "time", "video", "label", "__key__", "audio"
+_MOST_OPEN = 16  # decoders, each with the memory of several frames
+
+
+class VideoFile(ShardReader[Record]):
+    """The table of one video, and the values that are not frames."""
+
+    whole = True
+
+    def __init__(
+        self,
+        path: str,
+        name: str,
+        classes: tuple[str, ...],
+        options: VideoOptions,
+        children: Children | None,
+        *,
+        hears: bool,
+    ) -> None:
+        self.path, self.options, self._children, self._hears = path, options, children, hears
+        self._name, self._classes = name.rpartition(".")[0], classes
+        self._storage = storage_of(path, options.remote_settings)
+        self._identity = self._storage.identity(path)
+        self._building, self._sound = Lock(), cast("AudioTable | None", None)
+
+        def build() -> VideoTable:
+            lease = self._storage.lease(path)
+            make = build_table if children is None else children.build_table
+            return make(path, lease.path, options.max_record_bytes)
+
+        key = IndexKey.of("video", (path,), remote=options.remote_settings) if options.cache else None
+        self.table = remember(key, VideoTable.unpack, build, VideoTable.pack)
+        self.shape = shape_of(self.table, options, path)
+        check_size(int(np.prod(self.shape)), options.max_record_bytes, "a frame", path=path)
+
+    @property
+    def sound_shape(self) -> tuple[int, int]:
+        """Channels, and samples per second."""
+        return self.table.channels, self.options.sample_rate or self.table.sample_rate
+
+    @cached_property
+    def group_lengths(self) -> Int64Array:
+        """(groups,) int64, number of records in each group of pictures that has any."""
+        counts = np.diff(-(-np.append(self.table.starts, len(self.table.times)) // self.options.step))
+        return counts[counts > 0]
+
+    def __len__(self) -> int:
+        return (len(self.table.times) + self.options.step - 1) // self.options.step
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        fields = {FRAME: FieldSpec("uint8", self.shape), TIME: FieldSpec("float64", ())}
+        if self._classes:
+            fields[LABEL] = FieldSpec("int64", (), self._classes)
+        if self._hears and self.table.channels:
+            fields[AUDIO] = FieldSpec("float32", None)
+        return fields | {VIDEO: FieldSpec("int64", ()), KEY: FieldSpec("str", ())}
+
+    def values(self, name: str, indices: Int64Array) -> Sequence[Any]:
+        """Return the values of a field of some records."""
+        numbers = indices * self.options.step
+        if name == TIME:
+            return self.table.seconds(numbers).tolist()
+        if name == LABEL:
+            return [self._classes.index(self._name.partition("/")[0])] * len(indices)
+        return [f"{self._name}/{number}" for number in numbers.tolist()]
+
+    def read(self, indices: Int64Array, fields: tuple[str, ...] | None) -> list[Record]:
+        raise NotImplementedError("the source reads frames, whose groups of pictures it shares among batches")
+
+    def key(self, index: int) -> str:
+        return self.values(KEY, np.array([index]))[0]
+
+    def identity(self) -> Any:
+        return self._name if self._classes else None
+
+    def decoder(self) -> Decoder | IsolatedDecoder:
+        """Open a decoder of the file, which must be unchanged."""
+        given = self.path, self._lease(), self.table, self.options
+        return Decoder(*given) if self._children is None else IsolatedDecoder(self._children, *given)
+
+    def audio_decoder(self) -> AudioDecoder | IsolatedAudioDecoder:
+        """Open a decoder of the sound, whose table is made the first time."""
+        lease = self._lease()
+        cached = self.options.cache
+        key = IndexKey.of("video", (self.path,), (AUDIO,), remote=self.options.remote_settings) if cached else None
+
+        def build() -> AudioTable:
+            make = build_audio_table if self._children is None else self._children.build_audio_table
+            return make(self.path, lease.path)
+
+        with self._building:
+            if self._sound is None:
+                self._sound = remember(key, AudioTable.unpack, build, AudioTable.pack)
+        given = self.path, lease, self._sound
+        return AudioDecoder(*given) if self._children is None else IsolatedAudioDecoder(self._children, *given)
+
+    def _lease(self) -> LeasedFile:
+        lease = self._storage.lease(self.path)
+        if self._storage.identity(self.path) != self._identity:
+            raise rewritten_error(self.path)
+        return lease
+
+
+class _Lendable(Protocol):
+    next: int
+    decoded: int
+
+    def close(self) -> None: ...
+
+
+_D = TypeVar("_D", bound=_Lendable)
+
+
+class LentDecoders(Generic[_D]):
+    """The open decoders of a source in this process, and how much they have decoded."""
+
+    def __init__(self, open_one: Callable[[VideoFile], _D], most: int = _MOST_OPEN) -> None:
+        self._open_one, self._most = open_one, most
+        self._lock = Lock()
+        self._idle = list[tuple[VideoFile, _D]]()  # those used last are last
+        self._closed = False
+        self.decoded = 0
+
+    @contextmanager
+    def at(self, video: VideoFile, number: int) -> Generator[_D]:
+        """Lend a decoder of a video, the one that is nearest before a frame."""
+        with self._lock:
+            own = [each for each in self._idle if each[0] is video]
+            chosen = max(own, key=lambda each: each[1].next if each[1].next <= number else -2, default=None)
+            if chosen is not None:
+                self._idle.remove(chosen)
+        decoder = self._open_one(video) if chosen is None else chosen[1]
+        before = decoder.decoded
+        try:
+            yield decoder
+        finally:
+            with self._lock:
+                self.decoded += decoder.decoded - before
+                self._idle.append((video, decoder))
+                most = 0 if self._closed else self._most
+                spare = [self._idle.pop(0)[1] for _ in range(len(self._idle) - most)]
+            for each in spare:
+                each.close()
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            spare, self._idle = self._idle, []
+        for _, decoder in spare:
+            decoder.close()

@@ -1,0 +1,286 @@
+"""Decoding in child processes, for files of strangers: what crashes a child is an error of the file."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import weakref
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from threading import Lock
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from dataload import errors
+from dataload._util.system import read_into_at
+from dataload.errors import CorruptFileError
+from dataload.executors.transport import Extent, Slot
+from dataload.sources.video.audio import AudioDecoder, AudioTable, build_audio_table
+from dataload.sources.video.decoder import Decoder
+from dataload.sources.video.format import VideoOptions
+from dataload.sources.video.table import VideoTable, build_table
+from dataload.storage.array_file import CachedTable
+from dataload.storage.backend import LeasedFile
+from dataload.types import Array, BytesArray
+
+_MOST_ANSWER = 1 << 16  # bytes
+_LOOK_SECONDS = 5.0  # after which a child looks whether its parent lives
+_KINDS = ("ConfigError", "UnsupportedFormatError")
+
+
+class _Child:
+    """A process that decodes, one request after another. What comes from it is checked, and nothing is unpickled."""
+
+    def __init__(self) -> None:
+        self._slot = Slot()
+        self._connection, theirs = Pipe()
+        numbers = (theirs.fileno(), self._slot.descriptor)
+        program = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve{numbers}"
+        with theirs:
+            self._process = subprocess.Popen(  # in a session of its own: Ctrl-C is for the parent
+                [sys.executable, "-c", program], stdin=subprocess.DEVNULL, pass_fds=numbers, start_new_session=True
+            )
+        self.end = weakref.finalize(self, _end, self._process, self._connection, self._slot, os.getpid())
+
+    def is_alive(self) -> bool:
+        return self._process.poll() is None
+
+    def call(self, path: str, name: str, *args: Any) -> Any:
+        """Return what the child answers. ChildProcessError if it crashes; its other errors are about `path`."""
+        try:
+            self._connection.send((name, args))
+            answer = json.loads(self._connection.recv_bytes(_MOST_ANSWER))
+            if "error" not in answer:
+                return answer["value"]
+            kind, text, offset, index = (answer[each] for each in ("kind", "error", "offset", "index"))
+        except (OSError, EOFError, ValueError, LookupError, TypeError):
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(1)
+            self.end()
+            code = self._process.returncode
+            how = signal.Signals(-code).name if -code in signal.valid_signals() else f"exit code {code}"
+            raise ChildProcessError(f"ended by {how}" + (" (out of memory?)" if how == "SIGKILL" else "")) from None
+        except BaseException:  # the answer would be taken for the next one
+            self.end()
+            raise
+        error: Exception = CorruptFileError("", path=path, offset=offset, index=index)
+        if kind in _KINDS:
+            error = getattr(errors, kind)("")
+        error.args = (text,)
+        raise error
+
+    def copy_to(self, out: Array, offset: int = 0) -> None:
+        """Write the array that the child has made to `out`."""
+        left = out.reshape(-1).view(np.uint8).data
+        while left.nbytes:
+            count = read_into_at(self._slot.descriptor, left, offset)  # the child might cut what is mapped
+            if not count:
+                raise ChildProcessError("sent less than it says")
+            left, offset = left[count:], offset + count
+
+    def table(self, answer: Any) -> CachedTable:
+        """Return the table that the child has made."""
+        arrays = dict[str, Array]()
+        for name, length, (offset, size) in answer["arrays"]:
+            if not 0 <= size == 8 * length <= os.fstat(self._slot.descriptor).st_size:
+                raise ChildProcessError("sent a table that makes no sense")
+            arrays[name] = np.empty(length, np.int64)
+            self.copy_to(arrays[name], offset)
+        return CachedTable(arrays, answer["extras"])
+
+
+def _end(process: "subprocess.Popen[bytes]", connection: Any, slot: Slot, parent: int) -> None:
+    connection.close()
+    slot.close()
+    if os.getpid() == parent:
+        process.kill()
+        process.wait()
+
+
+class Children:
+    """The child processes of one source in this process, each used by one thread at a time."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._idle = list[_Child]()
+        self._closed = False
+
+    def take(self) -> _Child:
+        with self._lock:
+            while self._idle:
+                if (child := self._idle.pop()).is_alive():
+                    return child
+                child.end()
+        return _Child()
+
+    def give_back(self, child: _Child) -> None:
+        with self._lock:
+            if not self._closed and child.is_alive():
+                self._idle.append(child)
+                return
+        child.end()
+
+    def build_table(self, path: str, file: str, limit: int) -> VideoTable:
+        """See `dataload.sources.video.table.build_table`."""
+        return self._table(VideoTable, path, "video table", path, file, limit)
+
+    def build_audio_table(self, path: str, file: str) -> AudioTable:
+        """See `dataload.sources.video.audio.build_audio_table`."""
+        return self._table(AudioTable, path, "audio table", path, file)
+
+    def _table(self, kind: Any, path: str, *request: Any) -> Any:
+        child = self.take()
+        try:
+            answer, table = child.call(path, *request), None
+            with suppress(ValueError, TypeError, LookupError):
+                table = kind.unpack(child.table(answer))
+            if table is None:
+                raise ChildProcessError("sent a table that makes no sense")
+        except ChildProcessError as error:
+            child.end()
+            raise CorruptFileError(f"the process that read the file {error}", path=path) from None
+        finally:
+            self.give_back(child)
+        return table
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            children, self._idle = self._idle, []
+        for child in children:
+            child.end()
+
+
+class _Isolated:
+    """A decoder in a child, which is taken when it is needed, and another one after a crash."""
+
+    def __init__(self, children: Children, lease: LeasedFile, kind: str, path: str, *args: Any) -> None:
+        self._children, self._lease, self._path = children, lease, path
+        self._opening = (kind, path, lease.path, *args)
+        self._child: _Child | None = None
+        self.next: int = -1
+        self.decoded: int = 0
+
+    def _call(self, seconds: float, name: str, *args: Any, out: Array | None = None) -> Any:
+        """Ask for what is at a time of the file, and copy the array that the child makes to `out`."""
+        try:
+            if self._child is None or not self._child.is_alive():
+                self.close()
+                self._child = self._children.take()
+                self._child.call(self._path, *self._opening)
+            answer = self._child.call(self._path, name, *args)
+            if out is not None:
+                self._child.copy_to(out)
+        except ChildProcessError as error:
+            self.close()
+            message = f"the process that decoded the file at {seconds:.3f} s {error}"
+            raise CorruptFileError(message, path=self._path) from None
+        return answer
+
+    def close(self) -> None:
+        child, self._child, self.next = self._child, None, -1
+        if child is not None:
+            self._children.give_back(child)
+
+
+class IsolatedDecoder(_Isolated):
+    """A `Decoder` in a child."""
+
+    def __init__(
+        self, children: Children, path: str, lease: LeasedFile, table: VideoTable, options: VideoOptions
+    ) -> None:
+        plain = VideoOptions(size=options.size, frames=options.frames)  # no credentials
+        super().__init__(children, lease, "video", path, table, plain)
+        self._table = table
+
+    def decode(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
+        """See `Decoder.decode`."""
+        seconds = self._table.seconds(np.arange(first, last + 1).clip(max=last - 1)).tolist()
+        number = first - 1
+        self._call(seconds[0], "decode", first, last)
+        while (found := self._call(seconds[number + 1 - first], "next")) is not None:
+            number, self.next, decoded = found
+            self.decoded += decoded
+            yield number, seconds[number - first]
+
+    def convert(self, frame: float, out: BytesArray) -> None:
+        """See `Decoder.convert`; a frame is represented by its time."""
+        self._call(frame, "convert", out.shape, out=out)
+
+
+class IsolatedAudioDecoder(_Isolated):
+    """An `AudioDecoder` in a child."""
+
+    def __init__(self, children: Children, path: str, lease: LeasedFile, table: AudioTable) -> None:
+        super().__init__(children, lease, "audio", path, table)
+        self._channels = table.channels
+
+    def read(self, start: int, count: int, rate: int) -> Array:
+        """See `AudioDecoder.read`."""
+        out = np.empty((self._channels, count), np.float32)
+        self._call(start / rate, "read", start, count, rate, out=out)
+        return out
+
+
+def serve(connection_number: int, slot_number: int) -> None:
+    """Decode in this process, a child, until its parent closes the connection or ends."""
+    connection, work, parent = Connection(connection_number), _Work(slot_number), os.getppid()
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
+        stream.write("1000")  # without memory, the system is to kill this process, not the one that trains
+    with suppress(EOFError, OSError):
+        while True:
+            while not connection.poll(_LOOK_SECONDS):
+                if os.getppid() != parent:  # a fork of the parent may hold the connection open
+                    return
+            name, args = connection.recv()
+            try:
+                answer = {"value": work.answer(name, *args)}
+            except Exception as error:
+                places = {key: getattr(error, key, None) for key in ("offset", "index")}
+                answer = {"error": str(error), "kind": type(error).__name__} | places
+            connection.send_bytes(json.dumps(answer).encode())
+
+
+class _Work:
+    """The decoder of a child."""
+
+    def __init__(self, slot: int) -> None:
+        self._slot = Slot(slot)
+        self._decoder: Any = None
+        self._frames: Iterator[tuple[int, Any]] = iter(())
+        self._frame: Any = None
+
+    def answer(self, name: str, *args: Any) -> Any:
+        if name in ("video", "audio"):
+            path, file, *others = args
+            if self._decoder is not None:
+                self._decoder.close()
+            lease: Any = SimpleNamespace(path=file)
+            self._decoder = (Decoder if name == "video" else AudioDecoder)(path, lease, *others)
+        elif name == "decode":
+            self._frames = self._decoder.decode(*args)
+        elif name == "next":
+            number, self._frame = next(self._frames, (None, None))
+            decoded, self._decoder.decoded = self._decoder.decoded, 0
+            return None if number is None else (number, self._decoder.next, decoded)
+        elif name == "convert":
+            out = np.empty(args[0], np.uint8)
+            self._decoder.convert(self._frame, out)
+            self._put(out)
+        elif name == "read":
+            self._put(self._decoder.read(*args))
+        else:
+            table = (build_table if name == "video table" else build_audio_table)(*args).pack()
+            described = zip(
+                table.arrays, map(len, table.arrays.values()), self._put(*table.arrays.values()), strict=True
+            )
+            return {"arrays": [*described], "extras": table.extras}
+        return None
+
+    def _put(self, *arrays: Array) -> list[Extent]:
+        return self._slot.write([np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays])

@@ -269,9 +269,9 @@ class _Work:
             decoded, self._decoder.decoded = self._decoder.decoded, 0
             return None if number is None else (number, self._decoder.next, decoded)
         elif name == "convert":
-            out = np.empty(args[0], np.uint8)
-            self._decoder.convert(self._frame, out)
-            self._put(out)
+            size = int(np.prod(args[0]))
+            self._slot.reserve(size)
+            self._decoder.convert(self._frame, self._slot.view(size)[:size].reshape(args[0]))
         elif name == "read":
             self._put(self._decoder.read(*args))
         else:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -18,7 +18,7 @@ from dataload.types import Array, BytesArray, Int64Array, StepsAhead
 Convert: TypeAlias = Callable[[BytesArray], None]
 """Writes a decoded frame to an array."""
 
-Decode: TypeAlias = Callable[[Sequence[int]], Iterator[tuple[int, Convert]]]
+Decode: TypeAlias = Callable[[Sequence[int]], Generator[tuple[int, Convert]]]
 """Yields records, given by ascending indices within one group of pictures, with what writes their frames."""
 
 _Pairs: TypeAlias = list[tuple[int, int]]  # indices of records, ascending, and rows of a batch
@@ -71,7 +71,8 @@ class DecodedFrames:
 
 
 def _write(convert: Convert, rows: Sequence[int], out: BytesArray) -> None:
-    convert(out[rows[0]])
+    for row in rows[:1]:
+        convert(out[row])
     for row in rows[1:]:
         out[row] = out[rows[0]]
 
@@ -198,26 +199,31 @@ class FramePlan:
         rows = dict[int, list[int]]()
         for index, row in pairs:
             rows.setdefault(index, []).append(row)
-        for index, convert in self._frames.decode(sorted({*rows, *kept})):
-            image = self._room(kept[index][0]) if index in kept else None
-            if image is None:
-                if index in rows:
-                    _write(convert, rows[index], out)
-            else:
+        indices, last = sorted({*rows, *kept}), max(rows, default=-1)
+        with closing(self._frames.decode(indices)) as decoding:
+            for index in indices:
+                image = self._room(kept[index][0], evicts=index < last) if index in kept else None
+                if index > last and image is None:
+                    return  # without room, decoding goes on from here when the next one is read
                 is_made = False
                 try:
-                    convert(image)
-                    for row in rows.get(index, ()):
-                        out[row] = image
-                    is_made = True
+                    _, convert = next(decoding)
+                    if image is None:
+                        _write(convert, rows.get(index, ()), out)
+                    else:
+                        convert(image)
+                        for row in rows.get(index, ()):
+                            out[row] = image
+                        is_made = True
                 finally:
-                    with self._changed:
-                        self._making -= 1
-                        if is_made and not self._closed:
-                            self._held[index] = frame = _Frame(image, deque())
-                            self._await(index, frame, kept[index])
-            if not rows and self._closed:
-                return
+                    if image is not None:
+                        with self._changed:
+                            self._making -= 1
+                            if is_made and not self._closed:
+                                self._held[index] = frame = _Frame(image, deque())
+                                self._await(index, frame, kept[index])
+                if not rows and self._closed:
+                    return
 
     def _to_keep(self, group: int) -> dict[int, list[int]]:
         """Return the records of a group that are to be read and not held, with the steps that read them."""
@@ -231,12 +237,12 @@ class FramePlan:
                     kept.setdefault(index, []).append(step)
         return kept
 
-    def _room(self, step: int) -> BytesArray | None:
-        """Return memory for a frame that is next read at `step`; None if all others are read before."""
+    def _room(self, step: int, *, evicts: bool) -> BytesArray | None:
+        """Return memory for a frame that is next read at `step`; None if all others are read before, or may stay."""
         with self._changed:
             while len(self._held) + self._making >= self._frames.capacity:
                 last = max(self._due, default=-1)
-                if last <= step or self._closed:
+                if not evicts or last <= step or self._closed:
                     return None
                 index = self._due[last].pop()
                 if not self._due[last]:

@@ -1,6 +1,6 @@
 """The source of video files: a record for each frame."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from fractions import Fraction
 from typing import Any, ClassVar, cast
 from weakref import WeakMethod
@@ -207,7 +207,7 @@ class VideoSource(FileSource[Record]):
     def _first_shard(self) -> int:
         return int(np.searchsorted(self._data_set().ends, 0, side="right"))
 
-    def _decode(self, indices: Sequence[int]) -> Iterator[tuple[int, Convert]]:
+    def _decode(self, indices: Sequence[int]) -> Generator[tuple[int, Convert]]:
         """See `dataload.sources.video.frames.Decode`."""
         opened = self._data_set()
         shard = int(np.searchsorted(opened.ends, indices[0], side="right"))

@@ -5,6 +5,7 @@ from contextlib import closing
 from itertools import pairwise
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -18,6 +19,7 @@ class Made:
     def __init__(self, groups):
         self.ends = np.cumsum(groups)
         self.decodes = np.zeros(len(groups), np.int64)
+        self.frames = []
         self.lock = threading.Lock()
 
     def decode(self, indices):
@@ -27,6 +29,7 @@ class Made:
         with self.lock:
             self.decodes[group] += 1
         for index in indices:
+            self.frames.append(index)
             yield index, lambda out, index=index: out.fill(index)
 
 
@@ -106,17 +109,29 @@ def test_groups_that_fit_are_decoded_once_by_several_threads(groups, random, thr
     reader.close()
 
 
-def test_frames_that_are_read_last_make_room():
+@pytest.mark.parametrize(("last", "decodes"), [([[4], [0]], [2, 1]), ([[0], [4]], [1, 2])])
+def test_frames_that_are_read_last_make_room(last, decodes):
     made = Made([4, 4])
-    frames = frames_of(made, 3)
-    steps = [[0, 4], [1, 5], [2, 6], [3, 7]]
+    frames = frames_of(made, 1)
+    steps = [[1], [5], *last]  # 0 and 4 are decoded on the way; the one that is read first waits
     reader = frames.follow(planned(steps, 1), 0)
     for step in steps:
-        out = np.empty((2, 2), np.uint8)
+        out = np.empty((1, 2), np.uint8)
         frames.read(np.array(step), out)
+        assert (out == step[0]).all()
         reader.received()
-    # Of group 0, 1, 2 and 3 wait, until 5 takes the place of 3. So 6 and 3 are decoded again.
-    assert made.decodes.tolist() == [2, 2]
+    assert made.decodes.tolist() == decodes
+
+
+def test_what_does_not_fit_is_decoded_when_it_is_read():
+    made = Made([6])
+    frames = frames_of(made, 2)
+    reader = frames.follow(planned([[0], [1], [2], [3], [4], [5]], 1), 0)
+    for index in range(6):
+        frames.read(np.array([index]), np.empty((1, 2), np.uint8))
+        assert reader.held <= 2
+        reader.received()
+    assert made.frames == [0, 1, 2, 3, 4, 5]
 
 
 def test_two_loaders_share_the_memory():

@@ -162,23 +162,87 @@ def test_resumed_shuffles_and_split_sources(tmp_path):
     assert first[0]["frame"].shape == (5, 32, 48, 3)
 
 
-def test_streams_follow_videos(tmp_path):
+@pytest.fixture
+def four(tmp_path):
+    """Four videos of 60 frames, in groups of 30."""
     for name in "abcd":
-        write_video(tmp_path / f"{name}.mp4", 24)
-    source = dataload.open(tmp_path)
-    order = StreamSampler(
-        sequence_lengths=dataload.sequence_lengths(source), rows=2, chunk=3, mode="pack", ends="next", seed=0
-    )
-    with dataload.Loader(source, sampler=order, num_workers=2, epochs=1) as loader:
+        write_video(tmp_path / f"{name}.mp4", 60, gop=30, options={"x264-params": "scenecut=0"})
+    return tmp_path
+
+
+FRAME = 32 * 48 * 3
+
+
+def rows_of(batches, row):
+    return np.concatenate([np.array(batch["__key__"]).reshape(2, -1)[row] for batch in batches]).tolist()
+
+
+def stream_order(source):
+    lengths = dataload.sequence_lengths(source)
+    return StreamSampler(sequence_lengths=lengths, rows=2, chunk=3, mode="pack", ends="next", seed=0)
+
+
+@pytest.mark.parametrize(("executor", "workers"), [("threads", 0), ("threads", 2), ("processes", 2)])
+def test_streams_follow_videos(four, executor, workers):
+    source = dataload.open(four)
+    settings = {"num_workers": workers, "executor": executor} if workers else {"num_workers": 0}
+    with dataload.Loader(source, sampler=stream_order(source), epochs=1, **settings) as loader:
         batches = [*loader]
-    videos = [source[24 * number : 24 * (number + 1)] for number in range(4)]
+    videos = [source[60 * number : 60 * (number + 1)] for number in range(4)]
+    assert source.frames_decoded == len(source)
     with MultiStreamLoader(iter, videos, batch_size=2, mode="split", shuffle=False) as loader:
-        streamed = [batch for batch, _ in zip(loader, range(48), strict=False)]
-    for row in (0, 1):
-        followed = np.concatenate([np.array(batch["time"])[row] for batch in batches])
-        assert (np.diff(followed.reshape(2, 24)) > 0).all()
-        assert [batch["__key__"][row].split("/")[1] for batch in streamed] == [f"{n}" for n in range(24)] * 2
+        streamed = [batch for batch, _ in zip(loader, range(120), strict=False)]
     assert source.frames_decoded == 2 * len(source)
+    images = {name: decoded(four / f"{name}.mp4")[0] for name in "abcd"}
+    for found in (batches, streamed):
+        followed = [rows_of(found, row) for row in (0, 1)]
+        assert sorted(followed[0] + followed[1]) == sorted(
+            f"{name}/{number}" for name in "abcd" for number in range(60)
+        )
+        for keys in followed:
+            assert [key[2:] for key in keys] == [f"{number}" for number in range(60)] * 2
+        for batch in found:
+            frames = np.asarray(batch["frame"]).reshape(-1, 32, 48, 3)
+            for key, frame in zip(np.array(batch["__key__"]).ravel().tolist(), frames, strict=True):
+                assert (frame == images[key[0]][int(key[2:])]).all()
+
+
+@pytest.mark.parametrize("room", [20, 8, 0])
+def test_groups_that_do_not_fit_are_decoded_once_if_they_are_read_in_order(four, room):
+    for follows in (False, True):
+        source = dataload.open(four, frame_bytes=room * FRAME)
+        order = {"sampler": stream_order(source)} if follows else {"batch_size": 4, "shuffle": False}
+        with dataload.Loader(source, num_workers=0, epochs=1, **order) as loader:
+            assert sum(np.array(batch["__key__"]).size for batch in loader) == 240
+        assert source.frames_decoded == 240
+
+
+def test_streams_resume_within_a_group(four):
+    source = dataload.open(four)
+    with dataload.Loader(source, sampler=stream_order(source), num_workers=2, epochs=2) as loader:
+        batches = iter(loader)
+        for _ in range(13):
+            next(batches)
+        state = loader.state_dict()
+        rest = [*batches]
+    again = dataload.open(four)
+    with dataload.Loader(again, sampler=stream_order(again), num_workers=2, epochs=2) as loader:
+        loader.load_state_dict(state)
+        for expected, batch in zip(rest, loader, strict=True):
+            assert np.array_equal(expected["__key__"], batch["__key__"])
+            assert (expected["frame"] == batch["frame"]).all()
+    assert again.frames_decoded <= 2 * 240 - 2 * 13 * 3 + 2 * 30  # the two groups from their keyframes
+
+    videos = [source[60 * number : 60 * (number + 1)] for number in range(4)]
+    settings = {"batch_size": 2, "mode": "independent", "seed": 3}
+    with MultiStreamLoader(iter, videos, **settings) as loader, MultiStreamLoader(iter, videos, **settings) as resumed:
+        batches = iter(loader)
+        for _ in range(47):
+            next(batches)
+        resumed.load_state_dict(loader.state_dict())
+        for _, expected, batch in zip(range(30), batches, resumed, strict=False):
+            assert batch["__key__"] == expected["__key__"]
+            assert (np.asarray(batch["frame"]) == np.asarray(expected["frame"])).all()
 
 
 def test_workers_that_are_processes(tmp_path):

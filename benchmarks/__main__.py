@@ -32,6 +32,7 @@ from benchmarks import (
     remote,
     samples,
     tables,
+    telemetry,
     tokens,
     video,
 )
@@ -55,6 +56,7 @@ CASES = {
     "unchanged": costs.unchanged,
     "cold": cold.cold,
     "tables": tables.tables,
+    "telemetry": telemetry.telemetry,
     "tokens": tokens.tokens,
     "chat": chat.chat,
     "video": video.video,

@@ -20,26 +20,23 @@ class StepSpans:
     def waited(self, step: StepResult, asked: float, received: float) -> None:
         """Add the spans of a step; called by the loader."""
         origin = time_ns() - int(1e9 * perf_counter())
-
-        def at(seconds: float) -> int:
-            return origin + int(1e9 * seconds)
-
+        begun = min([asked, *(start for _, start, _ in step.spans)])
+        span = self._tracer.start_span("dataload.step", start_time=origin + int(1e9 * begun))
+        if not span.is_recording():  # most often, so this comes first
+            return
         loader = self._loader()
         rank = loader and loader._known_rank()  # pyright: ignore[reportPrivateUsage] # it has begun, so it knows
-        facts = {"rank": rank or 0, "loader": self._name, "epoch": step.epoch, "step": step.step}
-        begun = min([asked, *(start for _, start, _ in step.spans)])
-        span = self._tracer.start_span("dataload.step", start_time=at(begun), attributes=facts)
-        if span.is_recording():
-            about = {"rows": step.rows, "bytes": step.nbytes, "bad_records": len(step.bad), "worker": step.worker}
-            span.set_attributes(about)
-            if step.error is not None:
-                span.record_exception(step.error)
-                span.set_status(self._api.StatusCode.ERROR, type(step.error).__name__)
-            context = self._api.set_span_in_context(span)
-            for name, start, end in [("wait", asked, received), *step.spans]:
-                child = self._tracer.start_span(f"dataload.{name}", context, start_time=at(start))
-                child.end(at(end))
-        span.end(at(received))
+        about = {"rank": rank or 0, "loader": self._name, "epoch": step.epoch, "step": step.step}
+        about |= {"rows": step.rows, "bytes": step.nbytes, "bad_records": len(step.bad), "worker": step.worker}
+        span.set_attributes(about)
+        if step.error is not None:
+            span.record_exception(step.error)
+            span.set_status(self._api.StatusCode.ERROR, type(step.error).__name__)
+        context = self._api.set_span_in_context(span)
+        for name, start, end in [("wait", asked, received), *step.spans]:
+            child = self._tracer.start_span(f"dataload.{name}", context, start_time=origin + int(1e9 * start))
+            child.end(origin + int(1e9 * end))
+        span.end(origin + int(1e9 * received))
 
     def worked(self, begun: float, ended: float) -> None:
         """Do nothing; called by the loader."""

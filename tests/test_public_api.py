@@ -27,9 +27,7 @@ PUBLIC = {
         ConcatSource FileSource Format Options ShardReader Source TokenSource Writer require_fields storage_of
     """,
     "dataload.streams": "MultiStreamLoader MultiStreamStatistics RowMixture StreamContext StreamSampler reset_state",
-    "dataload.telemetry": """
-        METRICS Instrumentation Metric StatisticsLog instrument lightning_callback log_to trainer_callback
-    """,
+    "dataload.telemetry": "METRICS Metric instrument lightning_callback log_to trainer_callback",
     "dataload.text": "Chat FillInTheMiddle Pairs Preference PrefixLM",
     "dataload.torch": """
         DataLoader DeviceLoader DistributedRank JsonState RankStatistics SourceDataset check_ranks distributed_place

@@ -203,14 +203,14 @@ def record_timeline(loader: LoaderBase[Any]) -> Generator[Timeline]:
     if any(isinstance(listener, Timeline) for listener in recorder.listeners):
         raise RuntimeError("a timeline of this loader is already being recorded: use that one, or end it first")
     timeline = Timeline()
-    recorder.listeners += (timeline,)
+    recorder.listen(timeline)
     add = timeline.requests.append
     for traffic in recorder.traffics:
         traffic.listeners.append(add)
     try:
         yield timeline
     finally:
-        recorder.listeners = tuple(listener for listener in recorder.listeners if listener is not timeline)
+        recorder.unlisten(timeline)
         for traffic in recorder.traffics:
             traffic.listeners.remove(add)
 

@@ -39,7 +39,7 @@ class Recorder:
     traffics: Sequence[Traffic] = ()  # what this process downloads for the source; empty if no data are remote
     clock: Callable[[], float] = perf_counter  # the clock of the steps' spans
     cpu_clock: Callable[[], float] = cpu_demand
-    listeners: tuple[Listener, ...] = ()
+    listeners: tuple[Listener, ...] = field(default=(), init=False)
     steps: int = field(default=0, init=False)
     wait_seconds: float = field(default=0.0, init=False)
     consumer_seconds: float = field(default=0.0, init=False)  # time that the consumer spent between batches
@@ -73,6 +73,14 @@ class Recorder:
     def work_seconds(self) -> float:
         """Time of all stages, of all workers together."""
         return sum(seconds for _, seconds in self._stages.values())
+
+    def listen(self, listener: Listener) -> None:
+        """Call `listener` with every event from now on."""
+        self.listeners += (listener,)
+
+    def unlisten(self, listener: Listener) -> None:
+        """Call it no longer."""
+        self.listeners = tuple(each for each in self.listeners if each is not listener)
 
     @property
     def lag(self) -> float:

@@ -2,33 +2,16 @@
 
 import sys
 from collections.abc import Callable
-from typing import Annotated, Any, Protocol
+from typing import Any
 
 from dataload._util.lazy import load_optional
-from dataload._util.settings import Least, check_count
+from dataload._util.settings import check_count
 from dataload.loader.statistics import Statistics
 from dataload.telemetry.metrics import AnyLoader, loader_of
 
 
-class ScalarWriter(Protocol):
-    """Takes one value at a time: TensorBoard's ``SummaryWriter``, and writers like it."""
-
-    def add_scalar(self, tag: str, scalar_value: Any, global_step: Any) -> object:
-        """Write a value."""
-        ...
-
-
-class DictWriter(Protocol):
-    """Takes the values of a step: ``wandb``, a run of it, and writers like it."""
-
-    def log(self, data: dict[str, Any], /, *, step: Any) -> object:
-        """Write the values."""
-        ...
-
-
 def figures(recent: Statistics) -> dict[str, float]:
     """Return the scalars for the work of an interval."""
-    downloads, seconds = recent.downloads, recent.wait_seconds + recent.consumer_seconds
     found = {
         "rows_per_second": recent.rows_per_second,
         "wait_share": recent.wait_share,
@@ -38,34 +21,30 @@ def figures(recent: Statistics) -> dict[str, float]:
         **{f"work/{name}": stage.seconds / (recent.work_seconds or 1) for name, stage in recent.stages.items()},
         **{f"source/{name}": source.share for name, source in (recent.sources or {}).items()},
     }
-    if downloads is not None:
-        found["download_bytes_per_second"] = downloads.nbytes / (seconds or 1)
+    if (downloads := recent.downloads) is not None:
+        found["download_bytes_per_second"] = downloads.nbytes / (recent.wait_seconds + recent.consumer_seconds or 1)
         if shards := downloads.shards_found + downloads.shards_downloaded:
             found["cache_hits"] = downloads.shards_found / shards
     return found
 
 
-class StatisticsLog:
-    """Writes a loader's statistics to a log; see `log_to`."""
+def _log(loader: AnyLoader, send: Callable[[dict[str, float], int], object], every: int) -> Callable[[int], None]:
+    """Return the function that sends a loader's figures at some steps."""
+    inner, every = loader_of(loader, "log_to"), check_count("every", every, least=1)
+    last = inner.statistics()
+    written: int | None = None  # the last step
 
-    def __init__(self, loader: AnyLoader, send: Callable[[dict[str, float], int], object], every: int) -> None:
-        self._loader = loader_of(loader, "log_to")
-        self._send = send
-        self._every = check_count("every", every, least=1)
-        self._last = self._loader.statistics()
-        self._written: int | None = None  # the last step
+    def log(step: int) -> None:
+        nonlocal last, written
+        if step % every == 0 and step != written:  # with accumulated gradients it comes several times
+            now = inner.statistics()
+            recent, last, written = now.since(last), now, step
+            send({f"dataload/{name}": value for name, value in figures(recent).items()}, step)
 
-    def __call__(self, step: int) -> None:
-        """Write what happened since the last time, if `step` is a multiple of `every`."""
-        if step % self._every == 0 and step != self._written:  # with accumulated gradients it comes several times
-            now = self._loader.statistics()
-            recent, self._last, self._written = now.since(self._last), now, step
-            self._send({f"dataload/{name}": value for name, value in figures(recent).items()}, step)
+    return log
 
 
-def log_to(
-    writer: ScalarWriter | DictWriter, loader: AnyLoader, *, every: Annotated[int, Least(1)] = 100
-) -> StatisticsLog:
+def log_to(writer: Any, loader: AnyLoader, *, every: int = 100) -> Callable[[int], None]:
     """Return a function of the step that writes a loader's statistics to TensorBoard, W&B and the like.
 
     Call it in the training loop with the number of the step. Each value covers the time since the last one. They are
@@ -94,52 +73,36 @@ def log_to(
         2 True
         4 True
     """
-    target: Any = writer
-    if callable(getattr(target, "add_scalar", None)):
-
-        def send(values: dict[str, float], step: int) -> None:
-            for tag, value in values.items():
-                target.add_scalar(tag, value, step)
-
-    elif callable(getattr(target, "log", None)):
-
-        def send(values: dict[str, float], step: int) -> None:
-            target.log(values, step=step)
-
-    else:
-        expected = "a writer with add_scalar(tag, value, step), as TensorBoard's, or log(values, step=...), as W&B's"
-        raise TypeError(f"log_to takes {expected}; found {type(writer).__name__}")
-    return StatisticsLog(loader, send, every)
+    if callable(getattr(writer, "add_scalar", None)):
+        return _log(loader, lambda values, step: [writer.add_scalar(tag, x, step) for tag, x in values.items()], every)
+    if callable(getattr(writer, "log", None)):
+        return _log(loader, lambda values, step: writer.log(values, step=step), every)
+    expected = "a writer with add_scalar(tag, value, step), as TensorBoard's, or log(values, step=...), as W&B's"
+    raise TypeError(f"log_to takes {expected}; found {type(writer).__name__}")
 
 
-def lightning_callback(loader: AnyLoader, *, every: Annotated[int, Least(1)] = 100) -> Any:
+def lightning_callback(loader: AnyLoader, *, every: int = 100) -> Any:
     """Return a callback for Lightning's ``Trainer`` that gives its loggers what `log_to` writes."""
     name = "lightning.pytorch" if "lightning.pytorch" in sys.modules else "pytorch_lightning"
     lightning: Any = load_optional(name, needed_by="dataload.telemetry.lightning_callback", extra="examples")
+    loggers: list[Any] = []
+    log = _log(loader, lambda values, step: [logger.log_metrics(values, step=step) for logger in loggers], every)
 
     class LoaderStatistics(lightning.Callback):
         def on_train_batch_end(self, trainer: Any, *_: Any) -> None:
-            self.trainer = trainer
+            loggers[:] = trainer.loggers
             log(trainer.global_step)
 
-    callback = LoaderStatistics()
-
-    def send(values: dict[str, float], step: int) -> None:
-        for logger in callback.trainer.loggers:
-            logger.log_metrics(values, step=step)
-
-    log = StatisticsLog(loader, send, every)
-    return callback
+    return LoaderStatistics()
 
 
-def trainer_callback(trainer: Any, loader: AnyLoader, *, every: Annotated[int, Least(1)] = 100) -> Any:
-    """Return a callback for a ``Trainer`` of transformers that logs what `log_to` writes, wherever the Trainer logs.
+def trainer_callback(trainer: Any, loader: AnyLoader, *, every: int = 100) -> Any:
+    """Return a callback for transformers' `trainer`, by whose ``log`` it writes what `log_to` does.
 
-    Examples:
-        >>> trainer.add_callback(trainer_callback(trainer, loader))  # doctest: +SKIP
+    Pass it to ``trainer.add_callback``.
     """
     transformers: Any = load_optional("transformers", needed_by="dataload.telemetry.trainer_callback", extra="text")
-    log = StatisticsLog(loader, lambda values, _: trainer.log(values), every)
+    log = _log(loader, lambda values, _: trainer.log(values), every)
 
     class LoaderStatistics(transformers.TrainerCallback):
         def on_step_end(self, _: Any, state: Any, control: Any, **__: Any) -> None:

@@ -2,8 +2,8 @@
 
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal, Self, TypeAlias
+from contextlib import ExitStack
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from dataload._util.lazy import load_optional
 from dataload.errors import ConfigError
@@ -13,138 +13,88 @@ from dataload.loader.statistics import Statistics
 from dataload.storage.remote.traffic import Downloads
 from dataload.telemetry.spans import StepSpans
 
+AnyLoader: TypeAlias = LoaderBase[Any] | DevicePrefetcher[Any]
+"""A loader, or a device loader around it."""
 
-@dataclass(frozen=True, slots=True)
-class Metric:
-    """A metric, and how it follows from statistics.
 
-    Attributes:
-        name: Its stable name.
-        kind: ``"counter"`` for a total since the loader was built, ``"gauge"`` for a present value.
-        unit: The unit, as UCUM writes it.
-        description: What it measures.
-        value: A number; a dict of numbers by `label`; or None if the loader has none.
-        label: Attribute that tells several numbers apart, besides ``rank`` and ``loader``.
-    """
+_Value: TypeAlias = Callable[[Statistics], float | Mapping[str, float] | None]
+
+
+class Metric(NamedTuple):
+    """A metric of `instrument`: its name, what it is and how it follows from statistics."""
 
     name: str
-    kind: Literal["counter", "gauge"]
-    unit: str
+    kind: Literal["counter", "gauge"]  # a total since the loader was built, or a present value
+    unit: str  # as UCUM writes it
+    label: str  # the attribute that tells its values apart, besides rank and loader; "" for a single value
     description: str
-    value: Callable[[Statistics], float | Mapping[str, float] | None]
-    label: str | None = None
+    value: _Value  # a number, or numbers by label; None if the loader has none
 
 
-def _downloads(name: str, unit: str, description: str, value: Callable[[Downloads], float]) -> Metric:
-    return Metric(name, "counter", unit, description, lambda s: None if s.downloads is None else value(s.downloads))
+def _metric(name: str, unit: str, description: str, value: _Value, *, gauge: bool = False, label: str = "") -> Metric:
+    return Metric(f"dataload.{name}", "gauge" if gauge else "counter", unit, label, description, value)
+
+
+def _remote(name: str, unit: str, description: str, value: Callable[[Downloads], float]) -> Metric:
+    return _metric(name, unit, description, lambda s: None if s.downloads is None else value(s.downloads))
+
+
+def _of_sources(name: str) -> _Value:
+    return lambda s: None if s.sources is None else {key: getattr(each, name) for key, each in s.sources.items()}
 
 
 METRICS: tuple[Metric, ...] = (
-    Metric("dataload.batches", "counter", "{batch}", "batches that the consumer received", lambda s: s.steps),
-    Metric("dataload.rows", "counter", "{row}", "rows of the received batches", lambda s: s.rows),
-    Metric("dataload.batch.bytes", "counter", "By", "bytes of the arrays of the received batches", lambda s: s.nbytes),
-    Metric(
-        "dataload.wait.seconds", "counter", "s", "time that the consumer waited for batches", lambda s: s.wait_seconds
-    ),
-    Metric(
-        "dataload.consumer.seconds",
-        "counter",
-        "s",
-        "time that the consumer worked between batches",
-        lambda s: s.consumer_seconds,
-    ),
-    Metric(
-        "dataload.queue.depth",
-        "counter",
+    _metric("batches", "{batch}", "batches that the consumer received", lambda s: s.steps),
+    _metric("rows", "{row}", "rows of the received batches", lambda s: s.rows),
+    _metric("batch.bytes", "By", "bytes of the arrays of the received batches", lambda s: s.nbytes),
+    _metric("wait.seconds", "s", "time that the consumer waited for batches", lambda s: s.wait_seconds),
+    _metric("consumer.seconds", "s", "time that the consumer worked between batches", lambda s: s.consumer_seconds),
+    _metric(
+        "queue.depth",
         "{batch}",
         "batches that were ready, summed over the consumer's requests; divided by dataload.batches, the mean depth",
         lambda s: round(s.depth * s.steps),
     ),
-    Metric(
-        "dataload.stage.seconds",
-        "counter",
+    _metric(
+        "stage.seconds",
         "s",
         "work on the received batches, of all workers together",
         lambda s: {name: stage.seconds for name, stage in s.stages.items()},
-        "stage",
+        label="stage",
     ),
-    Metric("dataload.workers", "gauge", "{worker}", "workers in use; 0 for the consumer's thread", lambda s: s.workers),
-    Metric(
-        "dataload.worker.seconds",
-        "counter",
-        "s",
-        "time of the loop, times the workers in use",
-        lambda s: s.worker_seconds,
-    ),
-    Metric("dataload.bad_records", "counter", "{record}", "records that were dropped or replaced", lambda s: s.bad),
-    _downloads(
-        "dataload.download.bytes", "By", "bytes received from object stores and web servers", lambda d: d.nbytes
-    ),
-    _downloads(
-        "dataload.download.requests",
-        "{request}",
-        "requests to object stores and web servers, including repeated ones",
-        lambda d: d.requests,
-    ),
-    _downloads("dataload.download.retries", "{request}", "requests that repeated a failed one", lambda d: d.retries),
-    _downloads("dataload.download.throttled", "{request}", "responses with status 429 or 503", lambda d: d.throttled),
-    _downloads(
-        "dataload.cache.hits", "{shard}", "shards that were in the cache when first needed", lambda d: d.shards_found
-    ),
-    _downloads(
-        "dataload.cache.misses", "{shard}", "shards that were downloaded into the cache", lambda d: d.shards_downloaded
-    ),
-    Metric(
-        "dataload.source.records",
-        "counter",
+    _metric("workers", "{worker}", "workers in use; 0 for the consumer's thread", lambda s: s.workers, gauge=True),
+    _metric("worker.seconds", "s", "time of the loop, times the workers in use", lambda s: s.worker_seconds),
+    _metric("bad_records", "{record}", "records that were dropped or replaced", lambda s: s.bad),
+    _remote("download.bytes", "By", "bytes received from object stores and web servers", lambda d: d.nbytes),
+    _remote("download.requests", "{request}", "requests to them, including repeated ones", lambda d: d.requests),
+    _remote("download.retries", "{request}", "requests that repeated a failed one", lambda d: d.retries),
+    _remote("download.throttled", "{request}", "responses with status 429 or 503", lambda d: d.throttled),
+    _remote("cache.hits", "{shard}", "shards that were in the cache when first needed", lambda d: d.shards_found),
+    _remote("cache.misses", "{shard}", "shards that were downloaded into the cache", lambda d: d.shards_downloaded),
+    _metric(
+        "source.records",
         "{record}",
         "records that a source of a mixture has given, to all ranks",
-        lambda s: None if s.sources is None else {name: source.records for name, source in s.sources.items()},
-        "source",
+        _of_sources("records"),
+        label="source",
     ),
-    Metric(
-        "dataload.source.share",
-        "gauge",
+    _metric(
+        "source.share",
         "{fraction}",
         "share of a source of a mixture, by the weights now",
-        lambda s: None if s.sources is None else {name: source.share for name, source in s.sources.items()},
-        "source",
+        _of_sources("share"),
+        gauge=True,
+        label="source",
     ),
 )
 """What `instrument` publishes."""
-
-
-class Instrumentation:
-    """A loader that is published; see `instrument`. It does not keep the loader alive."""
-
-    def __init__(self, name: str, loader: LoaderBase[Any], published: "_Published", spans: StepSpans | None) -> None:
-        self.name = name
-        """The attribute ``loader`` of its metrics."""
-        self._loader = weakref.ref(loader)
-        self._published = published
-        self._spans = spans
-
-    def close(self) -> None:
-        """Stop to publish the loader. May be called twice."""
-        if self._published.loaders.get(self.name) == self._loader:
-            del self._published.loaders[self.name]
-        loader = self._loader()
-        if loader is not None and self._spans is not None:
-            recorder = loader._recorder  # pyright: ignore[reportPrivateUsage] # users have `statistics()`
-            recorder.listeners = tuple(listener for listener in recorder.listeners if listener is not self._spans)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class _Published:
     """The loaders that one meter provider publishes. OpenTelemetry cannot remove instruments, so they share them."""
 
     def __init__(self, api: Any, provider: Any) -> None:
-        self.loaders: dict[str, weakref.ref[LoaderBase[Any]]] = {}
+        self._loaders: dict[str, weakref.ref[LoaderBase[Any]]] = {}
         self._api = api
         meter = provider.get_meter("dataload")
         make = {"counter": meter.create_observable_counter, "gauge": meter.create_observable_gauge}
@@ -153,35 +103,37 @@ class _Published:
 
     def add(self, loader: LoaderBase[Any], name: str | None) -> str:
         """Add a loader, and return its name."""
-        for known, found in [*self.loaders.items()]:
+        self._loaders = {known: found for known, found in self._loaders.items() if found() is not None}
+        for known, found in self._loaders.items():
             if found() is loader:
                 message = f"the loader is already published as {known!r}: close that first"
                 raise ConfigError(message, key="loader", value=loader)
-            if found() is None:
-                del self.loaders[known]
-        if name is None:
-            number = 0
-            while (name := f"loader-{number}") in self.loaders:
-                number += 1
-        elif name in self.loaders:
+        if name in self._loaders:
             message = "another loader is published under this name: give this one another, or close the other"
             raise ConfigError(message, key="name", value=name)
-        self.loaders[name] = weakref.ref(loader)
+        name = name or next(each for n in range(1 + len(self._loaders)) if (each := f"loader-{n}") not in self._loaders)
+        self._loaders[name] = weakref.ref(loader)
         return name
 
+    def remove(self, name: str, loader: "weakref.ref[LoaderBase[Any]]") -> None:
+        """Remove a loader, unless another one has its name by now."""
+        if self._loaders.get(name) == loader:
+            del self._loaders[name]
+
     def _callback(self, metric: Metric) -> Callable[[Any], Iterator[Any]]:
+        # What each source of a mixture has given takes time to count, so only its metrics ask for it.
+        def read(loader: LoaderBase[Any]) -> Statistics:
+            return loader.statistics() if metric.label == "source" else LoaderBase.statistics(loader)
+
         def observe(_: Any) -> Iterator[Any]:
-            for name, found in [*self.loaders.items()]:
+            for name, found in [*self._loaders.items()]:
                 loader = found()
-                rank = None if loader is None else loader._known_rank()  # pyright: ignore[reportPrivateUsage]
-                if loader is None or rank is None:
+                if loader is None or (rank := loader._known_rank()) is None:  # pyright: ignore[reportPrivateUsage]
                     continue
-                # What each source of a mixture has given takes time to count, so only its metrics ask for it.
-                of_sources = metric.label == "source"
-                value = metric.value(loader.statistics() if of_sources else LoaderBase.statistics(loader))
+                value = metric.value(read(loader))
                 each = value if isinstance(value, Mapping) else {} if value is None else {"": value}
                 for key, number in each.items():
-                    label = {} if metric.label is None else {metric.label: key}
+                    label = {metric.label: key} if metric.label else {}
                     yield self._api.Observation(number, {"rank": rank, "loader": name, **label})
 
         return observe
@@ -189,10 +141,6 @@ class _Published:
 
 _PUBLISHED: weakref.WeakKeyDictionary[Any, _Published] = weakref.WeakKeyDictionary()
 """By meter provider; by OpenTelemetry's own module for the global one, which may be set later."""
-
-
-AnyLoader: TypeAlias = LoaderBase[Any] | DevicePrefetcher[Any]
-"""What has statistics, or wraps it."""
 
 
 def loader_of(loader: Any, caller: str) -> LoaderBase[Any]:
@@ -211,7 +159,7 @@ def instrument(
     spans: bool = False,
     meter_provider: Any = None,
     tracer_provider: Any = None,
-) -> Instrumentation:
+) -> ExitStack:
     """Publish a loader's statistics as OpenTelemetry metrics, from its first batch until it is dropped.
 
     They are computed when a reader collects them, so the loop does not change. `METRICS` has their names and units.
@@ -220,7 +168,7 @@ def instrument(
     Args:
         loader: A `Loader`, `MultiStreamLoader`, `dataload.torch.DataLoader` or device loader.
         name: The attribute ``loader``, by default ``"loader-0"`` and so on. A name is free again when its loader is
-            closed here or dropped.
+            no longer published.
         spans: Whether to trace each step that the tracer samples: a span ``dataload.step``, with a span for the
             consumer's wait and for each stage of the work. It is a child of the span that is current when the consumer
             receives the batch.
@@ -228,30 +176,25 @@ def instrument(
         tracer_provider: The same for spans.
 
     Returns:
-        What to close, or to use in a ``with``, to end this earlier.
+        What to close, or to use in a ``with``, to end this earlier. It does not keep the loader alive.
 
     Raises:
         ConfigError: The loader is already published, or its name is taken.
         MissingDependencyError: OpenTelemetry is not installed.
-
-    Examples:
-        >>> import dataload
-        >>> from dataload.telemetry import instrument
-        >>> loader = dataload.Loader(dataload.RangeSource(8), batch_size=4)
-        >>> instrument(loader, name="train").name
-        'train'
     """
     loader = loader_of(loader, "instrument")
     needs = {"needed_by": "dataload.telemetry.instrument", "extra": "telemetry", "package": "opentelemetry-api"}
-    api = load_optional("opentelemetry.metrics", **needs)
+    api, trace = (load_optional(f"opentelemetry.{part}", **needs) for part in ("metrics", "trace"))
     provider = api if meter_provider is None else meter_provider
     published = _PUBLISHED.get(provider)
     if published is None:
         published = _PUBLISHED[provider] = _Published(api, provider)
     name = published.add(loader, name)
-    listener = None
+    held = ExitStack()
+    held.callback(published.remove, name, weakref.ref(loader))
     if spans:
-        trace = load_optional("opentelemetry.trace", **needs)
+        recorder = loader._recorder  # pyright: ignore[reportPrivateUsage] # users have `statistics()`
         listener = StepSpans(trace, trace if tracer_provider is None else tracer_provider, loader, name)
-        loader._recorder.listeners += (listener,)  # pyright: ignore[reportPrivateUsage]
-    return Instrumentation(name, loader, published, listener)
+        recorder.listen(listener)
+        held.callback(recorder.unlisten, listener)
+    return held

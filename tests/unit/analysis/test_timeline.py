@@ -40,7 +40,7 @@ def scripted():
     now = [0.0]
     recorder = Recorder("threads", clock=lambda: now[0], cpu_clock=lambda: 0.0)
     timeline = Timeline()
-    recorder.listeners = (timeline,)
+    recorder.listen(timeline)
     script = [
         (11.0, 13.0, Step(0, "dataload-10", ("read", 10.0, 11.0), ("transform", 11.0, 13.0))),
         (13.5, 13.5, Step(1, "dataload-9", ("read", 10.5, 13.25))),

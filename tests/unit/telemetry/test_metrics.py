@@ -91,9 +91,8 @@ def test_each_metric_has_its_figure():
 
 def test_the_documents_have_the_same_table():
     page = (ROOT / "docs/how-to/telemetry.md").read_text()
-    rows = re.findall(r"^\| `(dataload\.[\w.]+)` \| (\w+) \| (\S+) \| (\S*) \| (.+) \|$", page, re.MULTILINE)
-    expected = [(e.name, e.kind, f"`{e.unit}`", f"`{e.label}`" if e.label else "", e.description) for e in METRICS]
-    assert [(name, kind, unit, label.strip(), text) for name, kind, unit, label, text in rows] == expected
+    rows = re.findall(r"^\| `(dataload\.[\w.]+)` \| (\w+) \| `(\S+)` \| `?(\w*)`? \| (.+) \|$", page, re.MULTILINE)
+    assert rows == [each[:-1] for each in METRICS]
 
 
 def test_metrics_are_the_statistics_of_the_moment(collect):
@@ -128,7 +127,6 @@ def test_a_rank_is_published_when_it_is_known(collect, monkeypatch):
 def test_two_loaders_are_told_apart(collect):
     first, second = (Loader(RangeSource(8), batch_size=size) for size in (4, 2))
     held = [instrument(loader, meter_provider=collect.provider) for loader in (first, second)]
-    assert [each.name for each in held] == ["loader-0", "loader-1"]
     assert len([*first, *second]) == 6
     found = collect()
     assert (found["dataload.batches", "loader-0", 0], found["dataload.batches", "loader-1", 0]) == (2, 4)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 from typing import Any, Literal, SupportsIndex, overload
 
 import numpy as np
@@ -30,6 +31,7 @@ from dataload.sources.views.select import (
 )
 from dataload.sources.views.split import Division, check_shares
 from dataload.storage import Remote
+from dataload.storage.local.files import check_not_overwritten
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
@@ -225,9 +227,8 @@ class ViewSource(Source[T_co]):
         """See `Source.reads_in_order`: whether it is true of any parent."""
         return any(parent.reads_in_order for parent in self._parents)
 
-    def _check_files(self) -> None:
-        for parent in self._parents:
-            parent._check_files()
+    def _mapped(self) -> Mapping[int, tuple[Sequence[str], Int64Array]]:
+        return {number: files for parent in self._parents for number, files in parent._mapped().items()}
 
     def _traffics(self) -> Sequence[Traffic]:
         # Parents may share one.
@@ -371,5 +372,6 @@ def traffics_of(source: Any) -> Sequence[Traffic]:
 
 def check_files(source: Any) -> None:
     """Raise ChangedFileError if a mapped file of any source was overwritten in place since it was opened."""
-    if isinstance(source, Source):
-        source._check_files()  # pyright: ignore[reportPrivateUsage] # for sources
+    if isinstance(source, Source) and (mapped := source._mapped()):  # pyright: ignore[reportPrivateUsage] # for sources
+        paths, versions = zip(*mapped.values(), strict=True)
+        check_not_overwritten([*chain.from_iterable(paths)], np.concatenate(versions))

@@ -36,7 +36,7 @@ from dataload.sources.shards import (
 )
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
 from dataload.storage.errors import file_errors, memory_error
-from dataload.storage.local.files import check_not_overwritten, check_versions, versions_of
+from dataload.storage.local.files import check_versions, versions_of
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
@@ -310,9 +310,10 @@ class FileSource(Source[T_co]):
     def _files(self) -> Sequence[tuple[str, Remote | None]]:
         return [(self._data_file(path), self._remote) for path in self._paths]
 
-    def _check_files(self) -> None:
-        if self._versions is not None and getattr(getattr(self, "options", None), "map", False):
-            check_not_overwritten(self._versioned_files(), self._versions)
+    def _mapped(self) -> Mapping[int, tuple[Sequence[str], Int64Array]]:
+        if self._versions is None or not getattr(getattr(self, "options", None), "map", False):
+            return {}
+        return {id(self): (self._versioned_files(), self._versions)}
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""

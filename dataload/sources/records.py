@@ -90,8 +90,9 @@ class Records(SaysInstead, ABC, Generic[T_co]):
         """
         return False
 
-    def _check_files(self) -> None:
-        """Raise ChangedFileError if a mapped file was overwritten in place since it was opened."""
+    def _mapped(self) -> Mapping[int, tuple[Sequence[str], Int64Array]]:
+        """Return the mapped files of each source, by its id, and their versions when they were opened."""
+        return {}
 
     def _traffics(self) -> Sequence[Traffic]:
         """Return what counts the downloads of this source in this process; nothing if no data are remote."""

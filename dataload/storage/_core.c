@@ -536,6 +536,7 @@ static PyMethodDef methods[] = {
     {"hash_ranges", (PyCFunction)(void (*)(void))hash_ranges, METH_FASTCALL, NULL},
     {"hash_ranges_portable", (PyCFunction)(void (*)(void))hash_ranges_portable, METH_FASTCALL, NULL},
     {"cut", (PyCFunction)(void (*)(void))cut, METH_FASTCALL, NULL},
+    {"file_versions", (PyCFunction)(void (*)(void))file_versions, METH_FASTCALL, NULL},
     {"integers", (PyCFunction)(void (*)(void))integers, METH_FASTCALL, NULL},
     {"texts", (PyCFunction)(void (*)(void))texts, METH_FASTCALL, NULL},
     {"lmdb_nodes", (PyCFunction)(void (*)(void))lmdb_nodes, METH_FASTCALL, NULL},

@@ -19,6 +19,7 @@ __all__ = [
     "Tables",
     "copies",
     "cut",
+    "file_versions",
     "gather",
     "gather_ranges",
     "hash_ranges",
@@ -93,6 +94,28 @@ def cut(
     check_cut(rows, memoryview(out).nbytes, starts, lengths, targets, first, mask)
     gather(rows, data, 0, 1, offsets, length, file)
     return cut_rows(out, rows, starts, lengths, targets, first, mask)
+
+
+def file_versions(out: Int64Array, paths: bytes, /) -> None:
+    """Fill `out` with size, time of change in ns and number of each file, (files, 3) int64; zeros for a missing one.
+
+    Paths are separated by zero bytes.
+    """
+    names = paths.split(b"\0") if paths or out.size else []
+    if out.size != 3 * len(names):
+        raise ValueError(f"versions of {len(names)} files do not fill {out.nbytes} bytes")
+    for row, name in zip(out.reshape(-1, 3), names, strict=True):
+        try:
+            found = os.stat(name)
+        except OSError:
+            row[:] = 0
+        else:
+            row[:] = found.st_size, found.st_mtime_ns, file_number(found.st_dev, found.st_ino)
+
+
+def file_number(device: int, inode: int) -> int:
+    """Return a number of a file that others are unlikely to have, in the range of int64."""
+    return ((inode ^ device << 48) + 2**63) % 2**64 - 2**63
 
 
 def integers(out: Int64Array, data: Any, offsets: Int64Array, lengths: Int64Array, /) -> int:

@@ -29,7 +29,7 @@ from dataload._util.system import (
     write_at,
 )
 from dataload.errors import MachineError, SourceError, SourceNotFoundError, printable
-from dataload.storage.core import can_map
+from dataload.storage.core import can_map, core, file_number
 from dataload.storage.errors import file_errors, overwritten_error, rewritten_error
 from dataload.storage.local.atomic import AtomicFile, make_directory, remove, remove_leftovers, write_errors
 from dataload.storage.local.record_files import FileIdentity, MappedFile, UnmappedFile, open_regular
@@ -293,13 +293,16 @@ class AppendedFile:
 
 
 def versions_of(paths: Sequence[str]) -> Int64Array:
-    """Return size, time of change in ns and a hash of the inode of each file, (files, 3); zeros for a missing file."""
-    return np.array([_version(path) for path in paths], np.int64).reshape(-1, 3)
+    """Return size, time of change in ns and number of each file, (files, 3); zeros for a missing file."""
+    found = np.empty((len(paths), 3), np.int64)
+    core().file_versions(found, os.fsencode("\0".join(paths)))
+    return found
 
 
 def as_versions(identities: Iterable[FileIdentity]) -> Int64Array:
     """Return what `versions_of` returns for files of these identities."""
-    return np.array([(each.size, each.changed, hash(each.file)) for each in identities], np.int64).reshape(-1, 3)
+    found = [(each.size, each.changed, file_number(*each.file)) for each in identities]
+    return np.array(found, np.int64).reshape(-1, 3)
 
 
 def check_versions(paths: Sequence[str], known: Int64Array) -> None:
@@ -317,11 +320,3 @@ def check_not_overwritten(paths: Sequence[str], known: Int64Array) -> None:
     if overwritten.any():
         first = int(np.argmax(overwritten))
         raise overwritten_error(paths[first], int(known[first, 1]), int(now[first, 1]))
-
-
-def _version(path: str) -> tuple[int, int, int]:
-    try:
-        identity = FileIdentity.at(path)
-    except OSError:  # opening it says what is wrong
-        return 0, 0, 0
-    return identity.size, identity.changed, hash(identity.file)

@@ -11,6 +11,7 @@ from cores import CORES, _core_c, check_allocations, compiled, each, numbers, ou
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dataload.storage._core_numpy import file_number
 from dataload.storage._shards_numpy import MOST_SHARDS, PLACE_BITS
 
 SIZES = [5000, 0, 1, 9000, 300]
@@ -282,3 +283,33 @@ def test_each_failing_allocation_is_a_memory_error(tmp_path):
     ]
     for call in calls:
         check_allocations(*call)
+
+
+NAMES = st.lists(st.sampled_from(["0", "1", "linked", "missing", "0/inside", "ä"]), min_size=1, max_size=6)
+
+
+@given(NAMES, st.integers(0, 6))
+@settings(deadline=None)
+def test_versions_of_files_equal_what_stat_says(filled, names, rows):
+    folder, _ = filled
+    if not (folder / "linked").exists():
+        os.utime(folder / "1", ns=(0, -1))
+        (folder / "linked").symlink_to("1")
+        (folder / "ä").mkdir()
+    paths = [os.fsencode(folder / name) for name in names]
+    results = []
+    for one in CORES:
+        out = np.full((rows, 3), 7, np.int64)
+        results.append((outcome(one.file_versions, out, b"\0".join(paths)), out.tolist()))
+    assert all(result == results[0] for result in results)
+    error, found = results[0]
+    if len(names) != rows:
+        assert error == (ValueError, f"versions of {len(names)} files do not fill {rows * 24} bytes")
+        return
+    for path, (size, changed, number) in zip(paths, found, strict=True):
+        if not os.path.exists(path):
+            assert (size, changed, number) == (0, 0, 0)
+        else:
+            status = os.stat(path)
+            assert (size, changed) == (status.st_size, status.st_mtime_ns)
+            assert number == np.int64(file_number(status.st_dev, status.st_ino))

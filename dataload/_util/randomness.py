@@ -6,6 +6,7 @@ hashes, and bits come from the 64-bit finalizer below, so an order does not depe
 
 import hashlib
 import operator
+from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
@@ -16,6 +17,8 @@ from dataload.errors import ConfigError
 
 ORDER_VERSION = 1
 """Version of all orders, raised when any order changes for the same seed. States of other versions are refused."""
+
+_PERSON = b"dataload"
 
 UInt64Array = npt.NDArray[np.uint64]
 
@@ -37,6 +40,14 @@ def derive_key(seed: int, purpose: str, *address: int | str, words: int = 4) -> 
     return np.frombuffer(_digest(8 * words, seed, purpose, address), "<u8").astype(np.uint64)
 
 
+def derive_keys(seeds: Iterable[int], purpose: str, addresses: Iterable[int], words: int) -> UInt64Array:
+    """Return the key of each seed for one purpose and its address, (seeds, words) uint64: `derive_key`, faster."""
+    pairs = zip(seeds, addresses, strict=True)
+    texts = (f"{seed}\x1f{purpose}\x1fint:{address}".encode() for seed, address in pairs)
+    digests = [hashlib.blake2b(text, digest_size=8 * words, person=_PERSON).digest() for text in texts]
+    return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64).reshape(-1, words)
+
+
 def derive_word(seed: int, purpose: str, *address: int | str) -> np.uint64:
     """Return an independent word of 64 bits for a purpose and an address."""
     return np.uint64(int.from_bytes(_digest(8, seed, purpose, address), "little"))
@@ -52,7 +63,7 @@ def _digest(size: int, seed: int, purpose: str, address: tuple[int | str, ...]) 
 
 @lru_cache(64)  # most keys of a loop differ only in the step or the index, which come last
 def _hash_of(size: int, seed: int, *parts: str) -> Any:
-    return hashlib.blake2b("\x1f".join((repr(seed), *parts)).encode(), digest_size=size, person=b"dataload")
+    return hashlib.blake2b("\x1f".join((repr(seed), *parts)).encode(), digest_size=size, person=_PERSON)
 
 
 def _address_part(part: int | str) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload._util.caches import PerProcess
-from dataload._util.randomness import UInt64Array, derive_key, hash64
+from dataload._util.randomness import UInt64Array, derive_keys, hash64
 from dataload.samplers.basic import Sequential, indices_without_end
 from dataload.samplers.common import FEW, KEY_WORDS, ROUNDS, SMALL, divide, rounds, split_by_group, walk
 from dataload.samplers.shuffle import GlobalShuffle
@@ -59,9 +59,7 @@ class Orders:
         if passes is None:
             return Permutations.of(lengths)
         seeds = (cast("GlobalShuffle", self._samplers[each]).seed for each in components.tolist())
-        pairs = zip(seeds, passes.tolist(), strict=True)
-        keys = [derive_key(seed, "shuffle", each, words=KEY_WORDS) for seed, each in pairs]
-        return Permutations.of(lengths, np.array(keys))
+        return Permutations.of(lengths, derive_keys(seeds, "shuffle", passes.tolist(), KEY_WORDS))
 
 
 class Permutations(NamedTuple):
@@ -126,9 +124,9 @@ class Permutations(NamedTuple):
 
     def _constants(self, numbers: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Yield those of the rounds, for `rounds`."""
-        mask, shifts = self.masks[numbers], [shift[numbers] for shift in self.shifts]
+        mask, shifts = self.masks.take(numbers), [shift.take(numbers) for shift in self.shifts]
         for i, (add, multiply) in enumerate(self.constants):
-            yield add[numbers], multiply[numbers], mask, shifts[i % 2]
+            yield add.take(numbers), multiply.take(numbers), mask, shifts[i % 2]
 
 
 class _Shuffles:

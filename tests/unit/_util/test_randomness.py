@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload._util.randomness import check_seed, derive_key, generator, hash64
+from dataload._util.randomness import check_seed, derive_key, derive_keys, generator, hash64
 from dataload.errors import ConfigError
 
 
@@ -30,6 +30,13 @@ def test_keys_are_blake2b_of_the_address():
     for words in (1, 2, 8):
         key = derive_key(0, "x", words=words)
         assert (key.shape, key.dtype) == ((words,), np.uint64)
+
+
+@given(st.lists(st.tuples(st.integers(), st.integers()), max_size=5), st.integers(1, 8))
+def test_keys_made_together_are_those_made_alone(pairs, words):
+    keys = derive_keys([seed for seed, _ in pairs], "shuffle", [address for _, address in pairs], words)
+    assert keys.shape == (len(pairs), words)
+    assert keys.tolist() == [derive_key(seed, "shuffle", address, words=words).tolist() for seed, address in pairs]
 
 
 def test_neighbouring_addresses_share_nothing():

@@ -10,7 +10,8 @@ from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import Evidence, Found, ShardFacts, compare
 from dataload.errors import SourceError, SourceNotFoundError
-from dataload.storage import Remote, base_name, files_below, is_url, join, storage_of
+from dataload.storage import RecordFile, Remote, base_name, files_below, is_url, join, storage_of
+from dataload.storage.backend import ReadableFile
 
 LOCK_FILE = "lock.mdb"
 """Name of a file in directories of LMDB, which rewrites it whenever the environment is opened."""
@@ -73,8 +74,14 @@ def is_same(facts: ShardFacts, path: str, remote: Remote | None = None) -> bool:
 def ends_of_file(path: str, remote: Remote | None) -> tuple[int, str]:
     """Return the size of a file and a hash of its first and last 4 KiB, which distinguishes files of equal size."""
     with storage_of(path, remote).open(path) as file:
-        ends = file.read(0, _ENDS_BYTES) + file.read(max(0, file.size - _ENDS_BYTES), _ENDS_BYTES)
-        return file.size, hashlib.blake2b(ends, digest_size=8).hexdigest()
+        return ends_of(file)
+
+
+def ends_of(file: ReadableFile | RecordFile) -> tuple[int, str]:
+    """Return what `ends_of_file` does for an open file."""
+    length = min(_ENDS_BYTES, file.size)
+    ends = file.read(0, length) + file.read(file.size - length, length)
+    return file.size, hashlib.blake2b(ends, digest_size=8).hexdigest()
 
 
 def find_changed(marks: Mapping[str, ContentMark]) -> list[str]:

@@ -22,6 +22,7 @@ from dataload.sources.registry import (
     built_in_formats,
     by_content,
     by_suffix,
+    by_suffixes,
     family_of,
     format_of_directory,
     format_of_files,
@@ -264,7 +265,7 @@ def _listed(directory: str, entry: Format | None, remote: Remote | None) -> Data
 
 def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Format | None) -> DataSetFacts:
     """Compare local shards with the manifest, newer ones by their ends; return its facts with their versions."""
-    here, path = list_versions(directory), join(directory, MANIFEST_NAME)
+    here, path = list_versions(directory, {MANIFEST_NAME, *listed.names}), join(directory, MANIFEST_NAME)
     versions = tuple(here.get(name) for name in listed.names)
     found = {name: version[:2] for name, version in zip(listed.names, versions, strict=True) if version is not None}
     for name in listed.names if len(found) < len(versions) else ():
@@ -324,7 +325,8 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None,
 
 def _shards_among(names: Iterable[str], entry: Format | None, known: Sequence[Format]) -> list[str]:
     """Return the names with the suffix of a known format, or of the given one."""
-    found = [(name, of) for name in names if (of := by_suffix(name, known)) is not None]
+    several = list(names)
+    found = [(name, of) for name, of in zip(several, by_suffixes(several, known), strict=True) if of is not None]
     if entry is not None:
         return [name for name, of in found if family_of(of) == family_of(entry)]
     others = [name for name, of in found if not of.lies_beside]

@@ -211,7 +211,7 @@ class FileSource(Source[T_co]):
             check_versions([data_file], self._versions[shard : shard + 1])
         reader = self._open_reader(shard)
         try:
-            self._known.check(shard, path, len(reader), data_file)
+            self._known.check(shard, path, len(reader), data_file, getattr(reader, "_file", None))
             if self._versions is not None and not self._known.listed and not is_url(path):
                 check_versions([data_file], self._versions[shard : shard + 1])
             if self._selected:

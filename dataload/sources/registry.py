@@ -178,9 +178,19 @@ def _entry_points_in(folders: tuple[tuple[str, int], ...]) -> Sequence[EntryPoin
 
 def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None:
     """Return the first of the `known` formats, by default all, that has the suffix of `path`, or None."""
-    lowered = _NUMBER.sub("", path.rstrip("/").lower())
-    among = chain(built_in_formats(), added_formats()) if known is None else known
+    lowered, among = _lowered(path), chain(built_in_formats(), added_formats()) if known is None else known
     return next((entry for entry in among if entry.suffixes and lowered.endswith(entry.suffixes)), None)
+
+
+def by_suffixes(paths: Iterable[str], known: Iterable[Format]) -> list[Format | None]:
+    """Return what `by_suffix` does for many paths, most of which may have no known suffix."""
+    entries = [entry for entry in known if entry.suffixes]
+    suffixes = tuple(suffix for entry in entries for suffix in entry.suffixes)
+    return [by_suffix(path, entries) if _lowered(path).endswith(suffixes) else None for path in paths]
+
+
+def _lowered(path: str) -> str:
+    return _NUMBER.sub("", path.rstrip("/").lower())
 
 
 def by_content(path: str) -> Format | None:

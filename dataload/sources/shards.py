@@ -19,7 +19,7 @@ from dataload._util.indexing import split_by_shard
 from dataload._util.system import open_files_limit
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
-from dataload.catalog.evidence import ends_of_file
+from dataload.catalog.evidence import ends_of, ends_of_file
 from dataload.catalog.fields import spec_of
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
@@ -177,14 +177,15 @@ class ListedShards:
     contents: tuple[ContentMark | None, ...] | None = None
     versions: tuple[FileIdentity | None, ...] = ()
 
-    def check(self, shard: int, path: str, records: int, data_file: str = "") -> None:
-        """Compare the number of records of an opened shard, and both ends of a local file; a CorruptFileError."""
+    def check(self, shard: int, path: str, records: int, data_file: str = "", file: Any = None) -> None:
+        """Compare the number of records of an opened shard, and both ends of a local file, which `file` may be."""
         if records != self.lengths[shard]:
             if not self.listed:
                 raise rewritten_error(path)
             raise _stale_error(path, f"{records:,} records, and {self.lengths[shard]:,} in the manifest")
         mark = None if self.contents is None or not data_file or is_url(data_file) else self.contents[shard]
-        if mark is not None and ends_of_file(data_file, None) != mark[:2]:
+        is_open = isinstance(file, RecordFile) and file.path == data_file
+        if mark is not None and (ends_of(file) if is_open else ends_of_file(data_file, None)) != mark[:2]:
             raise _stale_error(path, "another content than in the manifest")
 
     def versions_at(self, files: Sequence[str]) -> Int64Array:
@@ -333,6 +334,7 @@ class OpenShards(Generic[T_co]):
                 open_shard = self.open()
                 assert open_shard is not None, "a source is alive while it is read"
                 reader = self.readers[shard] = open_shard(shard)
+                self.opening.pop(shard, None)
             return reader
 
     def close(self) -> None:

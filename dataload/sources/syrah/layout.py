@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from dataload._util.caches import Memo
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import CorruptFileError
 from dataload.sources.syrah.format import SYRAH
@@ -277,11 +278,17 @@ def _table(numbers: Int64Array) -> bytes:
 
 
 _BYTES_PER_RECORD = 16  # at least, of the metadata
+_MOST_SHARED = 1 << 20  # bytes of metadata, which are kept with their columns
 _LEAST_CACHED = 100_000  # records; parsing the metadata of fewer takes a few milliseconds
 
 
-def load_columns(file: RecordFile, *, cache: bool, remote: Remote | None = None) -> list[Column]:
-    """Return the columns of a file, after checking every number; raises as `parse_metadata`."""
+def load_columns(
+    file: RecordFile, *, cache: bool, remote: Remote | None = None, last: Memo[list[Column]] | None = None
+) -> list[Column]:
+    """Return the columns of a file, after checking every number; raises as `parse_metadata`.
+
+    Shards often have equal metadata: then they share the columns that were parsed `last`.
+    """
     path, size = file.path, file.size
     offset, length = parse_header(file.read(0, min(HEADER_SIZE, size)), size, path)
 
@@ -291,10 +298,17 @@ def load_columns(file: RecordFile, *, cache: bool, remote: Remote | None = None)
             check_columns(columns, (offset, offset + length), size, path)
         return columns
 
+    def build() -> list[Column]:
+        data = file.read(offset, length)
+        if last is None or length > _MOST_SHARED:
+            return parse_metadata(data, offset, size, path)
+        key = data, offset, size
+        return last.recall(key) or last.keep(key, parse_metadata(data, offset, size, path))
+
     return remember(
         IndexKey.of("syrah", (path,), remote=remote) if cache and length >= _LEAST_CACHED * _BYTES_PER_RECORD else None,
         unpack,
-        build=lambda: parse_metadata(file.read(offset, length), offset, size, path),
+        build,
         pack=_pack,
     )
 

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self, cast
 import numpy as np
 
 from dataload._util.arrays import split_records, split_rows
+from dataload._util.caches import Memo
 from dataload._util.limits import check_lengths, fits
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
@@ -32,15 +33,18 @@ class SyrahSource(FileSource[Record]):
     format_name = "syrah"
     options_type: ClassVar[Any] = SyrahOptions
 
+    def _prepare(self) -> None:
+        self._last: Memo[list[Column]] = Memo(1)
+
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        return _SyrahFile(path, self.options)
+        return _SyrahFile(path, self.options, self._last)
 
 
 class _SyrahFile(ShardReader[Record]):
-    def __init__(self, path: str, options: SyrahOptions) -> None:
+    def __init__(self, path: str, options: SyrahOptions, last: Memo[list[Column]]) -> None:
         shapes: Mapping[str, Any] = options.shapes or {}
         self._file = storage_of(path, options.remote_settings).map(path, mapped=options.map)
-        parsed = load_columns(self._file, cache=options.cache, remote=options.remote_settings)
+        parsed = load_columns(self._file, cache=options.cache, remote=options.remote_settings, last=last)
         self._length = len(parsed[0].offsets)
         limit = options.max_record_bytes
         self._columns = {column.name: _Reader(column, self._file, shapes.get(column.name), limit) for column in parsed}

@@ -4,7 +4,7 @@ import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from time import perf_counter
@@ -77,14 +77,15 @@ _PROBED = 4  # files whose time tells whether reading waits for a disk or a serv
 _SLOW_SECONDS = 0.001  # for each file; faster ones are in memory, where threads gain nothing
 
 
-def list_versions(path: str) -> dict[str, FileIdentity | None]:
-    """Return the version of each visible file in a directory, and None for each folder in it."""
+def list_versions(path: str, wanted: Container[str]) -> dict[str, FileIdentity | None]:
+    """Return the version of each wanted file in a directory; None for other visible ones, and for folders."""
     found: dict[str, FileIdentity | None] = {}
     with file_errors(path), os.scandir(path) as entries:
         for entry in entries:
             if entry.name[0] != ".":
                 with contextlib.suppress(FileNotFoundError):  # deleted just now, or a link to nothing
-                    found[entry.name] = None if entry.is_dir() else FileIdentity.of(entry.stat())
+                    is_wanted = entry.name in wanted and not entry.is_dir()
+                    found[entry.name] = FileIdentity.of(entry.stat()) if is_wanted else None
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from itertools import chain
 from typing import Any, Literal, SupportsIndex, overload
 
 import numpy as np
@@ -227,8 +226,9 @@ class ViewSource(Source[T_co]):
         """See `Source.reads_in_order`: whether it is true of any parent."""
         return any(parent.reads_in_order for parent in self._parents)
 
-    def _mapped(self) -> Mapping[int, tuple[Sequence[str], Int64Array]]:
-        return {number: files for parent in self._parents for number, files in parent._mapped().items()}
+    def _add_mapped(self, paths: list[str], versions: dict[int, Int64Array]) -> None:
+        for parent in self._parents:
+            parent._add_mapped(paths, versions)
 
     def _traffics(self) -> Sequence[Traffic]:
         # Parents may share one.
@@ -372,6 +372,8 @@ def traffics_of(source: Any) -> Sequence[Traffic]:
 
 def check_files(source: Any) -> None:
     """Raise ChangedFileError if a mapped file of any source was overwritten in place since it was opened."""
-    if isinstance(source, Source) and (mapped := source._mapped()):  # pyright: ignore[reportPrivateUsage] # for sources
-        paths, versions = zip(*mapped.values(), strict=True)
-        check_not_overwritten([*chain.from_iterable(paths)], np.concatenate(versions))
+    paths, versions = list[str](), dict[int, Int64Array]()
+    if isinstance(source, Source):
+        source._add_mapped(paths, versions)  # pyright: ignore[reportPrivateUsage] # for sources
+    if versions:
+        check_not_overwritten(paths, np.concatenate([*versions.values()]))

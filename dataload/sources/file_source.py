@@ -310,10 +310,11 @@ class FileSource(Source[T_co]):
     def _files(self) -> Sequence[tuple[str, Remote | None]]:
         return [(self._data_file(path), self._remote) for path in self._paths]
 
-    def _mapped(self) -> Mapping[int, tuple[Sequence[str], Int64Array]]:
-        if self._versions is None or not getattr(getattr(self, "options", None), "map", False):
-            return {}
-        return {id(self): (self._versioned_files(), self._versions)}
+    def _add_mapped(self, paths: list[str], versions: dict[int, Int64Array]) -> None:
+        is_mapped = getattr(getattr(self, "options", None), "map", False)
+        if is_mapped and self._versions is not None and id(self) not in versions:
+            paths += self._versioned_files()
+            versions[id(self)] = self._versions
 
     def fingerprint(self) -> str:
         """See `Source.fingerprint`: a hash of names, sizes, counts, file ends and `ShardReader.identity`."""

@@ -90,9 +90,8 @@ class Records(SaysInstead, ABC, Generic[T_co]):
         """
         return False
 
-    def _mapped(self) -> Mapping[int, tuple[Sequence[str], Int64Array]]:
-        """Return the mapped files of each source, by its id, and their versions when they were opened."""
-        return {}
+    def _add_mapped(self, paths: list[str], versions: dict[int, Int64Array]) -> None:
+        """Add mapped files, and their versions when they were opened, by the id of their source."""
 
     def _traffics(self) -> Sequence[Traffic]:
         """Return what counts the downloads of this source in this process; nothing if no data are remote."""

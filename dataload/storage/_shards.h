@@ -421,6 +421,7 @@ typedef struct {
     int64_t start, stride; /* or computed from these, */
     int64_t count;
     int itemsize;
+    int users;             /* shards, and `last` */
     char kind;             /* of this type of struct; 0 if they are computed */
     char is_view;
     Py_buffer view;        /* or the numbers, if they are few */
@@ -432,11 +433,19 @@ typedef struct {
     PyObject_HEAD
     Py_ssize_t shards;
     Table **tables; /* NULL where there is none */
+    Table *last;    /* that was put, which shards with equal numbers share: one table stays in the cache */
 } Tables;
 
-static void free_table(Table *table) {
-    if (table && table->is_view) PyBuffer_Release(&table->view);
+static void release_table(Table *table) {
+    if (!table || --table->users) return;
+    if (table->is_view) PyBuffer_Release(&table->view);
     PyMem_Free(table);
+}
+
+static int are_equal(const Table *one, const Table *other) {
+    if (!one || one->is_view || other->is_view || one->kind != other->kind || one->count != other->count) return 0;
+    if (!one->kind) return one->start == other->start && one->stride == other->stride;
+    return one->itemsize == other->itemsize && !memcmp(one->numbers, other->numbers, one->count * one->itemsize);
 }
 
 static PyObject *tables_new(PyTypeObject *type, PyObject *args, PyObject *keywords) {
@@ -455,7 +464,8 @@ static PyObject *tables_new(PyTypeObject *type, PyObject *args, PyObject *keywor
 static void tables_dealloc(PyObject *object) {
     Tables *self = (Tables *)object;
     PyTypeObject *type = Py_TYPE(object);
-    for (Py_ssize_t shard = 0; shard < self->shards; shard++) free_table(self->tables[shard]);
+    for (Py_ssize_t shard = 0; shard < self->shards; shard++) release_table(self->tables[shard]);
+    release_table(self->last);
     PyMem_Free(self->tables);
     ((freefunc)PyType_GetSlot(type, Py_tp_free))(object);
     Py_DECREF(type);
@@ -471,10 +481,19 @@ static PyObject *put_table(Tables *self, int64_t shard, Table *given) {
     }
     if (given->is_view && (!table || copies)) PyBuffer_Release(&given->view);
     if (!table) return PyErr_NoMemory();
+    table->users = 1;
     LOCK(self)
+    if (are_equal(self->last, table)) {
+        release_table(table);
+        table = self->last;
+    } else {
+        release_table(self->last);
+        self->last = table;
+    }
+    table->users++;
     before = self->tables[shard];
     self->tables[shard] = table;
-    free_table(before);
+    release_table(before);
     UNLOCK()
     return Py_NewRef(Py_None);
 }

@@ -285,6 +285,42 @@ def test_each_failing_allocation_is_a_memory_error(tmp_path):
         check_allocations(*call)
 
 
+ALIKE = [
+    (4, 8, 2),
+    (4, 8, 3),
+    (4, 9, 2),
+    (5, 8, 2),
+    (0, 0, 0),
+    numbers(4, 12),
+    numbers(4, 13),
+    np.array([4, 12], np.uint32),
+    np.array([4, 0], np.uint16),
+    np.array([4], np.uint32),
+    np.arange(1000),  # too many to be copied
+]
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.sampled_from(range(len(ALIKE)))), max_size=12))
+@settings(deadline=None)
+def test_shards_with_equal_numbers_are_independent(puts):
+    """The compiled core keeps equal tables once."""
+    several = [one.Tables(4) for one in CORES]
+    for shard, number in puts:
+        for tables in several:
+            table = ALIKE[number]
+            tables.put_line(shard, *table) if isinstance(table, tuple) else tables.put(shard, table.copy())
+    for shard, number in dict(puts).items():
+        table = ALIKE[number]
+        expected = [table[0] + i * table[1] for i in range(table[2])] if isinstance(table, tuple) else table.tolist()
+        places = numbers(*(place(shard, at) for at in range(len(expected))))
+        for tables in several:
+            out = np.empty(len(expected), np.int64)
+            tables.take(out, places, 1, False)
+            assert out.tolist() == expected
+            with pytest.raises(IndexError):
+                tables.take(np.empty(1, np.int64), numbers(place(shard, len(expected))), 1, False)
+
+
 NAMES = st.lists(st.sampled_from(["0", "1", "linked", "missing", "0/inside", "ä"]), min_size=1, max_size=6)
 
 

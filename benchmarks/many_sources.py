@@ -1,0 +1,88 @@
+"""Thousands of sources in files: opening them, their first epoch, and a loader over them beside one source."""
+
+import gc
+from contextlib import ExitStack, closing
+from time import process_time
+
+import numpy as np
+
+import dataload
+from benchmarks.costs import _copied, _own_memory
+from benchmarks.harness import ROOT, SEED, VERSION, Case, aim, blobs, made, run_cases, through
+from benchmarks.workloads import floats
+
+SIZE = 1024
+FORMATS = {
+    "Syrah": ("syr", floats(SIZE // 4), {}, 0.7),
+    "tar": ("tar", blobs(SIZE), {}, 0.7),
+    "Parquet": ("parquet", floats(SIZE // 4), {}, 0.5),
+    "LMDB": ("lmdb", blobs(SIZE), {"field": "bin"}, 0.7),
+    "tokens": ("npy", None, {}, 0.7),
+}
+
+
+def many_sources(records=200_000, batch_size=256, counts=(1500, 5000)):
+    """Sources in a mix of equal weights and one after another; records are in memory."""
+    found = []
+    for name, (suffix, different, options, floor) in FORMATS.items():
+        for count in (1000,) if suffix == "lmdb" else counts:
+            each = records // count
+            first, one = (_made(suffix, different, n, options, of) for n, of in ((each, count), (each * count, 1)))
+            paths = [first, *(_copied(first, number, count) for number in range(1, count))]
+            title = f"{count:,} sources, {name}, records of {SIZE} bytes, batch {batch_size}"
+            found += _measured(title, one, paths, batch_size, floor)
+    return found
+
+
+def _made(suffix, different, records, options, count):
+    name = f"source-{records}-shard-0-of-{count}.{suffix}"
+    if different is not None:
+        return made(name, different, records, **options)
+    path = ROOT / f"v{VERSION}-{name}"
+    np.save(path, np.arange(records * SIZE // 4, dtype=np.uint32))
+    return str(path)
+
+
+def _measured(title, one, paths, batch_size, floor):
+    window = {"window": SIZE // 4, "stride": SIZE // 4} if one.endswith(".npy") else {}
+    with ExitStack() as held:
+
+        def opened(path):
+            return held.enter_context(closing(dataload.open(path, **window)))
+
+        def epoch(source):
+            settings = {"shuffle": "global", "seed": SEED, "num_workers": 0}
+            return through(held.enter_context(dataload.Loader(source, batch_size=batch_size, **settings)))
+
+        alone = epoch(opened(one))
+        for _ in alone():  # imports
+            pass
+        gc.collect()
+        memory, begun = _own_memory(), process_time()
+        sources = [*map(opened, paths)]
+        seconds, memory = process_time() - begun, (_own_memory() - memory) / 1e6
+        cases = [Case("one source", alone)]
+        mixed = epoch(dataload.mix([(source, 1.0) for source in sources]))
+        begun = process_time()
+        batches = mixed()
+        next(batches)
+        first = process_time() - begun
+        for _ in batches:
+            pass
+        whole = process_time() - begun
+        cases += [
+            Case("mix", mixed, floor, compared=False),
+            Case("concat", epoch(dataload.concat(sources)), floor, compared=False),
+        ]
+        begun = process_time()
+        for _ in mixed():
+            pass
+        again = process_time() - begun
+        rows = run_cases(title, cases, same=None)
+    rows += [aim(title, "CPU seconds to open", seconds, most=0.6e-3 * len(paths))]
+    rows += [aim(title, "MB of memory to open", memory, most=0.08 * len(paths))]
+    return [
+        *rows,
+        {"title": title, "case": "CPU seconds of the first batch", "seconds": first},
+        {"title": title, "case": "CPU seconds of the first epoch, and of the second", "seconds": whole, "again": again},
+    ]

@@ -174,8 +174,7 @@ class FileSource(Source[T_co]):
             open_shard, nothing = WeakMethod(self._open_known), list[ShardReader[T_co] | None]([None] * len(ends))
             opened = OpenShards(ends, fields, nothing, open_shard, most_open, far, directory=directory)
             return opened if far is not None or not self._known.listed else self._with_first(opened)
-        files = self._versioned_files()
-        inherited = self._versions
+        files, inherited = self._versioned_files(), self._versions
         versions = versions_of(files) if inherited is None else inherited
         with nullcontext() if self._remote is None else self._remote.learning(self._paths):
             readers, fields = zip(*self._open_readers(most_open, directory), strict=True)

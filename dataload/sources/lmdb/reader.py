@@ -254,8 +254,8 @@ class LMDBFileSource(FileSource[T_co]):
     def _data_file(self, path: str) -> str:
         return data_file(path, self._remote)
 
-    def _check_files(self) -> None:
-        """Check nothing: LMDB may write to a file that is read, and each read looks for that."""
+    def _add_mapped(self, paths: list[str], versions: dict[int, Int64Array]) -> None:
+        """Add nothing: LMDB may write to a file that is read, and each read looks for that."""
 
 
 class LMDBSource(LMDBFileSource[Any]):

@@ -207,7 +207,10 @@ def test_an_environment_of_lmdb_may_be_written_to_by_lmdb(tmp_path):
     lmdb = pytest.importorskip("lmdb")
     path, _, source = opened(tmp_path, ".lmdb")
     before = source.read([0, 7])
+    batches = iter(dataload.Loader(source, batch_size=len(source), epochs=1))
+    next(batches)
     with lmdb.open(str(path)) as environment, environment.begin(write=True) as transaction:
         transaction.put(b"another", bytes(300))
     os.utime(path / "data.mdb", ns=(0, 2**62))  # also if both were within a tick of the clock
     assert repr(source.read([0, 7])) == repr(before)
+    assert next(batches, None) is None, "the end of an epoch looks at the files, too"

@@ -15,6 +15,7 @@ import numpy as np
 import dataload
 import dataload.compat
 from dataload.sources.registry import built_in_formats
+from dataload.telemetry import instrument
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 READ = {
@@ -48,6 +49,7 @@ def actions() -> Iterator[tuple[str, Callable[[], object]]]:
     for codec in CODECS:
         yield f"write with codec {codec}", lambda codec=codec: written("tfrecord", codec=codec)
     yield "list a URL", lambda: dataload.storage.storage_of("memory://bucket/").exists("memory://bucket/a.tar")
+    yield "publish a loader", lambda: instrument(dataload.Loader(dataload.RangeSource(4), batch_size=2))
     yield "read a config", lambda: dataload.from_config({"source": {"path": "range:10"}, "loader": {"batch_size": 2}})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -121,6 +122,12 @@ class Gatherer:
         self._plain = [self._plan_numbers(node) for node in self._nodes]
         self.kinds: list[Any] = [self._kind(node, plain) for node, plain in zip(self._nodes, self._plain, strict=True)]
         self._shared: list[list[ShardNumbers]] = []
+
+    def of(self, file: RecordFile) -> Self:
+        """Return a gatherer of another file, whose batches lie and are as those of this one."""
+        found = copy.copy(self)
+        found._file, found._dictionaries = file, {}
+        return found
 
     def _plan_numbers(self, node: _Node) -> tuple[Numbers, int, Int64Array] | None:
         """Return what plain numbers a column has, their bytes and their offset in each batch; None for others."""

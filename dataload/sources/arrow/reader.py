@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
-from dataload._util.caches import DecodedCache
+from dataload._util.caches import DecodedCache, Memo
 from dataload._util.limits import Claims, check_size
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext, load_arrow
@@ -41,6 +41,10 @@ class ArrowSource(TableSource):
     format_name = "arrow"
     options_type: ClassVar[Any] = ArrowOptions
 
+    def _prepare(self) -> None:
+        super()._prepare()
+        self._last: Memo[Gatherer] = Memo(1)  # shards of equal layout share what it is made of
+
     @property
     def reads_in_order(self) -> bool:
         """Whether batches of the first file are decoded as a whole."""
@@ -48,13 +52,13 @@ class ArrowSource(TableSource):
         return isinstance(reader, _ArrowFile) and reader.gatherer is None
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        return self._with_classes(_ArrowFile(path, self.options, self._cache))
+        return self._with_classes(_ArrowFile(path, self.options, self._cache, self._last))
 
 
 class _ArrowFile(TableReader):
     """An IPC file or stream; `gatherer` reads values without their batch, None if batches have to be decoded."""
 
-    def __init__(self, path: str, options: ArrowOptions, cache: DecodedCache) -> None:
+    def __init__(self, path: str, options: ArrowOptions, cache: DecodedCache, last: Memo[Gatherer]) -> None:
         self._pa = pa = load_arrow("format 'arrow'")
         self._path = path
         storage = storage_of(path, options.remote_settings)
@@ -75,7 +79,11 @@ class _ArrowFile(TableReader):
             super().__init__(path, schema, np.cumsum(counts), options, cache, layout.form)
             self._plan = cache.get(("nodes", layout.form), lambda: (plan_nodes(self._schema), 1))
         nodes = None if any(each.compressed for each in self._messages()) else self._plan
-        self.gatherer = None if nodes is None else Gatherer(self._file, nodes, self._layout.batches)
+        self.gatherer = None
+        if nodes is not None:
+            key = layout.form, *layout.batches
+            found = last.recall(key) or last.keep(key, Gatherer(self._file, nodes, layout.batches))
+            self.gatherer = found.of(self._file)
         self._empty = self._load_dictionaries() if self.gatherer is not None else None
 
     def _messages(self) -> list[Message]:

@@ -515,3 +515,22 @@ def test_many_columns_read_together_are_those_read_one_by_one(tmp_path, suffix, 
         for name in names[::3]:
             same(whole[name], source.read_batch(rows, [name])[name])
     refuses(source, [0, 34], "field 'int' is null")
+
+
+def test_files_of_equal_layout_have_values_and_dictionaries_of_their_own(tmp_path):
+    texts, paths = (["aa", "bb"], ["cc", "dddd"], ["e", "f" * 5000]), []
+    for number, values in enumerate(texts):
+        column = pa.DictionaryArray.from_arrays(pa.array([0, 1, 1], pa.int8()), values)
+        table = pa.table({"n": np.arange(3) + 3 * number, "text": column})
+        paths.append(tmp_path / f"{number}.arrow")
+        with pa.ipc.new_file(str(paths[-1]), table.schema) as writer:
+            writer.write_table(table)
+    with dataload.open(paths) as source:
+        batch = source.read_batch(range(9))
+        assert batch["n"].tolist() == list(range(9))
+        assert list(batch["text"]) == [values[at] for values in texts for at in (0, 1, 1)]
+        assert [record["n"] for record in source.read(range(9))] == list(range(9))
+    with dataload.open(paths, max_record_bytes=4000) as source:
+        source.read(range(7))
+        with pytest.raises(CorruptFileError, match="max_record_bytes"):
+            source.read([8])

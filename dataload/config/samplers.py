@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, Union, cast
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, TypeAlias, TypeVar, Union
 
 from pydantic import Field, create_model
 
@@ -23,6 +23,7 @@ from dataload.config.problems import REFERENCE_PATTERN, named_as, named_under, r
 from dataload.errors import ConfigError
 from dataload.loader.order import default_pool_size, shard_lengths
 from dataload.samplers import BatchPlanner
+from dataload.samplers.mixture_weights import by_row
 from dataload.sources.base import Source
 from dataload.sources.views.sequences import record_lengths, sequence_lengths
 from dataload.storage.local.record_files import open_regular
@@ -233,7 +234,7 @@ class _Mixture(SamplerSection):
             )
 
         weights = self._weights([float(each.sum()) for each in counts])
-        return _by_row(weights, lambda row: tuple(weight / mean for weight, mean in zip(row, means, strict=True)))
+        return by_row(weights, lambda row: tuple(weight / mean for weight, mean in zip(row, means, strict=True)))
 
     def _weights(self, sizes: Sequence[float]) -> Any:
         """Return the weights that are given, or those of sources of some sizes, with the least share."""
@@ -244,16 +245,7 @@ class _Mixture(SamplerSection):
         if self.temperature is not None:
             weights = orders.blend_weights(sizes, temperature=self.temperature)
         least = self.min_share
-        return weights if not least else _by_row(weights, lambda row: orders.blend_weights(row, min_share=least))
-
-
-def _by_row(weights: Any, change: Callable[[tuple[float, ...]], Any]) -> Any:
-    """Return weights with each row changed; see `_Mixture.weights`."""
-    if isinstance(weights, dict):
-        return {start: change(row) for start, row in cast("dict[int, Any]", weights).items()}
-    if isinstance(weights[0], (tuple, dict)):
-        return tuple(_by_row(row, change) for row in weights)
-    return change(weights)
+        return weights if not least else by_row(weights, lambda row: orders.blend_weights(row, min_share=least))
 
 
 class _ByLength(SamplerSection):

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, Literal, TypeAlias, get_args
 
 from dataload._util.fingerprint import identify
 from dataload._util.settings import check_choice
 from dataload.errors import StateMismatchError
-from dataload.loader.state import Before, Cursor, EpochPlanners, LoaderState, OrderIdentity, with_changes
+from dataload.loader.blends import fitted, marks_of
+from dataload.loader.state import Before, Cursor, EpochPlanners, LoaderState, OrderIdentity, mixture_of, with_changes
 from dataload.samplers import BatchPlanner
 from dataload.sources.base import Source
 from dataload.sources.grown import before_growth, shard_marks
+from dataload.sources.views.concat import ConcatSource
 
 OnGrowth: TypeAlias = Literal["error", "finish"]
 """What to do with a state from before shards were added: refuse it, or finish its epoch without them."""
@@ -24,6 +27,9 @@ class States:
 
     def __init__(self, source: Any, plan: BatchPlanner, replan: partial[BatchPlanner]) -> None:
         self._source, self._replan = source, replan
+        mixture, parts = mixture_of(plan), source.sources if isinstance(source, ConcatSource) else ()
+        self._mixture = mixture if mixture is not None and len(mixture.samplers) == len(parts) else None
+        """The mixture whose components are the sources."""
         self.order: OrderIdentity = OrderIdentity(plan)
         self.sampler_for: Callable[[Any], Any] | None = None
         """Makes the `sampler` of `replan` for another source, if anything but the user can."""
@@ -37,20 +43,27 @@ class States:
         names = {"source": identify(self._source), "shards": summarize(self._marks)}
         return {**names, "order": self.order.fingerprint, "settings": self.order.text}
 
+    @cached_property
+    def _parts(self) -> str:
+        return "" if self._mixture is None else marks_of(self._mixture, self._source)
+
     def of(self, plans: EpochPlanners, cursor: Cursor) -> LoaderState:
-        return plans.state(cursor, **self._names)
+        state = plans.state(cursor, **self._names)
+        return replace(state, parts=self._parts) if state.changes and plans.before is None else state
+
+    def read(self, state: Mapping[str, Any]) -> LoaderState:
+        """Return a saved state, as the sources of a mixture that are here continue it."""
+        saved = LoaderState.from_json(state)
+        return saved if self._mixture is None else fitted(saved, self._names, self._mixture, self._source)
 
     def resume(self, planner: BatchPlanner, saved: LoaderState, before: Before | None) -> tuple[EpochPlanners, Cursor]:
         """Return the planners and the cursor that continue from a state, which may be of ranks that were not known."""
         before = None if before is None else self._plan_before(before.source, planner, saved)
         return EpochPlanners.resume(planner, saved, before)
 
-    def load(
-        self, planner: BatchPlanner, state: Mapping[str, Any], on_growth: OnGrowth
-    ) -> tuple[EpochPlanners, Cursor]:
+    def load(self, planner: BatchPlanner, saved: LoaderState, on_growth: OnGrowth) -> tuple[EpochPlanners, Cursor]:
         """Return the planners and the cursor that continue from a saved state, see `Loader.load_state_dict`."""
         check_choice("on_growth", on_growth, get_args(OnGrowth))
-        saved = LoaderState.from_json(state)
         is_other = saved.source != self._names["source"]
         earlier = before_growth(self._source, saved.source) if is_other else None
         before = None if earlier is None else self._plan_before(earlier, planner, saved)

@@ -23,7 +23,7 @@ from dataload.loader.order import Shuffle, explains_arguments, plan_batches, ran
 from dataload.loader.pipeline import Prefetch, StepDelivery, StepGroups, TaskSizer, apply_in_consumer, lost_step
 from dataload.loader.recorder import Recorder
 from dataload.loader.scaling import Setting, WorkerSettings
-from dataload.loader.state import Cursor, EpochPlanners, LoaderState
+from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import StepResult, StepWork
 from dataload.loader.weights import WeightChanges
 from dataload.samplers import BatchPlanner, PackedBatchSampler
@@ -378,11 +378,9 @@ class Loader(WeightChanges[BatchT]):
                 ``in_order=False`` and steps of another size.
         """
         self._ask_rank(later=True)
-        changes = LoaderState.from_json(state).changes
-        planner = self._with_changes(self._planner, changes)
-        if self._log is not None:
-            self._log.check(changes)
-        plans, cursor = self._states.load(planner, state, on_growth)
+        saved = self._states.read(state)
+        planner = self._with_saved(saved)
+        plans, cursor = self._states.load(planner, saved, on_growth)
         self._planner = planner
         self._move(cursor, plans)
         self._restore(cursor)

@@ -221,6 +221,7 @@ _MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = (
     lambda state: {**state, "missing": [], "step_size": 0},
     lambda state: {**state, "settings": ""},
     lambda state: {**state, **_split_settings(state.get("settings")), "changes": []},
+    lambda state: {**state, "parts": ""},
 )
 _MEANINGS = {
     "source": "the data set",
@@ -246,6 +247,7 @@ class LoaderState:
     # rising order.
     missing: tuple[int, ...] = ()
     step_size: int = 0  # positions per step if any are missing, else 0
+    parts: str = ""  # with changes, a checksum of each source of the mixture and its order
     changes: tuple[Change, ...] = ()  # of a mixture: the last one before the positions to come, and later ones
     order_version: int = ORDER_VERSION
     version: int = len(_MIGRATIONS) + 1
@@ -255,7 +257,7 @@ class LoaderState:
         plain = {**dataclasses.asdict(dataclasses.replace(self, changes=())), "missing": list(self.missing)}
         if self.changes:
             return {**plain, "changes": [each.to_json() for each in self.changes]}
-        del plain["changes"], plain["shards"]  # version 3, which 0.2 reads, says the same
+        del plain["changes"], plain["shards"], plain["parts"]  # version 3, which 0.2 reads, says the same
         settings = f"{self.settings}{_SHARDS}{self.shards}" if self.shards else self.settings
         return {**plain, "settings": settings, "version": 3}
 
@@ -267,7 +269,7 @@ class LoaderState:
             raise StateMismatchError(f"missing in the state must be a list of positions, found {values['missing']!r}")
         values["missing"] = tuple(values["missing"])
         check_counts(values, "epoch", "position", "length", "step_size")
-        for name in ("settings", "shards"):
+        for name in ("settings", "shards", "parts"):
             if type(values[name]) is not str:
                 raise StateMismatchError(f"{name} in the state must be text, found {values[name]!r}")
         try:

@@ -78,7 +78,7 @@ class BlockedPlans:
         block = step // size
         with self._lock:
             plans = self._blocks.get((epoch, origin, block))
-            if plans is None:
+            if plans is None or step < plans[0].step:  # a block begins where the order is known
                 if origin != self._planner.origin:
                     self._planner = self._planner.with_ranks(origin=origin)
                 start = max(block * size, min(step, self._planner.first_step(epoch)))

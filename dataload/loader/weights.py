@@ -14,7 +14,7 @@ from dataload.errors import ConfigError
 from dataload.loader.base import BatchT, EpochIteration, LoaderBase
 from dataload.loader.change_log import ChangeLog
 from dataload.loader.growth import States
-from dataload.loader.state import Cursor, EpochPlanners, mixture_of, with_changes
+from dataload.loader.state import Cursor, EpochPlanners, LoaderState, mixture_of, with_changes
 from dataload.loader.statistics import Statistics
 from dataload.samplers import BatchPlanner
 from dataload.samplers.mixture_changes import Change, SourceStatistics
@@ -142,6 +142,12 @@ class WeightChanges(LoaderBase[BatchT]):
         if self._work.planner is not self._planner:
             self._work.plan_for(self._planner)
         self._plans = EpochPlanners(self._planner) if plans is None else plans
+
+    def _with_saved(self, saved: LoaderState) -> BatchPlanner:
+        """Return the plan with the changes of a state, which the log must have."""
+        if self._log is not None:
+            self._log.check(saved.changes)
+        return self._with_changes(self._planner, saved.changes)
 
     def _with_changes(self, planner: BatchPlanner, changes: Sequence[Change]) -> BatchPlanner:
         # Workers in other processes have a copy of the first plan, so they are sent rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import InitVar, dataclass, field, fields
+from dataclasses import InitVar, dataclass, field, fields, replace
 from typing import Annotated, Literal, TypeAlias, cast
 
 import numpy as np
@@ -27,7 +27,7 @@ from dataload.samplers.common import (
 )
 from dataload.samplers.mixture_changes import Change
 from dataload.samplers.mixture_rules import Schedule, forgotten, schedules
-from dataload.samplers.mixture_weights import Changes, MaxEpochs, Row, check_max_epochs, check_rows
+from dataload.samplers.mixture_weights import Changes, MaxEpochs, Row, by_row, check_max_epochs, check_rows
 from dataload.samplers.quotas import MOST_POSITIONS, Quotas
 from dataload.samplers.together import Orders
 from dataload.samplers.weighted import scaled
@@ -237,6 +237,13 @@ class Mixture:
         set_fields(found, changes=tuple(changes), _plans=Memo(), _lengths=Memo())
         return found
 
+    def first(self, count: int) -> Mixture:
+        """Return the mixture of the first components, of which some has a weight."""
+        limits = self.max_epochs and cast("tuple[float, ...]", self.max_epochs)[:count]
+        lengths, samplers = self.lengths and self.lengths[:count], cast("tuple[Sampler, ...]", self.samplers)
+        weights = by_row(self.weights, lambda row: row[:count])
+        return replace(self, samplers=samplers[:count], weights=weights, lengths=lengths, max_epochs=limits)
+
     def known_from(self, epoch: int) -> int:
         """Return the first position of an epoch that is known; those before an early change may be forgotten."""
         return int(self._plan(epoch)[0].starts[0])
@@ -280,7 +287,9 @@ class Mixture:
             known, at = past[: -len(own)], own[0].position
             starts, before, rules = np.empty(0, np.int64), zeros[:0].reshape(0, len(zeros)), ()
             if own[0].number == (known[-1].number + 1 if known else 1):
-                (starts, before, rules), _ = self.with_changes(known)._plan(epoch)
+                earlier, _ = self.with_changes(known)._plan(epoch)
+                if np.array_equal(earlier.draws(at), own[0].drawn):  # not if retired components were left out
+                    starts, before, rules = earlier
             count = int(np.searchsorted(starts, at, side="right"))
             starts = np.append(starts[:count], [each.position for each in own])
             before = np.vstack([before[:count], *(each.drawn for each in own)])

@@ -34,17 +34,26 @@ class Change(ArrayValue):
     firsts: Int64Array
 
     def to_json(self) -> dict[str, Any]:
-        """Return numbers and text, up to 32 bytes a component."""
-        arrays = (self.weights.astype("<f8"), self.drawn.astype("<i8"), self.firsts.astype("<i8"))
-        content = b"".join(each.tobytes() for each in arrays)
+        """Return numbers and text, 27 bytes a component, or 32 if counts are great."""
         where = {"epoch": self.epoch, "position": self.position, "number": self.number}
-        return {**where, "components": b64encode(content).decode()}
+        arrays = (self.weights.astype("<f8"), self.drawn.astype("<i8"), self.firsts.astype("<i8"))
+        if max(self.drawn.max(), self.firsts.max()) >> 48:
+            return {**where, "components": b64encode(b"".join(each.tobytes() for each in arrays)).decode()}
+        weights, drawn, firsts = (each.view(np.uint8).reshape(-1, 8) for each in arrays)
+        packed = np.concatenate([weights, drawn[:, :6], firsts[:, :6]], axis=1)
+        return {**where, "packed": b64encode(packed.tobytes()).decode()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Change:
         """Read what `to_json` returned; a ValueError, TypeError or KeyError for anything else."""
-        content = b64decode(value["components"], validate=True)
-        weights, drawn, firsts = np.frombuffer(content, "<f8").reshape(3, -1)
+        if "packed" in value:
+            packed = np.frombuffer(b64decode(value["packed"], validate=True), np.uint8).reshape(-1, 20)
+            wide = np.zeros((3, len(packed), 8), np.uint8)
+            wide[0], wide[1, :, :6], wide[2, :, :6] = packed[:, :8], packed[:, 8:14], packed[:, 14:]
+            weights, drawn, firsts = wide.view("<f8")[:, :, 0]
+        else:
+            content = b64decode(value["components"], validate=True)
+            weights, drawn, firsts = np.frombuffer(content, "<f8").reshape(3, -1)
         drawn, firsts = (each.view("<i8").astype(np.int64) for each in (drawn, firsts))
         epoch, position, number = (int(value[name]) for name in ("epoch", "position", "number"))
         return cls(epoch, position, number, weights.astype(np.float64), drawn, firsts)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from math import isnan
 from typing import Any, TypeAlias, cast
 
@@ -59,6 +59,22 @@ def check_rows(weights: Any, components: int, names: tuple[str, ...] | None, ste
     # Anything that is not a row of rows is checked as a single row.
     nested = [isinstance(item, (Sequence, Mapping, np.ndarray)) and not isinstance(item, str) for item in given]
     return tuple(map(entry, given)) if given and all(nested) else row(given or weights)
+
+
+def by_row(weights: Any, change: Callable[[Any], Any]) -> Any:
+    """Return weights, of epochs and positions, with each row changed."""
+    if (pairs := changes_of(weights)) is not None:
+        return tuple((start, change(row)) for start, row in pairs)
+    if isinstance(weights[0], (tuple, Mapping)):
+        return tuple(by_row(row, change) for row in weights)
+    return change(weights)
+
+
+def rows_of(weights: Any) -> list[tuple[float, ...]]:
+    """Return all rows of weights, of epochs and positions."""
+    rows: list[tuple[float, ...]] = []
+    by_row(weights, rows.append)
+    return rows
 
 
 def blend_weights(sizes: Sequence[float], *, temperature: float = 1.0, min_share: float = 0.0) -> tuple[float, ...]:

@@ -510,7 +510,7 @@ def test_a_state_of_something_else_is_refused_line_by_line():
     assert load(state, shuffle=True, seed=2).differences == (f"order (the sampler or its seed): {shown}",)
     differences = load(state, 11, shuffle=True, seed=1).differences
     assert [line.split(" ")[0] for line in differences] == ["source", "order", "length"]
-    assert "not a state of a Loader\n  version: None in the state, 4 here" in str(load({}))
+    assert "not a state of a Loader\n  version: None in the state, 5 here" in str(load({}))
     assert "missing or unknown keys: x" in str(load({**state, "x": 1}))
 
 

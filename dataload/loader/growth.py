@@ -68,7 +68,7 @@ class States:
         earlier = before_growth(self._source, saved.source) if is_other else None
         before = None if earlier is None else self._plan_before(earlier, planner, saved)
         plans, cursor = EpochPlanners.resume(planner, saved, before)
-        here = self.of(plans, cursor)
+        here = plans.state(cursor, **self._names)
         more = find_change(saved.shards, self._marks) if is_other and before is None else ()
         saved.check(here, hint=self.order.hint if saved.order != here.order else "", more=more)
         if before is None or (on_growth == "finish" and saved.position):

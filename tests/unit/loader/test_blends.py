@@ -13,6 +13,8 @@ import dataload
 from dataload import Loader, StateMismatchError
 from dataload.samplers import GlobalShuffle, Mixture
 
+pytestmark = pytest.mark.timeout(90)  # many short runs, which take long on a busy machine
+
 LENGTHS = {"a": 50, "b": 300, "c": 9, "d": 70}
 STARTS = dict(zip(LENGTHS, itertools.accumulate(LENGTHS.values(), initial=0), strict=False))
 

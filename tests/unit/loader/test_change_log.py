@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 import dataload
 from dataload import ConfigError, CorruptFileError, Loader, StateMismatchError
 
+pytestmark = pytest.mark.timeout(90)  # many short runs, which take long on a busy machine
+
 LENGTHS = {"a": 50, "b": 300, "c": 9}
 
 
@@ -59,7 +61,7 @@ runs = st.lists(
 )
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(runs, st.lists(st.integers(0, 40), max_size=3), st.integers(1, 3))
 def test_the_order_of_all_steps_is_known_from_the_log_after_any_kills(tmp_path_factory, run, kills, world_size):
     """The run resumes from some state before, and decides otherwise; the log tells what has become of it."""

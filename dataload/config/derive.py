@@ -14,10 +14,11 @@ from typing import Annotated, Any, ClassVar, ForwardRef, Literal, TypeAlias, Uni
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from dataload._util.settings import hints_of
-from dataload.config.problems import NPY_PATTERN, REFERENCE_PATTERN, resolve_reference
+from dataload.config.problems import NPY_PATTERN, REFERENCE_PATTERN, named_under, resolve_reference
+from dataload.executors import Fleet
 from dataload.types import Sampler
 
 Reference: TypeAlias = Annotated[str, Field(pattern=REFERENCE_PATTERN, examples=["package.module:function"])]
@@ -40,13 +41,31 @@ class Section(BaseModel):
     def resolved(self, key: str) -> dict[str, Any]:
         """Return the settings that were given, with functions imported; `key` names this table in errors."""
         return {
-            name: _resolve(value, f"{key}.{name}") if name in _FUNCTIONS else value
+            name: _resolve(value, f"{key}.{name}") if name in _FUNCTIONS or isinstance(value, _ValueSection) else value
             for name, value in self.given().items()
         }
 
 
+class _ValueSection(Section):
+    """A table that stands for an object of class `of`."""
+
+    of: ClassVar[Any]
+
+
+@cache
+def value_section(of: Any) -> type[_ValueSection]:
+    """Return the model of a table that stands for an object of class `of`."""
+    fields: dict[str, Any] = settings_of(of)
+    model = create_model(of.__name__, __base__=_ValueSection, __module__=__name__, **fields)
+    model.of = of
+    return model
+
+
 def _resolve(value: Any, key: str) -> Any:
     """Import the functions that ``"module:function"`` names, in lists and tables too; other text is built in."""
+    if isinstance(value, _ValueSection):
+        with named_under(key, type(value).model_fields):
+            return value.of(**value.given())
     if isinstance(value, Mapping):
         return {name: _resolve(item, f"{key}.{name}") for name, item in value.items()}
     if isinstance(value, tuple):
@@ -97,6 +116,8 @@ def _config_type(hint: Any, name: str) -> Any:
     if origin in (tuple, Sequence):
         least = None if name in _MAY_BE_EMPTY else 1
         return Annotated[tuple[_config_type(args[0], name), ...], Field(strict=False, min_length=least)]
+    if hint is Fleet:
+        return value_section(hint)
     if hint is Sampler:
         return ForwardRef("OrderConfig")
     if origin is Literal or hint in (int, float, str, bool, NoneType):

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, Union, cast
 
 from pydantic import Field, create_model, model_validator
 
-from dataload.config.derive import Section, settings_of
+from dataload.config.derive import Section, settings_of, value_section
 from dataload.config.problems import REFERENCE_PATTERN, named_under, resolve_reference
 from dataload.config.samplers import SECTIONS, BuildContext, IteratorsConfig
 from dataload.errors import ConfigError
-from dataload.executors import StartMethod
+from dataload.executors import Fleet, StartMethod
 from dataload.loader.loader import Loader
 from dataload.loader.order import rank_and_world_size, rows_per_rank
 from dataload.samplers import BatchPlanner
@@ -227,5 +227,6 @@ def tables() -> dict[str, Collection[str]]:
         "remote": RemoteConfig,
         "": DataloadConfig,
     }
+    sections["Fleet"] = value_section(Fleet)
     found: dict[str, Collection[str]] = {name: model.model_fields for name, model in {**SECTIONS, **sections}.items()}
     return {**found, "sampler": {key for model in SECTIONS.values() for key in model.model_fields}}

@@ -1,12 +1,15 @@
-"""Executors run tasks in the consumer's thread, in threads, or in processes (imported on use)."""
+"""Executors run tasks in the consumer's thread, in threads, or in processes and on Ray clusters (imported on use)."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from importlib import import_module
 from typing import Any, Literal, TypeAlias, TypeVar
 
+from dataload._util.settings import check_setting
 from dataload._util.system import IS_POSIX
 from dataload.errors import ConfigError
 from dataload.executors.base import (
     Executor,
+    PoolExecutor,
     Result,
     SerialExecutor,
     StartMethod,
@@ -16,12 +19,15 @@ from dataload.executors.base import (
     WorkerStatus,
     worker_name,
 )
+from dataload.executors.fleet import Fleet
 from dataload.executors.serialization import check_work
 from dataload.executors.threads import ThreadExecutor
 
 __all__ = [
     "Executor",
     "ExecutorName",
+    "Fleet",
+    "PoolExecutor",
     "Result",
     "SerialExecutor",
     "StartMethod",
@@ -30,6 +36,7 @@ __all__ = [
     "WorkerLostError",
     "WorkerPosition",
     "WorkerStatus",
+    "check_executor",
     "check_pickles",
     "check_processes",
     "make_executor",
@@ -39,8 +46,15 @@ __all__ = [
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
-ExecutorName: TypeAlias = Literal["threads", "processes", "fork", "spawn", "forkserver"]
-"""The kind of workers, if `num_workers` is not 0: threads, or processes by how they start (see `Loader`)."""
+ExecutorName: TypeAlias = Literal["threads", "processes", "fork", "spawn", "forkserver", "ray"]
+"""The kind of workers, if `num_workers` is not 0: threads, processes by how they start, or a `Fleet` (see `Loader`)."""
+
+_HOMES: Mapping[str, str] = {
+    "threads": "dataload.executors.threads:ThreadExecutor",
+    **dict.fromkeys(("processes", "fork", "spawn", "forkserver"), "dataload.executors.processes:ProcessExecutor"),
+    "ray": "dataload.ray.fleet:FleetExecutor",
+}
+"""The classes of executors by name. They are imported on use: `multiprocessing` takes long, and Ray may be missing."""
 
 _ADVICE = (
     "functions and classes that are not at the top level of a module, or are of a notebook, need cloudpickle (pip "
@@ -51,7 +65,7 @@ _SLOTS_BEYOND_WINDOW = 3  # the consumer's batch, the previous one, and one on i
 
 def make_executor(
     work: Callable[[TaskT, WorkerStatus], ResultT],
-    name: ExecutorName,
+    name: ExecutorName | Fleet,
     workers: int,
     *,
     window: int,
@@ -66,18 +80,24 @@ def make_executor(
     """
     if not workers:
         return SerialExecutor(work)
-    if name == "threads":
-        return ThreadExecutor(work, workers, timeouts=timeouts, first=first)
-    check_processes("executor", name)
-    from dataload.executors.processes import ProcessExecutor  # `multiprocessing` takes long to import
+    options: dict[str, Any] = {"timeouts": timeouts, "first": first}
+    if isinstance(name, Fleet) or name == "ray":
+        options |= {"fleet": Fleet() if name == "ray" else name, "settings": settings}
+    elif name != "threads":
+        check_processes("executor", name)
+        modules = () if name == "fork" else check_pickles(*settings)
+        started: StartMethod | None = None if name == "processes" else name
+        slots = window + _SLOTS_BEYOND_WINDOW
+        options |= {"slots": slots, "start_method": started, "modules": modules, "assign": assign}
+    module, _, kind = _HOMES["ray" if isinstance(name, Fleet) else name].partition(":")
+    return getattr(import_module(module), kind)(work, workers, **options)
 
-    start_method: StartMethod | None = None if name == "processes" else name
-    modules = () if start_method == "fork" else check_pickles(*settings)
-    slots = window + _SLOTS_BEYOND_WINDOW
-    return ProcessExecutor(
-        work, workers, slots=slots, start_method=start_method, timeouts=timeouts, first=first, modules=modules,
-        assign=assign,
-    )  # fmt: skip
+
+def check_executor(value: Any) -> Any:
+    """Return the setting `executor`, checked to be a name in the table or a `Fleet`."""
+    if not isinstance(value, Fleet):
+        check_setting("executor", value, ExecutorName)
+    return value
 
 
 def check_processes(key: str, value: object) -> None:
@@ -86,12 +106,12 @@ def check_processes(key: str, value: object) -> None:
         raise ConfigError("worker processes need Linux or macOS: use threads on Windows", key=key, value=value)
 
 
-def check_pickles(*settings: tuple[str, str, Any]) -> set[str]:
+def check_pickles(*settings: tuple[str, str, Any], check: Callable[[Any], set[str]] = check_work) -> set[str]:
     """Check that settings (key, name in messages, value) pickle, and return the modules that they need."""
     modules: set[str] = set()
     for key, name, value in settings:
         try:
-            modules |= check_work(value)
+            modules |= check(value)
         except ConfigError:  # has its own remedy
             raise
         except Exception as error:

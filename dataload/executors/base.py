@@ -16,6 +16,7 @@ from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
+from dataload._util.machine import usable_cpus
 from dataload.types import BytesArray
 
 TaskT = TypeVar("TaskT")
@@ -75,12 +76,15 @@ class WorkerStatus:
 class WorkerLostError(Exception):
     """A worker failed to return a result, for a `reason` such as "was killed by SIGKILL". The loader translates it."""
 
-    def __init__(self, worker: str, reason: str, position: WorkerPosition, stacks: str = "") -> None:
+    def __init__(
+        self, worker: str, reason: str, position: WorkerPosition, stacks: str = "", *, again: bool = False
+    ) -> None:
         super().__init__(worker, reason, position, stacks)
         self.worker = worker
         self.reason = reason
         self.position = position
         self.stacks = stacks
+        self.again = again  # whether another worker may succeed, because the machine failed and not the task
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +197,10 @@ class Executor(ABC, Generic[TaskT, ResultT]):
 
     def use(self, workers: int, /) -> None:
         """Run tasks submitted from now on in `workers` workers; 0 is the consumer's thread."""
+
+    def capacity(self) -> int:
+        """Return the number of workers for which there are CPUs."""
+        return usable_cpus()
 
     def processes(self) -> list[Any]:
         """Return the running workers if they are processes."""

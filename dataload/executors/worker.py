@@ -108,10 +108,10 @@ def _loop(
         elif failure is not None:
             send(connection, ResultMessage(task.number, [], *failure))
         else:
-            send(connection, *_run(task, work, status, None if task.slot is None else slots[task.slot]))
+            send(connection, *run_task(task, work, status, None if task.slot is None else slots[task.slot]))
 
 
-def _run(
+def run_task(
     task: TaskMessage, work: Any, status: WorkerStatus, slot: Slot | None
 ) -> tuple[ResultMessage, list[memoryview]]:
     doing, pid = "failed", begin_task()

@@ -13,7 +13,7 @@ from dataload._util.lazy import renamed
 from dataload._util.settings import Least, MaxBad, Seconds, check_count, check_fields, checked
 from dataload.collate import PadValue, Policy
 from dataload.errors import WorkerError
-from dataload.executors import Executor, ExecutorName, WorkerLostError
+from dataload.executors import Executor, ExecutorName, Fleet, WorkerLostError
 from dataload.loader.bad_records import Budget, read_excluded
 from dataload.loader.base import BatchT, EpochIteration
 from dataload.loader.failures import ErrorPolicy, OnError
@@ -84,6 +84,7 @@ class Loader(WeightChanges[BatchT]):
             nothing refers to it. They are forks of this process if it has one thread when they start, otherwise of a
             fork server that starts with the loader; `statistics` says which. ``"fork"``, ``"forkserver"`` and
             ``"spawn"`` choose. ``"fork"`` copies this process with everything in it; others get pickled copies.
+            ``"ray"``, or a `dataload.ray.Fleet` with its settings, makes batches on other machines.
         prefetch: Batches to make ahead, per worker. Batches that take under a millisecond are grouped; `prefetch`
             counts groups. ``num_workers="auto"`` may use more. Instead of waiting for a group, the consumer's thread
             makes the next one itself if the workers leave it a CPU.
@@ -144,7 +145,7 @@ class Loader(WeightChanges[BatchT]):
         collate: Callable[..., Any] | Mapping[str, Policy] | None = None,
         pad_value: PadValue | None = None,
         num_workers: Annotated[int, Least(0)] | Literal["auto"] = 0,
-        executor: ExecutorName = "threads",
+        executor: ExecutorName | Fleet = "threads",
         prefetch: Annotated[int, Least(1)] = 2,
         prefetch_bytes: Annotated[int, Least(1)] = 1 << 30,
         in_order: bool = True,
@@ -199,8 +200,9 @@ class Loader(WeightChanges[BatchT]):
         source, fields, transform = work.fetch.source, work.fetch.fields, work.fetch.transform
         self._source, self._planner, self._work, self._seed = source, plan, work, work.fetch.seed
         self._plans, self._sizer = EpochPlanners(plan), TaskSizer()
-        self._executor, self._scaling, self._prefetch = workers.start(work), workers.scaling(), workers.prefetch
-        self._ahead = Prefetch(source, fields, here=workers.here)
+        self._executor, self._prefetch = workers.start(work), workers.prefetch
+        self._scaling = workers.scaling(self._executor)
+        self._ahead = Prefetch(None if workers.workplace == "ray" else source, fields, here=workers.here)
         self._owned = ExitStack()  # closes what `from_config` has opened for this loader
         self._states = States(source, plan, self._replan)
         super().__init__(

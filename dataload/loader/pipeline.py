@@ -184,7 +184,7 @@ def ordered_map(
 
 def _help(pending: deque[Result[T]], helps: Callable[[], bool]) -> None:
     """Run tasks that no worker has started until the first of all is done, or none is left."""
-    if pending[0].done() or not helps():
+    if not helps() or pending[0].done():
         return
     for result in pending:
         if result.run() and pending[0].done():

@@ -174,7 +174,7 @@ class Recorder:
 
     def snapshot(self, workers: int, allowed: int | None = None, start_method: str | None = None) -> Statistics:
         """Return the totals so far, for the workers in use and those allowed, by default the same number."""
-        here = self.executor != "processes"
+        here = self.executor in ("serial", "threads")
         return Statistics(
             steps=self.steps,
             rows=self._rows,

@@ -14,7 +14,7 @@ from statistics import median
 from typing import Any, Literal, NamedTuple, Self
 
 from dataload._util.machine import usable_cpus
-from dataload.executors import Executor, ExecutorName, TimeoutPolicy, make_executor
+from dataload.executors import Executor, ExecutorName, Fleet, TimeoutPolicy, check_executor, make_executor
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import Workplace
 from dataload.loader.step import StepWork
@@ -39,7 +39,7 @@ _AGAIN = ("double", "more", "fewer", "none", "deeper")
 
 _SAMPLE_SECONDS, _LONG_SECONDS = 0.1, 2.0
 _STEPS_PER_WORKER = 8
-_START_SECONDS = {"serial": 0.0, "threads": 0.0, "processes": 1.5}  # until new workers deliver
+_START_SECONDS = {"serial": 0.0, "threads": 0.0, "processes": 1.5, "ray": 3.0}  # until new workers deliver
 
 
 class Setting(NamedTuple):
@@ -230,8 +230,10 @@ def is_plausible(best: Setting, trial: Setting, sample: ThroughputSample) -> boo
 class Scaling:
     """Takes samples of a loader, and applies the settings that `search` chooses, of `least` to `workers` workers."""
 
-    def __init__(self, workers: int | None, prefetch: int, *, least: int = 0, deepens: bool = False) -> None:
-        cpus = usable_cpus()
+    def __init__(
+        self, workers: int | None, prefetch: int, *, least: int = 0, deepens: bool = False, cpus: int | None = None
+    ) -> None:
+        cpus = usable_cpus() if cpus is None else cpus
         most = cpus if workers is None else workers
         self.bounds: Bounds = Bounds(
             least=min(least, most),
@@ -294,7 +296,7 @@ class Scaling:
 class WorkerSettings:
     """The workers that a loader may use: `most` of them, 0 for the consumer's thread, `prefetch` tasks ahead each."""
 
-    executor: ExecutorName
+    executor: ExecutorName | Fleet
     most: int
     automatic: bool  # `most` is where the search begins
     prefetch: int
@@ -302,20 +304,24 @@ class WorkerSettings:
 
     @classmethod
     def of(
-        cls, num_workers: int | Literal["auto"], executor: ExecutorName, prefetch: int, timeout: float | None
+        cls, num_workers: int | Literal["auto"], executor: ExecutorName | Fleet, prefetch: int, timeout: float | None
     ) -> Self:
         """Return the settings for these arguments of `dataload.Loader`."""
         automatic = num_workers == "auto"
-        return cls(executor, 1 if automatic else num_workers, automatic, prefetch, timeout)
+        return cls(check_executor(executor), 1 if automatic else num_workers, automatic, prefetch, timeout)
 
     @property
     def here(self) -> bool:
         """True if this process makes the batches itself or in threads."""
-        return self.workplace != "processes"
+        return self.workplace in ("serial", "threads")
 
     @property
     def workplace(self) -> Workplace:
-        return "serial" if not self.most else "threads" if self.executor == "threads" else "processes"
+        if not self.most:
+            return "serial"
+        if self.executor == "ray" or isinstance(self.executor, Fleet):
+            return "ray"
+        return "threads" if self.executor == "threads" else "processes"
 
     def start(self, work: StepWork) -> Executor[Any, Any]:
         window = self.prefetch * (usable_cpus() if self.automatic else self.most)
@@ -325,10 +331,11 @@ class WorkerSettings:
             assign=work.assign,
         )  # fmt: skip
 
-    def scaling(self) -> Scaling | None:
+    def scaling(self, executor: Executor[Any, Any]) -> Scaling | None:
         if not self.most:
             return None
         # With a timeout, another thread must watch. A user who asks for processes gets at least one.
         least = 0 if self.here and self.timeout is None else 1
         most = None if self.automatic else self.most
-        return Scaling(most, self.prefetch, least=least, deepens=self.automatic and self.here)
+        cpus = executor.capacity() if self.automatic else None
+        return Scaling(most, self.prefetch, least=least, deepens=self.automatic and self.here, cpus=cpus)

@@ -11,7 +11,7 @@ from dataload._util.html import html_table
 from dataload.samplers.mixture_changes import SourceStatistics
 from dataload.storage.remote.traffic import Downloads
 
-Workplace: TypeAlias = Literal["serial", "threads", "processes"]
+Workplace: TypeAlias = Literal["serial", "threads", "processes", "ray"]
 """Where batches are made; `serial` is the consumer's thread."""
 
 _NOT_COUNTED = {"counted": False}
@@ -165,8 +165,9 @@ class Statistics:
         """Where batches are made, in words: "2 threads", "1 process", "the consumer's thread"."""
         if not self.workers:
             return "the consumer's thread"
-        one = {"threads": "thread", "processes": "process"}
-        return f"{self.workers} {self.executor if self.workers > 1 else one.get(self.executor, '')}"
+        plural = "es" if self.executor == "processes" else "s"
+        one = {"threads": "thread", "processes": "process", "ray": "actor"}
+        return f"{self.workers} {one.get(self.executor, '')}{'' if self.workers == 1 else plural}"
 
     @property
     def _loop_seconds(self) -> float:
@@ -271,7 +272,7 @@ class Statistics:
         """Return what would help if a stage is the limit."""
         if stage == "download" and self.downloads is not None:
             seconds = self.wait_seconds + self.consumer_seconds
-            return self.downloads.advice(seconds, processes=self.executor == "processes")
+            return self.downloads.advice(seconds, processes=self.executor not in ("serial", "threads"))
         loop = self._loop
         if loop.takes_turns:
             return self._turns("it holds the GIL or waits" if stage == "read" else "it holds the GIL")
@@ -305,7 +306,7 @@ class Statistics:
         )
         line = f"{used}, because more were not faster"
         loop = self._loop
-        if self.executor == "processes" or not loop.computes or self.cpus == 1 or loop.work < _QUICK:
+        if self.executor in ("processes", "ray") or not loop.computes or self.cpus == 1 or loop.work < _QUICK:
             return line
         if stage in _COPYING:
             return f"{line}: the memory may be the limit, or the GIL"

@@ -1,4 +1,7 @@
-"""Conversions on a Ray cluster: each partition is a task, which Ray repeats if its machine is lost.
+"""Conversions and loaders on a Ray cluster.
+
+`Fleet` lets the workers of a loader run there. A partition of a conversion is a task, which Ray repeats if its machine
+is lost:
 
 ```python
 import dataload
@@ -28,13 +31,14 @@ from dataload._util.settings import Above, Least, check_settings
 from dataload.convert import ConvertReport
 from dataload.convert import convert as _convert
 from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, text_of
+from dataload.executors import Fleet
 from dataload.jobs.attempt import Outcome, PartTask, attempt, unsendable, value_of
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import RandomAccessSource
 
 load_optional("ray", needed_by="dataload.ray", extra="ray")
 
-__all__ = ["RayEngine", "convert"]
+__all__ = ["Fleet", "RayEngine", "convert"]
 
 
 def convert(

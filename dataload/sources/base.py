@@ -14,7 +14,7 @@ from dataload._util.indexing import check_index
 from dataload._util.randomness import check_seed
 from dataload._util.settings import check_count, check_fields
 from dataload.errors import ConfigError
-from dataload.executors import ExecutorName
+from dataload.executors import ExecutorName, Fleet
 from dataload.sources.expression import Expression
 from dataload.sources.records import Records, T_co
 from dataload.sources.shards import Location
@@ -81,7 +81,7 @@ class Source(Records[T_co]):
         *,
         fields: Sequence[str] | None = None,
         num_workers: int | Literal["auto"] = "auto",
-        executor: ExecutorName = "threads",
+        executor: ExecutorName | Fleet = "threads",
         progress: Callable[[int, int], None] | None = None,
     ) -> Source[T_co]:
         """Return a source of the records for which `predicate` is true, in index order.
@@ -98,8 +98,8 @@ class Source(Records[T_co]):
                 None means whole records.
             num_workers: Workers that ask the predicate; ``"auto"`` means one per CPU, or none for
                 threads and numbers only, whose predicate holds the GIL; 0 means none but this thread.
-            executor: ``"threads"``; or ``"processes"``, for a predicate that holds the GIL. A predicate that is not at
-                the top level of a module needs cloudpickle there.
+            executor: ``"threads"``; or ``"processes"``, for a predicate that holds the GIL, or a `Fleet`; see `Loader`.
+                A predicate that is not at the top level of a module needs cloudpickle in processes.
             progress: Called with (records done, total records). By default a terminal shows them.
 
         Raises:

@@ -119,7 +119,7 @@ def deliver(
     try:
         while not lost or step < lost[0].position.step:
             try:
-                groups = _take(each)
+                groups = _take(each, step, starts if last is None else last)
             except WorkerLostError as error:
                 if lost or error.position.epoch != epoch or error.position.step <= step:
                     raise
@@ -146,10 +146,10 @@ def deliver(
         _close(each)
 
 
-def _take(each: list[RowSteps]) -> list[RowGroup]:
+def _take(each: list[RowSteps], step: int, here: StepRows | tuple[RowStart, ...]) -> list[RowGroup]:
     for steps in each:  # start all workers before waiting for the first
         steps.request()
-    return [steps.take() for steps in each]
+    return [steps.take(step, here) for steps in each]
 
 
 def _close(each: list[RowSteps]) -> None:

@@ -11,7 +11,7 @@ from dataload._util.lazy import renamed
 from dataload._util.settings import Least, Seconds, checked, setting_error
 from dataload.collate import Pack, PadValue, Policy
 from dataload.errors import ConfigError, SourceError, WorkerError
-from dataload.executors import ExecutorName, WorkerLostError
+from dataload.executors import ExecutorName, Fleet, WorkerLostError
 from dataload.loader.base import EpochIteration, LoaderBase
 from dataload.loader.fetch import check_batch_transform, choose_collate, without_warning
 from dataload.loader.growth import OnGrowth
@@ -81,7 +81,8 @@ class MultiStreamLoader(LoaderBase[Any]):
         batch_transform: ``f(batch)``, for example `dataload.torch.to_tensors`, called in the consumer's thread.
         num_workers: Maximum number of workers; as many are used as divide `batch_size`. 0 works in the consumer's
             thread.
-        executor: ``"threads"``, or ``"processes"`` for streams that hold the GIL; see `Loader`.
+        executor: ``"threads"``, ``"processes"`` for streams that hold the GIL, or ``"ray"`` for other machines; see
+            `Loader`.
         prefetch: Steps to make ahead. Steps that take under 0.8 ms are grouped, and with processes those under 30 ms;
             `prefetch` counts groups.
         timeout: Seconds to wait for a step, or for a group, before raising an error; None only warns, after a minute.
@@ -120,7 +121,7 @@ class MultiStreamLoader(LoaderBase[Any]):
         pad_value: PadValue | None = None,
         batch_transform: Callable[[Any], Any] | None = None,
         num_workers: Annotated[int, Least(0)] = 1,
-        executor: ExecutorName = "threads",
+        executor: ExecutorName | Fleet = "threads",
         prefetch: Annotated[int, Least(1)] = 2,
         timeout: Seconds | None = None,
         rank: Annotated[int, Least(0, below="world_size")] | None = None,

@@ -6,20 +6,32 @@ import contextlib
 import itertools
 import sys
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from dataload.errors import WorkerError
-from dataload.executors import Executor, Result, TimeoutPolicy, WorkerPosition, WorkerStatus, make_executor, worker_name
+from dataload.executors import (
+    Executor,
+    Result,
+    TimeoutPolicy,
+    WorkerLostError,
+    WorkerPosition,
+    WorkerStatus,
+    make_executor,
+    worker_name,
+)
 from dataload.loader.failures import StageSpan, is_for_consumer, step_error
 from dataload.loader.pipeline import TaskSizer
 from dataload.loader.scaling import WorkerSettings
-from dataload.streams.messages import RowGroup, RowResults, RowTask, Stacked, Step, stack
+from dataload.streams.messages import RowGroup, RowResults, RowTask, Stacked, Step, StepRows, stack
 from dataload.streams.rows import RowStart, RowStream, StreamSpec, Taken, describe
 
 _MESSAGE_COST = 40
 """Cost of a message with a result, relative to waking a thread: it takes one to two milliseconds of CPU time."""
+
+_LOSSES = 3
+"""Workers that are lost with their machines one after another, before that is an error."""
 
 _MOST_SECONDS = 0.2
 """Seconds after which a task returns the steps made so far, because the consumer waits."""
@@ -27,6 +39,9 @@ _MOST_SECONDS = 0.2
 
 class RowWork:
     """Makes the steps of one worker's rows. `first` is their first row in the batch; `rows` count all ranks."""
+
+    continues = True
+    """A task goes on where the one before stopped, so another worker cannot make it alone."""
 
     def __init__(self, plan: StreamSpec, first: int, rows: Sequence[int]) -> None:
         self.plan = plan
@@ -166,11 +181,12 @@ class StreamWorkers:
 
     def follow(self, epoch: int, step: int, starts: tuple[RowStart, ...], *, ahead: bool = True) -> list[RowSteps]:
         """Start a session at `step` and return each worker's steps; unless `ahead`, make them on request."""
-        session = next(self._sessions)
         return [
             RowSteps(
                 executor,
-                RowTask(session, epoch, step, starts[first : first + len(rows)], 1),
+                self._sessions,
+                slice(first, first + len(rows)),
+                RowTask(next(self._sessions), epoch, step, starts[first : first + len(rows)], 1),
                 window=self._window if ahead else 0,
                 hand_over=self._hand_over if ahead else 0,
             )
@@ -201,10 +217,20 @@ class RowSteps:
     """The steps of one worker's rows, made up to `window` tasks ahead; with `hand_over` 0, one step per task."""
 
     def __init__(
-        self, executor: Executor[RowTask, RowResults], first: RowTask, *, window: int, hand_over: float
+        self,
+        executor: Executor[RowTask, RowResults],
+        sessions: Iterator[int],
+        rows: slice,
+        first: RowTask,
+        *,
+        window: int,
+        hand_over: float,
     ) -> None:
         self._executor = executor
+        self._sessions = sessions
+        self._rows = rows
         self._task = first
+        self._losses = 0  # of workers since the last result
         self._window = window
         self._hand_over = hand_over
         self._sizer = TaskSizer()
@@ -218,9 +244,21 @@ class RowSteps:
             self._pending.append(self._executor.submit(self._task._replace(most=most)))
             self._task = self._task._replace(starts=())
 
-    def take(self) -> RowGroup:
-        if not self._ready:
-            results = self._pending.popleft().result()
+    def take(self, step: int, here: StepRows | tuple[RowStart, ...]) -> RowGroup:
+        """Return the next step, which is `step`; `here` has the places of all rows before it."""
+        while not self._ready:
+            try:
+                results = self._pending.popleft().result()
+            except WorkerLostError as lost:
+                self._losses += 1
+                if not lost.again or self._losses == _LOSSES:
+                    raise
+                self.close()
+                starts = here.starts() if isinstance(here, StepRows) else here
+                self._task = RowTask(next(self._sessions), self._task.epoch, step, starts[self._rows], 1)
+                self.request()
+                continue
+            self._losses = 0
             if self._hand_over:
                 self._sizer.learn(len(results.spans), results.total_seconds / self._hand_over, results.nbytes())
             self._ready = results.groups()[::-1]

@@ -12,7 +12,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
-from typing import Any, Literal, Protocol, TypeAlias, cast, get_args
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from dataload._util.code_digest import code_digest
 from dataload._util.indexing import as_indices
 from dataload._util.machine import usable_cpus
 from dataload._util.randomness import derive_word, hash64
-from dataload._util.settings import check_choice, check_count, setting_error
+from dataload._util.settings import check_count, setting_error
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.arrays import IndexKey, load_cached, remember, within
 from dataload.catalog.fields import require_known, select_fields
@@ -28,10 +28,12 @@ from dataload.errors import ConfigError, SourceError
 from dataload.executors import (
     Executor,
     ExecutorName,
+    Fleet,
     Result,
     TimeoutPolicy,
     WorkerLostError,
     WorkerStatus,
+    check_executor,
     make_executor,
     worker_name,
 )
@@ -196,14 +198,14 @@ def run_filter(
     files: Sequence[tuple[str, Remote | None]],
     *,
     num_workers: int | Literal["auto"],
-    executor: ExecutorName,
+    executor: ExecutorName | Fleet,
     progress: Callable[[int, int], None] | None,
 ) -> Chosen:
     """Return the selected records, from the cache if they are known; see `Source.filter` for the arguments."""
     condition = work.predicate if isinstance(work.predicate, Expression) else None
     if condition is None and not callable(work.predicate):
         raise setting_error("the predicate of filter", work.predicate, "must be a function of a record or a condition")
-    check_choice("executor", executor, get_args(ExecutorName))
+    check_executor(executor)
     names = work.fields if condition is None else condition.fields
     require_known(names or (), work.source.fields if names else (), work.source)
     if num_workers == "auto":
@@ -248,7 +250,7 @@ class _Task:
 
 
 def _blocks(
-    work: Filter, length: int, workers: int, executor: ExecutorName, progress: Callable[[int, int], None]
+    work: Filter, length: int, workers: int, executor: ExecutorName | Fleet, progress: Callable[[int, int], None]
 ) -> Generator[Int64Array]:
     """Yield the selected records of each block, in order."""
     starts = range(0, length, size := _NUMBERS if work.reads_numbers else _BLOCK)

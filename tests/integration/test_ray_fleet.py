@@ -1,0 +1,240 @@
+"""Loaders whose workers are Ray actors on two simulated nodes: the batches of one thread, whatever is killed."""
+
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from itertools import islice
+
+import fleets
+import numpy as np
+import pytest
+from fleets import RECORDS, bad_at_77, dies_at_77, is_even, noisy, references, reports, slow_at_77, walk
+
+import dataload
+from dataload.errors import ConfigError, WorkerError
+from dataload.streams import MultiStreamLoader
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+from dataload.ray import Fleet  # noqa: E402 - needs Ray
+
+pytestmark = [
+    pytest.mark.ray,
+    pytest.mark.timeout(240),
+    pytest.mark.filterwarnings("ignore"),  # Ray's own
+]
+
+KILLS = int(os.environ.get("KILLS", "6"))  # of actors; of nodes, a tenth
+
+
+@pytest.fixture
+def nothing_is_left_behind():
+    """Ray keeps what it has opened until it is shut down."""
+
+
+@pytest.fixture(scope="module")
+def cluster():
+    with fleets.ray_cluster(2) as started:
+        yield started
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_in_the_store(cluster):
+    before = references()
+    yield
+    deadline = time.monotonic() + 10
+    while references() - before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not references() - before
+
+
+def loader(source=None, **settings):
+    settings = {"batch_size": 8, "shuffle": True, "transform": noisy, "num_workers": 2, "executor": "ray", **settings}
+    return dataload.Loader(dataload.RangeSource(RECORDS) if source is None else source, **settings)
+
+
+def values(batch):
+    return {name: column.tolist() if hasattr(column, "tolist") else list(column) for name, column in batch.items()}
+
+
+def serial(epochs=1, **settings):
+    with loader(executor="threads", **{**settings, "num_workers": 0}) as made:
+        return [values(batch) for _ in range(epochs) for batch in made]
+
+
+def test_batches_are_those_of_one_thread_and_can_be_written_to(cluster):
+    expected = serial(epochs=2)
+    with loader() as made:
+        found = [batch for _ in range(2) for batch in made]
+        statistics = made.statistics()
+    assert [values(batch) for batch in found] == expected
+    assert all(batch["x"].flags.writeable for batch in found)
+    assert (statistics.executor, statistics.workers, statistics.where) == ("ray", 2, "2 actors")
+    assert statistics.stages["transform"].seconds > 0.002 * RECORDS
+    assert statistics.depth <= 5  # the spans are on this process's clock
+
+
+def test_columns_may_be_lent(cluster):
+    source = dataload.MemorySource({"x": np.arange(400_000.0).reshape(100, 4000), "name": [str(i) for i in range(100)]})
+    settings = {"batch_size": 20, "transform": None, "shuffle": False}
+    with loader(source, executor=Fleet(writable=False), **settings) as made:
+        for number, batch in enumerate(made):
+            assert not batch["x"].flags.writeable
+            assert batch["x"][0, 0] == 80_000 * number
+            assert list(batch["name"]) == [str(i) for i in range(20 * number, 20 * number + 20)]
+        del batch
+
+
+def test_a_state_continues_with_other_workers(cluster):
+    expected = serial()
+    with loader() as made:
+        first = [values(batch) for batch in islice(made, 20)]
+        state = made.state_dict()
+    with loader(num_workers=1) as made:
+        made.load_state_dict(state)
+        assert first + [values(batch) for batch in made] == expected
+
+
+def test_completion_order(cluster):
+    with loader(in_order=False) as made:
+        found = sorted(index for batch in made for index in batch["index"].tolist())
+    assert found == [*range(RECORDS)]
+
+
+def test_errors_are_those_of_other_workers(cluster):
+    with loader(transform=bad_at_77, shuffle=False, executor="threads") as made, pytest.raises(WorkerError) as other:
+        [*made]
+    with loader(transform=bad_at_77, shuffle=False) as made, pytest.raises(WorkerError, match="no 77") as caught:
+        [*made]
+    assert str(caught.value) == str(other.value)
+    assert (caught.value.step, caught.value.indices) == (other.value.step, other.value.indices)
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert f"on node {ray.util.get_node_ip_address()}" in caught.value.worker
+    with loader(transform=bad_at_77, shuffle=False, on_error="skip") as made:
+        assert sum(len(batch["index"]) for batch in made) == RECORDS - 1
+        assert made.statistics().bad == 1
+
+
+def test_what_does_not_pickle_is_named(cluster):
+    lock = threading.Lock()
+    with pytest.raises(ConfigError, match=r"need a copy of the transform .*, and .* cannot be pickled") as caught:
+        loader(transform=lambda sample: (lock, sample)[1])
+    assert caught.value.key == "transform"
+
+
+def test_a_step_that_kills_three_actors_is_an_error_with_the_causes(cluster):
+    with loader(transform=dies_at_77, shuffle=False) as made, pytest.raises(WorkerError) as caught:
+        received = 0
+        for _ in made:
+            received += 1
+    assert received == caught.value.step == 9
+    assert str(caught.value).startswith("step 9 of epoch 0 failed: dataload-")
+    assert str(caught.value).count("The actor died") == 3
+
+
+def test_a_timeout_ends_a_late_actor(cluster):
+    with loader(transform=slow_at_77, shuffle=False, timeout=4) as made:
+        with pytest.raises(WorkerError, match=r"has returned no batch for 4\.\d s \(timeout=4\), at index 77") as caught:
+            [*made]
+        assert "slow_at_77" in str(caught.value)
+        with pytest.raises(WorkerError):
+            next(iter(made))
+
+
+def test_ctrl_c_ends_the_wait(cluster):
+    with loader(transform=slow_at_77, shuffle=False) as made:
+        timer = threading.Timer(6, os.kill, (os.getpid(), signal.SIGINT))
+        timer.start()
+        begun = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            [*made]
+        assert time.monotonic() - begun < 15
+
+
+def test_filter(cluster):
+    source = dataload.RangeSource(1000).filter(is_even, num_workers=2, executor="ray")
+    assert [record["index"] for record in source][:3] == [0, 2, 4]
+
+
+def test_streams_continue_where_their_actor_was_lost(cluster):
+    settings = {"batch_size": 4, "mode": "split", "epochs": 1, "seed": 3}
+    lengths = [*range(20, 40)]
+    with MultiStreamLoader(walk, lengths, num_workers=0, **settings) as made:
+        expected = [values(batch) for batch in made]
+    with MultiStreamLoader(walk, lengths, num_workers=2, executor="ray", **settings) as made:
+        found = []
+        for number, batch in enumerate(made):
+            found.append(values(batch))
+            if number in (3, 60):
+                kill_one()
+    assert found == expected
+
+
+def kill_one():
+    """Kill an actor that works, and return whether there was one."""
+    if processes := [report["process"] for report in reports().values()]:
+        os.kill(random.choice(processes), signal.SIGKILL)
+    return bool(processes)
+
+
+def test_actors_and_nodes_that_are_killed_change_nothing(cluster):
+    expected = serial()
+    killed, nodes, longest, run = 0, 0, 0.0, 0
+    chance = random.Random(7)
+    while killed < KILLS or nodes < KILLS // 10 + 1:
+        run += 1
+        size = chance.choice([1, 2, 3])
+        found = []
+        for rank in range(size):
+            with loader(num_workers=2, rank=rank, world_size=size, epochs=1, batch_size=8) as made:
+                asked = time.monotonic()
+                for number, batch in enumerate(made):
+                    longest = max(longest, time.monotonic() - asked if number else 0)
+                    found.append((number, rank, values(batch)))
+                    if chance.random() < 0.04 and killed < KILLS:
+                        killed += kill_one()
+                    elif chance.random() < 0.02 and nodes <= KILLS // 10:
+                        extra = cluster.add_node(**fleets.NODE) if len(cluster.list_all_nodes()) < 3 else None
+                        cluster.remove_node(extra or cluster.list_all_nodes()[-1], allow_graceful=False)
+                        nodes += 1
+                    asked = time.monotonic()
+        indices = [index for *_, batch in sorted(found, key=lambda each: each[:2]) for index in batch["index"]]
+        assert sorted(indices) == [*range(RECORDS)]
+        if size == 1:
+            assert [batch for *_, batch in found] == expected
+    print(f"{killed} actors and {nodes} nodes killed in {run} runs; the longest wait was {longest:.1f} s")
+    while len(cluster.list_all_nodes()) < 2:
+        cluster.add_node(**fleets.NODE)
+
+
+def test_a_local_cluster_starts_where_there_is_none(cluster, tmp_path):
+    program = (
+        "import logging, dataload; logging.basicConfig(level='WARNING')\n"
+        "if __name__ == '__main__':\n"
+        "    with dataload.Loader(dataload.RangeSource(9), batch_size=3, executor='ray', num_workers=1) as loader:\n"
+        "        print([batch['index'].tolist() for batch in loader])\n"
+    )
+    path = tmp_path / "program.py"
+    path.write_text(program)
+    environment = {**os.environ, "RAY_TMPDIR": f"/tmp/r{os.getpid()}", "RAY_AUTH_MODE": "disabled"}
+    environment.pop("RAY_ADDRESS", None)
+    done = subprocess.run(
+        [sys.executable, str(path)], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert "[[0, 1, 2], [3, 4, 5], [6, 7, 8]]" in done.stdout, done.stderr
+    assert done.stderr.count("no Ray cluster runs here") == 1
+
+
+def test_losses_are_logged(cluster, caplog):
+    caplog.set_level(logging.WARNING, "dataload")
+    with loader() as made:
+        batches = iter(made)
+        next(batches)
+        os.kill(next(iter(reports().values()))["process"], signal.SIGKILL)
+        for _ in batches:
+            pass
+    assert "is lost, its batches are made again: The actor died unexpectedly" in caplog.text

@@ -1,0 +1,101 @@
+"""A Ray cluster of some nodes on this machine, and what tests of fleets let its actors do."""
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+NODE = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
+RECORDS = 600
+
+
+def process():
+    return os.getpid()
+
+
+@contextlib.contextmanager
+def ray_cluster(nodes):
+    """A cluster of `nodes`, to which this process is connected; skips where Ray cannot start."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patched.setenv("RAY_AUTH_MODE", "disabled")
+        patched.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *sys.path]))
+        started = None
+        try:
+            started = Cluster(initialize_head=True, head_node_args=NODE)
+            for _ in range(nodes - 1):
+                started.add_node(**NODE)
+            ray.init(address=started.address, log_to_driver=False)
+            ray.get([ray.remote(process).remote() for _ in range(nodes)], timeout=150)
+        except (TypeError, AttributeError, ImportError, ray.exceptions.RayTaskError):  # it has started
+            raise
+        except Exception as error:  # which Ray raises as well
+            ray.shutdown()
+            if started is not None:
+                started.shutdown()
+            pytest.skip(f"Ray does not start here: {type(error).__name__}: {error}")
+        try:
+            yield started
+        finally:
+            ray.shutdown()
+            started.shutdown()
+
+
+def reports():
+    """What the actors of all fleets say of themselves, by name, as far as they answer."""
+    import ray
+
+    found = {}
+    for actor in ray.util.list_named_actors(all_namespaces=True):
+        with contextlib.suppress(ValueError, ray.exceptions.RayError):
+            handle = ray.get_actor(actor["name"], namespace=actor["namespace"])
+            found[actor["name"]] = ray.get(handle.report.options(concurrency_group="report").remote(), timeout=5)
+    return found
+
+
+def references():
+    """The objects in the store that this process refers to."""
+    import ray
+
+    return set(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
+
+
+def noisy(sample, context):
+    """Each record takes two milliseconds, and has random numbers of its own."""
+    time.sleep(0.002)
+    return {"index": sample["index"], "x": context.generator.random(500), "name": str(sample["index"])}
+
+
+def bad_at_77(sample):
+    if sample["index"] == 77:
+        raise ValueError("no 77")
+    return sample
+
+
+def dies_at_77(sample):
+    if sample["index"] == 77:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return sample
+
+
+def slow_at_77(sample):
+    time.sleep(30 if sample["index"] == 77 else 0)
+    return sample
+
+
+def walk(length):
+    """A stream of `length` items; each takes a millisecond."""
+    for number in range(length):
+        time.sleep(0.001)
+        yield {"v": np.array([length, number])}
+
+
+def is_even(record):
+    return record["index"] % 2 == 0

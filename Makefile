@@ -66,7 +66,7 @@ $(RAY): pyproject.toml constraints.txt | $(INSTALLED)
 	touch $@
 
 test-ray: $(INSTALLED) $(CORE) $(RAY)
-	$(BIN)/python -m pytest --session-timeout 600 -m ray tests/integration/test_ray.py || test $$? = 5
+	$(BIN)/python -m pytest --session-timeout 600 -m ray tests/integration/test_ray*.py || test $$? = 5
 
 # Trainers, torchrun, several JAX processes: each of them takes seconds to start. What torchtitan needs beyond these would
 # replace huggingface-hub by an older one.

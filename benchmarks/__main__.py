@@ -73,6 +73,7 @@ CASES = {
     "first-batch": execution.first_batch,
     "memory": execution.memory,
     "adaptive": adaptive.adaptive,
+    "fleet": lambda: importlib.import_module("benchmarks.fleet").fleet(),  # needs Ray
     "remote": remote.remote,
     **{f"remote-{name}": partial(remote.remote, (name,)) for name in remote.CASES},
     **convert.CASES,

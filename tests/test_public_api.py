@@ -17,7 +17,7 @@ PUBLIC = {
     "dataload.analysis": "Statistics live_view record_timeline",
     "dataload.convert": "ConvertReport Engine LocalEngine convert",
     "dataload.jax": "DeviceLoader DistributedRank distributed_place",
-    "dataload.ray": "RayEngine convert",
+    "dataload.ray": "Fleet RayEngine convert",
     "dataload.samplers": """
         BatchPlan BatchPlanner BatchSampler BucketBatchSampler GlobalShuffle Lanes Mixture OrderReport
         PackedBatchSampler PoolShuffle Repeat Sequential Serving ShardSequential Subset Weighted blend_weights

@@ -1,18 +1,22 @@
 """The time at which each worker loaded each step, and at which the consumer waited, for pictures and traces."""
 
 import json
+import math
 import os
 import re
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Self
 
 from dataload.loader.base import LoaderBase
 from dataload.loader.failures import StageSpan
 from dataload.loader.recorder import Recorder
+from dataload.loader.statistics import Statistics
 from dataload.loader.step import StepResult
 from dataload.storage.remote.traffic import Request
+
+_LEAST_WORK = 1e-4  # seconds a batch: a consumer that works less only takes batches
 
 CONSUMER = "consumer"
 """The name of the consumer's thread in a timeline."""
@@ -172,6 +176,33 @@ class Timeline:
 
     def __repr__(self) -> str:
         return f"Timeline({len(self.steps)} steps, {len(self.workers)} workers, {self.ended - self.begun:.3f} s)"
+
+
+@dataclass(frozen=True, slots=True)
+class FleetEstimate:
+    """The batches that a fleet of `workers` can make, from the time that the measured workers took for them."""
+
+    workers: int
+    batches_per_second: float  # that it can make
+    bytes_per_second: float  # over the network, for those that the trainer takes
+    needed: int | None  # workers that keep up with the trainer; None if its work was too short to tell
+
+    @classmethod
+    def of(cls, statistics: Statistics, workers: int) -> Self:
+        """Return the estimate for a loader that has delivered at least one batch."""
+        each, consumer = (
+            seconds / statistics.steps for seconds in (statistics.work_seconds, statistics.consumer_seconds)
+        )
+        possible = workers / max(each, 1e-9)
+        taken = min(possible, 1 / consumer if consumer else possible)
+        needed = math.ceil(each / consumer) if consumer > _LEAST_WORK else None
+        return cls(workers, possible, taken * statistics.nbytes / statistics.steps, needed)
+
+    def __str__(self) -> str:
+        name = f"a fleet of {self.workers} worker{'' if self.workers == 1 else 's'}"
+        needs = "" if self.needed is None else f"; the trainer needs {self.needed} to wait for none"
+        rates = f"{self.batches_per_second:,.1f} batches/s, {self.bytes_per_second / 1e6:,.1f} MB/s over the network"
+        return f"{name}: {rates}{needs}"
 
 
 @contextmanager

@@ -36,6 +36,7 @@ _HELPS = {
     "certify": "Write hashes of batches, or check that this machine, world size and release serve the same batches.",
     "timeline": "Run a loader for some steps and show who worked, who waited, and what limits it.",
     "plan": "Plan a job on many machines: downloads, cache and load, computed from the order without reading data.",
+    "fleet": "Show and end the workers of loaders on a Ray cluster.",
     "bench": "Compare formats on your data, side by side in one run.",
     "schema": "Print the JSON schema of a config, for editors that check and complete TOML or YAML.",
     "cache": "Show and delete what dataload keeps beside data and of data at URLs, and check it.",

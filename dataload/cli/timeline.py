@@ -1,5 +1,6 @@
 """``dataload timeline``."""
 
+from dataclasses import asdict
 from itertools import islice
 from time import sleep
 from typing import Annotated, Any
@@ -9,7 +10,7 @@ import typer
 from dataload._util.settings import check_directory
 from dataload.analysis.design import check_picture
 from dataload.analysis.pictures import timeline_figure
-from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
+from dataload.analysis.timeline import CONSUMER, FleetEstimate, Timeline, record_timeline
 from dataload.api import from_config
 from dataload.cli.options import NOT_DARK, ConfigFile, Dark, JsonFlag, Overrides, Picture
 from dataload.cli.output import count_of, print_json, print_line, print_warning
@@ -26,6 +27,7 @@ def timeline_command(
     picture: Picture = None,
     dark: Dark = False,
     trace: Annotated[str | None, typer.Option(help="Save a trace for ui.perfetto.dev or chrome://tracing.")] = None,
+    fleet: Annotated[int | None, typer.Option(min=1, help="Also estimate a Ray fleet of this many workers.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Run a loader for some steps and show who worked, who waited, and what limits it."""
@@ -46,14 +48,18 @@ def timeline_command(
         raise ConfigError(f"{config} has no steps in epoch {epoch}", key="epoch", value=epoch)
     if trace is not None:
         timeline.save_trace(trace)
+    estimate = None if fleet is None else FleetEstimate.of(statistics, fleet)
     if json:
+        estimated = {} if estimate is None else {"fleet": asdict(estimate)}
         written = {"picture": picture, "trace": trace}
-        print_json({"statistics": statistics.to_json(), "timeline": timeline.to_json(), **written})
+        print_json({"statistics": statistics.to_json(), "timeline": timeline.to_json(), **estimated, **written})
         return
     *lines, verdict = str(statistics).splitlines()
     for line in lines:
         print_line(line)
     _print_workers(timeline)
+    if estimate is not None:
+        print_line(str(estimate))
     print_line(verdict, "bold")
     for path in filter(None, (picture, trace)):
         print_line(f"wrote {path}")

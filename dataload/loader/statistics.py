@@ -233,6 +233,11 @@ class Statistics:
         return _ratio(self.work_seconds, self._loop_seconds - (0 if self.workers else self.consumer_seconds))
 
     @property
+    def _cpus(self) -> int:
+        """CPUs that workers may use; those of a cluster are unknown, and it can grow."""
+        return self.cpus if self.executor != "ray" else _MOST_WAITING * max(1, self.workers_allowed)
+
+    @property
     def _loop(self) -> Loop:
         return Loop(
             period=self._loop_seconds / self.steps,
@@ -240,7 +245,7 @@ class Statistics:
             work=self.work_seconds / self.steps,
             workers=self.workers,
             executor=self.executor,
-            cpus=self.cpus,
+            cpus=self._cpus,
             busy_cpus=self.busy_cpus,
         )
 
@@ -263,7 +268,7 @@ class Statistics:
             return f"the loader itself; the stages take {self._busy:.0%} of what the consumer waits"
         size = f", or their way between processes ({self.nbytes / self.steps / 1e6:.1f} MB each)"
         return (
-            f"batches of unequal cost{size if self.executor == 'processes' else ''}; workers are busy "
+            f"batches of unequal cost{size if self.executor in ('processes', 'ray') else ''}; workers are busy "
             f"{_ratio(self._busy, self._mean_workers):.0%} of the time, "
             "and a larger prefetch or in_order=False may help"
         )
@@ -278,7 +283,7 @@ class Statistics:
             return self._turns("it holds the GIL or waits" if stage == "read" else "it holds the GIL")
         if self.workers < self.workers_allowed:
             return self._fewer(stage)
-        most = self.cpus if loop.computes else _MOST_WAITING * max(1, self.workers)
+        most = self._cpus if loop.computes else _MOST_WAITING * max(1, self.workers)
         possible = max(0, most - self.workers)
         if self.consumer_seconds < _DOES_NOTHING * self._loop_seconds:
             return self._throughput(stage, possible)
@@ -372,12 +377,13 @@ class Statistics:
     def __str__(self) -> str:
         used = self.busy_cpus
         busy = "" if used is None else f" ({used:.1f} kept busy by this process)"
+        cpus = "" if self.executor == "ray" else f", of {self.cpus} CPUs{busy}"
         started = f" started by {self.start_method}" if self.start_method else ""
         lines = [
             self._size,
             f"the consumer waited {self.wait_seconds:.2f} s, {self.first_wait_seconds:.2f} s of it for the first batch",
             f"and worked {self.consumer_seconds:.2f} s in between; {self.depth:.1f} batches were ready when it asked",
-            f"work in {self.where}{started}, of {self.cpus} CPUs{busy}:",
+            f"work in {self.where}{started}{cpus}:",
         ]
         for name, stage in self.stages.items():
             share, each = _ratio(stage.seconds, self.work_seconds), 1e3 * _ratio(stage.seconds, stage.runs)

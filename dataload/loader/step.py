@@ -162,7 +162,7 @@ class StepWork:
         """Return the result of one step, whether it fails or not."""
         worker, rows, records = worker_name(), 0, 0
         try:
-            plan = self._plan(job, step)
+            plan = self.plan_of(job, step)
             rows, records = plan.rows, self.fetch.policy.read_of(plan.wanted)
             batch = load_step(self.fetch, plan, job.epoch, trace)
         except WorkerError as error:
@@ -174,7 +174,7 @@ class StepWork:
         """Return the results of all steps from one read, or a failure; none if they have to be read one by one."""
         trace, worker = StepTrace(status), worker_name()
         try:
-            plans = [self._plan(job, step) for step in range(job.start, job.stop)]
+            plans = [self.plan_of(job, step) for step in range(job.start, job.stop)]
             status.at(job.epoch, job.start)
             batches = self.fetch.load_together(plans, trace)
         except BaseException as error:
@@ -196,7 +196,8 @@ class StepWork:
             for plan, batch, spans in zip(plans, batches, shares, strict=True)
         ]
 
-    def _plan(self, job: StepRange, step: int) -> BatchPlan:
+    def plan_of(self, job: StepRange, step: int) -> BatchPlan:
+        """Return the plan of a step of a task."""
         if job.plans is not None:
             return job.plans[step - job.plans[0].step]
         try:

@@ -225,7 +225,7 @@ class UserWork(StepWork):
         reading = self._reading
         self._seed(job.epoch, step)
         trace.enter("read")
-        samples = self._samples() if reading.stream else self._records(self._plan(job, step), trace)
+        samples = self._samples() if reading.stream else self._records(self.plan_of(job, step), trace)
         rows = len(samples) if reading.collates and samples is not Turn.ENDED else 1
         batch = samples
         if samples is Turn.ENDED:
@@ -297,7 +297,7 @@ class UserWork(StepWork):
 
     def _failure(self, job: StepRange, step: int, trace: StepTrace, error: BaseException) -> StepResult:
         failure: StageError = trace.failure(error)
-        plan = BatchPlan(step, _NO_INDICES) if job.stop <= step or self._reading.stream else self._plan(job, step)
+        plan = BatchPlan(step, _NO_INDICES) if job.stop <= step or self._reading.stream else self.plan_of(job, step)
         try:
             Rescue(self.fetch, plan, job.epoch, trace).fail(failure)
         except Exception as raised:  # a `WorkerError`

@@ -1,13 +1,17 @@
 """``dataload timeline`` as a user runs it."""
 
 import json
+import re
+from dataclasses import replace
 
 import pytest
 from command_line import facts, ok, run
 from figures import assert_no_overlap
 
 from dataload.analysis.pictures import timeline_figure
-from dataload.analysis.timeline import CONSUMER, Timeline, TimelineStep
+from dataload.analysis.timeline import CONSUMER, FleetEstimate, Timeline, TimelineStep
+from dataload.loader.recorder import Recorder
+from dataload.loader.statistics import StageStatistics
 
 pytestmark = pytest.mark.usefixtures("fonts")
 
@@ -35,6 +39,27 @@ def test_a_table_and_a_verdict(config):
     assert sum(int(rest.split()[0]) for _, rest in made) == 10
     assert {name for name, _ in made} <= {"dataload-0", "dataload-1", CONSUMER}
     assert verdict.startswith("limit: ")
+
+
+def test_a_fleet_is_estimated(config):
+    slow = ("--steps", 8, "--model-ms", 20, "--set", "loader.num_workers=0")
+    line = next(line for line in timeline(config, *slow, "--fleet", 4).splitlines() if line.startswith("a fleet of 4"))
+    assert re.search(r" batches/s, \d\.\d MB/s over the network; the trainer needs \d+ to wait for none$", line)
+    found = facts("timeline", config, *slow, "--fleet", 4)
+    each = sum(stage["seconds"] for stage in found["statistics"]["stages"].values()) / 8
+    assert found["fleet"]["batches_per_second"] == pytest.approx(4 / each)
+    assert found["fleet"]["bytes_per_second"] <= 64 / 0.02  # what the model takes, of 8 bytes a row
+
+
+@pytest.mark.parametrize(("model", "needed"), [(0.02, 5), (0.1, 1), (0.0, None)])
+def test_the_workers_that_a_trainer_needs(model, needed):
+    recorder = Recorder(clock=iter(range(1000)).__next__, cpu_clock=float)
+    figures = recorder.snapshot(0)
+    stages = {"transform": StageStatistics(10, 1.0)}
+    figures = replace(figures, steps=10, nbytes=1000, consumer_seconds=10 * model, stages=stages)
+    found = FleetEstimate.of(figures, 20)
+    assert (found.needed, found.batches_per_second) == (needed, 200)
+    assert found.bytes_per_second == pytest.approx(min(200, 1 / model if model else 200) * 100)
 
 
 def test_json_has_every_step_and_goes_on_in_the_next_epoch(config):

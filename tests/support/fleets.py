@@ -49,11 +49,12 @@ def ray_cluster(nodes):
 
 
 def reports():
-    """What the actors of all fleets say of themselves, by name, as far as they answer."""
+    """What the actors of this process's own fleets say of themselves, by name, as far as they answer."""
     import ray
 
     found = {}
-    for actor in ray.util.list_named_actors(all_namespaces=True):
+    own = [each for each in ray.util.list_named_actors(all_namespaces=True) if f"-{os.getpid()}-" in each["name"]]
+    for actor in own:
         with contextlib.suppress(ValueError, ray.exceptions.RayError):
             handle = ray.get_actor(actor["name"], namespace=actor["namespace"])
             found[actor["name"]] = ray.get(handle.report.options(concurrency_group="report").remote(), timeout=5)

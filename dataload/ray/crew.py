@@ -1,0 +1,197 @@
+"""The actors of one loader: which are wanted, which have started, and which one gets a task."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import uuid
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from time import monotonic, sleep
+from typing import Any
+
+from dataload._util.lazy import load_optional
+from dataload.errors import text_of
+from dataload.executors import Fleet, WorkerLostError, WorkerPosition
+from dataload.ray.actor import FleetActor, clock_offset
+from dataload.ray.cluster import NAMESPACE
+
+POLL_SECONDS = 0.05  # while actors start, or tasks wait for one
+UNKNOWN = WorkerPosition(-1, -1, -1)
+
+_FAILED_STARTS, _START_PAUSE = 5, 0.5  # Ray may not have noticed yet that a node or a named actor is gone
+_IDLE_SECONDS = 30.0  # after which an actor that is not wanted any more ends
+_REPORT_SECONDS = 0.5
+
+
+@dataclass(slots=True, eq=False)
+class Actor:
+    """An actor as one loader sees it."""
+
+    handle: Any
+    number: int
+    loaded: Any  # the reference to the result of `FleetActor.load`, until that is there
+    node: str = ""
+    name: str = ""
+    tasks: dict[int, Any] = field(default_factory=dict[int, Any])  # asked for and not received, by number
+    done: set[int] = field(default_factory=set[int])  # those of them that are known to be done
+    idle_since: float = 0.0
+
+    @property
+    def load(self) -> int:
+        return len(self.tasks) - len(self.done)
+
+    def drop(self, number: int) -> None:
+        """Forget a task."""
+        self.tasks.pop(number, None)
+        self.done.discard(number)
+
+    def left(self) -> dict[Any, int]:
+        """Return the references of tasks that may not be done, with the numbers of the tasks."""
+        return {each.reference: number for number, each in self.tasks.items() if number not in self.done}
+
+
+class Crew:
+    """The actors of one loader, which has `content`, a pickle of its work. Numbers are counted from `first`."""
+
+    def __init__(self, ray: Any, fleet: Fleet, content: bytes, size: int, *, first: int, shares: bool) -> None:
+        self._ray, self._fleet, self._first, self.size = ray, fleet, first, size
+        self._is_shared = fleet.name is not None and shares
+        self.loader: str = uuid.uuid4().hex
+        own = f"{fleet.name or socket.gethostname()}-{os.getpid()}-{self.loader[:6]}"
+        self.name: str = fleet.name if fleet.name is not None and shares else own
+        self._content: Any = ray.put(content)
+        self._kind: Any = ray.remote(concurrency_groups={"report": 1})(FleetActor)
+        self.actors: list[Actor] = []
+        self.starting: list[Actor] = []
+        self._looked, self._start_at, self._starts, self._failed = 0.0, 0.0, 0, 0
+        self._check_room()
+
+    def _check_room(self) -> None:
+        wanted, found = self.size * self._fleet.num_cpus, self._ray.cluster_resources().get("CPU", 0)
+        if wanted > found:
+            message = f"{self.size} workers of {self._fleet.num_cpus:g} CPUs need {wanted:g}, and the Ray cluster has"
+            warnings.warn(f"{message} {found:g}: using as many as fit until nodes join", RuntimeWarning, stacklevel=2)
+
+    @property
+    def _wanted(self) -> range:
+        return range(self._first, self._first + self.size)
+
+    def use(self, size: int) -> None:
+        """Want this many actors from now on. Others end once they are idle for a while."""
+        self.size = size
+        for actor in [each for each in self.starting if each.number not in self._wanted]:
+            self.starting.remove(actor)
+            self._end(actor)
+
+    def fill(self) -> None:
+        """Start actors that are missing, and now and then note which have started and which are not wanted."""
+        now = monotonic()
+        missing = {*self._wanted} - {each.number for each in (*self.actors, *self.starting)}
+        for number in missing if now >= self._start_at else ():
+            self.starting.append(self._start(number))
+        if now - self._looked > POLL_SECONDS or not self.actors:
+            self._looked = now
+            self._welcome(now)
+            for actor in [each for each in self.actors if each.number not in self._wanted and not each.tasks]:
+                actor.idle_since = actor.idle_since or now
+                if now - actor.idle_since > _IDLE_SECONDS:
+                    self.actors.remove(actor)
+                    self._end(actor)
+
+    def _start(self, number: int) -> Actor:
+        fleet = self._fleet
+        options: dict[str, Any] = {"num_cpus": fleet.num_cpus, "namespace": NAMESPACE}
+        options |= {} if fleet.memory is None else {"memory": fleet.memory}
+        options |= {"scheduling_strategy": "SPREAD"} if fleet.scheduling == "spread" else {}
+        options |= {"lifetime": "detached"} if fleet.detached and self._is_shared else {}
+        options["name"], self._starts = f"{self.name}/{number}", self._starts + 1
+        if self._is_shared:
+            options["get_if_exists"] = True
+        else:  # Ray still knows the name of an actor that has just died
+            options["name"] += f".{self._starts}"
+        handle = self._kind.options(**options).remote(number, fleet.num_cpus)
+        return Actor(handle, number, self._load(handle))
+
+    def _load(self, handle: Any) -> Any:
+        return handle.load.remote(self.loader, self._content, clock_offset(), os.getcwd())
+
+    def load_again(self, actor: Actor) -> None:
+        """Send the work to an actor that has dropped it."""
+        self._load(actor.handle)
+
+    def _welcome(self, now: float) -> None:
+        """Note which actors have started; a `WorkerLostError` if none can."""
+        loaded = self.done(each.loaded for each in self.starting)
+        for actor in [each for each in self.starting if each.loaded in loaded]:
+            self.starting.remove(actor)
+            try:
+                actor.node, _, actor.name = self._ray.get(actor.loaded)
+            except self._ray.exceptions.RayError as error:
+                self._failed += 1
+                self._start_at = now + _START_PAUSE
+                if self._failed == _FAILED_STARTS:
+                    self._failed = 0
+                    reason = f"cannot be started: {text_of(error)}"
+                    raise WorkerLostError(f"{self.name}/{actor.number}", reason, UNKNOWN) from error
+            else:
+                self._failed, actor.loaded = 0, None
+                self.actors.append(actor)
+
+    def choose(self, in_flight: int, avoided: set[str], home: Callable[[Sequence[str]], str]) -> Actor | None:
+        """Return the actor for the next task: with room, at best on its home and not on a node to be avoided."""
+        room = 1 - -in_flight // max(1, self.size)
+        free = [each for each in self.actors if each.number in self._wanted and each.load < room]
+        if not free:
+            return None
+        best = home(sorted({each.node for each in self.actors}))
+        return min(free, key=lambda each: (each.node in avoided, each.node != best, each.load))
+
+    def done(self, references: Iterable[Any], seconds: float = 0.0, count: int | None = None) -> set[Any]:
+        """Wait for some results, by default for none, and return the references of those that are there."""
+        asked = [*references]
+        if not asked:
+            sleep(min(seconds, POLL_SECONDS))
+            return set()
+        return {*self._ray.wait(asked, num_returns=count or len(asked), timeout=seconds)[0]}
+
+    def describe(self, actor: Actor | None) -> tuple[str, WorkerPosition, str]:
+        """Return an actor's name, its position, and the stack of its work."""
+        if actor is None:
+            return f"fleet {self.name}", UNKNOWN, "no worker has started: Ray has no CPUs free, or starts workers"
+        try:
+            report = actor.handle.report.options(concurrency_group="report").remote()
+            found = self._ray.get(report, timeout=_REPORT_SECONDS)
+        except self._ray.exceptions.RayError as error:
+            return actor.name, UNKNOWN, f"it does not answer: {text_of(error)}"
+        return actor.name, found["position"], found["stacks"]
+
+    def kill(self, actor: Actor | None) -> None:
+        """End an actor that is late or lost, even if others use it."""
+        if actor in self.actors:
+            self.actors.remove(actor)
+            with contextlib.suppress(Exception):  # it is gone
+                self._ray.kill(actor.handle)
+
+    def _end(self, actor: Actor) -> None:
+        actor.loaded = None
+        with contextlib.suppress(Exception):  # it is gone
+            if self._is_shared:
+                actor.handle.forget.remote(self.loader, ends=not self._fleet.detached)
+            else:
+                self._ray.kill(actor.handle)
+
+    def close(self) -> None:
+        """End all actors, or let others have them."""
+        for actor in (*self.actors, *self.starting):
+            self._end(actor)
+        self.actors.clear()
+        self.starting.clear()
+        self._content = None
+
+
+def dump(value: Any) -> bytes:
+    """Return a pickle that has functions of the main module by value."""
+    return load_optional("ray.cloudpickle", needed_by="a fleet", extra="ray").dumps(value)

@@ -167,12 +167,12 @@ class Made(Result):
 def test_a_task_is_as_large_as_is_of_use(seconds, values, settings, sizes):
     settings = {"window": 2, "hand_over": 1, **settings}
     executor = Recorded(seconds, values, settings.pop("of", "columns"))
-    made = workers.RowSteps(executor, RowTask(0, 0, 5, ("start",), 1), **settings)
+    made = workers.RowSteps(executor, itertools.count(1), slice(0, 1), RowTask(0, 0, 5, ("start",), 1), **settings)
     made.request()
     assert len(executor.tasks) == settings["window"] + 1  # the one that is waited for
-    for _ in range(60):
+    for step in range(5, 65):
         made.request()
-        made.take()
+        made.take(step, ())
     assert [task.most for task in executor.tasks[:9]] == sizes
     assert [task.starts for task in executor.tasks[:3]] == [("start",), (), ()]
 
@@ -201,7 +201,7 @@ def test_how_many_steps_workers_make_ahead(monkeypatch, most, executor, ahead, s
         assert [task.most for task in tasks] == requested
         for _ in range(12):
             steps.request()
-            steps.take()
+            steps.take(0, ())
         assert [task.most for task in tasks[:6]] == sizes
 
 

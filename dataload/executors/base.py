@@ -16,7 +16,6 @@ from typing import Any, Generic, Literal, NoReturn, TypeAlias, TypeVar
 
 import numpy as np
 
-from dataload._util.machine import usable_cpus
 from dataload.types import BytesArray
 
 TaskT = TypeVar("TaskT")
@@ -198,9 +197,9 @@ class Executor(ABC, Generic[TaskT, ResultT]):
     def use(self, workers: int, /) -> None:
         """Run tasks submitted from now on in `workers` workers; 0 is the consumer's thread."""
 
-    def capacity(self) -> int:
-        """Return the number of workers for which there are CPUs."""
-        return usable_cpus()
+    def capacity(self) -> int | None:
+        """Return the number of workers for which there are CPUs; None where these are the CPUs of this process."""
+        return None
 
     def processes(self) -> list[Any]:
         """Return the running workers if they are processes."""

@@ -147,7 +147,9 @@ class Crew:
         if not free:
             return None
         best = home(sorted({each.node for each in self.actors}))
-        return min(free, key=lambda each: (each.node in avoided, each.node != best, each.load))
+        # A home may have one task more than others, which would otherwise wait for shards of one node after another.
+        least = min(each.load for each in free)
+        return min(free, key=lambda each: (each.node in avoided, each.load > least + 1, each.node != best, each.load))
 
     def done(self, references: Iterable[Any], seconds: float = 0.0, count: int | None = None) -> set[Any]:
         """Wait for some results, by default for none, and return the references of those that are there."""

@@ -216,6 +216,7 @@ class FleetPool:
                     self._look(watch, pending)
                 continue
             except self._ray.exceptions.RayError as error:
+                error.__traceback__ = None  # frames of Ray refer to the result, which would stay in the store
                 with self._transaction():
                     self._lose(pending, error)
                 if pending.parts:

@@ -11,8 +11,6 @@ from dataload._util.randomness import derive_word, hash64
 from dataload.loader.step import StepRange, StepWork
 from dataload.types import Int64Array
 
-_MOST = 1.5  # times an even share: a node that has more of a step's records is its home
-
 
 class Homes:
     """The home of each step of a source of several shards; other work has none."""
@@ -35,4 +33,5 @@ class Homes:
         shards = np.searchsorted(self._ends, wanted, side="right")
         counts = np.bincount(self._dealt[1][shards], minlength=len(nodes))
         best = int(np.argmax(counts))
-        return nodes[best] if counts[best] * len(nodes) > _MOST * len(wanted) else ""
+        # Halfway from an even share to all of its records: a shuffle of everything has no homes.
+        return nodes[best] if 2 * counts[best] * len(nodes) > (len(nodes) + 1) * len(wanted) else ""

@@ -11,6 +11,7 @@ from itertools import islice
 import fleets
 import numpy as np
 import pytest
+from command_line import facts, ok, run
 from fleets import RECORDS, bad_at_77, dies_at_77, is_even, noisy, references, reports, slow_at_77, walk
 
 import dataload
@@ -144,8 +145,6 @@ def test_a_timeout_ends_a_late_actor(cluster):
         ) as caught:
             take_all(made)
         assert "slow_at_77" in str(caught.value)
-        with pytest.raises(WorkerError):
-            next(iter(made))
 
 
 def test_ctrl_c_ends_the_wait(cluster):
@@ -227,3 +226,63 @@ def test_losses_are_logged(cluster, caplog):
         os.kill(next(iter(reports().values()))["process"], signal.SIGKILL)
         take_all(batches)
     assert "is lost, its batches are made again: The actor died unexpectedly" in caplog.text
+
+
+def actors_of(name):
+    from dataload.ray.cluster import list_actors
+
+    return [report for report in list_actors() if report.fleet == name]
+
+
+def until(condition):
+    deadline = time.monotonic() + 30
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert condition()
+
+
+def test_ranks_share_a_fleet_which_ends_with_the_last_one(cluster):
+    expected = serial()
+    shared = Fleet(name="shared")
+    ranks = [loader(executor=shared, rank=rank, world_size=2, batch_size=4) for rank in range(2)]
+    found = [[values(batch) for batch in made] for made in ranks]
+    rows = [first["index"] + second["index"] for first, second in zip(*found, strict=True)]
+    assert sorted(index for row in rows for index in row) == sorted(
+        index for batch in expected for index in batch["index"]
+    )
+    actors = actors_of("shared")
+    assert [actor.number for actor in actors] == [0, 1]
+    assert [actor.loaders for actor in actors] == [2, 2]
+    assert sum(actor.made for actor in actors) >= 2 * len(rows)  # and what was made ahead
+    ranks[0].close()
+    until(lambda: [actor.loaders for actor in actors_of("shared")] == [1, 1])
+    ranks[1].close()
+    until(lambda: not actors_of("shared"))
+
+
+def test_detached_workers_stay_until_they_are_stopped(cluster):
+    with loader(executor=Fleet(name="kept", detached=True), num_workers=1) as made:
+        next(iter(made))
+        (process,) = [actor.process for actor in actors_of("kept")]
+    until(lambda: [actor.loaders for actor in actors_of("kept")] == [0])
+    line = next(line for line in ok("fleet", "status").splitlines() if line.startswith("kept/0"))
+    assert line.split()[1:4] == [ray.util.get_node_ip_address(), str(process), "0"]
+    (found,) = [actor for actor in facts("fleet", "status") if actor["fleet"] == "kept"]
+    assert (found["process"], found["loaders"], found["queue"]) == (process, 0, 0)
+    assert found["bytes"] > 8 * 8 * 500
+    with loader(executor=Fleet(name="kept", detached=True), num_workers=1) as made:
+        next(iter(made))
+        assert [actor.process for actor in actors_of("kept")] == [process]
+        assert ok("fleet", "stop", "kept") == "ended 1 worker of kept\n"
+        assert len([*made]) == RECORDS // 8  # another epoch, by a new worker
+    ok("fleet", "stop", "kept")
+    until(lambda: not actors_of("kept"))
+    done = run("fleet", "stop", "kept")
+    assert (done.exit_code, "there is no fleet 'kept'" in done.output) == (2, True)
+
+
+def test_auto_uses_the_cpus_of_the_cluster(cluster):
+    with loader(num_workers="auto") as made:
+        assert made.statistics().workers_allowed == ray.cluster_resources()["CPU"]
+        batches = [values(batch) for batch in made]
+    assert batches == serial()

@@ -6,9 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import dataload
+from dataload.loader.step import StepRange
+
 pytest.importorskip("ray", reason="Ray is not installed")
+from dataload.ray.homes import Homes
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -26,3 +31,26 @@ def test_a_local_cluster_starts_where_there_is_none(tmp_path):
     )
     assert done.stdout.splitlines()[-1:] == ["1000"], done.stderr
     assert done.stderr.count("no Ray cluster runs here, and RAY_ADDRESS names none: started one of") == 1
+
+
+def test_steps_have_homes_among_the_nodes(tmp_path):
+    with dataload.create(tmp_path / "a.syr", shards=16) as writer:
+        writer.extend({"x": np.arange(4.0) + index} for index in range(320))
+    source = dataload.open(tmp_path)
+
+    def homes(nodes, source=source, batch_size=10, **settings):
+        with dataload.Loader(source, batch_size=batch_size, **settings) as loader:
+            found = Homes(loader._work)
+            return [found.of(StepRange(0, 0, step, step + 1), nodes) for step in range(len(loader))]
+
+    nodes = ["a", "b", "c", "d"]
+    found = homes(nodes)
+    assert found[::2] == found[1::2]  # a shard is two steps
+    assert set(found) == {*nodes}
+    fewer = homes(nodes[:3])
+    assert [new for old, new in zip(found, fewer, strict=True) if old != "d"] == [old for old in found if old != "d"]
+    assert {
+        *homes(nodes[:1]),
+        *homes(nodes, dataload.RangeSource(320)),
+        *homes(nodes, shuffle="global", batch_size=80),
+    } == {""}

@@ -17,7 +17,12 @@ Address: TypeAlias = Annotated[
 _RIGHT = ("process", "loaders", "queue", "made", "bytes")
 _COLUMNS = {name: "right" if name in _RIGHT else "left" for name in ("fleet", "node", *_RIGHT)}
 
-fleet_command: Any = typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False)
+fleet_command: Any = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    add_completion=False,
+    help="Show and end the workers of loaders on a Ray cluster.",
+)
 
 
 @fleet_command.command("status")

@@ -20,9 +20,10 @@ from dataload.cli.app import app
 from dataload.cli.output import as_typed, options_typed
 from dataload.sources.registry import built_in_formats
 
+GROUPS = ("cache", "fleet")  # of commands
 COMMANDS = [
-    *([name] for name in typer.main.get_command(app).commands if name != "cache"),
-    *(["cache", name] for name in typer.main.get_command(app).commands["cache"].commands),
+    *([name] for name in typer.main.get_command(app).commands if name not in GROUPS),
+    *([group, name] for group in GROUPS for name in typer.main.get_command(app).commands[group].commands),
 ]
 
 
@@ -189,7 +190,7 @@ def test_help_fits_and_an_interrupt_is_quiet(command, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(typer.core.TyperCommand, "invoke", interrupted)
-    takes_none = command in (["schema"], ["cache", "status"], ["cache", "prune"])
+    takes_none = command in (["schema"], ["cache", "status"], ["cache", "prune"], ["fleet", "status"])
     arguments = [] if takes_none else ["x", "y"] if command == ["convert"] else ["x"]
     result = run(*command, *arguments)
     assert (result.exit_code, result.output) == (130, "error: interrupted\n")

@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
 
-KILLS = int(os.environ.get("KILLS", "6"))  # of actors; of nodes, a tenth
+KILLS = int(os.environ.get("KILLS", "4"))  # of actors; of nodes, a tenth
 
 
 @pytest.fixture
@@ -135,7 +135,7 @@ def test_a_step_that_kills_three_actors_is_an_error_with_the_causes(cluster):
         take_all(made)
     assert made.statistics().steps == caught.value.step == 9
     assert str(caught.value).startswith("step 9 of epoch 0 failed: dataload-")
-    assert str(caught.value).count("The actor died") == 3
+    assert str(caught.value).count("(process ") == 4  # the last worker, and the three with their causes
 
 
 def test_a_timeout_ends_a_late_actor(cluster):

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 import numpy as np
 import numpy.typing as npt
 
+from dataload.analysis.overview import overview
 from dataload.analysis.shown import Shown, ShownRow, as_array, columns_of, describe_column, describe_record, preview
 from dataload.catalog.statistics import FieldStatistics
 from dataload.codecs.audio import decode_audio, decode_rate, rate_field
@@ -179,7 +180,7 @@ class Page:
         )
 
     def _section(self, number: int, shown: Shown) -> str:
-        fields = "" if shown.batch is None else _fields_table(shown.batch)
+        fields = overview(shown, _images) if shown.batch is None else _fields_table(shown.batch)
         rows = "".join(_row(each, shown, self.words) for each in shown.rows)
         left = shown.total - len(shown.rows)
         more = f'<p class="soft">and {left:,} more rows, which --rows adds</p>' if left else ""

@@ -18,7 +18,7 @@ from dataload.sources.base import Source
 from dataload.sources.discover import DataSetFiles
 from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import find_statistics
-from dataload.storage import Remote, storage_of
+from dataload.storage import Remote, files_below, is_url, join, storage_of
 from dataload.storage.core import core_name
 from dataload.storage.remote.settings import node_directory
 from dataload.types import BatchReader, ColumnReader, Sharded
@@ -95,7 +95,8 @@ def _facts(source: Source[Any], found: DataSetFiles, remote: Remote | None) -> d
     except DataloadError as error:  # the other facts are still worth showing
         sample = f"cannot be read: {error}"
     lengths = source.shard_lengths
-    several: list[Sequence[str]] = [found.files, getattr(source, "paths", ())]  # an index lists others
+    # An index lists others, and a directory may hold a data set that is no list of files.
+    several: list[Sequence[str]] = [found.files, *(getattr(source, name, ()) for name in ("paths", "shard_names"))]
     names = next((paths for paths in several if len(paths) == len(lengths)), [repr(source)] * len(lengths))
     listed = [size for entry in found.listed for size in entry.bytes]
     if remote is None or len(listed) != len(names):  # otherwise that would take requests for each shard
@@ -112,7 +113,7 @@ def _facts(source: Source[Any], found: DataSetFiles, remote: Remote | None) -> d
         "format": found.format.name,
         "core": core_name(),
         "records": len(source),
-        "bytes": sum(shard["bytes"] for shard in shards),
+        "bytes": sum(shard["bytes"] for shard in shards) or _size_below(found.files),
         "fields": {
             name: {
                 "dtype": spec.dtype,
@@ -145,6 +146,12 @@ def _remote(remote: Remote | None) -> dict[str, Any] | None:
 def _size(path: str, remote: Remote | None) -> int:
     storage = storage_of(path, remote)
     return storage.size(path) if storage.exists(path) else 0  # memory and ranges have no path
+
+
+def _size_below(directories: Sequence[str]) -> int:
+    """Return the bytes of all files in local directories and below."""
+    local = [path for path in directories if not is_url(path) and storage_of(path).is_directory(path)]
+    return sum(_size(join(path, name), None) for path in local for name in files_below(path))
 
 
 def _shorten(value: Any) -> Any:

@@ -135,6 +135,11 @@ class LeRobotSource(ViewSource[Record]):
         return tuple(self.sequence_lengths.tolist())
 
     @property
+    def shard_names(self) -> list[str]:
+        """Names of the episodes, in index order."""
+        return [f"episode {number}" for number in self._episodes.tolist()]
+
+    @property
     def groups(self) -> tuple[int, ...]:
         """Number of records per group of pictures of the first camera, in index order; episodes without one."""
         if not self._videos:

@@ -206,7 +206,8 @@ format: $(INSTALLED)
 PEERS := .venv-peers
 DALI := .venv-dali
 STREAMING := .venv-streaming
-PEER_PYTHONS := TRL_PYTHON=$(TRL)/bin/python PEER_PYTHON=$(PEERS)/bin/python DALI_PYTHON=$(DALI)/bin/python STREAMING_PYTHON=$(STREAMING)/bin/python
+LEROBOT := .venv-lerobot
+PEER_PYTHONS := LEROBOT_PYTHON=$(LEROBOT)/bin/python HF_HUB_OFFLINE=1 TRL_PYTHON=$(TRL)/bin/python PEER_PYTHON=$(PEERS)/bin/python DALI_PYTHON=$(DALI)/bin/python STREAMING_PYTHON=$(STREAMING)/bin/python
 
 $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
@@ -224,8 +225,17 @@ $(STREAMING)/.installed: pyproject.toml constraints.txt
 	-$(STREAMING)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt mosaicml-streaming
 	touch $@
 
+# LeRobot pins older releases of torch and PyAV, so it comes without its dependencies. torchcodec loads FFmpeg's libraries:
+# Debian's package ffmpeg.
+$(LEROBOT)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(LEROBOT)
+	-$(LEROBOT)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch 'torchcodec==0.13.*' \
+		numpy pandas pyarrow pillow av datasets jsonlines deepdiff einops draccus accelerate imageio
+	-$(LEROBOT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps lerobot==0.4.4
+	touch $@
+
 # All aims of the project, in under half an hour. NAMES chooses cases: make bench NAMES='syrah-4k cold'
-bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed $(STREAMING)/.installed $(TRL)/.installed
+bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed $(STREAMING)/.installed $(TRL)/.installed $(LEROBOT)/.installed
 	$(PEER_PYTHONS) $(BIN)/python -m benchmarks $(NAMES) --json bench.json
 
 # The tables of README.md and docs/performance.md, from one run of under 15 minutes.
@@ -306,4 +316,4 @@ torn: $(INSTALLED) $(CORE)
 	$(BIN)/python tests/fuzz/torn.py --rounds $(or $(ROUNDS),440)
 
 clean:
-	rm -rf $(VENV) $(PEERS) $(DALI) $(MINIMUM) $(PREVIOUS) $(TRL) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PEERS) $(DALI) $(LEROBOT) $(MINIMUM) $(PREVIOUS) $(TRL) bench.json dataload/storage/*.so data build dist .pytest_cache .ruff_cache .hypothesis

@@ -9,7 +9,7 @@ import dataload
 
 ROOT = Path(dataload.__file__).parent
 FORBIDDEN_MODULES = {"glob", "mmap", "pathlib", "resource", "shutil", "tempfile"}
-ALLOWED_OF_OS = {"PathLike", "environ", "fspath", "getpid", "strerror"}
+ALLOWED_OF_OS = {"PathLike", "environ", "fspath", "getpid", "getppid", "strerror"}
 
 
 def _modules():

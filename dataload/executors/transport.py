@@ -138,8 +138,13 @@ class Slot:
         self.descriptor = _unnamed_file() if descriptor is None else descriptor
         self._view: BytesArray = np.empty(0, np.uint8)
 
+    @property
+    def size(self) -> int:
+        """Bytes that the memory has now."""
+        return os.fstat(self.descriptor).st_size
+
     def reserve(self, size: int) -> None:
-        present = os.fstat(self.descriptor).st_size
+        present = self.size
         if present >= size:
             return
         # Round up by at most an eighth, so that slowly growing batches do not need a new mapping each time.
@@ -153,7 +158,7 @@ class Slot:
     def view(self, size: int) -> BytesArray:
         """Return (n,) uint8, n >= `size`: the first bytes of the slot, which must be allocated."""
         if self._view.nbytes < size:
-            mapped = mmap.mmap(self.descriptor, os.fstat(self.descriptor).st_size, flags=_MAP_FLAGS)
+            mapped = mmap.mmap(self.descriptor, self.size, flags=_MAP_FLAGS)
             self._view = np.frombuffer(mapped, np.uint8)
         return self._view
 

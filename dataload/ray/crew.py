@@ -81,7 +81,7 @@ class Crew:
 
     def use(self, size: int) -> None:
         """Want this many actors from now on. Others end once they are idle for a while."""
-        self.size = size
+        self.size: int = size
         for actor in [each for each in self.starting if each.number not in self._wanted]:
             self.starting.remove(actor)
             self._end(actor)

@@ -11,16 +11,14 @@ named, or when a file is not in any built-in format.
 
 from __future__ import annotations
 
-import os
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
-from functools import lru_cache
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from dataload._util.lazy import entry_points_of
 from dataload._util.settings import check_setting
 from dataload.errors import ConfigError, MissingDependencyError, UnsupportedFormatError, closest
 from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
@@ -107,7 +105,7 @@ _NUMBER = re.compile(r"-\d+-of-\d+$")  # follows the suffix in TensorFlow's name
 
 def format_names() -> tuple[str, ...]:
     """Return the sorted names of all formats: built-in ones and those that installed packages add."""
-    return tuple(sorted({*_BUILT_IN, *(point.name for point in _entry_points())}))
+    return tuple(sorted({*_BUILT_IN, *(point.name for point in entry_points_of(ENTRY_POINT_GROUP))}))
 
 
 def built_in_formats() -> tuple[Format, ...]:
@@ -117,7 +115,7 @@ def built_in_formats() -> tuple[Format, ...]:
 
 def added_formats() -> Iterator[Format]:
     """Yield the formats that installed packages add, except those that cannot be imported."""
-    for name in sorted({point.name for point in _entry_points()} - _BUILT_IN.keys()):
+    for name in sorted({point.name for point in entry_points_of(ENTRY_POINT_GROUP)} - _BUILT_IN.keys()):
         with suppress(ConfigError, MissingDependencyError):  # raised again when the format is named
             yield get_format(name)
 
@@ -133,7 +131,7 @@ def get_format(name: str) -> Format:
     # Built-in formats take precedence, and finding them does not read the metadata of every installed package.
     if name in _BUILT_IN:
         return _BUILT_IN[name]
-    points = [point for point in _entry_points() if point.name == name]
+    points = [point for point in entry_points_of(ENTRY_POINT_GROUP) if point.name == name]
     if not points:
         message = f"there is no format {name!r}: {closest(name, format_names())}"
         raise ConfigError(message, key="format", value=name)
@@ -155,25 +153,6 @@ def _load(point: EntryPoint) -> Format:
             f"the package that adds format {point.name!r} cannot be imported ({point.value}): {error}"
         ) from error
     return found if isinstance(found, Format) else Format.from_class(point.name, point.value, found)
-
-
-def _entry_points() -> Iterable[EntryPoint]:
-    return _entry_points_in(tuple((path, _changed(path or ".")) for path in sys.path))
-
-
-def _changed(folder: str) -> int:
-    with suppress(OSError):
-        return os.stat(folder).st_mtime_ns
-    return 0
-
-
-@lru_cache(maxsize=1)
-def _entry_points_in(folders: tuple[tuple[str, int], ...]) -> Sequence[EntryPoint]:
-    """Read the metadata of all packages, in 10 ms, again only if a folder of packages has changed since."""
-    from importlib.metadata import entry_points  # takes 20 ms; only needed for other names
-
-    del folders
-    return tuple(entry_points(group=ENTRY_POINT_GROUP))
 
 
 def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None:

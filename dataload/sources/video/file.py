@@ -40,7 +40,9 @@ class VideoFile(ShardReader[Record]):
         *,
         hears: bool,
     ) -> None:
-        self.path, self.options, self._children, self._hears = path, options, children, hears
+        self.path: str = path
+        self.options: VideoOptions = options
+        self._children, self._hears = children, hears
         self._name, self._classes = name.rpartition(".")[0], classes
         self._storage = storage_of(path, options.remote_settings)
         self._identity = self._storage.identity(path)
@@ -52,8 +54,8 @@ class VideoFile(ShardReader[Record]):
             return make(path, lease.path, options.max_record_bytes)
 
         key = IndexKey.of("video", (path,), remote=options.remote_settings) if options.cache else None
-        self.table = remember(key, VideoTable.unpack, build, VideoTable.pack)
-        self.shape = shape_of(self.table, options, path)
+        self.table: VideoTable = remember(key, VideoTable.unpack, build, VideoTable.pack)
+        self.shape: tuple[int, ...] = shape_of(self.table, options, path)
         check_size(int(np.prod(self.shape)), options.max_record_bytes, "a frame", path=path)
 
     @property
@@ -143,7 +145,7 @@ class LentDecoders(Generic[_D]):
         self._lock = Lock()
         self._idle = list[tuple[VideoFile, _D]]()  # those used last are last
         self._closed = False
-        self.decoded = 0
+        self.decoded: int = 0
 
     @contextmanager
     def at(self, video: VideoFile, number: int) -> Generator[_D]:

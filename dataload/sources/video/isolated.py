@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from dataload import errors
-from dataload._util.system import read_into_at
+from dataload._util.system import die_first, read_into_at
 from dataload.errors import CorruptFileError
 from dataload.executors.transport import Extent, Slot
 from dataload.sources.video.audio import AudioDecoder, AudioTable, build_audio_table
@@ -45,7 +45,9 @@ class _Child:
             self._process = subprocess.Popen(  # in a session of its own: Ctrl-C is for the parent
                 [sys.executable, "-c", program], stdin=subprocess.DEVNULL, pass_fds=numbers, start_new_session=True
             )
-        self.end = weakref.finalize(self, _end, self._process, self._connection, self._slot, os.getpid())
+        self.end: Callable[[], object] = weakref.finalize(
+            self, _end, self._process, self._connection, self._slot, os.getpid()
+        )
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
@@ -87,7 +89,7 @@ class _Child:
         """Return the table that the child has made."""
         arrays = dict[str, Array]()
         for name, length, (offset, size) in answer["arrays"]:
-            if not 0 <= size == 8 * length <= os.fstat(self._slot.descriptor).st_size:
+            if not 0 <= size == 8 * length <= self._slot.size:
                 raise ChildProcessError("sent a table that makes no sense")
             arrays[name] = np.empty(length, np.int64)
             self.copy_to(arrays[name], offset)
@@ -182,8 +184,13 @@ class _Isolated:
             raise CorruptFileError(message, path=self._path) from None
         return answer
 
+    def _move(self, after: int, decoded: int) -> None:
+        self.next = after
+        self.decoded += decoded
+
     def close(self) -> None:
-        child, self._child, self.next = self._child, None, -1
+        child, self._child = self._child, None
+        self.next = -1
         if child is not None:
             self._children.give_back(child)
 
@@ -204,8 +211,8 @@ class IsolatedDecoder(_Isolated):
         number = first - 1
         self._call(seconds[0], "decode", first, last)
         while (found := self._call(seconds[number + 1 - first], "next")) is not None:
-            number, self.next, decoded = found
-            self.decoded += decoded
+            number, *moved = found
+            self._move(*moved)
             yield number, seconds[number - first]
 
     def convert(self, frame: float, out: BytesArray) -> None:
@@ -230,8 +237,7 @@ class IsolatedAudioDecoder(_Isolated):
 def serve(connection_number: int, slot_number: int) -> None:
     """Decode in this process, a child, until its parent closes the connection or ends."""
     connection, work, parent = Connection(connection_number), _Work(slot_number), os.getppid()
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
-        stream.write("1000")  # without memory, the system is to kill this process, not the one that trains
+    die_first()  # and not the process that trains
     with suppress(EOFError, OSError):
         while True:
             while not connection.poll(_LOOK_SECONDS):

@@ -14,6 +14,7 @@ from dataload._util.machine import usable_cpus
 from dataload._util.settings import check_fields
 from dataload._util.system import IS_POSIX
 from dataload.errors import ConfigError, SourceNotFoundError
+from dataload.executors.row_server import RowClient, RowServer
 from dataload.sources.file_source import FileSource
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.shards import OpenShards, ShardReader
@@ -21,7 +22,6 @@ from dataload.sources.video.file import AUDIO, FRAME, KEY, TIME, VIDEO, LentDeco
 from dataload.sources.video.format import DEMUXERS, VideoOptions, is_video
 from dataload.sources.video.frames import Convert, DecodedFrames
 from dataload.sources.video.isolated import Children
-from dataload.sources.video.shared import FrameClient, FrameServer
 from dataload.storage import base_name, files_below, join, storage_of
 from dataload.types import AheadReader, Array, Batch, BytesArray, FieldSpec, Int64Array, Record, StepsAhead
 
@@ -72,8 +72,8 @@ class VideoSource(FileSource[Record]):
         self._sounds: PerProcess[LentDecoders[Any]] = PerProcess()
         self._children: PerProcess[Children] = PerProcess()
         self._frames: PerProcess[DecodedFrames] = PerProcess()
-        self._server: PerProcess[FrameServer] = PerProcess()
-        self._client: PerProcess[FrameClient] = PerProcess()
+        self._server: PerProcess[RowServer] = PerProcess()
+        self._client: PerProcess[RowClient] = PerProcess()
 
     @property
     def reads_in_order(self) -> bool:
@@ -194,11 +194,11 @@ class VideoSource(FileSource[Record]):
         if client is None or not client.read(indices, out):
             self._frames.get(self._decoded_frames).read(indices, out)
 
-    def _connect(self) -> FrameClient:
-        return FrameClient(self._address)
+    def _connect(self) -> RowClient:
+        return RowClient(self._address)
 
-    def _serve_frames(self) -> FrameServer:
-        return FrameServer(WeakMethod(self._read_frames), self._frames.get(self._decoded_frames).shape)
+    def _serve_frames(self) -> RowServer:
+        return RowServer(WeakMethod(self._read_frames), self._frames.get(self._decoded_frames).shape)
 
     def _decoded_frames(self) -> DecodedFrames:
         shape = self._video(self._first_shard()).shape

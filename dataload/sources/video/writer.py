@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Mapping, Sequence
 from contextlib import contextmanager
 from fractions import Fraction
@@ -35,20 +34,19 @@ class VideoWriter(Writer):
 
     def _begin(self, options: VideoWriterOptions) -> None:
         VIDEO.require("av")
-        self._options, self._suffix = options, os.path.splitext(self.path)[1].lower()
+        self._options = options
         self._video: _Encoder | None = None
-        self._names: dict[str, str] = {}  # of videos, and their files
-        self._is_file = self._suffix in VIDEO.suffixes
-        if self._is_file and self._suffix not in MUXERS:
-            message = f"H.264 is not written to files {self._suffix!r}: choose one of {', '.join(MUXERS)}"
+        self._names: set[str] = set()  # of videos
+        suffix = _suffix(self.path)
+        self._is_file = bool(suffix)
+        if suffix and suffix not in MUXERS:
+            message = f"H.264 is not written to files {suffix!r}: choose one of {', '.join(MUXERS)}"
             raise ConfigError(message, key="path", value=self.path)
         if self._is_file:
             self._part.create().close()
         elif is_url(self.path):
             message = f"a directory of videos is not written to a URL: name a file, with a suffix {', '.join(MUXERS)}"
             raise ConfigError(message, key="path", value=self.path)
-        else:
-            os.mkdir(self._part.temporary)
 
     def _write(self, record: Any) -> None:
         values = require_fields(record, "video")
@@ -60,20 +58,18 @@ class VideoWriter(Writer):
                 raise ConfigError(f"{message}: sort them by video", key=self._options.video)
             self._check_size(image)
             self._close_video()
-            file = self._part.temporary if self._is_file else os.path.join(self._part.temporary, f"{name}.mp4")
-            os.makedirs(os.path.dirname(file), exist_ok=True)
+            file = self._part.temporary if self._is_file else self._part.inside(f"{name}.mp4")
             self._video = video = _Encoder(name, file, image.shape, self._options, timed=ticks is not None)
-            self._names[name] = file
+            self._names.add(name)
         self.stored_bytes += video.write(image, ticks, len(self))
 
     def _image(self, values: Mapping[str, Any]) -> BytesArray:
         own, image = self._options, values.get(self._options.frame)
         if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-            found = (
-                f"an array of {image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
-            )
+            shown = f"{image.dtype} {image.shape}" if isinstance(image, np.ndarray) else type(image).__name__
+            found = "missing" if own.frame not in values else f"of {shown}"
             message = (
-                f"a video is written from a field of images, (height, width, 3) uint8, and {own.frame!r} is {found}"
+                f"a video is written from images, (height, width, 3) uint8, and the field {own.frame!r} is {found}"
             )
             raise ConfigError(f"{message}: name the field with the option frame=", key="frame", value=own.frame)
         stored = {own.frame, own.time, own.video, _KEY}
@@ -117,13 +113,15 @@ class VideoWriter(Writer):
         if not self._count:
             raise ConfigError(f"{self.path}: a video has at least one frame, and no record was written", key="path")
         self._close_video()
-        for file in () if self._is_file else self._names.values():
-            with open(file, "rb") as stream:
-                os.fsync(stream.fileno())
 
     def _discard(self) -> None:
         if self._video is not None:
             self._video.abort()
+
+
+def _suffix(path: str) -> str:
+    """Return the suffix of a path to a video; an empty text if it has none of them."""
+    return next((suffix for suffix in VIDEO.suffixes if path.lower().endswith(suffix)), "")
 
 
 class _Encoder:
@@ -136,7 +134,7 @@ class _Encoder:
         rate = Fraction(options.fps).limit_denominator(1 << 16)
         is_rgb = options.pixel_format == "rgb24"
         with self._errors():
-            self._container = self._av.open(f"file:{path}", "w", format=MUXERS[os.path.splitext(path)[1].lower()])
+            self._container = self._av.open(f"file:{path}", "w", format=MUXERS[_suffix(path)])
             stream = self._container.add_stream("libx264rgb" if is_rgb else "libx264", rate=rate)
             stream.height, stream.width, stream.pix_fmt = shape[0], shape[1], options.pixel_format
             stream.gop_size = options.gop

@@ -57,6 +57,12 @@ class AtomicFile:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), self.path)
         return open(self.temporary, "xb", buffering=_BUFFER_BYTES)
 
+    def inside(self, name: str) -> str:
+        """Return the path for a file in the temporary, which is a directory; the folders above it are made."""
+        path = os.path.join(self.temporary, name)
+        make_directory(os.path.dirname(path))
+        return path
+
     def spool(self, memory_bytes: int) -> IO[bytes]:
         """Return a stream kept in memory up to `memory_bytes`, then in an unnamed file beside the destination."""
         return tempfile.SpooledTemporaryFile(memory_bytes, dir=self._folder)  # pyright: ignore[reportReturnType]
@@ -70,7 +76,12 @@ class AtomicFile:
             os.fsync(stream.fileno())
 
     def sync(self) -> None:
-        _sync(self.temporary)
+        for folder, _, names in os.walk(self.temporary):
+            for name in names:
+                _sync(os.path.join(folder, name))
+            _sync(folder)
+        if not os.path.isdir(self.temporary):
+            _sync(self.temporary)
 
     def publish(self, *, durable: bool = True) -> None:
         """Rename the temporary to the destination, after flushing it to the disk if `durable`."""

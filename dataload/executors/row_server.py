@@ -1,4 +1,4 @@
-"""Frames that one process decodes and others read, through shared memory: its worker processes."""
+"""Rows that one process makes and others read, through shared memory: its worker processes."""
 
 import os
 import socket
@@ -16,24 +16,24 @@ from dataload.executors.transport import Inbox, Slot, receive_descriptor, send
 from dataload.types import BytesArray, Int64Array
 
 Read: TypeAlias = Callable[[Int64Array, BytesArray], None]
-"""Writes the frames of records, (rows,) int64, to the rows of an array."""
+"""Writes what belongs to indices, (rows,) int64, to the rows of an array."""
 
 
-class FrameServer:
-    """Answers `FrameClient`s of worker processes from threads of this process, until it is closed or dropped.
+class RowServer:
+    """Answers `RowClient`s of worker processes from threads of this process, until it is closed or dropped.
 
     Attributes:
-        address: For `FrameClient`; the folder is this user's alone.
+        address: For `RowClient`; the folder is this user's alone.
     """
 
     def __init__(self, read: "weakref.WeakMethod[Read]", shape: tuple[int, ...]) -> None:
         folder = tempfile.mkdtemp(prefix="dataload-")
-        self.address: str = os.path.join(folder, "frames")
+        self.address: str = os.path.join(folder, "rows")
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.address)
         listener.listen(socket.SOMAXCONN)
         self._end = weakref.finalize(self, _end, listener, folder, os.getpid())
-        threading.Thread(target=_accept, args=(listener, read, shape), name="dataload-frames", daemon=True).start()
+        threading.Thread(target=_accept, args=(listener, read, shape), name="dataload-rows", daemon=True).start()
 
     def close(self) -> None:
         """Accept no more clients; those that are connected stay until they end."""
@@ -61,19 +61,19 @@ def _serve(connection: socket.socket, read: "weakref.WeakMethod[Read]", shape: t
         try:
             while (message := inbox.take()) is not None:
                 indices, size = np.frombuffer(message[0], np.int64), len(message[0]) // 8 * int(np.prod(shape))
-                is_read, frames = False, read()
-                with suppress(Exception):  # raised again in the worker, which then decodes by itself
-                    if frames is not None:
-                        frames(indices, slot.view(size)[:size].reshape(-1, *shape))
+                is_read, reading = False, read()
+                with suppress(Exception):  # raised again in the worker, which then reads by itself
+                    if reading is not None:
+                        reading(indices, slot.view(size)[:size].reshape(-1, *shape))
                         is_read = True
-                del frames
+                del reading
                 send(connection, is_read)
         finally:
             slot.close()
 
 
-class FrameClient:
-    """Reads frames that the process at an address decodes."""
+class RowClient:
+    """Reads rows that the process at an address makes."""
 
     def __init__(self, address: str) -> None:
         self._lock = threading.Lock()
@@ -87,7 +87,7 @@ class FrameClient:
             self.close()
 
     def read(self, indices: Int64Array, out: BytesArray) -> bool:
-        """Write frames to `out`; return whether that succeeded. Otherwise this process has to decode them."""
+        """Write rows to `out`; return whether that succeeded. Otherwise this process has to make them."""
         with self._lock, suppress(OSError, EOFError):
             if self._connection is not None:
                 self._slot.reserve(out.nbytes)

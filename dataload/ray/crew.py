@@ -57,7 +57,8 @@ class Crew:
     """The actors of one loader, which has `content`, a pickle of its work. Numbers are counted from `first`."""
 
     def __init__(self, ray: Any, fleet: Fleet, content: bytes, size: int, *, first: int, shares: bool) -> None:
-        self._ray, self._fleet, self._first, self.size = ray, fleet, first, size
+        self._ray, self._fleet, self._first = ray, fleet, first
+        self.size: int = size
         self._is_shared = fleet.name is not None and shares
         self.loader: str = uuid.uuid4().hex
         own = f"{fleet.name or socket.gethostname()}-{os.getpid()}-{self.loader[:6]}"

@@ -116,7 +116,7 @@ BEHIND = "record 1 is not shown after the one before.*write to a directory"
     ("name", "records", "message"),
     [
         ("a.mp4", [{"frame": FRAME[:31]}], "odd size, 31 x 48.*pass pixel_format='yuv444p'"),
-        ("a.mp4", [{"frame": FRAME.astype(np.float32)}], r"uint8, and 'frame' is an array of float32 \(32, 48, 3\)"),
+        ("a.mp4", [{"frame": FRAME.astype(np.float32)}], r"uint8, and the field 'frame' is of float32 \(32, 48, 3\)"),
         ("a.mp4", [{"image": FRAME}], "'frame' is missing: name the field with the option frame="),
         ("a.mp4", [{"frame": FRAME, "action": 1, "time": 0}], "not the fields 'action': open the source with fields="),
         ("a.mp4", [{"frame": FRAME, "label": 1}], "not the fields 'label'"),

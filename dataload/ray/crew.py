@@ -190,6 +190,7 @@ class Crew:
         """End all actors, or let others have them."""
         for actor in (*self.actors, *self.starting):
             self._end(actor)
+            actor.tasks.clear()  # they refer to it, and it to its actor
         self.actors.clear()
         self.starting.clear()
         self._content = None

@@ -1,5 +1,6 @@
 """Loaders whose workers are Ray actors on two simulated nodes: the batches of one thread, whatever is killed."""
 
+import gc
 import logging
 import os
 import random
@@ -47,6 +48,7 @@ def nothing_is_left_in_the_store(cluster):
     yield
     deadline = time.monotonic() + 10
     while references() - before and time.monotonic() < deadline:
+        gc.collect()  # the frames of an error that was raised are a cycle
         time.sleep(0.02)
     assert not references() - before
 
@@ -241,7 +243,7 @@ def until(condition):
     assert condition()
 
 
-def test_ranks_share_a_fleet_which_ends_with_the_last_one(cluster):
+def test_ranks_share_a_fleet(cluster):
     expected = serial()
     shared = Fleet(name="shared")
     ranks = [loader(executor=shared, rank=rank, world_size=2, batch_size=4) for rank in range(2)]
@@ -255,7 +257,7 @@ def test_ranks_share_a_fleet_which_ends_with_the_last_one(cluster):
     assert [actor.loaders for actor in actors] == [2, 2]
     assert sum(actor.made for actor in actors) >= 2 * len(rows)  # and what was made ahead
     ranks[0].close()
-    until(lambda: [actor.loaders for actor in actors_of("shared")] == [1, 1])
+    assert len([*ranks[1]]) == len(rows)  # another epoch, by its own workers if they were the other rank's
     ranks[1].close()
     until(lambda: not actors_of("shared"))
 

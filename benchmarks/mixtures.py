@@ -1,5 +1,6 @@
 """Mixtures of 2 to 5,000 sources: the cost of an index, how closely weights are followed, and the rate of a loader."""
 
+import json
 import time
 from functools import cache
 
@@ -59,6 +60,35 @@ def drawn_by(name, count):
     return sources, time.perf_counter() - begun
 
 
+def seconds_of(act):
+    begun = time.process_time()
+    act()
+    return time.process_time() - begun
+
+
+def changes(count, number):
+    """What a state and a change of weights cost, and what a resumed run waits for, after so many changes."""
+    parts = {f"s{n}": dataload.RangeSource(1000 * (n + 1), start=1000 * n) for n in range(count)}
+    mixed = dataload.mix(parts, dict.fromkeys(parts, 1.0), stop="never")
+    loader, again = (dataload.Loader(mixed, batch_size=256, shuffle="global") for _ in range(2))
+    batches, rng = iter(loader), np.random.default_rng(0)
+    next(batches)
+    plain, changing, remaking = len(json.dumps(loader.state_dict())), [], []
+    for _ in range(number):
+        changing.append(seconds_of(lambda: loader.change_weights(rng.random(count).tolist())))
+        remaking.append(seconds_of(lambda: next(batches)))
+    state = json.loads(json.dumps(loader.state_dict()))
+    again.state_dict()  # fingerprints, which any state needs
+    return {
+        "case": f"{count:,} sources, {number:,} changes",
+        "state_bytes": plain,
+        "bytes_a_source_and_change": (len(json.dumps(state)) - plain) / count / len(state["changes"]),
+        "change_ms": 1e3 * np.median(changing),
+        "remaking_ms": 1e3 * np.median(remaking),
+        "resume_ms": 1e3 * seconds_of(lambda: again.load_state_dict(state)),
+    }
+
+
 def mixtures():
     rows = []
     for count in COUNTS:
@@ -70,7 +100,25 @@ def mixtures():
             far = time.perf_counter() - begun
             name = f"{count:,} sources, {'global shuffles' if shuffles else 'in order'}"
             rows.append({"case": name, "ns_an_index": cost(order), "built_seconds": built, "far_seconds": far})
+    for count in COUNTS:
+        parts, begun = [Sequential(10**6 + n) for n in range(count)], time.perf_counter()
+        limited = Mixture(parts, weights_of(count), "never", max_epochs=4)
+        built, begun = time.perf_counter() - begun, time.perf_counter()
+        limited.indices(np.array([len(limited) // 2]), epoch=0)
+        far = time.perf_counter() - begun
+        rows.append(
+            {
+                "case": f"{count:,} sources with limits",
+                "ns_an_index": cost(limited),
+                "built_seconds": built,
+                "far_seconds": far,
+            }
+        )
     found = show("mixtures", "Mixture, weights 1/rank^1.2: aims 60 ns with 2 sources, 100 ns with more", rows)
+    rows = [changes(count, number) for count, number in ((100, 1000), (5000, 100))]
+    found += show(
+        "mixture-changes", "Changes of weights: under 1,024 bytes without, 32 a source and change, 20 ms", rows
+    )
     rows = []
     for count in (10, 100, 1000):
         for name in ("any", "greedy, as Megatron's", "random, as Hugging Face's and RandomMix"):

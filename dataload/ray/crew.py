@@ -82,7 +82,7 @@ class Crew:
 
     def use(self, size: int) -> None:
         """Want this many actors from now on. Others end once they are idle for a while."""
-        self.size: int = size
+        self.size = size
         for actor in [each for each in self.starting if each.number not in self._wanted]:
             self.starting.remove(actor)
             self._end(actor)

@@ -56,7 +56,8 @@ class _ValueSection(Section):
 def value_section(of: Any) -> type[_ValueSection]:
     """Return the model of a table that stands for an object of class `of`."""
     fields: dict[str, Any] = settings_of(of)
-    model = create_model(of.__name__, __base__=_ValueSection, __module__=__name__, **fields)
+    summary = str(of.__doc__).partition("\n")[0]
+    model = create_model(of.__name__, __base__=_ValueSection, __module__=__name__, __doc__=summary, **fields)
     model.of = of
     return model
 

@@ -145,7 +145,13 @@ def build_table(path: str, file: str, limit: int) -> VideoTable:
                 if packet.is_keyframe:
                     keys.append((at, UNKNOWN if packet.dts is None else packet.dts))
             if first is None and keys:
-                first = next(iter(packet.decode()), None)
+                found = packet.decode()
+                if packet.is_keyframe and not found:
+                    # Decoders keep frames back that they reorder: the first comes at once if nothing is to follow.
+                    found = context.decode(None)
+                    context.flush_buffers()
+                    found = found or packet.decode()
+                first = next(iter(found), None)
         if first is None or not times:
             raise CorruptFileError("the video has no frame that can be decoded", path=path)
         turns = round(first.rotation / 90) % 4

@@ -59,7 +59,7 @@ def long_video(tmp_path):
 
 def test_frames_and_sound_are_the_same(tmp_path):
     for name in "ab":
-        write_sound(tmp_path / f"{name}.mp4")
+        write_sound(tmp_path / f"{name}.mp4", 2)
     here = dataload.open(tmp_path, fields=["frame", "audio"], cache=False)
     there = dataload.open(tmp_path, fields=["frame", "audio"], cache=False, decode_in="process")
     assert here.fingerprint() == there.fingerprint()
@@ -68,7 +68,7 @@ def test_frames_and_sound_are_the_same(tmp_path):
     assert here.frames_decoded == there.frames_decoded > 0
     lengths = dataload.sequence_lengths(here)
     ours, theirs = (dataload.windows(each, lengths, seconds=0.5, fps=10) for each in (here, there))
-    assert (ours[33]["audio"] == theirs[33]["audio"]).all()
+    assert (ours[23]["audio"] == theirs[23]["audio"]).all()
     settings = {"batch_size": 6, "shuffle": True, "epochs": 1, "fields": ["frame"]}
     before = there.frames_decoded
     loaders = [dataload.Loader(here, **settings), dataload.Loader(there, num_workers=2, **settings)]
@@ -80,7 +80,7 @@ def test_frames_and_sound_are_the_same(tmp_path):
     assert not children()
 
 
-@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGSEGV, pytest.param(signal.SIGKILL, marks=pytest.mark.slow_suite)])
 def test_a_child_that_ends_while_it_decodes(long_video, number):
     source = dataload.open(long_video, decode_in="process")
     source.read([0])
@@ -110,6 +110,7 @@ def test_a_child_that_ends_between_two_reads_is_no_error(tmp_path):
     source.close()
 
 
+@pytest.mark.slow_suite
 def test_a_loader_skips_what_crashes_a_child(long_video, tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
@@ -142,17 +143,13 @@ def test_a_crash_while_a_table_is_made(tmp_path, monkeypatch, code, reason):
     assert not children()
 
 
+@pytest.mark.slow_suite
 def test_answers_that_make_no_sense(tmp_path, monkeypatch):
     path = write_video(tmp_path / "a.mp4", 20)
     (tmp_path / "fakes" / "av").mkdir(parents=True)
     lie = "import gc, os\nfrom multiprocessing.connection import Connection\n"
     lie += "for each in gc.get_objects():\n    if type(each) is Connection:\n        each.send_bytes(%r)\n"
-    for answer in (
-        b"\x80\x04.",
-        b'{"value": 3}',
-        b'{"value": {"arrays": [["times", 9, [0, 72]]], "extras": {}}}',
-        b"[]",
-    ):
+    for answer in (b"\x80\x04.", b'{"value": {"arrays": [["times", 9, [0, 72]]], "extras": {}}}'):
         (tmp_path / "fakes" / "av" / "__init__.py").write_text(lie % answer)
         with monkeypatch.context() as patched:
             patched.syspath_prepend(tmp_path / "fakes")
@@ -239,6 +236,7 @@ def test_children_end_with_their_parent(tmp_path):
         os.sched_yield()
 
 
+@pytest.mark.slow_suite
 def test_worker_processes_read_what_children_of_their_parent_decode(tmp_path):
     source = dataload.open(write_video(tmp_path / "a.mp4", 60, gop=20), decode_in="process")
     settings = {"batch_size": 6, "num_workers": 2, "executor": "processes", "epochs": 1}

@@ -59,7 +59,7 @@ def steps_of(loaders, count, changes=(), first=0):
 weights = st.lists(st.sampled_from([0, 0.001, 1, 2, 9]), min_size=4, max_size=4).filter(any).map(row)
 
 
-@settings(max_examples=20, phases=[Phase.explicit, Phase.generate])
+@settings(phases=[Phase.explicit, Phase.generate])
 @given(
     st.lists(st.tuples(st.integers(0, 29), weights), max_size=4, unique_by=lambda change: change[0]),
     st.lists(st.integers(1, 29), max_size=3, unique=True).map(sorted),

@@ -43,7 +43,7 @@ def test_samples_are_those_of_the_whole_stream(tmp_path, name, rate):
     rate = rate or FILES[name].get("rate", 44_100)
     count = round(0.7 * rate)
     assert windows.fields["audio"].shape == (len(whole), count)
-    chosen = np.random.default_rng(0).permutation(len(windows))[:12].tolist()
+    chosen = np.random.default_rng(0).permutation(len(windows))[:5].tolist()
     for index in [0, *chosen, len(windows) - 1]:
         record = windows[index]
         start = round(record["time"][0] * rate)

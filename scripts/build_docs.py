@@ -17,7 +17,12 @@ from dataload.config import json_schema
 
 DOCS = Path(__file__).parents[1] / "docs"
 REFERENCE, PICTURES = DOCS / "reference", DOCS / "pictures"
-_TABLES = {"SourceConfig": "[source]", "LoaderConfig": "[loader]", "RemoteConfig": "[remote]", "Fleet": "[loader.executor]"}
+_TABLES = {
+    "SourceConfig": "[source]",
+    "LoaderConfig": "[loader]",
+    "RemoteConfig": "[remote]",
+    "Fleet": "[loader.executor]",
+}
 
 
 def config_page() -> Iterator[str]:

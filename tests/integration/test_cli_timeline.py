@@ -48,7 +48,9 @@ def test_a_fleet_is_estimated(config):
     found = facts("timeline", config, *slow, "--fleet", 4)
     each = sum(stage["seconds"] for stage in found["statistics"]["stages"].values()) / 8
     assert found["fleet"]["batches_per_second"] == pytest.approx(4 / each)
-    assert found["fleet"]["bytes_per_second"] <= 64 / 0.02 * 8 / 7  # what the model takes, of 8 bytes a row; none follows the last
+    assert (
+        found["fleet"]["bytes_per_second"] <= 64 / 0.02 * 8 / 7
+    )  # what the model takes, of 8 bytes a row; none follows the last
 
 
 @pytest.mark.parametrize(("model", "needed"), [(0.02, 5), (0.1, 1), (0.0, None)])

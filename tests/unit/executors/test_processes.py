@@ -3,6 +3,7 @@
 import contextlib
 import errno
 import gc
+import importlib
 import os
 import re
 import resource
@@ -230,6 +231,7 @@ def test_workers_that_never_come_to_work_are_an_error_and_not_tried_for_ever(wor
 
 @pytest.mark.parametrize(("what", "stacks"), [("hang", "in hang_here"), ("stop", "it does not respond: it is stopped")])
 def test_a_stuck_worker_is_described_then_ended(what, stacks):
+    importlib.import_module("threadpoolctl")  # or the forked worker does, while the time runs
     with executor(works.do, start_method="fork", timeouts=TimeoutPolicy(timeout=1)) as tasks:
         pid = tasks.submit(PID).result()
         stuck = rf"dataload-0 \(process {pid}\) is at step 3 of epoch 2, index 4\n.*{stacks}"

@@ -49,7 +49,8 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.end_headers()
 
     def send(self, data: bytes, headers: Mapping[str, object] | None = None, status: int = 200) -> None:
-        self.begin(status, {"Content-Length": len(data), **(headers or {})})
+        # Without the mark, a client may send its next request to the connection while that is being closed.
+        self.begin(status, {"Content-Length": len(data), "Connection": "close", **(headers or {})})
         if self.command != "HEAD":
             self.wfile.write(data)
 

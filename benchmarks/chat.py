@@ -12,6 +12,7 @@ import numpy as np
 
 import dataload
 from benchmarks.harness import ROOT, VERSION, aim
+from dataload.convert import convert
 from dataload.convert.mapped_lengths import measure_mapped
 from dataload.samplers import GlobalShuffle, PackedBatchSampler
 from dataload.text import Chat
@@ -159,10 +160,11 @@ def beside_trl():
         print(f"  {'TRL' if command[0] == python else 'ours'}, {workers} workers: {found}")
         return found["prepare"] + found["epoch"]
 
-    own, theirs = (
+    own, written_first, theirs = (
         [min(seconds(command(workers), workers) for _ in range(2)) for workers in (0, 2)]
         for command in (
-            lambda workers: [sys.executable, "-m", "benchmarks.chat", path, str(workers)],
+            lambda workers: [sys.executable, "-m", "benchmarks.chat", path, str(workers), "lengths"],
+            lambda workers: [sys.executable, "-m", "benchmarks.chat", path, str(workers), "tokens"],
             lambda workers: [python, script, path, str(TOKENIZER), MARKED, str(ROW), str(workers)],
         )
     )
@@ -171,15 +173,23 @@ def beside_trl():
         aim(title, "TRL / ours, one core", theirs[0] / own[0], 1.0, own=own[0], trl=theirs[0]),
         aim(title, "ours, one core / two workers", own[0] / own[1], 1.8, own=own[1]),
         aim(title, "TRL / ours, two workers", theirs[1] / own[1], 1.0, trl=theirs[1]),
+        aim(title, "TRL / ours, tokens written first, one core", theirs[0] / written_first[0], 1.0),
+        aim(title, "TRL / ours, tokens written first, two workers", theirs[1] / written_first[1], 1.0),
     ]
 
 
-def epoch(path, workers):
-    """Print the seconds that lengths and an epoch of packed rows take, for `beside_trl`."""
+def epoch(path, workers, prepares):
+    """Print the seconds that lengths, or tokens that are written, and an epoch of packed rows take."""
     transform = Chat(trained(MARKED))
     begun = time.perf_counter()
     source = dataload.open(path)
-    lengths = measure_mapped(source, transform).fields["input_ids"]
+    if prepares == "tokens":
+        target, parts = str(ROOT / "chat-tokens.syr"), {"engine": "local"} if workers else {}
+        convert(source, target, map=transform, overwrite=True, shards=2, **parts)
+        source, transform = dataload.open(str(ROOT / "chat-tokens-*.syr")), None
+        lengths = dataload.record_lengths(source, "input_ids")
+    else:
+        lengths = measure_mapped(source, transform).fields["input_ids"]
     prepared = time.perf_counter()
     plan = PackedBatchSampler(
         sampler=GlobalShuffle(len(source), 0), lengths=lengths, row_length=ROW, batch_size=4, strategy="best-fit"
@@ -192,4 +202,4 @@ def epoch(path, workers):
 
 
 if __name__ == "__main__":
-    epoch(sys.argv[1], int(sys.argv[2]))
+    epoch(sys.argv[1], int(sys.argv[2]), sys.argv[3])

@@ -24,7 +24,7 @@ from dataload.types import Array, BytesColumn, NullPolicy
 
 
 class Fill(NamedTuple):
-    """What takes the place of the nulls in a field."""
+    """The value that replaces the nulls of a field, and whether a field of masks is added."""
 
     value: Any  # None for a neutral value
     masked: bool  # whether a field of masks is added

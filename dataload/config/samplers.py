@@ -237,15 +237,16 @@ class _Mixture(SamplerSection):
         return by_row(weights, lambda row: tuple(weight / mean for weight, mean in zip(row, means, strict=True)))
 
     def _weights(self, sizes: Sequence[float]) -> Any:
-        """Return the weights that are given, or those of sources of some sizes, with the least share."""
+        """Return the given weights, or weights computed from the sizes of the sources, none below the least share."""
         if (self.weights is None) == (self.temperature is None):
             message = "give either weights, or temperature to have them by the lengths of the sources"
             raise ConfigError(message, key="weights", value=self.weights)
         weights: Any = self.weights
         if self.temperature is not None:
             weights = orders.blend_weights(sizes, temperature=self.temperature)
-        least = self.min_share
-        return weights if not least else by_row(weights, lambda row: orders.blend_weights(row, min_share=least))
+        if least := self.min_share:
+            return by_row(weights, lambda row: orders.blend_weights(row, min_share=least))
+        return weights
 
 
 class _ByLength(SamplerSection):

@@ -63,7 +63,7 @@ class Appender(ShardedWriter):
         self._first = sum(self._listed.records)
 
     def _check_free(self) -> None:
-        """Existing files are no obstacle, because the new shards get other names."""
+        """Do nothing: new shards get names that no existing file has."""
 
     def _place(self, staged: str, final: str) -> None:
         if self._target.remote is not None:

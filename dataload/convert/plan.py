@@ -70,7 +70,7 @@ class Target:
 
     @property
     def is_shared(self) -> bool:
-        """Whether other machines may write to the same place. Their locks cannot be seen from this one."""
+        """Whether other machines may write here too. This one cannot see their locks."""
         return self.remote is not None
 
     @property

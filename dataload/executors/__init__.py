@@ -81,8 +81,8 @@ def make_executor(
     if not workers:
         return SerialExecutor(work)
     options: dict[str, Any] = {"timeouts": timeouts, "first": first}
-    if isinstance(name, Fleet) or name == "ray":
-        options |= {"fleet": Fleet() if name == "ray" else name, "settings": settings}
+    if isinstance(name, Fleet):
+        options |= {"fleet": name, "settings": settings}
     elif name != "threads":
         check_processes("executor", name)
         modules = () if name == "fork" else check_pickles(*settings)
@@ -94,10 +94,10 @@ def make_executor(
 
 
 def check_executor(value: Any) -> Any:
-    """Return the setting `executor`, checked to be a name in the table or a `Fleet`."""
+    """Return the setting `executor`, checked to be a name or a `Fleet`; for ``"ray"``, the default `Fleet`."""
     if not isinstance(value, Fleet):
         check_setting("executor", value, ExecutorName)
-    return value
+    return Fleet() if value == "ray" else value
 
 
 def check_processes(key: str, value: object) -> None:

@@ -20,8 +20,8 @@ class Fleet(Checked):
         num_cpus: CPUs that Ray reserves for a worker.
         memory: Bytes of memory that Ray reserves for a worker; None reserves none.
         scheduling: ``"spread"`` over the nodes, or Ray's ``"default"``, which fills one node after another.
-        name: Name of a fleet that several loaders share, those of other ranks for example: they take turns. None
-            starts workers for one loader alone.
+        name: Loaders with the same name, for example those of several ranks, share the workers and take turns. By
+            default, each loader starts its own.
         detached: Whether the workers of a named fleet stay when the process that started them ends, until ``dataload
             fleet stop``.
         address: The cluster, as in ``ray.init``: by default the one in RAY_ADDRESS, or one that runs on this machine.

@@ -24,10 +24,8 @@ _SHOWN = 5
 
 def marks_of(mixture: Mixture, source: ConcatSource) -> str:
     """Return a checksum of each source, its order and its settings in the mixture, as text."""
-    columns, limits = (
-        zip(*rows_of(mixture.weights), strict=True),
-        cast("Any", mixture.max_epochs or itertools.repeat(None)),
-    )
+    columns = zip(*rows_of(mixture.weights), strict=True)
+    limits = cast("Any", mixture.max_epochs or itertools.repeat(None))
     frame = mixture.stop, mixture.seed, mixture.window
     each = zip(source.sources, mixture.samplers, columns, limits, strict=False)
     texts = [digest(frame, identify(part), fingerprint(order), *more) for part, order, *more in each]

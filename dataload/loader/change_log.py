@@ -24,7 +24,7 @@ from dataload.storage.local.files import append_text, read_text
 
 
 class _Mark(NamedTuple):
-    """What tells one change from another."""
+    """Identifies a change."""
 
     number: int
     epoch: int
@@ -65,7 +65,7 @@ class ChangeLog:
     def follow(self, mixture: Mixture) -> None:
         """Append the changes of a mixture that the log does not have, in place of those that it has instead."""
         marks, known = [_mark(change) for change in mixture.changes], {*self._now}
-        if self._now and self._now[-1] == (marks or self._now)[-1 if marks else 0]:  # counts depend on all before
+        if self._now and self._now[-1] == (marks[-1] if marks else self._now[0]):  # counts depend on all before
             return
         # If all are known, the last one is written again, which ends those after it.
         first = next((n for n, mark in enumerate(marks) if mark not in known), max(0, len(marks) - 1))

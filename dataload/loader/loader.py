@@ -337,9 +337,6 @@ class Loader(WeightChanges[BatchT]):
         if isinstance(self._delivery, StepDelivery):
             self._delivery.set_window(self._window())
 
-    def _known_rank(self) -> int | None:
-        return None if self._asks_rank else self._planner.rank
-
     def _start_method(self) -> str | None:
         return self._executor.start_method
 

@@ -319,7 +319,7 @@ class WorkerSettings:
     def workplace(self) -> Workplace:
         if not self.most:
             return "serial"
-        if self.executor == "ray" or isinstance(self.executor, Fleet):
+        if isinstance(self.executor, Fleet):
             return "ray"
         return "threads" if self.executor == "threads" else "processes"
 

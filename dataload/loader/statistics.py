@@ -234,7 +234,7 @@ class Statistics:
 
     @property
     def _cpus(self) -> int:
-        """CPUs that workers may use; those of a cluster are unknown, and it can grow."""
+        """Number of CPUs for workers; on a cluster, where it is unknown, a number that is never the limit."""
         return self.cpus if self.executor != "ray" else _MOST_WAITING * max(1, self.workers_allowed)
 
     @property

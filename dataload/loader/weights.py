@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 class WeightChanges(LoaderBase[BatchT]):
     """A loader whose order may be a mixture with weights that change."""
 
+    _asks_rank: bool
     _planner: BatchPlanner
     _plans: EpochPlanners
     _source: RandomAccessSource[Any]
@@ -136,6 +137,9 @@ class WeightChanges(LoaderBase[BatchT]):
     @abstractmethod
     def _ask_rank(self, *, later: bool = False) -> None:
         """Plan for the rank of this process; `later` if only the number of ranks matters yet."""
+
+    def _known_rank(self) -> int | None:
+        return None if self._asks_rank else self._planner.rank
 
     def _move(self, cursor: Cursor, plans: EpochPlanners | None = None) -> None:
         super()._move(cursor)

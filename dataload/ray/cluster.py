@@ -12,7 +12,7 @@ from dataload._util.lazy import load_optional
 from dataload.errors import ConfigError, text_of
 
 NAMESPACE = "dataload"
-"""The namespace of actors, which are named ``FLEET/NUMBER``, those of one loader ``FLEET/NUMBER.START``."""
+"""Ray's namespace of the actors. Names are ``FLEET/NUMBER``, or ``FLEET/NUMBER.START`` if one loader owns the actor."""
 
 _SECONDS = 5.0  # for all actors to answer
 
@@ -40,7 +40,7 @@ def connect(address: str | None, *, starts: bool = True) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ActorReport:
-    """What an actor of a fleet does; without a node, it is starting or does not answer."""
+    """The state of an actor. `node` is empty while the actor starts, and if it does not answer."""
 
     fleet: str
     number: int

@@ -36,7 +36,7 @@ class Actor:
     node: str = ""
     name: str = ""
     tasks: dict[int, Any] = field(default_factory=dict[int, Any])  # asked for and not received, by number
-    done: set[int] = field(default_factory=set[int])  # those of them that are known to be done
+    done: set[int] = field(default_factory=set[int])  # numbers of tasks whose results are known to be ready
     idle_since: float = 0.0
 
     @property
@@ -143,7 +143,7 @@ class Crew:
 
     def choose(self, in_flight: int, avoided: set[str], home: Callable[[Sequence[str]], str]) -> Actor | None:
         """Return the actor for the next task: with room, at best on its home and not on a node to be avoided."""
-        room = 1 - -in_flight // max(1, self.size)
+        room = 1 + -(-in_flight // max(1, self.size))  # one more than an even share
         free = [each for each in self.actors if each.number in self._wanted and each.load < room]
         if not free:
             return None

@@ -25,7 +25,7 @@ class Homes:
         """Return the node that should make a task; "" if it does not matter."""
         if self._work is None or len(nodes) < 2 or len(self._ends) < 2 or not isinstance(task, StepRange):
             return ""
-        if self._dealt[0] != nodes:  # a node that joins or leaves changes the homes of its own shards only
+        if self._dealt[0] != nodes:  # when a node joins or leaves, other nodes keep their shards
             shards = np.arange(len(self._ends))
             scores = [hash64(derive_word(0, "home", node), shards) for node in nodes]
             self._dealt = nodes, np.argmax(scores, axis=0)

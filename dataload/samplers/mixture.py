@@ -238,7 +238,7 @@ class Mixture:
         return found
 
     def first(self, count: int) -> Mixture:
-        """Return the mixture of the first components, of which some has a weight."""
+        """Return this mixture with its first `count` components only, one of which must have a weight."""
         limits = self.max_epochs and cast("tuple[float, ...]", self.max_epochs)[:count]
         lengths, samplers = self.lengths and self.lengths[:count], cast("tuple[Sampler, ...]", self.samplers)
         weights = by_row(self.weights, lambda row: row[:count])

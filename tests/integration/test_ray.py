@@ -7,9 +7,9 @@ import sys
 import threading
 import time
 
-import part_sources
 import pytest
 from command_line import ok
+from fleets import ray_cluster
 from part_sources import COUNT, Eventful, Waiting
 
 import dataload
@@ -33,33 +33,10 @@ def nothing_is_left_behind():
     """Ray keeps what it has opened until it is shut down."""
 
 
-def process():
-    return os.getpid()
-
-
 @pytest.fixture(scope="module")
 def cluster():
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patched.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(part_sources.__file__), *sys.path]))
-        started = None
-        try:
-            started = Cluster(initialize_head=True, head_node_args=NODE)
-            started.add_node(**NODE)
-            ray.init(address=started.address, log_to_driver=False)
-            ray.get([ray.remote(process).remote() for _ in range(2)], timeout=150)
-        except (TypeError, AttributeError, ImportError, ray.exceptions.RayTaskError):  # it has started
-            raise
-        except Exception as error:  # which Ray raises as well
-            ray.shutdown()
-            if started is not None:
-                started.shutdown()
-            pytest.skip(f"Ray does not start here: {type(error).__name__}: {error}")
+    with ray_cluster(2, NODE) as started:
         yield started
-        ray.shutdown()
-        started.shutdown()
 
 
 def hashes(directory):

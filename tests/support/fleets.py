@@ -18,8 +18,8 @@ def process():
 
 
 @contextlib.contextmanager
-def ray_cluster(nodes):
-    """A cluster of `nodes`, to which this process is connected; skips where Ray cannot start."""
+def ray_cluster(nodes, node=NODE):
+    """A cluster of `nodes`, to which this process is connected, with the settings `node` each; skips without Ray."""
     import ray
     from ray.cluster_utils import Cluster
 
@@ -29,9 +29,9 @@ def ray_cluster(nodes):
         patched.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *sys.path]))
         started = None
         try:
-            started = Cluster(initialize_head=True, head_node_args=NODE)
+            started = Cluster(initialize_head=True, head_node_args=node)
             for _ in range(nodes - 1):
-                started.add_node(**NODE)
+                started.add_node(**node)
             ray.init(address=started.address, log_to_driver=False)
             ray.get([ray.remote(process).remote() for _ in range(nodes)], timeout=150)
         except (TypeError, AttributeError, ImportError, ray.exceptions.RayTaskError):  # it has started

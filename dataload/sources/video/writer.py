@@ -10,6 +10,7 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from dataload.errors import ConfigError, SourceError
+from dataload.sources.video.file import KEY, LABEL
 from dataload.sources.video.format import MUXERS, VIDEO, VideoWriterOptions
 from dataload.sources.writer import Writer, require_fields
 from dataload.storage import is_url
@@ -17,7 +18,6 @@ from dataload.storage.paths import leads_elsewhere
 from dataload.types import BytesArray
 
 _TICKS = 90_000  # per second, in which the usual rates are exact
-_KEY, _LABEL = "__key__", "label"
 
 
 class VideoWriter(Writer):
@@ -72,9 +72,9 @@ class VideoWriter(Writer):
                 f"a video is written from images, (height, width, 3) uint8, and the field {own.frame!r} is {found}"
             )
             raise ConfigError(f"{message}: name the field with the option frame=", key="frame", value=own.frame)
-        stored = {own.frame, own.time, own.video, _KEY}
-        if not self._is_file and str(values.get(_KEY, "")).count("/") > 1:
-            stored.add(_LABEL)  # a folder
+        stored = {own.frame, own.time, own.video, KEY}
+        if not self._is_file and str(values.get(KEY, "")).count("/") > 1:
+            stored.add(LABEL)  # a folder
         if lost := [name for name in values if name not in stored]:
             message = f"a video stores frames and their times, and not the fields {', '.join(map(repr, lost))}"
             raise ConfigError(f"{message}: open the source with fields= of those to store", key=lost[0])
@@ -88,10 +88,10 @@ class VideoWriter(Writer):
         return round(float(time) * _TICKS)
 
     def _name(self, values: Mapping[str, Any]) -> str:
-        folder, number = str(values.get(_KEY, "")).rpartition("/")[0], values.get(self._options.video, 0)
+        folder, number = str(values.get(KEY, "")).rpartition("/")[0], values.get(self._options.video, 0)
         name = folder or (number if isinstance(number, str) else f"{int(number):06d}")
         if reason := leads_elsewhere(name):
-            raise ConfigError(f"record {len(self)} cannot name its video: {reason}", key=_KEY, value=name)
+            raise ConfigError(f"record {len(self)} cannot name its video: {reason}", key=KEY, value=name)
         return name
 
     def _check_size(self, image: BytesArray) -> None:

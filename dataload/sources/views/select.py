@@ -205,7 +205,7 @@ def run_filter(
     condition = work.predicate if isinstance(work.predicate, Expression) else None
     if condition is None and not callable(work.predicate):
         raise setting_error("the predicate of filter", work.predicate, "must be a function of a record or a condition")
-    check_executor(executor)
+    executor = check_executor(executor)
     names = work.fields if condition is None else condition.fields
     require_known(names or (), work.source.fields if names else (), work.source)
     if num_workers == "auto":

@@ -80,16 +80,17 @@ def make_executor(
     """
     if not workers:
         return SerialExecutor(work)
+    chosen = check_executor(name)
     options: dict[str, Any] = {"timeouts": timeouts, "first": first}
-    if isinstance(name, Fleet):
-        options |= {"fleet": name, "settings": settings}
-    elif name != "threads":
-        check_processes("executor", name)
-        modules = () if name == "fork" else check_pickles(*settings)
-        started: StartMethod | None = None if name == "processes" else name
+    if isinstance(chosen, Fleet):
+        options |= {"fleet": chosen, "settings": settings}
+    elif chosen != "threads":
+        check_processes("executor", chosen)
+        modules = () if chosen == "fork" else check_pickles(*settings)
+        started: StartMethod | None = None if chosen == "processes" else chosen
         slots = window + _SLOTS_BEYOND_WINDOW
         options |= {"slots": slots, "start_method": started, "modules": modules, "assign": assign}
-    module, _, kind = _HOMES["ray" if isinstance(name, Fleet) else name].partition(":")
+    module, _, kind = _HOMES["ray" if isinstance(chosen, Fleet) else chosen].partition(":")
     return getattr(import_module(module), kind)(work, workers, **options)
 
 

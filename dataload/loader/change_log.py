@@ -15,6 +15,7 @@ from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
+from dataload._util.settings import check_directory
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, StateMismatchError, printable
 from dataload.loader.state import MOST_SETTINGS, OrderIdentity
 from dataload.samplers import Mixture
@@ -42,12 +43,18 @@ class ChangeLog:
             if is_url(os.fspath(path)):
                 raise ValueError("nothing can be appended to a URL")
             self._path: str = absolute(os.fspath(path))  # the working directory may change
+            check_directory(self._path, "changes")
             self._now: list[_Mark] = [mark for mark, _ in self._read()]
         except (OSError, TypeError, ValueError) as error:
             if isinstance(error, DataloadError):
                 raise
             message = f"changes must be the path of a log of changes of weights, got {path!r}: {error}"
             raise ConfigError(message, key="changes", value=path) from error
+
+    @property
+    def is_new(self) -> bool:
+        """Whether nothing has been written to the log yet."""
+        return not self._now
 
     def changes(self) -> tuple[Change, ...]:
         """Return the changes of the run."""

@@ -87,11 +87,13 @@ class WeightChanges(LoaderBase[BatchT]):
         Load a state first, if the order of its run after the state is wanted.
 
         Raises:
-            ConfigError: The file is the log of a run with another order, or this order is not a mixture.
+            ConfigError: There is no such log, it is of a run with another order, or this order is not a mixture.
             StateMismatchError: It is not the log of the run that saved the state.
         """
         self._ask_rank(later=True)
         log, cursor = self._open_log(path), self._cursor if self._now else self._start()
+        if log.is_new:
+            raise ConfigError(f"there is no log of changes of weights at {path}", key="changes", value=path)
         mixture = mixture_of(self._plans.of(cursor.epoch))
         here: Sequence[Change] = () if mixture is None else mixture.changes
         log.check(here)

@@ -131,6 +131,10 @@ def test_logs_of_other_runs_are_refused(tmp_path):
     for wrong in ("s3://bucket/log.jsonl", tmp_path, 5):
         with pytest.raises(ConfigError, match="changes must be the path of a log of changes of weights"):
             mixed(changes=wrong)
+    with pytest.raises(ConfigError, match=r"there is no directory .*nowhere to write to"):
+        mixed(changes=tmp_path / "nowhere" / "blend.jsonl")
+    with pytest.raises(ConfigError, match=r"there is no log of changes of weights at .*mistyped\.jsonl"):
+        mixed().load_changes(tmp_path / "mistyped.jsonl")
 
 
 def test_a_log_that_lost_lines_says_which(tmp_path):

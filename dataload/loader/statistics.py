@@ -21,7 +21,7 @@ _COMPUTES = 0.5  # fraction of the work: workers that use less CPU mostly wait f
 _TOGETHER = 1.5  # busy threads: with fewer, the CPUs that they use tell nothing about the GIL
 _ONE_CPU = (0.8, 1.2)  # CPUs that threads use together if they take turns
 _FEW_STEPS = 3  # with fewer, the verdict is "unknown"
-_WAITS = 0.05  # fraction of the time: a consumer that waits less is the limit
+WAITS = 0.05  # fraction of the time: a consumer that waits less is the limit
 _DOES_NOTHING = 0.05  # fraction of the time: a consumer that works less only reads
 _BUSY = 0.6  # fraction of the time: workers that work less are not the limit
 _QUICK = 2e-4  # seconds: for batches that take less, the hand-over matters
@@ -213,7 +213,7 @@ class Statistics:
         if self.steps < _FEW_STEPS or not self._loop_seconds:
             received = {0: "no batch was received", 1: "1 batch is too few to tell"}
             return f"limit: unknown, {received.get(self.steps, f'{self.steps} batches are too few to tell')}"
-        if self.wait_share < _WAITS:
+        if self.wait_share < WAITS:
             slowed = f"; {self._turns('they hold the GIL, which slows it down')}" if self._loop.takes_turns else ""
             return f"limit: the consumer; it waits {self.wait_share:.0%} of the time{slowed}"
         waits = f"the consumer waits {self.wait_share:.0%} of the time"

@@ -6,11 +6,9 @@ from typing import Any
 from torch import distributed
 
 from dataload.errors import DataloadError
-from dataload.loader.statistics import Statistics
+from dataload.loader.statistics import WAITS, Statistics
 from dataload.telemetry.metrics import AnyLoader, loader_of
 from dataload.torch.ranks import gather
-
-_WAITS = 0.05  # fraction of the time: as in the verdict of a single loader
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -26,7 +24,7 @@ class RankStatistics:
     @property
     def slowest(self) -> int | None:
         """The process that waits longest for a batch; None if none waits 5% of its time."""
-        waiting = {rank: _wait(found) for rank, found in self.ranks.items() if found.wait_share >= _WAITS}
+        waiting = {rank: _wait(found) for rank, found in self.ranks.items() if found.wait_share >= WAITS}
         return max(waiting, key=waiting.__getitem__, default=None)
 
     @property

@@ -17,7 +17,7 @@ _STATE_BYTES = 4 * 624 + 4  # of a Mersenne Twister: its key and the position in
 
 @contextmanager
 def global_generators_kept() -> Generator[None]:
-    """Restore the global generators of `random`, numpy and torch on leaving. Those of numpy are moved on entering."""
+    """Restore the global generators of `random`, numpy and torch on leaving. Numpy's are moved on entering."""
     torch = sys.modules.get("torch")
     restore_python, restore_numpy = _python_kept(), _numpy_kept()
     of_torch = None if torch is None else torch.get_rng_state()

@@ -81,7 +81,7 @@ def _threads_of_openblas() -> int:
             library = ctypes.CDLL(path)
             for before, after in (("scipy_", "64_"), ("scipy_", ""), ("", "64_"), ("", "")):
                 count = getattr(library, f"{before}openblas_get_num_threads{after}", None)
-                # 1 means its own threads. Those of OpenMP do not survive a fork.
+                # 1 means its own threads. OpenMP's threads do not survive a fork.
                 if count is not None and getattr(library, f"{before}openblas_get_parallel{after}")() == 1:
                     found += count() - 1
                     break

@@ -31,7 +31,7 @@ class ContentMark(NamedTuple):
 class MapEntry(NamedTuple):
     """The function that made the records of a converted data set: module and name, and a hash of all that is known.
 
-    `source` is its text, of which a long one is shortened; it and `version`, its module's, are empty if unknown.
+    `source` is its text, shortened if it is long; `version` is its module's. Both are empty if unknown.
     """
 
     name: str

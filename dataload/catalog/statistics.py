@@ -1,7 +1,7 @@
 """Statistics of a data set's fields as a manifest keeps them: exact, however they are merged. Pure (no I/O).
 
 Whatever is not bounded by nature is bounded here, and what would exceed its bound is left out altogether. So statistics
-of parts, merged in any grouping, equal those of the whole.
+of parts, merged in any grouping, equal the sums of the whole.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ class LengthsFile(NamedTuple):
 class DataSetStatistics:
     """Statistics of a data set, which belong to the shards of its entry in a manifest.
 
-    `options` are those of the reader, see `STORED_OPTIONS`; `selected` the measured fields, None for all; `lengths`
+    `options` are the reader's, see `STORED_OPTIONS`; `selected` the measured fields, None for all; `lengths`
     files with the lengths of fields that differ in length.
     """
 

@@ -107,7 +107,7 @@ def prune_command(
 
 
 class Place(NamedTuple):
-    """A directory and what is kept of it; `root` is that of the cache."""
+    """A directory and what is kept of it; `root` is the cache's."""
 
     directory: str
     kept: list[Kept]

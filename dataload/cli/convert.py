@@ -221,7 +221,7 @@ def bytes_of(files: Iterable[str]) -> int:
 
 
 def sizes(after: int, before: int, *, about: bool = False) -> str:
-    """Return the size of the written files in words, and beside that of the source if it is known."""
+    """Return the size of the written files in words, compared with the source's size if it is known."""
     size = f"{'about ' if about else ''}{decimal(after)}"
     return f"{size}, {after / before:.1f} times the {decimal(before)} of the source" if before and after else size
 

@@ -60,7 +60,7 @@ def check_names(nulls: NullPolicy, masked: Iterable[str], known: Sequence[str], 
 
 
 def with_masks(names: Sequence[str] | None, known: Container[str], nulls: NullPolicy) -> tuple[str, ...] | None:
-    """Return names of fields, each with that of its mask if it has one; None means all."""
+    """Return names of fields, each with its mask's name if it has a mask; None means all."""
     if names is None or nulls is None:
         return None if names is None else tuple(names)
     found: dict[str, None] = {}

@@ -191,7 +191,7 @@ def encode_varints(numbers: Int64Array) -> bytes:
     largest = int(unsigned.max(initial=0))
     if largest < 0x80:
         return unsigned.astype(np.uint8).tobytes()
-    # (n, width): the 7-bit groups of each number, of which the first `lengths` are written
+    # (n, width): the 7-bit groups of each number; the first `lengths` are written
     column = np.arange(-(-largest.bit_length() // 7))
     groups = unsigned[:, None] >> (7 * column).astype(np.uint64)
     lengths = np.maximum(1, (groups != 0).sum(axis=1))[:, None]

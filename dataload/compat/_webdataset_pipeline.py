@@ -49,7 +49,7 @@ class WebDataset(Resumable, base("WebDataset")):
     shards. Ranks divide the samples unless `nodesplitter` is None, and workers unless `workersplitter` is None.
 
     `allow_pipe` runs URLs ``pipe:COMMAND`` in a shell; `allow_pickle` lets `decode` and `xdecode` load pickles, which
-    can run any code. `storage_options` and `remote` are those of `dataload.open`.
+    can run any code. `storage_options` and `remote` are as in `dataload.open`.
     """
 
     def __init__(

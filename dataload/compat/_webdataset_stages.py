@@ -253,7 +253,7 @@ class PassState:
         """Raise a ConfigError unless there are as many workers as have offsets."""
         if self.offsets and self.workers != workers:
             raise ConfigError(
-                f"the state is of {self.workers} workers, each of which is at another position (since samples were "
+                f"the state is of {self.workers} workers at different positions (since samples were "
                 f"left out, or because of repeat() or with_epoch() before WebLoader), and here are {workers}: use as "
                 "many as before",
                 key="num_workers",

@@ -87,7 +87,7 @@ def settings_of(target: Any) -> dict[str, tuple[Any, Any]]:
 
 
 def describe(target: Any) -> dict[str, str]:
-    """Return what a Google-style docstring, or else that of a base class, says about each argument or attribute."""
+    """Return what a Google-style docstring, or else a base class's docstring, says about each argument or attribute."""
     inherited = describe(target.__base__) if isinstance(target, type) and target.__base__ is not None else {}
     text = inspect.getdoc(target) or ""
     sections = re.findall(r"^(?:Args|Attributes):.*\n((?:(?:    .*)?\n)*)", f"{text}\n", re.MULTILINE)

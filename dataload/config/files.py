@@ -170,7 +170,7 @@ def _yaml_loader(yaml: Any, path: str) -> Any:
     class Loader(yaml.SafeLoader):
         """The safe loader; it limits nesting and aliases, and refuses duplicate keys: PyYAML keeps the last."""
 
-        nodes = repeated = 0  # values so far, and those of them that aliases added
+        nodes = repeated = 0  # values so far, and how many of them aliases added
         sizes: ClassVar[dict[Any, int]] = {}  # the class serves one file
 
         def fetch_flow_collection_start(self, token: Any) -> None:

@@ -69,7 +69,7 @@ class _SourceSection(Section):
     @model_validator(mode="before")
     @classmethod
     def _take_options(cls, data: Any) -> Any:
-        """Accept the options of a format that another package adds beside those of the built-in formats."""
+        """Accept the options of a format that another package adds to the options of the built-in formats."""
         if not isinstance(data, dict):
             return data
         table = cast("dict[str, Any]", data)
@@ -117,10 +117,10 @@ def _format_options() -> dict[str, tuple[Any, Any]]:
 _ELSEWHERE = ("source", "sampler", "fields")  # arguments of `Loader` that other sections configure
 
 if TYPE_CHECKING:
-    SourceConfig: TypeAlias = Any  # attributes are those of the section, and the options of all formats
+    SourceConfig: TypeAlias = Any  # attributes: the keys of the section, and the options of all formats
     LoaderConfig: TypeAlias = Any  # attributes are the arguments of `Loader`
     SamplerConfig: TypeAlias = Any
-    RemoteConfig: TypeAlias = Any  # attributes are those of `RemoteOptions`
+    RemoteConfig: TypeAlias = Any  # attributes: as `RemoteOptions`
 else:
     SourceConfig = create_model(
         "SourceConfig", __base__=_SourceSection, __doc__="The data to read.", __module__=__name__, **_format_options()

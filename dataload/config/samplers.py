@@ -1,6 +1,6 @@
 """The section ``sampler``: one model for each kind of order, derived from the class that it builds.
 
-Tables nest: ``[sampler.parent]`` is the order that a sampler builds upon, ``[[sampler.samplers]]`` are those of a
+Tables nest: ``[sampler.parent]`` is the order that a sampler builds upon, ``[[sampler.samplers]]`` are the parts of a
 mixture's parts.
 """
 
@@ -184,7 +184,7 @@ class _Mixture(SamplerSection):
     weights: AnyWeights | None = Field(
         None,
         description="One number for each source; or a table of these by the position of the epoch from which they "
-        "hold; or a list of either for each epoch, the last of which then stays.",
+        "hold; or a list of either for each epoch; the last one then stays.",
     )
     temperature: float | None = Field(
         None,
@@ -260,7 +260,7 @@ class _ByLength(SamplerSection):
         description="The field whose length is the record's: from `dataload stats`, or by reading all records once.",
     )
     length_map: Reference | None = Field(
-        None, description="The transform that makes this field, from `dataload stats --map`: that of the loader."
+        None, description="The transform that makes this field, from `dataload stats --map`: the loader's transform."
     )
 
     def _arguments(self, context: BuildContext) -> dict[str, Any]:

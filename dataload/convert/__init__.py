@@ -91,7 +91,7 @@ def convert(
         part: ``(i, n)`` writes only partition i, counted from 1, of n: a contiguous range of the shards. Partitions may
             run on different machines, in any order, and again, keeping their finished shards.
         merge: Write no shards, but check that all partitions have finished, and enter their shards in the manifest. All
-            other arguments must equal those of the partitions.
+            other arguments must equal the partitions' arguments.
         engine: Run the conversion in partitions and merge them: "local" in processes of this machine, one for each CPU;
             `LocalEngine` has settings, and `dataload.ray.RayEngine` uses a Ray cluster. The files are the same.
         progress: Called with (records of the source done, total) at the start and after each block.

@@ -83,7 +83,7 @@ class Appender(ShardedWriter):
             writer.write(record)
         found = fields_of(self._entry, [probe], self._listed.options)
         if difference := _difference(self._listed.fields, found):
-            message = f"{difference}: write records like those of {self._listed.pattern}, or another data set"
+            message = f"{difference}: write records with the same fields as {self._listed.pattern}, or another data set"
             raise ConfigError(f"{message}, which ConcatSource joins to this one", key="fields")
 
     def _publish(self) -> None:

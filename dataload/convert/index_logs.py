@@ -94,7 +94,7 @@ class IndexLedger(Ledger):
         return log_of(path, self._remote).load(_JOB).shards
 
     def clear(self, facts: Facts) -> None:
-        """Delete the logs; that of the whole, which has all facts, stays after a merge until the lock is released."""
+        """Delete the logs; after a merge, the log with all facts stays until the lock is released."""
         if not self._merges:
             self.log.remove()
             return

@@ -225,7 +225,7 @@ class ConversionLedger(Ledger):
         self._sealed = True
 
     def clear(self) -> None:
-        """Remove the logs of a complete conversion, and make its journal that of a single run."""
+        """Remove the logs of a complete conversion, and write the journal that a single run writes."""
         for path in self._logs() if self._mode.overwrite or self.journal.parts else ():
             self._target.storage.remove(path)
         self.log.remove()

@@ -86,7 +86,7 @@ def _columns(
         if isinstance(column, Mapping):  # fields in fields
             return None
         if isinstance(column, np.ndarray) and column.ndim == 1:
-            # Python's numbers, of which integers became floats if there are both. Files hold those of one type.
+            # Python's numbers: if a column mixes both, integers became floats. Files hold numbers of one type.
             mixed = column.dtype == np.float64 and not isinstance(source, FileSource)
             if mixed or arrays.get(name) != column.dtype:
                 return None

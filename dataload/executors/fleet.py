@@ -20,7 +20,7 @@ class Fleet(Checked):
         num_cpus: CPUs that Ray reserves for a worker.
         memory: Bytes of memory that Ray reserves for a worker; None reserves none.
         scheduling: ``"spread"`` over the nodes, or Ray's ``"default"``, which fills one node after another.
-        name: Loaders with the same name, for example those of several ranks, share the workers and take turns. By
+        name: Loaders with the same name, for example on several ranks, share the workers and take turns. By
             default, each loader starts its own.
         detached: Whether the workers of a named fleet stay when the process that started them ends, until ``dataload
             fleet stop``.

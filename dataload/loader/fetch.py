@@ -49,7 +49,7 @@ class BatchLoader:
         return self.reads_columns and self.batch_transform is None
 
     def load(self, plan: BatchPlan, epoch: int, trace: StepTrace) -> Any:
-        """Return the batch of a plan with at least one row; errors are raised as they come."""
+        """Return the batch of a plan with at least one row; errors are raised unchanged."""
         trace.enter("read")
         if self.reads_columns:
             with trace.clock:

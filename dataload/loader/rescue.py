@@ -36,7 +36,7 @@ class Rescue:
         self._bad: dict[int, BadRecord] = {}
 
     def load_rest(self) -> Any:
-        """Return the batch of a step without rows or with excluded records; errors are raised as they come."""
+        """Return the batch of a step without rows or with excluded records; errors are raised unchanged."""
         plan, _ = self._arrange()
         if len(plan.indices):
             return self._fetch.load(plan, self._epoch, self._trace)

@@ -68,7 +68,7 @@ class Mixture:
             None uses the smallest multiple of the weights' common denominator that is at least 1,000, or 10,000 if
             that denominator is too large. Weights that change within an epoch each have a window of their own.
             ``"any"`` repeats nothing: in any number of positions, each component has its exact share up to a few
-            positions, however small it is. None uses it for weights of which one is too small for 10,000 positions.
+            positions, however small it is. None uses it if a weight is too small for 10,000 positions.
         lengths: Records of each component of the `ConcatSource`. None uses the records that each sampler chooses from.
         global_batch_size: If given, weights change at steps of this many positions instead of positions: the rows of
             all ranks per step. Not stored.
@@ -238,7 +238,7 @@ class Mixture:
         return found
 
     def first(self, count: int) -> Mixture:
-        """Return this mixture with its first `count` components only, one of which must have a weight."""
+        """Return this mixture with its first `count` components only; one of them must have a weight."""
         limits = self.max_epochs and cast("tuple[float, ...]", self.max_epochs)[:count]
         lengths, samplers = self.lengths and self.lengths[:count], cast("tuple[Sampler, ...]", self.samplers)
         weights = by_row(self.weights, lambda row: row[:count])

@@ -1,4 +1,4 @@
-"""What a mixture is told while it is read, and what it tells of its sources. Pure (no I/O)."""
+"""Changes of a mixture while it is read, and the report on its sources. Pure (no I/O)."""
 
 from __future__ import annotations
 

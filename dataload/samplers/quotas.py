@@ -240,7 +240,7 @@ def _tables(
         is_open = sums(1) < (stops - begins)[node]
         rest = is_open * np.maximum(0, (ends[stops] - ends[begins])[node] - sums(weights))
         turns = np.rint(sums(draws) + times * rest)
-        return turns[np.lexsort((turns, node))], rest  # those of equal times may be out of order by rounding
+        return turns[np.lexsort((turns, node))], rest  # equal times may be out of order by rounding
 
     at, rows = firsts[:-1], firsts + np.arange(len(begins) + 1)
     light, light_rest = left(leaves < middles[node], begins, middles)

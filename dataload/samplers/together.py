@@ -18,7 +18,7 @@ _LONG = 1 << 16
 
 
 class Orders:
-    """The orders of several components, of which each starts its next pass whenever it ends."""
+    """The orders of several components; each starts its next pass when it ends."""
 
     def __init__(self, samplers: Sequence[Sampler]) -> None:
         self._samplers = samplers
@@ -123,7 +123,7 @@ class Permutations(NamedTuple):
         return values.astype(np.int64)
 
     def _constants(self, numbers: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
-        """Yield those of the rounds, for `rounds`."""
+        """Yield the rounds' keys, for `rounds`."""
         mask, shifts = self.masks.take(numbers), [shift.take(numbers) for shift in self.shifts]
         for i, (add, multiply) in enumerate(self.constants):
             yield add.take(numbers), multiply.take(numbers), mask, shifts[i % 2]

@@ -148,7 +148,7 @@ class Source(Records[T_co]):
             by: The same as `group`, for a field that is a key of the record.
 
         Returns:
-            A dict of sources, `Parts`; the results of `stratify` and `group` are kept as those of `filter`.
+            A dict of sources, `Parts`; the results of `stratify` and `group` are kept like filters.
 
         Raises:
             ConfigError: The shares are not numbers above 0 that add up to 1, a part has no record, a field is unknown

@@ -143,7 +143,7 @@ def find_shards(
     options: Collection[str] = (),
 ) -> DataSetFiles:
     """Find the format of a data set and its files in index order, without opening it."""
-    # `name` is that of a format that takes paths; by default suffix and content decide, or a directory's manifest if
+    # `name` is a format that takes paths; by default suffix and content decide, or a directory's manifest if
     # `manifests`. `options` are names of given options, which may tell what a directory is.
     entry, rest = split_format(paths, name)
     if entry is not None and not entry.takes_paths:
@@ -174,7 +174,7 @@ def _listed_format(listed: Sequence[DataSetFacts], files: Sequence[str], remote:
 
 
 def find_destination(path: str, name: str | None = None) -> tuple[Format, str]:
-    """Return the format in which to write, `name` or that of prefix or suffix, and the path without its name."""
+    """Return the format in which to write, `name` or by prefix or suffix, and the path without its name."""
     entry, rest = split_format(path, name)
     rest = local_path(rest)
     if "*" in base_name(rest):
@@ -204,7 +204,7 @@ def _expand(
     storage = storage_of(path, remote)
     if manifests and (listed := _listed_at_url(path, entry, remote)):
         return _paths(path, listed), listed
-    # Nobody asks a store for an object whose name is a pattern: each question is a request.
+    # A store is not asked for an object whose name is a pattern: each question is a request.
     if not (is_url(path) and _PATTERN.search(path)) and storage.exists(path):
         if storage.is_directory(path):
             listed = _listed(path, entry, remote) if manifests else None

@@ -45,7 +45,7 @@ class StepsByComponent:
         self.drop(component)
 
     def drop(self, component: int) -> None:
-        """Say that nobody wants the steps of a source any more. May be called twice."""
+        """Say that the steps of a source are not wanted any more. May be called twice."""
         with self._lock:
             self._kept.pop(component, None)
 

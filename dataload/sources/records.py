@@ -25,7 +25,7 @@ _ITERATION_BLOCK, _ITERATION_BYTES = 256, 1 << 26
 
 
 class Records(SaysInstead, ABC, Generic[T_co]):
-    """A sequence of records, of which `Source` makes others.
+    """A sequence of records, from which `Source` makes others.
 
     A backend implements `__len__` and `_read`, and `_read_columns` if it can build columns without collating records.
     All reads may be called from several threads at once. Returned values belong to the caller: they stay valid after
@@ -61,7 +61,7 @@ class Records(SaysInstead, ABC, Generic[T_co]):
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """Number of records per group, in index order, of which a shuffle by shards takes one after another.
+        """Number of records per group, in index order; a shuffle by shards takes one group after another.
 
         A group is a shard, unless the records of a smaller part of one are much faster to read together.
         """

@@ -162,7 +162,7 @@ def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None
 
 
 def by_suffixes(paths: Iterable[str], known: Iterable[Format]) -> list[Format | None]:
-    """Return what `by_suffix` does for many paths, most of which may have no known suffix."""
+    """Return what `by_suffix` does for many paths; most may have no known suffix."""
     entries = [entry for entry in known if entry.suffixes]
     suffixes = tuple(suffix for entry in entries for suffix in entry.suffixes)
     return [by_suffix(path, entries) if _lowered(path).endswith(suffixes) else None for path in paths]
@@ -228,7 +228,7 @@ def format_of_files(files: Sequence[str], remote: Remote | None) -> Format:
 
 
 def _format_of(path: str, selected: Format | None, known: Sequence[Format], remote: Remote | None) -> Format:
-    """Return the format of a file of which `selected` finds a selection of records."""
+    """Return the format of a file in which `selected` finds a selection of records."""
     if selected is not None and not selected.suffixes:
         return selected
     path = path if selected is None else selected.file(path)

@@ -71,7 +71,7 @@ def expand_pattern(path: str, remote: Remote | None) -> list[str]:
 
 
 def check_complete(directory: str, names: Sequence[str], remote: Remote | None) -> None:
-    """Raise an error if shards of a directory without a manifest are missing, such as those of a killed conversion."""
+    """Raise an error if shards of a directory without a manifest are missing, for example after a killed conversion."""
     remedy = "finish the conversion or the copy that makes the others; to open those that exist, name them by a pattern"
     if missing := missing_parts(names):
         name, count = missing

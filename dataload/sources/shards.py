@@ -168,7 +168,7 @@ class ListedShards:
     """Facts about shards that are not open yet: from a manifest (`listed`), or from the process that sent the source.
 
     `lengths` are numbers of records; `contents` see `FileSource.shard_identities`, None if unknown. `versions` are
-    those of local files, None for folders; none if they are unknown.
+    as local files have them, None for folders; none if they are unknown.
     """
 
     lengths: tuple[int, ...]
@@ -189,7 +189,7 @@ class ListedShards:
             raise _stale_error(path, "another content than in the manifest")
 
     def versions_at(self, files: Sequence[str]) -> Int64Array:
-        """Return `versions` as those of the files that identify the shards; they are asked for if one is unknown."""
+        """Return the versions of the files that identify the shards; ask for all if one of `versions` is unknown."""
         found = [each for each in self.versions if each is not None]
         return as_versions(found) if len(found) == len(files) else versions_of(files)
 
@@ -312,7 +312,7 @@ class OpenShards(Generic[T_co]):
         return reader
 
     def open_all(self, shards: Iterable[int], threads: int) -> list[ShardReader[T_co]]:
-        """Return the readers of several shards, of which those that are not open yet are opened in threads."""
+        """Return the readers of several shards; shards that are not open yet are opened in threads."""
         found = list(shards)
         if all(self.readers[shard] is not None for shard in found):
             return [reader for shard in found if (reader := self.readers[shard]) is not None]

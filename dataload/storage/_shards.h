@@ -12,7 +12,7 @@
 #define SHARD(place) ((place) >> PLACE_BITS)
 #define WITHIN(place) ((place) & (((int64_t)1 << PLACE_BITS) - 1))
 #define SECOND 1000000000LL
-#define FEW_SHARDS 8 /* whose files each read looks at; those of more are looked at once a second */
+#define FEW_SHARDS 8 /* each read checks their files; with more shards, files are checked once a second */
 
 #ifdef Py_GIL_DISABLED
 #define LOCK(object) Py_BEGIN_CRITICAL_SECTION(object)
@@ -498,7 +498,7 @@ static PyObject *put_table(Tables *self, int64_t shard, Table *given) {
     return Py_NewRef(Py_None);
 }
 
-/* put(shard, array): the numbers are those of an array of integers of native byte order, in C order. */
+/* put(shard, array): the numbers come from an array of integers of native byte order, in C order. */
 static PyObject *tables_put(PyObject *object, PyObject *const *args, Py_ssize_t count) {
     Tables *self = (Tables *)object;
     if (wrong("put", 2, count)) return NULL;

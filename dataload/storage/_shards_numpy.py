@@ -1,4 +1,4 @@
-"""The shard directory in numpy: `Maps` and `Tables` equal those of `_core.c`; see `_shards.h`."""
+"""The shard directory in numpy: `Maps` and `Tables` as in `_core.c`; see `_shards.h`."""
 
 import mmap
 import os
@@ -11,13 +11,13 @@ import numpy as np
 from dataload.types import Array, BytesArray, Int64Array
 
 PLACE_BITS = 44
-"""Bits of a place below the number of its shard: those of an offset in a file or of an index in a table."""
+"""Bits of a place below the number of its shard: an offset in a file or an index in a table."""
 
 MOST_SHARDS = 1 << 19
 
 _WITHIN = (1 << PLACE_BITS) - 1
 _SECOND = 10**9
-_FEW_SHARDS = 8  # whose files each read looks at; those of more are looked at once a second
+_FEW_SHARDS = 8  # each read checks their files; with more shards, files are checked once a second
 
 
 class MapFault(Exception):

@@ -1,6 +1,7 @@
-"""A file of arrays that can be made again, such as a table of locations; it counts only if nobody else could write it.
+"""A file of arrays that can be made again, such as a table of locations, beside data or in a cache.
 
-It lies beside data or in a cache. It is read, not mapped, because whoever shortens a mapped file kills the process.
+It is trusted only if no other user could have written it. It is read, not mapped: shortening a mapped file kills the
+process.
 
 Layout: 16 bytes of magic, the length and the CRC-32 of a header, 4 bytes each, the header as JSON, and the arrays, each
 aligned to 64 bytes.
@@ -26,7 +27,7 @@ from dataload.storage.local.folders import distrust, trusted_folder
 from dataload.types import Array
 
 INVALID = (OSError, DataloadError, ValueError, LookupError, TypeError, OverflowError, RecursionError, MemoryError)
-"""The errors that a damaged file, or one that somebody made up, may cause."""
+"""The errors that a damaged or forged file may cause."""
 
 _MAGIC = b"\x93dataload-index\n"
 _HEAD = struct.Struct("<16sII")
@@ -140,7 +141,7 @@ def write_arrays(place: Place, key: str, table: CachedTable) -> bool:
     """Write a file of arrays atomically, and return whether it exists."""
     try:
         place.check(create=True)
-        # Readable by everyone who can read the data, and writable by nobody else: `read_arrays` would not believe it.
+        # Readable by everyone who can read the data, and writable only by its owner: `read_arrays` would not trust it.
         mode = 0o600 | (0 if place.data is None else stat.S_IMODE(os.stat(place.data).st_mode) & 0o444)
         with AtomicFile(place.path, overwrite=True) as part:
             with part.create() as stream:

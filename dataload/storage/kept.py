@@ -31,7 +31,7 @@ _LONGEST_HOLDER = 300
 class Kept(NamedTuple):
     """A file or folder that dataload keeps; if `holder`, a process, is "", it may be deleted by the command `removal`.
 
-    `name` is that of the data to which it belongs, `used` the time of its last use in seconds since 1970, None at URLs.
+    `name` names the data to which it belongs, `used` the time of its last use in seconds since 1970, None at URLs.
     """
 
     path: str
@@ -70,7 +70,7 @@ def list_kept(
 
 
 def _holder(path: str) -> str:
-    """Return who holds the lock of a file or folder, "" if nobody does."""
+    """Return who holds the lock of a file or folder, "" if it is free."""
     with opened(path) as descriptor:
         if descriptor is None or lock(descriptor, LOCK_EX | LOCK_NB):
             return ""

@@ -21,7 +21,7 @@ _HUB = re.compile(r"(hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+
 
 def is_url(path: str) -> bool:
     """Return whether `path` is a URL; ConfigError if it has no host, or lost a slash in `pathlib`."""
-    if ":/" not in path:  # most paths, of which a data set may have thousands
+    if ":/" not in path:  # most paths; a data set may have thousands
         return False
     if path.endswith("://") and _SCHEME.fullmatch(path):
         raise nameless_error(path)

@@ -34,7 +34,7 @@ class FillInTheMiddle(TokenTransform):
         text: The field of the document.
         rate: Share of the documents that are cut; others stay as they are.
         spm_rate: Share of those in SPM order.
-        sentinels: The tokens before prefix, suffix and middle. None finds those of Qwen, CodeGemma, StarCoder,
+        sentinels: The tokens before prefix, suffix and middle. None finds the tokens of Qwen, CodeGemma, StarCoder,
             SantaCoder, Code Llama and DeepSeek.
 
     Raises:

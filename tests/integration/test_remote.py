@@ -224,7 +224,7 @@ def test_archives_of_files(server, environment, tmp_path, mode, monkeypatch):
             sent = pickle.dumps(remote)
         with pickle.loads(sent) as copy:
             assert copy.read_batch([2, 1])["label"].tolist() == [0, 2]
-    with pytest.raises(UnsupportedFormatError, match="is a folder of single files at a URL, each of which would be"):
+    with pytest.raises(UnsupportedFormatError, match="is a folder of single files at a URL, and each file would be"):
         dataload.open(f"folder:{url}/", **options)
 
 

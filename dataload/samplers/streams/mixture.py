@@ -18,7 +18,7 @@ from dataload.samplers.streams.sampler import Cells, StreamSampler, check_rows, 
 class RowMixture(ArrayValue, PerRecord, BatchPlanner):
     """Batches that mix rows of several stream samplers, for example half continuing and half shuffled.
 
-    The rows of the first part come first, then those of the next, and so on. Every rank has equally many rows of each
+    The rows of the first part come first, then the next part's, and so on. Every rank has equally many rows of each
     part. The column ``is_stream``, (rows,) bool, is True for rows that continue: all except those of parts with
     ``mode="shuffled"``.
 

@@ -35,7 +35,7 @@ class Decompressor:
 
     def __init__(self, cached: DecodedCache) -> None:
         self.cached: DecodedCache = cached
-        self._idle: list[Any] = []  # contexts, each of which serves one thread at a time
+        self._idle: list[Any] = []  # contexts; each serves one thread at a time
 
     def __reduce__(self) -> Any:
         return Decompressor, (self.cached,)
@@ -50,8 +50,8 @@ class Decompressor:
 
         def fill(rows: slice) -> None:
             target, spans = out.data, zip((ends - sizes)[rows].tolist(), ends[rows].tolist(), strict=True)
-            # The memory of one frame is used again for the next. That of all would be new each time, a page fault for
-            # every 4 KiB, which takes longer than another copy.
+            # The memory of one frame is used again for the next. Memory for all would be new each time: a page fault
+            # for every 4 KiB takes longer than another copy.
             each = self._each(block, frames[rows], stops[rows], sizes[rows])
             for (start, end), data in zip(spans, each, strict=True):
                 target[start:end] = data

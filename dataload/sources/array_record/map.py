@@ -102,7 +102,7 @@ class MappedRecords:
         return joined
 
     def join(self, joined: Any, shard: int, first: int, length: int) -> None:
-        """Add `length` records from `first` on to those of many files; all of them, if they are in groups."""
+        """Add `length` records from `first` on to the table of many files; all of them, if they are in groups."""
         joined._has_large |= self._has_large
         if self._chunks.firsts is None:
             joined._chunks.edges.put(shard, self._chunks.edges[first : first + length + 1])

@@ -95,7 +95,7 @@ class Spans:
     records: Any = 1
 
     def differ(self, heads: BytesArray) -> bool:
-        """Return whether any of `heads`, (n, HEAD_BYTES) uint8, is not that of such a chunk."""
+        """Return whether any of `heads`, (n, HEAD_BYTES) uint8, does not begin such a chunk."""
         found = heads.view(HEAD).ravel()
         differ = found["data_size"] != self.lengths - CHUNK_HEADER_BYTES
         differ |= found["kind"] != _SIMPLE | self.records << 8
@@ -288,7 +288,7 @@ def _chunk(read: Read, end: int, start: int, length: int) -> bytes:
 
 
 def _count_records(footer: bytes, start: int, stop: int, count: int) -> int | None:
-    """Return how many records the first message tells; None if it is not that of an ArrayRecord of `count` chunks."""
+    """Return how many records the first message states; None unless it describes an ArrayRecord of `count` chunks."""
     for number, wire, first, last in walk(footer, start, stop, "footer"):
         if (number, wire) == (1, LENGTH):
             numbers = _numbers(footer, first, last)

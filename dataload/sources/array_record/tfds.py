@@ -45,7 +45,7 @@ class TfdsSource(ArrayRecordSource):
     """Records of a split: the features in ``features.json``, with the same values as from ``tfds.data_source``.
 
     The path is the directory that contains ``dataset_info.json``, such as ``mnist/3.0.1``, which may also be given as
-    ``mnist:3.0.1``; or that of its versions, of which the highest is read. A field includes those inside it. Options:
+    ``mnist:3.0.1``; or the directory of its versions (the highest is read). A field includes those inside it. Options:
     `TfdsOptions`; supported types of features: see `dataload.sources.array_record.tfds`.
 
     Examples:

@@ -242,7 +242,7 @@ class Blocks:
         claims: Claims,
         shapes: Mapping[str, tuple[int, ...]],
     ) -> dict[Any, Any]:
-        """Return columns of records by name; by a tuple of names, rows of these columns. `reader` is that of one file.
+        """Return columns of records by name; by a tuple of names, rows of these columns. `reader` reads one file.
 
         What is in memory is gathered at once; other blocks are decoded, several in threads.
         """

@@ -124,7 +124,7 @@ class Gatherer:
         self._shared: list[list[ShardNumbers]] = []
 
     def of(self, file: RecordFile) -> Self:
-        """Return a gatherer of another file, whose batches lie and are as those of this one."""
+        """Return a gatherer of another file whose batches have the same layout and places."""
         found = copy.copy(self)
         found._file, found._dictionaries = file, {}
         return found

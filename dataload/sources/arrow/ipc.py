@@ -33,9 +33,8 @@ Read = Callable[[int, int], bytes]
 class Message:
     """A message: a batch of records, or of values of the dictionary with number `dictionary`; sizes in bytes.
 
-    `offset` is that of its prefix. `nodes` (length and nulls of each array, depth first) and `buffers` (offset in the
-    body and length) take 8 bytes a number, see `pairs_of`. With `is_delta`, values follow those that the dictionary
-    has.
+    Its prefix starts at `offset`. `nodes` (length and nulls of each array, depth first) and `buffers` (offset in the
+    body and length) take 8 bytes a number, see `pairs_of`. With `is_delta`, values are appended to the dictionary.
     """
 
     offset: int
@@ -218,7 +217,7 @@ class _Part(NamedTuple):
         except _INVALID as error:
             raise CorruptFileError(f"a message of Arrow is damaged: {error}", path=path, offset=offset) from error
         if not 0 <= body_length <= size - body:
-            message = f"a message of Arrow claims {body_length} bytes, of which {size - body} exist: it was truncated"
+            message = f"a message of Arrow claims {body_length} bytes, but only {size - body} exist: it was truncated"
             raise CorruptFileError(message, path=path, offset=offset)
         return cls(table, offset, body, body_length)
 

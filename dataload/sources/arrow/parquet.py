@@ -273,7 +273,7 @@ class _ParquetFile(TableReader):
             yield partial(self._decode_column, file, {}, block)
 
     def _decode_column(self, file: Any, readers: dict[bool, Any], group: int, name: str) -> Any:
-        """Return a column of a row group; `readers` are those of texts, and of their numbers in dictionaries."""
+        """Return a column of a row group; `readers` read texts, and their numbers in dictionaries."""
         arrays: list[Any] = []
         size, what = 0, f"field {name!r} of row group {group}"
         rows, numbered = self._plan(file, readers, group, name, what)

@@ -140,7 +140,7 @@ def open_files(root: str, wanted: Callable[[str], object], options: FolderOption
         file = storage.map(root, mapped=options.map)
         return ZipFiles(file, wanted, options.max_record_bytes)
     if is_url(root):
-        message = f"{root} is a folder of single files at a URL, each of which would be a request: convert a copy of it"
+        message = f"{root} is a folder of single files at a URL, and each file would be a request: convert a copy of it"
         raise UnsupportedFormatError(
             f"{message} (`dataload convert`), or pack it as a .zip, and upload that", path=root
         )

@@ -115,7 +115,7 @@ class FolderSource(FileSource[Record]):
         have_names = [reader.classes is not None for reader in opened]
         if len({*have_names}) > 1 and all(LABEL in found for found in fields):
             texts, numbers = (self._paths[have_names.index(found)] for found in (True, False))
-            message = f"the labels of {texts} are names and those of {numbers} are numbers: write them in the same way"
+            message = f"{texts} has names as labels, but {numbers} has numbers: write all labels in one way"
             raise ConfigError(message, key="paths")
         if all(have_names):
             classes = tuple(sorted({name for reader in opened for name in reader.classes or ()}))

@@ -216,7 +216,7 @@ class _Reader(ShardReader[Record]):
             self._fills = fills_of_samples(samples, nulls, self._path)
 
     def _intact(self, rows: Int64Array) -> list[Record]:
-        """Return those of the records that can be read; the others raise when they are read again."""
+        """Return the records that can be read; the others raise when they are read again."""
         with suppress(CorruptFileError):
             return self.read(rows, None)
         if len(rows) == 1:

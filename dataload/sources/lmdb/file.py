@@ -5,8 +5,8 @@ which the one with the higher transaction number is valid. It gives the last pag
 pages and the main database. A named sub-database is an entry of the main one, whose value describes another tree. The
 page header has 16 bytes up to LMDB 0.9 (data version 1), and 24 in LMDB 1.0 (data version 3).
 
-A transaction T writes new pages, and then its meta page over that of T - 2. Even if LMDB knows of no reader, the first
-to reuse pages of T is T + 3, those that T + 1 replaced, and it begins after T + 2 has overwritten the meta page of T.
+A transaction T writes new pages, and then its meta page over the meta page of T - 2. Even if LMDB knows of no reader,
+T + 3 is the first to reuse pages of T (pages that T + 1 replaced), after T + 2 has overwritten the meta page of T.
 So a reader that finds the meta page of T unchanged after reading has read T, even if others wrote to the file.
 """
 

@@ -27,7 +27,7 @@ from dataload.types import Array, Codec, Int64Array, Record
 class TorchRecordSource(LMDBFileSource[Record]):
     """Records of TorchRecord directories.
 
-    The records of db0 come first, then those of db1, and so on; see `dataload.codecs.tensorprotos` for their values.
+    Records are in the order of db0, db1, and so on; see `dataload.codecs.tensorprotos` for their values.
     Fields without a name are named by position, ``"0"``, ``"1"``, ...; in the original's image data sets, ``"0"``
     contains the pixels as a flat uint8 array and ``"1"`` the label as bytes.
 
@@ -44,7 +44,7 @@ class TorchRecordSource(LMDBFileSource[Record]):
 
 @dataclass(frozen=True, slots=True)
 class _Parts:
-    """The sub-databases of a TorchRecord: all values, those of db0 first, record `ends` (int64), and bytes per key."""
+    """The sub-databases of a TorchRecord: all values, db0 first, record `ends` (int64), and bytes per key."""
 
     values: Values
     ends: Int64Array

@@ -240,7 +240,7 @@ class _MDSShard(ShardReader[Record]):
         offsets, lengths = self.ranges(indices, None)
         file: RecordFile | LoadedRecords = self._file
         starts = offsets
-        if fields is None or not isinstance(file, MappedFile):  # of which each read may be a request
+        if fields is None or not isinstance(file, MappedFile):  # each read may be a request
             file, starts = LoadedRecords.of(file, offsets, lengths)
         self._check(lengths >= self._least, f"the sample has fewer than {self._least} bytes", offsets, indices)
         sizes = np.tile(self._fixed[:, None], (1, len(indices)))  # (columns, rows)
@@ -249,7 +249,7 @@ class _MDSShard(ShardReader[Record]):
             sizes[self._is_variable] = file.gather(starts, head).view(_WORD).T
         ends = head + np.cumsum(sizes, axis=0)
         self._check(
-            ends[-1] == lengths, "the sizes of the fields do not add up to that of the sample", offsets, indices
+            ends[-1] == lengths, "the sizes of the fields do not add up to the size of the sample", offsets, indices
         )
         found: dict[str, Any] = {}
         for number, (name, column) in enumerate(self._columns.items()):

@@ -1,12 +1,12 @@
 """Parse and build DALI's text index of a tar archive (``X.idx`` beside ``X.tar``). No I/O.
 
 The first line is ``v1.2 <samples>``. Each further line is a sample: ``<extension> <offset> <size> <name>`` for every
-component, where the offset is that of the data. v1.1 has no names, and neither has v1.2 as DALI's documentation shows
+component, where the offset points to the data. v1.1 has no names, nor does v1.2 as DALI's documentation shows
 it. Any white space separates words; lines after the last sample are ignored.
 
-The output equals that of DALI's wds2idx.py byte for byte, except where wds2idx.py is wrong: its offsets of members with
-GNU long names are too low, it omits contiguous files (type 7), ignores the last character of a name without a dot, and
-loses members after a single block of zeros.
+The bytes equal DALI's wds2idx.py, except where wds2idx.py is wrong: its offsets of members with GNU long names are too
+low, it omits contiguous files (type 7), ignores the last character of a name without a dot, and loses members after a
+single block of zeros.
 
 The parser is vectorised. It takes a block of whole lines at a time, small enough for its arrays to stay in the
 processor's cache, and converts each column of numbers with a few operations on eight digits at once.

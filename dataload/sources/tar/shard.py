@@ -273,7 +273,7 @@ class TarReader(ShardReader[Record]):
         return self._each(field, samples, components) if rows is None else split_rows(rows)
 
     def _column(self, name: str, samples: Int64Array, contents: BytesColumn | None) -> Any:
-        """Return a column; `contents` are those of `_together`, if it has them."""
+        """Return a column; `contents` come from `_together`, if it has them."""
         if name == KEY:
             return self._keys(samples)
         field = self._field(name)

@@ -20,7 +20,7 @@ _LONGEST = (1 << 31) - 1  # tokens of a document in an index
 class TokenWriter(Writer):
     """Writes the tokens of documents back to back, as .npy or raw .bin, and an index of the documents beside it.
 
-    A record is a document: a field of tokens, or tokens; (n,) integers. The index, ``X.idx``, is that of Megatron-LM,
+    A record is a document: a field of tokens, or tokens; (n,) integers. The index, ``X.idx``, is Megatron-LM's,
     which reads a .bin file with it. ``documents=True`` reads it again.
 
     The suffix of the path, .npy or any other, decides whether the file begins with a header. Options:

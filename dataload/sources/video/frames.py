@@ -138,7 +138,7 @@ class FramePlan:
 
     def received(self) -> None:
         with self._changed:
-            for index in self._due.pop(self._received, ()):  # read by nobody, because of an error
+            for index in self._due.pop(self._received, ()):  # not read, because of an error
                 frame = self._held.get(index)
                 if frame is not None and frame.uses and frame.uses[0] <= self._received:
                     frame.uses.popleft()

@@ -24,7 +24,7 @@ class VideoWriter(Writer):
     """Writes frames as H.264: one video at a path with its suffix, else a directory with one for each video.
 
     A record is a frame, (height, width, 3) uint8, and optionally its time in seconds. In a directory, the records of a
-    video follow one another. Its name is that of their folder in ``__key__``, such as ``run/a`` of ``run/a/17``, or the
+    video follow one another. Its name is their folder in ``__key__``, such as ``run/a`` of ``run/a/17``, or the
     number or text in their field ``video``.
 
     Options: `VideoWriterOptions`.
@@ -165,7 +165,7 @@ class _Encoder:
             )
         at = self._last + 1 if ticks is None else ticks
         if at <= self._last:
-            message = f"the frame of record {index} is not shown after the one before, as those of one video are"
+            message = f"record {index}: a frame must be later than the frame before it in the same video"
             raise ConfigError(
                 f"{message}: write to a directory for several videos, or leave the time out to have `fps`", key="time"
             )

@@ -42,7 +42,7 @@ class Clock:
         sequences = np.repeat(np.arange(len(lengths)), lengths)
         falls = np.flatnonzero((np.diff(times) < 0) & (np.diff(sequences) == 0))
         if len(falls):
-            message = f"the time of record {falls[0] + 1} is before that of the record before, in the same sequence"
+            message = f"record {falls[0] + 1} is earlier than the record before it in the same sequence"
             raise ConfigError(message, key="fps", value=fps)
         since = times - times[np.repeat(np.cumsum(lengths) - lengths, lengths)]
         span = int(since.max(initial=0)) + 1

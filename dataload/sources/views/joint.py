@@ -1,4 +1,4 @@
-"""The shards of several sources as those of one data set, so that a batch of all of them is read at once."""
+"""The shards of several sources as one data set, so that a batch over all of them is read at once."""
 
 # What is private to sources is shared among them.
 # pyright: reportPrivateUsage=false
@@ -48,7 +48,7 @@ class JointShards:
                 self._put(self._records, number, source, int(firsts[numbers[id(own)]]))
 
     def _put(self, records: ShardNumbers, number: int, source: Source[Any], first: int) -> None:
-        """Set which records of all files those of a source are."""
+        """Set which records of all files belong to a source."""
         count, chain, part = len(source), list[SubsetSource[Any]](), source
         while isinstance(part, SubsetSource):
             chain.append(part)
@@ -129,6 +129,6 @@ def _are_alike(one: FileSource[Any], other: FileSource[Any]) -> bool:
         return False
     try:
         alike = one._content == other._content and getattr(one, "options", None) == getattr(other, "options", None)
-    except ValueError:  # arrays, of which only the same one is equal
+    except ValueError:  # arrays are equal only if they are the same object
         return False
     return alike and [*one.fields] == [*other.fields]

@@ -17,7 +17,7 @@ from dataload.types import Int64Array
 
 
 def measured_transform(transform: Any) -> tuple[NamedTransform, ...]:
-    """Return the transforms of which lengths are measured; those that draw random numbers are refused."""
+    """Return the transforms whose output is measured; transforms that draw random numbers are refused."""
     functions = compose(transform)
     for each in functions:
         if each.takes_context:
@@ -31,7 +31,9 @@ def lengths_of(sample: Any, functions: tuple[NamedTransform, ...]) -> dict[str, 
     for each in functions:
         sample = each.function(sample)
     if not isinstance(sample, Mapping):
-        raise ConfigError(f"lengths are those of a record's fields, and the transform returned {type(sample).__name__}")
+        raise ConfigError(
+            f"a transform whose output is measured must return a dict of fields, got {type(sample).__name__}"
+        )
     return {name: len(value) for name, value in sample.items() if hasattr(value, "__len__")}
 
 

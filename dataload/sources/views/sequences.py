@@ -42,7 +42,7 @@ def sequence_lengths(
         field: Name of a field that is constant within a sequence: numbers, text, bytes or arrays, compared by bits,
             shape and dtype.
         key: The part of the records' keys (the field ``"__key__"``, or from `Source.locate`) that is constant within a
-            sequence: a regular expression to search for, of which the first group, or else the whole match, is
+            sequence: a regular expression to search for; its first group, or else the whole match, is
             compared. True means everything before a final ``/``, ``_``, ``-`` or ``.`` followed by digits: ``"ep"`` of
             ``"ep_0017"``.
         shards: Whether each shard is a sequence.

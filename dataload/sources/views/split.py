@@ -92,7 +92,7 @@ class Division:
         return cuts
 
     def rules(self, source: Any, *, outside: bool = False) -> list[tuple[Rule, Rule | None]]:
-        """Return what selects the records of each part, and, if asked for, those of all others."""
+        """Return what selects the records of each part, and, if asked for, all other records."""
         if not (self.exact or self.stratify or self.group):
             ends = [0.0, *self.cuts.tolist()]
             spans = [Span(start, stop, self.seed) for start, stop in pairwise(ends)]

@@ -93,7 +93,7 @@ _CLAIM = "job-"  # starts the names of files
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A claim of a process: `share` of its job's bytes (0 for unplanned reads), of which it needs `need`."""
+    """A claim of a process: `share` of its job's bytes (0 for unplanned reads); it needs `need` of them."""
 
     job: int = 0
     process: int = 0

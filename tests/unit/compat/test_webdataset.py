@@ -188,7 +188,7 @@ def test_states_of_endless_epochs_and_of_those_whose_last_batch_is_dropped(paths
     assert (state["epoch"], state["position"]) == (1, 0)
 
 
-WORKERS = r"the state is of 2 workers, each of which is at another position .* here are {}: use as many"
+WORKERS = r"the state is of 2 workers at different positions .* here are {}: use as many"
 
 
 @pytest.mark.parametrize("change", [lambda data: data, lambda data: data.repeat(2), lambda data: data.with_epoch(7)])

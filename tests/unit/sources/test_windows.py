@@ -415,5 +415,5 @@ def test_windows_by_seconds():
             windows(source, [20], **wrong)
     with pytest.raises(ConfigError, match="no field 'time'"):
         windows(MemorySource({"x": [1, 2]}), [2], 1, fps=2)
-    with pytest.raises(ConfigError, match="the time of record 1 is before that of the record before"):
+    with pytest.raises(ConfigError, match="record 1 is earlier than the record before it"):
         windows(MemorySource({"time": [1.0, 0.5]}), [2], 1, fps=2)

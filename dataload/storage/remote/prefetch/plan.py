@@ -149,7 +149,7 @@ _MOST_USES = 1 << 18  # planned ahead, at about 200 bytes each
 
 
 class Use(NamedTuple):
-    """A shard of which the steps `first` to `last`, counted over all epochs, read `rows` records in one epoch."""
+    """A shard: the steps `first` to `last`, counted over all epochs, read `rows` of its records in one epoch."""
 
     first: int
     last: int

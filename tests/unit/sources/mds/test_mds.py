@@ -93,7 +93,7 @@ def test_damage_names_file_offset_record_and_field(tmp_path):
     first = struct.unpack_from("<I", data, 4)[0]
     for place, value, offset, index, message in (
         (data.index(b'{"a"', begin, end), b"\xff", begin, 1, "field 'json': invalid JSON"),
-        (begin, struct.pack("<I", 1), begin, 1, "the sizes of the fields do not add up to that of the sample"),
+        (begin, struct.pack("<I", 1), begin, 1, "the sizes of the fields do not add up to the size of the sample"),
         (8, struct.pack("<I", first + 5), first, 0, "the sample has fewer than 96 bytes"),
     ):
         shard.write_bytes(data)

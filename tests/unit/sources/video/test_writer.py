@@ -109,7 +109,7 @@ def test_videos_by_a_field(tmp_path):
 
 
 FRAME = np.zeros((32, 48, 3), np.uint8)
-BEHIND = "record 1 is not shown after the one before.*write to a directory"
+BEHIND = "record 1: a frame must be later than the frame before it.*write to a directory"
 
 
 @pytest.mark.parametrize(

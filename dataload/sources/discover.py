@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from os import PathLike
@@ -12,7 +13,7 @@ from dataload.catalog.facts import DataSetFacts, Evidence, Found
 from dataload.catalog.fields import common_classes
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, renewal, run_of_append
 from dataload.catalog.store import read_manifest
-from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
+from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError, SourceNotFoundError
 from dataload.sources.base import Source
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import Format
@@ -314,13 +315,21 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None,
         if entry is None and by_content(path) is not None:
             return [path]
         wanted = f"format {entry.name!r}" if entry is not None else "a known format"
-        inner = [name for name in names if format_of_directory(join(path, name), remote, known) is not None]
+        inner = [name for name in names if _holds_data(join(path, name), remote, known)]
         shown = ", ".join(names[:_SHOWN_NAMES]) + ", ..." * (len(names) > _SHOWN_NAMES)
         ignored = f": it has {shown} (README and LICENSE are not data; format= reads files of other suffixes)"
         hint = f"; open one of its data sets: {', '.join(inner)}" if inner else ignored if names else ""
         raise SourceNotFoundError(f"the directory {path} has no files with a suffix of {wanted}{hint}", path=path)
     check_complete(path, [base_name(file) for file in found], remote)
     return found
+
+
+def _holds_data(path: str, remote: Remote | None, known: Sequence[Format]) -> bool:
+    if format_of_directory(path, remote, known) is not None:
+        return True
+    with suppress(OSError, DataloadError):  # a file, for example
+        return bool(_shards_among(storage_of(path, remote).list(path), None, known))
+    return False
 
 
 def _shards_among(names: Iterable[str], entry: Format | None, known: Sequence[Format]) -> list[str]:

@@ -53,6 +53,9 @@ def here(tmp_path, monkeypatch):
     (tmp_path / "notes").mkdir()
     for name in ("README.md", "LICENSE"):
         (tmp_path / "notes" / name).write_text("about the data")
+    for name in ("train", "val"):
+        (tmp_path / "splits" / name).mkdir(parents=True)
+        (tmp_path / "splits" / name / "a.jsonl").write_text('{"x": 1}\n')
     monkeypatch.chdir(tmp_path)
 
 
@@ -69,6 +72,8 @@ dataload.open("empty")
     SourceNotFoundError: the directory empty has no files with a suffix of a known format
 dataload.open("notes")
     SourceNotFoundError: suffix of a known format: it has LICENSE, README.md (README and LICENSE are not data
+dataload.open("splits")
+    SourceNotFoundError: suffix of a known format; open one of its data sets: train, val
 dataload.open("empty", format="tar")
     SourceNotFoundError: has no files with a suffix of format 'tar'
 dataload.open("")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, ClassVar
@@ -91,6 +92,10 @@ class _CsvFile(TableReader):
                     f"dtypes names {name!r}, which {self._path} does not have: {closest(name, table.column_names)}"
                 )
                 raise ConfigError(message, key=f"dtypes.{name}")
+        name = table.column_names[0]
+        if len(table.column_names) == 1 and (other := next((each for each in ";\t|" if each in name), "")):
+            message = f"{self._path} has one column, {name!r}: pass delimiter={other!r} if this separates columns"
+            warnings.warn(message, stacklevel=2)
         for each in table.schema:
             if load_arrow("format 'csv'").types.is_binary(each.type):
                 raise CorruptFileError(f"the column {each.name!r} is not UTF-8", path=self._path)

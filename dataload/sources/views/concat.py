@@ -308,7 +308,9 @@ def _pairs(sources: Any, weights: Mapping[str, float] | None) -> Sequence[tuple[
     """Return sources and weights, from any of the ways to give them."""
     if weights is not None:
         if not isinstance(sources, Mapping) or {*cast("Mapping[Any, Any]", sources)} != {*weights}:
-            message = "weights by name go with sources of the same names: mix({'a': a, 'b': b}, {'a': 0.7, 'b': 0.3})"
+            message = (
+                "weights are in pairs, mix([(a, 0.7), (b, 0.3)]), or by name, mix({'a': a, 'b': b}, {'a': 0.7, ...})"
+            )
             raise ConfigError(message, key="weights", value=weights)
         return [(source, weights[name]) for name, source in cast("Mapping[str, Any]", sources).items()]
     if isinstance(sources, Mapping):

@@ -250,7 +250,7 @@ A, B = RangeSource(3), RangeSource(4)
 TAKES = "mix takes sources with weights, {a: 0.7, b: 0.3} or [(a, 0.7), (b, 0.3)], got "
 NESTED = "a mix inside of another source has no proportions"
 PART = "a part of a mix has no proportions: slice, filter or split the sources"
-BY_NAME = "weights by name go with sources of the same names"
+BY_NAME = "weights are in pairs, mix([(a, 0.7), (b, 0.3)]), or by name"
 MIXED = dataload.mix({A: 1, B: 1})
 
 
@@ -266,6 +266,7 @@ MIXED = dataload.mix({A: 1, B: 1})
         (lambda: dataload.mix({A: 0, B: 0}), ConfigError, "weights must hold a number above 0, got [0, 0]"),
         (lambda: dataload.mix({"a": A}, {"b": 1}), ConfigError, BY_NAME),
         (lambda: dataload.mix([A], {"b": 1}), ConfigError, BY_NAME),
+        (lambda: dataload.mix([A, B], [1, 2]), ConfigError, BY_NAME),
         (lambda: dataload.mix({"a.tar": 1}), TypeError, "a path is not a source: pass dataload.open('a.tar')"),
         (lambda: dataload.mix([(MIXED, 1)]), TypeError, NESTED),
         (lambda: dataload.mix({A: 1}, stop="last"), ConfigError, "stop is 'last': Known: first, longest, never"),

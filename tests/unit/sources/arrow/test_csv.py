@@ -32,6 +32,13 @@ def test_values_decide_the_types_unless_dtypes_do(tmp_path):
     assert CsvSource([path, path]).reads_in_order
 
 
+def test_a_table_whose_delimiter_was_not_given_warns(tmp_path):
+    path = write(tmp_path / "a.csv", "n;t\n1;a\n2;b\n")
+    with pytest.warns(UserWarning, match=r"a\.csv has one column, 'n;t': pass delimiter=';'"):
+        assert list(dataload.open(path).fields) == ["n;t"]
+    assert dataload.open(path, delimiter=";")[1] == {"n": 2, "t": "b"}
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -1,6 +1,8 @@
 """Statistics in the logs of a training run."""
 
 import doctest
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -9,7 +11,7 @@ from dataload import ConfigError, Loader, RangeSource
 from dataload.loader.statistics import StageStatistics, Statistics
 from dataload.storage.remote.traffic import Downloads
 from dataload.telemetry import log as log_module
-from dataload.telemetry import log_to
+from dataload.telemetry import lightning_callback, log_to, trainer_callback
 
 
 class TensorBoard:
@@ -87,6 +89,46 @@ def test_what_log_to_refuses():
             log_to(Wandb(), loader, every=0)
     with pytest.raises(TypeError, match=r"^log_to takes a Loader, .*; found range$"):
         log_to(Wandb(), range(3))
+
+
+@pytest.fixture
+def trainers(monkeypatch):
+    """Lightning and transformers, as far as their callbacks need them."""
+    lightning, transformers = ModuleType("lightning.pytorch"), ModuleType("transformers")
+    lightning.Callback = transformers.TrainerCallback = object
+    monkeypatch.setitem(sys.modules, lightning.__name__, lightning)
+    monkeypatch.setitem(sys.modules, transformers.__name__, transformers)
+
+
+class Logger(Wandb):
+    """A logger of Lightning, or the trainer of transformers, which knows the step itself."""
+
+    should_log = True
+
+    def log_metrics(self, metrics, step):
+        self.written.append((step, metrics))
+
+    def log(self, logs):
+        self.written.append((None, logs))
+        self.should_log = False
+
+
+@pytest.mark.usefixtures("trainers")
+def test_callbacks_write_at_the_steps_of_a_trainer():
+    one, other, trainer = Logger(), Logger(), Logger()
+    with Loader(RangeSource(8), batch_size=2) as loader:
+        lightning = lightning_callback(loader, every=2)
+        for step, _ in enumerate(loader, 1):
+            lightning.on_train_batch_end(SimpleNamespace(loggers=[one, other], global_step=step), "model", step)
+        transformers = trainer_callback(trainer, loader, every=2)
+        for step in range(1, 4):
+            trainer.should_log = step != 3
+            transformers.on_step_end("arguments", SimpleNamespace(global_step=step), trainer, model="model")
+            assert trainer.should_log == (step != 3), "the trainer's own values are due as before"
+    assert [step for step, _ in one.written] == [2, 4]
+    assert one.written == other.written
+    assert "dataload/wait_share" in one.written[0][1]
+    assert [{*values} for _, values in trainer.written] == [{*one.written[0][1]}]
 
 
 def test_the_example():

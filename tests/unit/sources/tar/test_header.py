@@ -56,6 +56,8 @@ def header(name: bytes = b"a.txt", size: int = 0, kind: bytes = b"0", **fields: 
 def test_long_names_take_more_blocks(name, blocks):
     built = build_header(name, 5)
     assert len(built) == blocks * BLOCK
+    if blocks > 1:
+        assert parse_header(built[:BLOCK], "x", 0).name == b"PaxHeaders/" + name[:80]
     assert members(built + b"hello".ljust(BLOCK, b"\0") + END)[0] == [(name, blocks * BLOCK, 5)]
     info = tarfile.TarInfo.frombuf(built[-BLOCK:], "utf-8", "surrogateescape")
     assert (info.mtime, info.uid, info.gid, info.uname, info.gname, info.mode) == (0, 0, 0, "", "", 0o644)

@@ -396,6 +396,13 @@ def test_options_become_part_of_it(tmp_path, engine):
         index_shards(str(tmp_path), options={"codec": len}, engine=engine)
 
 
+def test_one_record_says_what_its_fields_are(tmp_path):
+    """Of a format that does not know them."""
+    expected = unlisted(tmp_path, count=1, name="a.lmdb", writer_options={"codec": "msgpack"})
+    index_shards(str(tmp_path), options={"codec": "msgpack"})
+    assert entries(tmp_path)[0].fields == expected[0].fields != {}
+
+
 def test_raw_tokens(tmp_path):
     np.arange(100, dtype=np.uint32).tofile(tmp_path / "t.bin")
     index_shards(str(tmp_path / "t.bin"), format="tokens", options={"window": 11, "dtype": "uint32"})
@@ -447,6 +454,24 @@ def test_an_interrupted_run_resumes(tmp_path):
     report = index_shards(str(tmp_path))
     assert (report.data_sets, report.resumed) == (expected, noted)
     assert ".dataload.json.index.log" not in os.listdir(tmp_path)
+
+
+def test_a_run_with_other_options_that_fails_keeps_what_is_noted(tmp_path):
+    unlisted(tmp_path, name="a.array_record", shards=3)
+
+    def stop(done, _):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        index_shards(str(tmp_path), progress=stop)
+    shard = min(tmp_path.glob("a-*"))
+    data = shard.read_bytes()
+    shard.write_bytes(data[:50])
+    with pytest.raises(CorruptFileError):
+        index_shards(str(tmp_path), options={"codec": "npz"})
+    shard.write_bytes(data)
+    assert index_shards(str(tmp_path)).resumed >= 1
 
 
 def test_what_cannot_be_indexed(tmp_path):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pytest.importorskip("pyarrow")
+pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
 import command_line
 from lerobots import write_lerobot
 from object_server import FileServer
@@ -65,10 +65,10 @@ def test_episodes_fields_and_copies(directory):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"episodes": [5]}, r"episodes are numbers below 5, at least one, got \[5\]"),
+        *(({"episodes": [n]}, rf"episodes are numbers below 5, at least one, got \[{n}\]") for n in (5, -1)),
         ({"episodes": []}, "at least one"),
         ({"delta_timestamps": {"state": [0.04]}}, r"delta_timestamps of 'state' must be multiples of 1/10 s"),
-        ({"delta_timestamps": {"state": []}}, "at least one"),
+        *(({"delta_timestamps": {"state": each}}, "at least one") for each in ([], ())),
         ({"delta_timestamps": {"stat": [0.0]}}, "has no field 'stat': did you mean 'state'"),
         ({"fields": ["actoin"]}, "has no field 'actoin'"),
         ({"layout": "cwh"}, "layout"),
@@ -95,11 +95,13 @@ def test_several_directories_are_joined_otherwise(directory):
     [
         ({"info": {"data_path": "../data/file-{file_index:03d}.parquet"}}, "not the name of a file below"),
         ({"info": {"features": None}}, "not a description of a LeRobot data set"),
-        ({"info": {"fps": 0}}, "fps is 0"),
+        *(({"info": {"fps": fps}}, f"fps is {fps}") for fps in (0, 1e6)),
         ({"episodes": {"dataset_to_index": np.array([4, 5, 11, 14, 17])}}, "do not follow one another"),
         ({"episodes": {"length": np.array([4, 1, 6, 3, 3]), "dataset_to_index": np.array([4, 5, 11, 14, 17])}},
          "the tables have 16 records, and the episodes 17"),
         ({"episodes": {"episode_index": np.array([0, 1, 2, 3, 5])}}, "episodes are not numbered from 0"),
+        ({"episodes": {"length": np.array([4, 0, 7, 3, 2]), "dataset_to_index": np.array([4, 4, 11, 14, 16])}},
+         "or one has no records"),
     ],
 )  # fmt: skip
 def test_metadata_that_contradict_each_other(tmp_path, wrong, message):
@@ -124,6 +126,51 @@ def test_golden_statistics_and_sizes(tmp_path):
         assert source[3]["observation.images.top"].shape == (24, 32, 3)
         with dataload.open(root) as other:
             assert other.fingerprint() != source.fingerprint()
+
+
+def edit_episodes(root, change):
+    """Write the table of episodes again: `change` returns the rows of each file."""
+    path = root / "meta/episodes/chunk-000/file-000.parquet"
+    for number, table in enumerate(change(pq.read_table(path).to_pandas())):
+        pq.write_table(pa.Table.from_pandas(table), path.with_name(f"file-{number:03d}.parquet"))
+
+
+def test_records_do_not_depend_on_the_division_into_files(tmp_path):
+    original, root = (shutil.copytree(GOLDEN, tmp_path / name) for name in ("original", "divided"))
+    for video in root.glob("videos/*/chunk-000/file-000.mp4"):
+        shutil.copy(video, video.with_name("file-001.mp4"))
+
+    def divide(table):
+        for camera in ("top", "wrist"):
+            table[f"videos/observation.images.{camera}/file_index"] = [0, 0, 1, 1, 0]
+        return table[3:], table[:3]
+
+    edit_episodes(root, divide)
+    for episodes in (None, [0, 3]):
+        with dataload.open(original, episodes=episodes) as one, dataload.open(root, episodes=episodes) as other:
+            expected, found = (each.read_batch(np.arange(len(one))) for each in (one, other))
+            assert found.keys() == expected.keys()
+            assert all(np.array_equal(found[name], expected[name]) for name in found)
+            assert other.groups == one.groups != one.shard_lengths
+
+
+@pytest.mark.parametrize(("frames", "is_wrong"), [(-0.09, False), (0.09, False), (0.5, True), (1, True)])
+def test_times_of_frames_have_a_tolerance(tmp_path, frames, is_wrong):
+    root, camera = shutil.copytree(GOLDEN, tmp_path / "robot"), "observation.images.top"
+
+    def shift(table):
+        table.loc[4, f"videos/{camera}/from_timestamp"] += frames / 10
+        return [table]
+
+    with dataload.open(root) as source:
+        expected = source[85][camera]
+    edit_episodes(root, shift)
+    with dataload.open(root) as source:
+        if is_wrong:
+            with pytest.raises(CorruptFileError, match=rf"'{camera}' is within 0\.01 s of a record of episode 4"):
+                source[0]
+        else:
+            assert np.array_equal(source[85][camera], expected)
 
 
 def test_data_sets_at_urls(tmp_path, monkeypatch, object_server):

@@ -56,7 +56,7 @@ def test_records_are_found_with_their_files(paths):
     assert whole[1].line() == f"[4] {paths[1]}, record 0: codec {__name__}.decode raised ValueError: bad 4"
     for parts in PARTS:
         assert in_parts(paths, parts) == (16, whole)
-    assert in_parts(paths, 2, limit=1)[1] == [whole[0], whole[2]]
+    assert in_parts(paths, 2, limit=1)[1][0] == whole[0]
 
 
 @pytest.mark.parametrize("damaged", range(5))

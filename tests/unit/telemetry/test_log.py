@@ -10,8 +10,8 @@ import dataload
 from dataload import ConfigError, Loader, RangeSource
 from dataload.loader.statistics import StageStatistics, Statistics
 from dataload.storage.remote.traffic import Downloads
-from dataload.telemetry import log as log_module
 from dataload.telemetry import lightning_callback, log_to, trainer_callback
+from dataload.telemetry import log as log_module
 
 
 class TensorBoard:

@@ -7,8 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
+pytest.importorskip("pyarrow")
 import command_line
+import pyarrow as pa
+import pyarrow.parquet as pq
 from lerobots import write_lerobot
 from object_server import FileServer
 

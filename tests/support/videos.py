@@ -93,6 +93,8 @@ def heard(path, rate=None, seconds=0):
             frame.pts = None  # the samples follow one another
         parts = [made.to_ndarray() for frame in [*frames, None] for made in convert.resample(frame)]
     samples = np.concatenate(parts, 1)
-    assert begin == 0 or rate is None
+    assert begin <= 0 or rate is None
+    early = max(0, -begin) * (rate or stream.rate) // stream.rate  # FFmpeg before 8 gives what precedes time 0
+    samples = samples[:, early:]
     after = max(0, int(seconds * (rate or stream.rate)) - samples.shape[1])
-    return np.pad(samples, ((0, 0), (begin, after)))
+    return np.pad(samples, ((0, 0), (max(0, begin), after)))

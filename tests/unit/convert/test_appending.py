@@ -164,7 +164,7 @@ def test_records_have_the_fields_of_the_data_set(tmp_path, record, message):
     written(tmp_path / "d.syr", 0, 2, shards=1)
     before = sorted(os.listdir(tmp_path))
     writer = dataload.create(tmp_path, append=True)
-    with pytest.raises(ConfigError, match=rf"{message}.*: write records like those of d-00000-of-00001\.syr"):
+    with pytest.raises(ConfigError, match=rf"{message}.*: write records with the same fields as d-00000-of-00001\.syr"):
         writer.write(record)
     writer.abort()
     assert sorted(os.listdir(tmp_path)) == before

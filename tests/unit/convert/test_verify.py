@@ -38,6 +38,7 @@ def in_parts(paths, parts, limit=None):
         verify_part(opening_of(paths), paths, limit, part=(n, parts), progress=lambda *each: calls.append(each))
         for n in range(1, parts + 1)
     ]
+    assert {total for _, total in calls} == {0}, "unknown"
     if limit is None:
         assert max(done for done, _ in calls) == max(records for records, _ in reports)
     return sum(records for records, _ in reports), [*merge_findings(reports)]

@@ -116,6 +116,13 @@ def test_documents_are_cut_at_two_characters_in_both_orders():
         assert {parts_of(always, always({"text": TEXT}, SampleContext(i, 0, 0)))[0] for i in range(9)} == {expected}
 
 
+def test_gaps_begin_and_end_at_any_character():
+    transform = FillInTheMiddle(make(), rate=1, spm_rate=1)
+    suffixes = [parts_of(transform, transform({"text": "ab"}, SampleContext(i, 0, 0)))[1][0] for i in range(12)]
+    assert suffixes == ["", "b", "", "", "", "b", "b", "", "", "", "b", ""], "the same for ever"
+    assert parts_of(transform, transform({"text": ""}, SampleContext(0, 0, 0))) == ("spm", ("", ""))
+
+
 def test_gaps_are_the_same_for_any_workers_and_others_in_the_next_epoch():
     source = [{"text": f"{TEXT}{i}"} for i in range(12)]
     settings = {"batch_size": 4, "transform": FillInTheMiddle(make(), rate=1), "collate": POLICIES, "seed": 3}

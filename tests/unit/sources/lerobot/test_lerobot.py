@@ -1,5 +1,6 @@
 """LeRobot data sets: windows, episodes, and metadata that are wrong."""
 
+import json
 import pickle
 import shutil
 from pathlib import Path
@@ -148,6 +149,10 @@ def test_records_do_not_depend_on_the_division_into_files(tmp_path):
         return table[3:], table[:3]
 
     edit_episodes(root, divide)
+    (root / "data/chunk-000/file-000.parquet").rename(root / "data/0-0.parquet")
+    info = json.loads((root / "meta/info.json").read_text())
+    info["data_path"] = "data/{chunk_index}-{file_index}.parquet"
+    (root / "meta/info.json").write_text(json.dumps(info))
     for episodes in (None, [0, 3]):
         with dataload.open(original, episodes=episodes) as one, dataload.open(root, episodes=episodes) as other:
             expected, found = (each.read_batch(np.arange(len(one))) for each in (one, other))

@@ -12,6 +12,8 @@ import dataload
 import dataload.sources.video.file as file
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError, WorkerError
 from dataload.samplers import PoolShuffle, ShardSequential
+from dataload.sources.video.table import VideoTable, build_table
+from dataload.storage.array_file import CachedTable
 from dataload.streams import MultiStreamLoader, StreamSampler
 
 # libx265 writes beyond its memory where frames are smaller than 64 x 64.
@@ -373,6 +375,35 @@ def test_tables_are_kept(tmp_path, monkeypatch):
     first = dataload.open(path)[7]
     monkeypatch.setattr(file, "build_table", lambda *_: pytest.fail("the table was made again"))
     assert (dataload.open(path)[7]["frame"] == first["frame"]).all()
+
+
+def test_a_table_that_cannot_be_true_is_not_believed(tmp_path):
+    path = str(write_video(tmp_path / "a.mp4", 12, gop=4))
+    table = build_table(path, path, 1 << 20)
+    assert (table.starts.tolist(), table.group_lengths.tolist()) == ([0, 4, 8], [4, 4, 4])
+
+    def unpacked(arrays=(), **extras):
+        found = table.pack()
+        return VideoTable.unpack(CachedTable({**found.arrays, **dict(arrays)}, {**found.extras, **extras}))
+
+    packed = unpacked().pack()
+    assert (packed.extras, {name: each.tolist() for name, each in packed.arrays.items()}) == (
+        table.pack().extras,
+        {name: each.tolist() for name, each in table.pack().arrays.items()},
+    )
+    assert unpacked({"starts": np.array([0, 4, 11])}, height=1, width=1) is not None
+    twice = np.maximum(table.times, table.times[1])
+    lies = [
+        *({name: getattr(table, name)[1:]} for name in ("starts", "key_times", "key_decoding_times")),
+        *(
+            {"times": each}
+            for each in (table.times[::-1], table.times[:8], np.where(table.times > 0, table.times, table.times[1]))
+        ),
+        *({"starts": np.array(each)} for each in ([1, 4, 8], [0, 4, 4], [0, 8, 4], [0, 4, 12])),
+    ]
+    assert [each for each in lies if unpacked(each) is not None] == []
+    wrong = [{"height": 0}, {"width": 0}, {"time_base": [0, 1]}, {"time_base": [-1, 25]}]
+    assert [each for each in wrong if unpacked(**each) is not None] == []
 
 
 def test_a_manifest_opens_videos_when_they_are_read(tmp_path):

@@ -78,6 +78,26 @@ def test_records(tmp_path):
     assert len({each.fingerprint() for each in (source, flat, other, dataload.open(tmp_path))}) == 2
 
 
+def test_a_fingerprint_tells_which_label_a_video_has(tmp_path):
+    for name, labels in (("one", "aab"), ("two", "abb")):
+        for label in labels:
+            (tmp_path / name / label).mkdir(parents=True, exist_ok=True)
+        for number, label in enumerate(labels):
+            write_video(tmp_path / name / label / f"{number}.mp4", 2)
+    one, two = (dataload.open(tmp_path / name) for name in ("one", "two"))
+    assert one.fields["label"].classes == two.fields["label"].classes
+    assert one.fingerprint() != two.fingerprint()
+
+
+def test_files_are_closed(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 4)
+    before = len(os.listdir("/proc/self/fd"))
+    with dataload.open(path) as source:
+        source.read_batch([3])
+        assert len(os.listdir("/proc/self/fd")) > before
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
 def test_options(tmp_path):
     path = write_video(tmp_path / "a.mp4", 30)
     small = decoded(path, width=20, height=10, format="rgb24")[0]
@@ -85,6 +105,7 @@ def test_options(tmp_path):
     assert (dataload.open(path, frames="gray").read_batch(range(30))["frame"] == decoded(path, format="gray")[0]).all()
     planes = dataload.open(path, frames="yuv420p").read_batch(range(30))["frame"]
     assert (planes == decoded(path, format="yuv420p")[0]).all()
+    assert dataload.open(path, size=(1, 1)).fields["frame"].shape == (1, 1, 3)
     every = dataload.open(path, step=7)
     assert len(every) == 5
     assert every.groups == (2, 2, 1)

@@ -13,7 +13,7 @@ import numpy as np
 import dataload
 from benchmarks.harness import ROOT, VERSION, aim
 from dataload.convert import convert
-from dataload.convert.mapped_lengths import measure_mapped
+from dataload.convert.measuring import measure_mapped
 from dataload.samplers import GlobalShuffle, PackedBatchSampler
 from dataload.text import Chat
 

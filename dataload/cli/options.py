@@ -18,8 +18,7 @@ from dataload.cli.output import count_of, print_line, print_warning
 from dataload.config.files import parse_assignment, parse_value
 from dataload.config.problems import REFERENCE_PATTERN, find_module, resolve_reference
 from dataload.errors import ConfigError, DataloadError, SourceError, closest
-from dataload.jobs.engine import Engine
-from dataload.jobs.local import LocalEngine
+from dataload.jobs.engine import Engine, LocalEngine
 from dataload.loader.loader import Loader
 from dataload.sources.base import Source
 from dataload.sources.discover import DataSetFiles, find_shards, split_format

@@ -28,8 +28,7 @@ from dataload.config import read_config
 from dataload.config.problems import resolve_reference
 from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import IndexReport, index_shards
-from dataload.convert.mapped_lengths import measure_mapped
-from dataload.convert.measuring import measure
+from dataload.convert.measuring import measure, measure_mapped
 from dataload.errors import ConfigError
 from dataload.jobs.run import Mode
 from dataload.storage import is_url

@@ -14,8 +14,7 @@ from dataload._util.settings import check_flags
 from dataload.convert.job import ConvertJob, ConvertReport
 from dataload.convert.mapping import MapFunction, RecordMap
 from dataload.convert.plan import Target
-from dataload.jobs.engine import Engine, engine_of
-from dataload.jobs.local import LocalEngine
+from dataload.jobs.engine import Engine, LocalEngine, engine_of
 from dataload.jobs.run import Mode, run_job
 from dataload.sources.views.adapt import loadable
 from dataload.storage import Remote, RemoteOptions

@@ -14,7 +14,7 @@ from dataload.catalog.evidence import shard_bytes
 from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.manifest import run_of_append
 from dataload.catalog.store import read_manifest
-from dataload.convert.described import fields_of, without_cache
+from dataload.convert.measuring import fields_of, without_cache
 from dataload.convert.plan import pattern_of
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.base import Source

@@ -14,10 +14,9 @@ from dataload._util.fingerprint import identify
 from dataload.catalog.facts import DataSetFacts
 from dataload.catalog.manifest import Manifest
 from dataload.catalog.store import read_manifest, update_manifest
-from dataload.convert.function_values import check_values, notes_of_values
 from dataload.convert.journal import Journal
 from dataload.convert.ledger import ConversionLedger
-from dataload.convert.mapping import RecordMap, SkippedRecords
+from dataload.convert.mapping import RecordMap, SkippedRecords, check_values, notes_of_values
 from dataload.convert.plan import Shard, Target, summarize_paths
 from dataload.convert.writing import Writing, facts_of, prepare, write_shards
 from dataload.jobs.engine import Engine

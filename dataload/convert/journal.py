@@ -16,7 +16,7 @@ from dataload._util.fingerprint import digest
 from dataload.catalog.checks import as_content, is_count
 from dataload.catalog.facts import Evidence, ShardFacts
 from dataload.catalog.ledger import Job
-from dataload.convert.function_values import VALUES
+from dataload.convert.mapping import VALUES
 from dataload.errors import ConfigError, SourceError
 from dataload.storage import Remote, storage_of
 

@@ -13,8 +13,8 @@ from dataload.catalog.evidence import MOST_THREADS
 from dataload.catalog.facts import ShardFacts
 from dataload.catalog.ledger import log_of
 from dataload.catalog.store import locked
-from dataload.convert.function_values import check_values
 from dataload.convert.journal import Journal, JournalFile
+from dataload.convert.mapping import check_values
 from dataload.convert.plan import Shard, Target
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.jobs.engine import Engine, count_parts, select_part

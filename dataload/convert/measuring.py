@@ -1,17 +1,21 @@
-"""Measure the fields of a source in one pass; the results do not depend on blocks and partitions."""
+"""What reading shards tells: statistics of their fields, lengths, specifications, and the marks of their content."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from fractions import Fraction
-from typing import Any, cast
+from functools import partial
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from dataload.catalog.facts import Measures
-from dataload.catalog.fields import select_fields
+from dataload._util.machine import usable_cpus
+from dataload.catalog.checks import ContentMark
+from dataload.catalog.facts import Evidence, Measures, ShardFacts
+from dataload.catalog.fields import select_fields, spec_of
 from dataload.catalog.statistics import (
     LONGEST_LABEL,
     MOST_LABELS,
@@ -22,9 +26,20 @@ from dataload.catalog.statistics import (
     merge_fields,
 )
 from dataload.errors import ConfigError
+from dataload.loader.failures import OnError
+from dataload.loader.loader import Loader
 from dataload.sources.base import Source
 from dataload.sources.file_source import FileSource
-from dataload.types import Array, BytesColumn, Int64Array
+from dataload.sources.format import Format
+from dataload.sources.views.mapped_lengths import (
+    keep_lengths,
+    key_of,
+    lengths_of,
+    measured_transform,
+    recall_lengths,
+)
+from dataload.transforms import NamedTransform, SampleContext
+from dataload.types import Array, BytesColumn, FieldSpec, Int64Array
 
 _TARGET_BYTES = 16 << 20
 _MOST_RECORDS = 65_536
@@ -261,3 +276,73 @@ def exact_sum(values: Array) -> Fraction:
         total += Fraction(int(math.ldexp(float(rounded.sum()), -grid))) * Fraction(2) ** grid
         rest = rest - rounded
     return total
+
+
+_ROWS = 256
+
+
+class MappedLengths(NamedTuple):
+    """Lengths by field, 0 for bad records; the number of these; and whether the lengths are kept, and were before."""
+
+    fields: dict[str, Int64Array]
+    bad: int
+    kept: bool
+    known: bool = False
+
+
+def _measure(functions: tuple[NamedTransform, ...], sample: Any, context: SampleContext) -> dict[str, Any]:
+    return {"index": context.index, "lengths": lengths_of(sample, functions)}
+
+
+def measure_mapped(
+    source: Source[Any],
+    transform: Any,
+    *,
+    on_error: OnError = "raise",
+    max_bad: int | float = 0.01,
+    progress: Callable[[int, int], None] | None = None,
+) -> MappedLengths:
+    """Return the lengths of the fields that a transform makes of each record; see `mapped_lengths`."""
+    functions, key = measured_transform(transform), key_of(source, transform)
+    if (known := recall_lengths(key, len(source))) is not None:
+        return MappedLengths(known, 0, kept=True, known=True)
+    found: dict[str, Int64Array] = {}
+    workers = usable_cpus() if usable_cpus() > 1 else 0
+    settings: dict[str, Any] = {"num_workers": workers, "executor": "processes" if workers else "threads"}
+    settings |= {"on_error": on_error, "max_bad": max_bad, "epochs": 1}
+    with Loader(source, batch_size=_ROWS, transform=partial(_measure, functions), **settings) as loader:
+        for step, batch in enumerate(loader, 1):
+            for name, lengths in batch["lengths"].items():
+                found.setdefault(name, np.zeros(len(source), np.int64))[batch["index"]] = lengths
+            if progress is not None:
+                progress(min(step * _ROWS, len(source)), len(source))
+        bad = loader.statistics().bad
+    return MappedLengths(found, bad, kept=keep_lengths(key, found))
+
+
+def with_etag(entry: Format, shard: ShardFacts) -> ShardFacts:
+    """Return facts for a manifest, which knows no times, and ETags of single files only."""
+    return replace(shard, evidence=Evidence(0, shard.evidence.etag if entry.directory_file is None else None))
+
+
+def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -> Mapping[str, FieldSpec]:
+    """Return the fields of the first shard with records; none if records are bytes."""
+    for path in paths:
+        with entry.open([path], options=without_cache(entry, options)) as source:
+            if len(source):
+                if source.fields:
+                    return source.fields
+                record = source[0]
+                known = cast("Mapping[str, Any]", record if isinstance(record, Mapping) else {})
+                return {name: spec_of(value) for name, value in known.items()}
+    return {}
+
+
+def contents_of(entry: Format, paths: Sequence[str], options: Mapping[str, Any]) -> list[ContentMark | None]:
+    """Return the marks of the shards' content, for the data set's fingerprint."""
+    with entry.open(paths, options=without_cache(entry, options)) as source:
+        return [*source.shard_identities()] if isinstance(source, FileSource) else [None] * len(paths)
+
+
+def without_cache(entry: Format, options: Mapping[str, Any]) -> dict[str, Any]:
+    return {**({"cache": False} if "cache" in entry.reader_options.names() else {}), **options}

@@ -1,24 +1,26 @@
-"""Write the shards of a conversion, and describe them for the manifest."""
+"""Write the shards of a conversion, hash them meanwhile, and describe them for the manifest."""
 
 from __future__ import annotations
 
+import hashlib
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, cast
+from threading import Event, Thread
+from typing import Any, Self, cast
 
+from dataload._util.system import open_file, read_into_at
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import as_uploaded, describe_files, files_of
 from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.fields import classes_of, with_classes
 from dataload.convert.blocks import read_ahead
-from dataload.convert.described import contents_of, fields_of, with_etag
-from dataload.convert.function_values import VALUES, describe_values
-from dataload.convert.hash_ahead import HashAhead
-from dataload.convert.mapping import KEY, RecordMap, SkippedRecords, numbered
+from dataload.convert.mapping import KEY, VALUES, RecordMap, SkippedRecords, describe_values, numbered
+from dataload.convert.measuring import contents_of, fields_of, with_etag
 from dataload.convert.plan import Shard, Target, pattern_of
 from dataload.errors import ConfigError
 from dataload.jobs.run import Here
@@ -254,3 +256,55 @@ def _write_block(writer: Writer, block: Sequence[tuple[int, Any]]) -> None:
     except ConfigError as error:
         message = f"cannot write record {block[len(writer) - before][0]} of the source to {writer.path}: {error}"
         raise ConfigError(message, key=error.key, value=error.value) from error
+
+
+UNSETTLED_BYTES = 1 << 17
+"""The end of a file that its writer may still change: more than a block of ArrayRecord."""
+
+_CHUNK_BYTES = 1 << 20
+_SECONDS = 0.005  # between checks of the file's size
+
+
+class HashAhead:
+    """Computes the SHA-256 of a file in a thread that follows its writer, `UNSETTLED_BYTES` behind the end."""
+
+    def __init__(self, path: str) -> None:
+        self._file = open_file(path)  # stays open if the file is renamed
+        self._digest = hashlib.sha256()
+        self._hashed = 0
+        self._ended, self._dropped = Event(), Event()
+        self._thread = Thread(target=self._follow, name="dataload-hash", daemon=True)
+        self._thread.start()
+
+    def finish(self) -> tuple[int, str] | None:
+        """Return size and hash of the complete file; None if it could not be read."""
+        self._ended.set()
+        self._thread.join()
+        return None if self._dropped.is_set() else (self._hashed, self._digest.hexdigest())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._dropped.set()
+        self._ended.set()
+        self._thread.join()
+        with suppress(OSError):
+            os.close(self._file)
+
+    def _follow(self) -> None:
+        buffer = memoryview(bytearray(_CHUNK_BYTES))
+        try:
+            while not self._dropped.is_set():
+                ended = self._ended.is_set()
+                left = os.fstat(self._file).st_size - self._hashed - (0 if ended else UNSETTLED_BYTES)
+                if left >= len(buffer) or (ended and left > 0):
+                    count = read_into_at(self._file, buffer[:left], self._hashed)
+                    self._digest.update(buffer[:count])
+                    self._hashed += count
+                elif ended:
+                    return
+                else:
+                    self._ended.wait(_SECONDS)
+        except OSError:
+            self._dropped.set()

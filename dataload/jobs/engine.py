@@ -1,15 +1,17 @@
-"""Engines run all parts of a task, such as a conversion, and collect their values."""
+"""Engines run all parts of a task, such as a conversion, in processes of this machine or elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Protocol, TypeVar
 
 from dataload._util.indexing import even_split
-from dataload._util.settings import check_count
+from dataload._util.lazy import renamed
+from dataload._util.settings import Checked, Least, check_count
 from dataload.errors import ConfigError
+from dataload.executors import StartMethod, check_processes
 from dataload.jobs.attempt import PartTask
-from dataload.jobs.local import LocalEngine
 
 Item = TypeVar("Item")
 
@@ -62,3 +64,33 @@ def select_part(units: Sequence[Item], number: int, count: int) -> tuple[Item, .
         raise ConfigError(f"there is no part {number} of {count}: parts are counted from 1", key="part", value=number)
     start, stop = even_split(len(units), count)[number - 1]
     return tuple(units[start:stop])
+
+
+_MOST_PARTS = 256  # starting a process takes 0.1 s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEngine(Checked):
+    """Runs each partition in its own process, and again up to three times if that is killed.
+
+    Attributes:
+        num_workers: Number of processes at a time; by default one for each CPU that this process may use.
+        parts: Number of partitions; by default one for each shard, but at most 256.
+        start_method: How processes start, as in `multiprocessing`.
+    """
+
+    num_workers: Annotated[int, Least(1)] | None = None
+    parts: Annotated[int, Least(1)] | None = None
+    start_method: StartMethod = "forkserver"
+
+    def default_parts(self, shards: int) -> int:
+        return min(shards, _MOST_PARTS)
+
+    def run(self, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
+        check_processes("engine", "local")
+        from dataload.jobs.processes import run_parts  # imports multiprocessing, which most programs do not need
+
+        return run_parts(task, count, advance, self.num_workers, self.start_method)
+
+
+LocalEngine.__init__ = renamed(workers="num_workers")(LocalEngine.__init__)

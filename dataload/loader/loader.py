@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
-from dataload._util.global_generators import global_generators_kept
 from dataload._util.lazy import renamed
+from dataload._util.randomness import global_generators_kept
 from dataload._util.settings import Least, MaxBad, Seconds, check_count, check_fields, checked
 from dataload.collate import PadValue, Policy
 from dataload.errors import WorkerError

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from dataload._util.failures import owner_of
-from dataload._util.global_generators import seed_global_generators
+from dataload._util.randomness import seed_global_generators
 from dataload.errors import ChangedFileError, SourceNotFoundError, WorkerError
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.bad_records import BadRecord

@@ -18,7 +18,7 @@ from dataload.storage import RecordFile
 from dataload.storage.core import core
 from dataload.storage.local.record_files import MappedFile
 from dataload.storage.local.shard_maps import ShardMaps
-from dataload.storage.row_layout import RowLayout
+from dataload.storage.record_file import RowLayout
 from dataload.types import Batch, BytesArray, BytesColumn, Codec, FieldSpec, Int64Array
 
 Gather: TypeAlias = Callable[[RecordFile, Int64Array, Int64Array], Any]

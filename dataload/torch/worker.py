@@ -22,7 +22,7 @@ from torch.utils import data
 from torch.utils.data._utils import worker as torch_worker
 
 from dataload._util.fingerprint import digest, identify
-from dataload._util.global_generators import global_generators_kept, seed_global_generators
+from dataload._util.randomness import global_generators_kept, seed_global_generators
 from dataload.executors import WorkerStatus, worker_name
 from dataload.loader.failures import StageError, StepTrace, is_for_consumer
 from dataload.loader.rescue import Rescue

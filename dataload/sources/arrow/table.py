@@ -34,7 +34,7 @@ from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.storage import RecordFile, is_url
 from dataload.storage.errors import system_error
-from dataload.storage.row_layout import RowLayout, cut_loaded
+from dataload.storage.record_file import RowLayout, cut_loaded
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
 _MANY_COLUMNS = 32

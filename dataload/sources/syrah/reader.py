@@ -17,7 +17,7 @@ from dataload.sources.shards import ShardReader
 from dataload.sources.syrah.format import SyrahOptions
 from dataload.sources.syrah.layout import DTYPES, Column, load_columns
 from dataload.storage import RecordFile, storage_of
-from dataload.storage.row_layout import RowLayout
+from dataload.storage.record_file import RowLayout
 from dataload.types import Array, Batch, BytesColumn, FieldSpec, Int64Array, Record
 
 

@@ -9,7 +9,7 @@ import pytest
 import dataload
 from dataload.catalog.store import read_manifest
 from dataload.convert import convert
-from dataload.convert.hash_ahead import UNSETTLED_BYTES, HashAhead
+from dataload.convert.writing import UNSETTLED_BYTES, HashAhead
 from dataload.sources.registry import built_in_formats
 
 

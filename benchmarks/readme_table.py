@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import median
 
 from benchmarks.compare import parse_results
-from dataload.bench.runner import RATE_COLUMNS, Measurement, Results, by_workload, problems, rate_rows, settings
+from dataload.bench.runner import RATE_COLUMNS, Measurement, Results, problems, rate_rows, settings
 
 BEGIN, END = "<!-- benchmark:begin -->", "<!-- benchmark:end -->"
 ROOT = Path(__file__).parents[1]
@@ -42,6 +42,14 @@ _EXPLAINED = (
     "round. The limit copies the same records from plain memory, in the same order, to new batches; a bare loop calls "
     "the library of a format without a loader."
 )
+
+
+def by_workload(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
+    """Return the measurements of each workload; only these are compared with one another."""
+    found: dict[str, list[Measurement]] = {}
+    for measurement in measurements:
+        found.setdefault(measurement.task.workload, []).append(measurement)
+    return found
 
 
 def best(measurements: Sequence[Measurement]) -> list[Measurement]:

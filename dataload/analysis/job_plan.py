@@ -173,9 +173,7 @@ def touches(job: Cluster, nodes: Sequence[int], epoch: int, most_steps: int | No
     return Touches(keys[starts] // shards, keys[starts] % shards, step[starts], step[stops - 1], stops - starts)
 
 
-BINS = 100
-"""Number of bins for the load, over the epoch and over the shards."""
-
+_BINS = 100  # of an epoch
 _MOST_RANKS = 16  # with more ranks, the first step is computed for one node only
 
 
@@ -196,11 +194,10 @@ class ClusterPlan:
     first_seconds: float  # time to download them
     readers: tuple[float, int]  # nodes that read the same shard in an epoch, mean and maximum
     readers_at_once: int  # maximum number of nodes that begin to read a shard in the same hundredth of an epoch
-    load: Int64Array  # (BINS, BINS), nodes that begin to read shards: shards over the epoch
 
     def to_json(self) -> dict[str, Any]:
-        """Return JSON values without the load; former fields of the simulation are null for a release."""
-        names = (name for name in self.__slots__ if name not in ("load", "mode"))
+        """Return JSON values; former fields of the simulation are null for a release."""
+        names = (name for name in self.__slots__ if name != "mode")
         values = {name: getattr(self, name) for name in names}
         former = dict.fromkeys(("epoch_bytes", "again_bytes", "wait_seconds", "simulated"))
         return {"mode": self.mode.mode, "reason": self.mode.reason, **values, **former}
@@ -237,7 +234,6 @@ def plan_job(
         readers_at_once=_at_once(thin, found),
         first_bytes=first_bytes,
         first_seconds=first_bytes / bandwidth,
-        load=_load(thin, found),
     )
 
 
@@ -273,14 +269,7 @@ def _late_steps(job: Cluster) -> int:
     return int(pool * np.log(job.records_per_row) * lanes / job.planner.step_size)
 
 
-def _load(job: Cluster, found: Touches) -> Int64Array:
-    times = found.first * BINS // max(1, int(found.last.max()) + 1)
-    load = np.zeros((BINS, BINS), np.int64)
-    np.add.at(load, (found.shard * BINS // len(job.ends), times), job.nodes_per_node)
-    return load
-
-
 def _at_once(job: Cluster, found: Touches) -> int:
-    times = found.first * BINS // max(1, int(found.last.max()) + 1)
-    _, counts = np.unique(found.shard * BINS + times, return_counts=True)
+    times = found.first * _BINS // max(1, int(found.last.max()) + 1)
+    _, counts = np.unique(found.shard * _BINS + times, return_counts=True)
     return int(counts.max()) * job.nodes_per_node

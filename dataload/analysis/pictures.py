@@ -1,10 +1,9 @@
-"""Pictures of orders, streams, plans, rates and timelines."""
+"""Pictures of orders, streams and timelines."""
 
 from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Mapping
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -27,13 +26,10 @@ from dataload.analysis.design import (
     frame,
     key,
     new_figure,
-    short,
     swatch,
     whole,
 )
-from dataload.analysis.job_plan import ClusterPlan
 from dataload.analysis.timeline import CONSUMER, Timeline
-from dataload.errors import printable
 from dataload.samplers.quality import (
     OrderReport,
     OrderSample,
@@ -56,7 +52,6 @@ _PANEL_TITLE = 44  # characters
 _ROWS = 64
 _ROW_BEGINNINGS = 10  # per row, approximately; with more, the picture would be all lines
 _CELLS = 1 << 20
-_BAR, _LABEL = 0.32, 44  # inches, and characters
 _DIGIT = 0.078  # inches; width of a digit of a sequence's number
 
 
@@ -196,57 +191,6 @@ def _draw_rows(axes: Axes, found: Followed, rows: int, chunk: int, *, numbered: 
             text = str(ids[start])
             if ids[start] >= 0 and (stop - start) * cell > _DIGIT * (len(text) + 1):
                 axes.text((start + stop) / 2, number, text, ha="center", va="center", size=8.5, color=INK)
-
-
-def plan_figure(plan: ClusterPlan, about: str) -> Figure:
-    """Draw which shards nodes begin to read when, and how many shards nodes begin to read at a time."""
-    from matplotlib.colors import LinearSegmentedColormap
-
-    most = f"{plan.readers_at_once:,} of {plan.nodes:,} node{'' if plan.nodes == 1 else 's'}"
-    finding = f"At most {most} begin to read the same shard in the same hundredth of an epoch"
-    figure = new_figure(_WIDTH, 5.2, finding, about)
-    shards, total = figure.subplots(1, 2)
-    scale = LinearSegmentedColormap.from_list("load", [BAND, SKY, BLUE])
-    image = shards.imshow(
-        plan.load, cmap=scale, aspect="auto", origin="lower", extent=(0, plan.steps, 0, plan.shards), vmin=0
-    )
-    bar = figure.colorbar(image, ax=shards)
-    bar.ax.tick_params(colors=SOFT, labelsize=8.5, length=0)
-    bar.outline.set_visible(False)  # pyright: ignore[reportCallIssue] # a Spine
-    bar.set_label("times that a node begins to read a shard", color=SOFT, fontsize=9)
-    _head(shards, "which shards nodes begin to read when")
-    frame(shards, xlabel="step of epoch 0", ylabel="shard")
-    starts = np.arange(len(plan.load)) * plan.steps / len(plan.load)
-    total.bar(starts, plan.load.sum(axis=0), plan.steps / len(plan.load), align="edge", color=BLUE)
-    _head(total, "how much is asked of the store at a time")
-    frame(
-        total, xlabel="step of epoch 0", ylabel="shards that nodes begin to read in a hundredth", xlim=(0, plan.steps)
-    )
-    for axis in (shards.xaxis, shards.yaxis, total.xaxis, total.yaxis, bar.ax.yaxis):
-        whole(axis)
-    return figure
-
-
-def rates_figure(panels: Mapping[str, Mapping[str, tuple[float, float, float]]]) -> Figure:
-    """Draw records per second as bars, a panel for each data set: reader -> median, low and high rate of repeats."""
-    tall = [_BAR * max(1, len(rates)) + 0.7 for rates in panels.values()]
-    best = (f"{name}: up to {short(max(rates.values())[0])} records/s" for name, rates in panels.items())
-    about = "Bars: medians; lines at their ends: spread of repeats"
-    finding = "; ".join(best) or "Nothing was measured"
-    figure = new_figure(_WIDTH, sum(tall) + 1.1, finding, about)
-    every = figure.subplots(max(1, len(panels)), squeeze=False, height_ratios=tall or None).ravel()
-    for (name, rates), axes in zip(panels.items(), every, strict=False):
-        frame(axes, xlabel="records/s")
-        middle, low, high = np.array(list(rates.values())).T
-        bars = axes.barh(
-            range(len(rates)), middle, 0.62, xerr=[middle - low, high - middle], color=BLUE, ecolor=INK, capsize=3
-        )
-        axes.bar_label(bars, [short(rate) for rate in middle], padding=6, fontsize=8.5, color=INK)
-        axes.set_yticks(range(len(rates)), [printable(reader, _LABEL) for reader in rates], parse_math=False)
-        axes.set_ylim(len(rates) - 0.5, -0.5)  # the first bar is on top
-        axes.set_title(printable(name, _LABEL), loc="left", fontsize=10, color=INK, parse_math=False)
-        whole(axes.xaxis, 8)
-    return figure
 
 
 _STAGES = {

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, astuple, dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import distributions
 from itertools import product
@@ -57,27 +57,11 @@ def limit_of(measurement: Measurement, measurements: Sequence[Measurement]) -> M
     return next((m for m in limits if m.task.order == measurement.task.order), next(iter(limits), None))
 
 
-def by_workload(measurements: Sequence[Measurement]) -> dict[str, list[Measurement]]:
-    """Return the measurements of each workload; only these are compared with one another."""
-    found: dict[str, list[Measurement]] = {}
-    for measurement in measurements:
-        found.setdefault(measurement.task.workload, []).append(measurement)
-    return found
-
-
 def describe_task(task: Task) -> str:
     """Return a task in a few words: ``"dataload, syrah, global, 2 workers"``."""
     if task.kind == "limit":
         return task.name
     return f"{task.name}, {task.format}, {task.order}, {task.workers} worker{'' if task.workers == 1 else 's'}"
-
-
-def rates(measurements: Sequence[Measurement]) -> dict[str, dict[str, tuple[float, float, float]]]:
-    """Return workload -> reading -> median, low and high rate, of those that have an answer."""
-    return {
-        name: {describe_task(m.task): astuple(Spread.of(m.rates)) for m in found}
-        for name, found in by_workload([m for m in measurements if m.answers]).items()
-    }
 
 
 def problems(measurements: Sequence[Measurement]) -> list[str]:

@@ -9,7 +9,6 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import import_module
-from inspect import signature
 from typing import Annotated, Any
 
 import typer
@@ -59,14 +58,46 @@ class _Commands(Mapping[str, Any]):
         return len(_HELPS)
 
 
-class _EngineCommand(TyperCommand):
-    """A command with ``--engine``."""
+_NO_EFFECT = "is deprecated and has no effect"
+_ELSEWHERE = "use --json, or `python -m benchmarks` in a clone of the repository"
+_MOVED = "has moved to `python -m benchmarks`, which a clone of the repository has"
+_OLD: dict[str, dict[str, tuple[int, str]]] = {
+    "bench": {
+        **dict.fromkeys(("--scale", "--cold", "--wide", "--dark"), (0, f"{_NO_EFFECT}: {_ELSEWHERE}")),
+        **dict.fromkeys(("--seed", "--html", "--picture"), (1, f"{_NO_EFFECT}: {_ELSEWHERE}")),
+        **dict.fromkeys(("--made", "--peers", "--peer-python"), (1, _MOVED)),
+        "--loader": (1, "is gone: `dataload timeline CONFIG` shows where the time of a config goes"),
+    },
+    "order": {"--dark": (0, _NO_EFFECT)},
+    "plan": {"--dark": (0, _NO_EFFECT), **dict.fromkeys(("--step-time", "--epochs", "--picture"), (1, _NO_EFFECT))},
+    "show": {"--npz": (1, "is gone: in Python, numpy.savez(path, **loader.batch(epoch, step)) writes the arrays")},
+    "timeline": {"--dark": (0, _NO_EFFECT)},
+}
+"""Options of earlier releases by command: the number of their values, and what to say; an error if they had effects."""
+
+
+class _Command(TyperCommand):
+    """A command that knows the options of earlier releases."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments, with the flags of earlier releases as settings of the engine."""
-        from dataload.cli.options import join_engine  # imports the library
+        """Parse the arguments, with flags of an engine as its settings, and without options that are gone."""
+        if any(parameter.name == "engine" for parameter in self.params):
+            from dataload.cli.options import join_engine  # imports the library
 
-        return super().parse_args(ctx, join_engine(args))
+            args = join_engine(args)
+        old, kept, rest = _OLD.get(self.name or "", {}), list[str](), iter(args)
+        for argument in rest:
+            flag, equals, _ = argument.partition("=")
+            if flag not in old:
+                kept.append(argument)
+                continue
+            values, text = old[flag]
+            if not text.startswith(_NO_EFFECT):
+                raise ConfigError(f"{flag} {text}", key=flag)
+            print_warning(f"{flag} {text}")
+            if values and not equals:
+                next(rest, None)
+        return super().parse_args(ctx, kept)
 
 
 @cache
@@ -74,7 +105,7 @@ def _import_command(name: str) -> Any:
     found = getattr(import_module(f"dataload.cli.{name}"), f"{name}_command")
     if not isinstance(found, typer.Typer):
         function, found = found, typer.Typer(rich_markup_mode=None, add_completion=False)
-        found.command(name, cls=_EngineCommand if "engine" in signature(function).parameters else None)(function)
+        found.command(name, cls=_Command)(function)
     command = typer.main.get_command(found)
     command.name = name
     command.help = re.sub(r"(?m)^(?=Examples?:)", "\b\n", command.help or "")  # "\b" keeps the lines that follow

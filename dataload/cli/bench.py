@@ -1,4 +1,4 @@
-"""``dataload bench``, and ``dataload bench --loader``, which shows where the time of a config goes."""
+"""``dataload bench``."""
 
 import json as json_module
 import re
@@ -7,7 +7,7 @@ import stat
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
@@ -17,20 +17,15 @@ import typer
 
 from dataload._util.settings import check_directory
 from dataload._util.system import user_number
-from dataload.analysis.design import check_picture
-from dataload.analysis.pictures import rates_figure
 from dataload.bench import runner as table
 from dataload.bench.data import AS_IT_IS, Choices, Data, Written, advice, own_data, plan_loaders, write
-from dataload.bench.runner import FileFacts, Measurement, Results, Spread, agreeing, describe_run, measure_all, run_task
-from dataload.bench.stages import StageReport, measure_stages
+from dataload.bench.runner import FileFacts, Measurement, Results, agreeing, describe_run, measure_all, run_task
 from dataload.bench.task import Order, Task
 from dataload.cli.options import (
     Codec,
     Decode,
     Fields,
     Options,
-    Overrides,
-    Picture,
     SourceFormat,
     SourceOptions,
     decodes,
@@ -41,8 +36,6 @@ from dataload.cli.output import ProgressBar, as_typed, print_line, print_table, 
 from dataload.errors import ConfigError, DataloadError, MissingDependencyError, closest
 from dataload.executors import ExecutorName
 from dataload.storage.local.folders import distrust
-
-_MOVED = typer.Option(hidden=True)  # to `python -m benchmarks`, or gone; accepted for a release
 
 
 def bench_command(
@@ -57,47 +50,22 @@ def bench_command(
     executor: Annotated[ExecutorName, typer.Option(help="Kind of workers.")] = "threads",
     cache: Annotated[str | None, typer.Option(help="Directory that keeps the written files.")] = None,
     json: Annotated[str | None, typer.Option(help="Write the figures to this file.")] = None,
-    picture: Picture = None,
-    loader: Annotated[str | None, typer.Option(help="Show where the time of a config goes, and nothing else.")] = None,
-    overrides: Overrides = None,
     format: SourceFormat = None,  # noqa: A002 - the option's name
     field: Fields = None,
     codec: Codec = None,
     decode: Decode = None,
     option: Options = None,
-    made: Annotated[list[str] | None, _MOVED] = None,
-    peers: Annotated[str | None, _MOVED] = None,
-    peer_python: Annotated[list[str] | None, _MOVED] = None,
-    scale: Annotated[bool, typer.Option("--scale", hidden=True)] = False,
-    cold: Annotated[bool, typer.Option("--cold", hidden=True)] = False,
-    seed: Annotated[int, _MOVED] = 0,
-    wide: Annotated[bool, typer.Option("--wide", hidden=True)] = False,
-    html: Annotated[str | None, _MOVED] = None,
-    dark: Annotated[bool, typer.Option("--dark", hidden=True)] = False,
 ) -> None:
     """Compare formats on your data, side by side in one run.
 
     The data as they are, and some of their records in other formats: by default in under a minute. Raise --records,
     --repeats and --seconds for figures to rely on.
     """
-    if loader is not None:
-        given = {"PATH": path, "--formats": formats, "--batch-size": batch_size, "--records": records}
-        given |= {"--made": made, "--peers": peers, "--scale": scale, "--cold": cold, "--picture": picture}
-        _time_stages(loader, overrides or (), seconds, repeats, json, given)
-        return
-    if overrides:
-        raise ConfigError("--set changes a config: give one with --loader", key="set", value=overrides)
-    if path is None or made or peers or peer_python:
-        message = (
-            "give a PATH to your data: --made, --peers and --peer-python have moved to `python -m benchmarks`, which "
-        )
-        raise ConfigError(f"{message}a clone of the repository has", key="path")
-    old = {"cold": cold, "seed": seed, "scale": scale, "wide": wide, "html": html, "dark": dark}
-    for name in (name for name, value in old.items() if value):
-        effect = "" if name == "seed" else " and has no effect"
-        print_warning(f"--{name} is deprecated{effect}: use --json, --picture, or `python -m benchmarks` in a clone")
+    if path is None:
+        raise ConfigError("give a PATH to your data", key="path")
     # Every argument is checked before the first measurement.
-    _check_targets(json, picture)
+    if json is not None:
+        check_directory(json, "json")
     run = describe_run(shlex.join(["dataload", *sys.argv[1:]]))
     choices = Choices(
         orders=cast("Any", choose("orders", orders, get_args(Order))),
@@ -105,7 +73,6 @@ def bench_command(
         batch_size=batch_size or 0,
         executor=executor,
         seconds=seconds,
-        seed=seed,
     )
     with ExitStack() as opened:
         directory = Path(cache) if cache is not None else _own_directory()
@@ -117,10 +84,8 @@ def bench_command(
         found = side_by_side([data], formats, choices, repeats, directory)
     results = Results(**run, **found)
     if json is not None:
-        _write(json, json_module.dumps(results.to_json(), indent=1))
-    if picture is not None:
-        rates_figure(table.rates(results.measurements)).savefig(picture)
-        print_line(f"drawn to {picture}")
+        Path(json).write_text(json_module.dumps(results.to_json(), indent=1), "utf-8")
+        print_line(f"written to {json}")
 
 
 def _own_data(
@@ -233,50 +198,6 @@ def _own_directory() -> Path:
             value=str(directory),
         )
     return directory
-
-
-def _time_stages(
-    config: str, overrides: Sequence[str], seconds: float, repeats: int, json: str | None, given: Mapping[str, Any]
-) -> None:
-    """Measure the stages of a config and print them; none of the other options, `given`, may be set."""
-    for name, value in given.items():
-        if value:
-            raise ConfigError(f"--loader measures a config and nothing else: remove {name}", key="loader")
-    _check_targets(json, None)
-    with ProgressBar(f"measuring {config}"):
-        report = measure_stages(config, overrides=overrides, seconds=seconds, repeats=repeats)
-    print_table({"stage": "left", "records/s": "right", "us/batch": "right", "added": "right"}, _rows(report))
-    for note in (*report.notes, "about 0: less than the repeats differ, or nothing"):
-        print_line(f"note: {note}")
-    print_line(report.verdict, "bold")
-    if json is not None:
-        _write(json, json_module.dumps(asdict(report), indent=1))
-
-
-def _rows(report: StageReport) -> list[tuple[str, ...]]:
-    rows: list[tuple[str, ...]] = []
-    before: Spread | None = None
-    for stage in report.stages:
-        took, added = stage.batch_seconds, ""
-        if before is not None and stage.name.startswith("+"):
-            more, noise = took.median - before.median, max(took.high - took.low, before.high - before.low)
-            added = f"{more * 1e6:+,.1f}" if more > noise else "about 0"
-        rows.append((stage.name, f"{stage.rows_per_second:,.0f}", f"{took.median * 1e6:,.1f}", added))
-        before = took
-    return rows
-
-
-def _check_targets(json: str | None, picture: str | None) -> None:
-    """Check that everything can be written."""
-    if json is not None:
-        check_directory(json, "json")
-    if picture is not None:
-        check_picture(picture)
-
-
-def _write(path: str, text: str) -> None:
-    Path(path).write_text(text, "utf-8")
-    print_line(f"written to {path}")
 
 
 def choose(key: str, text: str, allowed: Sequence[str]) -> tuple[str, ...]:

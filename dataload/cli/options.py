@@ -77,8 +77,6 @@ EngineName: TypeAlias = Annotated[
     ),
 ]
 Picture: TypeAlias = Annotated[str | None, typer.Option(help="Save a picture: .png, .svg or .pdf.")]
-Dark: TypeAlias = Annotated[bool, typer.Option("--dark", hidden=True)]
-NOT_DARK = "--dark is deprecated and has no effect"
 
 
 _FUNCTION = Format(name="function", source="", parse_argument=str)

@@ -13,10 +13,8 @@ from dataload.analysis.design import check_picture
 from dataload.analysis.pictures import order_figure, stream_figure
 from dataload.api import record_loader
 from dataload.cli.options import (
-    NOT_DARK,
     Changes,
     ConfigFile,
-    Dark,
     JsonFlag,
     Overrides,
     Picture,
@@ -26,7 +24,7 @@ from dataload.cli.options import (
     parse_range,
     ranks_of,
 )
-from dataload.cli.output import count_of, print_json, print_line, print_table, print_warning
+from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchPlan, BatchPlanner, BatchSampler, BucketBatchSampler
@@ -64,7 +62,6 @@ def order_command(
     changes: Changes = None,
     json: JsonFlag = False,
     picture: Picture = None,
-    dark: Dark = False,
     quality: Annotated[
         float | None,
         typer.Option(help="Find the pool size that mixes shards to this fraction of a uniform shuffle."),
@@ -79,8 +76,6 @@ def order_command(
     With --state, print what each source of a mixture has given by then.
     """
     _check(steps, rank, picture, quality)
-    if dark:
-        print_warning(NOT_DARK)
     settings = [*(overrides or ()), *ranks_of(rank, world_size)]
     with record_loader(config, overrides=settings) as loader:
         load_state(loader, state, changes)

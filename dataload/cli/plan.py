@@ -9,12 +9,10 @@ import typer
 from rich.filesize import decimal
 
 from dataload._util.indexing import even_split
-from dataload.analysis.design import check_picture
 from dataload.analysis.job_plan import Cluster, ClusterPlan, plan_job
-from dataload.analysis.pictures import plan_figure
 from dataload.api import open_source
-from dataload.cli.options import NOT_DARK, ConfigFile, Dark, JsonFlag, Overrides, Picture
-from dataload.cli.output import count_of, print_json, print_line, print_table, print_warning
+from dataload.cli.options import ConfigFile, JsonFlag, Overrides
+from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.config import read_config
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
@@ -37,13 +35,9 @@ def plan_command(
     cache: Annotated[
         str | None, typer.Option(help="Bytes of each node's cache. Default: remote.budget, or room for all shards.")
     ] = None,
-    step_time: Annotated[str | None, typer.Option(help="Deprecated, has no effect.")] = None,
-    epochs: Annotated[int | None, typer.Option(min=1, help="Deprecated, has no effect.")] = None,
     records: Annotated[int | None, typer.Option(min=1, help="Instead of data: the number of records.")] = None,
     shards: Annotated[int | None, typer.Option(min=1, help="Instead of data: the number of shards.")] = None,
     record_bytes: Annotated[str | None, typer.Option(help="Instead of data: the bytes of a record.")] = None,
-    picture: Picture = None,
-    dark: Dark = False,
     json: JsonFlag = False,
 ) -> None:
     """Plan a job on many machines: downloads, cache and load, computed from the order without reading data.
@@ -52,14 +46,7 @@ def plan_command(
 
     Without data: dataload plan train.toml --nodes 128 --records 10000000000 --shards 100000 --record-bytes 100kB
     """
-    if dark:
-        print_warning(NOT_DARK)
-    if picture is not None:
-        check_picture(picture)
     line = parse_bytes("--bandwidth", bandwidth.removesuffix("/s"))
-    for option, value in (("--step-time", step_time), ("--epochs", epochs)):
-        if value is not None:
-            print_warning(f"{option} has no effect any more: waits and later epochs are not simulated; omit it")
     settings = read_config(config, [*(overrides or ()), f"loader.world_size={nodes * gpus}", "loader.rank=0"])
     options = RemoteOptions.parse({} if settings.remote is None else settings.remote.given())
     given = options.budget if cache is None else cache
@@ -67,15 +54,10 @@ def plan_command(
     job = _open_job(settings, nodes, gpus, _counted(records, shards, record_bytes), record_bytes)
     _check_cache(job, budget)
     plan = plan_job(job, bandwidth=line, budget=budget, mode=options.mode)
-    if picture is not None:
-        about = f"{config}: {count_of(nodes, 'node')} of {count_of(gpus, 'rank')}"
-        plan_figure(plan, about).savefig(picture)
     if json:
-        print_json({**plan.to_json(), "picture": picture})
+        print_json({**plan.to_json(), "picture": None})
         return
     _print(plan, budget)
-    if picture is not None:
-        print_line(f"wrote {picture}")
 
 
 def _open_job(settings: Any, nodes: int, gpus: int, counted: Source[Any] | None, record_bytes: str | None) -> Cluster:

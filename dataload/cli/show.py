@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import os
-import zipfile
-from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-import numpy as np
 import typer
 
 from dataload._util.settings import check_directory
 from dataload.analysis.page import Page
 from dataload.analysis.shown import (
-    Shown,
-    as_array,
     columns_of,
     describe_column,
     describe_record,
@@ -43,12 +38,10 @@ from dataload.cli.options import (
     ranks_of,
 )
 from dataload.cli.output import count_of, print_line, print_table
-from dataload.collate import Ragged
 from dataload.convert.tokenize import read_tokenizer
 from dataload.errors import ConfigError, printable
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchSampler
-from dataload.types import BytesColumn
 
 _TERMINAL_ROWS = 8
 _PAGE_ROWS = 64
@@ -74,7 +67,6 @@ def show_command(
     records: Annotated[str | None, typer.Option(help="Show records of a data set: one (7) or a range (0:50).")] = None,
     rows: Annotated[int | None, typer.Option(min=1, help="Rows to show. Default: 8, or 64 in a page.")] = None,
     html: Annotated[str | None, typer.Option(help="Write a page to this file.", metavar="FILE")] = None,
-    npz: Annotated[str | None, typer.Option(help="Write the arrays to this file.", metavar="FILE")] = None,
     tokenizer: Annotated[str | None, typer.Option(help="A tokenizer.json: show tokens as text in the page.")] = None,
     format: SourceFormat = None,  # noqa: A002 - the option's name
     field: Fields = None,
@@ -92,9 +84,8 @@ def show_command(
       dataload show train.toml --state checkpoint.json --rank 2 --world-size 8
       dataload show images.tar --decode auto --records 0:50 --html page.html
     """
-    for key, target in (("html", html), ("npz", npz)):
-        if target is not None:
-            check_directory(target, key)
+    if html is not None:
+        check_directory(html, "html")
     most = rows or (_TERMINAL_ROWS if html is None else _PAGE_ROWS)
     if records is None:
         if format or field or codec or decode or option or where:
@@ -115,11 +106,9 @@ def show_command(
             path, format=format, fields=field, codec=codec, decode=decode, options=option, where=where
         )
         page = _page_of_records(wanted, parse_range(records, "--records"), most, _words(tokenizer))
-    if npz is not None:
-        _save(npz, page.shown, records is None)
     if html is not None:
         _write_page(html, page)
-    if html is None and npz is None:
+    else:
         _print(page)
 
 
@@ -167,65 +156,6 @@ def _write_page(path: str, page: Page) -> None:
     except OSError as error:
         raise ConfigError(f"--html: {path} cannot be written: {error.strerror}") from error
     print_line(f"wrote {path} ({os.path.getsize(path):,} bytes)")
-
-
-def _save(path: str, shown: Sequence[Shown], batches: bool) -> None:
-    """Write all arrays; text as arrays of text, and bytes and rows of different lengths as values and their ends."""
-    arrays: dict[str, Any] = {}
-    for section in shown:
-        prefix = f"{section.step}/" if len(shown) > 1 else ""
-        columns = columns_of(section.batch) if batches else _records_as_columns(section)
-        for name, column in columns:
-            for part, array in _as_arrays(column):
-                arrays[f"{prefix}{name or 'data'}{part}"] = array
-    objects = [name for name, array in arrays.items() if array.dtype.hasobject]
-    for name in objects:
-        del arrays[name]
-    try:
-        with zipfile.ZipFile(path, "w") as archive:  # not `np.savez`, whose arguments no field can be named like
-            for name, array in arrays.items():
-                with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
-                    np.lib.format.write_array(file, array, allow_pickle=False)
-    except OSError as error:
-        raise ConfigError(f"--npz: {path} cannot be written: {error.strerror}") from error
-    left_out = f", without the objects in {', '.join(objects)}" if objects else ""
-    print_line(f"wrote {path}: {count_of(len(arrays), 'array')}{left_out}")
-
-
-def _records_as_columns(section: Shown) -> Iterator[tuple[str, Any]]:
-    values = [row.values for row in section.rows]
-    if all(isinstance(value, Mapping) for value in values):
-        for name in values[0] if values else ():
-            yield name, [value.get(name) for value in values]
-    else:
-        yield "data", values
-
-
-def _as_arrays(column: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the arrays of a column, with what their names end with."""
-    if isinstance(column, Ragged):
-        yield from ((f".values{part}" if part else part, array) for part, array in _as_arrays(column.values))
-        yield ".offsets", column.offsets
-    elif not isinstance(column, (list, BytesColumn)):
-        yield "", _as_array(column)
-    elif all(isinstance(value, str) for value in column):
-        yield "", np.array(list(column), np.str_)
-    else:
-        values = [_as_array(value) for value in column]
-        if len({(value.shape, value.dtype) for value in values}) == 1:
-            yield "", np.stack(values)
-        else:
-            yield from ((f".{row}", value) for row, value in enumerate(values))
-
-
-def _as_array(value: Any) -> Any:
-    """Return any value as an array, of objects if it is none."""
-    if isinstance(value, (bytes, memoryview)):
-        return np.frombuffer(value, np.uint8)
-    try:
-        return np.asarray(as_array(value))
-    except (TypeError, ValueError, RuntimeError):  # lists of different lengths, tensors without values
-        return np.array(None, np.object_)
 
 
 def _print(page: Page) -> None:

@@ -12,8 +12,8 @@ from dataload.analysis.design import check_picture
 from dataload.analysis.pictures import timeline_figure
 from dataload.analysis.timeline import CONSUMER, FleetEstimate, Timeline, record_timeline
 from dataload.api import from_config
-from dataload.cli.options import NOT_DARK, ConfigFile, Dark, JsonFlag, Overrides, Picture
-from dataload.cli.output import count_of, print_json, print_line, print_warning
+from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture
+from dataload.cli.output import count_of, print_json, print_line
 from dataload.errors import ConfigError
 from dataload.loader.base import LoaderBase
 
@@ -25,14 +25,11 @@ def timeline_command(
     steps: Annotated[int, typer.Option(min=1, help="Number of steps, over several epochs if needed.")] = 50,
     model_ms: Annotated[float, typer.Option(min=0, help="Milliseconds that a simulated model takes per batch.")] = 0.0,
     picture: Picture = None,
-    dark: Dark = False,
     trace: Annotated[str | None, typer.Option(help="Save a trace for ui.perfetto.dev or chrome://tracing.")] = None,
     fleet: Annotated[int | None, typer.Option(min=1, help="Also estimate a Ray fleet of this many workers.")] = None,
     json: JsonFlag = False,
 ) -> None:
     """Run a loader for some steps and show who worked, who waited, and what limits it."""
-    if dark:
-        print_warning(NOT_DARK)
     if picture is not None:
         check_picture(picture)
     if trace is not None:

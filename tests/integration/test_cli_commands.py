@@ -71,7 +71,6 @@ def here(tmp_path, monkeypatch):
         ("trace a.toml --index 3", "served 3 times"),
         ("certify a.toml --steps 0:2 --output c.json", "wrote c.json: 2 steps"),
         ("timeline a.toml --steps 2", "consumer made 2 batches"),
-        ("bench --loader a.toml --seconds 0.05 --repeats 1", "transform"),
     ],
 )
 def test_functions_of_the_current_directory_go_where_paths_go(here, command, found):

@@ -69,30 +69,17 @@ def here(tmp_path_factory):
 
 
 BENCH = [
-    ("x.syr --made tokens", "--made, --peers and --peer-python have moved to `python -m benchmarks`"),
+    ("x.syr --made tokens", "--made has moved to `python -m benchmarks`"),
     ("", "give a PATH to your data"),
     ("x.syr --executor fibres", "'fibres' is not one of 'threads', 'processes'"),
     ("x.syr --orders globl", "--orders has 'globl'"),
     ("x.syr --workers 1,two", "--workers must be numbers of 0 or more, separated by commas, got '1,two'"),
     ("x.syr --workers -1", "--workers must be numbers of 0 or more"),
     ("x.syr --json none/x.json", "there is no directory none"),
-    ("x.syr --picture none/x.png", "there is no directory none"),
-    ("x.syr --picture x.jpeg", "the suffix of a picture must be one of .pdf, .png, .svg"),
     ("a.syr --formats syrah,sirah", "--formats has 'sirah'"),
     ("a.syr --formats ,", "--formats is empty: give some of"),
     ("/no/such/data.syr", "/no/such/data.syr"),
-    ("x.syr --set loader.batch_size=8", "--set changes a config: give one with --loader"),
-    ("--loader a.toml --made tokens", "--loader measures a config and nothing else: remove --made"),
-    ("--loader a.toml x.syr", "remove PATH"),
-    ("--loader a.toml --formats tar", "remove --formats"),
-    ("--loader a.toml --batch-size 4", "remove --batch-size"),
-    ("--loader a.toml --records 4", "remove --records"),
-    ("--loader a.toml --peers Grain", "remove --peers"),
-    ("--loader a.toml --scale", "remove --scale"),
-    ("--loader a.toml --cold", "remove --cold"),
-    ("--loader a.toml --picture x.svg", "remove --picture"),
-    ("--loader a.toml --json none/x.json", "there is no directory none"),
-    ("--loader a.toml --set loader.batch_size=0", "loader.batch_size"),
+    ("--loader a.toml", "--loader is gone: `dataload timeline CONFIG` shows where the time of a config goes"),
 ]
 
 WRONG = [
@@ -203,7 +190,7 @@ WRONG = [
     ("show a.toml --step 0 --codec npz", "a config says how its data is read"),
     ("show a.toml --step 0 --rank 1", "--rank needs --world-size"),
     ("show a.toml --step 0 --html none/page.html", NO_DIRECTORY),
-    ("show a.toml --step 0 --npz none/b.npz", NO_DIRECTORY),
+    ("show a.toml --step 0 --npz b.npz", "--npz is gone: in Python, numpy.savez(path, **loader.batch(epoch, step))"),
     ("show a.toml --step 0 --tokenizer a.toml", "a.toml is not a tokenizer.json"),
     ("show a.toml --step 0 --set source.path=tokens.npy", "needs the option 'window': pass --set source.window=...\n"),
     ("show a.toml --state b.json", "--state: b.json cannot be read: No such file or directory"),
@@ -265,7 +252,7 @@ BAD_DATA = [
 def test_a_wrong_command_is_a_line_on_stderr_and_writes_nothing(code, command, message):
     before = {*os.listdir()} | {"__pycache__"}
     arguments = shlex.split(command)
-    if arguments[0] == "bench" and "--loader" not in arguments:
+    if arguments[0] == "bench":
         arguments += ["--cache", "files"]
     result = fail(code, *arguments)
     assert result.stdout == ""

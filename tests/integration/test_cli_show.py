@@ -1,4 +1,4 @@
-"""``dataload show`` as a user runs it: any batch in the terminal, as a page, and as arrays."""
+"""``dataload show`` as a user runs it: any batch in the terminal, and as a page."""
 
 import io
 import json
@@ -17,6 +17,7 @@ from command_line import ok
 from made_files import pack
 
 import dataload
+from dataload.analysis.shown import preview
 
 HOSTILE = "<script>alert(1)</script><img src=http://evil.test/x onerror=alert(2)>&\x07\u202e</pre>"
 
@@ -100,26 +101,6 @@ def assert_safe(page):
     assert page.all("meta")[1]["content"].startswith("default-src 'none'")
 
 
-def test_arrays_are_those_of_the_step(config):
-    show(config, "--epoch", 3, "--step", 1, "--rank", 1, "--world-size", 2, "--npz", "batch.npz")
-    batch = loader(rank=1, world_size=2).batch(3, 1)
-    with np.load("batch.npz") as saved:
-        assert set(saved) == {*batch}
-        for name, column in batch.items():
-            assert np.array_equal(saved[name], np.asarray(column)), name
-    show(config, "--step", "1:3", "--npz", "batches.npz")
-    with np.load("batches.npz") as saved:
-        assert np.array_equal(saved["2/x"], loader().batch(0, 2)["x"])
-
-
-def test_steps_beyond_a_thousand_have_names_of_their_own():
-    write("long.toml", "range:3000", loader={"batch_size": 2})
-    show("long.toml", "--step", "1233:1236", "--npz", "batches.npz")
-    with np.load("batches.npz") as saved:
-        found = {name: column.tolist() for name, column in saved.items()}
-    assert found == {"1233/index": [2466, 2467], "1234/index": [2468, 2469], "1235/index": [2470, 2471]}
-
-
 def test_the_terminal_names_records_and_values(config):
     batch = loader().batch(0, 2)
     printed = show(config, "--step", 2, "--rows", 2)
@@ -173,9 +154,8 @@ def test_packed_rows_show_their_segments_and_records():
     assert records
     for index, start, stop in records:
         assert stop - start == len(tokens[index])
-    show("pack.toml", "--step", 1, "--npz", "batch.npz")
-    with np.load("batch.npz") as batch:
-        assert len(page.all("i")) == sum(len(np.unique(row)) for row in batch["segment_ids"])
+    with dataload.from_config("pack.toml") as packed:
+        assert len(page.all("i")) == sum(len(np.unique(row)) for row in packed.batch(0, 1)["segment_ids"])
     shown = [attributes.get("class") for attributes in page.all("span") if (attributes.get("class") or "")[:1] in "tp"]
     assert len(shown) == 2 * 16
 
@@ -198,13 +178,12 @@ def test_the_steps_around_a_state(config):
         last = next(iterator)
     with open("state.json", "w") as file:
         json.dump(run_before.state_dict(), file)
-    show(config, "--state", "state.json", "--npz", "around.npz")
-    with np.load("around.npz") as saved:
-        assert np.array_equal(saved["2/x"], last["x"])
-        assert np.array_equal(saved["3/x"], next(iterator)["x"])
-    show(config, "--state", "state.json", "--set", "loader.batch_size=2", "--step", 6, "--npz", "resumed.npz")
-    with np.load("resumed.npz") as saved:
-        assert np.array_equal(saved["x"], loader().batch(0, 3)["x"][:2])
+    printed = show(config, "--state", "state.json")
+    for step, batch in ((2, last), (3, next(iterator))):
+        heading, after = f"epoch 0, step {step} of ", f"epoch 0, step {step + 1} of "
+        assert preview(batch["x"][0]) in printed.partition(heading)[2].partition(after)[0]
+    printed = show(config, "--state", "state.json", "--set", "loader.batch_size=2", "--step", 6)
+    assert preview(loader().batch(0, 3)["x"][0]) in printed
 
 
 def bomb(side):

@@ -11,7 +11,6 @@ from dataload.bench.runner import (
     file_rows,
     problems,
     rate_rows,
-    rates,
     shortened,
 )
 
@@ -122,11 +121,3 @@ def test_tasks_and_files(made):
     rows = file_rows([FileFacts("floats", "syrah", 1000, 4_100_000, 2.0), FileFacts("floats", "tar", 0, 0, None)])
     assert rows == [("syrah", "1,000", "4.1", "4,100", "2"), ("tar", "0", "0.0", "0", "")]
     assert {len(row) for row in rows} == {len(FILE_COLUMNS)}
-
-
-def test_rates_of_a_picture(made):
-    measured = [made.limit(1000), made.ours(100, 300, workers=2), made.peer(error="gone"), made.ours(5, workload="b")]
-    assert rates(measured) == {
-        "floats": {"copy": (1000, 1000, 1000), "dataload, syrah, global, 2 workers": (200, 100, 300)},
-        "b": {"dataload, syrah, global, 0 workers": (5, 5, 5)},
-    }

@@ -226,23 +226,15 @@ class DieOnce:
 
 
 class HangAt:
-    """Does not come back from the first time at an index; says in a file which process that is.
+    """Does not come back from the first time at an index; says in a file which process that is."""
 
-    Args:
-        index: Where.
-        mark: The file.
-        stop: Whether the process is stopped there; if not, one of its threads waits.
-    """
-
-    def __init__(self, index, mark, *, stop=False):
-        self.index, self.mark, self.stop = index, mark, stop
+    def __init__(self, index, mark):
+        self.index, self.mark = index, mark
 
     def __call__(self, sample):
         if sample["index"] == self.index and not self.mark.exists():
             self.mark.with_suffix(".new").write_text(str(os.getpid()))
             self.mark.with_suffix(".new").rename(self.mark)
-            if self.stop:
-                os.kill(os.getpid(), signal.SIGSTOP)
             hang_here(self.mark)
         return sample
 

@@ -276,21 +276,6 @@ def test_any_exception_comes_at_its_step_with_its_traceback(name):
                 assert str(cause) == str(error)
 
 
-@pytest.mark.parametrize("name", ["none", "one thread", "threads"])
-def test_an_error_in_a_group_of_quick_steps_comes_after_the_good_ones(name):
-    def transform(sample):
-        if sample["index"] == 777:
-            raise ValueError("777")
-        return sample
-
-    with Loader(RangeSource(1000), batch_size=1, transform=transform, **EXECUTORS[name]) as loader:
-        received = []
-        with pytest.raises(WorkerError, match="step 777 of epoch 0"):
-            received += (batch["index"].tolist()[0] for batch in loader)
-        assert received == list(range(777))
-        assert loader.state_dict()["position"] == 777
-
-
 def test_out_of_order_an_error_loses_and_repeats_nothing():
     fails = threading.Event()
     fails.set()

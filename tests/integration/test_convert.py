@@ -1,10 +1,7 @@
 """Conversions between all formats, and conversions that are killed."""
 
-import multiprocessing
 import os
 import re
-import signal
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +10,6 @@ import pytest
 import dataload
 from dataload.convert import convert
 from dataload.testing.compare import difference
-
-sys.path.append(str(Path(__file__).parents[1] / "children"))
-import conversions
 
 # format -> (suffix, how to open it so that the records come back as they were)
 FORMATS = {
@@ -105,43 +99,6 @@ def test_keys_of_samples(originals, tmp_path):
         writer.extend({"__key__": f"dir/x{index}", "txt": b"t"} for index in range(4))
     report = convert(dataload.open(tmp_path / "a.tar"), tmp_path / "c.tar", shards=2)
     assert [r["__key__"] for r in dataload.open(report.pattern)] == [f"dir/x{index}" for index in range(4)]
-
-
-def run_killed(*arguments):
-    """Run a conversion in a process that kills itself, and return its exit code."""
-    process = multiprocessing.get_context("forkserver").Process(
-        target=conversions.run, args=arguments, kwargs={"shards": 3}
-    )
-    process.start()
-    process.join()
-    code = process.exitcode
-    process.close()
-    return code
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fork_server")
-@pytest.mark.parametrize("target", ["tar", "lmdb"])
-def test_a_killed_conversion_goes_on(originals, tmp_path, target):
-    # 23 records in shards of 7, 8 and 8: killed in the third, while a thread completes the second.
-    destination = tmp_path / f"b{FORMATS[target][0]}"
-    assert run_killed(originals / "a.syr", destination, 16) == -signal.SIGKILL
-    left = sorted(name for name in os.listdir(tmp_path) if not name.startswith(".") and not name.endswith(".idx"))
-    first, second = (f"b-0000{shard}-of-00003{FORMATS[target][0]}" for shard in range(2))
-    assert left in ([first], [first, second]), "nothing stands under a final name but what is whole"
-    found = [record for name in left for record in open_format(tmp_path / name, target)]
-    assert_same_records(found, make_records()[: len(found)])
-
-    def identity(name):
-        return os.stat(tmp_path / name).st_ino
-
-    before = identity(first)
-    report = convert(dataload.open(originals / "a.syr"), destination, shards=3, resume=True)
-    assert report.resumed in (7, 15)
-    assert identity(first) == before
-    assert_same_records(list(open_format(report.pattern, target)), make_records())
-    hidden = [name for name in os.listdir(tmp_path) if name.startswith(".")]
-    assert hidden == [f".b{FORMATS[target][0]}.convert.json"], "what the killed writer left behind is gone"
 
 
 class Large:

@@ -1,11 +1,8 @@
 """Conversions in parts: in any order, again, at once, killed; and what is not merged."""
 
-import multiprocessing
 import os
 import re
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +12,6 @@ from converted import content
 import dataload
 from dataload.convert import convert
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
-
-sys.path.append(str(Path(__file__).parents[1] / "children"))
-import conversions
 
 COUNT = 23
 NO_LOG = r"parts 2/3 have not run, or have not finished: run them, again if need be"
@@ -97,39 +91,6 @@ def test_a_merge_that_was_killed_is_repeated(source, tmp_path, monkeypatch, func
             merge(source, tmp_path / "parts")
     log(tmp_path / "parts", 1).unlink()
     assert [report.resumed for report in run_parts(source, tmp_path / "parts", [1])] == [4]
-    merge(source, tmp_path / "parts")
-    assert content(tmp_path / "parts") == one_run(source, tmp_path / "one")
-
-
-def start(original, directory, number, errors, kill_at=None):
-    """Start a part in a process, which writes its errors to a file."""
-    process = multiprocessing.get_context("forkserver").Process(
-        target=conversions.run,
-        args=(original, directory / "b.syr", kill_at, errors),
-        kwargs={"shards": 5, "part": (number, 3)},
-    )
-    process.start()
-    return process
-
-
-def end(process):
-    process.join()
-    code = process.exitcode
-    process.close()
-    return code
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("fork_server")
-def test_parts_at_once_and_each_twice(original, source, tmp_path):
-    (tmp_path / "parts").mkdir()
-    errors = [tmp_path / f"error-{place}" for place in range(6)]
-    codes = [end(each) for each in [start(original, tmp_path / "parts", 1 + n % 3, errors[n]) for n in range(6)]]
-    for one in range(3):
-        assert 0 in (codes[one], codes[one + 3]), [path.read_text() for path in errors if path.exists()]
-    for code, path in zip(codes, errors, strict=True):
-        if code:
-            assert re.match(r"another process is writing to .*-of-3\.log", path.read_text())
     merge(source, tmp_path / "parts")
     assert content(tmp_path / "parts") == one_run(source, tmp_path / "one")
 

@@ -61,8 +61,8 @@ def indices(batches):
 def started(tmp_path):
     """Make a loader that has served a batch, so that a short timeout does not end the start of its worker."""
 
-    def start(*, stop=False, **settings):
-        transform = works.HangAt(4, mark=tmp_path / "there", stop=stop)
+    def start(**settings):
+        transform = works.HangAt(4, mark=tmp_path / "there")
         loader = process_loader(works.Records(6), num_workers=1, transform=transform, timeout=1, **settings)
 
         def first_batch():
@@ -148,19 +148,6 @@ def test_a_stuck_worker_is_warned_of_with_its_stacks_then_given_up(executor, sta
         loader.close()
     assert time.monotonic() - begun < SECONDS
     transform.let_go()  # the thread, for nothing else ends it
-
-
-def test_a_stopped_worker_is_given_up_and_another_one_serves_the_next_epoch(started):
-    loader, transform, batches = started(stop=True)
-    with loader:
-        with (
-            pytest.warns(RuntimeWarning, match="index 4\nit does not respond: it is stopped, or in an"),
-            pytest.raises(WorkerError, match=r"step 2 of epoch 0 failed: .* has returned no batch for "),
-        ):
-            list(batches)
-        stopped = int(transform.mark.read_text())
-        assert not runs(stopped)
-        assert patiently(loader, lambda: indices(loader)) == [[0, 1], [2, 3], [4, 5]]  # it stops but once
 
 
 SCRIPT = """

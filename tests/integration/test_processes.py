@@ -9,7 +9,6 @@ import sys
 import textwrap
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from dataload import ConfigError, Loader, RangeSource
@@ -48,17 +47,6 @@ def test_every_sort_of_batch_is_what_threads_give():
             made[executor] = list(loader)
     for name, found, expected in zip(names, made["processes"], made["threads"], strict=True):
         works.assert_same(found, expected), name
-
-
-def test_hundreds_of_kept_batches_are_never_overwritten():
-    with Loader(works.Records(1000), batch_size=4, num_workers=2, executor="processes", shuffle=True) as loader:
-        expected = [index for step in range(len(loader)) for index in loader.batch(0, step)["index"].tolist()]
-        kept = [batch["x"][:, -3:] if step % 2 else batch for step, batch in enumerate(loader)]
-        for _, batch in zip(range(50), loader, strict=False):
-            assert (batch["x"] == batch["index"][:, None]).all()
-    found = np.concatenate([batch[:, 0] if step % 2 else batch["x"][:, 7] for step, batch in enumerate(kept)])
-    assert found.tolist() == expected
-    assert all((batch["x"] == batch["index"][:, None]).all() for batch in kept[::2])
 
 
 def test_tensors_keep_their_slots():

@@ -111,7 +111,7 @@ def test_an_epoch_behind_faults(server, url, expected, tmp_path, faults, mode):
 @pytest.mark.parametrize("mode", ["ranges", "shards"])
 @pytest.mark.parametrize(
     ("stall", "timeout"),
-    [(0.3, 1.8), pytest.param(3, 120, marks=pytest.mark.remote), pytest.param(3, 12, marks=pytest.mark.remote)],
+    [(0.8, 4.8), pytest.param(3, 120, marks=pytest.mark.remote), pytest.param(3, 12, marks=pytest.mark.remote)],
     ids=["ended", "waited for", "given up"],
 )
 def test_an_epoch_with_stalls(server, url, expected, tmp_path, stall, timeout, mode):

@@ -496,23 +496,6 @@ def test_requests_of_a_conversion_to_many_shards(place, monkeypatch, slow):
     assert (place.proxy.counts.requests + place.proxy.counts.lists).total() <= 20 * (3 if slow else 1) + 18
 
 
-def test_a_lost_answer(place, monkeypatch):
-    """The server has written the object, and the client does not know: it asks what is there."""
-    real, failed = obstore.put, set()
-
-    def put_and_lose(store, path, *arguments, **options):
-        result = real(store, path, *arguments, **options)
-        if path not in failed:
-            failed.add(path)
-            raise obstore.exceptions.GenericError("connection closed")
-        return result
-
-    monkeypatch.setattr(obstore, "put", put_and_lose)
-    place.convert(shards=2)
-    assert len(failed) == 6  # two shards, the journal, the log with its claim, the manifest
-    assert place.numbers() == [*range(COUNT)]
-
-
 def test_no_secrets(place):
     options, url = place.options(), f"{place.url}/a.syr"
     writer = {"storage_options": options["storage_options"]}

@@ -393,32 +393,6 @@ def test_a_shard_that_was_damaged_or_not_noted_is_written_again(tmp_path):
     assert_equal_records(list(dataload.open(report.pattern)), records_of(30))
 
 
-@pytest.mark.parametrize(
-    ("changes", "lines"),
-    [
-        ({"source": source_of(30)[:29]}, ["source: ", "records: 30 when it began, 29 now", "shards: 3 (a-"]),
-        ({"shards": 4}, ["shards: 3 (a-00000-of-00003.syr, ...) when it began, 4 (a-00000-of-00004.syr, ...) now"]),
-        ({"keep_key": True}, ["keep_key: False when it began, True now"]),
-    ],
-)
-def test_another_source_or_plan_is_refused(tmp_path, changes, lines):
-    interrupted(tmp_path, source_of(30))
-    arguments = {"source": source_of(30), "destination": tmp_path / "a.syr", "shards": 3, **changes}
-    told = r"cannot resume: .*a\.syr\.convert\.json is the journal of a different"
-    with pytest.raises(ConfigError, match=told) as error:
-        convert(**arguments, resume=True)
-    _, *found = str(error.value).split("\n  ")
-    assert len(found) == len(lines)
-    assert all(line.startswith(start) for line, start in zip(found, lines, strict=True))
-    silently = (
-        "exists: choose another name, or pass resume=True to continue the interrupted conversion, or "
-        "overwrite=True to replace it"
-    )
-    with pytest.raises(ConfigError, match=silently):
-        convert(source_of(30), tmp_path / "a.syr", shards=3)
-    assert convert(**arguments, overwrite=True).resumed == 0
-
-
 def make_key(index, record):
     return f"k{index}"
 

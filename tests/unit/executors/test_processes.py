@@ -504,20 +504,6 @@ def test_a_program_that_workers_cannot_import_says_so(monkeypatch):
 # --- ways to start -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "fork"])
-def test_other_ways_to_start(start_method):
-    offset = 5
-
-    def local(task, status):  # cannot be pickled
-        return np.full(10_000, task + offset)
-
-    work = local if start_method == "fork" else works.large
-    with executor(work, start_method=start_method) as tasks:
-        pending = [tasks.submit(number) for number in range(10)]
-        expected = [number + offset * (start_method == "fork") for number in range(10)]
-        assert [int(result.result()[-1]) for result in pending] == expected
-
-
 @pytest.mark.parametrize(
     ("file", "spec", "known", "used"),
     [

@@ -197,15 +197,6 @@ def test_a_changed_object_that_a_manifest_lists(root):
         storage.read(url)
 
 
-@pytest.mark.parametrize("size", [0, (1 << 63) - 1, -1, 1 << 63])
-def test_sizes_that_are_possible(size):
-    if 0 <= size < 1 << 63:
-        assert ObjectVersion.checked_size(size, "x") == size
-        return
-    with pytest.raises(SourceError, match=f"reports an impossible size of x: {size} bytes"):
-        ObjectVersion.checked_size(size, "x")
-
-
 def test_numbers_of_versions_fit_into_seven_bytes():
     assert max(ObjectVersion(size, "x", True).number for size in range(100)) < 1 << 56
 
@@ -334,30 +325,6 @@ def test_errors_of_a_receiver_pass_and_one_that_has_ended_gets_no_more(root):
     found = []
     client.fetch(f"{root}/top", key, version, [Chunk(1, 3, 7)], lambda *given: found.append(given))
     assert [(chunk.at, offset, bytes(data)) for chunk, offset, data in found] == [(7, 1, b"op")]
-
-
-def test_when_one_part_fails_the_others_write_no_more(monkeypatch):
-    client, key = client_of("memory://parts/x", Remote())
-    begun, go_on, ended = threading.Event(), threading.Event(), threading.Event()
-
-    def stream(self, url, key, version, chunk, receive, check):
-        if chunk.at == 0:
-            begun.wait(10)
-            raise SourceError("the first has failed")
-        begun.set()
-        go_on.wait(10)
-        try:
-            receive(0, b"late")
-        finally:
-            ended.set()
-
-    monkeypatch.setattr(type(client), "stream", stream)
-    received = []
-    with pytest.raises(SourceError, match="the first has failed"):
-        client.fetch("memory://parts/x", key, None, [Chunk(0, 4, 0), Chunk(4, 8, 4)], lambda *_: received.append(_))
-    go_on.set()
-    assert ended.wait(10)
-    assert received == []
 
 
 def write(part, data=b"data"):
@@ -597,15 +564,6 @@ def test_an_answer_that_is_too_short(monkeypatch):
     monkeypatch.setattr(obstore, "get", lambda *given, **more: Answer(get(*given, **more), [b"1234"]))
     with pytest.raises(SourceError, match=f"cannot read bytes 0 to 5 of {url}: 4 of 5 bytes arrived"):
         storage_of(url, Remote.of(None, {"retries": 1})).read(url)
-
-
-def test_an_answer_that_is_too_long(monkeypatch):
-    url = "memory://failing/y"
-    put(url, b"12345")
-    get = obstore.get
-    monkeypatch.setattr(obstore, "get", lambda *given, **more: Answer(get(*given, **more), [b"123456"]))
-    with pytest.raises(SourceError, match=f"cannot read {url}: the response is longer than the expected 5 bytes"):
-        storage_of(url, Remote.of(None, {"retries": 1})).read_ranges(url, np.array([0]), np.array([9]))
 
 
 def test_requests_are_counted_for_the_source_that_makes_them(look_up):

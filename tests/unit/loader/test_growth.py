@@ -61,7 +61,7 @@ def test_an_epoch_ends_with_the_records_that_it_began_with(tmp_path, view, order
     count = chooser.randrange(30, 60)
     add(tmp_path, 0, count)
     state, expected, served, options = None, None, [], ORDERS[order]
-    for _ in range(8):
+    for _ in range(6):
         with dataload.open(tmp_path) as opened:
             source = VIEWS[view](opened)
             here = sorted(int(record["y"]) for record in source)

@@ -226,7 +226,7 @@ def test_a_transform_is_a_value_with_a_digest():
     assert "tokenizer" not in repr(one)
 
 
-@pytest.mark.slow
+@pytest.mark.slow_suite  # another process imports transformers
 def test_the_digest_is_the_same_in_another_process_and_by_name(tmp_path):
     tokenizer = make()
     tokenizer.save_pretrained(tmp_path)

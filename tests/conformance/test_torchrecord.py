@@ -2,6 +2,7 @@ import lmdb
 import numpy as np
 import pytest
 from format_suite import FormatSuite
+from wire import field, varint
 
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.testing import SourceTraits
@@ -19,19 +20,6 @@ TENSORS = {
     "float16": (12, 4, "bits"),
     "float64": (13, 9, "fixed"),
 }
-
-
-def varint(number):
-    number %= 2**64  # negative numbers take ten bytes
-    data = bytearray()
-    while number > 127:
-        data.append(number & 127 | 128)
-        number >>= 7
-    return bytes([*data, number])
-
-
-def field(number, data):
-    return varint(number << 3 | 2) + varint(len(data)) + data
 
 
 def tensor(name, value):

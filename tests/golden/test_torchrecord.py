@@ -1,35 +1,15 @@
 """What the original TorchRecord and the lmdb package wrote, value by value; see torchrecord/README.md."""
 
-import hashlib
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
+from golden_values import TORCHRECORD, TORCHRECORD_CASES, same_bytes, torchrecord_cases
 
 from dataload.collate import default_collate
 from dataload.errors import DataloadError
 from dataload.sources.lmdb.reader import LMDBSource
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 
-FOLDER = Path(__file__).parent / "torchrecord"
-CASES = json.loads((FOLDER / "manifest.json").read_text())
-
 # "label" in the manifest is the text of the data list; for a tensor without a name its place is the name.
-
-
-def cases(*, written_as, expect):
-    return [
-        pytest.param(case, id=f"{case['file']}-{case['options'][:20]}")
-        for case in CASES
-        if (case["format"], case["expect"]) == (written_as, expect)
-    ]
-
-
-def same_bytes(data, expected):
-    if "hex" in expected:
-        return bytes(data).hex() == expected["hex"]
-    return expected.get("nbytes", len(data)) == len(data) and hashlib.sha256(data).hexdigest() == expected["sha256"]
 
 
 def names_of(tensors):
@@ -72,9 +52,9 @@ def db_num_of(case):
     return case["record_num"]
 
 
-@pytest.mark.parametrize("case", cases(written_as="torchrecord", expect="ok"))
+@pytest.mark.parametrize("case", torchrecord_cases("ok"))
 def test_records(case):
-    with TorchRecordSource(FOLDER / case["file"], db_num=db_num_of(case)) as source:
+    with TorchRecordSource(TORCHRECORD / case["file"], db_num=db_num_of(case)) as source:
         assert len(source) == case["num_records"] == sum(case["counts"])
         for index, expected in enumerate(case["records"]):
             check_record(source[index], expected)
@@ -82,10 +62,10 @@ def test_records(case):
             check_record(record, expected)
 
 
-@pytest.mark.parametrize("case", cases(written_as="torchrecord", expect="ok")[:2])
+@pytest.mark.parametrize("case", torchrecord_cases("ok")[:2])
 def test_pictures(case):
     """Pixels are a flat array, for the dims are [width, height] without the 3; the label is its text."""
-    with TorchRecordSource(FOLDER / case["file"]) as source:
+    with TorchRecordSource(TORCHRECORD / case["file"]) as source:
         for record, expected in zip(source, case["records"], strict=True):
             image = expected["image"]
             assert record["0"].shape == (image["height"] * image["width"] * 3,)
@@ -95,7 +75,7 @@ def test_pictures(case):
 
 def test_one_batch_of_pictures_of_one_size():
     """The fast path on the original's own bytes."""
-    with TorchRecordSource(FOLDER / "db4_39") as source:
+    with TorchRecordSource(TORCHRECORD / "db4_39") as source:
         records = source.read(range(len(source)))
         indices = [i for i, record in enumerate(records) if record["0"].shape == records[3]["0"].shape] * 5
         batch = source.read_batch(indices)
@@ -104,9 +84,9 @@ def test_one_batch_of_pictures_of_one_size():
         assert np.array_equal(batch["0"], slow["0"])
 
 
-@pytest.mark.parametrize("case", cases(written_as="torchrecord", expect="error"))
+@pytest.mark.parametrize("case", torchrecord_cases("error"))
 def test_errors(case):
-    path = FOLDER / case["file"]
+    path = TORCHRECORD / case["file"]
 
     def open_():
         return TorchRecordSource(path, db_num=db_num_of(case))
@@ -131,18 +111,18 @@ def test_errors(case):
 
 
 def test_a_missing_key_costs_only_its_own_record():
-    case = next(case for case in CASES if case["file"] == "corrupt_missing_key")
+    case = next(case for case in TORCHRECORD_CASES if case["file"] == "corrupt_missing_key")
     by_key = {record["key"]: record for record in case["records"]}
-    with TorchRecordSource(FOLDER / case["file"]) as source:
+    with TorchRecordSource(TORCHRECORD / case["file"]) as source:
         with pytest.raises(DataloadError, match="record 5: key '05' of sub-database db0 is missing, which has 12"):
             source[5]
         for index in (4, 6, 11):
             check_record(source[index], by_key[f"{index:02}"])
 
 
-@pytest.mark.parametrize("case", cases(written_as="lmdb", expect="ok"))
+@pytest.mark.parametrize("case", torchrecord_cases("ok", "lmdb"))
 def test_plain(case):
-    with LMDBSource(FOLDER / case["file"]) as source:
+    with LMDBSource(TORCHRECORD / case["file"]) as source:
         assert len(source) == case["num_records"]
         records = case["records"]
         is_number = all(bytes.fromhex(record["key_hex"]).isdigit() for record in records)
@@ -156,5 +136,5 @@ def test_plain(case):
 
 
 def test_every_case_is_tested():
-    kinds = {(case["format"], case["expect"]) for case in CASES}
+    kinds = {(case["format"], case["expect"]) for case in TORCHRECORD_CASES}
     assert kinds == {("torchrecord", "ok"), ("torchrecord", "error"), ("lmdb", "ok")}

@@ -1,5 +1,6 @@
 """Values of golden files, as their notes in JSON say."""
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -21,6 +22,26 @@ def syrah_cases(expect):
         for case in SYRAH_CASES
         if case["expect"] == expect
     ]
+
+
+TORCHRECORD = SYRAH.with_name("torchrecord")
+TORCHRECORD_CASES = json.loads((TORCHRECORD / "manifest.json").read_text())
+
+
+def torchrecord_cases(expect, written_as="torchrecord"):
+    """Return the files of the original TorchRecord, or of lmdb, as parameters of a test."""
+    return [
+        pytest.param(case, id=f"{case['file']}-{case['options'][:20]}")
+        for case in TORCHRECORD_CASES
+        if (case["format"], case["expect"]) == (written_as, expect)
+    ]
+
+
+def same_bytes(data, expected):
+    """Compare bytes with what a note says of them: their digits, or their number and hash."""
+    if "hex" in expected:
+        return bytes(data).hex() == expected["hex"]
+    return expected.get("nbytes", len(data)) == len(data) and hashlib.sha256(data).hexdigest() == expected["sha256"]
 
 
 def value_of(noted):

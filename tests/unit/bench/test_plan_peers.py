@@ -11,13 +11,11 @@ import pytest
 
 import dataload
 from benchmarks import beside
-from benchmarks.peers import PEERS, Field, get_peer, why_missing
 from benchmarks.peers import plan as peers_plan
 from benchmarks.peers.field import expand_files
 from benchmarks.peers.plan import plan_peers
 from benchmarks.workloads import get_workload, made_data, write_made
-from dataload.bench.data import Choices, write
-from dataload.errors import ConfigError
+from dataload.bench.data import Choices
 
 TORCH, MEMMAP, GROUPS = "torch DataLoader", "torch DataLoader, memmap", "torch DataLoader per group of rows"
 
@@ -97,27 +95,6 @@ def test_the_fastest_settings_are_measured(plan, monkeypatch, capsys):
     assert "2 workers, prefetch_factor 8" in capsys.readouterr().out
 
 
-def test_a_task_for_each_format_order_and_number_of_workers(plan, data, choices):
-    tasks, missing = plan(TORCH, formats=("lmdb", "tar"))
-    assert missing == []
-    assert [(t.format, t.order, t.workers) for t in tasks] == [
-        (form, order, workers) for form in ("lmdb", "tar") for order in ("global", "sequential") for workers in (0, 2)
-    ]
-    assert {t.reading for t in tasks} == {"benchmarks.peers:open_peer"}
-    for task in tasks:
-        assert (task.workload, task.kind, task.name) == ("floats-64", "peer", TORCH)
-        assert (task.batch_size, task.seconds, task.seed) == (8, 0.5, 3)
-        assert task.options == {"field": {"name": "x", "kind": "array", "dtype": "float32", "shape": [16], "shards": 1}}
-
-
-def test_formats_that_are_not_there_are_left_out(plan):
-    tasks, missing = plan(TORCH, "Grain", formats=("syrah", "tar"))
-    assert {(task.name, task.format) for task in tasks} == {(TORCH, "tar")}
-    assert reasons(missing) == [("Grain", "reads array_record, not syrah, tar: add one that it reads to --formats")]
-    with pytest.raises(ConfigError, match=r"there is no peer 'Grian': did you mean 'Grain'\?"):
-        plan("Grian")
-
-
 @pytest.mark.parametrize(
     ("peer", "workload", "form", "why"),
     [
@@ -132,36 +109,6 @@ def test_formats_that_are_not_there_are_left_out(plan):
 def test_what_a_peer_cannot_read(plan, peer, workload, form, why):
     tasks, missing = plan(peer, data=made_data(get_workload(workload), 3), formats=(form,))
     assert (tasks, reasons(missing)) == ([], [(peer, why)])
-
-
-# Those that cannot be
-
-
-def test_a_missing_peer_is_a_row_with_its_reason(tmp_path, data, choices, monkeypatch):
-    absent = replace(get_peer("Grain"), imports=("no_such_module",), packages=("no-such-package",))
-    monkeypatch.setattr(peers_plan, "get_peer", lambda name: absent if name == "Grain" else get_peer(name))
-    written = {"tar": write(data, "tar", tmp_path)}
-    monkeypatch.setattr(peers_plan, "why_missing", lambda peer, python: why_missing(peer) if peer is absent else None)
-    tasks, missing = plan_peers(["Grain", TORCH], data, written, choices, tmp_path, interpreters={})
-    assert {task.name for task in tasks} == {TORCH}
-    assert reasons(missing) == [("Grain", "not installed (no module no_such_module): pip install no-such-package")]
-    (row,) = missing
-    assert (row.task.workload, row.task.kind, row.task.format) == ("floats-64", "peer", "array_record")
-
-
-# Files of bytes
-
-
-@pytest.mark.parametrize("name", ["lmdb", "array_record"])
-def test_records_are_bare_bytes_and_written_once(plan, data, choices, name, monkeypatch):
-    tasks, _ = plan(TORCH, "SPDL", formats=(name, "tar"))
-    (path,) = {task.path for task in tasks if task.format == name}
-    assert {task.name for task in tasks if task.format == name} == {TORCH, "SPDL"}
-    with dataload.open(f"{name}:{path}") as source:
-        assert [bytes(record) for record in source] == [record["x"].tobytes() for record in data.records]
-    assert next(task.path for task in tasks if task.format == "tar").endswith("data.tar")
-    monkeypatch.setattr(Field, "stored", None)  # cannot be called
-    assert plan(TORCH, "SPDL", formats=(name, "tar"))[0] == tasks
 
 
 # Formats of their own
@@ -186,22 +133,3 @@ def test_files_that_are_really_written(plan, data):
     ((task, *_), missing) = plan(MEMMAP, formats=("tar",))
     assert missing == []
     np.testing.assert_array_equal(np.load(task.path), [record["x"] for record in data.records])
-
-
-# Generators
-
-
-def test_generators_have_one_row_for_each_number_of_workers(plan, choices):
-    data = made_data(get_workload("streams"), 32)
-    tasks, missing = plan(GROUPS, TORCH, data=data, formats=("generator",))
-    assert [(t.name, t.format, t.order, t.workers, t.path) for t in tasks] == [
-        (GROUPS, "generator", "sequential", workers, "") for workers in (0, 2)
-    ]
-    assert all(task.options == {"open": {"records": 32}} for task in tasks)
-    assert reasons(missing) == [(TORCH, "reads records, not generators")]
-
-
-def test_all_peers_together(plan, prepares):
-    tasks, missing = plan(*PEERS)
-    assert {task.name for task in tasks} | {m.task.name for m in missing} == set(PEERS)
-    assert [name for name, _ in reasons(missing)] == [GROUPS, "tf.data"]

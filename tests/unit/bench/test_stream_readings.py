@@ -78,11 +78,6 @@ def test_workers_give_the_same(function):
         assert made.settings.get("loaders", made.settings["num_workers"]) == 2
 
 
-def test_records_are_rounded_up_to_whole_batches(reading):
-    with closing(reading(task(options={"open": {"records": ROWS + 1}}))) as made:
-        assert len(epochs(made, 1)[0]) == 2
-
-
 # The plan
 
 

@@ -1,21 +1,19 @@
 """The facade of TorchRecord; tests/golden/torchrecord was written by TorchRecord 0.1.1."""
 
-import hashlib
 import inspect
-import json
 import os
 import pickle
 import random
 import shutil
 import tempfile
 from collections import Counter
-from pathlib import Path
 
 import lmdb
 import numpy as np
 import pytest
 import torch
 import torch.utils.data as torch_data
+from golden_values import TORCHRECORD, TORCHRECORD_CASES, same_bytes, torchrecord_cases
 from google.protobuf.message import DecodeError
 from PIL import Image
 
@@ -33,21 +31,7 @@ from dataload.compat.torchrecord import (
 from dataload.errors import CorruptFileError
 from dataload.sources.lmdb.writer import LMDBWriter
 
-GOLDEN = Path(__file__).parents[2] / "golden" / "torchrecord"
-CASES = [case for case in json.loads((GOLDEN / "manifest.json").read_text()) if case["format"] == "torchrecord"]
 NUMBERS = {"float_data": "<f4", "int32_data": "<i4", "int64_data": "<i8", "double_data": "<f8"}
-
-
-def cases(expect):
-    return [
-        pytest.param(case, id=f"{case['file']}-{case['options'][:20]}") for case in CASES if case["expect"] == expect
-    ]
-
-
-def same_bytes(data, expected):
-    if "hex" in expected:
-        return data.hex() == expected["hex"]
-    return expected.get("nbytes", len(data)) == len(data) and hashlib.sha256(data).hexdigest() == expected["sha256"]
 
 
 def check_message(message, expected):
@@ -87,11 +71,13 @@ def stored(path):
     return found
 
 
-@pytest.mark.parametrize("case", [*cases("ok"), *(case for case in cases("error") if "inconsistent" in case.id)])
+@pytest.mark.parametrize(
+    "case", [*torchrecord_cases("ok"), *(case for case in torchrecord_cases("error") if "inconsistent" in case.id)]
+)
 def test_golden_values(case):
     """Also where sub-databases have keys of different widths, which the original reads wrong, and where tensors
     contradict themselves."""
-    dataset = TRDataset(GOLDEN / case["file"], transform=itself, record_num=case["record_num"])
+    dataset = TRDataset(TORCHRECORD / case["file"], transform=itself, record_num=case["record_num"])
     assert len(dataset) == case["num_records"]
     for expected in case["records"]:
         place = (expected["db"], int(expected["key"]), 0)
@@ -102,11 +88,11 @@ def test_golden_values(case):
 
 
 def read_all(case):
-    dataset = TRDataset(GOLDEN / case["file"], transform=itself, record_num=case["record_num"])
+    dataset = TRDataset(TORCHRECORD / case["file"], transform=itself, record_num=case["record_num"])
     return [dataset[0, key] for key in range(case["counts"][0])]
 
 
-@pytest.mark.parametrize("case", [case for case in cases("error") if "inconsistent" not in case.id])
+@pytest.mark.parametrize("case", [case for case in torchrecord_cases("error") if "inconsistent" not in case.id])
 def test_golden_errors(case):
     # DecodeError is what the original raises for a message that is none; no other file could be read by it
     with pytest.raises((DecodeError, ValueError)) as caught:
@@ -116,33 +102,33 @@ def test_golden_errors(case):
 
 
 def test_bad_messages_cost_only_themselves():
-    case = next(case for case in CASES if case["file"] == "corrupt_values")
-    dataset = TRDataset(GOLDEN / "corrupt_values", transform=itself)
+    case = next(case for case in TORCHRECORD_CASES if case["file"] == "corrupt_values")
+    dataset = TRDataset(TORCHRECORD / "corrupt_values", transform=itself)
     for key, expected in enumerate(case["records"]):
         if key in case["bad_records"]:
             with pytest.raises(DecodeError) as caught:
                 dataset[0, key]
-            assert caught.value.__notes__ == [f"in {GOLDEN / 'corrupt_values'}, record {key} of db0"]
+            assert caught.value.__notes__ == [f"in {TORCHRECORD / 'corrupt_values'}, record {key} of db0"]
         else:
             check_message(dataset[0, key], expected)
 
 
 def test_a_missing_key_is_not_the_next_one():
-    dataset = TRDataset(GOLDEN / "corrupt_missing_key", transform=itself)
+    dataset = TRDataset(TORCHRECORD / "corrupt_missing_key", transform=itself)
     with pytest.raises(CorruptFileError, match="key '05' of sub-database db0 is missing"):
         dataset[0, 5]
-    assert dataset.read_item(0, 6) == dict(stored(GOLDEN / "corrupt_missing_key")[0])[b"06"]
+    assert dataset.read_item(0, 6) == dict(stored(TORCHRECORD / "corrupt_missing_key")[0])[b"06"]
 
 
-@pytest.mark.parametrize("case", cases("ok")[:2])
+@pytest.mark.parametrize("case", torchrecord_cases("ok")[:2])
 def test_default_transform(case):
     """Against the pixels of the manifest, resized as torchvision's Resize((224, 224)) and ToTensor() do.
 
     The fixed-point weights of torch and of pillow-simd have fewer bits than Pillow's, so a few values are rounded
     differently, most of them where a few pixels become many, as here.
     """
-    dataset = TRDataset(GOLDEN / case["file"], record_num=case["record_num"])
-    raw = TRDataset(GOLDEN / case["file"], record_num=case["record_num"], transform=itself)
+    dataset = TRDataset(TORCHRECORD / case["file"], record_num=case["record_num"])
+    raw = TRDataset(TORCHRECORD / case["file"], record_num=case["record_num"], transform=itself)
     for expected in case["records"][:5]:
         place = (expected["db"], int(expected["key"]))
         image, label = dataset[place]
@@ -194,7 +180,7 @@ def test_a_message():
 def pictures(tmp_path):
     """A list of PNG files with the pixels of golden/torchrecord/db1_20, and its lines."""
     lines = []
-    for number, (_, value) in enumerate(stored(GOLDEN / "db1_20")[0]):
+    for number, (_, value) in enumerate(stored(TORCHRECORD / "db1_20")[0]):
         pixels, label = TensorProtos.FromString(value).protos
         file = tmp_path / f"{number}.png"
         Image.frombytes("RGB", tuple(pixels.dims), pixels.byte_data).save(file)
@@ -205,14 +191,14 @@ def pictures(tmp_path):
 
 def test_writing_gives_the_values_of_the_original(pictures, tmp_path):
     Writer(str(pictures[0]), str(tmp_path / "out"), shuffle=False).write()
-    assert stored(tmp_path / "out") == stored(GOLDEN / "db1_20")
+    assert stored(tmp_path / "out") == stored(TORCHRECORD / "db1_20")
     assert os.listdir(tmp_path / "out") == ["data.mdb"]
 
 
 def test_parts_and_keys(pictures, tmp_path):
     """Parts as the original cuts them; its reader needs keys of one width, that of the largest part."""
     Writer(str(pictures[0]), str(tmp_path / "out"), db_num=3, shuffle=False, map_size=4096).write()
-    values = [value for _, value in stored(GOLDEN / "db1_20")[0]]
+    values = [value for _, value in stored(TORCHRECORD / "db1_20")[0]]
     found = stored(tmp_path / "out")
     assert [len(part) for part in found] == [6, 7, 7]
     assert [value for part in found for _, value in part] == values
@@ -272,7 +258,7 @@ def test_images_are_decoded_as_their_names_say(tmp_path):
         default_data_process_func(f"{tmp_path / 'b.jpg'} 3")
 
 
-DB4 = GOLDEN / "db4_39"
+DB4 = TORCHRECORD / "db4_39"
 
 
 @pytest.mark.parametrize(
@@ -319,7 +305,7 @@ def places_of(sampler):
 def test_an_epoch_has_every_record_once(batch_size):
     sizes = [min(batch_size, 39 - at) for at in range(0, 39, batch_size)]
     for options in ({"shuffle": True}, {"full_shuffle": True}, {"shuffle": True, "full_shuffle": True}):
-        sampler = TRSampler(GOLDEN / "db4_39", 4, batch_size=batch_size, num_workers=2, **options)
+        sampler = TRSampler(TORCHRECORD / "db4_39", 4, batch_size=batch_size, num_workers=2, **options)
         first, second = list(sampler), list(sampler)
         assert [len(batch) for batch in first] == sizes
         assert len(sampler) == len(first)
@@ -329,7 +315,7 @@ def test_an_epoch_has_every_record_once(batch_size):
 
 
 def test_without_shuffling_the_order_is_that_of_the_files():
-    places = places_of(TRSampler(GOLDEN / "db4_39", 3))
+    places = places_of(TRSampler(TORCHRECORD / "db4_39", 3))
     assert [place[:2] for place in places] == sorted(everything([9, 10, 10]))
     assert [place[:2] for place in places if place[2]] == [(0, 8), (1, 9), (2, 9)]
 
@@ -338,7 +324,7 @@ def test_the_seed_is_that_of_random():
     epochs = []
     for seed in (3, 3, 4):
         random.seed(seed)
-        sampler = TRSampler(GOLDEN / "db4_39", 4, shuffle=True)
+        sampler = TRSampler(TORCHRECORD / "db4_39", 4, shuffle=True)
         epochs.append([list(sampler), list(sampler)])
     assert epochs[0] == epochs[1]
     assert epochs[0][0] not in epochs[2]
@@ -401,18 +387,18 @@ def test_a_subclass_that_changes_samples_changes_batches(many):
 def test_pickling(many):
     dataset = TRDataset(many, Text.number, 2, proto=Text)
     assert pickle.loads(pickle.dumps(dataset))[1, 1] == dataset[1, 1] == 1001
-    default = TRDataset(GOLDEN / "db1_20", itself)
-    explicit = TRDataset(GOLDEN / "db1_20", itself, proto=TensorProtos)
+    default = TRDataset(TORCHRECORD / "db1_20", itself)
+    explicit = TRDataset(TORCHRECORD / "db1_20", itself, proto=TensorProtos)
     assert pickle.loads(pickle.dumps(default))[0, 3] == pickle.loads(pickle.dumps(explicit))[0, 3] == default[0, 3]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_batches_of_the_loader(workers):
     """Those that torch's own loader makes of the dataset and the sampler, epoch for epoch."""
-    settings = (GOLDEN / "db4_39", 3, True)
+    settings = (TORCHRECORD / "db4_39", 3, True)
     random.seed(5)
     sampler = TRSampler(*settings, batch_size=8, num_workers=workers)
-    expected = torch_data.DataLoader(TRDataset(GOLDEN / "db4_39", record_num=3), batch_sampler=sampler)
+    expected = torch_data.DataLoader(TRDataset(TORCHRECORD / "db4_39", record_num=3), batch_sampler=sampler)
     random.seed(5)
     loader = TorchRecord(*settings, batch_size=8, num_workers=workers)
     assert isinstance(loader, torchrecord.DataLoader)
@@ -425,7 +411,7 @@ def test_batches_of_the_loader(workers):
 
 def test_the_arguments_of_the_loaders_by_position():
     """The original has a copy of torch 0.4's loader."""
-    records = next(case for case in CASES if case["file"] == "db4_39")["records"]
+    records = next(case for case in TORCHRECORD_CASES if case["file"] == "db4_39")["records"]
     loader = TorchRecord(DB4, 4, False, 16, 0, lambda message: int(message.protos[1].byte_data))
     assert [label for labels in loader for label in labels.tolist()] == [record["label"] for record in records]
     arguments = """dataset batch_size shuffle sampler batch_sampler num_workers collate_fn pin_memory drop_last timeout

@@ -9,8 +9,7 @@ from typing import Annotated, Any, TypeAlias
 import numpy as np
 import typer
 
-from dataload.analysis.design import check_picture
-from dataload.analysis.pictures import order_figure, stream_figure
+from dataload.analysis.pictures import check_picture, order_figure, stream_figure
 from dataload.api import record_loader
 from dataload.cli.options import (
     Changes,

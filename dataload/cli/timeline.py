@@ -8,8 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from dataload._util.settings import check_directory
-from dataload.analysis.design import check_picture
-from dataload.analysis.pictures import timeline_figure
+from dataload.analysis.pictures import check_picture, timeline_figure
 from dataload.analysis.timeline import CONSUMER, FleetEstimate, Timeline, record_timeline
 from dataload.api import from_config
 from dataload.cli.options import ConfigFile, JsonFlag, Overrides, Picture

@@ -17,9 +17,8 @@ import numpy as np
 from dataload._util.indexing import expand_braces
 from dataload._util.settings import check_count, check_flags
 from dataload.catalog.facts import DataSetFacts, Measures, ShardFacts
-from dataload.catalog.manifest import MANIFEST_NAME, Manifest, run_of_append
+from dataload.catalog.manifest import MANIFEST_NAME, Manifest, locked, read_manifest, run_of_append
 from dataload.catalog.statistics import DataSetStatistics, merge_fields
-from dataload.catalog.store import locked, read_manifest
 from dataload.convert.measuring import fields_of, measure, narrow, without_cache
 from dataload.convert.plan import Shard, Target
 from dataload.convert.sharded import Rule, ShardedWriter

@@ -12,8 +12,7 @@ from dataload._util.settings import check_fields
 from dataload.catalog.checks import STORED_OPTIONS
 from dataload.catalog.evidence import shard_bytes
 from dataload.catalog.facts import DataSetFacts, ShardFacts
-from dataload.catalog.manifest import run_of_append
-from dataload.catalog.store import read_manifest
+from dataload.catalog.manifest import read_manifest, run_of_append
 from dataload.convert.measuring import fields_of, without_cache
 from dataload.convert.plan import pattern_of
 from dataload.errors import ConfigError, SourceError

@@ -20,9 +20,8 @@ from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import MOST_THREADS, as_uploaded, describe_files, files_of
 from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.ledger import Job, log_of
-from dataload.catalog.manifest import MANIFEST_NAME, Manifest
+from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, remove_lengths, update_manifest
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile, merge_fields
-from dataload.catalog.store import read_manifest, remove_lengths, update_manifest
 from dataload.convert.index_plan import Measuring, PlannedSet, ShardList, plan_index
 from dataload.convert.measuring import measure, narrow, with_etag
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError

@@ -12,8 +12,7 @@ from typing import Any, Self
 
 from dataload._util.fingerprint import identify
 from dataload.catalog.facts import DataSetFacts
-from dataload.catalog.manifest import Manifest
-from dataload.catalog.store import read_manifest, update_manifest
+from dataload.catalog.manifest import Manifest, read_manifest, update_manifest
 from dataload.convert.journal import Journal
 from dataload.convert.ledger import ConversionLedger
 from dataload.convert.mapping import RecordMap, SkippedRecords, check_values, notes_of_values

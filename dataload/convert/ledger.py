@@ -12,7 +12,7 @@ from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import MOST_THREADS
 from dataload.catalog.facts import ShardFacts
 from dataload.catalog.ledger import log_of
-from dataload.catalog.store import locked
+from dataload.catalog.manifest import locked
 from dataload.convert.journal import Journal, JournalFile
 from dataload.convert.mapping import check_values
 from dataload.convert.plan import Shard, Target

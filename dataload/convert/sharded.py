@@ -12,7 +12,7 @@ from dataload._util.machine import usable_cpus
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import as_uploaded
 from dataload.catalog.facts import ShardFacts
-from dataload.catalog.store import read_manifest, update_manifest
+from dataload.catalog.manifest import read_manifest, update_manifest
 from dataload.convert.blocks import size_of
 from dataload.convert.mapping import KEY, RecordMap
 from dataload.convert.plan import Shard, Target
@@ -20,7 +20,8 @@ from dataload.convert.writing import KEY_DIGITS, Writing, facts_of
 from dataload.errors import ConfigError
 from dataload.sources.writer import ClosedOrAborted
 from dataload.storage import AtomicFile, base_name, join
-from dataload.storage.local.atomic import exists_error, write_errors
+from dataload.storage.errors import write_errors
+from dataload.storage.local.atomic import exists_error
 
 _MOST_THREADS = 8  # they mostly hash
 

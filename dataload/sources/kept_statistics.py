@@ -11,9 +11,8 @@ import numpy as np
 
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import DataSetFacts, is_same_content
-from dataload.catalog.manifest import MANIFEST_NAME
+from dataload.catalog.manifest import MANIFEST_NAME, read_manifest
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile
-from dataload.catalog.store import read_manifest
 from dataload.codecs.npz import build_npy, parse_npy
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
 from dataload.sources.file_source import FileSource

@@ -12,7 +12,7 @@ from dataload.codecs.codec import CODEC_NAMES, READ_ONLY_CODEC, resolve_codec
 from dataload.errors import ConfigError, message_of
 from dataload.sources.options import FileOptions, Options
 from dataload.storage import local_path, storage_of
-from dataload.storage.local.atomic import write_errors
+from dataload.storage.errors import write_errors
 
 _BLOCK_BYTES, _MOST_RECORDS = 1 << 22, 1 << 10  # encoded at once
 

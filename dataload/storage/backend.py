@@ -1,24 +1,21 @@
-"""The protocol of storage backends, and the choice of a backend by path or URL."""
+"""The storage backends, and the choice of one by path or URL."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Generator, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Protocol, Self
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from dataload.errors import CorruptFileError
 from dataload.storage.errors import rewritten_error
-from dataload.storage.local.atomic import AtomicFile
-from dataload.storage.local.files import LocalStorage
+from dataload.storage.local.files import LocalFile, LocalLease, LocalStorage
 from dataload.storage.local.folders import list_folder
 from dataload.storage.local.record_files import FileIdentity
 from dataload.storage.paths import is_hub_url, is_url
-from dataload.storage.record_file import RecordFile
 from dataload.storage.remote.settings import Remote
-from dataload.types import Int64Array
 
 
 class FileStream(io.RawIOBase):
@@ -53,122 +50,19 @@ class FileStream(io.RawIOBase):
         return data
 
 
-class ReadableFile(Protocol):
-    """An open file that any number of threads may read at any offset."""
+if TYPE_CHECKING:
+    from dataload.storage.remote.backend import RemoteStorage
+    from dataload.storage.remote.cache import Lease
+    from dataload.storage.remote.files import RemoteStream
 
-    @property
-    def size(self) -> int:
-        """Size in bytes when the file was opened."""
-        ...
+ReadableFile: TypeAlias = "LocalFile | RemoteStream"
+"""An open file that any number of threads may read at any offset."""
 
-    def read(self, offset: int, length: int) -> bytes:
-        """Return the bytes [offset, offset + length), or fewer at the end of the file."""
-        ...
+LeasedFile: TypeAlias = "LocalLease | Lease"
+"""A local file that is not evicted while this object exists."""
 
-    def read_into(self, offset: int, buffer: Any) -> int:
-        """Read from `offset` into a writable buffer, and return the number of bytes read."""
-        ...
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *_: object) -> None: ...
-
-
-class LeasedFile(Protocol):
-    """A local file that is not evicted while this object exists."""
-
-    @property
-    def path(self) -> str: ...
-
-
-class Storage(Protocol):
-    """A storage backend: reads and writes bytes by path, and knows nothing about formats.
-
-    Methods that read raise `SourceNotFoundError` if nothing exists at the path, and `SourceError` if it cannot be read.
-    All methods may be called from several threads at once.
-    """
-
-    def exists(self, path: str) -> bool:
-        """Return whether there is a file or directory at `path`."""
-        ...
-
-    def is_directory(self, path: str) -> bool: ...
-
-    def list(self, path: str) -> Sequence[str]:
-        """Return the names in a directory, sorted, without hidden ones."""
-        ...
-
-    def glob(self, pattern: str) -> Sequence[str]:
-        """Return the paths that match a pattern with ``*``, ``?`` or ``[...]``, sorted."""
-        ...
-
-    def size(self, path: str) -> int:
-        """Return the size in bytes of a file, or of all files in a directory."""
-        ...
-
-    def identity(self, path: str) -> FileIdentity:
-        """Return the version of a file."""
-        ...
-
-    def read(self, path: str) -> bytes:
-        """Return the content of a file."""
-        ...
-
-    def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> Sequence[bytes]:
-        """Return byte ranges of a file in the requested order; ranges beyond its end are shorter."""
-        ...
-
-    def open(self, path: str, *, whole: bool = False) -> ReadableFile:
-        """Open a file for reading at any offset; `whole` announces that most of it will be read."""
-        ...
-
-    def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:
-        """Open a file to copy records out of it, mapped if that is safe; keep a local copy of the `whole` meanwhile."""
-        ...
-
-    def lease(self, path: str) -> LeasedFile:
-        """Return a local copy of a file, which stays until the last reference is dropped."""
-        ...
-
-    def lend(self, path: str, holder: Any) -> tuple[LeasedFile, Any]:
-        """Return a lease for opening a file, and what `holder` keeps while it is open, until others need the room."""
-        ...
-
-    def create(self, path: str, *, overwrite: bool = False) -> AtomicFile:
-        """Start an atomic file or directory, which appears at `path` when it is published."""
-        ...
-
-    def load(self, path: str) -> tuple[bytes, Any] | None:
-        """Return the content of a small file and its version for `replace`; None if it does not exist."""
-        ...
-
-    def replace(self, path: str, data: bytes, version: Any) -> Any:
-        """Write a small file in one step, and return its version.
-
-        Args:
-            path: The file.
-            data: Its content.
-            version: Version to replace, as returned by `load` or `replace`; None to create. For local files the version
-                is not checked: hold the lock.
-
-        Raises:
-            FileExistsError: The file has another version now.
-        """
-        ...
-
-    def etag(self, path: str) -> str | None:
-        """Return the ETag of an object; None if it has none, and for local files."""
-        ...
-
-    def remove(self, path: str) -> None:
-        """Delete a file or directory, if it exists."""
-        ...
-
-    def lock(self, path: str) -> AbstractContextManager[None]:
-        """Hold an exclusive lock named after `path`; raise a `SourceError` that names the holder if it is taken."""
-        # A local directory is made, and leftovers of killed writers of the file removed. The lock of a URL excludes
-        # other processes of this node only; `replace` excludes other nodes.
-        ...
+Storage: TypeAlias = "LocalStorage | RemoteStorage"
+"""A backend, which reads and writes bytes by path, and knows nothing about formats; see `LocalStorage`."""
 
 
 def read_limited(storage: Storage, path: str, most: int, what: str) -> bytes:

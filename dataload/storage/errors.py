@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -96,13 +97,18 @@ class file_errors:  # a context manager; a class enters in a third of a generato
 
 
 @contextmanager
-def cache_errors(root: str) -> Generator[None]:
+def system_errors(verb: str, path: str) -> Generator[None]:
+    """Translate the operating system's errors while `verb` is done to `path`."""
     try:
         yield
     except OSError as error:
         if isinstance(error, SourceError):
             raise
-        raise system_error("use the cache", root, error) from error
+        raise system_error(verb, path, error) from error
+
+
+cache_errors = partial(system_errors, "use the cache")
+write_errors = partial(system_errors, "write")
 
 
 def system_error(verb: str, path: str, error: OSError) -> SourceError:

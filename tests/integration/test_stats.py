@@ -226,7 +226,7 @@ def test_what_is_not_kept(shards, monkeypatch):
     assert {name for name in content(shards) if "index" not in name} == before.keys()
     monkeypatch.undo()
     most = len((shards / "dataload.json").read_bytes())
-    monkeypatch.setattr("dataload.catalog.store.MOST_BYTES", most)
+    monkeypatch.setattr("dataload.catalog.manifest.MOST_BYTES", most)
     with pytest.raises(ConfigError, match=rf"would have .* bytes, and may have {most:,}: keep statistics of"):
         measured(shards)
 

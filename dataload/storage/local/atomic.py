@@ -9,14 +9,14 @@ import platform
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import count, pairwise
 from typing import IO, Any, Self
 
 from dataload._util.system import IS_POSIX, LOCK_EX, LOCK_NB, lock, open_file, open_folder, user_number
 from dataload.errors import ConfigError, SourceError
-from dataload.storage.errors import system_error
+from dataload.storage.errors import write_errors
 
 _BUFFER_BYTES = 1 << 20
 _ASIDE = ".old"
@@ -131,16 +131,6 @@ def make_directory(path: str) -> None:
 def exists_error(path: str) -> ConfigError:
     message = f"{path} exists: choose another name, or pass overwrite=True to replace it"
     return ConfigError(message, key="path", value=path)
-
-
-@contextlib.contextmanager
-def write_errors(path: str) -> Generator[None]:
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, SourceError):
-            raise
-        raise system_error("write", path, error) from error
 
 
 def remove(path: str) -> None:

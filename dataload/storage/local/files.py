@@ -30,8 +30,8 @@ from dataload._util.system import (
 )
 from dataload.errors import MachineError, SourceError, SourceNotFoundError, printable
 from dataload.storage.core import can_map, core, file_number
-from dataload.storage.errors import file_errors, overwritten_error, rewritten_error
-from dataload.storage.local.atomic import AtomicFile, make_directory, remove, remove_leftovers, write_errors
+from dataload.storage.errors import file_errors, overwritten_error, rewritten_error, write_errors
+from dataload.storage.local.atomic import AtomicFile, make_directory, remove, remove_leftovers
 from dataload.storage.local.record_files import FileIdentity, MappedFile, UnmappedFile, open_regular
 from dataload.storage.record_file import RecordFile
 from dataload.types import Int64Array
@@ -109,7 +109,10 @@ class LocalLease:
 
 
 class LocalStorage:
-    """Local files; see `Storage`."""
+    """Local files. `RemoteStorage` has the same methods; any number of threads may call them at once.
+
+    Methods that read raise `SourceNotFoundError` if nothing exists at the path, and `SourceError` if it cannot be read.
+    """
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
@@ -118,13 +121,16 @@ class LocalStorage:
         return os.path.isdir(path)
 
     def list(self, path: str) -> list[str]:
+        """Return the names in a directory, sorted, without hidden ones."""
         with file_errors(path):
             return sorted(name for name in os.listdir(path) if not name.startswith("."))
 
     def glob(self, pattern: str) -> list[str]:
+        """Return the paths that match a pattern with ``*``, ``?`` or ``[...]``, sorted."""
         return sorted(glob.glob(pattern))
 
     def size(self, path: str) -> int:
+        """Return the size in bytes of a file, or of all files in a directory."""
         with file_errors(path):
             if os.path.isdir(path):
                 names = (os.path.join(folder, name) for folder, _, files in os.walk(path) for name in files)
@@ -140,15 +146,18 @@ class LocalStorage:
             return stream.read()
 
     def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+        """Return byte ranges of a file in the requested order; ranges beyond its end are shorter."""
         with self.open(path) as file:
             return [
                 file.read(offset, length) for offset, length in zip(offsets.tolist(), lengths.tolist(), strict=True)
             ]
 
     def open(self, path: str, *, whole: bool = False) -> LocalFile:  # noqa: ARG002 - for storage that is far away
+        """Open a file for reading at any offset; `whole` announces that most of it will be read."""
         return LocalFile(path)
 
     def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:  # noqa: ARG002 - as in `open`
+        """Open a file to copy records out of it, mapped if that is safe; keep a local copy of the `whole` meanwhile."""
         if not mapped or not can_map():
             return UnmappedFile(path)
         try:
@@ -159,27 +168,37 @@ class LocalStorage:
             return UnmappedFile(path)
 
     def lease(self, path: str) -> LocalLease:
+        """Return a local copy of a file, which stays until the last reference is dropped."""
         return LocalLease(path)
 
     def lend(self, path: str, holder: Any) -> tuple[LocalLease, None]:  # noqa: ARG002 - for storage that is far away
+        """Return a lease for opening a file, and what `holder` keeps while it is open, until others need the room."""
         return LocalLease(path), None
 
     def create(self, path: str, *, overwrite: bool = False) -> AtomicFile:
+        """Start an atomic file or directory, which appears at `path` when it is published."""
         return AtomicFile(path, overwrite=overwrite)
 
     def load(self, path: str) -> tuple[bytes, None] | None:
+        """Return the content of a small file and its version for `replace`; None if it does not exist."""
         try:
             return self.read(path), None
         except SourceNotFoundError:
             return None
 
     def replace(self, path: str, data: bytes, version: Any) -> None:  # noqa: ARG002 - the lock makes it needless
+        """Write a small file in one step, and return its version.
+
+        `version` is the one to replace, as returned by `load` or `replace`, or None to create. If the file has another
+        version now, that is a FileExistsError. For local files the version is not checked: hold the lock.
+        """
         with write_errors(path), AtomicFile(path, overwrite=True) as file:
             with file.create() as stream:
                 stream.write(data)
             file.publish()
 
     def etag(self, path: str) -> None:  # noqa: ARG002 - for storage that has them
+        """Return the ETag of an object; None if it has none, and for local files."""
         return
 
     def remove(self, path: str) -> None:
@@ -187,6 +206,8 @@ class LocalStorage:
 
     @contextmanager
     def lock(self, path: str) -> Generator[None]:
+        """Hold an exclusive lock named after `path`; raise a `SourceError` that names the holder if it is taken."""
+        # The lock of a URL excludes other processes of this node only; `replace` excludes other nodes.
         make_directory(os.path.dirname(path) or ".")
         name = os.path.join(os.path.dirname(path), f".{os.path.basename(path).lstrip('.')}.lock")
         with lock_file(name, path):

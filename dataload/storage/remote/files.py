@@ -17,7 +17,8 @@ import numpy as np
 
 from dataload._util.caches import PerProcess
 from dataload._util.clock import downloading
-from dataload.storage.local.atomic import AtomicFile, exists_error, write_errors
+from dataload.storage.errors import write_errors
+from dataload.storage.local.atomic import AtomicFile, exists_error
 from dataload.storage.local.record_files import FileIdentity, Handle, MappedFile, Mapping, ReopenedFile, UnmappedFile
 from dataload.storage.paths import base_name
 from dataload.storage.record_file import MergedReads, RecordFile, Runs, is_reading_tables

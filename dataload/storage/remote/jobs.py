@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 from dataload._util import system
 from dataload._util.system import LOCK_EX, LOCK_NB, NO_FOLLOW, open_file
-from dataload.storage.local.atomic import write_errors
+from dataload.storage.errors import write_errors
 from dataload.storage.local.folders import trusted_folder
 
 

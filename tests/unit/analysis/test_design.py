@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 
-from dataload.analysis.design import (
+from dataload.analysis.pictures import (
     BAND,
     BLUE,
     GREEN,

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload.catalog.store import read_manifest
+from dataload.catalog.manifest import read_manifest
 from dataload.convert import convert
 from dataload.convert.writing import UNSETTLED_BYTES, HashAhead
 from dataload.sources.registry import built_in_formats

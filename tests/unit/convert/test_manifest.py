@@ -15,9 +15,9 @@ import pytest
 
 import dataload
 from dataload._util.caches import pickling_for_worker
-from dataload.catalog import store as manifests
+from dataload.catalog import manifest as manifests
 from dataload.catalog.facts import DataSetFacts, ShardFacts
-from dataload.catalog.store import read_manifest, update_manifest
+from dataload.catalog.manifest import read_manifest, update_manifest
 from dataload.convert import convert
 from dataload.convert.indexing import index_shards
 from dataload.errors import ConfigError, CorruptFileError, SourceError, WorkerError

@@ -1,5 +1,6 @@
 """Logs of jobs: what is noted is read again, wherever the file is cut; who has lost a log stops."""
 
+import base64
 import itertools
 import os
 import threading
@@ -13,6 +14,7 @@ from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import Evidence, Measures, ShardFacts
 from dataload.catalog.ledger import Job, Logged, log_of, parse_log
 from dataload.catalog.statistics import FieldStatistics
+from dataload.codecs.npz import build_npy
 from dataload.errors import SourceError
 from dataload.storage import Remote, storage_of
 
@@ -84,9 +86,20 @@ def test_the_last_line_of_a_shard_wins(tmp_path):
     assert log_of(str(tmp_path / "l")).load(JOB).shards["a-0", ""] == again
 
 
+def with_lengths(lengths):
+    array = base64.b64encode(build_npy(np.array(lengths[0], lengths[1]))).decode()
+    return {"shard": "a", "bytes": 1, "records": 1, "measures": {}, "lengths": {"x": array}}
+
+
+def test_lengths_are_one_unsigned_integer_for_each_record():
+    line = ledger._line(with_lengths(([7], "u1")))
+    assert parse_log(ledger.header_line(JOB) + line, JOB).shards["a", ""].measures.lengths["x"].tolist() == [7]
+
+
 @pytest.mark.parametrize(
     "value",
     [
+        *map(with_lengths, [([7, 8], "u1"), ([7], "i4"), ([7.0], "f4"), (7, "u1"), ([[7]], "u1")]),
         [],
         {"shard": "../a", "bytes": 1, "records": 1},
         {"shard": "a", "bytes": -1, "records": 1},

@@ -486,6 +486,11 @@ def test_what_cannot_be_indexed(tmp_path):
         index_shards(str(tmp_path / "a"))
     assert caught.value.path == str(tmp_path / "a" / SECOND)
     assert "dataload.json" not in os.listdir(tmp_path / "a")
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "a.syr").write_bytes(b"GS\0 damaged")
+    with pytest.raises(CorruptFileError):
+        index_shards(str(tmp_path / "c"))
+    assert os.listdir(tmp_path / "c") == ["a.syr"]
     (tmp_path / "victim").write_text("precious")
     (tmp_path / "b" / ".dataload.json.index.log").symlink_to("../victim")
     index_shards(str(tmp_path / "b"))

@@ -232,6 +232,7 @@ def test_bad_records_are_left_out_and_listed(tmp_path):
         (9, "transform 'fragile'", "KeyError", "'label'"),
         (31, "read", "ValueError", "no 31"),
     ]
+    assert {(bad.epoch, bad.step - bad.index) for bad in report.bad_records} == {(0, 0)}
     loader = dataload.Loader(Flawed(), batch_size=40, exclude=tmp_path / "bad.jsonl")
     assert [batch["n"].tolist() for batch in loader] == [sorted([*GOOD, 20])], "the report is one of a loader, too"
 
@@ -243,8 +244,9 @@ def test_too_many_bad_records(tmp_path):
     message = BAD.format(r"4 of 9 \(44\.44%\)", 3, 8)
     arguments = {"shards": 5, "map": fragile, "on_error": "skip"}  # shards of eight records
     for resume in (False, True):
-        with pytest.raises(WorkerError, match=message):
+        with pytest.raises(WorkerError, match=message) as caught:
             convert(Flawed(), tmp_path / "a.syr", **arguments, max_bad=3, resume=resume)
+        assert (caught.value.epoch, caught.value.step, caught.value.indices) == (0, 8, (8,))
     report = convert(Flawed(), tmp_path / "a.syr", **arguments, max_bad=6, resume=True)
     assert (report.skipped, len(report.bad_records), report.resumed) == (6, 3, 5)
     assert numbers(tmp_path) == GOOD

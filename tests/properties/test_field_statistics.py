@@ -141,10 +141,11 @@ def test_few_labels_and_shapes_are_counted(monkeypatch):
         return field.labels, field.shapes
 
     assert [found(*values)[0] for values in ("aab", "abc")] == [{"a": 2, "b": 1}, None]
-    numbers = np.array([1, 2, 2]), np.array([1, 2, 3])
-    assert [measure(MemorySource({"x": column})).fields["x"].labels for column in numbers] == [{1: 1, 2: 2}, None]
+    numbers = np.array([1, 1, 2]), np.array([1, 2, 3])  # a block of one record, and then one of two
+    assert [measure(MemorySource({"x": column})).fields["x"].labels for column in numbers] == [{1: 2, 2: 1}, None]
     ones = [np.ones(length) for length in (1, 2, 2, 3)]
     assert [found(*ones[:3])[1], found(*ones)[1]] == [{(1,): 1, (2,): 2}, None]
+    assert [found(*ones[:2], ones[0])[1], found(*ones[:2], ones[3])[1]] == [{(1,): 2, (2,): 1}, None]
 
 
 @pytest.mark.parametrize(

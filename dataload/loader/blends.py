@@ -15,7 +15,7 @@ from dataload._util.fingerprint import digest, fingerprint, identify
 from dataload.errors import StateMismatchError
 from dataload.loader.state import LoaderState
 from dataload.samplers import Mixture
-from dataload.samplers.mixture_changes import Change
+from dataload.samplers.mixture_changes import COUNTS, Change
 from dataload.samplers.mixture_weights import rows_of
 from dataload.sources.views.concat import ConcatSource
 
@@ -70,7 +70,7 @@ def fitted(saved: LoaderState, names: Mapping[str, str], mixture: Mixture, sourc
     at = np.array(places)
 
     def placed(change: Change) -> Change:
-        values = {name: np.where(at < 0, 0, getattr(change, name)[at]) for name in ("weights", "drawn", "firsts")}
+        values = {name: np.where(at < 0, 0, getattr(change, name)[at]) for name in ("weights", *COUNTS)}
         return replace(change, **values)
 
     return replace(saved, **names, changes=tuple(map(placed, saved.changes)), parts="")

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import re
+import zlib
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, Literal, TypeAlias, cast, get_args
+
+import numpy as np
 
 from dataload._util.fingerprint import identify
 from dataload._util.settings import check_choice
 from dataload.errors import StateMismatchError
 from dataload.loader.blends import fitted, marks_of
-from dataload.loader.state import Before, Cursor, EpochPlanners, LoaderState, OrderIdentity, mixture_of, with_changes
-from dataload.samplers import BatchPlanner
+from dataload.loader.state import Before, Cursor, EpochPlanners, LoaderState, OrderIdentity, mixture_of
+from dataload.samplers import BatchPlanner, BatchSampler, Mixture
+from dataload.samplers.common import MAX_LENGTH
+from dataload.samplers.mixture_changes import Change
 from dataload.sources.base import Source
-from dataload.sources.grown import before_growth, shard_marks
+from dataload.sources.grown import before_growth, files_of, shard_marks, with_shards
 from dataload.sources.views.concat import ConcatSource
+from dataload.types import Int64Array, Sampler
 
 OnGrowth: TypeAlias = Literal["error", "finish"]
 """What to do with a state from before shards were added: refuse it, or finish its epoch without them."""
@@ -26,7 +34,7 @@ class States:
     """Saves and loads the states of a loader: its place in an order, and fingerprints of the order and the data."""
 
     def __init__(self, source: Any, plan: BatchPlanner, replan: partial[BatchPlanner]) -> None:
-        self._source, self._replan = source, replan
+        self._source, self._replan, self._plan = source, replan, plan
         mixture, parts = mixture_of(plan), source.sources if isinstance(source, ConcatSource) else ()
         self._mixture = mixture if mixture is not None and len(mixture.samplers) == len(parts) else None
         """The mixture whose components are the sources."""
@@ -35,13 +43,8 @@ class States:
         """Makes the `sampler` of `replan` for another source, if anything but the user can."""
 
     @cached_property
-    def _marks(self) -> Sequence[tuple[str, int]]:
-        return shard_marks(self._source)
-
-    @cached_property
     def _names(self) -> Mapping[str, str]:
-        names = {"source": identify(self._source), "shards": summarize(self._marks)}
-        return {**names, "order": self.order.fingerprint, "settings": self.order.text}
+        return _names(self._source, self.order)
 
     @cached_property
     def _parts(self) -> str:
@@ -51,10 +54,70 @@ class States:
         state = plans.state(cursor, **self._names)
         return replace(state, parts=self._parts) if state.changes and plans.before is None else state
 
-    def read(self, state: Mapping[str, Any]) -> LoaderState:
+    def with_changes(self, planner: BatchPlanner, changes: Sequence[Change], *, sends: bool = False) -> BatchPlanner:
+        """Return a plan whose mixture has these changes; `sends` if workers have a copy of the plan without them."""
+        mixture = mixture_of(planner)
+        if changes and (mixture is None or any(len(each.weights) != len(mixture.samplers) for each in changes)):
+            found = "no mixture" if mixture is None else f"a mixture of {len(mixture.samplers)}"
+            message = f"the state has weights of {len(changes[0].weights)} sources, and this loader has {found}"
+            raise StateMismatchError(message)
+        if mixture is None or tuple(changes) == mixture.changes:
+            return planner
+        return planner.with_ranks(sampler=mixture.with_changes(changes, self._orders_before(changes)), sends=sends)
+
+    def _orders_before(self, changes: Sequence[Change]) -> Mapping[tuple[int, int], Sampler]:
+        """Return the order of each source before it grew, by its place and number of shards; see `Change.shards`."""
+        orders: dict[tuple[int, int], Sampler] = {}
+        for counts in {tuple(each.shards.tolist()): each.shards for each in changes if each.shards.any()}.values():
+            grown = np.flatnonzero(counts).tolist()
+            files = [files_of(self._source.sources[part])[0] for part in grown]
+            earlier = with_shards(self._source, [*zip(files, counts[grown].tolist(), strict=True)])
+            samplers = cast("tuple[Sampler, ...]", self._mixture_of(self._plan_for(earlier, self._plan)).samplers)
+            orders |= {(part, int(counts[part])): samplers[part] for part in grown}
+        return orders
+
+    def read(self, state: Mapping[str, Any], on_growth: OnGrowth) -> LoaderState:
         """Return a saved state, as the sources of a mixture that are here continue it."""
+        check_choice("on_growth", on_growth, get_args(OnGrowth))
         saved = LoaderState.from_json(state)
-        return saved if self._mixture is None else fitted(saved, self._names, self._mixture, self._source)
+        if self._mixture is None:
+            return saved
+        earlier = self._before(saved)
+        if isinstance(earlier, ConcatSource):
+            plan = self._plan_for(earlier, self._plan)
+            names = _names(earlier, OrderIdentity(plan))
+            found = fitted(saved, names, self._mixture_of(plan), earlier)
+            if (found.source, found.order) == (names["source"], names["order"]):
+                then = self._mixture_of(self.with_changes(plan, found.changes))
+                is_endless = then.length_in(found.epoch) == MAX_LENGTH
+                return self._grown(found, then, earlier, on_growth) if is_endless else saved
+        return fitted(saved, self._names, self._mixture, self._source)
+
+    def _grown(self, saved: LoaderState, then: Mixture, earlier: ConcatSource, on_growth: OnGrowth) -> LoaderState:
+        """Return the state of a mixture without end whose sources have grown."""
+        if on_growth == "error" or saved.missing:
+            remedy = "so that each source ends its pass without their records, pass load_state_dict(state, "
+            remedy += "on_growth='finish')"
+            if saved.missing:
+                remedy = "the state lacks steps of in_order=False: go on without those shards for a few steps"
+            raise self._growth_error(earlier, f"{remedy}, or start over")
+        pairs = zip(earlier.sources, self._source.sources, strict=True)
+        shards = np.array([0 if part is now else len(shard_marks(part)) for part, now in pairs])
+        changes = (
+            self._mixture.grown(then, shards, saved.position, epoch=saved.epoch) if self._mixture is not None else ()
+        )
+        return replace(saved, **self._names, changes=changes, parts="")
+
+    @staticmethod
+    def _mixture_of(plan: BatchPlanner) -> Mixture:
+        """Return the mixture of a plan for other records, where this plan has one."""
+        return cast("Mixture", mixture_of(plan))
+
+    def _before(self, saved: LoaderState) -> Source[Any] | None:
+        if saved.source == self._names["source"]:
+            return None
+        total, counts = _counts(saved.shards)
+        return before_growth(self._source, saved.source, counts, total)
 
     def resume(self, planner: BatchPlanner, saved: LoaderState, before: Before | None) -> tuple[EpochPlanners, Cursor]:
         """Return the planners and the cursor that continue from a state, which may be of ranks that were not known."""
@@ -63,13 +126,12 @@ class States:
 
     def load(self, planner: BatchPlanner, saved: LoaderState, on_growth: OnGrowth) -> tuple[EpochPlanners, Cursor]:
         """Return the planners and the cursor that continue from a saved state, see `Loader.load_state_dict`."""
-        check_choice("on_growth", on_growth, get_args(OnGrowth))
-        is_other = saved.source != self._names["source"]
-        earlier = before_growth(self._source, saved.source) if is_other else None
-        before = None if earlier is None else self._plan_before(earlier, planner, saved)
+        earlier = self._before(saved)
+        is_before = earlier is not None and earlier.fingerprint() == saved.source
+        before = self._plan_before(earlier, planner, saved) if is_before else None
         plans, cursor = EpochPlanners.resume(planner, saved, before)
-        here = plans.state(cursor, **self._names)
-        more = find_change(saved.shards, self._marks) if is_other and before is None else ()
+        here, is_other = plans.state(cursor, **self._names), saved.source != self._names["source"]
+        more = find_change(saved.shards, shard_marks(self._source)) if is_other and before is None else ()
         saved.check(here, hint=self.order.hint if saved.order != here.order else "", more=more)
         if before is None or (on_growth == "finish" and saved.position):
             return plans, cursor
@@ -78,45 +140,105 @@ class States:
         remedy = "pass load_state_dict(state, on_growth='finish'), or start over"
         raise self._growth_error(before.source, f"to finish epoch {saved.epoch} without their records, {remedy}")
 
-    def _plan_before(self, earlier: Any, planner: BatchPlanner, saved: LoaderState) -> Before:
-        replan, sampler = self._replan, self._replan.keywords["sampler"]
+    def _plan_for(self, earlier: Any, like: BatchPlanner) -> BatchPlanner:
+        """Return the plan of the source as it was."""
+        sampler = self._replan.keywords["sampler"]
         if sampler is not None:
             if self.sampler_for is None:
                 count = len(shard_marks(earlier))
-                raise self._growth_error(
-                    earlier,
-                    f"to finish epoch {saved.epoch}, load the state into a loader of the first {count}, "
-                    f"dataload.open(source.paths[:{count}]), with your {type(sampler).__name__} rebuilt for their "
-                    f"{len(earlier)} records",
-                )
+                files = f"of the first {count}, dataload.open(source.paths[:{count}])"
+                files = "of the sources as they were" if isinstance(earlier, ConcatSource) else files
+                rebuilt = f"with your {type(sampler).__name__} rebuilt for their {len(earlier)} records"
+                raise self._growth_error(earlier, f"to finish the epoch, load it into a loader {files}, {rebuilt}")
             sampler = self.sampler_for(earlier)
         # Of a data set for torch's loader, only the length is used.
         chosen = earlier if isinstance(self._source, Source) else range(len(earlier))
-        plan = replan(chosen, sampler=sampler, rank=planner.rank, world_size=planner.world_size)
-        plan = with_changes(plan, saved.changes)
-        order = OrderIdentity(plan)
-        names = {"source": saved.source, "shards": summarize(shard_marks(earlier))}
-        return Before(earlier, plan, {**names, "order": order.fingerprint, "settings": order.text})
+        return self._replan(chosen, sampler=sampler, rank=like.rank, world_size=like.world_size)
+
+    def _plan_before(self, earlier: Any, planner: BatchPlanner, saved: LoaderState) -> Before:
+        plan = self._plan_for(earlier, planner)
+        names = _names(earlier, OrderIdentity(plan))
+        if isinstance(self._source, ConcatSource):
+            lengths, mixture = [*map(len, self._source.sources)], mixture_of(plan)
+            if mixture is not None:
+                plan = plan.with_ranks(sampler=mixture.placed(lengths))
+            elif isinstance(plan, BatchSampler):
+                plan = plan.with_ranks(sampler=_Placed(plan.sampler, tuple(map(len, earlier.sources)), tuple(lengths)))
+            else:
+                message = f"{type(plan).__name__} cannot finish an epoch of several sources; start over"
+                raise self._growth_error(earlier, message)
+        return Before(earlier, self.with_changes(plan, saved.changes), names)
 
     def _growth_error(self, earlier: Any, remedy: str) -> StateMismatchError:
-        names, known = [name for name, _ in self._marks], len(shard_marks(earlier))
-        more = f" and {len(names) - known - _SHOWN} more" if len(names) > known + _SHOWN else ""
-        added = f"{', '.join(names[known : known + _SHOWN])}{more}"
+        names, known = list[str](), len(shard_marks(earlier))
+        for leaf, was in zip(files_of(self._source), files_of(earlier), strict=True):
+            names += [name for name, _ in shard_marks(leaf)[len(shard_marks(was)) :]]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         return StateMismatchError(
             f"shards were added to the data set after the state was saved: {remedy}",
-            differences=[f"shards: {known} in the state, {len(names)} here; added: {added}"],
+            differences=[
+                f"shards: {known} in the state, {known + len(names)} here; added: {', '.join(names[:_SHOWN])}{more}"
+            ],
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    """An order of several sources with fewer records, one after another, as indices of those here."""
+
+    sampler: Sampler
+    lengths: tuple[int, ...]
+    here: tuple[int, ...]
+
+    def __len__(self) -> int:
+        return len(self.sampler)
+
+    @property
+    def records(self) -> int:
+        return sum(self.here)
+
+    def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
+        found, ends = self.sampler.indices(positions, epoch=epoch), np.cumsum(self.lengths, dtype=np.int64)
+        shifts: Int64Array = np.cumsum(self.here, dtype=np.int64) - self.here - ends + self.lengths
+        return found + shifts[np.searchsorted(ends, found, side="right")]
+
+
+def _names(source: Any, order: OrderIdentity) -> Mapping[str, str]:
+    """Return the fields of a state that identify data and order."""
+    names = {"source": identify(source), "shards": summarize(shard_marks(source), _shard_counts(source))}
+    return {**names, "order": order.fingerprint, "settings": order.text}
+
+
+def _shard_counts(source: Any) -> list[int]:
+    return [len(leaf.shard_lengths) for leaf in files_of(source)]
 
 
 _MOST_GROUPS = 32
 _SHOWN = 3
-_SUMMARY = re.compile(r"(\d{1,9}) ((?:[0-9a-f]{4})+)")
+_MOST_COUNTS = 300  # characters
+_SUMMARY = re.compile(rf"(\d{{1,9}}) ((?:[0-9a-f]{{4}})+)(?: (\S{{1,{_MOST_COUNTS}}}))?")
 
 
-def summarize(marks: Sequence[tuple[str, int]]) -> str:
-    """Return the number of shards and the checksums of groups of them, given name and checksum of each."""
+def summarize(marks: Sequence[tuple[str, int]], counts: Sequence[int]) -> str:
+    """Return the number of shards and the checksums of groups of them, given name and checksum of each.
+
+    With several sources, the number of shards of each follows, if it fits: as text, compressed, in base 64.
+    """
     sums = _grouped([mark for _, mark in marks], _group_size(len(marks)))
-    return f"{len(marks)} {''.join(f'{each:04x}' for each in sums)}" if marks else ""
+    packed = b64encode(zlib.compress(",".join(map(str, counts)).encode(), 9)).decode()
+    more = f" {packed}" if len(counts) > 1 and len(packed) <= _MOST_COUNTS else ""
+    return f"{len(marks)} {''.join(f'{each:04x}' for each in sums)}{more}" if marks else ""
+
+
+def _counts(summary: str) -> tuple[int, list[int]]:
+    """Return the number of shards in a summary, and of each source; 0 and none if it does not say so."""
+    found = _SUMMARY.fullmatch(summary)
+    if found is None:
+        return 0, []
+    with suppress(ValueError, zlib.error):
+        text = zlib.decompress(b64decode(found[3] or "", validate=True))
+        return int(found[1]), [int(each) for each in text.split(b",")]
+    return int(found[1]), []
 
 
 def find_change(saved: str, marks: Sequence[tuple[str, int]]) -> list[str]:

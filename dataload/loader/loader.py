@@ -377,7 +377,7 @@ class Loader(WeightChanges[BatchT]):
                 ``in_order=False`` and steps of another size.
         """
         self._ask_rank(later=True)
-        saved = self._states.read(state)
+        saved = self._states.read(state, on_growth)
         planner = self._with_saved(saved)
         plans, cursor = self._states.load(planner, saved, on_growth)
         self._planner = planner

@@ -134,18 +134,6 @@ def mixture_of(planner: BatchPlanner) -> Mixture | None:
     return sampler if isinstance(sampler, Mixture) else None
 
 
-def with_changes(planner: BatchPlanner, changes: Sequence[Change], *, sends: bool = False) -> BatchPlanner:
-    """Return a plan whose mixture has these changes; `sends` if workers have a copy of the plan without them."""
-    mixture = mixture_of(planner)
-    if changes and (mixture is None or any(len(each.weights) != len(mixture.samplers) for each in changes)):
-        found = "no mixture" if mixture is None else f"a mixture of {len(mixture.samplers)}"
-        message = f"the state has weights of {len(changes[0].weights)} sources, and this loader has {found}"
-        raise StateMismatchError(message)
-    if mixture is None or tuple(changes) == mixture.changes:
-        return planner
-    return planner.with_ranks(sampler=mixture.with_changes(changes), sends=sends)
-
-
 def upgrade(
     state: object, kind: type[Any], name: str, migrations: Sequence[Callable[[dict[str, Any]], dict[str, Any]]]
 ) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from dataload.errors import ConfigError
 from dataload.loader.base import BatchT, EpochIteration, LoaderBase
 from dataload.loader.change_log import ChangeLog
 from dataload.loader.growth import States
-from dataload.loader.state import Cursor, EpochPlanners, LoaderState, mixture_of, with_changes
+from dataload.loader.state import Cursor, EpochPlanners, LoaderState, mixture_of
 from dataload.loader.statistics import Statistics
 from dataload.samplers import BatchPlanner
 from dataload.samplers.mixture_changes import Change, SourceStatistics
@@ -157,4 +157,4 @@ class WeightChanges(LoaderBase[BatchT]):
 
     def _with_changes(self, planner: BatchPlanner, changes: Sequence[Change]) -> BatchPlanner:
         # Workers in other processes have a copy of the first plan, so they are sent rows.
-        return with_changes(planner, changes, sends=self._work.in_processes)
+        return self._states.with_changes(planner, changes, sends=self._work.in_processes)

@@ -14,7 +14,6 @@ from dataload._util.caches import Memo
 from dataload._util.fingerprint import ADDED
 from dataload._util.settings import Least, as_tuple, check_count, check_setting, check_settings, setting_error
 from dataload.errors import ConfigError
-from dataload.samplers.basic import positions_without_end
 from dataload.samplers.common import (
     MAX_LENGTH,
     BoolArray,
@@ -93,14 +92,14 @@ class Mixture:
     global_batch_size: InitVar[Step | None] = None
     max_epochs: MaxEpochs | None = field(default=None, metadata=ADDED)
     _orders: Orders = field(init=False, repr=False, compare=False)
+    _limits: Int64Array | None = field(init=False, repr=False, compare=False)  # the most draws in an epoch
     _schedules: tuple[Schedule, ...] = field(init=False, repr=False, compare=False)  # one per epoch, or for all
     _length: int = field(init=False, repr=False, compare=False)
-    # Epochs of each component in one epoch of the mixture, so that no two of these share a component's epoch.
-    _epochs: Int64Array = field(init=False, repr=False, compare=False)
+    _draws: Int64Array = field(init=False, repr=False, compare=False)  # (schedules, components), in one epoch
     _firsts: Int64Array = field(init=False, repr=False, compare=False)  # (components + 1,), first index of each
     changes: tuple[Change, ...] = field(default=(), init=False, repr=False, compare=False)
     names: tuple[str, ...] | None = field(default=None, init=False, repr=False, compare=False)
-    _plans: Memo[tuple[Schedule, Int64Array]] = field(default_factory=Memo, init=False, repr=False, compare=False)
+    _plans: Memo[tuple[Schedule, Change]] = field(default_factory=Memo, init=False, repr=False, compare=False)
     _lengths: Memo[int] = field(default_factory=Memo, init=False, repr=False, compare=False)  # of changed epochs
 
     def __post_init__(self, global_batch_size: int | None) -> None:
@@ -108,10 +107,10 @@ class Mixture:
         check_settings(self)
         self._check(step)
         set_fields(self, _orders=Orders(cast("tuple[Sampler, ...]", self.samplers)))
+        set_fields(self, _limits=self._start(0).limits(self._orders, self._most))
         set_fields(self, _schedules=schedules(self.weights, self.window, self.seed, self._limits))
         set_fields(self, _length=self._measure(self._schedules))
-        draws = np.max([schedule.draws(self._length) for schedule in self._schedules], axis=0)
-        set_fields(self, _epochs=-(-draws // np.maximum(1, self._orders.lengths)))
+        set_fields(self, _draws=np.array([schedule.draws(self._length) for schedule in self._schedules]))
 
     def _check(self, step: int) -> None:
         names = tuple(self.samplers) if isinstance(self.samplers, Mapping) else None
@@ -139,14 +138,6 @@ class Mixture:
         set_fields(
             self, samplers=samplers, weights=weights, lengths=lengths, names=names, _firsts=firsts, max_epochs=limits
         )
-
-    @property
-    def _limits(self) -> Int64Array | None:
-        """The most draws from each component in an epoch, (components,); None without limits."""
-        if self.max_epochs is None:
-            return None
-        limits = np.floor(np.array(self.max_epochs) * self._orders.lengths)
-        return np.where(limits < MAX_LENGTH, limits, MOST_POSITIONS).astype(np.int64)
 
     def _measure(self, schedules: Sequence[Schedule]) -> int:
         """Return the number of positions per epoch of these schedules."""
@@ -221,20 +212,52 @@ class Mixture:
         if row.ndim != 1:
             raise setting_error("weights", weights, "must be one weight for each component")
         earlier = [each for each in self.changes if (each.epoch, each.position) <= (epoch, position)]
-        before = self.with_changes(earlier)
-        schedule, firsts = before._plan(epoch)
-        number = earlier[-1].number + 1 if earlier else 1
-        change = Change(epoch, position, number, row, schedule.draws(position), firsts)
+        schedule, held = self.with_changes(earlier)._plan(epoch)
+        number, drawn = earlier[-1].number + 1 if earlier else 1, schedule.draws(position)
+        change = replace(held, position=position, number=number, weights=row, drawn=drawn).ended()
         found = self.with_changes([*earlier, change])
         found.length_in(epoch)  # which checks that the epoch goes on
         for later in self.changes[len(earlier) :]:
             found = found.changed(later.position, later.weights.tolist(), epoch=later.epoch)
         return found
 
-    def with_changes(self, changes: Sequence[Change]) -> Mixture:
+    def with_changes(
+        self, changes: Sequence[Change], before: Mapping[tuple[int, int], Sampler] | None = None
+    ) -> Mixture:
         """Return this mixture with these changes instead of those that it has."""
         found = copy(self)
         set_fields(found, changes=tuple(changes), _plans=Memo(), _lengths=Memo())
+        if before is not None:
+            set_fields(found, _orders=Orders(self._orders.samplers, before))
+        return found
+
+    def grown(self, before: Mixture, shards: Int64Array, position: int, *, epoch: int) -> tuple[Change, ...]:
+        """Return the changes with which this mixture continues, from a position of an epoch, one of fewer records.
+
+        Each component finishes its pass in the order of `before`; its next pass goes over all. Weights stay.
+
+        Args:
+            before: The mixture whose components have fewer records.
+            shards: (components,), the shards of those components that have grown since, 0 for others.
+            position: The position.
+            epoch: The epoch.
+        """
+        (schedule, held), orders = before._plan(epoch), before._orders
+        change = held.grown(orders, schedule.draws(position), shards)
+        number = 1 + max((c.number for c in before.changes if (c.epoch, c.position) <= (epoch, position)), default=0)
+        at = int(np.searchsorted(schedule.starts, position, side="right")) - 1
+        weights = [rule.row for rule in schedule.rules[at:]]
+        change = replace(change, position=position, number=number, weights=weights[0])
+        ending = {(i, int(change.shards[i])): orders.samplers[i] for i in np.flatnonzero(change.shards).tolist()}
+        found = self.with_changes([change], {**ending, **orders.before})
+        for start, row in zip(schedule.starts[at + 1 :].tolist(), weights[1:], strict=True):
+            found = found.changed(start, row.tolist(), epoch=epoch)
+        return found.changes
+
+    def placed(self, lengths: Sequence[int]) -> Mixture:
+        """Return this mixture for a `ConcatSource` whose sources have at least the records of its components."""
+        found = copy(self)
+        set_fields(found, lengths=tuple(lengths), _firsts=np.cumsum([0, *lengths], dtype=np.int64))
         return found
 
     def first(self, count: int) -> Mixture:
@@ -254,54 +277,74 @@ class Mixture:
         return self.changes[max(0, len(past) - 1) :]
 
     def given(self, position: int, *, epoch: int) -> tuple[Int64Array, Float64Array]:
-        """Return the records of each component before a position, in all epochs, and their number in passes."""
-        schedule, firsts = self._plan(epoch)
-        records = firsts * self._orders.lengths + schedule.draws(position)
-        return records, records / np.maximum(1, self._orders.lengths)
+        """Return the records of each component before a position, in all epochs, and their number in passes.
+
+        Earlier epochs count in full; those without end do not count.
+        """
+        schedule, held = self._plan(epoch)
+        return held.given(self._orders, schedule.draws(position))
 
     def shares(self, position: int, *, epoch: int) -> Float64Array:
         """Return the share of each component from a position on, (components,)."""
-        (schedule, _), limits = self._plan(epoch), self._limits
+        schedule, held = self._plan(epoch)
+        limits = held.limits(self._orders, self._most)
         row = scaled(schedule.rules[int(np.searchsorted(schedule.starts, position, side="right")) - 1].row)
         row = row if limits is None else row * (schedule.draws(position) < limits)
         return row / (row.sum() or 1)
 
-    def _plan(self, epoch: int) -> tuple[Schedule, Int64Array]:
-        """Return the schedule of an epoch, and the number of each component's first pass in it."""
+    @property
+    def _most(self) -> tuple[float, ...] | None:
+        return cast("tuple[float, ...] | None", self.max_epochs)  # see `_check`
+
+    def _start(self, epoch: int, firsts: int | Int64Array = 0, earlier: int | Int64Array = 0) -> Change:
+        """Return what holds from the start of an epoch without changes; its weights are those of the schedule."""
+        zeros = self._firsts[1:] * 0
+        return Change(epoch, 0, 0, zeros.astype(np.float64), zeros, zeros + firsts, zeros + earlier, zeros, zeros, zeros)
+
+    def _plan(self, epoch: int) -> tuple[Schedule, Change]:
+        """Return the schedule of an epoch, and the counts that hold from its first known position on."""
         past = [each for each in self.changes if each.epoch <= epoch]
-        if not past:
-            if self.changes and self.changes[0].number > 1:
-                raise forgotten(f"epoch {self.changes[0].epoch}")
-            return self._schedules[min(epoch, len(self._schedules) - 1)], self._epochs * epoch
-        return self._plans.recall(epoch) or self._plans.keep(epoch, self._changed_plan(past, epoch))
+        if past:
+            return self._plans.recall(epoch) or self._plans.keep(epoch, self._changed_plan(past, epoch))
+        if self.changes and self.changes[0].number > 1:
+            raise forgotten(f"epoch {self.changes[0].epoch}")
+        # No two epochs share a component's pass.
+        passes = -(-self._draws.max(axis=0) // np.maximum(1, self._orders.lengths))
+        last = len(self._draws) - 1
+        earlier = self._draws[: min(epoch, last)].sum(axis=0) + max(0, epoch - last) * self._draws[last]
+        held = self._start(epoch, passes * epoch, 0 if self._length == MAX_LENGTH else earlier)
+        return self._schedules[min(epoch, last)], held
 
-    def _changed_plan(self, past: list[Change], epoch: int) -> tuple[Schedule, Int64Array]:
-        limits = self._limits
+    def _changed_plan(self, past: list[Change], epoch: int) -> tuple[Schedule, Change]:
+        own, zeros = [each for each in past if each.epoch == epoch], self._firsts[1:] * 0
 
-        def rule(change: Change, drawn: Int64Array) -> Quotas:
+        def rule(change: Change, drawn: Int64Array, limits: Int64Array | None) -> Quotas:
             left = None if limits is None else limits - drawn
             return Quotas(change.weights.tolist(), self.seed, "change", change.number, limits=left)
 
-        own, lengths, zeros = [each for each in past if each.epoch == epoch], self._orders.lengths, self._firsts[1:] * 0
         if own:
-            known, at = past[: -len(own)], own[0].position
+            known, first = past[: -len(own)], own[0]
             starts, before, rules = np.empty(0, np.int64), zeros[:0].reshape(0, len(zeros)), ()
-            if own[0].number == (known[-1].number + 1 if known else 1):
-                earlier, _ = self.with_changes(known)._plan(epoch)
-                if np.array_equal(earlier.draws(at), own[0].drawn):  # not if retired components were left out
-                    starts, before, rules = earlier
-            count = int(np.searchsorted(starts, at, side="right"))
+            if first.number == (known[-1].number + 1 if known else 1) and not first.origins.any():
+                schedule, _ = self.with_changes(known)._plan(epoch)
+                if np.array_equal(schedule.draws(first.position), first.drawn):  # not if retired ones were left out
+                    starts, before, rules = schedule
+            count = int(np.searchsorted(starts, first.position, side="right"))
             starts = np.append(starts[:count], [each.position for each in own])
             before = np.vstack([before[:count], *(each.drawn for each in own)])
-            return Schedule(starts, before, (*rules[:count], *(rule(each, each.drawn) for each in own))), own[0].firsts
+            limits = first.limits(self._orders, self._most)
+            rules = (*rules[:count], *(rule(each, each.drawn, limits) for each in own))
+            return Schedule(starts, before, rules), first
         last = past[-1]
-        schedule = Schedule(np.zeros(1, np.int64), zeros[None], (rule(last, zeros),))
-        drawn = self._plan(last.epoch)[0].draws(self.length_in(last.epoch))
-        firsts = last.firsts - (-drawn // np.maximum(1, lengths))
-        if epoch > last.epoch + 1:
-            each = -(-schedule.draws(self._measure([schedule])) // np.maximum(1, lengths))
-            firsts = firsts + each * (epoch - last.epoch - 1)
-        return schedule, firsts
+        schedule, held = self._plan(last.epoch)
+        length = self.length_in(last.epoch)
+        held = self._start(epoch, *held.following(self._orders, schedule.draws(length), length))
+        schedule = Schedule(np.zeros(1, np.int64), zeros[None], (rule(last, zeros, self._limits),))
+        if more := epoch - last.epoch - 1:
+            length = self._measure([schedule])
+            firsts, earlier = self._start(0).following(self._orders, schedule.draws(length), length)
+            held = self._start(epoch, held.firsts + more * firsts, held.earlier + more * earlier)
+        return schedule, held
 
     @property
     def records(self) -> int:
@@ -316,23 +359,19 @@ class Mixture:
 
     def indices(self, positions: Int64Array, *, epoch: int) -> Int64Array:
         """See `dataload.types.Sampler`."""
-        schedule, firsts = self._plan(epoch)
+        schedule, held = self._plan(epoch)
         components, draws = schedule.turns(positions)
-        found = self._orders.indices(components, draws, firsts)
+        found = held.indices(self._orders, components, draws)
         found += self._firsts[components]
         return found
 
     def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
         """See `dataload.samplers.inverse.positions_of`."""
-        samplers = cast("tuple[Sampler, ...]", self.samplers)
         component = int(np.searchsorted(self._firsts, index, side="right")) - 1
-        if component == len(samplers):
+        if component == len(self.samplers):
             return np.empty(0, np.int64)
-        schedule, firsts = self._plan(epoch)
-        draws = positions_without_end(
-            samplers[component],
-            index - int(self._firsts[component]),
-            first_epoch=int(firsts[component]),
-            below=int(schedule.draws(min(below, self.length_in(epoch)))[component]),
-        )
-        return np.array([schedule.position(component, draw) for draw in draws.tolist()], np.int64)
+        schedule, held = self._plan(epoch)
+        stop = int(schedule.draws(min(below, self.length_in(epoch)))[component])
+        draws = range(int(schedule.before[0, component]), stop)
+        found = held.draws_of(self._orders, component, index - int(self._firsts[component]), draws)
+        return np.array([schedule.position(component, draw) for draw in found.tolist()], np.int64)

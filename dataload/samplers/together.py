@@ -1,7 +1,7 @@
 """The orders of many sources, evaluated together: a key and a length for each element. Pure (no I/O)."""
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self, cast
 
 import numpy as np
@@ -20,8 +20,10 @@ _LONG = 1 << 16
 class Orders:
     """The orders of several components; each starts its next pass when it ends."""
 
-    def __init__(self, samplers: Sequence[Sampler]) -> None:
-        self._samplers = samplers
+    def __init__(self, samplers: Sequence[Sampler], before: Mapping[tuple[int, int], Sampler] | None = None) -> None:
+        self.samplers: Sequence[Sampler] = samplers
+        self.before: Mapping[tuple[int, int], Sampler] = before or {}
+        """The order of components before they grew, by component and number of shards; see `Change.shards`."""
         self.lengths: Int64Array = np.array([*map(len, samplers)], np.int64)
         self._is_shuffled = np.array([type(each) is GlobalShuffle and each.parent is None for each in samplers])
         if len(samplers) <= FEW:  # a few long ones are faster one by one
@@ -30,7 +32,7 @@ class Orders:
         self._shuffles: PerProcess[_Shuffles] = PerProcess()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._samplers,)
+        return type(self), (self.samplers, self.before)
 
     def indices(self, components: Int64Array, draws: Int64Array, firsts: Int64Array) -> Int64Array:
         """Return what draws from components yield, given the number of each component's first pass; all (rows,)."""
@@ -47,7 +49,7 @@ class Orders:
             others = np.flatnonzero(self._is_other[components])
             for component, rows in split_by_group(components[others]):
                 at, first = others[rows], int(firsts[component])
-                found[at] = indices_without_end(self._samplers[component], draws[at], first_epoch=first)
+                found[at] = indices_without_end(self.samplers[component], draws[at], first_epoch=first)
         return found
 
     def _shuffled(self, components: Int64Array, positions: Int64Array, passes: Int64Array) -> Int64Array:
@@ -58,7 +60,7 @@ class Orders:
         lengths = np.where(self._is_shuffled, np.maximum(1, self.lengths), 1)[components]
         if passes is None:
             return Permutations.of(lengths)
-        seeds = (cast("GlobalShuffle", self._samplers[each]).seed for each in components.tolist())
+        seeds = (cast("GlobalShuffle", self.samplers[each]).seed for each in components.tolist())
         return Permutations.of(lengths, derive_keys(seeds, "shuffle", passes.tolist(), KEY_WORDS))
 
 

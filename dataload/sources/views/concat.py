@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from copy import copy
 from numbers import Real
-from typing import Any, ClassVar, Literal, NoReturn, TypeAlias, cast, get_args
+from typing import Any, ClassVar, Literal, NoReturn, Self, TypeAlias, cast, get_args
 
 import numpy as np
 
@@ -53,6 +54,12 @@ class ConcatSource(ViewSource[Any]):
     def sources(self) -> tuple[Source[Any], ...]:
         """The concatenated sources, in index order."""
         return self._parents
+
+    def over(self, sources: Sequence[Source[Any]]) -> Self:
+        """Return the same of other sources."""
+        found = copy(self)
+        found._parents, found._ends = tuple(sources), None
+        return found
 
     def _bounds(self) -> Int64Array:
         if self._ends is None:

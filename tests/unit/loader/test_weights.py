@@ -174,7 +174,7 @@ def test_what_cannot_be_changed_says_why():
     state = loader.state_dict()
     with pytest.raises(StateMismatchError, match="the state has weights of 4 sources, and this loader has no mixture"):
         plain.load_state_dict(state)
-    for changes in ([{}], [{**state["changes"][0], "packed": "?"}], 5):
+    for changes in ([{}], [{**state["changes"][0], "sources": "?"}], [{**state["changes"][0], "widths": [0, -8]}], 5):
         with pytest.raises(StateMismatchError, match="changes in the state must be those of a mixture"):
             loader.load_state_dict({**state, "changes": changes})
 

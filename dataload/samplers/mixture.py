@@ -299,7 +299,7 @@ class Mixture:
     def _start(self, epoch: int, firsts: int | Int64Array = 0, earlier: int | Int64Array = 0) -> Change:
         """Return what holds from the start of an epoch without changes; its weights are those of the schedule."""
         zeros = self._firsts[1:] * 0
-        return Change(epoch, 0, 0, zeros.astype(np.float64), zeros, zeros + firsts, zeros + earlier, zeros, zeros, zeros)
+        return Change(epoch, 0, 0, np.zeros(zeros.shape), zeros, zeros + firsts, zeros + earlier, zeros, zeros, zeros)
 
     def _plan(self, epoch: int) -> tuple[Schedule, Change]:
         """Return the schedule of an epoch, and the counts that hold from its first known position on."""

@@ -255,18 +255,6 @@ def test_random_starts_reach_every_record_of_sequences_that_fill_a_chunk(mode):
     assert set(served(model, 0)) < found
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("ends", ENDS)
-def test_orders_of_epochs_and_of_rows_differ(mode, ends):
-    sampler = Model([7] * 40, 4, 2, mode, ends).sampler
-    epochs = [np.array([plan.indices for plan in sampler.plans(range(30), epoch=epoch)]) for epoch in range(3)]
-    for one, other in itertools.combinations(epochs, 2):
-        assert not np.array_equal(one, other)
-    for one, other in itertools.combinations(range(4), 2):
-        mine, others = (epochs[0].reshape(30, 4, 2)[:, row] for row in (one, other))
-        assert not np.array_equal(mine, others)
-
-
 def loaders(stack, sampler, records, world, tail, **settings_):
     return [
         stack.enter_context(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from orders import plans_of
 
-from dataload import Loader, RangeSource, StateMismatchError
+from dataload import Loader, RangeSource
 from dataload._util.fingerprint import fingerprint
 from dataload.samplers import BatchPlanner
 from dataload.samplers.quality import order_report
@@ -59,16 +59,6 @@ def test_it_is_a_value():
     assert plans_of(again, 1)[0].indices.tolist() == plans[0].indices.tolist()
     assert mixture.records == 12
     assert isinstance(mixture, BatchPlanner)
-
-
-def test_the_state_of_other_rows_is_refused():
-    with (
-        Loader(RangeSource(12), sampler=RowMixture(parts=(part("split"), part()))) as loader,
-        Loader(RangeSource(12), sampler=RowMixture(parts=(part("split"), part(rows=4)))) as elsewhere,
-    ):
-        next(iter(loader))
-        with pytest.raises(StateMismatchError, match=r"order \(the sampler or its seed\)"):
-            elsewhere.load_state_dict(loader.state_dict())
 
 
 def test_its_order_can_be_judged():

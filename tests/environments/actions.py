@@ -31,6 +31,7 @@ READ = {
     "wids/shards.json": {},
 }
 RECORD = {"id": np.array(3), "values": np.arange(4.0)}
+RECORDS = {"tokens": np.arange(40), "video": {"frame": np.zeros((16, 16, 3), np.uint8)}}
 CODECS = ("example", "msgpack", "npz", "raw", "tensorprotos")
 
 
@@ -62,7 +63,7 @@ def command() -> None:
 
 def written(name: str, **options: object) -> object:
     """Write a record in a format, and read it."""
-    record = np.arange(40) if name == "tokens" else b"text" if options.get("codec") == "raw" else RECORD
+    record = b"text" if options.get("codec") == "raw" else RECORDS.get(name, RECORD)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "data")
         with dataload.create(path, format=name, **options) as writer:

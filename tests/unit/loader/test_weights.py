@@ -14,6 +14,8 @@ import dataload
 from dataload import ConfigError, Loader, StateMismatchError
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
 
+pytestmark = pytest.mark.timeout(90)  # many short runs, which take long on a busy machine
+
 LENGTHS = (40, 300, 7, 90)
 STARTS = np.cumsum((0, *LENGTHS))
 

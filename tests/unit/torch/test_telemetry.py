@@ -37,6 +37,7 @@ LOADERS = {
 }
 
 
+@pytest.mark.slow  # the profiler takes long to start
 @pytest.mark.parametrize("kind", LOADERS)
 def test_each_wait_is_a_range(kind):
     loader = LOADERS[kind]()

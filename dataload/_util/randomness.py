@@ -8,10 +8,10 @@ import ctypes
 import hashlib
 import operator
 import random
+import struct
 import sys
-from collections.abc import Callable, Generator, Iterable
-from contextlib import contextmanager
-from functools import cache, lru_cache, partial
+from collections.abc import Callable, Iterable
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -60,8 +60,9 @@ def derive_word(seed: int, purpose: str, *address: int | str) -> np.uint64:
 def _digest(size: int, seed: int, purpose: str, address: tuple[int | str, ...]) -> bytes:
     if not address:
         return _hash_of(size, int(seed), purpose).digest()
-    hashed = _hash_of(size, int(seed), purpose, *map(_address_part, address[:-1])).copy()
-    hashed.update(f"\x1f{_address_part(address[-1])}".encode())
+    *first, last = map(_address_part, address)
+    hashed = _hash_of(size, int(seed), purpose, *first).copy()
+    hashed.update(f"\x1f{last}".encode())
     return hashed.digest()
 
 
@@ -94,27 +95,42 @@ def generator(seed: int, purpose: str, *address: int | str) -> np.random.Generat
     return np.random.Generator(np.random.Philox(key=derive_key(seed, purpose, *address, words=2)))
 
 
+_BLOCK = 32
 _STATE_BYTES = 4 * 624 + 4  # of a Mersenne Twister: its key and the position in it
 
 
-@contextmanager
-def global_generators_kept() -> Generator[None]:
-    """Restore the global generators of `random`, numpy and torch on leaving. Numpy's are moved on entering."""
-    torch = sys.modules.get("torch")
-    restore_python, restore_numpy = _python_kept(), _numpy_kept()
-    of_torch = None if torch is None else torch.get_rng_state()
-    try:
-        yield
-    finally:
-        restore_python()
-        restore_numpy()
-        if torch is not None:
-            torch.set_rng_state(of_torch)
+def keep_global_generators() -> Callable[[], None]:
+    """Return a function that restores the global generators of `random`, numpy and torch to their states now."""
+    torchs: Any = getattr(sys.modules.get("torch"), "default_generator", None)
+    of_torch = None if torchs is None else torchs.get_state()
+    own: Any = getattr(random.getstate, "__self__", None)
+    functions: Any = np.random
+    bits = functions.get_bit_generator()
+    if type(own) is random.Random and type(bits) is np.random.MT19937 and _normal_at():
+        # A step takes its time from the loop: numpy's own functions take 60 and 90 us.
+        python, twister, normal = _states_of(own, bits, functions.get_state.__self__)
+        of_python, of_twister, of_normal, spare = bytes(python), bytes(twister), bytes(normal), vars(own)["gauss_next"]
+
+        def restore() -> None:
+            python[:], twister[:], normal[:], vars(own)["gauss_next"] = of_python, of_twister, of_normal, spare
+            if torchs is not None:
+                torchs.set_state(of_torch)
+
+        return restore
+    of_python, of_numpy = random.getstate(), functions.get_state(legacy=False)
+
+    def set_states() -> None:
+        random.setstate(of_python)
+        functions.set_state(of_numpy)
+        if torchs is not None:
+            torchs.set_state(of_torch)
+
+    return set_states
 
 
 def seed_global_generators(seed: int, epoch: int, step: int) -> None:
     """Seed the global generators of `random`, numpy and torch for a step."""
-    word = int(derive_word(seed, "global generators", epoch, step))
+    word = _words(seed, epoch, step // _BLOCK)[step % _BLOCK]
     random.seed(word)
     np.random.seed(word & 0xFFFFFFFF)  # noqa: NPY002 - the generator to be made harmless
     torch = sys.modules.get("torch")  # code that uses its generator has imported it
@@ -123,50 +139,37 @@ def seed_global_generators(seed: int, epoch: int, step: int) -> None:
         torch.default_generator.manual_seed(word & (1 << 63) - 1)
 
 
-def _python_kept() -> Callable[[], None]:
-    """Return a function that restores the generator of `random`, from its memory: `getstate` takes 15 us."""
-    own: Any = getattr(random.getstate, "__self__", None)
-    if type(own) is not random.Random or not _are_states_in_memory():
-        return partial(random.setstate, random.getstate())
-    address, normal = id(own) + object.__basicsize__, vars(own)["gauss_next"]
-    before = ctypes.string_at(address, _STATE_BYTES)
-
-    def restore() -> None:
-        ctypes.memmove(address, before, _STATE_BYTES)
-        vars(own)["gauss_next"] = normal
-
-    return restore
+@lru_cache(4)
+def _words(seed: int, epoch: int, block: int) -> list[int]:
+    """Return the words that seed the steps of a block; many at once, while the code for it is in the CPU's cache."""
+    return [int(derive_word(seed, "global generators", epoch, block * _BLOCK + i)) for i in range(_BLOCK)]
 
 
-def _numpy_kept() -> Callable[[], None]:
-    """Return a function that restores numpy's generator, from its memory: `get_state` takes 60 us, `set_state` 90."""
-    functions: Any = np.random  # whose annotations lack some of them
-    bits = functions.get_bit_generator()
-    if type(bits) is not np.random.MT19937 or not _are_states_in_memory():
-        return partial(functions.set_state, functions.get_state(legacy=False))
-    address = bits.ctypes.state_address
-    before = ctypes.string_at(address, _STATE_BYTES)
-    # Normal numbers are drawn in pairs. If this does not change the state, it is the second of a pair.
-    normal = functions.standard_normal()
-    has_normal = ctypes.string_at(address, _STATE_BYTES) == before
-
-    def restore() -> None:
-        functions.seed(0)  # forgets the second of a pair
-        ctypes.memmove(address, before, _STATE_BYTES)
-        if has_normal:
-            functions.set_state((*functions.get_state()[:3], 1, normal))
-
-    return restore
+@lru_cache(1)
+def _states_of(own: Any, bits: Any, numpys: Any) -> list[memoryview]:
+    """Return the memory of the states of Python's and numpy's generators, and of numpy's normal number."""
+    places = (id(own) + object.__basicsize__, _STATE_BYTES), (bits.ctypes.state_address, _STATE_BYTES)
+    return [
+        memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+        for address, size in (*places, (id(numpys) + _normal_at(), 16))
+    ]
 
 
 @cache
-def _are_states_in_memory() -> bool:
-    """Return whether this Python and this numpy have the states of Mersenne Twisters in memory as expected here."""
-    bits, own = np.random.MT19937(5), random.Random(5)
-    found = np.frombuffer(ctypes.string_at(bits.ctypes.state_address, _STATE_BYTES), np.uint32)
-    state, (*key, at) = bits.state["state"], own.getstate()[1]
-    if not np.array_equal(found, np.append(state["key"], np.uint32(state["pos"]))):
-        return False
+def _normal_at() -> int:
+    """Return where numpy's generator object keeps whether a normal number is left, and that number 8 bytes later.
+
+    0 if this Python or this numpy has it, or the states of Mersenne Twisters, elsewhere than expected here.
+    """
+    numpys, own = np.random.RandomState(5), random.Random(5)
+    numpys.standard_normal()  # the first of a pair
+    _, key, at, *_, normal = numpys.get_state()
+    state, (*words, index) = np.append(key, np.uint32(at)).tobytes(), own.getstate()[1]
     if sys.implementation.name != "cpython" or own.__sizeof__() < object.__basicsize__ + _STATE_BYTES:
-        return False
-    return ctypes.string_at(id(own) + object.__basicsize__, _STATE_BYTES) == np.array([at, *key], np.uint32).tobytes()
+        return 0
+    if ctypes.string_at(numpys._bit_generator.ctypes.state_address, _STATE_BYTES) != state:
+        return 0
+    if ctypes.string_at(id(own) + object.__basicsize__, _STATE_BYTES) != np.array([index, *words], np.uint32).tobytes():
+        return 0
+    memory = ctypes.string_at(id(numpys), type(numpys).__basicsize__)
+    return max(0, memory.find(struct.pack("=qd", 1, normal)))

@@ -197,6 +197,8 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
 
     def _look_at_padding(self, batch: BatchT) -> None:
         """Warn of the padding of the first batch, which workers do not: each would."""
+        if self._pads is None:
+            return
         collate, self._pads = self._pads, None
         if isinstance(collate, Pack) and collate.row_length is not None:
             collate.log_fill(batch)

@@ -4,12 +4,12 @@ import functools
 import operator
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Annotated, Any, Literal
 
 from dataload._util.lazy import renamed
-from dataload._util.randomness import global_generators_kept
+from dataload._util.randomness import keep_global_generators
 from dataload._util.settings import Least, MaxBad, Seconds, check_count, check_fields, checked
 from dataload.collate import PadValue, Policy
 from dataload.errors import WorkerError
@@ -269,10 +269,13 @@ class Loader(WeightChanges[BatchT]):
         steps = self.batch_sampler_of(epoch).steps(epoch)
         if not 0 <= operator.index(step) < steps:
             raise IndexError(f"step {step} is out of range: epoch {epoch} has {steps} steps on this rank")
-        with global_generators_kept():
+        restore = keep_global_generators()
+        try:
             result, function = self._work.make(self._plans, epoch, step), self._in_consumer
             self._look_at_padding(result.batch)
             return result.batch if function is None else apply_in_consumer(result, function, self._plans)
+        finally:
+            restore()
 
     def __len__(self) -> int:
         """Return the steps of the epoch, the same on every rank; a restored epoch includes those before the state."""
@@ -280,7 +283,7 @@ class Loader(WeightChanges[BatchT]):
         steps = self._now.steps if self._now else None
         return self._steps(self._start()) or 0 if steps is None else steps
 
-    def _deliver(self) -> StepDelivery:
+    def _deliver(self) -> StepDelivery | Generator[StepResult]:
         last = self._read_until()
         self._ahead.start(self._plans, self._cursor, last)
         self._delivery = delivery = StepDelivery(

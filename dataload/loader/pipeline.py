@@ -51,11 +51,15 @@ def steps_ahead(planners: EpochPlanners, start: Cursor, epochs: int | None) -> G
     """Yield the steps that a loader makes from `start`, in blocks; it ends like `StepDelivery`."""
     for epoch, planner, missing, steps in planners.epochs_from(start, epochs):
         size = max(1, _BLOCK_ROWS // planner.rows_per_step)
-        blocks = [range(step, step + 1) for step in missing]
-        blocks += [steps[first : first + size] for first in range(0, len(steps), size)]
-        for block in blocks:
+        for block in in_blocks(missing, steps, size):
             rows = [plan.indices for plan in planner.plans(block, epoch=epoch)]
             yield StepsAhead(epoch, np.concatenate(rows), np.cumsum([len(indices) for indices in rows]), steps.stop)
+
+
+def in_blocks(missing: Iterable[int], steps: range, size: int) -> Generator[range]:
+    """Yield the steps that are missing, one by one, and then `steps` in blocks of `size`."""
+    yield from (range(step, step + 1) for step in missing)
+    yield from (steps[first : first + size] for first in range(0, len(steps), size))
 
 
 Task = TypeVar("Task")

@@ -238,16 +238,17 @@ def even_shares(spans: Sequence[StageSpan], count: int) -> list[list[StageSpan]]
 
 def nbytes(batch: Any) -> int:
     """Return the bytes of the arrays, tensors and byte strings in a batch."""
-    if isinstance(batch, np.ndarray):  # first, because asking whether it is a mapping takes longer than all the rest
+    if isinstance(batch, np.ndarray):
         return batch.nbytes
-    if isinstance(batch, (dict, Mapping)):
-        return sum(map(nbytes, cast("Mapping[str, Any]", batch).values()))
     if isinstance(batch, (list, tuple)):
         several = cast("list[Any]", batch)
         return sum(map(len if {*map(type, several)} <= {bytes, str} else nbytes, several))
     if isinstance(batch, (bytes, str)):
         return len(batch)
     try:
-        return int(getattr(batch, "nbytes", 0))
+        own = None if isinstance(batch, dict) else getattr(batch, "nbytes", None)
     except RuntimeError:  # sparse tensors have none
         return 0
+    if own is not None:  # asking whether something is a mapping takes longer than all the rest
+        return int(own)
+    return sum(map(nbytes, cast("Mapping[str, Any]", batch).values())) if isinstance(batch, Mapping) else 0

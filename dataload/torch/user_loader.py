@@ -95,9 +95,12 @@ class UserLoader(Loader[BatchT]):
                 self._take(started)
         self._snapshot = cursor, dict(self._parts)
 
-    def _deliver(self) -> StepDelivery:
+    def _deliver(self) -> StepDelivery | Generator[StepResult]:
         self._taken.clear()
-        return super()._deliver()
+        if self._reading is None or self._reading.num_workers:
+            return super()._deliver()
+        self._delivery = delivery = cast("UserWork", self._work).here(self._plans, self._cursor, self._read_until())
+        return delivery
 
     def _window(self) -> int:
         window = super()._window()
@@ -147,14 +150,15 @@ class UserLoader(Loader[BatchT]):
                 return batch
 
     def _accept(self, step: StepResult, now: EpochIteration) -> Any:
+        if step.batch is Turn.ENDED:
+            now.step -= 1
         reading = self._reading
-        if reading is None:
+        if reading is None or not reading.num_workers:
             return super()._accept(step, now)
-        worker = step.step % max(1, reading.num_workers)
+        worker = step.step % reading.num_workers
         self._taken[worker] -= 1
         if step.batch is Turn.ENDED:
             self._ended.add(worker)
-            now.step -= 1
         self._take(step)
         batch = super()._accept(step, now)
         if not self._cursor.step % reading.every:

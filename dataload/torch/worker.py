@@ -6,8 +6,7 @@ import hashlib
 import multiprocessing
 import pickle
 import random
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from itertools import repeat
@@ -22,11 +21,13 @@ from torch.utils import data
 from torch.utils.data._utils import worker as torch_worker
 
 from dataload._util.fingerprint import digest, identify
-from dataload._util.randomness import global_generators_kept, seed_global_generators
+from dataload._util.randomness import keep_global_generators, seed_global_generators
 from dataload.executors import WorkerStatus, worker_name
-from dataload.loader.failures import StageError, StepTrace, is_for_consumer
+from dataload.loader.failures import StageError, StageSpan, StepTrace, is_for_consumer
+from dataload.loader.pipeline import in_blocks
 from dataload.loader.rescue import Rescue
-from dataload.loader.step import StepRange, StepResult, StepsResult, StepWork, nbytes
+from dataload.loader.state import Cursor, EpochPlanners
+from dataload.loader.step import BLOCK_ROWS, StepRange, StepResult, StepsResult, StepWork, nbytes
 from dataload.samplers import BatchPlan
 from dataload.torch.drawn_order import KeyedPlan
 from dataload.types import Int64Array
@@ -122,6 +123,7 @@ class UserWork(StepWork):
         self._seeds_itself = False
         self._info: _WatchedInfo | None = None
         self._number = 0
+        self._stage = ""  # of the step in progress
         self._iterator: Any = None
         self._ended = False
         self._given = 0  # batches of this epoch
@@ -135,24 +137,36 @@ class UserWork(StepWork):
         return task.start % self._reading.num_workers if turns else None
 
     def __call__(self, job: StepRange | Start, status: WorkerStatus) -> StepsResult:
-        """Return the batches of `job`; see `StepWork`."""
+        """Return the batch of a task, which is one step; see `StepWork`."""
+        begun = perf_counter()
         if isinstance(job, Start):
-            begun = perf_counter()
-            return StepsResult([self.begin(job, status)], perf_counter() - begun)
-        return super().__call__(job, status)
+            return StepsResult([self.begin(job)], perf_counter() - begun)
+        status.at(job.epoch, job.start)
+        plan = BatchPlan(job.start, _NO_INDICES) if self._reading.stream else self.plan_of(job, job.start)
+        return StepsResult([self._tried(job.epoch, plan, self._loaded)], perf_counter() - begun)
 
-    def begin(self, start: Start, status: WorkerStatus | None = None) -> StepResult:
+    def here(self, planners: EpochPlanners, start: Cursor, epochs: int | None) -> Generator[StepResult]:
+        """Yield the steps from `start`, up to epoch `epochs` or for ever, each made in this process on request."""
+        for epoch, planner, missing, steps in planners.epochs_from(start, epochs):
+            size = 1 if self._reading.stream else max(1, BLOCK_ROWS // planner.rows_per_step)
+            for block in in_blocks(missing, steps, size):
+                for plan in planner.plans(block, epoch=epoch):
+                    made = [self._tried(epoch, plan, self._loaded)]  # no name here may refer to the batch
+                    is_end = made[0].batch is Turn.ENDED
+                    yield made.pop()
+                    if is_end:
+                        return
+
+    def begin(self, start: Start) -> StepResult:
         """Begin an epoch: set up a new worker, load its part of a state, and create the iterator of a stream."""
 
-        def enter() -> StepResult:
-            self._seed(start.epoch, start.step + start.number)
+        def enter(epoch: int, plan: BatchPlan) -> StepResult:
+            self._seed(epoch, plan.step + start.number)
             self._enter(start)
             name = worker_name()
-            return StepResult(
-                start.epoch, start.step, Turn.ENDED, None, 0, 0, [], [], name, report=self._tell(due=True)
-            )
+            return StepResult(epoch, plan.step, Turn.ENDED, None, 0, 0, [], [], name, report=self._tell(due=True))
 
-        result = self._tried(StepRange(start.epoch, 0, start.step, 0), start.step, StepTrace(status), enter)
+        result = self._tried(start.epoch, BatchPlan(start.step, _NO_INDICES), enter)
         self._failed = None if result.error is None else result
         return result
 
@@ -202,47 +216,48 @@ class UserWork(StepWork):
             self._seed(start.epoch, turn * max(1, reading.num_workers) + self._number)
             self._samples()
 
-    def _load(self, job: StepRange, step: int, trace: StepTrace) -> StepResult:
-        """Return the result of one step, whether it fails or not."""
-        trace.status.at(job.epoch, step)
-        return self._tried(job, step, trace, lambda: self._loaded(job, step, trace))
-
-    def _tried(self, job: StepRange, step: int, trace: StepTrace, make: Callable[[], StepResult]) -> StepResult:
-        with nullcontext() if self._reading.num_workers else global_generators_kept():
-            try:
-                self._set_up(job.epoch)
-                return self._failed or make()
-            except BaseException as error:
-                if is_for_consumer(error):
-                    raise
-                return self._failure(job, step, trace, error)
+    def _tried(self, epoch: int, plan: BatchPlan, make: Callable[[int, BatchPlan], StepResult]) -> StepResult:
+        """Return the result of `make`, whether it fails or not."""
+        self._stage = ""
+        restore = None if self._reading.num_workers else keep_global_generators()
+        try:
+            self._set_up(epoch)
+            return self._failed or make(epoch, plan)
+        except BaseException as error:
+            if is_for_consumer(error):
+                raise
+            return self._failure(epoch, plan, error)
+        finally:
+            if restore is not None:
+                restore()
 
     def _seed(self, epoch: int, step: int) -> None:
         if not self._seeds_itself:
             seed_global_generators(self.fetch.seed, epoch, step)
 
-    def _loaded(self, job: StepRange, step: int, trace: StepTrace) -> StepResult:
-        reading = self._reading
-        self._seed(job.epoch, step)
-        trace.enter("read")
-        samples = self._samples() if reading.stream else self._records(self.plan_of(job, step), trace)
-        rows = len(samples) if reading.collates and samples is not Turn.ENDED else 1
-        batch = samples
-        if samples is Turn.ENDED:
-            rows = 0
-        else:
-            trace.enter("collate")
+    def _loaded(self, epoch: int, plan: BatchPlan) -> StepResult:
+        reading, step, transform = self._reading, plan.step, self.fetch.batch_transform
+        self._seed(epoch, step)
+        self._stage, begun = "read", perf_counter()
+        samples = self._samples() if reading.stream else self._records(plan)
+        now = perf_counter()
+        spans: list[StageSpan] = [("read", begun, now)]
+        rows, batch = 0, samples
+        if samples is not Turn.ENDED:
+            rows = len(samples) if reading.collates else 1
+            self._stage, begun = "collate", now
             batch = self._collated(samples)
-        trace.leave()
-        if self.fetch.batch_transform is not None and rows:
-            trace.enter("batch_transform")
-            batch = self.fetch.batch_transform(batch)
-            trace.leave()
-        due = samples is Turn.ENDED or step % reading.every >= reading.every - max(1, reading.num_workers)
-        report = self._tell(due=due) if reading.num_workers else None
-        name = worker_name()
+            now = perf_counter()
+            spans.append(("collate", begun, now))
+            if transform is not None:
+                self._stage, begun = "batch_transform", now
+                batch = transform(batch)
+                spans.append(("batch_transform", begun, perf_counter()))
+        report = None
+        if workers := reading.num_workers:
+            report = self._tell(due=samples is Turn.ENDED or step % reading.every >= reading.every - workers)
         return StepResult(
-            job.epoch, step, batch, None, rows, nbytes(batch), trace.spans, [], name, records=rows, report=report
+            epoch, step, batch, None, rows, nbytes(batch), spans, [], worker_name(), records=rows, report=report
         )
 
     def _tell(self, *, due: bool) -> Report:
@@ -250,22 +265,20 @@ class UserWork(StepWork):
         first, self._first = self._first, ""
         return Report(self._number, part, self._seeds_itself, first)
 
-    def _records(self, plan: BatchPlan, trace: StepTrace) -> Any:
+    def _records(self, plan: BatchPlan) -> Any:
         """Return the records of a plan in a list, or a single one."""
         dataset: Any = self._dataset
         keys = plan.keys if isinstance(plan, KeyedPlan) else plan.indices.tolist()
-        if not self._reading.collates:
-            trace.index = keys[0] if isinstance(keys[0], int) else None
-            return dataset[keys[0]]
-        if (many := getattr(dataset, "__getitems__", None)) is not None:
+        if self._reading.collates and (many := getattr(dataset, "__getitems__", None)) is not None:
             return many(keys)
         upcoming = iter(keys)
         try:
-            return [dataset[key] for key in upcoming]
-        except BaseException:
+            return [dataset[key] for key in upcoming] if self._reading.collates else dataset[next(upcoming)]
+        except BaseException as error:
             failing = keys[len(keys) - length_hint(upcoming) - 1]
-            trace.index = failing if isinstance(failing, int) else None
-            raise
+            if is_for_consumer(error):
+                raise
+            raise StageError("read", error, failing if isinstance(failing, int) else None) from error
 
     def _samples(self) -> Any:
         """Return the next samples of a stream in a list, or a single one; `Turn.ENDED` if there are none."""
@@ -295,13 +308,12 @@ class UserWork(StepWork):
         finally:
             torch_worker._worker_info = self._info  # pyright: ignore[reportPrivateUsage]
 
-    def _failure(self, job: StepRange, step: int, trace: StepTrace, error: BaseException) -> StepResult:
-        failure: StageError = trace.failure(error)
-        plan = BatchPlan(step, _NO_INDICES) if job.stop <= step or self._reading.stream else self.plan_of(job, step)
+    def _failure(self, epoch: int, plan: BatchPlan, error: BaseException) -> StepResult:
+        failure = error if isinstance(error, StageError) else StageError(self._stage, error)
         try:
-            Rescue(self.fetch, plan, job.epoch, trace).fail(failure)
+            Rescue(self.fetch, plan, epoch, StepTrace()).fail(failure)
         except Exception as raised:  # a `WorkerError`
-            return StepResult(job.epoch, step, None, cast("Any", raised), plan.rows, 0, trace.spans, [], worker_name())
+            return StepResult(epoch, plan.step, None, cast("Any", raised), plan.rows, 0, [], [], worker_name())
         finally:
             del failure, error  # their tracebacks refer to this frame
 

@@ -3,6 +3,7 @@
 import copy
 import functools
 import random
+import weakref
 from collections import OrderedDict, namedtuple
 
 import numpy as np
@@ -464,6 +465,32 @@ def test_an_iteration_that_another_one_replaced_does_not_stop_its_workers():
     old.close()
     found += new
     assert torch.cat(found).tolist() == list(range(11))
+
+
+def test_steps_that_were_missing_come_first_without_workers():
+    loader = DataLoader(NUMBERS, 2)
+    iterator = iter(loader)
+    for _ in range(3):
+        next(iterator)
+    state = {**loader.state_dict(), "missing": [2], "step_size": 2}  # as with in_order=False
+    loader.load_state_dict(state)
+    assert [batch.tolist() for batch in loader] == [[2, 3], [6, 7], [8, 9], [10]]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_loader_keeps_no_batch_that_the_loop_has_dropped(stream):
+    class Batch(list):
+        """A list that can be referred to weakly."""
+
+    dataset = Iterated() if stream else Made(identity, 4)
+    iterator = iter(DataLoader(dataset, 2, collate_fn=Batch))
+    kept = weakref.ref(next(iterator))
+    assert kept() is None
+
+
+class Iterated(data.IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
 
 
 def test_errors_name_the_record():

@@ -13,7 +13,10 @@ from torch.utils import data  # noqa: E402 - skipped where torch is missing
 
 from dataload.torch import DataLoader  # noqa: E402
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning")
+pytestmark = [
+    pytest.mark.slow,  # workers import torch
+    pytest.mark.filterwarnings("ignore:This DataLoader will create:UserWarning"),
+]
 
 
 def workers(count):

@@ -15,6 +15,8 @@ from dataload.streams import MultiStreamLoader  # noqa: E402
 from dataload.torch import DataLoader, DeviceLoader, RankStatistics, statistics, wait_ranges  # noqa: E402
 from dataload.torch import ranges as ranges_module  # noqa: E402
 
+pytestmark = pytest.mark.slow  # torch's profiler takes long to start
+
 
 def waits(act, name="dataload.wait"):
     """Return the ranges of a name that a profile of `act` has: begin and end."""
@@ -37,7 +39,6 @@ LOADERS = {
 }
 
 
-@pytest.mark.slow  # the profiler takes long to start
 @pytest.mark.parametrize("kind", LOADERS)
 def test_each_wait_is_a_range(kind):
     loader = LOADERS[kind]()

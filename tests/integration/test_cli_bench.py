@@ -12,8 +12,7 @@ import pytest
 from command_line import fail, run
 
 import dataload
-from dataload.bench.runner import RATE_COLUMNS, rate_rows
-from dataload.errors import ConfigError
+from dataload.bench.runner import RATE_COLUMNS
 
 TESTS = Path(__file__).parents[1]
 sys.path.append(str(TESTS.parent))  # for the package benchmarks
@@ -140,57 +139,6 @@ def test_made_data_have_limits(tmp_path, benchmarks):
     (head,) = (line for line in printed.out.splitlines() if line.startswith("reader"))
     assert " ".join(head.split()) == " ".join(RATE_COLUMNS)
     assert "dataload, syrah, global, 0 workers: executor threads, num_workers 0, prefetch 2" in printed.out
-
-
-# Peers
-
-
-@pytest.mark.slow_suite
-def test_other_loaders_beside_it(tmp_path, benchmarks):
-    pytest.importorskip("torch")
-    printed, results = benchmarks(
-        *("--made", "floats-64", "--records", 64, "--formats", "tar", "--batch-size", 16, *QUICK),
-        *("--cache", tmp_path / "cache", "--peers", "torch DataLoader, memmap, bagz"),
-        *("--peer-python", "bagz=/no/such/python", "--peer-python", sys.executable),
-        json_to=tmp_path / "out.json",
-    )
-    found = {(m.task.kind, m.task.name): m for m in results.measurements if m.task.kind != "limit"}
-    kinds = [("dataload", "dataload"), ("peer", "torch DataLoader, memmap"), ("peer", "bagz")]
-    assert sorted(found) == sorted(kinds)
-    ours, memmap, absent = (found[kind] for kind in kinds)
-    assert ours.answers[0].checksum == memmap.answers[0].checksum is not None
-    assert (absent.answers, memmap.task.format) == ((), "npy")
-    assert "cannot run /no/such/python" in absent.error
-    assert "warning: bagz, bagz, global, 0 workers: cannot run /no/such/python" in printed.err
-    rows = [dict(zip(RATE_COLUMNS, row, strict=True)) for row in rate_rows(results.measurements)]
-    assert [row["x peer"] for row in rows if row["reader"].startswith("torch")] == ["1.00"]  # the best peer
-
-
-def test_all_peers_are_all_that_are_known(monkeypatch, benchmarks):
-    from benchmarks.peers import PEERS, plan
-
-    def ask(names, *_, **__):
-        asked.append(tuple(names))
-        raise ConfigError("no more of this")
-
-    asked = []
-    monkeypatch.setattr(plan, "plan_peers", ask)
-    with pytest.raises(ConfigError, match="no more of this"):
-        benchmarks("--made", "streams", "--records", 16, "--peers", "all")
-    assert asked == [tuple(PEERS)]
-    with pytest.raises(ConfigError, match="--peers has 'Grian'"):
-        benchmarks("--made", "streams", "--peers", "Grian")
-
-
-def test_streams(tmp_path, benchmarks):
-    options = ("--records", 64, "--batch-size", 4, *QUICK, "--workers", "0,2")
-    _, results = benchmarks("--made", "streams", *options, json_to=tmp_path / "out.json")
-    assert [(m.task.name, m.task.workers, m.error) for m in results.measurements] == [
-        ("bare generators, 1 process", 0, None),
-        *(("dataload", workers, None) for workers in (0, 2)),
-    ]
-    assert len({answer.checksum for m in results.measurements for answer in m.answers}) == 1
-    assert [m.answers[0].settings["num_workers"] for m in results.measurements[1:]] == [0, 2]
 
 
 def test_by_default_files_are_kept_where_nobody_else_can_put_some(tmp_path, monkeypatch, own):

@@ -14,6 +14,7 @@ def closed_sources():
     close_sources()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "first",
     [0, *(pytest.param(first, marks=pytest.mark.slow_suite) for first in range(BLOCK, 12 * BLOCK, BLOCK))],

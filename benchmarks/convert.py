@@ -178,11 +178,13 @@ def converting(form, size):
         rows = run_jobs(title, jobs, count, nbytes_of(records))
     slower = [max(pair) for pair in zip(jobs[0].seconds, jobs[1].seconds, strict=True)]
     ratios = [limit / mine for limit, mine in zip(slower, jobs[2].seconds, strict=True)]
+    loops = [(a + b) / c for a, b, c in zip(*(job.seconds for job in jobs[:3]), strict=True)]
     both = [(a + b) / c for a, b, c in zip(jobs[0].cpu, jobs[1].cpu, jobs[2].cpu, strict=True)]
     print(f"  {'CPU of reading and writing / CPU of convert':64} {median(both):10.4g}")
     return [
         *rows,
         aim(title, "convert / the slower of reading and writing", median(ratios), 0.8, ratios=ratios),
+        aim(title, "convert / reading, then writing", median(loops), 0.8, ratios=loops),
         against(rows[4], rows[3], 1.8, "two processes / one"),
         aim(title, "greatest memory of a process, MB, without mapped files", max(peaks) / 1e6, most=400),
     ]

@@ -224,13 +224,13 @@ def _write_shard(
     hashing = held.enter_context(ExitStack())  # ends after the writer
     writer = held.enter_context(entry.create(shard.path, overwrite=overwrite, options=options))
     ahead = hashing.enter_context(HashAhead(writer.temporary)) if entry.appends else None
-    hashed: tuple[int, str] | None = None
     local: ShardFacts | None = None
 
     def before_publish(path: str) -> None:
-        nonlocal hashed, local
-        hashed = None if ahead is None else ahead.finish()
-        local = None if remote is None else writing.describe(path, len(writer), hashed)
+        nonlocal ahead, local
+        if ahead is None and len(files := files_of(path)) == 1:
+            ahead = hashing.enter_context(HashAhead(files[0]))  # while the file is flushed to the disk
+        local = None if remote is None else writing.describe(path, len(writer), ahead and ahead.finish())
 
     writer.before_publish = before_publish
     for first, samples in read_ahead(writing.mapping.reading(source), shard.start, shard.stop):
@@ -243,7 +243,7 @@ def _write_shard(
     def complete(closing: ExitStack) -> ShardFacts:
         closing.close()
         if local is None:
-            return replace(writing.describe(shard.path, len(writer), hashed), skipped=left_out)
+            return replace(writing.describe(shard.path, len(writer), ahead and ahead.finish()), skipped=left_out)
         return replace(as_uploaded(local, shard.path, remote), skipped=left_out)
 
     return complete
@@ -285,10 +285,10 @@ class HashAhead:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._dropped.set()
-        self._ended.set()
-        self._thread.join()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self._dropped.set()
+        self.finish()
         with suppress(OSError):
             os.close(self._file)
 

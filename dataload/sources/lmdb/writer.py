@@ -37,7 +37,7 @@ def check_value(value: bytes) -> bytes:
 
 
 class NewEnvironment:
-    """Writes records to a new directory; nothing is durable before `finish`."""
+    """Writes records to a new directory; nothing is durable before that is published."""
 
     # If a transaction fills the map, it is lost. Therefore its records are kept until it is committed, and are
     # otherwise written again to a map of twice the size.
@@ -54,7 +54,7 @@ class NewEnvironment:
                 map_size=self._map_bytes,
                 max_dbs=subdatabases or 0,
                 lock=False,  # no other process uses the directory, and a lock file would stay in it
-                sync=False,  # `finish` syncs once
+                sync=False,  # publishing flushes once
             )
             self._databases: list[Any] = [
                 self._environment.open_db(b"db%d" % number) for number in range(subdatabases or 0)
@@ -128,12 +128,8 @@ class NewEnvironment:
         raise AssertionError("LMDB refused a key that was not there")
 
     def finish(self) -> None:
-        """Write all records and sync to disk."""
+        """Write all records; publishing flushes the file to the disk."""
         self.flush()
-        try:
-            self._environment.sync(True)
-        except self._lmdb.Error as error:
-            raise self._disk_error(error) from error
         self.close()
 
     def _disk_error(self, error: Exception) -> MachineError:

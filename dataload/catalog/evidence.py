@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
@@ -40,15 +41,15 @@ def find_shard(path: str, remote: Remote | None = None) -> Found | None:
     try:
         if is_url(path):
             return Found(shard_bytes(path, remote), Evidence(0, storage_of(path, remote).etag(path)))
-        return _look(files_of(path))
+        return look(files_of(path))
     except SourceNotFoundError:
         return None
 
 
 def describe_files(name: str, files: Sequence[str], records: int, hashed: tuple[int, str] | None = None) -> ShardFacts:
     """Return the facts about local files of a shard; `hashed` are size and SHA-256 of as many bytes, if known."""
-    size, evidence, _ = _look(files)
-    sha256 = hashed[1] if hashed is not None and hashed[0] == size else _sha256(files)
+    size, evidence, _ = look(files)
+    sha256 = hashed[1] if hashed is not None and hashed[0] == size else hash_files(files)
     return ShardFacts(name, size, records, sha256, evidence=evidence)
 
 
@@ -65,7 +66,7 @@ def is_same(facts: ShardFacts, path: str, remote: Remote | None = None) -> bool:
         if verdict != "unknown":
             return verdict == "same"
         if not is_url(path):
-            return _sha256(files_of(path)) == facts.sha256
+            return hash_files(files_of(path)) == facts.sha256
         return facts.content is not None and ends_of_file(path, remote) == facts.content[:2]
     except SourceError:
         return False
@@ -80,8 +81,7 @@ def ends_of_file(path: str, remote: Remote | None) -> tuple[int, str]:
 def ends_of(file: ReadableFile | RecordFile) -> tuple[int, str]:
     """Return what `ends_of_file` does for an open file."""
     length = min(_ENDS_BYTES, file.size)
-    ends = file.read(0, length) + file.read(file.size - length, length)
-    return file.size, hashlib.blake2b(ends, digest_size=8).hexdigest()
+    return file.size, _hash_ends(file.read(0, length), file.read(file.size - length, length))
 
 
 def find_changed(marks: Mapping[str, ContentMark]) -> list[str]:
@@ -95,16 +95,35 @@ def find_changed(marks: Mapping[str, ContentMark]) -> list[str]:
         return [path for path, changed in zip(known, pool.map(has_changed, known), strict=True) if changed]
 
 
-def _look(files: Sequence[str]) -> Found:
+def look(files: Sequence[str]) -> Found:
+    """Look at the local files of a shard without reading them."""
     versions = [storage_of(file).identity(file) for file in files]
     times = max((version.changed for version in versions), default=0)
     return Found(sum(version.size for version in versions), Evidence(times))
 
 
-def _sha256(files: Sequence[str]) -> str:
+def hash_files(files: Sequence[str]) -> str:
+    """Return the SHA-256 of all bytes of local files."""
     digest = hashlib.sha256()
     for path in files:
         with storage_of(path).open(path) as file:
-            for start in range(0, file.size, _BLOCK_BYTES):
-                digest.update(file.read(start, _BLOCK_BYTES))
+            _hash(file, digest)
     return digest.hexdigest()
+
+
+def read_marks(file: RecordFile) -> tuple[int, str, str]:
+    """Return what `ends_of` does for an open file, and its SHA-256."""
+    if file.size <= _BLOCK_BYTES:
+        data = file.read(0, file.size)
+        return file.size, _hash_ends(data[:_ENDS_BYTES], data[-_ENDS_BYTES:]), hashlib.sha256(data).hexdigest()
+    _hash(file, digest := hashlib.sha256())
+    return *ends_of(file), digest.hexdigest()
+
+
+def _hash(file: ReadableFile | RecordFile, digest: Any) -> None:
+    for start in range(0, file.size, _BLOCK_BYTES):
+        digest.update(file.read(start, min(_BLOCK_BYTES, file.size - start)))
+
+
+def _hash_ends(first: bytes, last: bytes) -> str:
+    return hashlib.blake2b(first + last, digest_size=8).hexdigest()

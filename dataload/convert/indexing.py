@@ -17,7 +17,7 @@ import numpy as np
 from dataload._util.fingerprint import digest
 from dataload._util.machine import usable_cpus
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.evidence import MOST_THREADS, as_uploaded, describe_files, files_of
+from dataload.catalog.evidence import MOST_THREADS, as_uploaded, describe_files, files_of, hash_files, look
 from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.ledger import Job, log_of
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, remove_lengths, update_manifest
@@ -207,8 +207,9 @@ def _describe(data_set: PlannedSet, path: str, source: Source[Any]) -> ShardFact
     remote, name = data_set.remote, base_name(path)
     if not is_url(path):
         with file_errors(path):
-            facts = describe_files(name, files_of(path), 0)
-        return _measured(data_set, path, facts, source)
+            size, evidence, _ = look(files := files_of(path))
+        facts = _measured(data_set, path, ShardFacts(name, size, 0, evidence=evidence), source)
+        return facts if facts.sha256 else replace(facts, sha256=hash_files(files))
     storage = storage_of(path, remote)
     leases = [storage.lease(file) for file in files_of(path, remote)]  # reading finds the copies
     facts = as_uploaded(describe_files(name, [lease.path for lease in leases], 0), path, remote)
@@ -222,8 +223,8 @@ def _describe(data_set: PlannedSet, path: str, source: Source[Any]) -> ShardFact
 def _measured(data_set: PlannedSet, path: str, facts: ShardFacts, source: Source[Any]) -> ShardFacts:
     """Add what reading a shard tells; `source` has the data set's options and reads any of its shards."""
     if isinstance(source, FileSource):
-        records, content = source.look_at(path)
-        facts = replace(facts, records=records, content=content)
+        records, content, sha256 = source.look_at(path)
+        facts = replace(facts, records=records, content=content, sha256=sha256 or facts.sha256)
     else:
         with data_set.open([path], data_set.options) as source:
             facts = replace(facts, records=len(source))

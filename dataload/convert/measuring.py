@@ -321,8 +321,8 @@ def measure_mapped(
 
 
 def with_etag(entry: Format, shard: ShardFacts) -> ShardFacts:
-    """Return facts for a manifest, which knows no times, and ETags of single files only."""
-    return replace(shard, evidence=Evidence(0, shard.evidence.etag if entry.directory_file is None else None))
+    """Return facts for a manifest, which knows ETags of single files only."""
+    return shard if entry.directory_file is None else replace(shard, evidence=Evidence())
 
 
 def fields_of(entry: Format, paths: Iterable[str], options: Mapping[str, Any]) -> Mapping[str, FieldSpec]:

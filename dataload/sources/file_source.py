@@ -18,6 +18,7 @@ from dataload._util.indexing import as_indices
 from dataload._util.settings import check_fields
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
+from dataload.catalog.evidence import read_marks
 from dataload.catalog.fields import require_known, with_classes
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError
 from dataload.sources.base import Source
@@ -32,6 +33,7 @@ from dataload.sources.shards import (
     content_mark,
     most_open_shards,
     open_each,
+    open_file_of,
     shard_of,
 )
 from dataload.storage import Remote, base_name, is_url, local_path, reading_tables
@@ -210,7 +212,7 @@ class FileSource(Source[T_co]):
             check_versions([data_file], self._versions[shard : shard + 1])
         reader = self._open_reader(shard)
         try:
-            self._known.check(shard, path, len(reader), data_file, getattr(reader, "_file", None))
+            self._known.check(shard, path, len(reader), data_file, open_file_of(reader, data_file))
             if self._versions is not None and not self._known.listed and not is_url(path):
                 check_versions([data_file], self._versions[shard : shard + 1])
             if self._selected:
@@ -337,10 +339,13 @@ class FileSource(Source[T_co]):
         with DaemonThreads(self._opening_threads) as pool:  # requests take most of the time
             return [*pool.map(self._mark_of, shards)]
 
-    def look_at(self, path: str) -> tuple[int, ContentMark]:
-        """Return the length and the mark of any file, which is opened for this alone."""
+    def look_at(self, path: str) -> tuple[int, ContentMark, str | None]:
+        """Return the length, the mark and, if it is a single local file, the SHA-256 of any shard."""
         with reading_tables(), file_errors(path), closing(self._open_shard(path)) as reader:
-            return len(reader), self._mark(path, reader)
+            if (file := open_file_of(reader, path)) is None or self._data_file(path) != path:
+                return len(reader), self._mark(path, reader), None
+            size, ends, sha256 = read_marks(file)
+            return len(reader), ContentMark(size, ends, reader.identity()), sha256
 
     def _mark_of(self, shard: int) -> ContentMark:
         return self._mark(self._paths[shard], self._data_set().reader(shard))

@@ -156,9 +156,16 @@ class ShardReader(ABC, Generic[T_co]):
         self.release()
 
 
+def open_file_of(reader: "ShardReader[Any]", data_file: str) -> RecordFile | None:
+    """Return the local file of a reader, which may be open; None if it is another one or the reader has none."""
+    file = getattr(reader, "_file", None)
+    return file if isinstance(file, RecordFile) and file.path == data_file and not is_url(data_file) else None
+
+
 def content_mark(data_file: str, reader: "ShardReader[Any]", remote: Remote | None) -> ContentMark:
     """Return what a fingerprint says of the content of a shard."""
-    size, ends = ends_of_file(data_file, remote)
+    file = open_file_of(reader, data_file)
+    size, ends = ends_of_file(data_file, remote) if file is None else ends_of(file)
     with reading_tables():
         return ContentMark(size, ends, reader.identity())
 
@@ -177,15 +184,14 @@ class ListedShards:
     contents: tuple[ContentMark | None, ...] | None = None
     versions: tuple[FileIdentity | None, ...] = ()
 
-    def check(self, shard: int, path: str, records: int, data_file: str = "", file: Any = None) -> None:
-        """Compare the number of records of an opened shard, and both ends of a local file, which `file` may be."""
+    def check(self, shard: int, path: str, records: int, data_file: str = "", file: RecordFile | None = None) -> None:
+        """Compare the number of records of an opened shard, and both ends of a local file, which may be open."""
         if records != self.lengths[shard]:
             if not self.listed:
                 raise rewritten_error(path)
             raise _stale_error(path, f"{records:,} records, and {self.lengths[shard]:,} in the manifest")
         mark = None if self.contents is None or not data_file or is_url(data_file) else self.contents[shard]
-        is_open = isinstance(file, RecordFile) and file.path == data_file
-        if mark is not None and (ends_of(file) if is_open else ends_of_file(data_file, None)) != mark[:2]:
+        if mark is not None and (ends_of_file(data_file, None) if file is None else ends_of(file)) != mark[:2]:
             raise _stale_error(path, "another content than in the manifest")
 
     def versions_at(self, files: Sequence[str]) -> Int64Array:

@@ -86,6 +86,8 @@ class file_errors:  # a context manager; a class enters in a third of a generato
         pass
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if error is None:
+            return
         path = self._path
         if isinstance(error, FileNotFoundError) and not isinstance(error, SourceNotFoundError):
             raise SourceNotFoundError(f"there is no {path}: {describe_missing(path)}", path=path) from error

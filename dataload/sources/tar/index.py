@@ -27,13 +27,18 @@ from dataload.types import Array, BytesArray, Int64Array
 _VERSION = "v1.2"
 _FIELDS = {b"v1.2": (4, 3), b"v1.1": (3,)}  # words for each component
 _BLOCK_BYTES = 1 << 19  # bytes of text parsed at once
-_FEW_BYTES = 1 << 12  # of text, for which numpy's calls take longer than a loop
+_FEW_BYTES = 1 << 12  # of text, for which numpy's calls take longer than an expression
 _PAD = 24  # bytes before the text, so that the 24 bytes that end with a word can always be read
 _PAD_AFTER = 40  # bytes after the text, at least the bytes of a word that are compared
 _MOST_DIGITS = 18  # the most that always fit in int64
 _SHORT = 32  # bytes of an extension that are compared, eight at once
 _FEW = 32  # extensions that are searched for one after another; beyond that a dict is faster
 _HEAD = re.compile(rb"[ \t\v\f\r]*(\S+)[ \t\v\f\r]+\+?(-?\d+)")
+_WORDS = rb"(\S+) (\d{1,%d}) (\d{1,%d})" % (_MOST_DIGITS, _MOST_DIGITS)
+_COMPONENT = {  # extension, offset, size, key (a name up to the first dot of its last part), and what follows
+    4: re.compile(_WORDS + rb" (?=\S)((?:\S*/)?[^\s/.]*)\S*([ \n])"),
+    3: re.compile(_WORDS + rb"()([ \n])"),
+}
 _ODD_SPACES = (b"\t", b"\r", b"\v", b"\f")
 
 _Words = npt.NDArray[np.uint64]
@@ -145,36 +150,27 @@ def _parse(text: bytes, start: int, samples: int, fields: int) -> SampleTable:
 
 
 def _parse_few(text: bytes, start: int, samples: int, fields: int) -> SampleTable | None:
-    """Parse a short text in a loop; None if a line is odd, so that the general way says what is wrong with it."""
-    found, keys = dict[bytes, int](), list[bytes]()
-    ends, codes, blocks, sizes = list[int](), list[int](), list[int](), list[int]()
-    lines = text[start:].split(b"\n", samples)[:samples]
-    if len(lines) < samples or any(space in text for space in _ODD_SPACES):
+    """Parse a short text at once; None if a line is odd, so that the general way says what is wrong with it."""
+    found, lines = _COMPONENT[fields].findall(text, start), text.count(b"\n", start)
+    is_whole = lines + text.count(b" ", start) == len(found) * fields  # or a separator is of no component
+    if lines != samples or not is_whole or any(space in text for space in _ODD_SPACES):
         return None
-    for line in lines:
-        words = line.split(b" ")
-        if len(words) % fields or not all(words):
-            return None
-        for extension, offset, size in zip(words[::fields], words[1::fields], words[2::fields], strict=True):
-            numbers = offset + size
-            if not numbers.isdigit() or len(numbers) > _MOST_DIGITS or int(offset) % BLOCK:
-                return None
-            codes.append(found.setdefault(extension, len(found)))
-            blocks.append(int(offset) // BLOCK)
-            sizes.append(int(size))
-        ends.append(len(codes))
-        if fields == 4:
-            dot = words[3].find(b".", words[3].rfind(b"/") + 1)
-            keys.append(words[3] if dot < 0 else words[3][:dot])
-    width = ends[0]
-    alike = codes == codes[:width] * samples
+    names, offsets, sizes, keys, separators = zip(*found, strict=True)
+    starts = np.array([*map(int, offsets)])
+    if (starts % BLOCK).any():
+        return None
+    width = separators.index(b"\n") + 1
+    alike = names == names[:width] * samples and separators == separators[:width] * samples
+    ends = [number for number, separator in enumerate(separators, 1) if separator == b"\n"]
+    extensions = {name: code for code, name in enumerate(dict.fromkeys(names))}
+    firsts = [keys[first] for first in (0, *ends[:-1])]
     return SampleTable(
-        tuple(map(decode_name, found)),
-        code_array(np.array(codes[:width] if alike else codes), len(found)),
+        tuple(map(decode_name, extensions)),
+        code_array(np.array([extensions[name] for name in names[: width if alike else None]]), len(extensions)),
         None if alike else narrow(np.array(ends)),
-        narrow(np.array(blocks)),
-        narrow(np.array(sizes)),
-        Keys.of_lengths(b"".join(keys), np.array([*map(len, keys)])) if fields == 4 else None,
+        narrow(starts // BLOCK),
+        narrow(np.array([*map(int, sizes)])),
+        Keys.of_lengths(b"".join(firsts), np.array([*map(len, firsts)])) if fields == 4 else None,
     )
 
 

@@ -11,12 +11,13 @@ import json
 import re
 from array import array
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from dataload._util.caches import Memo
 from dataload.codecs import npz
 from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import DECODERS, Decoder, for_extension, known_extension
@@ -34,6 +35,7 @@ class TarSettings:
 
     options: TarOptions
     decoders: Mapping[str, Decoder]
+    last: Memo[Any] = field(default_factory=lambda: Memo(1), compare=False, repr=False)  # see `TarReader`
 
     def decoder(self, extension: str) -> Decoder:
         name = extension if self.options.case_sensitive else extension.lower()
@@ -150,6 +152,7 @@ def _encode(kind: str, name: str, value: Any) -> bytes:
         raise ConfigError(f"field {name!r} cannot be stored as {kind}: {error}", key=name) from error
 
 
+_FEW_KEYS = 16  # to cut, for which numpy's calls take longer
 _MARKED = re.compile(r"__[^/]*__(/|$)")
 _UnsignedArray = npt.NDArray[np.unsignedinteger[Any]]
 
@@ -194,8 +197,11 @@ class Keys:
     def names(self, samples: Int64Array) -> list[str]:
         """Return the keys of `samples`, (rows,) int64."""
         if len(self.ends) == 1:
-            stops = (samples + 1) * int(self.ends[0])
-            starts = stops - int(self.ends[0])
+            length = int(self.ends[0])
+            if len(samples) <= _FEW_KEYS and isinstance(self.text, str):
+                return [self.text[sample * length : (sample + 1) * length] for sample in samples.tolist()]
+            stops = (samples + 1) * length
+            starts = stops - length
         else:
             stops = self.ends[samples].astype(np.int64)
             starts = np.where(samples > 0, self.ends[samples - 1], 0).astype(np.int64)

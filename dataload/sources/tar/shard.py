@@ -64,16 +64,11 @@ class TarReader(ShardReader[Record]):
             cache=settings.options.cache,
             remote=settings.options.remote_settings,
         )
-        self._codes = name_fields(
-            self._table.extensions,
-            known=settings.known,
-            case_sensitive=settings.options.case_sensitive,
-            meet=self._table.meet,
-        )
-        self._codes.pop(KEY, None)
-        self._rates = rate_fields(self._codes, lambda code: settings.is_audio(self._table.extensions[code]))
-        self._codes |= self._rates
-        self._planned: dict[str, _Field] = {}
+        # Archives whose samples all have the same components share the plan of their fields.
+        layout = (self._table.extensions, self._table.codes.tobytes()) if self._table.ends is None else None
+        if (plan := settings.last.recall(layout)) is None:
+            plan = self._plan() if layout is None else settings.last.keep(layout, self._plan())
+        self._codes, self._rates, self._planned = plan
         self._specs: dict[str, FieldSpec] | None = None
         self._kept: Int64Array | None = None  # numbers of the samples to read, if some are skipped
         sizes = self._table.sizes
@@ -81,6 +76,15 @@ class TarReader(ShardReader[Record]):
         self._has_large = bool(len(sizes)) and int(sizes.max()) > self._limit
         if selected is not None and len(self._table):
             self._apply_missing(tuple(name for name in selected if name != KEY))
+
+    def _plan(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]], dict[str, _Field]]:
+        """Return the codes of each field and of those that are sample rates, and no field so far."""
+        settings, extensions = self._settings, self._table.extensions
+        sensitive = settings.options.case_sensitive
+        codes = name_fields(extensions, known=settings.known, case_sensitive=sensitive, meet=self._table.meet)
+        codes.pop(KEY, None)
+        rates = rate_fields(codes, lambda code: settings.is_audio(extensions[code]))
+        return codes | rates, rates, {}
 
     def __len__(self) -> int:
         return len(self._table) if self._kept is None else len(self._kept)

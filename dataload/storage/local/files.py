@@ -142,7 +142,7 @@ class LocalStorage:
             return FileIdentity.of(os.stat(path))
 
     def read(self, path: str) -> bytes:
-        with file_errors(path), open(path, "rb", opener=open_regular) as stream:
+        with file_errors(path), open(path, "rb", buffering=0, opener=open_regular) as stream:
             return stream.read()
 
     def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:

@@ -157,6 +157,17 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
             return None
         return overwritten_error(self.path, handle.changed, now.st_mtime_ns)
 
+    def read(self, offset: int, length: int) -> bytes:
+        """See `RecordFile.read`; without a map, whose page faults cost more than a call."""
+        handle = self._open()
+        if min(offset, length, self.size - offset - length) < 0:
+            raise outside_error(self.path, self.size, f"bytes {offset} to {offset + length}")
+        with file_errors(self.path):
+            data = read_at(handle.descriptor, length, offset)
+        if (error := self._changed(handle)) or len(data) < length:
+            raise error or changed_error(self.path, self.size, offset + len(data))
+        return data
+
     def _open(self) -> HandleT:
         handle = self._handle
         if handle is None:
@@ -191,17 +202,6 @@ class MappedFile(ReopenedFile[Mapping]):
     def __init__(self, path: str, make: Callable[[str], Mapping] = Mapping) -> None:
         super().__init__(path, make)
         self._warm_steps = 0
-
-    def read(self, offset: int, length: int) -> bytes:
-        """See `RecordFile.read`; without the map, whose page faults cost more than a call."""
-        handle = self._open()
-        if min(offset, length, self.size - offset - length) < 0:
-            raise outside_error(self.path, self.size, f"bytes {offset} to {offset + length}")
-        with file_errors(self.path):
-            data = read_at(handle.descriptor, length, offset)
-        if (error := self._changed(handle)) or len(data) < length:
-            raise error or changed_error(self.path, self.size, offset + len(data))
-        return data
 
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
         return self._call(core().copies, (), 0, 1, lengths, offsets, (offsets, lengths))

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dataload._util.caches import Memo
 from dataload.errors import CorruptFileError
 from dataload.types import Int64Array
 
@@ -23,6 +24,7 @@ _INVALID = (struct.error, ValueError, IndexError, OverflowError)
 _BLOCK = np.dtype([("offset", "<i8"), ("metadata", "<i4"), ("_", "<i4"), ("body", "<i8")])
 _PREFIX = 8  # bytes before the metadata of a message
 _START = 8  # of the messages in a file
+_MOST_KNOWN = 64  # messages of a file whose metadata are compared
 _HEAD_BYTES = 2048  # read at once; the first messages are mostly in it
 
 Read = Callable[[int, int], bytes]
@@ -66,8 +68,8 @@ def is_arrow(head: bytes) -> bool:
     return head.startswith(FILE_MAGIC + b"\0\0") or (head[:4] == STREAM_MAGIC and head[7:8] in (b"\0", b"\x01"))
 
 
-def parse_layout(read_file: Read, size: int, path: str) -> Layout:
-    """Return the layout of a file or stream of `size` bytes."""
+def parse_layout(read_file: Read, size: int, path: str, known: Memo[tuple[bytes, Layout]] | None = None) -> Layout:
+    """Return the layout of a file or stream of `size` bytes, or the `known` one if it has the same metadata."""
     head = read_file(0, min(size, _HEAD_BYTES))
     if not head.startswith(FILE_MAGIC):
         return _parse_stream(read_file, size, path)
@@ -80,6 +82,8 @@ def parse_layout(read_file: Read, size: int, path: str) -> Layout:
     if end[4:] != FILE_MAGIC or length > size - 10 - _START:
         raise CorruptFileError("the file has no valid end: it was truncated", path=path, offset=size)
     footer = read(size - 10 - length, length)
+    if known is not None and (found := known.recall((size, footer))) and found[0] == _metadata(read, found[1]):
+        return found[1]
     try:
         root = _Table.root(footer)
         vectors = [root.vector(number) for number in (2, 3)]
@@ -96,7 +100,16 @@ def parse_layout(read_file: Read, size: int, path: str) -> Layout:
     form = bytearray(footer)
     for count, start in vectors:
         form[start : start + count * _BLOCK.itemsize] = bytes(count * _BLOCK.itemsize)
-    return Layout(schema, FILE_MAGIC + bytes(2) + footer + end, bytes(form), *several)
+    layout = Layout(schema, FILE_MAGIC + bytes(2) + footer + end, bytes(form), *several)
+    if known is not None and sum(map(len, several)) <= _MOST_KNOWN:
+        known.keep((size, footer), (_metadata(read, layout), layout))
+    return layout
+
+
+def _metadata(read: Read, layout: Layout) -> bytes:
+    """Return the schema and what lies before the bodies of all messages, if they are where `layout` has them."""
+    messages = [read(each.offset, each.body - each.offset) for each in (*layout.dictionaries, *layout.batches)]
+    return b"".join([read(_START, len(layout.schema)), *messages])
 
 
 def _parse_stream(read: Read, size: int, path: str) -> Layout:

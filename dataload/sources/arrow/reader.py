@@ -44,6 +44,7 @@ class ArrowSource(TableSource):
     def _prepare(self) -> None:
         super()._prepare()
         self._last: Memo[Gatherer] = Memo(1)  # shards of equal layout share what it is made of
+        self._layouts: Memo[tuple[bytes, Layout]] = Memo(1)
 
     @property
     def reads_in_order(self) -> bool:
@@ -52,20 +53,29 @@ class ArrowSource(TableSource):
         return isinstance(reader, _ArrowFile) and reader.gatherer is None
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        return self._with_classes(_ArrowFile(path, self.options, self._cache, self._last))
+        return self._with_classes(_ArrowFile(path, self.options, self._cache, self._last, self._layouts))
 
 
 class _ArrowFile(TableReader):
     """An IPC file or stream; `gatherer` reads values without their batch, None if batches have to be decoded."""
 
-    def __init__(self, path: str, options: ArrowOptions, cache: DecodedCache, last: Memo[Gatherer]) -> None:
+    def __init__(
+        self,
+        path: str,
+        options: ArrowOptions,
+        cache: DecodedCache,
+        last: Memo[Gatherer],
+        layouts: Memo[tuple[bytes, Layout]],
+    ) -> None:
         self._pa = pa = load_arrow("format 'arrow'")
         self._path = path
-        storage = storage_of(path, options.remote_settings)
-        self._file = storage.map(path, mapped=options.map, whole=True)
-        with storage.open(path, whole=True) as file:
-            self._layout = parse_layout(file.read, min(file.size, self._file.size), path)
-        layout = self._layout
+        file = storage_of(path, options.remote_settings).map(path, mapped=options.map, whole=True)
+        self._file = file
+
+        def read(offset: int, length: int) -> bytes:
+            return file.read(offset, min(length, file.size - offset))
+
+        self._layout = layout = parse_layout(read, file.size, path, layouts)
 
         def schema() -> Any:
             if layout.footer:

@@ -352,7 +352,9 @@ def _nested(array: Any, name: str, rows: ColumnContext, shape: tuple[int, ...]) 
 
 def stacked(columns: Mapping[str, Any]) -> dict[str, Any]:
     """Return columns of a batch, in which lists of arrays are stacked; ConfigError if the shapes of a field differ."""
-    batch: dict[str, Any] = {}
+    batch: dict[str, Any] = {**columns}
+    if not {list, dict} & {*map(type, columns.values())}:  # of hundreds of columns, looking at each takes as long
+        return batch
     for name, column in columns.items():
         if isinstance(column, list):
             batch[name] = default_collate([{name: value} for value in column])[name]

@@ -28,6 +28,7 @@ from dataload.sources.directory import ShardDirectory
 from dataload.storage import FileIdentity, RecordFile, Remote, base_name, is_url, join, parent, reading_tables
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.files import as_versions, versions_of
+from dataload.storage.local.record_files import MappedFile
 from dataload.types import Batch, FieldSpec, Int64Array
 
 _FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
@@ -157,9 +158,9 @@ class ShardReader(ABC, Generic[T_co]):
 
 
 def open_file_of(reader: "ShardReader[Any]", data_file: str) -> RecordFile | None:
-    """Return the local file of a reader, which may be open; None if it is another one or the reader has none."""
+    """Return the file of a reader if it is this one, on this machine and mapped as it is."""
     file = getattr(reader, "_file", None)
-    return file if isinstance(file, RecordFile) and file.path == data_file and not is_url(data_file) else None
+    return file if isinstance(file, MappedFile) and file.is_plain and file.path == data_file else None
 
 
 def content_mark(data_file: str, reader: "ShardReader[Any]", remote: Remote | None) -> ContentMark:

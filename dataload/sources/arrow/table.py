@@ -206,7 +206,8 @@ class TableReader(ShardReader[Record]):
 
     def _columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> dict[str, Any]:
         names = tuple(self.fields if self._bases else self._numbers) if fields is None else fields
-        require_known(names, self._numbers | self._bases, self._path)
+        if fields is not None:
+            require_known(names, self._numbers | self._bases, self._path)
         with self._errors():
             columns = self._pick(indices, names, Claims(indices, self._limit, self._path))
         for name in self._numbered.intersection(columns):
@@ -241,8 +242,8 @@ class TableReader(ShardReader[Record]):
             return self._read_blocks(names, indices, claims)
         rows = found.pop(self._planned[1][0])
         cut = partial(cut_loaded, rows, np.arange(len(rows)) * layout.length, layout.length)
-        found.update(layout.columns(len(rows), cut) or {})
-        return {name: found[name] for name in names}
+        columns = layout.columns(len(rows), cut) or {}
+        return {name: columns[name] if name in columns else found[name] for name in names} if found else columns
 
     def _row_layout(self, names: Sequence[str]) -> RowLayout | None:
         """Return the layout of rows of the columns of single numbers, if there are many and blocks are kept so."""

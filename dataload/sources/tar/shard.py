@@ -71,19 +71,18 @@ class TarReader(ShardReader[Record]):
         self._codes, self._rates, self._planned = plan
         self._specs: dict[str, FieldSpec] | None = None
         self._kept: Int64Array | None = None  # numbers of the samples to read, if some are skipped
-        sizes = self._table.sizes
         self._limit = settings.options.max_record_bytes
-        self._has_large = bool(len(sizes)) and int(sizes.max()) > self._limit
+        self._has_large = int(self._table.sizes.max(initial=0)) > self._limit
         if selected is not None and len(self._table):
             self._apply_missing(tuple(name for name in selected if name != KEY))
 
     def _plan(self) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]], dict[str, _Field]]:
         """Return the codes of each field and of those that are sample rates, and no field so far."""
-        settings, extensions = self._settings, self._table.extensions
+        settings, table = self._settings, self._table
         sensitive = settings.options.case_sensitive
-        codes = name_fields(extensions, known=settings.known, case_sensitive=sensitive, meet=self._table.meet)
+        codes = name_fields(table.extensions, known=settings.known, case_sensitive=sensitive, meet=table.meet)
         codes.pop(KEY, None)
-        rates = rate_fields(codes, lambda code: settings.is_audio(extensions[code]))
+        rates = rate_fields(codes, lambda code: settings.is_audio(table.extensions[code]))
         return codes | rates, rates, {}
 
     def __len__(self) -> int:

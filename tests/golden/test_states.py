@@ -5,6 +5,7 @@ written anew: it would then say nothing of earlier code. To change a case on pur
 """
 
 import binascii
+import functools
 import hashlib
 import itertools
 import json
@@ -200,14 +201,17 @@ SOURCES: dict[str, Callable[[], Any]] = {
     "slice of concat": lambda: two()[20:60],
 }
 
-MADE = tempfile.TemporaryDirectory()
+
+@functools.cache
+def made_files():
+    return tempfile.TemporaryDirectory()
 
 
 def made(name, **options):
     """Write one file, or a folder or archive of several, always with the same bytes."""
 
     def make():
-        path, rows = Path(MADE.name, name), [{"i": i, "text": f"{i:03}"} for i in range(12)]
+        path, rows = Path(made_files().name, name), [{"i": i, "text": f"{i:03}"} for i in range(12)]
         if path.suffix in (".jsonl", ".txt"):
             path.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
             return dataload.open(path, **options)

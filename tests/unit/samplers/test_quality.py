@@ -487,3 +487,18 @@ def test_pool_sizes_grow_with_the_quality_up_to_the_whole_data():
 def test_batches_of_empty_records_are_padded_to_boundaries_only():
     planner = BucketBatchSampler(lengths=[0, 0], batch_size=2, boundaries=(1,))
     assert BucketFiller.of(planner, epoch=0) == BucketFiller(longest=0, boundary=1)
+
+
+@pytest.mark.parametrize("tail", ["partial", "pad", "drop"])
+def test_padding_is_that_of_the_rows_of_an_epoch(tail):
+    lengths = [3, 9, 1, 4, 10, 2, 7, 5, 8, 6, 1]
+    settings = {"lengths": lengths, "boundaries": [5, 10], "batch_size": 2, "tail": tail}
+    world = {} if tail == "partial" else {"rank": 1, "world_size": 2}
+    planner = BucketBatchSampler(**settings, **world)
+    one = planner.with_ranks(rank=0, world_size=1, tail="drop" if tail == "drop" else "partial")
+    batches = [[lengths[i] for i in plan.indices.tolist()] for plan in one.plans(range(one.steps(0)), epoch=0)]
+    assert sum(map(len, batches)) == (10 if tail == "drop" else 11)
+    used = sum(map(sum, batches))
+    longest = sum(len(batch) * max(batch) for batch in batches)
+    boundary = sum(len(batch) * (5 if max(batch) <= 5 else 10) for batch in batches)
+    assert BucketFiller.of(planner, epoch=0) == BucketFiller(1 - used / longest, 1 - used / boundary)

@@ -4,12 +4,14 @@ import importlib.util
 import json
 import os
 from contextlib import ExitStack
+from statistics import median
+from time import process_time
 from unittest import mock
 
 import numpy as np
 
 import dataload
-from benchmarks.harness import ROOT, VERSION, Case, batches, loaders, run_cases
+from benchmarks.harness import ROOT, VERSION, Case, aim, batches, loaders, run_cases
 
 COUNT = 100_000
 ROWS = 256
@@ -35,7 +37,7 @@ def tables():
                 writer.write_table(table, max_chunksize=per_group)
             stored = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
         rows += _beside_take(name, stored, dataload.open(path), plan)
-    return [*rows, *_json_lines(plan), *_texts(plan), *_filters()]
+    return [*rows, *_wide(), *_json_lines(plan), *_texts(plan), *_filters()]
 
 
 def _table(pa):
@@ -58,6 +60,29 @@ def _beside_take(name, stored, source, plan):
             *loaders(held, source, ROWS, range(2), {}),
         ]
         return run_cases(f"{name}, {ROWS} rows of a number, 16 floats, 500 bytes", cases, same=None)
+
+
+def _wide(count=10_000):
+    """Hundreds of numbers in each row, in CPU time."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    title, found, plan = f"Parquet, {ROWS} rows of many numbers, CPU time", [], batches(count, ROWS)
+    print(f"\n{title}")
+    for fields in (100, 500):
+        path = ROOT / f"v{VERSION}-wide-{fields}.parquet"
+        columns = {f"f{number}": np.arange(count, dtype=("f4", "i8")[number % 2]) for number in range(fields)}
+        pq.write_table(pa.table(columns), path, row_group_size=count)
+        with dataload.open(path) as source:
+            seconds = []
+            for _ in range(9):
+                begun = process_time()
+                for rows in plan:
+                    source.read_batch(rows)
+                seconds.append(process_time() - begun)
+        mine = median(seconds[1:]) / len(plan) / fields * 1e6
+        found.append(aim(title, f"{fields} fields: us for a field and batch", mine, most=1))
+    return found
 
 
 def _json_lines(plan):

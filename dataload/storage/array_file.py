@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.system import NO_FOLLOW, NO_WAIT, open_file, read_at
+from dataload._util.system import NO_FOLLOW, NO_WAIT, open_file, read_at, read_into_at
 from dataload.errors import DataloadError
 from dataload.storage.local.atomic import AtomicFile
 from dataload.storage.local.folders import distrust, trusted_folder
@@ -82,9 +82,11 @@ def read_arrays(place: Place, key: str) -> CachedTable:
         spans, stop = _plan_arrays(header["arrays"], status.st_size - start)
         if stop != status.st_size - start:
             raise ValueError("size differs from the header")
-        stream.seek(start)
-        data = np.fromfile(stream, np.uint8, stop)
-    if len(data) < stop or _checksum(data) != header["sum"]:
+        data = np.empty(stop, np.uint8)
+        left = data.data
+        while count := read_into_at(stream.fileno(), left, start + stop - len(left)):  # 2 GiB at a time
+            left = left[count:]
+    if len(left) or _checksum(data) != header["sum"]:
         raise ValueError("damaged")
     data.flags.writeable = False
     arrays = {name: data[first:last].view(dtype) for name, dtype, first, last in spans}

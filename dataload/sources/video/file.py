@@ -3,6 +3,7 @@
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property
+from math import prod
 from threading import Lock
 from typing import Any, Generic, Protocol, TypeVar, cast
 
@@ -56,7 +57,7 @@ class VideoFile(ShardReader[Record]):
         key = IndexKey.of("video", (path,), remote=options.remote_settings) if options.cache else None
         self.table: VideoTable = remember(key, VideoTable.unpack, build, VideoTable.pack)
         self.shape: tuple[int, ...] = shape_of(self.table, options, path)
-        check_size(int(np.prod(self.shape)), options.max_record_bytes, "a frame", path=path)
+        check_size(prod(self.shape), options.max_record_bytes, "a frame", path=path)
 
     @property
     def sound_shape(self) -> tuple[int, int]:

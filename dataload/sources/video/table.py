@@ -79,7 +79,7 @@ class VideoTable:
         numerator, denominator = map(int, extras.pop("time_base"))
         table = cls(**found.arrays, **extras, time_base=Fraction(numerator, denominator))
         fits = len(table.starts) == len(table.key_times) == len(table.key_decoding_times) > 0
-        rises = (np.diff(table.times) > 0).all() and (np.diff(table.starts) > 0).all()
+        rises = all((each[1:] > each[:-1]).all() for each in (table.times, table.starts))
         inside = table.starts[0] == 0 and table.starts[-1] < len(table.times) and table.time_base > 0
         return table if fits and rises and inside and min(table.height, table.width) > 0 else None
 
@@ -131,6 +131,7 @@ def build_table(path: str, file: str, limit: int) -> VideoTable:
     first = None
     with opened_video(path, file) as (container, stream):
         context, time_base = stream.codec_context, Fraction(stream.time_base)
+        context.thread_type = "NONE"  # to start threads takes longer than one frame
         check_size(
             context.height * context.width * _RGB, limit, f"a frame of {context.width} x {context.height}", path=path
         )

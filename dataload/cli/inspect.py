@@ -207,8 +207,9 @@ def _print(facts: dict[str, Any]) -> None:
         print_line(f"record 0: {sample}")
     if len(shards) > 1:
         print_line()
-        rows = [(shard["path"], f"{shard['records']:,}", decimal(shard["bytes"])) for shard in shards]
-        print_table({"shard": "left", "records": "right", "size": "right"}, rows[:_SHOWN_SHARDS])
+        sizes = ["size"] if any(shard["bytes"] for shard in shards) else []  # episodes have none
+        rows = [(shard["path"], f"{shard['records']:,}", *(decimal(shard["bytes"]) for _ in sizes)) for shard in shards]
+        print_table({"shard": "left", **dict.fromkeys(["records", *sizes], "right")}, rows[:_SHOWN_SHARDS])
         if len(rows) > _SHOWN_SHARDS:
             print_line(f"... and {len(rows) - _SHOWN_SHARDS} more (--json lists all)")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, SupportsIndex, overload
+from typing import Any, Literal, SupportsIndex, TypeAlias, overload
 
 import numpy as np
 
@@ -33,6 +33,9 @@ from dataload.storage import Remote
 from dataload.storage.local.files import check_not_overwritten
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
+
+Span: TypeAlias = tuple[FieldSpec, Callable[[Int64Array], Array]]
+"""A field that lasts some time, and what reads it from some records on, (rows, ...)."""
 
 
 class Source(Records[T_co]):
@@ -63,13 +66,9 @@ class Source(Records[T_co]):
             return SelectionSource(self, Chosen(chosen_indices(index, len(self))))
         return self._read(np.array([check_index(index, len(self))], np.int64))[0]
 
-    def _span_spec(self, name: str, seconds: float) -> FieldSpec | None:  # noqa: ARG002 - for those that have one
-        """Return the specification of a field that has `seconds` from a record on; None if it is of a record alone."""
+    def _lasting(self, name: str, seconds: float) -> Span | None:  # noqa: ARG002 - for those that have one
+        """Return how to read a field that lasts `seconds` from each record on; None if it is of a record alone."""
         return None
-
-    def _read_spans(self, name: str, indices: Int64Array, seconds: float) -> Array:
-        """Return the field of `_span_spec` from each of some records on, (rows, ...)."""
-        raise NotImplementedError(name)
 
     def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
         """Return where the records at `indices`, None for all, fulfil a condition, (rows,) bool."""
@@ -284,11 +283,9 @@ class SubsetSource(ViewSource[T_co]):
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         return self._parent._read_columns(self._map(indices), fields)
 
-    def _span_spec(self, name: str, seconds: float) -> FieldSpec | None:
-        return self._parent._span_spec(name, seconds)
-
-    def _read_spans(self, name: str, indices: Int64Array, seconds: float) -> Array:
-        return self._parent._read_spans(name, self._map(indices), seconds)
+    def _lasting(self, name: str, seconds: float) -> Span | None:
+        found = self._parent._lasting(name, seconds)
+        return found and (found[0], lambda indices: found[1](self._map(indices)))
 
     def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
         return self._parent._matches(condition, self._map(np.arange(len(self)) if indices is None else indices))

@@ -6,10 +6,10 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, tee
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -80,6 +80,17 @@ class ComponentPrefetch:
 
     def __init__(self, readers: Sequence[AheadReader]) -> None:
         self._readers = readers
+
+    @classmethod
+    def of(cls, started: Iterable[AheadReader | None]) -> Self | None:
+        """Start one reader after another, some of which may be None; None if all are. An error closes those before."""
+        found = cls(readers := [])
+        try:
+            readers.extend(each for each in started if each is not None)
+        except BaseException:
+            found.close()
+            raise
+        return found if readers else None
 
     def received(self) -> None:
         for reader in self._readers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import shutil
 from collections.abc import Generator
 from io import BytesIO
 from pathlib import Path
@@ -175,3 +176,19 @@ def test_the_hub_is_not_written_to(hub: Hub) -> None:
     with pytest.raises(StoreError, match="hf upload"):
         writer.close()
     assert all(method in ("GET", "HEAD", "POST") for method, _ in hub.requests)
+
+
+def test_a_lerobot_data_set_is_read_from_the_hub(hub: Hub, tmp_path: Path) -> None:
+    pytest.importorskip("av")
+    golden = Path(__file__).parents[1] / "golden" / "lerobot" / "h264"
+    root = shutil.copytree(golden, tmp_path / "robot")
+    hub.commits[OLD] = {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    options = {"delta_timestamps": {"observation.images.top": [-0.1, 0.0], "action": [0.0, 0.1]}}
+    with dataload.open("hf://datasets/org/numbers", **options) as source, dataload.open(root, **options) as here:
+        assert source.fingerprint() == here.fingerprint()
+        with dataload.Loader(source, batch_size=16, shuffle=True, num_workers=2, epochs=1) as loader:
+            batches = [*loader]
+        assert sorted(np.concatenate([batch["index"] for batch in batches]).tolist()) == list(range(len(here)))
+        for batch in batches:
+            expected = here.read_batch(batch["index"])
+            assert all(np.array_equal(values, expected[name]) for name, values in batch.items())

@@ -229,25 +229,19 @@ class LeRobotSource(ViewSource[Record]):
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`: each camera's frames are decoded before they are read."""
-        parts = self._parts(tuple(self.fields) if fields is None else tuple(fields))
-        found: list[AheadReader] = []
-        try:
-            for (source, names, read, places), own in zip(parts, shared_steps(steps, len(parts)), strict=True):
-                blocks = map(partial(self._of_part, names, places), own)
-                if isinstance(source, ReadsAhead):
-                    reader = source.read_ahead(blocks, read, here=here, share=share / len(parts))
-                    found += [] if reader is None else [reader]
-        except BaseException:
-            ComponentPrefetch(found).close()
-            raise
-        return ComponentPrefetch(found) if found else None
+        names = tuple(self.fields) if fields is None else tuple(fields)
+        if self._windows is not None:
+            return self._windows.read_ahead(steps, names, here=here, share=share)
+        parts = self._parts(names)
 
-    def _of_part(
-        self, names: Sequence[str], places: Callable[[Int64Array], Int64Array], block: StepsAhead
-    ) -> StepsAhead:
-        """Return the steps as the table or the videos that these fields are read from see them."""
-        block = block if self._windows is None else self._windows.parent_steps(block, names)
-        return replace(block, indices=places(block.indices))
+        def start(part: _Part, steps: Iterator[StepsAhead]) -> AheadReader | None:
+            source, _, read, places = part
+            if not isinstance(source, ReadsAhead):
+                return None
+            blocks = (replace(block, indices=places(block.indices)) for block in steps)
+            return source.read_ahead(blocks, read, here=here, share=share / len(parts))
+
+        return ComponentPrefetch.of(map(start, parts, shared_steps(steps, len(parts))))
 
     def _locate(self, index: int) -> Location:
         return self._table.locate(int(self._rows[index]))

@@ -2,6 +2,7 @@
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, ClassVar, cast
 from weakref import WeakMethod
 
@@ -15,6 +16,7 @@ from dataload._util.settings import check_fields
 from dataload._util.system import IS_POSIX
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.executors.row_server import RowClient, RowServer
+from dataload.sources.base import Span
 from dataload.sources.file_source import FileSource
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.shards import OpenShards, ShardReader
@@ -139,16 +141,16 @@ class VideoSource(FileSource[Record]):
         chosen = super()._wanted(known)  # windows by time need it
         return chosen if chosen is None or AUDIO not in chosen or TIME in chosen else (*chosen, TIME)
 
-    def _span_spec(self, name: str, seconds: float) -> FieldSpec | None:
+    def _lasting(self, name: str, seconds: float) -> Span | None:
         if name != AUDIO:
             return None
         channels, rate = self._video(self._first_shard()).sound_shape
-        return FieldSpec("float32", (channels, round(seconds * rate)))
+        shape = channels, round(seconds * rate)
+        return FieldSpec("float32", shape), partial(self._read_sound, shape)
 
-    def _read_spans(self, name: str, indices: Int64Array, seconds: float) -> Array:  # noqa: ARG002 - audio alone
+    def _read_sound(self, shape: tuple[int, int], indices: Int64Array) -> Array:
         opened, first = self._data_set(), self._video(self._first_shard())
-        channels, rate = first.sound_shape
-        out = pooled_empty((len(indices), channels, round(seconds * rate)), np.dtype(np.float32))
+        rate, out = first.sound_shape[1], pooled_empty((len(indices), *shape), np.dtype(np.float32))
         shards, sounds = np.searchsorted(opened.ends, indices, side="right"), self._sounds.get(self._lend_sounds)
         for row in np.argsort(indices, kind="stable").tolist():
             shard = int(shards[row])
@@ -228,11 +230,10 @@ class VideoSource(FileSource[Record]):
         if not here and IS_POSIX:
             self._server.get(self._serve_frames)
         fetched, decoded = shared_steps(steps, 2)
-        readers = [super().read_ahead(fetched, fields, here=here, share=share)]
+        fetch = super().read_ahead(fetched, fields, here=here, share=share)
         del fetched  # whose steps would be kept
         frames = self._frames.get(self._decoded_frames)
-        readers.append(frames.follow(decoded, self.options.decoder_threads or usable_cpus()))
-        return ComponentPrefetch([reader for reader in readers if reader is not None])
+        return ComponentPrefetch.of([fetch, frames.follow(decoded, self.options.decoder_threads or usable_cpus())])
 
     def close(self) -> None:
         super().close()

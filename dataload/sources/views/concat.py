@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
+from itertools import starmap
 from numbers import Real
 from typing import Any, ClassVar, Literal, NoReturn, Self, TypeAlias, cast, get_args
 
@@ -125,24 +126,18 @@ class ConcatSource(ViewSource[Any]):
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`; sources share the cache by their numbers of records."""
-        ends = self._bounds()
-        components = StepsByComponent(steps, ends)
-        found: list[AheadReader] = []
-        try:
-            for component, source in enumerate(self._parents):
-                reader = None
-                if isinstance(source, ReadsAhead):
-                    own = min(1.0, share * max(1, len(source)) / max(1, len(self)))
-                    reader = source.read_ahead(components.of(component), fields, here=here, share=own)
-                if reader is None:
-                    components.drop(component)
-                else:
-                    found.append(reader)
-        except BaseException:
-            for reader in found:
-                reader.close()
-            raise
-        return ComponentPrefetch(found) if found else None
+        components = StepsByComponent(steps, self._bounds())
+
+        def start(component: int, source: Source[Any]) -> AheadReader | None:
+            reader = None
+            if isinstance(source, ReadsAhead):
+                own = min(1.0, share * max(1, len(source)) / max(1, len(self)))
+                reader = source.read_ahead(components.of(component), fields, here=here, share=own)
+            if reader is None:
+                components.drop(component)
+            return reader
+
+        return ComponentPrefetch.of(starmap(start, enumerate(self._parents)))
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:

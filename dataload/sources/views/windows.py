@@ -15,6 +15,7 @@ from dataload._util.settings import Above, Seconds, as_tuple, check_choice, chec
 from dataload.catalog.fields import require_known
 from dataload.errors import ConfigError
 from dataload.sources.base import Source, ViewSource
+from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.shards import Location
 from dataload.sources.views.adapt import WrappedSource, as_source
 from dataload.sources.views.clock import Clock
@@ -98,7 +99,7 @@ class WindowSource(ViewSource[dict[str, Any]]):
         self._pads = ends == "pad"
         length = None if length is None else check_count("length", length, least=1)
         stride = check_count("stride", stride, least=1)
-        spans = tuple(name for name in parent.fields or () if parent._span_spec(name, 1) is not None)
+        spans = tuple(name for name in parent.fields or () if parent._lasting(name, 1) is not None)
         for name in spans:
             if fps is None or name in offsets:
                 message = f"{name!r} has the span of a window by time: pass seconds= and fps=, and no offsets for it"
@@ -132,10 +133,10 @@ class WindowSource(ViewSource[dict[str, Any]]):
 
     def _specs(self) -> dict[str, FieldSpec]:
         group_of = {name: group for group in self._groups for name in group.names}
-        found = {
-            name: self._parent._span_spec(name, group_of[name].seconds) or group_of[name].spec(spec)
-            for name, spec in self._parent.fields.items()
-        }
+        found = dict[str, FieldSpec]()
+        for name, spec in self._parent.fields.items():
+            span = self._parent._lasting(name, group_of[name].seconds)
+            found[name] = group_of[name].spec(spec) if span is None else span[0]
         for group in self._groups if self._pads else ():
             for mask in group.masks:
                 if mask in found:
@@ -184,15 +185,15 @@ class WindowSource(ViewSource[dict[str, Any]]):
         groups = [(group, [name for name in group.names if name in chosen]) for group in self._groups]
         for group, names in [each for each in groups if each[0].seconds]:
             anchors = self._spans.of_windows(indices)[0]
-            found |= {name: self._parent._read_spans(name, anchors, group.seconds) for name in names}
+            spans = {name: self._parent._lasting(name, group.seconds) for name in names}
+            found |= {name: span[1](anchors) for name, span in spans.items() if span is not None}
         groups = [each for each in groups if not each[0].seconds]
         wanted = [(group, names, *self._records(group, indices)) for group, names in groups]
         for group, _, _, is_pad in wanted if self._pads else ():
             found |= {mask: is_pad.copy() for mask in group.masks if mask in chosen}
         wanted = [each for each in wanted if each[1]]
         # Each field is read for the records that need it. Records that come whole are read once for all fields.
-        whole = isinstance(self._parent, WrappedSource) and not self._parent.reads_columns
-        for together in [wanted] if whole and wanted else [[each] for each in wanted]:
+        for together in [wanted] if self._reads_whole and wanted else [[each] for each in wanted]:
             records = np.concatenate([records.ravel() for _, _, records, _ in together])
             unique, inverse = np.unique(records, return_inverse=True)
             if len(unique) == len(records):  # in the requested order, nothing has to be moved
@@ -205,6 +206,10 @@ class WindowSource(ViewSource[dict[str, Any]]):
                 found |= {name: _cut(columns[name], where, records.shape, group.has_axis) for name in names}
                 start += records.size
         return {name: found[name] for name in chosen}
+
+    @property
+    def _reads_whole(self) -> bool:
+        return isinstance(self._parent, WrappedSource) and not self._parent.reads_columns
 
     def _check(self, fields: tuple[str, ...] | None) -> Sequence[str]:
         require_known(fields or (), self._fields)
@@ -224,16 +229,22 @@ class WindowSource(ViewSource[dict[str, Any]]):
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
-        if not isinstance(self._parent, ReadsAhead):
+        parent, chosen = self._parent, self._check(None if fields is None else tuple(fields))
+        groups = [(group, [name for name in group.names if name in chosen]) for group in self._groups]
+        groups = [each for each in groups if each[1]]
+        groups = [each for each in groups if not each[0].seconds] or groups  # a span needs no other records
+        if not isinstance(parent, ReadsAhead) or not groups:
             return None
-        names = [name for name in self._check(None if fields is None else tuple(fields)) if name in self._parent.fields]
-        mapped = (self.parent_steps(block, names) for block in steps)
-        return self._parent.read_ahead(mapped, names, here=here, share=share) if names else None
 
-    def parent_steps(self, block: StepsAhead, fields: Sequence[str]) -> StepsAhead:
-        """Return steps as the parent sees them that these of its fields are read from."""
-        groups = [group for group in self._groups if not {*group.names}.isdisjoint(fields)]
-        groups = [group for group in groups if not group.seconds] or groups  # a span needs no other records
+        def start(some: Sequence[tuple[_Group, list[str]]], steps: Iterator[StepsAhead]) -> AheadReader | None:
+            blocks = (self._parent_steps([group for group, _ in some], block) for block in steps)
+            names = [name for _, names in some for name in names]
+            return parent.read_ahead(blocks, names, here=here, share=share)  # all read the same shards
+
+        together = [groups] if self._reads_whole else [[each] for each in groups]
+        return ComponentPrefetch.of(map(start, together, shared_steps(steps, len(together))))
+
+    def _parent_steps(self, groups: Sequence[_Group], block: StepsAhead) -> StepsAhead:
         records = np.concatenate([self._records(group, block.indices)[0] for group in groups], axis=1)
         return replace(block, indices=records.ravel(), ends=block.ends * records.shape[1])
 

@@ -307,15 +307,22 @@ def test_windows_feed_streams():
 def test_reads_ahead_what_windows_need():
     class Ahead(MemorySource):
         def read_ahead(self, steps, fields, *, here, share=1.0):
-            self.asked = [*steps], fields, here, share
+            self.asked.append(([*steps], fields, here, share))
 
     inner = Ahead({"x": np.arange(10), "y": np.arange(10)})
+    inner.asked = []
     source = windows(inner, [4, 6], ends="pad", offsets={"x": [0, 1]})
     steps = [StepsAhead(0, np.array([0, 3, 9]), np.array([2, 3]), 2)]
     assert source.read_ahead(steps, ["x", "x_is_pad"], here=True, share=0.5) is None
-    (block,), fields, here, share = inner.asked
+    [((block,), fields, here, share)] = inner.asked
     assert (block.indices.tolist(), block.ends.tolist()) == ([0, 1, 3, 3, 9, 9], [4, 6])
     assert (fields, here, share) == (["x"], True, 0.5)
+    inner.asked.clear()
+    assert source.read_ahead(iter(steps), None, here=True) is None
+    assert {names[0]: block.indices.tolist() for (block,), names, *_ in inner.asked} == {
+        "y": [0, 3, 9],
+        "x": [0, 1, 3, 3, 9, 9],
+    }
     assert source.read_ahead(steps, [], here=True) is None
     assert windows(episodes(), [40]).read_ahead(steps, None, here=True) is None
 

@@ -165,6 +165,14 @@ def test_a_video_that_is_read_in_order_is_decoded_once(tmp_path):
     assert (windows[5]["frame"] == source.read_batch(range(15, 21))["frame"]).all()
 
 
+def test_windows_decode_the_frames_that_they_read_and_no_others(tmp_path):
+    source = dataload.open(write_video(tmp_path / "a.mp4", 60, gop=60, options={"x264-params": "scenecut=0"}))
+    clips = dataload.windows(source, [60], offsets={"time": [0, 40]})
+    with dataload.Loader(clips[:10], batch_size=5, shuffle=False, epochs=1) as loader:
+        assert [batch["time"].shape for batch in loader] == [(5, 2)] * 2
+    assert source.frames_decoded == 10
+
+
 def test_resumed_shuffles_and_split_sources(tmp_path):
     source = dataload.open(write_video(tmp_path / "a.mp4", 60, gop=6))
     train, held_out = source.split(0.8)

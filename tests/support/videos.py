@@ -12,7 +12,7 @@ MILLISECOND = Fraction(1, 1000)
 
 def write_video(
     path, frames=40, *, codec="libx264", size=(32, 48), gop=12, b_frames=2, pixels="yuv420p", times=None, rotation=0,
-    audio=0.0, options=(), images=None,
+    hflip=False, audio=0.0, options=(), images=None,
 ):  # fmt: skip
     """Write moving noise, at 30 frames a second or at `times` in ms, behind `audio` seconds of a tone if above 0."""
     height, width = size
@@ -25,7 +25,7 @@ def write_video(
         if rotation:
             if not hasattr(stream, "set_display_rotation"):
                 pytest.skip("PyAV before 17.1 does not write rotations")
-            stream.set_display_rotation(rotation)
+            stream.set_display_rotation(rotation, hflip=hflip)
         if times is not None:
             stream.time_base = stream.codec_context.time_base = MILLISECOND
         if tone is not None:

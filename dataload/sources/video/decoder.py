@@ -52,14 +52,17 @@ class Decoder:
 
     def _start(self) -> None:
         self._open.close()
-        self._container, self._stream = self._open.enter_context(opened_video(self._path, self._lease.path))
-        context = self._stream.codec_context
-        context.thread_type = "NONE"  # threads decode groups of pictures instead, which takes less time in all
-        context.options = {"err_detect": "explode"} if self._is_strict else {}
+        limit, strict = self._options.max_record_bytes, {"err_detect": "explode"} if self._is_strict else {}
+        self._container, self._stream = self._open.enter_context(
+            opened_video(self._path, self._lease.path, limit=limit, **strict)
+        )
+        # Threads decode groups of pictures instead, which takes less time in all.
+        self._stream.codec_context.thread_type = "NONE"
         self._frames: Iterator[Any] | None = None
         self._demuxed: Iterator[Any] = iter(())
         self._pending: Any = None  # a keyframe after the last group
         self._group = -1  # which is decoded
+        self._is_open = False  # whether pictures of this group refer to ones before it
         self.next = -1
 
     def decode(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
@@ -72,10 +75,10 @@ class Decoder:
             yield from self._decode(group, first, last)
         except CorruptFileError:
             failed, self._frames = self.next, None
-            if not self._is_strict or not group or not self._is_intact(group - 1, failed):
+            is_open = self._is_open if not group else self._is_strict and self._is_intact(group - 1, failed)
+            if not self._is_strict or not is_open:
                 raise
-            # In an open group, which begins at a picture that others before it are needed for, FFmpeg complains of
-            # these, which it does not have.
+            # FFmpeg complains of pictures before an open group, which it refers to and the decoder does not have.
             self._is_strict = False
             self._start()
             yield from self._decode(group, max(first, failed), last)
@@ -121,11 +124,13 @@ class Decoder:
             return
         at = f"{float(expected * self._table.time_base):.3f} s"
         found = "it is damaged" if frame is not None and frame.pts == expected else "it is missing"
+        if frame is not None and frame.pts is not None and frame.pts != expected:
+            found += f", and FFmpeg gives the one at {float(frame.pts * self._table.time_base):.3f} s"
         raise CorruptFileError(f"the frame at {at} cannot be decoded: {found}", path=self._path, index=self.next)
 
     def _decoded(self, group: int, *, goes_on: bool = False) -> Generator[Any]:
         """Yield the frames of a group, and if it `goes_on` all others behind, in the order in which they are shown."""
-        table, context = self._table, self._stream.codec_context
+        table, context, self._is_open = self._table, self._stream.codec_context, False
         key, left = int(table.key_times[group]), int(table.group_lengths[group])
         end = int(table.key_times[group + 1]) if group + 1 < len(table.starts) else None
         for packet in self._packets(group):
@@ -134,8 +139,9 @@ class Decoder:
                 self._pending = packet
                 yield from context.decode(None)
                 return
-            # What is shown before the keyframe needs frames before it, and belongs to the group before.
-            if packet.pts is None or packet.pts >= key:
+            if packet.pts is not None and packet.pts < key:  # needs frames of the group before, and belongs to it
+                self._is_open = True
+            else:
                 left -= packet.pts is not None and not packet.is_discard and (end is None or packet.pts < end)
                 with video_errors(self._path, packet.pos, self.next):
                     yield from packet.decode()

@@ -201,7 +201,8 @@ class IsolatedDecoder(_Isolated):
     def __init__(
         self, children: Children, path: str, lease: LeasedFile, table: VideoTable, options: VideoOptions
     ) -> None:
-        plain = VideoOptions(size=options.size, frames=options.frames)  # no credentials
+        # No credentials.
+        plain = VideoOptions(size=options.size, frames=options.frames, max_record_bytes=options.max_record_bytes)
         super().__init__(children, lease, "video", path, table, plain)
         self._table = table
 

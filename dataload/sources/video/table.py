@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.limits import check_size
+from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.video.format import DEMUXERS, VIDEO
 from dataload.storage import absolute
@@ -85,18 +85,26 @@ class VideoTable:
 
 
 @contextmanager
-def opened_video(path: str, file: str, kind: str = "video") -> Generator[tuple[Any, Any]]:
-    """Open a local file of a video at `path`, and yield PyAV's container and stream; its errors name the path."""
+def opened_video(
+    path: str, file: str, kind: str = "video", limit: int = MAX_RECORD_BYTES, **options: str
+) -> Generator[tuple[Any, Any]]:
+    """Open a local file of a video at `path`, and yield PyAV's container and stream; its errors name the path.
+
+    No frame takes more than `limit` bytes as RGB; `options` are those of the decoder.
+    """
     av = VIDEO.require("av")
     demuxer = DEMUXERS[f".{path.lower().rpartition('.')[2]}"]
+    options["max_pixels"] = str(limit // _RGB)
     # No other protocol and no other file: a container may name some, and `file:` keeps a name from being one.
-    options = (
-        {"protocol_whitelist": "file", "enable_drefs": "0"} if demuxer == "mov" else {"protocol_whitelist": "file"}
-    )
+    rules = {"protocol_whitelist": "file"} | ({"enable_drefs": "0"} if demuxer == "mov" else {})
     with (
         video_errors(path),
         av.open(
-            f"file:{absolute(file)}", format=demuxer, container_options=options, metadata_errors="replace"
+            f"file:{absolute(file)}",
+            format=demuxer,
+            options=options,
+            container_options=rules,
+            metadata_errors="replace",
         ) as container,
     ):
         pictures = av.stream.Disposition.attached_pic
@@ -106,6 +114,7 @@ def opened_video(path: str, file: str, kind: str = "video") -> Generator[tuple[A
             raise UnsupportedFormatError(f"{path} has no {kind}, only streams of these types: {found}", path=path)
         if streams[0].codec_context is None:
             raise UnsupportedFormatError(f"{path} has a codec that FFmpeg cannot decode here", path=path)
+        streams[0].codec_context.options = options
         yield container, streams[0]
 
 
@@ -129,7 +138,7 @@ def build_table(path: str, file: str, limit: int) -> VideoTable:
     """
     times, keys = list[int](), list[tuple[int, int]]()
     first = None
-    with opened_video(path, file) as (container, stream):
+    with opened_video(path, file, limit=limit) as (container, stream):
         context, time_base = stream.codec_context, Fraction(stream.time_base)
         context.thread_type = "NONE"  # to start threads takes longer than one frame
         check_size(
@@ -155,7 +164,7 @@ def build_table(path: str, file: str, limit: int) -> VideoTable:
                 first = next(iter(found), None)
         if first is None or not times:
             raise CorruptFileError("the video has no frame that can be decoded", path=path)
-        turns = round(first.rotation / 90) % 4
+        turns = _quarter_turns(first, path)
         sounds = [each.codec_context for each in container.streams.audio if each.codec_context is not None]
         sound = (sounds[0].sample_rate, sounds[0].channels) if sounds else (0, 0)
     ordered, at_keys = np.unique(np.array(times, np.int64)), np.array(sorted(keys), np.int64)
@@ -169,3 +178,17 @@ def build_table(path: str, file: str, limit: int) -> VideoTable:
     return VideoTable(
         ordered, starts, at_keys[:, 0], at_keys[:, 1], time_base, first.height, first.width, turns, *sound
     )
+
+
+def _quarter_turns(frame: Any, path: str) -> int:
+    """Return by how many quarter turns, counterclockwise, a frame has to be turned to be shown."""
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    if matrix is None:
+        return 0
+    (a, b, _), (c, d, _), _ = np.frombuffer(matrix, np.int32).reshape(3, 3).tolist()
+    if a * d <= b * c or frame.rotation % 90:
+        message = (
+            f"{path} is to be shown mirrored, or turned by {frame.rotation} degrees, and not by quarter turns alone"
+        )
+        raise UnsupportedFormatError(f"{message}: encode it again, as `ffmpeg -i OLD NEW` does", path=path)
+    return frame.rotation // 90 % 4

@@ -2,7 +2,9 @@
 
 import os
 import pickle
+from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 from command_line import ok
@@ -130,6 +132,59 @@ def test_frames_are_turned_upright(tmp_path, degrees):
     assert (dataload.open(path, frames="gray").read_batch(range(5))["frame"] == gray).all()
     scaled = dataload.open(path, size=(12, 20)).read_batch([0])["frame"]
     assert scaled.shape == (1, 12, 20, 3)
+
+
+def test_mirrored_frames_are_refused(tmp_path):
+    path = write_video(tmp_path / "a.mp4", 2, rotation=180, hflip=True)
+    with pytest.raises(UnsupportedFormatError, match=r"to be shown mirrored, .*encode it again"):
+        dataload.open(path)
+
+
+def remuxed(path, to, packets):
+    """Write the packets of a video that `packets` chooses to another one, as they are."""
+    with av.open(str(path)) as source, av.open(str(to), "w") as container:
+        stream = container.add_stream_from_template(source.streams.video[0])
+        for packet in packets([packet for packet in source.demux(video=0) if packet.size]):
+            packet.stream = stream
+            container.mux(packet)
+    return to
+
+
+def test_a_file_that_begins_with_an_open_group(tmp_path):
+    options = {"x264-params": "open-gop=1:scenecut=0:b-adapt=0"}
+    path = write_video(tmp_path / "ab.mkv", 60, gop=20, b_frames=2, options=options)  # of which FFmpeg complains
+    cut = remuxed(
+        path, tmp_path / "cut.mkv", lambda packets: packets[[p.is_keyframe for p in packets].index(True, 1) :]
+    )
+    images, times = decoded(cut)
+    batch = dataload.open(cut).read_batch(range(len(images)))
+    assert (batch["frame"] == images).all()
+    assert batch["time"] == pytest.approx(times)
+
+
+def test_frames_that_become_larger(tmp_path):
+    path = tmp_path / "a.mkv"
+    with av.open(str(path), "w") as container:
+        first = container.add_stream("libx264", rate=30, options={"x264-params": "repeat-headers=1"})
+        first.width, first.height = 48, 32
+        other = av.CodecContext.create("libx264", "w")
+        other.width, other.height, other.pix_fmt, other.time_base = 640, 480, "yuv420p", Fraction(1, 30)
+        other.options = {"x264-params": "repeat-headers=1"}
+        for number, encoder in enumerate((first, first, other, other)):
+            image = np.zeros((encoder.height, encoder.width, 3), np.uint8)
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            frame.pts = number
+            packets = encoder.encode(frame)
+            container.mux(packets if encoder is first else [])
+            if number % 2:
+                for packet in encoder.encode(None):
+                    packet.stream = first
+                    container.mux(packet)
+    source = dataload.open(path, size=(32, 32), max_record_bytes=1 << 19)
+    assert source[1]["frame"].shape == (32, 32, 3)
+    with pytest.raises(CorruptFileError, match="record 2: FFmpeg cannot read this video"):
+        source[2]
+    assert dataload.open(path, size=(32, 32))[2]["frame"].shape == (32, 32, 3)
 
 
 def test_a_pool_shuffle_decodes_each_group_once(tmp_path):

@@ -4,6 +4,7 @@ import functools
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
@@ -109,6 +110,7 @@ def plan_batches(
         plan = sampler.with_ranks(rank=rank, world_size=world_size, tail=tail)
     else:
         order = _order(source, sampler, shuffle, seed)
+        _warn_of_groups(source, order)
         rows = rows_per_rank(batch_size, global_batch_size, world_size)
         if rows is None:
             raise ConfigError(
@@ -204,6 +206,21 @@ def default_pool_size(source: RandomAccessSource[Any], lengths: Sequence[int]) -
         return size
     # Groups are decoded as a whole, and what is in the pool waits in memory.
     return min(size, max(1, _POOL_BYTES // max(1, row_bytes(source.fields))))
+
+
+def _warn_of_groups(source: RandomAccessSource[Any], order: Sampler) -> None:
+    """Warn of a global shuffle of records that are decoded in groups, such as frames, if they do not fit in memory."""
+    if not (isinstance(order, GlobalShuffle) and isinstance(source, Source) and source.reads_in_order):
+        return
+    many, groups = len(source), len(source.groups)
+    if many < 2 * groups or source.groups == source.shard_lengths or many * row_bytes(source.fields) <= 2 * _POOL_BYTES:
+        return
+    pool = default_pool_size(source, shard_lengths(source))
+    warnings.warn(
+        f"records are decoded in groups of {many / groups:,.0f}, and a global shuffle decodes most groups once for each "
+        f"record: shuffle='shards' decodes each group once, and mixes them in a pool of {pool:,} records",
+        stacklevel=2,
+    )
 
 
 def _order(source: RandomAccessSource[Any], sampler: Any, shuffle: bool | Shuffle, seed: int) -> Sampler:

@@ -209,6 +209,27 @@ def test_a_pool_shuffle_decodes_each_group_once(tmp_path):
             assert source.frames_decoded == len(source)
 
 
+def test_videos_that_are_joined(tmp_path):
+    first, second = (dataload.open(write_video(tmp_path / name, 30, gop=10)) for name in ("a.mp4", "bc.mp4"))
+    images = np.concatenate([decoded(tmp_path / name)[0] for name in ("a.mp4", "bc.mp4")])
+    for source in (dataload.concat([first, second]), dataload.concat([first[:30], second])):
+        assert (source[35]["frame"] == images[35]).all()
+        with dataload.Loader(source, batch_size=8, shuffle=True, num_workers=2, epochs=1) as loader:
+            for batch in loader:
+                rows = [int(key.split("/")[1]) + 30 * (key[0] == "b") for key in batch["__key__"]]
+                assert (batch["frame"] == images[rows]).all()
+    assert first.frames_decoded < 2 * 40
+
+
+def test_a_global_shuffle_of_many_frames_warns(tmp_path):
+    source = dataload.open(write_video(tmp_path / "a.mp4", 60, gop=20, options={"x264-params": "scenecut=0"}))
+    large = dataload.open(tmp_path / "a.mp4", size=(4000, 4000))
+    with pytest.warns(UserWarning, match=r"groups of 20, .*: shuffle='shards' .* in a pool of 11 records"):
+        dataload.Loader(large, batch_size=2, shuffle="global")
+    dataload.Loader(source, batch_size=2, shuffle="global")  # what fits in memory is decoded once
+    dataload.Loader(large, batch_size=2, shuffle=True)
+
+
 def test_a_video_that_is_read_in_order_is_decoded_once(tmp_path):
     source = dataload.open(write_video(tmp_path / "a.mp4", 60, gop=20))
     assert [record["__key__"] for record in source] == [f"a/{number}" for number in range(60)]

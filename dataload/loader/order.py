@@ -217,7 +217,7 @@ def _warn_of_groups(source: RandomAccessSource[Any], order: Sampler) -> None:
         return
     pool = default_pool_size(source, shard_lengths(source))
     warnings.warn(
-        f"records are decoded in groups of {many / groups:,.0f}, and a global shuffle decodes most groups once for each "
+        f"records are decoded in groups of {many / groups:,.0f}, and a global shuffle decodes most groups for each "
         f"record: shuffle='shards' decodes each group once, and mixes them in a pool of {pool:,} records",
         stacklevel=2,
     )

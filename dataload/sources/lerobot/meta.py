@@ -77,7 +77,7 @@ def read_data_set(directory: str, remote: Remote | None) -> DataSet:
             found[name] = Camera(files, numbers, episodes[f"videos/{name}/from_timestamp"].astype(np.float64))
         names = _read_table([join(directory, "meta/tasks.parquet")], ["task_index", "__index_level_0__"], remote)
         tasks = dict(zip(map(int, names["task_index"]), map(str, names["__index_level_0__"]), strict=True))
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         if isinstance(error, SourceError):
             raise
         raise CorruptFileError(f"not a description of a LeRobot data set: {error!r}", path=path) from error
@@ -111,6 +111,8 @@ def _read_episodes(
     while missing > 0:
         chunk, file = divmod(len(parts), int(info["chunks_size"]))
         parts.append(_read_table([join(folder, f"chunk-{chunk:03d}/file-{file:03d}.parquet")], fields, remote))
+        if not len(parts[-1]["length"]):
+            raise ValueError("a table of episodes is empty")
         missing -= len(parts[-1]["length"])
     return {name: np.concatenate([part[name] for part in parts]) for name in fields}
 

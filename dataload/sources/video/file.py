@@ -5,11 +5,12 @@ from contextlib import contextmanager
 from functools import cached_property
 from math import prod
 from threading import Lock
-from typing import Any, Generic, Protocol, TypeVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from dataload._util.limits import check_size
+from dataload._util.machine import usable_cpus
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.sources.shards import ShardReader
 from dataload.sources.video.audio import AudioDecoder, AudioTable, build_audio_table
@@ -23,7 +24,7 @@ from dataload.storage.errors import rewritten_error
 from dataload.types import FieldSpec, Int64Array, Record
 
 FRAME, TIME, VIDEO, LABEL, KEY, AUDIO = "frame", "time", "video", "label", "__key__", "audio"
-_MOST_OPEN = 16  # decoders, each with the memory of several frames
+_MOST_OPEN = 16  # decoders
 
 
 class VideoFile(ShardReader[Record]):
@@ -128,28 +129,20 @@ class VideoFile(ShardReader[Record]):
         return lease
 
 
-class _Lendable(Protocol):
-    next: int
-    decoded: int
+class LentDecoders:
+    """The open decoders of a source in this process, of pictures or of sound, and how much they have decoded."""
 
-    def close(self) -> None: ...
-
-
-_D = TypeVar("_D", bound=_Lendable)
-
-
-class LentDecoders(Generic[_D]):
-    """The open decoders of a source in this process, and how much they have decoded."""
-
-    def __init__(self, open_one: Callable[[VideoFile], _D], most: int = _MOST_OPEN) -> None:
-        self._open_one, self._most = open_one, most
+    def __init__(self, open_one: Callable[[VideoFile], Any], options: VideoOptions) -> None:
+        self._open_one = open_one
+        # Some take the memory of several frames, others a process.
+        self._most = _MOST_OPEN if options.decode_in == "thread" else options.decoder_threads or usable_cpus()
         self._lock = Lock()
-        self._idle = list[tuple[VideoFile, _D]]()  # those used last are last
+        self._idle = list[tuple[VideoFile, Any]]()  # those used last are last
         self._closed = False
         self.decoded: int = 0
 
     @contextmanager
-    def at(self, video: VideoFile, number: int) -> Generator[_D]:
+    def at(self, video: VideoFile, number: int) -> Generator[Any]:
         """Lend a decoder of a video, the one that is nearest before a frame."""
         with self._lock:
             own = [each for each in self._idle if each[0] is video]

@@ -184,10 +184,6 @@ class _Isolated:
             raise CorruptFileError(message, path=self._path) from None
         return answer
 
-    def _move(self, after: int, decoded: int) -> None:
-        self.next = after
-        self.decoded += decoded
-
     def close(self) -> None:
         child, self._child = self._child, None
         self.next = -1
@@ -212,8 +208,8 @@ class IsolatedDecoder(_Isolated):
         number = first - 1
         self._call(seconds[0], "decode", first, last)
         while (found := self._call(seconds[number + 1 - first], "next")) is not None:
-            number, *moved = found
-            self._move(*moved)
+            number, self.next, decoded = found
+            self.decoded += decoded
             yield number, seconds[number - first]
 
     def convert(self, frame: float, out: BytesArray) -> None:

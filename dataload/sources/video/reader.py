@@ -70,8 +70,8 @@ class VideoSource(FileSource[Record]):
 
     def _forget(self) -> None:
         """Set what each process has by itself."""
-        self._decoders: PerProcess[LentDecoders[Any]] = PerProcess()
-        self._sounds: PerProcess[LentDecoders[Any]] = PerProcess()
+        self._decoders: PerProcess[LentDecoders] = PerProcess()
+        self._sounds: PerProcess[LentDecoders] = PerProcess()
         self._children: PerProcess[Children] = PerProcess()
         self._frames: PerProcess[DecodedFrames] = PerProcess()
         self._server: PerProcess[RowServer] = PerProcess()
@@ -96,18 +96,7 @@ class VideoSource(FileSource[Record]):
     @property
     def frames_decoded(self) -> int:
         """Number of frames that this process has decoded so far."""
-        return self._decoders.get(self._lend_decoders).decoded
-
-    def _lend_decoders(self) -> LentDecoders[Any]:
-        return LentDecoders(VideoFile.decoder, *self._most_open)
-
-    def _lend_sounds(self) -> LentDecoders[Any]:
-        return LentDecoders(VideoFile.audio_decoder, *self._most_open)
-
-    @property
-    def _most_open(self) -> tuple[int, ...]:
-        """The number of decoders to keep if each is a process."""
-        return (self.options.decoder_threads or usable_cpus(),) if self.options.decode_in == "process" else ()
+        return self._decoders.get(partial(LentDecoders, VideoFile.decoder, self.options)).decoded
 
     def _video(self, shard: int) -> VideoFile:
         return cast(VideoFile, self._data_set().reader(shard))
@@ -151,7 +140,10 @@ class VideoSource(FileSource[Record]):
     def _read_sound(self, shape: tuple[int, int], indices: Int64Array) -> Array:
         opened, first = self._data_set(), self._video(self._first_shard())
         rate, out = first.sound_shape[1], pooled_empty((len(indices), *shape), np.dtype(np.float32))
-        shards, sounds = np.searchsorted(opened.ends, indices, side="right"), self._sounds.get(self._lend_sounds)
+        shards, sounds = (
+            np.searchsorted(opened.ends, indices, side="right"),
+            self._sounds.get(partial(LentDecoders, VideoFile.audio_decoder, self.options)),
+        )
         for row in np.argsort(indices, kind="stable").tolist():
             shard = int(shards[row])
             video, start = self._video(shard), int(opened.ends[shard - 1]) if shard else 0
@@ -192,12 +184,9 @@ class VideoSource(FileSource[Record]):
 
     def _read_frames(self, indices: Int64Array, out: BytesArray) -> None:
         """Write frames to the rows of `out`; those that the parent of a worker process decodes come from there."""
-        client = self._client.get(self._connect) if self._address else None
+        client = self._client.get(partial(RowClient, self._address)) if self._address else None
         if client is None or not client.read(indices, out):
             self._frames.get(self._decoded_frames).read(indices, out)
-
-    def _connect(self) -> RowClient:
-        return RowClient(self._address)
 
     def _serve_frames(self) -> RowServer:
         return RowServer(WeakMethod(self._read_frames), self._frames.get(self._decoded_frames).shape)
@@ -215,7 +204,9 @@ class VideoSource(FileSource[Record]):
         shard = int(np.searchsorted(opened.ends, indices[0], side="right"))
         start, video, step = int(opened.ends[shard - 1]) if shard else 0, self._video(shard), self.options.step
         wanted = {(index - start) * step: index for index in indices}
-        with self._decoders.get(self._lend_decoders).at(video, min(wanted)) as decoder:
+        with self._decoders.get(partial(LentDecoders, VideoFile.decoder, self.options)).at(
+            video, min(wanted)
+        ) as decoder:
             for number, frame in decoder.decode(min(wanted), max(wanted) + 1):
                 if number in wanted:
                     yield wanted[number], lambda out, frame=frame: decoder.convert(frame, out)

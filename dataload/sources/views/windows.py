@@ -121,14 +121,8 @@ class WindowSource(ViewSource[dict[str, Any]]):
                 key="length",
                 value=length,
             )
-        by_time = () if fps is None else (float(fps),)
-        self._identity = (
-            hashlib.blake2b(lengths.tobytes(), digest_size=16).hexdigest(),
-            length,
-            stride,
-            ends,
-            *by_time,
-        )
+        digest_of_lengths = hashlib.blake2b(lengths.tobytes(), digest_size=16).hexdigest()
+        self._identity = (digest_of_lengths, length, stride, ends, *(() if fps is None else (float(fps),)))
         self._fields = self._specs()
 
     def _specs(self) -> dict[str, FieldSpec]:

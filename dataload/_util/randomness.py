@@ -11,8 +11,8 @@ import random
 import struct
 import sys
 from collections.abc import Callable, Iterable
-from functools import cache, lru_cache
-from typing import Any
+from functools import cache, lru_cache, partial
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -101,31 +101,15 @@ _STATE_BYTES = 4 * 624 + 4  # of a Mersenne Twister: its key and the position in
 
 def keep_global_generators() -> Callable[[], None]:
     """Return a function that restores the global generators of `random`, numpy and torch to their states now."""
-    torchs: Any = getattr(sys.modules.get("torch"), "default_generator", None)
-    of_torch = None if torchs is None else torchs.get_state()
-    own: Any = getattr(random.getstate, "__self__", None)
-    functions: Any = np.random
-    bits = functions.get_bit_generator()
-    if type(own) is random.Random and type(bits) is np.random.MT19937 and _normal_at():
-        # A step takes its time from the loop: numpy's own functions take 60 and 90 us.
-        python, twister, normal = _states_of(own, bits, functions.get_state.__self__)
-        of_python, of_twister, of_normal, spare = bytes(python), bytes(twister), bytes(normal), vars(own)["gauss_next"]
+    own, functions = getattr(random.getstate, "__self__", None), cast("Any", np.random)
+    torchs = getattr(sys.modules.get("torch"), "default_generator", None)
+    kept = [(put, get()) for get, put in _states_of(own, functions.get_bit_generator(), torchs)]
 
-        def restore() -> None:
-            python[:], twister[:], normal[:], vars(own)["gauss_next"] = of_python, of_twister, of_normal, spare
-            if torchs is not None:
-                torchs.set_state(of_torch)
+    def restore() -> None:
+        for put, state in kept:
+            put(state)
 
-        return restore
-    of_python, of_numpy = random.getstate(), functions.get_state(legacy=False)
-
-    def set_states() -> None:
-        random.setstate(of_python)
-        functions.set_state(of_numpy)
-        if torchs is not None:
-            torchs.set_state(of_torch)
-
-    return set_states
+    return restore
 
 
 def seed_global_generators(seed: int, epoch: int, step: int) -> None:
@@ -146,13 +130,23 @@ def _words(seed: int, epoch: int, block: int) -> list[int]:
 
 
 @lru_cache(1)
-def _states_of(own: Any, bits: Any, numpys: Any) -> list[memoryview]:
-    """Return the memory of the states of Python's and numpy's generators, and of numpy's normal number."""
-    places = (id(own) + object.__basicsize__, _STATE_BYTES), (bits.ctypes.state_address, _STATE_BYTES)
-    return [
-        memoryview((ctypes.c_char * size).from_address(address)).cast("B")
-        for address, size in (*places, (id(numpys) + _normal_at(), 16))
-    ]
+def _states_of(own: Any, bits: Any, torchs: Any) -> list[tuple[Callable[[], Any], Callable[[Any], Any]]]:
+    """Return functions that get and set the states of generators, in memory: numpy's own take 60 and 90 us a step."""
+    functions: Any = np.random
+    numpys = getattr(functions.get_state, "__self__", None)
+    found = [] if torchs is None else [(torchs.get_state, torchs.set_state)]
+    kinds = type(own), type(bits), type(numpys)
+    if kinds != (random.Random, np.random.MT19937, np.random.RandomState) or not _normal_at():
+        numpy_now = partial(functions.get_state, legacy=False)
+        return [*found, (random.getstate, random.setstate), (numpy_now, functions.set_state)]
+    for address, size in (
+        (id(own) + object.__basicsize__, _STATE_BYTES),
+        (bits.ctypes.state_address, _STATE_BYTES),
+        (id(numpys) + _normal_at(), 16),
+    ):
+        memory = memoryview((ctypes.c_char * size).from_address(address)).cast("B")
+        found.append((memory.tobytes, partial(memory.__setitem__, slice(None))))
+    return [*found, (partial(getattr, own, "gauss_next"), partial(setattr, own, "gauss_next"))]
 
 
 @cache

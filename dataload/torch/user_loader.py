@@ -113,7 +113,7 @@ class UserLoader(Loader[BatchT]):
 
     def _turns(self, steps: range, _: Callable[[], int]) -> Iterator[range]:
         """Yield the steps of a stream: in turns, or with ``in_order=False`` those of workers with the fewest tasks."""
-        workers = max(1, cast("Reading", self._reading).num_workers)
+        workers = cast("Reading", self._reading).num_workers
         upcoming = {number: steps.start + (number - steps.start) % workers for number in range(workers)}
         while active := [number for number in upcoming if number not in self._ended]:
             number = min(active, key=lambda number: (not self._in_order and self._taken[number], upcoming[number]))

@@ -22,8 +22,7 @@ class Fleet(Checked):
         scheduling: ``"spread"`` over the nodes, or Ray's ``"default"``, which fills one node after another.
         name: Loaders with the same name, for example on several ranks, share the workers and take turns. By
             default, each loader starts its own.
-        detached: Whether the workers of a named fleet stay when the process that started them ends, until ``dataload
-            fleet stop``.
+        detached: Whether the workers of a named fleet stay when its last loader ends, until ``dataload fleet stop``.
         address: The cluster, as in ``ray.init``: by default the one in RAY_ADDRESS, or one that runs on this machine.
         writable: Whether batches are copied into memory of the loader's own, so that they can be written to. If not,
             their arrays are Ray's memory, which is read-only and stays in use until they are gone.

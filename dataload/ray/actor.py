@@ -7,9 +7,8 @@ import pickle
 import sys
 import threading
 import traceback
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from time import perf_counter, time
+from time import monotonic, perf_counter, sleep, time
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,8 @@ from dataload.loader.step import StepsResult
 from dataload.streams.messages import RowResults
 from dataload.types import BytesArray
 
-_MOST_WORKS = 64  # of loaders, which may have died without a word
+_LOOK_SECONDS = 1.0  # between checks whether loaders have died
+_EMPTY_SECONDS = 60.0  # that an actor of a shared fleet waits for its first loader
 
 
 def clock_offset() -> float:
@@ -31,22 +31,37 @@ def clock_offset() -> float:
 
 
 class FleetActor:
-    """Makes tasks, one at a time; `report` answers at any time, from another thread."""
+    """Makes tasks, one at a time; `report` answers at any time, from another thread.
 
-    def __init__(self, number: int, cpus: float) -> None:
-        context = load_optional("ray", needed_by="a fleet", extra="ray").get_runtime_context()
+    Ray ends the actor of one loader with its owner. Others are detached: they watch the loaders' leases, which are
+    results that never come, and of which Ray says when their owner is gone. If it `ends`, the actor goes with the last.
+    """
+
+    def __init__(self, number: int, cpus: float, *, shared: bool = False, ends: bool = True) -> None:
+        self._ray: Any = load_optional("ray", needed_by="a fleet", extra="ray")
+        context = self._ray.get_runtime_context()
         node = load_optional("ray.util", needed_by="a fleet", extra="ray").get_node_ip_address()
         self._node: tuple[str, str] = context.get_node_id(), node
         self._name = f"dataload-{number} (process {os.getpid()} on node {node})"
         self._status = WorkerStatus()
-        self._works: OrderedDict[str, Callable[[Any, WorkerStatus], Any] | ResultMessage] = OrderedDict()
+        self._works: dict[str, Callable[[Any, WorkerStatus], Any] | ResultMessage] = {}
+        self._leases: dict[str, Any] = {}
         self._waiting: dict[str, int] = {}  # tasks of each loader that it has asked for and not received
         self._made, self._nbytes = 0, 0
         if cpus <= 1:
             limit_threads()
+        if shared:
+            threading.Thread(target=self._watch, args=(ends,), name="leases", daemon=True).start()
 
-    def load(self, loader: str, content: bytes, offset: float, directory: str) -> tuple[str, str, str]:
+    def lease(self) -> None:
+        """Never return: the result, which belongs to the loader, is pending as long as the loader lives."""
+        threading.Event().wait()
+
+    def load(
+        self, loader: str, content: bytes, offset: float, directory: str, leases: Sequence[Any]
+    ) -> tuple[str, str, str]:
         """Take the work of a loader, whose clock has this offset; return this node's id and address, and a name."""
+        self._leases.update((loader, lease) for lease in leases)
         threading.current_thread().name = self._name
         if os.path.isdir(directory):
             os.chdir(directory)  # for relative paths
@@ -55,8 +70,6 @@ class FleetActor:
         except Exception as error:
             reason = f"could not be set up: {type(error).__name__}: {error}"
             self._works[loader] = ResultMessage(0, [], reason, traceback.format_exc())
-        while len(self._works) > _MOST_WORKS:
-            self.forget(next(iter(self._works)))
         return *self._node, self._name
 
     def make(self, loader: str, task: bytes, waiting: int) -> list[bytes | BytesArray]:
@@ -65,7 +78,6 @@ class FleetActor:
         if work is None:
             return []
         threading.current_thread().name = self._name
-        self._works.move_to_end(loader)
         self._waiting[loader] = waiting
         parts: Sequence[memoryview] = ()
         if isinstance(work, ResultMessage):
@@ -76,12 +88,24 @@ class FleetActor:
         self._nbytes += sum(part.nbytes for part in parts)
         return [pickle.dumps(message), *(np.frombuffer(part, np.uint8) for part in parts)]
 
-    def forget(self, loader: str, *, ends: bool = False) -> None:
-        """Drop the work of a loader; end this actor with its last one if it `ends` then."""
-        self._works.pop(loader, None)
-        self._waiting.pop(loader, None)
-        if ends and not self._works:
-            load_optional("ray", needed_by="a fleet", extra="ray").actor.exit_actor()
+    def forget(self, loader: str) -> None:
+        """Drop the work of a loader."""
+        for each in (self._works, self._leases, self._waiting):
+            each.pop(loader, None)
+
+    def _watch(self, ends: bool) -> None:
+        """Drop the work of loaders that have died; end this actor when none is left, if it `ends`."""
+        begun: float | None = monotonic()
+        while True:
+            leases = {lease: loader for loader, lease in [*self._leases.items()]}
+            if leases:
+                begun = None
+                for lease in self._ray.wait([*leases], num_returns=len(leases), timeout=_LOOK_SECONDS)[0]:
+                    self.forget(leases[lease])
+            elif ends and (begun is None or monotonic() - begun > _EMPTY_SECONDS):
+                self._ray.kill(self._ray.get_runtime_context().current_actor)
+            else:
+                sleep(_LOOK_SECONDS)
 
     def report(self) -> dict[str, Any]:
         """Return what this actor does: for humans, and for the loader that waits for it."""

@@ -32,12 +32,13 @@ class Actor:
 
     handle: Any
     number: int
-    loaded: Any  # the reference to the result of `FleetActor.load`, until that is there
+    loaded: Any = None  # the reference to the result of `FleetActor.load`, until that is there
     node: str = ""
     name: str = ""
     tasks: dict[int, Any] = field(default_factory=dict[int, Any])  # asked for and not received, by number
     done: set[int] = field(default_factory=set[int])  # numbers of tasks whose results are known to be ready
     idle_since: float = 0.0
+    lease: Any = None  # of a shared actor: see `FleetActor`
 
     @property
     def load(self) -> int:
@@ -64,7 +65,7 @@ class Crew:
         own = f"{fleet.name or socket.gethostname()}-{os.getpid()}-{self.loader[:6]}"
         self.name: str = fleet.name if fleet.name is not None and shares else own
         self._content: Any = ray.put(content)
-        self._kind: Any = ray.remote(concurrency_groups={"report": 1})(FleetActor)
+        self._kind: Any = ray.remote(concurrency_groups={"report": 1, "lease": 1})(FleetActor)
         self.actors: list[Actor] = []
         self.starting: list[Actor] = []
         self._looked, self._start_at, self._starts, self._failed = 0.0, 0.0, 0, 0
@@ -107,21 +108,23 @@ class Crew:
         options: dict[str, Any] = {"num_cpus": fleet.num_cpus, "namespace": NAMESPACE}
         options |= {} if fleet.memory is None else {"memory": fleet.memory}
         options |= {"scheduling_strategy": "SPREAD"} if fleet.scheduling == "spread" else {}
-        options |= {"lifetime": "detached"} if fleet.detached and self._is_shared else {}
         options["name"], self._starts = f"{self.name}/{number}", self._starts + 1
         if self._is_shared:
-            options["get_if_exists"] = True
+            options |= {"get_if_exists": True, "lifetime": "detached"}
         else:  # Ray still knows the name of an actor that has just died
             options["name"] += f".{self._starts}"
-        handle = self._kind.options(**options).remote(number, fleet.num_cpus)
-        return Actor(handle, number, self._load(handle))
+        start = self._kind.options(**options).remote
+        actor = Actor(start(number, fleet.num_cpus, shared=self._is_shared, ends=not fleet.detached), number)
+        self.load(actor)
+        return actor
 
-    def _load(self, handle: Any) -> Any:
-        return handle.load.remote(self.loader, self._content, clock_offset(), os.getcwd())
-
-    def load_again(self, actor: Actor) -> None:
-        """Send the work to an actor that has dropped it."""
-        self._load(actor.handle)
+    def load(self, actor: Actor) -> None:
+        """Send the work to an actor that does not have it."""
+        handle = actor.handle
+        if self._is_shared:
+            actor.lease = handle.lease.options(concurrency_group="lease").remote()
+        leases = [lease for lease in [actor.lease] if lease is not None]
+        actor.loaded = handle.load.remote(self.loader, self._content, clock_offset(), os.getcwd(), leases)
 
     def _welcome(self, now: float) -> None:
         """Note which actors have started; a `WorkerLostError` if none can."""
@@ -179,10 +182,10 @@ class Crew:
                 self._ray.kill(actor.handle)
 
     def _end(self, actor: Actor) -> None:
-        actor.loaded = None
+        actor.loaded = actor.lease = None
         with contextlib.suppress(Exception):  # it is gone
             if self._is_shared:
-                actor.handle.forget.remote(self.loader, ends=not self._fleet.detached)
+                actor.handle.forget.remote(self.loader)
             else:
                 self._ray.kill(actor.handle)
 

@@ -228,7 +228,7 @@ class FleetPool:
                 return self._opened(pickle.loads(message), parts, pending)  # noqa: S301 - from our own actor
             with self._transaction():  # the actor has dropped the work of this loader
                 if pending.actor is not None:
-                    self._crew.load_again(pending.actor)
+                    self._crew.load(pending.actor)
                     self._give(pending, pending.actor)
 
     def _opened(self, message: ResultMessage, parts: list[BytesArray], pending: _Pending) -> Any:

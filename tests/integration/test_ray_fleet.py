@@ -1,10 +1,13 @@
 """Loaders whose workers are Ray actors on two simulated nodes: the batches of one thread, whatever is killed."""
 
+import contextlib
 import gc
 import logging
 import os
 import random
 import signal
+import subprocess
+import sys
 import threading
 import time
 from itertools import islice
@@ -257,9 +260,35 @@ def test_ranks_share_a_fleet(cluster):
     assert [actor.loaders for actor in actors] == [2, 2]
     assert sum(actor.made for actor in actors) >= 2 * len(rows)  # and what was made ahead
     ranks[0].close()
-    assert len([*ranks[1]]) == len(rows)  # another epoch, by its own workers if they were the other rank's
+    assert len([*ranks[1]]) == len(rows)
+    assert [actor.process for actor in actors_of("shared")] == [actor.process for actor in actors]
     ranks[1].close()
     until(lambda: not actors_of("shared"))
+
+
+def test_actors_end_with_the_last_process_that_uses_them(cluster):
+    def rank():
+        program = [sys.executable, "-c", "import fleets; fleets.take_one()"]
+        started = subprocess.Popen(
+            program, env={**os.environ, "RAY_ADDRESS": cluster.address}, stdout=subprocess.PIPE, text=True
+        )
+        assert started.stdout.readline() == "has one\n"
+        return started
+
+    def kill(rank):
+        rank.kill()
+        rank.wait()
+        rank.stdout.close()
+
+    with contextlib.ExitStack() as ranks:
+        first = rank()
+        ranks.callback(kill, first)
+        processes = [actor.process for actor in actors_of("ranks")]
+        ranks.callback(kill, rank())
+        kill(first)
+        until(lambda: [actor.loaders for actor in actors_of("ranks")] == [1, 1])
+        assert [actor.process for actor in actors_of("ranks")] == processes
+    until(lambda: not actors_of("ranks"))
 
 
 def test_detached_workers_stay_until_they_are_stopped(cluster):

@@ -9,7 +9,11 @@ import time
 import numpy as np
 import pytest
 
+import dataload
+from dataload.executors import Fleet
+
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
+PATIENT = {"health_check_failure_threshold": 60}  # a machine that pauses for a minute is no lost node
 RECORDS = 600
 
 
@@ -18,7 +22,7 @@ def process():
 
 
 @contextlib.contextmanager
-def ray_cluster(nodes, node=NODE):
+def ray_cluster(nodes, node=NODE, system=PATIENT):
     """A cluster of `nodes`, to which this process is connected, with the settings `node` each; skips without Ray."""
     import ray
     from ray.cluster_utils import Cluster
@@ -29,7 +33,7 @@ def ray_cluster(nodes, node=NODE):
         patched.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *sys.path]))
         started = None
         try:
-            started = Cluster(initialize_head=True, head_node_args=node)
+            started = Cluster(initialize_head=True, head_node_args={**node, "_system_config": system})
             for _ in range(nodes - 1):
                 started.add_node(**node)
             ray.init(address=started.address, log_to_driver=False)
@@ -66,6 +70,14 @@ def references():
     import ray
 
     return set(ray._private.worker.global_worker.core_worker.get_all_reference_counts())
+
+
+def take_one():
+    """The program of a rank of the fleet `ranks` that says that it has a batch, and then does nothing."""
+    loader = dataload.Loader(dataload.RangeSource(RECORDS), batch_size=4, num_workers=2, executor=Fleet(name="ranks"))
+    next(iter(loader))
+    print("has one", flush=True)
+    time.sleep(600)
 
 
 def noisy(sample, context):

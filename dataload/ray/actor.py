@@ -15,7 +15,7 @@ import numpy as np
 
 from dataload._util.lazy import load_optional
 from dataload.executors import WorkerStatus
-from dataload.executors.worker import ResultMessage, TaskMessage, limit_threads, run_task
+from dataload.executors.worker import SMALL_RESULT, ResultMessage, TaskMessage, limit_threads, run_task
 from dataload.loader.failures import StageSpan
 from dataload.loader.step import StepsResult
 from dataload.streams.messages import RowResults
@@ -72,21 +72,24 @@ class FleetActor:
             self._works[loader] = ResultMessage(0, [], reason, traceback.format_exc())
         return *self._node, self._name
 
-    def make(self, loader: str, task: bytes, waiting: int) -> list[bytes | BytesArray]:
-        """Return a message and the parts of a task's result; nothing if the loader's work is unknown."""
+    def make(self, content: bytes) -> bytes | list[bytes | BytesArray]:
+        """Return the outcome of a task: a pickle, and arrays if they are large; nothing if the loader is unknown."""
+        # One argument, and one result where it is small, because each more takes the loader's process tens of us.
+        loader, task, waiting = pickle.loads(content)  # noqa: S301 - of the loader
         work = self._works.get(loader)
         if work is None:
-            return []
+            return b""
         threading.current_thread().name = self._name
         self._waiting[loader] = waiting
-        parts: Sequence[memoryview] = ()
-        if isinstance(work, ResultMessage):
-            message = work
-        else:
-            message, parts = run_task(TaskMessage(0, pickle.loads(task), None), work, self._status, None)  # noqa: S301
+        message, parts = work, list[memoryview]()
+        if not isinstance(work, ResultMessage):
+            message, parts = run_task(TaskMessage(0, task, None), work, self._status, None)
+        nbytes = sum(part.nbytes for part in parts)
         self._made += 1
-        self._nbytes += sum(part.nbytes for part in parts)
-        return [pickle.dumps(message), *(np.frombuffer(part, np.uint8) for part in parts)]
+        self._nbytes += nbytes
+        if nbytes <= SMALL_RESULT:
+            return pickle.dumps((message, [*map(bytes, parts)]), protocol=5)
+        return [pickle.dumps((message, ()), protocol=5), *(np.frombuffer(part, np.uint8) for part in parts)]
 
     def forget(self, loader: str) -> None:
         """Drop the work of a loader."""

@@ -9,6 +9,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from time import monotonic, sleep
 from typing import Any
 
@@ -54,6 +55,9 @@ class Actor:
         return {each.reference: number for number, each in self.tasks.items() if number not in self.done}
 
 
+_LOAD = attrgetter("load")
+
+
 class Crew:
     """The actors of one loader, which has `content`, a pickle of its work. Numbers are counted from `first`."""
 
@@ -67,6 +71,7 @@ class Crew:
         self._content: Any = ray.put(content)
         self._kind: Any = ray.remote(concurrency_groups={"report": 1, "lease": 1})(FleetActor)
         self.actors: list[Actor] = []
+        self.nodes: Sequence[str] = ()  # of the actors
         self.starting: list[Actor] = []
         self._looked, self._start_at, self._starts, self._failed = 0.0, 0.0, 0, 0
         self._check_room()
@@ -87,21 +92,25 @@ class Crew:
         for actor in [each for each in self.starting if each.number not in self._wanted]:
             self.starting.remove(actor)
             self._end(actor)
+        self._looked = 0.0
 
     def fill(self) -> None:
-        """Start actors that are missing, and now and then note which have started and which are not wanted."""
+        """Now and then note which actors have started, which are missing, and which are not wanted."""
         now = monotonic()
-        missing = {*self._wanted} - {each.number for each in (*self.actors, *self.starting)}
-        for number in missing if now >= self._start_at else ():
-            self.starting.append(self._start(number))
-        if now - self._looked > POLL_SECONDS or not self.actors:
-            self._looked = now
-            self._welcome(now)
-            for actor in [each for each in self.actors if each.number not in self._wanted and not each.tasks]:
-                actor.idle_since = actor.idle_since or now
-                if now - actor.idle_since > _IDLE_SECONDS:
-                    self.actors.remove(actor)
-                    self._end(actor)
+        if now - self._looked <= POLL_SECONDS and self.actors:
+            return
+        self._looked = now
+        if now >= self._start_at:
+            known = {each.number for each in (*self.actors, *self.starting)}
+            self.starting += [self._start(number) for number in self._wanted if number not in known]
+        self._welcome(now)
+        for actor in [*self.actors]:
+            if actor.tasks or actor.number in self._wanted:
+                actor.idle_since = now
+            elif now - actor.idle_since > _IDLE_SECONDS:
+                self.actors.remove(actor)
+                self._end(actor)
+        self.nodes = sorted({each.node for each in self.actors})
 
     def _start(self, number: int) -> Actor:
         fleet = self._fleet
@@ -150,7 +159,9 @@ class Crew:
         free = [each for each in self.actors if each.number in self._wanted and each.load < room]
         if not free:
             return None
-        best = home(sorted({each.node for each in self.actors}))
+        best = home(self.nodes)
+        if not best and not avoided:
+            return min(free, key=_LOAD)
         # A home may have one task more than others, which would otherwise wait for shards of one node after another.
         least = min(each.load for each in free)
         return min(free, key=lambda each: (each.node in avoided, each.load > least + 1, each.node != best, each.load))
@@ -178,6 +189,7 @@ class Crew:
         """End an actor that is late or lost, even if others use it."""
         if actor in self.actors:
             self.actors.remove(actor)
+            self._looked = 0.0
             with contextlib.suppress(Exception):  # it is gone
                 self._ray.kill(actor.handle)
 

@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Sequence
 from functools import partial
+from itertools import accumulate
 from typing import Any, TypeVar
 
 from dataload._util.arrays import pooled_empty
@@ -31,7 +32,6 @@ from dataload.loader.step import StepRange, StepsResult
 from dataload.ray.cluster import connect
 from dataload.ray.crew import POLL_SECONDS, UNKNOWN, Actor, Crew, dump
 from dataload.ray.homes import Homes
-from dataload.types import BytesArray
 
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
@@ -157,8 +157,8 @@ class FleetPool:
     def _give(self, pending: _Pending, actor: Actor) -> None:
         actor.tasks[pending.number] = pending
         pending.actor = actor
-        task = pickle.dumps(pending.task, protocol=5)
-        pending.reference = actor.handle.make.remote(self._crew.loader, task, actor.load)
+        content = pickle.dumps((self._crew.loader, pending.task, actor.load), protocol=5)
+        pending.reference = actor.handle.make.remote(content)
 
     def is_done(self, pending: _Pending) -> bool:
         with self._transaction():
@@ -210,7 +210,7 @@ class FleetPool:
                 raise_closed()
             try:
                 seconds = min(watch.next_look(), _WAIT_SECONDS)
-                message, *parts = self._ray.get(pending.reference, timeout=seconds) or (None,)
+                answer = self._ray.get(pending.reference, timeout=seconds)
             except self._ray.exceptions.GetTimeoutError:
                 if watch.is_due():
                     self._look(watch, pending)
@@ -222,16 +222,18 @@ class FleetPool:
                 if pending.parts:
                     return pending.result()
                 continue
-            if message is not None:
+            if answer:
                 with self._transaction():
                     self._drop(pending)
-                return self._opened(pickle.loads(message), parts, pending)  # noqa: S301 - from our own actor
+                content, *large = [answer] if isinstance(answer, bytes) else answer
+                message, small = pickle.loads(content)  # noqa: S301 - from our own actor
+                return self._opened(message, [*small, *large], pending)
             with self._transaction():  # the actor has dropped the work of this loader
                 if pending.actor is not None:
                     self._crew.load(pending.actor)
                     self._give(pending, pending.actor)
 
-    def _opened(self, message: ResultMessage, parts: list[BytesArray], pending: _Pending) -> Any:
+    def _opened(self, message: ResultMessage, parts: list[Any], pending: _Pending) -> Any:
         name = "" if pending.actor is None else pending.actor.name
         if message.failure:
             raise WorkerLostError(name, message.failure, message.position or UNKNOWN, message.traceback_text)
@@ -334,14 +336,13 @@ def _position(task: Any) -> WorkerPosition:
     return WorkerPosition(task.epoch, task.start, -1) if isinstance(task, StepRange) else UNKNOWN
 
 
-def _copied(parts: Sequence[BytesArray]) -> list[Any]:
-    """Return copies of arrays in one block of this process's pool."""
-    starts = [0]
-    for part in parts[1:]:
-        starts.append(starts[-1] + -(-part.nbytes // _ALIGNMENT) * _ALIGNMENT)
-    block = pooled_empty((starts[-1],), "u1")
+def _copied(parts: Sequence[Any]) -> list[Any]:
+    """Return copies of arrays in one block of this process's pool, after the pickle that comes first."""
+    views = [*map(memoryview, parts[1:])]
+    starts = [0, *accumulate(-(-view.nbytes // _ALIGNMENT) * _ALIGNMENT for view in views)]
+    block: Any = pooled_empty((starts[-1],), "u1").data
     copies: list[Any] = [parts[0]]
-    for part, start in zip(parts[1:], starts, strict=False):
-        copies.append(copy := block[start : start + part.nbytes])
-        copy[:] = part
+    for view, start in zip(views, starts, strict=False):
+        copies.append(copy := block[start : start + view.nbytes])
+        copy[:] = view
     return copies

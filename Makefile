@@ -10,7 +10,7 @@ CORE := $(VENV)/.core
 # The tests start hundreds of processes, each of which would compile the package if nothing kept what was compiled.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test test-remote test-trl test-foreign test-ray test-train test-dashboard dashboard test-slow test-minimum environments exchange flakes coverage mutants docs release first-ten-minutes check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
+.PHONY: demo test test-remote test-trl test-foreign test-ray fleet-kills test-train test-dashboard dashboard test-slow test-minimum environments exchange flakes coverage mutants docs release first-ten-minutes check format bench readme-table fuzz kills jobs resumes functions bombs faults names torn wds sanitize clean
 
 # uv takes an eighth of pip's time. It does not read pip's settings, so those of wheels are passed on; where uv is not to
 # be had or fails, pip installs.
@@ -67,6 +67,12 @@ $(RAY): pyproject.toml constraints.txt | $(INSTALLED)
 
 test-ray: $(INSTALLED) $(CORE) $(RAY)
 	$(BIN)/python -m pytest --session-timeout 600 -m ray tests/integration/test_ray*.py || test $$? = 5
+
+# Kills ROUNDS actors of loaders on Ray, and a tenth as many nodes, at random steps, and says how long batches came late.
+fleet-kills: $(INSTALLED) $(CORE) $(RAY)
+	KILLS=$(or $(ROUNDS),200) $(BIN)/python -m pytest -n 0 -m ray --session-timeout 3600 --timeout 3600 \
+		--junitxml $(VENV)/fleet-kills.xml tests/integration/test_ray_fleet.py -k "killed or frozen"
+	grep -o '"kills" value="[^"]*"' $(VENV)/fleet-kills.xml
 
 # Trainers, torchrun, several JAX processes: each of them takes seconds to start. What torchtitan needs beyond these would
 # replace huggingface-hub by an older one.

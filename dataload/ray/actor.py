@@ -18,6 +18,7 @@ from dataload.executors import WorkerStatus
 from dataload.executors.worker import SMALL_RESULT, ResultMessage, TaskMessage, limit_threads, run_task
 from dataload.loader.failures import StageSpan
 from dataload.loader.step import StepsResult
+from dataload.ray.homes import NodeAhead
 from dataload.streams.messages import RowResults
 from dataload.types import BytesArray
 
@@ -44,7 +45,7 @@ class FleetActor:
         self._node: tuple[str, str] = context.get_node_id(), node
         self._name = f"dataload-{number} (process {os.getpid()} on node {node})"
         self._status = WorkerStatus()
-        self._works: dict[str, Callable[[Any, WorkerStatus], Any] | ResultMessage] = {}
+        self._works: dict[str, _Work | ResultMessage] = {}
         self._leases: dict[str, Any] = {}
         self._waiting: dict[str, int] = {}  # tasks of each loader that it has asked for and not received
         self._made, self._nbytes = 0, 0
@@ -66,7 +67,7 @@ class FleetActor:
         if os.path.isdir(directory):
             os.chdir(directory)  # for relative paths
         try:
-            self._works[loader] = _OnClock(pickle.loads(content), clock_offset() - offset)  # noqa: S301 - of the loader
+            self._works[loader] = _Work(pickle.loads(content), clock_offset() - offset, self._node[0])  # noqa: S301
         except Exception as error:
             reason = f"could not be set up: {type(error).__name__}: {error}"
             self._works[loader] = ResultMessage(0, [], reason, traceback.format_exc())
@@ -75,7 +76,7 @@ class FleetActor:
     def make(self, content: bytes) -> bytes | list[bytes | BytesArray]:
         """Return the outcome of a task: a pickle, and arrays if they are large; nothing if the loader is unknown."""
         # One argument, and one result where it is small, because each more takes the loader's process tens of us.
-        loader, task, waiting = pickle.loads(content)  # noqa: S301 - of the loader
+        loader, task, waiting, nodes = pickle.loads(content)  # noqa: S301 - of the loader
         work = self._works.get(loader)
         if work is None:
             return b""
@@ -83,6 +84,7 @@ class FleetActor:
         self._waiting[loader] = waiting
         message, parts = work, list[memoryview]()
         if not isinstance(work, ResultMessage):
+            work.nodes = nodes
             message, parts = run_task(TaskMessage(0, task, None), work, self._status, None)
         nbytes = sum(part.nbytes for part in parts)
         self._made += 1
@@ -93,8 +95,11 @@ class FleetActor:
 
     def forget(self, loader: str) -> None:
         """Drop the work of a loader."""
-        for each in (self._works, self._leases, self._waiting):
-            each.pop(loader, None)
+        self._leases.pop(loader, None)
+        self._waiting.pop(loader, None)
+        work = self._works.pop(loader, None)
+        if isinstance(work, _Work):
+            work.ahead.close()
 
     def _watch(self, ends: bool) -> None:
         """Drop the work of loaders that have died; end this actor when none is left, if it `ends`."""
@@ -122,14 +127,16 @@ class FleetActor:
         }  # fmt: skip
 
 
-class _OnClock:
-    """Work whose results have their spans on the loader's clock."""
+class _Work:
+    """The work of a loader. It reads ahead for all `nodes` of the fleet, and its spans are on the loader's clock."""
 
-    def __init__(self, work: Callable[[Any, WorkerStatus], Any], later: float) -> None:
-        self._work = work
-        self._later = later
+    def __init__(self, work: Callable[[Any, WorkerStatus], Any], later: float, node: str) -> None:
+        self._work, self._later = work, later
+        self.ahead: NodeAhead = NodeAhead(work, node)
+        self.nodes: Sequence[str] = ()
 
     def __call__(self, task: Any, status: WorkerStatus) -> Any:
+        self.ahead.follow(task, self.nodes)
         result = self._work(task, status)
         if isinstance(result, StepsResult):
             for number, step in enumerate(result.loaded):

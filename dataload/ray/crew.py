@@ -71,7 +71,8 @@ class Crew:
         self._content: Any = ray.put(content)
         self._kind: Any = ray.remote(concurrency_groups={"report": 1, "lease": 1})(FleetActor)
         self.actors: list[Actor] = []
-        self.nodes: Sequence[str] = ()  # of the actors
+        self.nodes: tuple[str, ...] = ()  # of the actors
+        self._leaders: dict[str, Actor] = {}  # of each node the one that reads ahead
         self.starting: list[Actor] = []
         self._looked, self._start_at, self._starts, self._failed = 0.0, 0.0, 0, 0
         self._check_room()
@@ -110,7 +111,8 @@ class Crew:
             elif now - actor.idle_since > _IDLE_SECONDS:
                 self.actors.remove(actor)
                 self._end(actor)
-        self.nodes = sorted({each.node for each in self.actors})
+        self._leaders = {each.node: each for each in reversed(self.actors)}
+        self.nodes = tuple(sorted(self._leaders))
 
     def _start(self, number: int) -> Actor:
         fleet = self._fleet
@@ -153,6 +155,10 @@ class Crew:
                 self._failed, actor.loaded = 0, None
                 self.actors.append(actor)
 
+    def nodes_for(self, actor: Actor) -> tuple[str, ...]:
+        """Return the nodes among which the shards are divided, if this actor reads ahead for its own."""
+        return self.nodes if self._leaders.get(actor.node) is actor and not self.starting else ()
+
     def choose(self, in_flight: int, avoided: set[str], home: Callable[[Sequence[str]], str]) -> Actor | None:
         """Return the actor for the next task: with room, at best on its home and not on a node to be avoided."""
         room = 1 + -(-in_flight // max(1, self.size))  # one more than an even share
@@ -162,9 +168,9 @@ class Crew:
         best = home(self.nodes)
         if not best and not avoided:
             return min(free, key=_LOAD)
-        # A home may have one task more than others, which would otherwise wait for shards of one node after another.
-        least = min(each.load for each in free)
-        return min(free, key=lambda each: (each.node in avoided, each.load > least + 1, each.node != best, each.load))
+        # A home may have some tasks more than others, which would otherwise wait for shards of one node after another.
+        most = min(each.load for each in free) + room // 2
+        return min(free, key=lambda each: (each.node in avoided, each.load > most, each.node != best, each.load))
 
     def done(self, references: Iterable[Any], seconds: float = 0.0, count: int | None = None) -> set[Any]:
         """Wait for some results, by default for none, and return the references of those that are there."""

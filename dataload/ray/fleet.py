@@ -157,7 +157,8 @@ class FleetPool:
     def _give(self, pending: _Pending, actor: Actor) -> None:
         actor.tasks[pending.number] = pending
         pending.actor = actor
-        content = pickle.dumps((self._crew.loader, pending.task, actor.load), protocol=5)
+        crew = self._crew
+        content = pickle.dumps((crew.loader, pending.task, actor.load, crew.nodes_for(actor)), protocol=5)
         pending.reference = actor.handle.make.remote(content)
 
     def is_done(self, pending: _Pending) -> bool:

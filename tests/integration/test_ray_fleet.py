@@ -11,12 +11,14 @@ import sys
 import threading
 import time
 from itertools import islice
+from pathlib import Path
 
 import fleets
 import numpy as np
 import pytest
 from command_line import facts, ok, run
-from fleets import RECORDS, bad_at_77, dies_at_77, is_even, noisy, references, reports, slow_at_77, walk
+from fleets import RECORDS, bad_at_77, dies_at_77, is_even, noisy, references, reports, slow, slow_at_77, walk
+from hostile_server import HostileServer
 
 import dataload
 from dataload.errors import ConfigError, WorkerError
@@ -25,13 +27,13 @@ from dataload.streams import MultiStreamLoader
 ray = pytest.importorskip("ray", reason="Ray is not installed")
 from dataload.ray import Fleet  # noqa: E402 - needs Ray
 
+KILLS = int(os.environ.get("KILLS", "4"))  # of actors; of nodes, a tenth
+
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.timeout(240),
+    pytest.mark.timeout(300 + 30 * KILLS),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
-
-KILLS = int(os.environ.get("KILLS", "4"))  # of actors; of nodes, a tenth
 
 
 @pytest.fixture
@@ -40,8 +42,14 @@ def nothing_is_left_behind():
 
 
 @pytest.fixture(scope="module")
-def cluster():
-    with fleets.ray_cluster(2) as started:
+def caches(tmp_path_factory):
+    """The directory with a cache for each of the first two nodes."""
+    return tmp_path_factory.mktemp("caches")
+
+
+@pytest.fixture(scope="module")
+def cluster(caches):
+    with fleets.ray_cluster(2, caches=caches) as started:
         yield started
 
 
@@ -167,18 +175,16 @@ def test_filter(cluster):
     assert [record["index"] for record in source][:3] == [0, 2, 4]
 
 
-def test_streams_continue_where_their_actor_was_lost(cluster):
-    settings = {"batch_size": 4, "mode": "split", "epochs": 1, "seed": 3}
-    lengths = [*range(20, 40)]
-    with MultiStreamLoader(walk, lengths, num_workers=0, **settings) as made:
-        expected = [values(batch) for batch in made]
-    with MultiStreamLoader(walk, lengths, num_workers=2, executor="ray", **settings) as made:
-        found = []
-        for number, batch in enumerate(made):
-            found.append(values(batch))
-            if number in (3, 60):
-                kill_one()
-    assert found == expected
+LENGTHS = [*range(20, 40)]
+
+
+def streams(**settings):
+    settings = {"batch_size": 4, "mode": "split", "epochs": 1, "seed": 3, "executor": "ray", **settings}
+    return MultiStreamLoader(walk, LENGTHS, **settings)
+
+
+def rows(**settings):
+    return loader(epochs=1, batch_size=8, **settings)
 
 
 def kill_one():
@@ -188,39 +194,64 @@ def kill_one():
     return bool(processes)
 
 
+class Killer:
+    """Kills actors and nodes of a cluster at random steps, until it has killed as many as it should."""
+
+    def __init__(self, cluster, actors, nodes):
+        self.cluster, self.left, self.nodes_left = cluster, actors, nodes
+        self.chance, self.longest, self.runs = random.Random(7), 0.0, 0
+
+    def through(self, made):
+        """The values of all batches."""
+        found, asked = [], None
+        for batch in made:
+            self.longest = max(self.longest, time.monotonic() - asked if asked else 0)
+            found.append(values(batch))
+            if self.left and self.chance.random() < 0.04:
+                self.left -= kill_one()
+            elif self.nodes_left and self.chance.random() < 0.02:
+                self.nodes_left -= 1
+                extra = self.cluster.add_node(**fleets.NODE) if len(self.cluster.list_all_nodes()) < 3 else None
+                self.cluster.remove_node(extra or self.cluster.list_all_nodes()[-1], allow_graceful=False)
+            asked = time.monotonic()
+        return found
+
+
 def test_actors_and_nodes_that_are_killed_change_nothing(cluster, record_testsuite_property):
-    expected = serial()
-    killed, nodes, longest, run = 0, 0, 0.0, 0
-    chance = random.Random(7)
-    while killed < KILLS or nodes < KILLS // 10 + 1:
-        run += 1
-        size = chance.choice([1, 2, 3])
-        found = []
+    killer = Killer(cluster, KILLS, KILLS // 10 + 1)
+    while killer.left or killer.nodes_left or killer.runs < 2:
+        size, make = killer.chance.choice([1, 2, 3]), (rows, streams)[killer.runs % 2]
+        killer.runs += 1
         for rank in range(size):
-            with loader(num_workers=2, rank=rank, world_size=size, epochs=1, batch_size=8) as made:
-                asked = time.monotonic()
-                for number, batch in enumerate(made):
-                    longest = max(longest, time.monotonic() - asked if number else 0)
-                    found.append((number, rank, values(batch)))
-                    if chance.random() < 0.04 and killed < KILLS:
-                        killed += kill_one()
-                    elif chance.random() < 0.02 and nodes <= KILLS // 10:
-                        extra = cluster.add_node(**fleets.NODE) if len(cluster.list_all_nodes()) < 3 else None
-                        cluster.remove_node(extra or cluster.list_all_nodes()[-1], allow_graceful=False)
-                        nodes += 1
-                    asked = time.monotonic()
-        indices = [
-            index
-            for *_, batch in found
-            for index, is_valid in zip(batch["index"], batch.get("valid", [True] * 8), strict=False)
-            if is_valid
-        ]
-        assert sorted(indices) == [*range(RECORDS)]
-        if size == 1:
-            assert [batch for *_, batch in found] == expected
-    record_testsuite_property("kills", f"{killed} actors, {nodes} nodes in {run} runs; longest wait {longest:.1f} s")
+            with make(num_workers=0, rank=rank, world_size=size) as made:
+                expected = [values(batch) for batch in made]
+            with make(num_workers=2, rank=rank, world_size=size) as made:
+                assert killer.through(made) == expected
+    what = f"{KILLS} actors, {KILLS // 10 + 1} nodes in {killer.runs} runs; longest wait {killer.longest:.1f} s"
+    record_testsuite_property("kills", what)
     while len(cluster.list_all_nodes()) < 2:
         cluster.add_node(**fleets.NODE)
+
+
+def test_a_frozen_actor_ends_by_the_timeout(cluster):
+    expected = serial()
+    with loader(num_workers=1, timeout=12) as made:
+        batches = iter(made)
+        first = values(next(batches))
+        (frozen,) = [report["process"] for report in reports().values()]
+        os.kill(frozen, signal.SIGSTOP)
+        try:
+            with pytest.raises(WorkerError, match=r"has returned no batch for \d+\.\d s \(timeout=12\)") as caught:
+                take_all(batches)
+            assert "it does not answer" in str(caught.value)
+            until(lambda: not alive(frozen))
+        finally:
+            if alive(frozen):
+                os.kill(frozen, signal.SIGKILL)
+        state = made.state_dict()
+        made.load_state_dict(state)
+        found = [values(batch) for batch in made]
+    assert [first, *expected[1 : state["position"] // 8], *found] == expected
 
 
 def test_losses_are_logged(cluster, caplog):
@@ -244,6 +275,42 @@ def until(condition):
     while not condition() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert condition()
+
+
+def alive(process):
+    """Whether a process runs, or is stopped; not if it has ended and its parent does not know yet."""
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def test_steps_go_where_their_shards_are(cluster, caches, tmp_path):
+    with dataload.create(tmp_path / "a.syr", shards=24) as writer:
+        writer.extend({"x": np.arange(4.0) + index} for index in range(240))
+
+    def answer(handler):
+        path = tmp_path / handler.path[1:]
+        if not path.is_file():
+            return handler.send(b"", status=404)
+        start, stop = handler.span(path.stat().st_size)
+        headers = {"ETag": '"e"', "Accept-Ranges": "bytes"}
+        if "Range" in handler.headers:
+            headers["Content-Range"] = f"bytes {start}-{stop - 1}/{path.stat().st_size}"
+        return handler.send(path.read_bytes()[start:stop], headers, 206 if "Range" in handler.headers else 200)
+
+    with HostileServer(answer) as server:
+        urls = [f"{server.endpoint}/{path.name}" for path in sorted(tmp_path.glob("*.syr"))]
+        source = dataload.open(urls, remote={"mode": "shards"})
+        settings = {"batch_size": 10, "shuffle": False, "transform": slow, "executor": Fleet(name="two")}
+        with loader(executor=Fleet(name="two")) as ready, loader(source, **settings) as made:
+            take_all(islice(ready, 1))
+            until(lambda: all(actor.node for actor in actors_of("two")))  # both run, one on each node
+            for _ in range(4):
+                assert sum(batch["x"][:, 0].sum() for batch in made) == sum(range(240))
+        until(lambda: not actors_of("two"))  # they may still read from the server
+    kept = [[path.name for path in caches.glob(f"{number}/**/*.syr*")] for number in range(2)]
+    assert len({*kept[0], *kept[1]}) == 24
+    assert len(kept[0]) + len(kept[1]) < 24 * 1.5  # by chance, after four epochs, 1.9 times
 
 
 def test_ranks_share_a_fleet(cluster):

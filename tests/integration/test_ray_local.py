@@ -13,7 +13,7 @@ import dataload
 from dataload.loader.step import StepRange
 
 pytest.importorskip("ray", reason="Ray is not installed")
-from dataload.ray.homes import Homes
+from dataload.ray.homes import Homes, NodeAhead
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
@@ -54,3 +54,38 @@ def test_steps_have_homes_among_the_nodes(tmp_path):
         *homes(nodes, dataload.RangeSource(320)),
         *homes(nodes, shuffle="global", batch_size=80),
     } == {""}
+
+
+class AheadSource(dataload.RangeSource):
+    """Keeps what it is to read ahead, as the reader, which counts what was received."""
+
+    shard_lengths = [5] * 40
+
+    def read_ahead(self, steps, fields, *, here, share=1.0):
+        self.steps, self.received_steps, self.is_closed = steps, 0, False
+        return self
+
+    def received(self):
+        self.received_steps += 1
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_a_node_reads_ahead_what_its_homes_need():
+    nodes, source = ("a", "b"), AheadSource(200)
+    with dataload.Loader(source, batch_size=5) as loader:
+        homes, ahead = Homes(loader._work), NodeAhead(loader._work, "a")
+        tasks = [StepRange(0, 0, step, step + 1) for step in range(40)]
+        own = [task.start for task in tasks if homes.of(task, nodes) == "a"]
+        ahead.follow(tasks[3], nodes)
+        block = next(source.steps)
+        assert block.indices.tolist() == [index for step in own if step >= 3 for index in range(5 * step, 5 * step + 5)]
+        assert block.ends.tolist() == [5 * n for n in range(1, 1 + sum(step >= 3 for step in own))]
+        assert next(source.steps).epoch == 1
+        ahead.follow(tasks[20], nodes)
+        assert source.received_steps == sum(3 <= step < 20 for step in own)
+        ahead.follow(tasks[21], ())  # another actor reads ahead now
+        assert source.is_closed
+        ahead.follow(tasks[30], ("a",))
+        assert next(source.steps).indices.tolist() == [*range(150, 200)]

@@ -22,8 +22,11 @@ def process():
 
 
 @contextlib.contextmanager
-def ray_cluster(nodes, node=NODE, system=PATIENT):
-    """A cluster of `nodes`, to which this process is connected, with the settings `node` each; skips without Ray."""
+def ray_cluster(nodes, node=NODE, system=PATIENT, caches=None):
+    """A cluster of `nodes` with the settings `node`, to which this process is connected; skips without Ray.
+
+    Each node has a cache of its own below `caches`.
+    """
     import ray
     from ray.cluster_utils import Cluster
 
@@ -33,9 +36,10 @@ def ray_cluster(nodes, node=NODE, system=PATIENT):
         patched.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *sys.path]))
         started = None
         try:
-            started = Cluster(initialize_head=True, head_node_args={**node, "_system_config": system})
-            for _ in range(nodes - 1):
-                started.add_node(**node)
+            own = [{"env_vars": {"XDG_CACHE_HOME": f"{caches}/{number}"}} if caches else {} for number in range(nodes)]
+            started = Cluster(initialize_head=True, head_node_args={**node, **own[0], "_system_config": system})
+            for settings in own[1:]:
+                started.add_node(**node, **settings)
             ray.init(address=started.address, log_to_driver=False)
             ray.get([ray.remote(process).remote() for _ in range(nodes)], timeout=150)
         except (TypeError, AttributeError, ImportError, ray.exceptions.RayTaskError):  # it has started
@@ -84,6 +88,11 @@ def noisy(sample, context):
     """Each record takes two milliseconds, and has random numbers of its own."""
     time.sleep(0.002)
     return {"index": sample["index"], "x": context.generator.random(500), "name": str(sample["index"])}
+
+
+def slow(sample):
+    time.sleep(0.002)
+    return sample
 
 
 def bad_at_77(sample):

@@ -12,7 +12,7 @@ import typer
 from rich.filesize import decimal
 
 from dataload.catalog.kept import list_cache, list_data, remove
-from dataload.cli.options import JsonFlag, Options, SourceOptions
+from dataload.cli.options import JsonFlag, Options, SourceOptions, command_group
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line, print_table
 from dataload.errors import ConfigError
 from dataload.sources.discover import find_shards
@@ -33,12 +33,7 @@ CacheDirectory: TypeAlias = Annotated[
 _COLUMNS = {"kind": "left", "of": "left", "files": "right", "size": "right", "last use": "left", "held by": "left"}
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
-cache_command: Any = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Show and delete what dataload keeps beside data and of data at URLs, and check it.",
-)
+cache_command = command_group("Show and delete what dataload keeps beside data and of data at URLs, and check it.")
 
 
 @cache_command.command("status")

@@ -1,12 +1,12 @@
 """``dataload fleet``: the workers of loaders on a Ray cluster."""
 
 from dataclasses import asdict
-from typing import Annotated, Any, TypeAlias
+from typing import Annotated, TypeAlias
 
 import typer
 from rich.filesize import decimal
 
-from dataload.cli.options import JsonFlag
+from dataload.cli.options import JsonFlag, command_group
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.errors import ConfigError
 
@@ -17,12 +17,7 @@ Address: TypeAlias = Annotated[
 _RIGHT = ("process", "loaders", "queue", "made", "bytes")
 _COLUMNS = {name: "right" if name in _RIGHT else "left" for name in ("fleet", "node", *_RIGHT)}
 
-fleet_command: Any = typer.Typer(
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    add_completion=False,
-    help="Show and end the workers of loaders on a Ray cluster.",
-)
+fleet_command = command_group("Show and end the workers of loaders on a Ray cluster.")
 
 
 @fleet_command.command("status")

@@ -194,6 +194,11 @@ class SourceOptions:
         return found
 
 
+def command_group(text: str) -> Any:
+    """Return a command that has commands of its own; `text` is its help."""
+    return typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=text)
+
+
 def _names_function(path: str) -> bool:
     """Return whether `path` is ``module:function``, and neither a file nor ``format:path``."""
     module = path.partition(":")[0]

@@ -76,21 +76,20 @@ def make_executor(
 ) -> Executor[TaskT, ResultT]:
     """Return the executor for `work`, for `window` tasks ahead; `settings` are for errors of `check_pickles`.
 
-    Processes run each task in the worker whose number ``assign(task)`` returns.
+    `name` comes from `check_executor`. Processes run each task in the worker whose number ``assign(task)`` returns.
     """
     if not workers:
         return SerialExecutor(work)
-    chosen = check_executor(name)
     options: dict[str, Any] = {"timeouts": timeouts, "first": first}
-    if isinstance(chosen, Fleet):
-        options |= {"fleet": chosen, "settings": settings}
-    elif chosen != "threads":
-        check_processes("executor", chosen)
-        modules = () if chosen == "fork" else check_pickles(*settings)
-        started: StartMethod | None = None if chosen == "processes" else chosen
+    if isinstance(name, Fleet):
+        options |= {"fleet": name, "settings": settings}
+    elif name != "threads":
+        check_processes("executor", name)
+        modules = () if name == "fork" else check_pickles(*settings)
+        started = None if name == "processes" else name
         slots = window + _SLOTS_BEYOND_WINDOW
         options |= {"slots": slots, "start_method": started, "modules": modules, "assign": assign}
-    module, _, kind = _HOMES["ray" if isinstance(chosen, Fleet) else chosen].partition(":")
+    module, _, kind = _HOMES["ray" if isinstance(name, Fleet) else name].partition(":")
     return getattr(import_module(module), kind)(work, workers, **options)
 
 

@@ -39,9 +39,18 @@ def _remote(name: str, unit: str, description: str, value: Callable[[Downloads],
     return _metric(name, unit, description, lambda s: None if s.downloads is None else value(s.downloads))
 
 
-def _of_sources(name: str) -> _Value:
-    return lambda s: None if s.sources is None else {key: getattr(each, name) for key, each in s.sources.items()}
+def _of_sources(name: str, unit: str, description: str, *, gauge: bool = False) -> Metric:
+    def value(s: Statistics) -> Mapping[str, float] | None:
+        return None if s.sources is None else {key: getattr(each, name) for key, each in s.sources.items()}
 
+    return _metric(f"source.{name}", unit, description, value, gauge=gauge, label="source")
+
+
+def _stage_seconds(s: Statistics) -> Mapping[str, float]:
+    return {name: stage.seconds for name, stage in s.stages.items()}
+
+
+_DEPTH = "batches that were ready, summed over the consumer's requests; divided by dataload.batches, the mean depth"
 
 METRICS: tuple[Metric, ...] = (
     _metric("batches", "{batch}", "batches that the consumer received", lambda s: s.steps),
@@ -49,18 +58,9 @@ METRICS: tuple[Metric, ...] = (
     _metric("batch.bytes", "By", "bytes of the arrays of the received batches", lambda s: s.nbytes),
     _metric("wait.seconds", "s", "time that the consumer waited for batches", lambda s: s.wait_seconds),
     _metric("consumer.seconds", "s", "time that the consumer worked between batches", lambda s: s.consumer_seconds),
+    _metric("queue.depth", "{batch}", _DEPTH, lambda s: round(s.depth * s.steps)),
     _metric(
-        "queue.depth",
-        "{batch}",
-        "batches that were ready, summed over the consumer's requests; divided by dataload.batches, the mean depth",
-        lambda s: round(s.depth * s.steps),
-    ),
-    _metric(
-        "stage.seconds",
-        "s",
-        "work on the received batches, of all workers together",
-        lambda s: {name: stage.seconds for name, stage in s.stages.items()},
-        label="stage",
+        "stage.seconds", "s", "work on the received batches, of all workers together", _stage_seconds, label="stage"
     ),
     _metric("workers", "{worker}", "workers in use; 0 for the consumer's thread", lambda s: s.workers, gauge=True),
     _metric("worker.seconds", "s", "time of the loop, times the workers in use", lambda s: s.worker_seconds),
@@ -71,21 +71,8 @@ METRICS: tuple[Metric, ...] = (
     _remote("download.throttled", "{request}", "responses with status 429 or 503", lambda d: d.throttled),
     _remote("cache.hits", "{shard}", "shards that were in the cache when first needed", lambda d: d.shards_found),
     _remote("cache.misses", "{shard}", "shards that were downloaded into the cache", lambda d: d.shards_downloaded),
-    _metric(
-        "source.records",
-        "{record}",
-        "records that a source of a mixture has given, to all ranks",
-        _of_sources("records"),
-        label="source",
-    ),
-    _metric(
-        "source.share",
-        "{fraction}",
-        "share of a source of a mixture, by the weights now",
-        _of_sources("share"),
-        gauge=True,
-        label="source",
-    ),
+    _of_sources("records", "{record}", "records that a source of a mixture has given, to all ranks"),
+    _of_sources("share", "{fraction}", "share of a source of a mixture, by the weights now", gauge=True),
 )
 """What `instrument` publishes."""
 

@@ -332,8 +332,8 @@ class WorkerSettings:
         )  # fmt: skip
 
     def scaling(self, executor: Executor[Any, Any]) -> Scaling | None:
-        if not self.most:
-            return None
+        if not self.most or (self.workplace == "ray" and not self.automatic):
+            return None  # a rank of a shared fleet that asked it for less would get a smaller share than others
         # With a timeout, another thread must watch. A user who asks for processes gets at least one.
         least = 0 if self.here and self.timeout is None else 1
         most = None if self.automatic else self.most

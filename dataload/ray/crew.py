@@ -39,6 +39,7 @@ class Actor:
     tasks: dict[int, Any] = field(default_factory=dict[int, Any])  # asked for and not received, by number
     done: set[int] = field(default_factory=set[int])  # numbers of tasks whose results are known to be ready
     idle_since: float = 0.0
+    given: int = -1  # the number of the last task
     lease: Any = None  # of a shared actor: see `FleetActor`
 
     @property
@@ -55,7 +56,7 @@ class Actor:
         return {each.reference: number for number, each in self.tasks.items() if number not in self.done}
 
 
-_LOAD = attrgetter("load")
+_TURN = attrgetter("load", "given")  # in turn: of two steps at one actor, the second would be late
 
 
 class Crew:
@@ -167,10 +168,10 @@ class Crew:
             return None
         best = home(self.nodes)
         if not best and not avoided:
-            return min(free, key=_LOAD)
+            return min(free, key=_TURN)
         # A home may have some tasks more than others, which would otherwise wait for shards of one node after another.
         most = min(each.load for each in free) + room // 2
-        return min(free, key=lambda each: (each.node in avoided, each.load > most, each.node != best, each.load))
+        return min(free, key=lambda each: (each.node in avoided, each.load > most, each.node != best, _TURN(each)))
 
     def done(self, references: Iterable[Any], seconds: float = 0.0, count: int | None = None) -> set[Any]:
         """Wait for some results, by default for none, and return the references of those that are there."""

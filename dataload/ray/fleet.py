@@ -155,7 +155,7 @@ class FleetPool:
             self._give(pending, actor)
 
     def _give(self, pending: _Pending, actor: Actor) -> None:
-        actor.tasks[pending.number] = pending
+        actor.tasks[pending.number], actor.given = pending, pending.number
         pending.actor = actor
         crew = self._crew
         content = pickle.dumps((crew.loader, pending.task, actor.load, crew.nodes_for(actor)), protocol=5)

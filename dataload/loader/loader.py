@@ -84,7 +84,7 @@ class Loader(WeightChanges[BatchT]):
             nothing refers to it. They are forks of this process if it has one thread when they start, otherwise of a
             fork server that starts with the loader; `statistics` says which. ``"fork"``, ``"forkserver"`` and
             ``"spawn"`` choose. ``"fork"`` copies this process with everything in it; others get pickled copies.
-            ``"ray"``, or a `dataload.ray.Fleet` with its settings, makes batches on other machines.
+            ``"ray"``, or a `dataload.ray.Fleet` with its settings, makes batches on other machines, with all workers.
         prefetch: Batches to make ahead, per worker. Batches that take under a millisecond are grouped; `prefetch`
             counts groups. ``num_workers="auto"`` may use more. Instead of waiting for a group, the consumer's thread
             makes the next one itself if the workers leave it a CPU.

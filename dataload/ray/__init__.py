@@ -33,6 +33,7 @@ from dataload.convert import convert as _convert
 from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, text_of
 from dataload.executors import Fleet
 from dataload.jobs.attempt import Outcome, PartTask, attempt, unsendable, value_of
+from dataload.ray.cluster import connect
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import RandomAccessSource
 
@@ -128,12 +129,7 @@ class RayEngine:
                 raise ConfigError(message, key="address", value=self.address)
             yield
             return
-        try:
-            ray.init(address=self.address, log_to_driver=False, logging_level="WARNING")
-        except (ConnectionError, OSError, RuntimeError, ValueError) as error:
-            where = "Ray" if self.address is None else f"the Ray cluster at {self.address!r}"
-            message = f"cannot connect to {where}: {text_of(error)}"
-            raise ConfigError(message, key="address", value=self.address) from error
+        connect(self.address, log_to_driver=False)
         try:
             yield
         finally:

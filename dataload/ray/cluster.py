@@ -19,18 +19,20 @@ _SECONDS = 5.0  # for all actors to answer
 _log = logging.getLogger("dataload")
 
 
-def connect(address: str | None, *, starts: bool = True) -> Any:
+def connect(address: str | None, *, starts: bool = True, **options: Any) -> Any:
     """Return Ray, connected to a cluster; without one, a cluster on this machine starts, if it `starts`."""
     ray = load_optional("ray", needed_by="a fleet", extra="ray")
     if ray.is_initialized():
         return ray
+    options["logging_level"] = "WARNING"
     try:
-        ray.init(address=address or "auto", logging_level="WARNING")
+        ray.init(address=address or "auto", **options)
     except (ConnectionError, OSError, RuntimeError, ValueError) as error:
         if address is not None or not starts:
-            where = "the Ray cluster of this machine or of RAY_ADDRESS" if address is None else f"Ray at {address!r}"
-            raise ConfigError(f"cannot connect to {where}: {text_of(error)}", key="address", value=address) from error
-        ray.init(address="local", logging_level="WARNING", include_dashboard=False)
+            where = "of this machine or of RAY_ADDRESS" if address is None else f"at {address!r}"
+            message = f"cannot connect to the Ray cluster {where}: {text_of(error)}"
+            raise ConfigError(message, key="address", value=address) from error
+        ray.init(address="local", include_dashboard=False, **options)
         cpus = ray.cluster_resources().get("CPU", 0)
         _log.warning(
             "no Ray cluster runs here, and RAY_ADDRESS names none: started one of %g CPUs on this machine", cpus

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import sys
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from time import monotonic, sleep
 from typing import Any
 
@@ -37,26 +37,13 @@ class Actor:
     node: str = ""
     name: str = ""
     tasks: dict[int, Any] = field(default_factory=dict[int, Any])  # asked for and not received, by number
-    done: set[int] = field(default_factory=set[int])  # numbers of tasks whose results are known to be ready
-    idle_since: float = 0.0
     given: int = -1  # the number of the last task
+    idle_since: float = 0.0
     lease: Any = None  # of a shared actor: see `FleetActor`
 
-    @property
-    def load(self) -> int:
-        return len(self.tasks) - len(self.done)
-
-    def drop(self, number: int) -> None:
-        """Forget a task."""
-        self.tasks.pop(number, None)
-        self.done.discard(number)
-
-    def left(self) -> dict[Any, int]:
-        """Return the references of tasks that may not be done, with the numbers of the tasks."""
-        return {each.reference: number for number, each in self.tasks.items() if number not in self.done}
-
-
-_TURN = attrgetter("load", "given")  # in turn: of two steps at one actor, the second would be late
+    def turn(self) -> tuple[int, int]:
+        """Order actors that could take a task: by turns, because of two steps at one actor the second is late."""
+        return len(self.tasks), self.given
 
 
 class Crew:
@@ -160,18 +147,21 @@ class Crew:
         """Return the nodes among which the shards are divided, if this actor reads ahead for its own."""
         return self.nodes if self._leaders.get(actor.node) is actor and not self.starting else ()
 
-    def choose(self, in_flight: int, avoided: set[str], home: Callable[[Sequence[str]], str]) -> Actor | None:
-        """Return the actor for the next task: with room, at best on its home and not on a node to be avoided."""
-        room = 1 + -(-in_flight // max(1, self.size))  # one more than an even share
-        free = [each for each in self.actors if each.number in self._wanted and each.load < room]
-        if not free:
-            return None
+    def choose(self, in_flight: int | None, avoided: set[str], home: Callable[[Sequence[str]], str]) -> Actor | None:
+        """Return the actor for the next task: on its home, and not on a node to be avoided, if that is possible.
+
+        Of `in_flight` tasks each actor has about its share, so that those that start later find some; None ignores it.
+        """
+        room = sys.maxsize if in_flight is None else 1 + -(-in_flight // max(1, self.size))
+        free = [each for each in self.actors if each.number in self._wanted and len(each.tasks) < room]
         best = home(self.nodes)
-        if not best and not avoided:
-            return min(free, key=_TURN)
+        if not free or not (best or avoided):
+            return min(free, key=Actor.turn, default=None)
         # A home may have some tasks more than others, which would otherwise wait for shards of one node after another.
-        most = min(each.load for each in free) + room // 2
-        return min(free, key=lambda each: (each.node in avoided, each.load > most, each.node != best, _TURN(each)))
+        most = min(len(each.tasks) for each in free) + room // 2
+        return min(
+            free, key=lambda each: (each.node in avoided, len(each.tasks) > most, each.node != best, each.turn())
+        )
 
     def done(self, references: Iterable[Any], seconds: float = 0.0, count: int | None = None) -> set[Any]:
         """Wait for some results, by default for none, and return the references of those that are there."""

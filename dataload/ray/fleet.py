@@ -72,7 +72,7 @@ def _check(value: Any) -> set[str]:
 
 
 class _Pending(Result[Any]):
-    __slots__ = ("_pool", "actor", "causes", "nodes", "number", "parts", "reference", "task")
+    __slots__ = ("_pool", "actor", "causes", "lost", "nodes", "number", "parts", "reference", "task")
 
     def __init__(self, pool: FleetPool, number: int, task: Any) -> None:
         self._pool = pool
@@ -80,6 +80,7 @@ class _Pending(Result[Any]):
         self.task: Any = task
         self.actor: Actor | None = None  # None while it waits for one
         self.reference: Any = None
+        self.lost = False  # with an actor, or a part of what was
         self.causes: list[str] = []  # of actors that were lost while they made it
         self.nodes: set[str] = set()  # of these actors
         self.parts: list[_Pending] = []  # the steps of a lost task, which are made one by one
@@ -148,7 +149,8 @@ class FleetPool:
         crew.fill()
         while self._queue:
             pending = self._queue[0]
-            actor = crew.choose(len(self._in_flight), pending.nodes, partial(self._homes.of, pending.task))
+            in_flight = None if pending.lost else len(self._in_flight)  # others may be waiting for it to be received
+            actor = crew.choose(in_flight, pending.nodes, partial(self._homes.of, pending.task))
             if actor is None:
                 return
             self._queue.popleft()
@@ -158,7 +160,7 @@ class FleetPool:
         actor.tasks[pending.number], actor.given = pending, pending.number
         pending.actor = actor
         crew = self._crew
-        content = pickle.dumps((crew.loader, pending.task, actor.load, crew.nodes_for(actor)), protocol=5)
+        content = pickle.dumps((crew.loader, pending.task, len(actor.tasks), crew.nodes_for(actor)), protocol=5)
         pending.reference = actor.handle.make.remote(content)
 
     def is_done(self, pending: _Pending) -> bool:
@@ -184,21 +186,8 @@ class FleetPool:
             self._place()
             wanted = {each.reference for each in asked if each.reference is not None}
             watched = {*wanted, *(each.loaded for each in crew.starting)}
-            if self._queue:
-                watched |= {reference for actor in crew.actors for reference in actor.left()}
             seconds = min(seconds, POLL_SECONDS if self._queue or crew.starting else _WAIT_SECONDS)
-        if crew.done(watched, seconds, 1) & wanted:
-            return True
-        with self._transaction():
-            if self._queue:
-                self._note_done()
-        return False
-
-    def _note_done(self) -> None:
-        """Make room at actors whose tasks are done and not received."""
-        for actor in self._crew.actors:
-            left = actor.left()
-            actor.done |= {left[reference] for reference in self._crew.done(left)}
+        return bool(crew.done(watched, seconds, 1) & wanted)
 
     def receive(self, pending: _Pending) -> Any:
         """Wait for a task, and return its result; a `WorkerLostError` if it has none."""
@@ -263,8 +252,9 @@ class FleetPool:
             self._drop(pending)
             raise WorkerLostError(actor.name, f"is lost: {reason}", UNKNOWN, again=True) from error
         for each in reversed(lost):
-            actor.drop(each.number)
+            actor.tasks.pop(each.number, None)
             each.actor = each.reference = None
+            each.lost = True
             self._queue.appendleft(each)
         first = self._queue[0]  # the one that the actor was making
         first.causes.append(f"{actor.name}: {reason}")
@@ -277,7 +267,9 @@ class FleetPool:
             self._drop(first)
             steps = range(first.task.start, first.task.stop)
             first.parts = [self._new(first.task._replace(start=step, stop=step + 1)) for step in steps]
-            self._queue.extendleft(reversed(first.parts))
+            for part in reversed(first.parts):
+                part.lost = True
+                self._queue.appendleft(part)
         self._place()
 
     def _is_lost(self, pending: _Pending) -> bool:
@@ -307,7 +299,7 @@ class FleetPool:
         """Forget a task, and return its reference, whose end frees the result."""
         self._in_flight.pop(pending.number, None)
         if pending.actor is not None:
-            pending.actor.drop(pending.number)
+            pending.actor.tasks.pop(pending.number, None)
         elif pending in self._queue:
             self._queue.remove(pending)
         reference, pending.reference = pending.reference, None

@@ -111,8 +111,6 @@ def _read_episodes(
     while missing > 0:
         chunk, file = divmod(len(parts), int(info["chunks_size"]))
         parts.append(_read_table([join(folder, f"chunk-{chunk:03d}/file-{file:03d}.parquet")], fields, remote))
-        if not len(parts[-1]["length"]):
-            raise ValueError("a table of episodes is empty")
         missing -= len(parts[-1]["length"])
     return {name: np.concatenate([part[name] for part in parts]) for name in fields}
 

@@ -18,7 +18,7 @@ from dataload._util.settings import check_choice, setting_error
 from dataload.catalog.fields import common_classes
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
-from dataload.sources.base import Source, ViewSource
+from dataload.sources.base import Source, Span, ViewSource
 from dataload.sources.expression import Expression
 from dataload.sources.prefetch import ComponentPrefetch, StepsByComponent
 from dataload.sources.shards import Location, shard_of
@@ -114,6 +114,18 @@ class ConcatSource(ViewSource[Any]):
         if fields is None:
             pieces = ((where, self._without_key(batch)) for where, batch in pieces)
         return scatter_columns(pieces, len(indices))
+
+    def _lasting(self, name: str, seconds: float) -> Span | None:
+        spans = [each for source in self._parents if (each := source._lasting(name, seconds)) is not None]
+        if len(spans) < len(self._parents) or any(spec != spans[0][0] for spec, _ in spans):
+            return None
+
+        def read(indices: Int64Array) -> Array:
+            parts = split_by_shard(self._bounds(), indices)
+            pieces = ((where, {name: spans[part][1](local)}) for part, local, where in parts)
+            return scatter_columns(pieces, len(indices))[name]
+
+        return spans[0][0], read
 
     def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
         wanted, ends = np.arange(len(self)) if indices is None else indices, self._bounds()

@@ -113,6 +113,13 @@ def test_metadata_that_contradict_each_other(tmp_path, wrong, message):
         dataload.open(tmp_path / "set")
 
 
+def test_wrong_numbers_at_a_url(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    write_lerobot(tmp_path / "set", LENGTHS, {"state": STATE}, info={"total_episodes": 5, "chunks_size": 0})
+    with FileServer(tmp_path / "set") as server, pytest.raises(CorruptFileError, match="ZeroDivisionError"):
+        dataload.open(server.endpoint, format="lerobot")
+
+
 def test_other_versions_name_the_converter(tmp_path):
     write_lerobot(tmp_path / "set", LENGTHS, {"state": STATE}, info={"codebase_version": "v2.1"})
     command = "convert_dataset_v21_to_v30 --push-to-hub=false --repo-id=ORG/NAME --root="

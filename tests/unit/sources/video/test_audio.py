@@ -87,7 +87,13 @@ def test_windows_of_some_videos(tmp_path):
     source, _ = opened(tmp_path)
     later = source[40:]
     windows = dataload.windows(later, [40, 40], seconds=0.5, fps=10)
-    assert (windows[3]["audio"] == heard(tmp_path / "b.mkv")[:, round(0.3 * 44_100) :][:, :22_050]).all()
+    expected = heard(tmp_path / "b.mkv")[:, round(0.3 * 44_100) :][:, :22_050]
+    assert (windows[3]["audio"] == expected).all()
+    joined = dataload.concat([opened(tmp_path / f"{name}.mkv")[0] for name in "ab"])
+    windows = dataload.windows(joined, [40, 40], seconds=0.5, fps=10)
+    batch = windows.read_batch([len(windows) // 2 + 3, 0], ["audio"])
+    assert (batch["audio"][0] == expected).all()
+    assert (batch["audio"][1] == heard(tmp_path / "a.mkv")[:, :22_050]).all()
 
 
 def test_sound_that_begins_late_and_ends_early(tmp_path):

@@ -14,7 +14,6 @@ import struct
 import sys
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -149,9 +148,6 @@ def write_arrays(place: Place, key: str, table: CachedTable) -> bool:
             with part.create() as stream:
                 _write(stream, key, table)
                 os.chmod(part.temporary, mode)
-            with suppress(*INVALID):
-                read_arrays(place, key)
-                return True  # another process was first
             part.publish(durable=False)  # the checksum detects damage by a crash
     except (OSError, DataloadError):
         return False

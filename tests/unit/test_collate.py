@@ -358,3 +358,10 @@ def test_empty_like_keeps_everything_but_the_rows():
             "p": Pair(np.ones(0), []),
         },
     )
+
+
+def test_an_error_names_the_field_as_its_key():
+    for sample, key in ((lambda n: {"x": np.zeros(n)}, "x"), (np.zeros, None)):
+        with pytest.raises(ConfigError) as caught:
+            default_collate([sample(1), sample(2)])
+        assert caught.value.key == key

@@ -70,7 +70,7 @@ test-ray: $(INSTALLED) $(CORE) $(RAY)
 
 # Kills ROUNDS actors of loaders on Ray, and a tenth as many nodes, at random steps, and says how long batches came late.
 fleet-kills: $(INSTALLED) $(CORE) $(RAY)
-	KILLS=$(or $(ROUNDS),200) $(BIN)/python -m pytest -n 0 -m ray --session-timeout 3600 --timeout 3600 \
+	KILLS=$(or $(ROUNDS),200) $(BIN)/python -m pytest -n 0 -m ray --session-timeout 20000 --timeout 3600 \
 		--junitxml $(VENV)/fleet-kills.xml tests/integration/test_ray_fleet.py -k "killed or frozen"
 	grep -o '"kills" value="[^"]*"' $(VENV)/fleet-kills.xml
 

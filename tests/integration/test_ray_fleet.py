@@ -31,7 +31,7 @@ KILLS = int(os.environ.get("KILLS", "4"))  # of actors; of nodes, a tenth
 
 pytestmark = [
     pytest.mark.ray,
-    pytest.mark.timeout(300 + 30 * KILLS),
+    pytest.mark.timeout(300 + 60 * KILLS),
     pytest.mark.filterwarnings("ignore"),  # Ray's own
 ]
 
@@ -218,16 +218,19 @@ class Killer:
 
 def test_actors_and_nodes_that_are_killed_change_nothing(cluster, record_testsuite_property):
     killer = Killer(cluster, KILLS, KILLS // 10 + 1)
-    while killer.left or killer.nodes_left or killer.runs < 2:
-        size, make = killer.chance.choice([1, 2, 3]), (rows, streams)[killer.runs % 2]
-        killer.runs += 1
-        for rank in range(size):
-            with make(num_workers=0, rank=rank, world_size=size) as made:
-                expected = [values(batch) for batch in made]
-            with make(num_workers=2, rank=rank, world_size=size) as made:
-                assert killer.through(made) == expected
-    what = f"{KILLS} actors, {KILLS // 10 + 1} nodes in {killer.runs} runs; longest wait {killer.longest:.1f} s"
-    record_testsuite_property("kills", what)
+    try:
+        while killer.left or killer.nodes_left or killer.runs < 2:
+            size, make = killer.chance.choice([1, 2, 3]), (rows, streams)[killer.runs % 2]
+            killer.runs += 1
+            for rank in range(size):
+                with make(num_workers=0, rank=rank, world_size=size) as made:
+                    expected = [values(batch) for batch in made]
+                with make(num_workers=2, rank=rank, world_size=size) as made:
+                    assert killer.through(made) == expected
+    finally:
+        killed, nodes = KILLS - killer.left, KILLS // 10 + 1 - killer.nodes_left
+        what = f"{killed} actors, {nodes} nodes in {killer.runs} runs; longest wait {killer.longest:.1f} s"
+        record_testsuite_property("kills", what)
     while len(cluster.list_all_nodes()) < 2:
         cluster.add_node(**fleets.NODE)
 

@@ -13,7 +13,8 @@ import dataload
 from dataload.executors import Fleet
 
 NODE = {"num_cpus": 2, "object_store_memory": 80 << 20, "include_dashboard": False}
-PATIENT = {"health_check_failure_threshold": 60}  # a machine that pauses for a minute is no lost node
+# A node that refuses connections is lost after five seconds. One that does not answer may be on a machine that pauses.
+PATIENT = {"health_check_period_ms": 1000, "health_check_timeout_ms": 20_000, "health_check_failure_threshold": 5}
 RECORDS = 600
 
 

@@ -213,7 +213,8 @@ PEERS := .venv-peers
 DALI := .venv-dali
 STREAMING := .venv-streaming
 LEROBOT := .venv-lerobot
-PEER_PYTHONS := LEROBOT_PYTHON=$(LEROBOT)/bin/python HF_HUB_OFFLINE=1 TRL_PYTHON=$(TRL)/bin/python PEER_PYTHON=$(PEERS)/bin/python DALI_PYTHON=$(DALI)/bin/python STREAMING_PYTHON=$(STREAMING)/bin/python
+BLENDS := .venv-blends
+PEER_PYTHONS := BLEND_PYTHON=$(BLENDS)/bin/python LEROBOT_PYTHON=$(LEROBOT)/bin/python HF_HUB_OFFLINE=1 TRL_PYTHON=$(TRL)/bin/python PEER_PYTHON=$(PEERS)/bin/python DALI_PYTHON=$(DALI)/bin/python STREAMING_PYTHON=$(STREAMING)/bin/python
 
 $(PEERS)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(PEERS)
@@ -240,8 +241,15 @@ $(LEROBOT)/.installed: pyproject.toml constraints.txt
 	-$(LEROBOT)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps lerobot==0.4.4
 	touch $@
 
+# Of megatron-core, only the index builder is used, which needs no torch.
+$(BLENDS)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BLENDS)
+	-$(BLENDS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt datasets grain webdataset
+	-$(BLENDS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps 'megatron-core==0.16.*'
+	touch $@
+
 # All aims of the project, in under half an hour. NAMES chooses cases: make bench NAMES='syrah-4k cold'
-bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed $(STREAMING)/.installed $(TRL)/.installed $(LEROBOT)/.installed
+bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed $(STREAMING)/.installed $(TRL)/.installed $(LEROBOT)/.installed $(BLENDS)/.installed
 	$(PEER_PYTHONS) $(BIN)/python -m benchmarks $(NAMES) --json bench.json
 
 # The tables of README.md and docs/performance.md, from one run of under 15 minutes.

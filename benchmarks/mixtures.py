@@ -1,6 +1,9 @@
 """Mixtures of 2 to 5,000 sources: the cost of an index, how closely weights are followed, and the rate of a loader."""
 
 import json
+import os
+import subprocess
+import sys
 import time
 from functools import cache
 
@@ -8,20 +11,17 @@ import numpy as np
 
 import dataload
 from benchmarks.harness import show
+from benchmarks.peers import blends
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
 
 COUNTS = (2, 100, 5000)
 BLOCK, BLOCKS, CHECKED = 16_384, 12, 60_000
 
 
-def weights_of(count):
-    return (1 / np.arange(1, count + 1) ** 1.2).tolist()
-
-
 @cache
 def mixture(count, shuffles, window=None):
     parts = [GlobalShuffle(10**6 + n, n) if shuffles else Sequential(10**6 + n) for n in range(count)]
-    return Mixture(parts, weights_of(count), "never", window=window)
+    return Mixture(parts, blends.weights_of(count), "never", window=window)
 
 
 def cost(order):
@@ -35,29 +35,27 @@ def cost(order):
     return 1e9 * np.mean(seconds[2:]) / BLOCK
 
 
-def deviation(sources, count, window=1000):
-    """The largest difference from its share that any of the first 100 sources has in any window."""
-    shares, worst = np.array(weights_of(count)) / sum(weights_of(count)), 0.0
-    for number in range(min(count, 100)):
-        sums = np.concatenate([[0], np.cumsum(sources == number)]) - shares[number] * np.arange(len(sources) + 1)
-        worst = max(worst, float(np.abs(sums[window:] - sums[:-window]).max()))
-    return worst
+def ours(count):
+    """Batches of a loader over a mix, as numbers of sources; see `blends.measured`."""
+    parts = {f"s{n}": dataload.RangeSource((n + 1) * blends.LENGTH, start=n * blends.LENGTH) for n in range(count)}
+    yield
+    weights = dict(zip(parts, blends.weights_of(count).tolist(), strict=True))
+    mixed = dataload.mix(parts, weights, stop="never", with_source=True)
+    for batch in dataload.Loader(mixed, batch_size=blends.BATCH, shuffle="global"):
+        yield batch["source"]
 
 
-def drawn_by(name, count):
-    """The source of each of some positions, by a rule, and the seconds that it takes."""
-    shares, begun = np.array(weights_of(count)) / sum(weights_of(count)), time.perf_counter()
-    if name == "greedy, as Megatron's":
-        given, sources = np.zeros(count), np.empty(CHECKED, np.int64)
-        for position in range(CHECKED):
-            sources[position] = np.argmax(shares * max(position, 1) - given)
-            given[sources[position]] += 1
-    elif name == "random, as Hugging Face's and RandomMix":
-        sources = np.random.default_rng(0).choice(count, CHECKED, p=shares)
-    else:
-        order = mixture(count, False, name)
-        sources = np.searchsorted(np.cumsum(order.lengths), order.indices(np.arange(CHECKED), epoch=0), side="right")
-    return sources, time.perf_counter() - begun
+def beside(count):
+    """Our loader and others, with the same weights."""
+    yield {"case": f"{count:,} sources, dataload", **blends.measured(ours(count), count, CHECKED)}
+    python = os.environ.get("BLEND_PYTHON", sys.executable)
+    for name in blends.NAMES:
+        command = [python, blends.__file__, name, str(count), str(CHECKED)]
+        made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
+        if made.returncode:
+            print(f"{name} is left out: {(made.stderr.splitlines() or ['it failed'])[-1]}")
+        else:
+            yield {"case": f"{count:,} sources, {name}", **json.loads(made.stdout.splitlines()[-1])}
 
 
 def seconds_of(act):
@@ -102,7 +100,7 @@ def mixtures():
             rows.append({"case": name, "ns_an_index": cost(order), "built_seconds": built, "far_seconds": far})
     for count in COUNTS:
         parts, begun = [Sequential(10**6 + n) for n in range(count)], time.perf_counter()
-        limited = Mixture(parts, weights_of(count), "never", max_epochs=4)
+        limited = Mixture(parts, blends.weights_of(count), "never", max_epochs=4)
         built, begun = time.perf_counter() - begun, time.perf_counter()
         limited.indices(np.array([len(limited) // 2]), epoch=0)
         far = time.perf_counter() - begun
@@ -121,11 +119,9 @@ def mixtures():
     )
     rows = []
     for count in (10, 100, 1000):
-        for name in ("any", "greedy, as Megatron's", "random, as Hugging Face's and RandomMix"):
-            sources, seconds = drawn_by(name, count)
-            case = f"{count:,} sources, {'dataload' if name == 'any' else name}"
-            rows.append({"case": case, "worst_deviation": deviation(sources, count), "seconds": seconds})
-    found += show("mixture-windows", f"Largest deviation in any 1,000 of {CHECKED:,} positions", rows)
+        rows += beside(count)
+    title = f"{CHECKED:,} records beside others: CPU seconds to the first, records a CPU second, deviation in any 1,000"
+    found += show("mixture-peers", title, rows)
     rows = []
     for count in (1, 1500, 5000):
         parts = np.array_split(np.arange(1_500_000), count)

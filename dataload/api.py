@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, cast
 
 from dataload._util.settings import check_flags
 from dataload.errors import ConfigError
@@ -53,6 +53,9 @@ def open_source(
         >>> source[0]  # doctest: +SKIP
     """
     check_flags(check=check)
+    if hasattr(paths, "columns") or isinstance(paths, Mapping):
+        kind = type(cast("Any", paths)).__name__
+        raise TypeError(f"open takes paths, got a {kind}: pass it to a Loader as it is, or to dataload.MemorySource")
     return discover(paths, format, options).open(fields, options, check=check)
 
 

@@ -77,7 +77,7 @@ class Collate:
         if levels := 1 if policy == "ragged" else cast("int", isinstance(policy, Mapping) and policy.get("ragged", 0)):
             return _ragged(samples, name, levels)
         if policy != "stack":
-            arrays = _comparable([np.asarray(value) for value in samples], name, policy)
+            arrays = _comparable(samples, name, policy)
             if isinstance(policy, Pad):
                 value = fill_of(policy.value, name, arrays[0].dtype)
                 return pad(policy.cut(arrays), value, policy.to, name, policy.side)
@@ -186,7 +186,7 @@ def _ragged(values: list[Any], name: str, levels: int) -> Ragged:
     if not values:
         return Ragged(np.empty(0), np.zeros(1, np.int64))
     if levels == 1:
-        return ragged(_comparable([np.asarray(value) for value in values], name, "ragged"))
+        return ragged(_comparable(values, name, "ragged"))
     for row, value in enumerate(values):
         if not isinstance(value, (list, np.ndarray)):
             what = f"cannot collate {describe_field(name)} by 'ragged': a value in row {row} is {type(value).__name__}"
@@ -195,12 +195,19 @@ def _ragged(values: list[Any], name: str, levels: int) -> Ragged:
     return Ragged(_ragged([item for value in values for item in value], name, levels - 1), offsets)
 
 
-def _comparable(arrays: list[Array], name: str, policy: Policy) -> list[Array]:
-    """Return the arrays in their common dtype, or raise if they differ in more than `policy` allows."""
+def _comparable(values: list[Any], name: str, policy: Policy) -> list[Array]:
+    """Return values as arrays of their common dtype, or raise if they differ in more than `policy` allows."""
+    what = f"cannot collate {describe_field(name)} by {'ragged' if policy == 'ragged' else 'pad'!r}"
+    try:
+        arrays = [np.asarray(value) for value in values]
+    except ValueError as error:  # numpy's, for lists of lists of unequal lengths
+        message = (
+            f"{what}: it has lists of lists, whose lengths differ; set its policy to {{'ragged': 2}}, or to 'list'"
+        )
+        raise ConfigError(message, key=name or None) from error
     # An empty Python list became float64, which says nothing about the dtype.
     first = next((array for array in arrays if array.size), arrays[0])
     fixed = 1 if policy == "ragged" else first.ndim  # axes from here on must agree
-    what = f"cannot collate {describe_field(name)} by {'ragged' if policy == 'ragged' else 'pad'!r}"
     for row, array in enumerate(arrays):
         if array.ndim == 0:
             raise ConfigError(f"{what}: row {row} is {_describe(array)}, which has no axis", key=name or None)

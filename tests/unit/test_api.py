@@ -161,6 +161,11 @@ def test_what_is_refused(tmp_path, monkeypatch, call, match):
     assert values(dataload.open("a.syr")) == [2]
 
 
+def test_a_table_is_not_a_path():
+    with pytest.raises(TypeError, match="open takes paths, got a dict: pass it to a Loader as it is, or to dataload.M"):
+        dataload.open({"x": [1]})
+
+
 def test_from_config(tmp_path):
     write(tmp_path / "train.syr", range(10))
     (tmp_path / "train.toml").write_text('[source]\npath = "train.syr"\n[loader]\nbatch_size = 4\nshuffle = true\n')

@@ -146,6 +146,12 @@ ONE_AXIS = "arrays may differ only along the first axis"
         ),
         ("pad", [np.zeros(2), np.zeros(2, F32)], r"row 0 is float64 \(2,\), row 1 is float32 \(2,\)"),
         ("pad", [np.array(1.0), np.array(2.0)], r"row 0 is float64 \(\), which has no axis"),
+        (
+            "ragged",
+            [[[1], [2, 3]], []],
+            r"it has lists of lists, whose lengths differ; set its policy to {'ragged': 2}",
+        ),
+        ("pad", [[[1], [2, 3]], []], r"it has lists of lists, whose lengths differ"),
         ({"ragged": 2}, [[[1]], [2, 3]], r"row 1 is int64 \(\), which has no axis"),
         ({"ragged": 3}, [[1], [2]], "a value in row 0 is int, and lists of lists have a list there"),
         ("ragged", [np.zeros((2, 3)), np.zeros((2, 4))], rf"row 1 is float64 \(2, 4\); {ONE_AXIS}"),

@@ -131,7 +131,9 @@ class States:
         before = self._plan_before(earlier, planner, saved) if is_before else None
         plans, cursor = EpochPlanners.resume(planner, saved, before)
         here, is_other = plans.state(cursor, **self._names), saved.source != self._names["source"]
-        more = find_change(saved.shards, shard_marks(self._source)) if is_other and before is None else ()
+        more = find_change(saved.shards, shard_marks(self._source)) if is_other and before is None else []
+        if more and len(files_of(self._source)) > 1 and not _counts(saved.shards)[1]:
+            more.append("shards of each source: too many numbers for the state, so only one source may have grown")
         saved.check(here, hint=self.order.hint if saved.order != here.order else "", more=more)
         if before is None or (on_growth == "finish" and saved.position):
             return plans, cursor
@@ -205,28 +207,28 @@ class _Placed:
 
 def _names(source: Any, order: OrderIdentity) -> Mapping[str, str]:
     """Return the fields of a state that identify data and order."""
-    names = {"source": identify(source), "shards": summarize(shard_marks(source), _shard_counts(source))}
-    return {**names, "order": order.fingerprint, "settings": order.text}
-
-
-def _shard_counts(source: Any) -> list[int]:
-    return [len(leaf.shard_lengths) for leaf in files_of(source)]
+    counts = [len(leaf.shard_lengths) for leaf in files_of(source)]
+    shards = summarize(shard_marks(source), counts, _ROOM - len(order.text))
+    return {"source": identify(source), "shards": shards, "order": order.fingerprint, "settings": order.text}
 
 
 _MOST_GROUPS = 32
 _SHOWN = 3
-_MOST_COUNTS = 300  # characters
-_SUMMARY = re.compile(rf"(\d{{1,9}}) ((?:[0-9a-f]{{4}})+)(?: (\S{{1,{_MOST_COUNTS}}}))?")
+_ROOM = 600
+"""Characters of a state for the settings of the order and for the numbers of shards."""
+_SUMMARY = re.compile(rf"(\d{{1,9}}) ((?:[0-9a-f]{{4}})+)(?: (\S{{1,{_ROOM}}}))?")
 
 
-def summarize(marks: Sequence[tuple[str, int]], counts: Sequence[int]) -> str:
+def summarize(marks: Sequence[tuple[str, int]], counts: Sequence[int], room: int = _ROOM) -> str:
     """Return the number of shards and the checksums of groups of them, given name and checksum of each.
 
-    With several sources, the number of shards of each follows, if it fits: as text, compressed, in base 64.
+    With several sources, the number of shards of each follows, if there is room: in base 64, compressed, the low bytes
+    of all first.
     """
     sums = _grouped([mark for _, mark in marks], _group_size(len(marks)))
-    packed = b64encode(zlib.compress(",".join(map(str, counts)).encode(), 9)).decode()
-    more = f" {packed}" if len(counts) > 1 and len(packed) <= _MOST_COUNTS else ""
+    planes = np.array(counts, "<u4").view(np.uint8).reshape(-1, 4).T
+    packed = b64encode(zlib.compress(planes.tobytes(), 9)).decode()
+    more = f" {packed}" if len(counts) > 1 and len(packed) <= room else ""
     return f"{len(marks)} {''.join(f'{each:04x}' for each in sums)}{more}" if marks else ""
 
 
@@ -236,8 +238,8 @@ def _counts(summary: str) -> tuple[int, list[int]]:
     if found is None:
         return 0, []
     with suppress(ValueError, zlib.error):
-        text = zlib.decompress(b64decode(found[3] or "", validate=True))
-        return int(found[1]), [int(each) for each in text.split(b",")]
+        planes = np.frombuffer(zlib.decompress(b64decode(found[3] or "", validate=True)), np.uint8)
+        return int(found[1]), np.ascontiguousarray(planes.reshape(4, -1).T).view("<u4").ravel().tolist()
     return int(found[1]), []
 
 

@@ -373,7 +373,8 @@ class Loader(WeightChanges[BatchT]):
         Args:
             state: What `state_dict` returned.
             on_growth: What to do if shards were added to the data set since: ``"error"``, or ``"finish"`` the epoch
-                with the records that it began with, and go on with all. States saved in such an epoch need it, too.
+                with the records that it began with, and go on with all. States saved in such an epoch need it, too. In
+                a mixture without end, each source finishes its pass instead.
 
         Raises:
             StateMismatchError: The state is of other data, another order or another seed; or it was saved with

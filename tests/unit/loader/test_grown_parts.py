@@ -249,9 +249,8 @@ def test_what_the_errors_say(shards):
     assert "a loader of the sources as they were, with your Mixture rebuilt for their 252 records" in message
 
 
-def test_many_sources_of_which_the_state_has_no_counts(shards):
-    """One that has grown is found among them."""
-    numbers, paths = np.random.default_rng(0).integers(1, SHARDS - 1, 400), shards["c"][-1].paths
+def test_a_state_without_room_for_the_numbers_of_shards_finds_the_one_source_that_has_grown(shards):
+    numbers, paths = np.random.default_rng(0).integers(1, SHARDS - 1, 30), shards["c"][-1].paths
 
     def source(counts):
         return dataload.mix([(dataload.open(paths[:n]), 1.0) for n in counts.tolist()], stop="never")
@@ -261,6 +260,11 @@ def test_many_sources_of_which_the_state_has_no_counts(shards):
     state = loader.state_dict()
     assert len(json.dumps(state)) < 1024
     numbers[-1] += 1
-    (later,) = loaders_of(source(numbers))
-    load([later], state)
-    assert len(rows_of([iter(later)])) == 48
+    grown = source(numbers)
+    for saved in (state, {**state, "settings": state["settings"].rpartition(" ")[0]}):
+        (later,) = loaders_of(grown)
+        load([later], saved)
+        assert len(rows_of([iter(later)])) == 48
+    numbers[0] += 1
+    assert "too many numbers for the state, so only one source may have grown" in refusal(source(numbers), saved)
+    load(loaders_of(source(numbers)), state)

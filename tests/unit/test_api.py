@@ -162,7 +162,7 @@ def test_what_is_refused(tmp_path, monkeypatch, call, match):
 
 
 def test_a_table_is_not_a_path():
-    with pytest.raises(TypeError, match="open takes paths, got a dict: pass it to a Loader as it is, or to dataload.M"):
+    with pytest.raises(TypeError, match="open takes paths, got a dict: pass it to a Loader as it is"):
         dataload.open({"x": [1]})
 
 

@@ -33,7 +33,7 @@ CacheDirectory: TypeAlias = Annotated[
 _COLUMNS = {"kind": "left", "of": "left", "files": "right", "size": "right", "last use": "left", "held by": "left"}
 _UNITS = (("day", 86400), ("hour", 3600), ("minute", 60))
 
-cache_command = command_group("Show and delete what dataload keeps beside data and of data at URLs, and check it.")
+cache_command: Any = command_group("Show and delete what dataload keeps beside data and of data at URLs, and check it.")
 
 
 @cache_command.command("status")

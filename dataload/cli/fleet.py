@@ -1,7 +1,7 @@
 """``dataload fleet``: the workers of loaders on a Ray cluster."""
 
 from dataclasses import asdict
-from typing import Annotated, TypeAlias
+from typing import Annotated, Any, TypeAlias
 
 import typer
 from rich.filesize import decimal
@@ -17,7 +17,7 @@ Address: TypeAlias = Annotated[
 _RIGHT = ("process", "loaders", "queue", "made", "bytes")
 _COLUMNS = {name: "right" if name in _RIGHT else "left" for name in ("fleet", "node", *_RIGHT)}
 
-fleet_command = command_group("Show and end the workers of loaders on a Ray cluster.")
+fleet_command: Any = command_group("Show and end the workers of loaders on a Ray cluster.")
 
 
 @fleet_command.command("status")

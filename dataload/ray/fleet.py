@@ -80,7 +80,7 @@ class _Pending(Result[Any]):
         self.task: Any = task
         self.actor: Actor | None = None  # None while it waits for one
         self.reference: Any = None
-        self.lost = False  # with an actor, or a part of what was
+        self.lost: bool = False  # with an actor, or a part of what was
         self.causes: list[str] = []  # of actors that were lost while they made it
         self.nodes: set[str] = set()  # of these actors
         self.parts: list[_Pending] = []  # the steps of a lost task, which are made one by one

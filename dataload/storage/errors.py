@@ -5,8 +5,8 @@ import errno
 import os
 import shutil
 import time
-from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Generator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from itertools import islice
 from typing import Any
@@ -109,8 +109,8 @@ def system_errors(verb: str, path: str) -> Generator[None]:
         raise system_error(verb, path, error) from error
 
 
-cache_errors = partial(system_errors, "use the cache")
-write_errors = partial(system_errors, "write")
+cache_errors: Callable[[str], AbstractContextManager[None]] = partial(system_errors, "use the cache")
+write_errors: Callable[[str], AbstractContextManager[None]] = partial(system_errors, "write")
 
 
 def system_error(verb: str, path: str, error: OSError) -> SourceError:

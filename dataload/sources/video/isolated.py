@@ -184,6 +184,10 @@ class _Isolated:
             raise CorruptFileError(message, path=self._path) from None
         return answer
 
+    def _advance(self, number: int, following: int, decoded: int) -> int:
+        self.next, self.decoded = following, self.decoded + decoded
+        return number
+
     def close(self) -> None:
         child, self._child = self._child, None
         self.next = -1
@@ -208,8 +212,7 @@ class IsolatedDecoder(_Isolated):
         number = first - 1
         self._call(seconds[0], "decode", first, last)
         while (found := self._call(seconds[number + 1 - first], "next")) is not None:
-            number, self.next, decoded = found
-            self.decoded += decoded
+            number = self._advance(*found)
             yield number, seconds[number - first]
 
     def convert(self, frame: float, out: BytesArray) -> None:

@@ -103,7 +103,7 @@ def test_lengths_in_memory_are_measured_each_time():
     assert dataload.record_lengths(source, "labels", transform=Chat(make())).tolist() == expected_lengths
     with pytest.raises(ConfigError, match="the transform 'FillInTheMiddle' takes a context, so lengths may change"):
         dataload.record_lengths(source, "labels", transform=FillInTheMiddle(make()))
-    with pytest.raises(ConfigError, match="the transform returned list"):
+    with pytest.raises(ConfigError, match="must return a dict of fields, got list"):
         dataload.record_lengths(source, "labels", transform=lambda sample: [1])
 
 

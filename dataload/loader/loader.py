@@ -269,13 +269,11 @@ class Loader(WeightChanges[BatchT]):
         steps = self.batch_sampler_of(epoch).steps(epoch)
         if not 0 <= operator.index(step) < steps:
             raise IndexError(f"step {step} is out of range: epoch {epoch} has {steps} steps on this rank")
-        restore = keep_global_generators()
-        try:
+        with ExitStack() as stack:
+            stack.callback(keep_global_generators())
             result, function = self._work.make(self._plans, epoch, step), self._in_consumer
             self._look_at_padding(result.batch)
             return result.batch if function is None else apply_in_consumer(result, function, self._plans)
-        finally:
-            restore()
 
     def __len__(self) -> int:
         """Return the steps of the epoch, the same on every rank; a restored epoch includes those before the state."""
@@ -372,9 +370,8 @@ class Loader(WeightChanges[BatchT]):
 
         Args:
             state: What `state_dict` returned.
-            on_growth: What to do if shards were added to the data set since: ``"error"``, or ``"finish"`` the epoch
-                with the records that it began with, and go on with all. States saved in such an epoch need it, too. In
-                a mixture without end, each source finishes its pass instead.
+            on_growth: What to do if shards were added since: ``"error"``, or ``"finish"`` the epoch, or each source's
+                pass in a mixture without end, with its records of then. States saved until that is done need it, too.
 
         Raises:
             StateMismatchError: The state is of other data, another order or another seed; or it was saved with

@@ -47,6 +47,7 @@ class FleetActor:
         self._status = WorkerStatus()
         self._works: dict[str, _Work | ResultMessage] = {}
         self._leases: dict[str, Any] = {}
+        self._empty_since: float | None = monotonic()  # until the first loader
         self._waiting: dict[str, int] = {}  # tasks of each loader that it has asked for and not received
         self._made, self._nbytes = 0, 0
         if cpus <= 1:
@@ -63,6 +64,7 @@ class FleetActor:
     ) -> tuple[str, str, str]:
         """Take the work of a loader, whose clock has this offset; return this node's id and address, and a name."""
         self._leases.update((loader, lease) for lease in leases)
+        self._empty_since = None
         threading.current_thread().name = self._name
         if os.path.isdir(directory):
             os.chdir(directory)  # for relative paths
@@ -103,14 +105,12 @@ class FleetActor:
 
     def _watch(self, ends: bool) -> None:
         """Drop the work of loaders that have died; end this actor when none is left, if it `ends`."""
-        begun: float | None = monotonic()
         while True:
             leases = {lease: loader for loader, lease in [*self._leases.items()]}
             if leases:
-                begun = None
                 for lease in self._ray.wait([*leases], num_returns=len(leases), timeout=_LOOK_SECONDS)[0]:
                     self.forget(leases[lease])
-            elif ends and (begun is None or monotonic() - begun > _EMPTY_SECONDS):
+            elif ends and (self._empty_since is None or monotonic() - self._empty_since > _EMPTY_SECONDS):
                 self._ray.kill(self._ray.get_runtime_context().current_actor)
             else:
                 sleep(_LOOK_SECONDS)

@@ -42,7 +42,6 @@ from dataload.storage.local.files import check_versions, versions_of
 from dataload.storage.remote.traffic import Traffic
 from dataload.types import AheadReader, Batch, FieldSpec, Int64Array, StepsAhead
 
-T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
 _OPENING_THREADS = 4
@@ -56,8 +55,7 @@ class FileSource(Source[T_co]):
     Files are opened on first use in each process, not on construction.
 
     A backend implements `_open_shard`, sets `format_name`, and names the dataclass of its options in `options_type`.
-    `_prepare` is called at the end of the constructor.
-    A backend without `options_type` passes the options that affect its records to ``super().__init__`` by name.
+    Without it, the options that affect its records go to ``super().__init__`` by name, which calls `_prepare` last.
 
     Args:
         paths: Files in index order.
@@ -166,9 +164,8 @@ class FileSource(Source[T_co]):
     def _open(self) -> OpenShards[T_co]:
         if self._closed:
             raise ClosedSourceError(f"{self!r} is closed: open it again to read", path=self._paths[0])
-        most_open = most_open_shards()
+        most_open, directory = most_open_shards(), directory_of(len(self._paths))
         far = self._remote if is_url(self._paths[0]) else None
-        directory = directory_of(len(self._paths))
         if self._known is not None:
             if self._known.listed and self._versions is None:
                 self._versions = self._known.versions_at(self._versioned_files())
@@ -356,8 +353,7 @@ class FileSource(Source[T_co]):
     def close(self) -> None:
         """Release files; reading afterwards raises `ClosedSourceError`. May be called twice."""
         self._closed = True
-        opened = self._opened.drop()
-        if opened is not None:
+        if (opened := self._opened.drop()) is not None:
             opened.close()
         if self._remote is not None:
             self._remote.release()
@@ -391,8 +387,7 @@ class FileSource(Source[T_co]):
         self._opened = PerProcess()
 
     def __repr__(self) -> str:
-        first = self._paths[0] if len(self._paths[0]) < 80 else f"...{self._paths[0][-77:]}"
-        parts = [repr(first)]
+        parts = [repr(self._paths[0] if len(self._paths[0]) < 80 else f"...{self._paths[0][-77:]}")]
         if len(self._paths) > 1:
             parts.append(f"{len(self._paths)} shards")
         if self._selected is not None:

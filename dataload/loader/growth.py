@@ -80,7 +80,7 @@ class States:
         """Return a saved state, as the sources of a mixture that are here continue it."""
         check_choice("on_growth", on_growth, get_args(OnGrowth))
         saved = LoaderState.from_json(state)
-        if self._mixture is None:
+        if (mixture := self._mixture) is None:
             return saved
         earlier = self._before(saved)
         if isinstance(earlier, ConcatSource):
@@ -90,23 +90,18 @@ class States:
             if (found.source, found.order) == (names["source"], names["order"]):
                 then = self._mixture_of(self.with_changes(plan, found.changes))
                 is_endless = then.length_in(found.epoch) == MAX_LENGTH
-                return self._grown(found, then, earlier, on_growth) if is_endless else saved
-        return fitted(saved, self._names, self._mixture, self._source)
-
-    def _grown(self, saved: LoaderState, then: Mixture, earlier: ConcatSource, on_growth: OnGrowth) -> LoaderState:
-        """Return the state of a mixture without end whose sources have grown."""
-        if on_growth == "error" or saved.missing:
-            remedy = "so that each source ends its pass without their records, pass load_state_dict(state, "
-            remedy += "on_growth='finish')"
-            if saved.missing:
-                remedy = "the state lacks steps of in_order=False: go on without those shards for a few steps"
-            raise self._growth_error(earlier, f"{remedy}, or start over")
-        pairs = zip(earlier.sources, self._source.sources, strict=True)
-        shards = np.array([0 if part is now else len(shard_marks(part)) for part, now in pairs])
-        changes = (
-            self._mixture.grown(then, shards, saved.position, epoch=saved.epoch) if self._mixture is not None else ()
-        )
-        return replace(saved, **self._names, changes=changes, parts="")
+                if not is_endless:
+                    return saved
+                if on_growth == "error" or saved.missing:
+                    remedy = f"so that each source ends its pass without their records, {_FINISH}"
+                    if saved.missing:
+                        remedy = "the state lacks steps of in_order=False: go on without those shards for a few steps"
+                    raise self._growth_error(earlier, f"{remedy}, or start over")
+                pairs = zip(earlier.sources, self._source.sources, strict=True)
+                shards = np.array([0 if part is now else len(shard_marks(part)) for part, now in pairs])
+                changes = mixture.grown(then, shards, saved.position, epoch=saved.epoch)
+                return replace(saved, **self._names, changes=changes, parts="")
+        return fitted(saved, self._names, mixture, self._source)
 
     @staticmethod
     def _mixture_of(plan: BatchPlanner) -> Mixture:
@@ -139,8 +134,8 @@ class States:
             return plans, cursor
         if on_growth == "finish":  # the epoch has not begun
             return EpochPlanners(planner), Cursor(saved.epoch, 0)
-        remedy = "pass load_state_dict(state, on_growth='finish'), or start over"
-        raise self._growth_error(before.source, f"to finish epoch {saved.epoch} without their records, {remedy}")
+        remedy = f"to finish epoch {saved.epoch} without their records, {_FINISH}, or start over"
+        raise self._growth_error(before.source, remedy)
 
     def _plan_for(self, earlier: Any, like: BatchPlanner) -> BatchPlanner:
         """Return the plan of the source as it was."""
@@ -212,6 +207,7 @@ def _names(source: Any, order: OrderIdentity) -> Mapping[str, str]:
     return {"source": identify(source), "shards": shards, "order": order.fingerprint, "settings": order.text}
 
 
+_FINISH = "pass load_state_dict(state, on_growth='finish')"
 _MOST_GROUPS = 32
 _SHOWN = 3
 _ROOM = 600

@@ -109,10 +109,6 @@ def short(value: float) -> str:
     return f"{float(f'{value:.3g}') / unit:g}{name}"
 
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 _WIDTH = 14.0  # inches
 _DOTS = 5_000
 _BINS = 50

@@ -1,7 +1,7 @@
 """Statistics of a data set's fields as a manifest keeps them: exact, however they are merged. Pure (no I/O).
 
 Whatever is not bounded by nature is bounded here, and what would exceed its bound is left out altogether. So statistics
-of parts, merged in any grouping, equal the sums of the whole.
+of parts, merged in any grouping, equal the statistics of the whole.
 """
 
 from __future__ import annotations

@@ -195,7 +195,7 @@ class SourceOptions:
 
 
 def command_group(text: str) -> Any:
-    """Return a command that has commands of its own; `text` is its help."""
+    """Return a command with subcommands; `text` is its help."""
     return typer.Typer(no_args_is_help=True, rich_markup_mode=None, add_completion=False, help=text)
 
 

@@ -1,6 +1,6 @@
 """The section ``sampler``: one model for each kind of order, derived from the class that it builds.
 
-Tables nest: ``[sampler.parent]`` is the order that a sampler builds upon, ``[[sampler.samplers]]`` are the parts of a
+Tables nest: ``[sampler.parent]`` is the order that a sampler builds upon, ``[[sampler.samplers]]`` are the orders of a
 mixture's parts.
 """
 

@@ -1,4 +1,4 @@
-"""What reading shards tells: statistics of their fields, lengths, specifications, and the marks of their content."""
+"""Measure shards by reading them: statistics and lengths of fields, specifications, and marks of content."""
 
 from __future__ import annotations
 

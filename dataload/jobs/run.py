@@ -96,7 +96,7 @@ def decide(mode: Mode, head: Head, *, same: bool, taken: bool, shared: bool) -> 
 
 
 class Done(NamedTuple, Generic[U]):
-    """What a run or part has done: facts about its shards; earlier runs have finished `known` of them."""
+    """The result of a run or part: facts about its shards; earlier runs have finished `known` of them."""
 
     units: Sequence[U]
     facts: Facts

@@ -181,7 +181,7 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
-    """An order of several sources with fewer records, one after another, as indices of those here."""
+    """An order of several sources before they grew, as indices of the sources as they are now."""
 
     sampler: Sampler
     lengths: tuple[int, ...]

@@ -212,13 +212,15 @@ def _warn_of_groups(source: RandomAccessSource[Any], order: Sampler) -> None:
     """Warn of a global shuffle of records that are decoded in groups, such as frames, if they do not fit in memory."""
     if not (isinstance(order, GlobalShuffle) and isinstance(source, Source) and source.reads_in_order):
         return
-    many, groups = len(source), len(source.groups)
-    if many < 2 * groups or source.groups == source.shard_lengths or many * row_bytes(source.fields) <= 2 * _POOL_BYTES:
+    many, groups = len(source), source.groups
+    if many < 2 * len(groups) or groups == source.shard_lengths:
+        return
+    if many * row_bytes(source.fields) <= 2 * _POOL_BYTES:
         return
     pool = default_pool_size(source, shard_lengths(source))
     warnings.warn(
-        f"records are decoded in groups of {many / groups:,.0f}, and a global shuffle decodes most groups for each "
-        f"record: shuffle='shards' decodes each group once, and mixes them in a pool of {pool:,} records",
+        f"records are decoded in groups of {many / len(groups):,.0f}, and a global shuffle decodes most groups for "
+        f"each record: shuffle='shards' decodes each group once, and mixes them in a pool of {pool:,} records",
         stacklevel=2,
     )
 

@@ -34,8 +34,8 @@ def clock_offset() -> float:
 class FleetActor:
     """Makes tasks, one at a time; `report` answers at any time, from another thread.
 
-    Ray ends the actor of one loader with its owner. Others are detached: they watch the loaders' leases, which are
-    results that never come, and of which Ray says when their owner is gone. If it `ends`, the actor goes with the last.
+    Ray ends an actor that one loader owns. A shared actor is detached, and watches leases: each loader has a result
+    pending at it, and Ray reports the end of a result's owner. An actor that `ends` stops with its last loader.
     """
 
     def __init__(self, number: int, cpus: float, *, shared: bool = False, ends: bool = True) -> None:
@@ -128,7 +128,7 @@ class FleetActor:
 
 
 class _Work:
-    """The work of a loader. It reads ahead for all `nodes` of the fleet, and its spans are on the loader's clock."""
+    """The work of a loader: it downloads ahead for its node among `nodes`, and gives spans on the loader's clock."""
 
     def __init__(self, work: Callable[[Any, WorkerStatus], Any], later: float, node: str) -> None:
         self._work, self._later = work, later

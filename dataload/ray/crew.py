@@ -42,7 +42,7 @@ class Actor:
     lease: Any = None  # of a shared actor: see `FleetActor`
 
     def turn(self) -> tuple[int, int]:
-        """Order actors that could take a task: by turns, because of two steps at one actor the second is late."""
+        """Return the key to choose by: fewest tasks, then by turns, so that steps in a row go to different actors."""
         return len(self.tasks), self.given
 
 
@@ -119,10 +119,10 @@ class Crew:
 
     def load(self, actor: Actor) -> None:
         """Send the work to an actor that does not have it."""
-        handle = actor.handle
+        handle, leases = actor.handle, list[Any]()  # in a list, because Ray would wait for it otherwise
         if self._is_shared:
             actor.lease = handle.lease.options(concurrency_group="lease").remote()
-        leases = [lease for lease in [actor.lease] if lease is not None]
+            leases.append(actor.lease)
         actor.loaded = handle.load.remote(self.loader, self._content, clock_offset(), os.getcwd(), leases)
 
     def _welcome(self, now: float) -> None:

@@ -297,7 +297,7 @@ class Mixture:
         return cast("tuple[float, ...] | None", self.max_epochs)  # see `_check`
 
     def _start(self, epoch: int, firsts: int | Int64Array = 0, earlier: int | Int64Array = 0) -> Change:
-        """Return what holds from the start of an epoch without changes; its weights are those of the schedule."""
+        """Return the counts at the start of an epoch without changes; the schedule has its weights, so these are 0."""
         zeros = self._firsts[1:] * 0
         return Change(epoch, 0, 0, np.zeros(zeros.shape), zeros, zeros + firsts, zeros + earlier, zeros, zeros, zeros)
 

@@ -77,14 +77,14 @@ class Change(ArrayValue):
         return self.firsts + self.passes + begun, self.earlier + (0 if length == MAX_LENGTH else drawn)
 
     def grown(self, orders: Orders, drawn: Int64Array, shards: Int64Array) -> Change:
-        """Return what holds once those components with `shards` have grown: each first ends its pass."""
+        """Return the counts once the components with `shards` have grown: each first ends its pass."""
         more = np.where(shards > 0, -(-np.maximum(0, drawn - self.origins) // np.maximum(1, orders.lengths)), 0)
         origins = self.origins + more * orders.lengths
         shards = np.where(more > 0, shards, self.shards)
         return replace(self, drawn=drawn, origins=origins, passes=self.passes + more, shards=shards).ended()
 
     def ended(self) -> Change:
-        """Return the same without orders of passes that have ended."""
+        """Return this change without the orders of passes that have ended."""
         return replace(self, shards=np.where(self.drawn < self.origins, self.shards, 0))
 
     def indices(self, orders: Orders, components: Int64Array, draws: Int64Array) -> Int64Array:
@@ -102,7 +102,7 @@ class Change(ArrayValue):
         return found
 
     def draws_of(self, orders: Orders, component: int, index: int, draws: range) -> Int64Array:
-        """Return those of the draws from a component that yield an index."""
+        """Return the draws from a component that yield an index, (n,)."""
         origin, shards = int(self.origins[component]), int(self.shards[component])
         first, sampler = int(self.firsts[component] + self.passes[component]), orders.samplers[component]
         found = positions_without_end(sampler, index, first_epoch=first, below=max(0, draws.stop - origin)) + origin

@@ -54,7 +54,7 @@ def before_growth(source: Any, fingerprint: str, counts: Sequence[int], total: i
     added = sum(len(leaf.shard_lengths) for leaf in leaves) - total
     parts = source.sources if isinstance(source, ConcatSource) else (source,)
     names = [identify(part) for part in parts]
-    for number, part in enumerate(parts):  # of which only one has grown
+    for number, part in enumerate(parts):  # only one has grown
         files = files_of(part)
         if len(files) != 1:
             continue
@@ -70,7 +70,7 @@ def before_growth(source: Any, fingerprint: str, counts: Sequence[int], total: i
 
 
 def with_shards(source: Any, counts: Sequence[tuple[Any, int]]) -> Source[Any] | None:
-    """Return a source with only the first shards of some of its sources of files; None if it would be another."""
+    """Return a source with only the first shards of some of its sources of files; None as in `_over`."""
     return _over(source, {id(leaf): FirstShards(leaf, count) for leaf, count in counts})
 
 
@@ -93,7 +93,7 @@ def _without_wrapper(source: Any) -> Any:
 
 
 def _over(source: Source[Any], replaced: Mapping[int, Source[Any]]) -> Source[Any] | None:
-    """Return a source over other files, by the ids of its own; None if each part would not be the first of its own."""
+    """Return a source over files `replaced` by id; None unless each part then begins the part that it replaces."""
     if id(source) in replaced or not isinstance(source, ViewSource):
         return replaced.get(id(source), source)
     parents = [_over(parent, replaced) for parent in source._parents]

@@ -83,7 +83,7 @@ class ComponentPrefetch:
 
     @classmethod
     def of(cls, started: Iterable[AheadReader | None]) -> Self | None:
-        """Start one reader after another, some of which may be None; None if all are. An error closes those before."""
+        """Return the readers that `started` yields as one, None if there are none; an error closes those that run."""
         found = cls(readers := [])
         try:
             readers.extend(each for each in started if each is not None)

@@ -82,7 +82,7 @@ def take_one():
     loader = dataload.Loader(dataload.RangeSource(RECORDS), batch_size=4, num_workers=2, executor=Fleet(name="ranks"))
     next(iter(loader))
     os.write(1, b"has one\n")
-    time.sleep(600)
+    time.sleep(600)  # until the test kills this process
 
 
 def noisy(sample, context):

@@ -92,9 +92,9 @@ class _CsvFile(TableReader):
                     f"dtypes names {name!r}, which {self._path} does not have: {closest(name, table.column_names)}"
                 )
                 raise ConfigError(message, key=f"dtypes.{name}")
-        name = table.column_names[0]
-        if len(table.column_names) == 1 and (other := next((each for each in ";\t|" if each in name), "")):
-            message = f"{self._path} has one column, {name!r}: pass delimiter={other!r} if this separates columns"
+        first, *others = table.column_names
+        if not others and (found := next((each for each in ";\t|" if each in first), "")):
+            message = f"{self._path} has one column, {first!r}: pass delimiter={found!r} if this separates columns"
             warnings.warn(message, stacklevel=2)
         for each in table.schema:
             if load_arrow("format 'csv'").types.is_binary(each.type):

@@ -96,7 +96,10 @@ class VideoSource(FileSource[Record]):
     @property
     def frames_decoded(self) -> int:
         """Number of frames that this process has decoded so far."""
-        return self._decoders.get(partial(LentDecoders, VideoFile.decoder, self.options)).decoded
+        return self._lent().decoded
+
+    def _lent(self) -> LentDecoders:
+        return self._decoders.get(partial(LentDecoders, VideoFile.decoder, self.options))
 
     def _video(self, shard: int) -> VideoFile:
         return cast(VideoFile, self._data_set().reader(shard))
@@ -140,10 +143,8 @@ class VideoSource(FileSource[Record]):
     def _read_sound(self, shape: tuple[int, int], indices: Int64Array) -> Array:
         opened, first = self._data_set(), self._video(self._first_shard())
         rate, out = first.sound_shape[1], pooled_empty((len(indices), *shape), np.dtype(np.float32))
-        shards, sounds = (
-            np.searchsorted(opened.ends, indices, side="right"),
-            self._sounds.get(partial(LentDecoders, VideoFile.audio_decoder, self.options)),
-        )
+        shards = np.searchsorted(opened.ends, indices, side="right")
+        sounds = self._sounds.get(partial(LentDecoders, VideoFile.audio_decoder, self.options))
         for row in np.argsort(indices, kind="stable").tolist():
             shard = int(shards[row])
             video, start = self._video(shard), int(opened.ends[shard - 1]) if shard else 0
@@ -204,9 +205,7 @@ class VideoSource(FileSource[Record]):
         shard = int(np.searchsorted(opened.ends, indices[0], side="right"))
         start, video, step = int(opened.ends[shard - 1]) if shard else 0, self._video(shard), self.options.step
         wanted = {(index - start) * step: index for index in indices}
-        with self._decoders.get(partial(LentDecoders, VideoFile.decoder, self.options)).at(
-            video, min(wanted)
-        ) as decoder:
+        with self._lent().at(video, min(wanted)) as decoder:
             for number, frame in decoder.decode(min(wanted), max(wanted) + 1):
                 if number in wanted:
                     yield wanted[number], lambda out, frame=frame: decoder.convert(frame, out)

@@ -90,7 +90,7 @@ def opened_video(
 ) -> Generator[tuple[Any, Any]]:
     """Open a local file of a video at `path`, and yield PyAV's container and stream; its errors name the path.
 
-    No frame takes more than `limit` bytes as RGB; `options` are those of the decoder.
+    No frame takes more than `limit` bytes as RGB; The decoder gets `options`.
     """
     av = VIDEO.require("av")
     demuxer = DEMUXERS[f".{path.lower().rpartition('.')[2]}"]
@@ -102,7 +102,7 @@ def opened_video(
         av.open(
             f"file:{absolute(file)}",
             format=demuxer,
-            options=options,
+            options=options,  # FFmpeg decodes while it looks for streams, too
             container_options=rules,
             metadata_errors="replace",
         ) as container,

@@ -57,7 +57,7 @@ class ConcatSource(ViewSource[Any]):
         return self._parents
 
     def over(self, sources: Sequence[Source[Any]]) -> Self:
-        """Return the same of other sources."""
+        """Return a copy with other sources in place of these."""
         found = copy(self)
         found._parents, found._ends = tuple(sources), None
         return found

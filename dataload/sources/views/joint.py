@@ -115,7 +115,9 @@ def join(sources: Sequence[Source[Any]]) -> JointShards | JointColumns | None:
         part = source
         while isinstance(part, SubsetSource):
             part = part.parent
-        if not isinstance(part, FileSource) or type(part)._read is not FileSource._read:  # it reads frames itself
+        if (
+            not isinstance(part, FileSource) or type(part)._read is not FileSource._read
+        ):  # it reads by itself, as videos do
             return None
         if not _are_alike(part, files[0] if files else part):
             return None

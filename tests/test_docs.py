@@ -18,6 +18,7 @@ from dataload.cli import version_line
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
+WRITTEN = {"config.md", "command-line.md"}  # by scripts/build_docs.py
 SCRIPTS = ("python ", "torchrun ")  # what a page may run besides dataload
 
 
@@ -74,6 +75,23 @@ def test_the_links_of_the_readme_lead_somewhere():
     links = re.findall(r"\]\(([\w./-]+)\)", README)
     assert len(links) > 30
     assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_links_between_pages_lead_to_headings():
+    pages = {page.resolve(): page.read_text() for page in (ROOT / "docs").rglob("*.md") if page.name not in WRITTEN}
+    anchors = {
+        page: {
+            re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in re.findall("^#+ (.+)$", text, re.M)
+        }
+        for page, text in pages.items()
+    }
+    links = [
+        (page, link, (page.parent / path).resolve() if path else page, anchor)
+        for page, text in pages.items()
+        for link, path, anchor in re.findall(r"\]\((([\w./-]*)#([\w-]+))\)", text)
+    ]
+    assert len(links) > 20
+    assert [(page.name, link) for page, link, to, anchor in links if to in pages and anchor not in anchors[to]] == []
 
 
 def test_the_check_of_snippets_keeps_lines_and_files_apart():
@@ -177,7 +195,7 @@ def test_the_page_on_buckets_can_be_followed(object_server, tmp_path, monkeypatc
 
 
 def test_every_page_is_in_the_navigation():
-    written = {f"reference/{page}" for page in ("config.md", "command-line.md")}  # by scripts/build_docs.py
+    written = {f"reference/{page}" for page in WRITTEN}
     pages = {str(page.relative_to(ROOT / "docs")) for page in ROOT.glob("docs/**/*.md")} | written
     decisions = {page for page in pages if page.startswith("decisions/")} - {"decisions/index.md"}
     assert pages - decisions == set(re.findall(r"[\w/-]+\.md", (ROOT / "mkdocs.yml").read_text()))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dataload.errors import ConfigError
 from dataload.types import Array, BytesArray
 
 
@@ -139,6 +140,15 @@ def stack_alike(values: Sequence[Any]) -> Array | None:
     except (TypeError, ValueError):
         return None
     return out
+
+
+def to_array(name: str, value: Any) -> Array:
+    """Return the value of a field as an array; raise a ConfigError if numpy cannot hold it."""
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as error:  # such as torch's bfloat16, or a tensor with a gradient
+        message = f"field {name!r}: numpy cannot hold this {type(value).__name__} ({error}): convert it first"
+        raise ConfigError(message, key=name) from error
 
 
 def split_rows(column: Any) -> list[Any]:

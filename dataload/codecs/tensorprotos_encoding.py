@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dataload._util.arrays import to_array
 from dataload.codecs.wire import VARINT, build_field, build_head, encode_varint, encode_varints
 from dataload.errors import ConfigError
 from dataload.types import Array
@@ -137,7 +138,7 @@ def _head(shape: tuple[int, ...], data_type: int) -> bytes:
 def _array(name: str, value: Any) -> Array:
     if type(value) is int and not -(2**63) <= value < 2**63:
         raise ConfigError(f"field {name!r} is {value}; the format's integers have 64 bits", key=name)
-    array = np.asarray(value)
+    array = to_array(name, value)
     if array.dtype.kind == "O":
         # without dimensions it would be read as text
         if array.ndim and isinstance(value, np.ndarray) and all(isinstance(item, bytes) for item in array.flat):

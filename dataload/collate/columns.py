@@ -30,15 +30,17 @@ def ragged(arrays: Sequence[Array]) -> Ragged:
     return Ragged(np.concatenate([np.atleast_1d(array) for array in arrays]), offsets)
 
 
-def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Batch:
-    """Return one batch from `pieces`: row numbers, (k,) int64, and columns. Every row is in exactly one piece."""
+def scatter_columns(pieces: Iterable[tuple[Int64Array, Any]], rows: int) -> Any:
+    """Return one batch from `pieces`: row numbers, (k,) int64, and a batch. Every row is in exactly one piece."""
     out: Batch = {}
-    nested: dict[str, list[tuple[Int64Array, Batch]]] = {}
+    kind: type[Any] = dict
+    nested: dict[str, list[tuple[Int64Array, Any]]] = {}
     lazy: dict[str, list[tuple[Int64Array, BytesColumn]]] = {}
     first_row = 0
-    for where, batch in pieces:
+    for where, piece in pieces:
+        batch = _by_name(piece)
         if not out:
-            first_row = int(where[0])
+            kind, first_row = type(piece), int(where[0])
             out = {name: _column_like(column, rows) for name, column in batch.items()}
         if batch.keys() != out.keys():
             differing = ", ".join(sorted(batch.keys() ^ out.keys()))
@@ -53,8 +55,8 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Ba
             elif isinstance(target, list) and isinstance(column, list):
                 for row, value in zip(where.tolist(), cast("list[Any]", column), strict=True):
                     target[row] = value
-            elif isinstance(target, dict) and isinstance(column, dict):
-                nested.setdefault(name, []).append((where, cast("Batch", column)))
+            elif isinstance(target, dict) and isinstance(column, (dict, tuple)):
+                nested.setdefault(name, []).append((where, column))
             elif (
                 isinstance(target, (list, dict))
                 or isinstance(column, (list, dict, BytesColumn))
@@ -71,7 +73,17 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Batch]], rows: int) -> Ba
         for where, column in parts:  # other pieces are lists
             for row, value in zip(where.tolist(), column, strict=True):
                 out[name][row] = value
-    return {**out, **{name: scatter_columns(parts, rows) for name, parts in nested.items()}}
+    out |= {name: scatter_columns(parts, rows) for name, parts in nested.items()}
+    if issubclass(kind, dict):
+        return out
+    return getattr(kind, "_make", tuple)(out.values()) if issubclass(kind, tuple) else out[""]
+
+
+def _by_name(batch: Any) -> Batch:
+    """Return the columns of a batch, of which some have no names, by name."""
+    if isinstance(batch, tuple):
+        return {str(number): column for number, column in enumerate(cast("tuple[Any, ...]", batch))}
+    return cast("Batch", batch) if isinstance(batch, dict) else {"": batch}
 
 
 def _kind(column: Any) -> str:
@@ -81,7 +93,7 @@ def _kind(column: Any) -> str:
 def _column_like(column: Any, rows: int) -> Any:
     if isinstance(column, (list, BytesColumn)):
         return [None] * rows
-    if isinstance(column, dict):
+    if isinstance(column, (dict, tuple)):
         return {}
     make = np.empty if column.dtype.hasobject else pooled_empty
     return make((rows, *column.shape[1:]), column.dtype)
@@ -142,11 +154,10 @@ def like(original: tuple[Any, ...], values: list[Any]) -> Any:
 
 def unequal(name: str, row: int, one: str, other_row: int, other: str) -> ConfigError:
     """Return the error for values of a field that do not stack."""
-    return ConfigError(
-        f"cannot stack {describe_field(name)}: row {row} is {one}, row {other_row} is {other}; "
-        "set a collate policy for it: pad, ragged or list",
-        key=name or None,
-    )
+    one_shape = one.partition(" ")[2] == other.partition(" ")[2]
+    remedy = "give it one type in a transform" if one_shape else "set a collate policy for it: pad, ragged or list"
+    message = f"cannot stack {describe_field(name)}: row {row} is {one}, row {other_row} is {other}; {remedy}"
+    return ConfigError(message, key=name or None)
 
 
 def describe_field(name: str) -> str:

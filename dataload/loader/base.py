@@ -1,5 +1,6 @@
 """The base of all loaders: the iteration protocol, epochs, statistics, and closing."""
 
+import warnings
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
@@ -150,6 +151,9 @@ class LoaderBase(SaysInstead, ABC, Generic[BatchT]):
         try:
             if now.step == now.steps:  # the epoch has no steps, or the rest of it fills none
                 self._move(Cursor(now.epoch + 1, 0))
+            if now.steps == 0:
+                message = f"{self!r} has no batches: it has no records, or tail='drop' drops them, too few for a step"
+                warnings.warn(message, stacklevel=3)
             while now.steps is None or now.step < now.steps:
                 self._check_current(now)
                 batch = take(now)  # a list, because no name here may refer to the batch while the consumer has it

@@ -38,7 +38,7 @@ _INSTEAD = "; dataload.torch.DataLoader takes torch's arguments"
 
 def explains_arguments(init: Callable[Concatenate[SelfT, P], None]) -> Callable[Concatenate[SelfT, P], None]:
     """Decorate the constructor of a loader: an argument that it does not have raises a TypeError with its name here."""
-    known = [*inspect.signature(init).parameters]
+    known = [*inspect.signature(init).parameters][1:]
 
     @functools.wraps(init)
     def checked(self: SelfT, /, *args: P.args, **settings: P.kwargs) -> None:

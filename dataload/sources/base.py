@@ -190,11 +190,15 @@ class Source(Records[T_co]):
         settings = {"exact": exact, "stratify": stratify, "group": group}
         check_count("folds", folds, least=2)
         division = Division.of([1 / folds] * folds, check_seed(seed), by, settings)
-        return [
+        pairs: list[tuple[Source[T_co], Source[T_co]]] = [
             (SelectionSource(self, others), SelectionSource(self, rule))
             for rule, others in division.rules(self, outside=True)
             if others is not None
         ]
+        if not all(len(held_out) for _, held_out in pairs):
+            message = f"a fold of {len(self):,} records would be empty: choose fewer folds, exact=True or another seed"
+            raise ConfigError(message, key="folds", value=folds)
+        return pairs
 
 
 class Parts(dict[str, Source[Any]]):

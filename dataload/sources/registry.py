@@ -16,6 +16,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from itertools import chain
+from posixpath import splitext
 from typing import TYPE_CHECKING
 
 from dataload._util.lazy import entry_points_of
@@ -24,7 +25,7 @@ from dataload.errors import ConfigError, MissingDependencyError, UnsupportedForm
 from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
 from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
 from dataload.sources.folder.format import FOLDER
-from dataload.sources.format import HEAD_BYTES, Format, describe_head
+from dataload.sources.format import ADVICE, HEAD_BYTES, Format, describe_head
 from dataload.sources.jsonl.format import JSONL
 from dataload.sources.lerobot.format import LEROBOT
 from dataload.sources.lmdb.format import LMDB, TORCHRECORD
@@ -242,20 +243,18 @@ def _format_of(path: str, selected: Format | None, known: Sequence[Format], remo
     data = path if holder is None or holder.directory_file is None else join(path, holder.directory_file)
     with storage.open(data) as file:
         head = file.read(0, HEAD_BYTES)
-    found = detect(head, known)
-    if found is not None:
+    found, advice = detect(head, known), ADVICE.get(splitext(path)[1].lower())
+    if found is not None and not (advice and found.name == "folder"):  # .npz and .pt files are ZIP archives, too
         return next(
             (other for other in variants_of(found) if other.is_variant and other.load(other.is_variant)(data, remote)),
             found,
         )
     if by_name is not None:
         return by_name  # its reader explains the error best
-    detected = ", ".join(sorted(entry.name for entry in known if entry.magic is not None))
-    raise UnsupportedFormatError(
-        f"{path} is not in a known format: {describe_head(head)}; {detected} are detected by their content (tokens in "
-        ".npy files); for others pass format=, for raw tokens format='tokens'",
-        path=path,
-    )
+    if advice is None:
+        detected = ", ".join(sorted(entry.name for entry in known if entry.magic is not None))
+        advice = f"{detected} are detected by their content; for others pass format=, for raw tokens format='tokens'"
+    raise UnsupportedFormatError(f"{path} is not in a known format: {describe_head(head)}; {advice}", path=path)
 
 
 def detect(head: bytes, known: Iterable[Format] | None = None) -> Format | None:

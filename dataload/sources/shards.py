@@ -267,10 +267,7 @@ class OpenShards(Generic[T_co]):
         first = next(pieces)
         if first[0] is None:
             return first[1]
-        pieces = chain((first,), pieces)
-        if not self.fields:  # values instead of records with fields
-            return scatter_columns(((rows, {"": values}) for rows, values in pieces), len(indices))[""]
-        return scatter_columns(pieces, len(indices))
+        return scatter_columns(chain((first,), pieces), len(indices))
 
     def _read_alone(
         self, indices: Int64Array, read: Callable[[ShardReader[T_co], Int64Array], T]

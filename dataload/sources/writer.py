@@ -8,6 +8,9 @@ from os import PathLike, fspath
 from types import TracebackType
 from typing import Any, ClassVar, Self, cast
 
+import numpy as np
+
+from dataload._util.arrays import to_array
 from dataload.codecs.codec import CODEC_NAMES, READ_ONLY_CODEC, resolve_codec
 from dataload.errors import ConfigError, message_of
 from dataload.sources.options import FileOptions, Options
@@ -221,17 +224,20 @@ class Writer(ClosedOrAborted):
 
 
 def require_fields(record: Any, format_name: str) -> Mapping[str, Any]:
-    """Return `record` as a mapping of fields.
+    """Return `record` as a mapping of fields, in which tensors of torch, JAX and others are numpy arrays.
 
     Raises:
-        ConfigError: The record is not a mapping, or the name of a field is not text.
+        ConfigError: The record is not a mapping, the name of a field is not text, or numpy cannot hold a tensor.
     """
     if type(record) is not dict and not isinstance(record, Mapping):  # the abstract class takes longer to ask
         raise ConfigError(f"format {format_name!r} stores fields, got a record of type {type(record).__name__}")
-    for name in record:
+    tensors: list[str] = []
+    for name, value in record.items():
         if not isinstance(name, str):
             raise ConfigError(f"field names must be text, got {name!r} ({type(name).__name__})")
-    return record
+        if hasattr(value, "__array__") and not isinstance(value, (np.ndarray, np.generic)):
+            tensors.append(name)
+    return {**record, **{name: to_array(name, record[name]) for name in tensors}} if tensors else record
 
 
 DEFAULT_CODEC = "tensorprotos"

@@ -30,7 +30,7 @@ def two(a, b, token="secret"):
 
 
 def first(**settings):
-    return next(iter(Loader(SOURCE, batch_size=2, **settings)))
+    return next(iter(Loader(SOURCE, **{"batch_size": 2, **settings})))
 
 
 def build(**settings):
@@ -49,6 +49,9 @@ def here(tmp_path, monkeypatch):
     with dataload.create(tmp_path / "train.tar") as writer:
         writer.extend({"txt": "a", "id.json": b"1"} for _ in range(2))
     (tmp_path / "train.toml").write_text('[source]\npath = "train.syr"\n[loader]\nbatch_size = 2\n')
+    np.savez(tmp_path / "a.npz", x=np.arange(8))
+    np.save(tmp_path / "a.npy", np.ones((4, 2)))
+    (tmp_path / "a.json").write_text('[{"x": 1}]')
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes").mkdir()
     for name in ("README.md", "LICENSE"):
@@ -74,6 +77,12 @@ dataload.open("notes")
     SourceNotFoundError: suffix of a known format: it has LICENSE, README.md (README and LICENSE are not data
 dataload.open("splits")
     SourceNotFoundError: suffix of a known format; open one of its data sets: train, val
+dataload.open("a.npz")
+    UnsupportedFormatError: a.npz is not in a known format: .*; pass dict(numpy.load(path)): a dict of arrays is
+dataload.open("a.npy")
+    UnsupportedFormatError: but not a one-dimensional array of integers; pass numpy.load(path, mmap_mode='r') to
+dataload.open("a.json")
+    UnsupportedFormatError: byte 0 has b'[{"x": 1'; if it has one object a line, pass format='jsonl'; else pass the list
 dataload.open("empty", format="tar")
     SourceNotFoundError: has no files with a suffix of format 'tar'
 dataload.open("")
@@ -138,6 +147,8 @@ streams(batch_transform=lambda a, b: a)
     ConfigError: batch_transform is called with a batch, and .*: missing a required argument: 'b'
 streams(make_stream=NoSample())
     ConfigError: make_stream is called with a sequence, and NoSample() does not fit
+first(tail="drop", global_batch_size=9, batch_size=None)
+    UserWarning: Loader(8 records, 9 rows per step, .*) has no batches: it has no records, or tail='drop' drops them
 first(transform=lambda sample: None)
     WorkerError: returned None instead of a sample: does it end without `return sample`?
 first(collate=lambda samples: None)
@@ -165,7 +176,7 @@ dataload.open("train.tar", streaming=True)
 dataload.create("out.tar", maxcount=10)
     ConfigError: has no option 'maxcount': it is records_per_shard=
 build(num_worker=2)
-    TypeError: Loader has no argument 'num_worker': did you mean 'num_workers'? Known: batch_size,
+    TypeError: Loader has no argument 'num_worker': did you mean 'num_workers'? Known: batch_size,.* seed, shuffle,
 build(drop_last=True)
     TypeError: Loader has no argument 'drop_last': drop_last=True is tail='drop', .*; dataload.torch.DataLoader takes
 SOURCE.map(two)

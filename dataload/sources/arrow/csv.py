@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
@@ -24,6 +25,7 @@ from dataload.types import Record
 
 _VALUE_BYTES, _COLUMN_BYTES = 8, 2048  # about what pyarrow takes
 _FEW_COLUMNS = 256
+_NUMBER = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")
 
 
 class CsvSource(TableSource):
@@ -96,10 +98,21 @@ class _CsvFile(TableReader):
         if not others and (found := next((each for each in ";\t|" if each in first), "")):
             message = f"{self._path} has one column, {first!r}: pass delimiter={found!r} if this separates columns"
             warnings.warn(message, stacklevel=2)
+        if _look_like_values(table.column_names):
+            line = self._options.delimiter.join(table.column_names)
+            message = (
+                f"{self._path} has numbers as names of columns: write names above {line!r:.80} if this is a record"
+            )
+            warnings.warn(message, stacklevel=2)
         for each in table.schema:
             if load_arrow("format 'csv'").types.is_binary(each.type):
                 raise CorruptFileError(f"the column {each.name!r} is not UTF-8", path=self._path)
         check_size(table.nbytes, self._options.max_record_bytes, "the table", path=self._path)
+
+
+def _look_like_values(names: Sequence[str]) -> bool:
+    """Whether names are numbers, but not 0, 1, 2, ..., as pandas calls columns without names."""
+    return all(map(_NUMBER.fullmatch, names)) and list(names) != [str(number) for number in range(len(names))]
 
 
 def _type_of(name: str, dtype: str) -> Any:

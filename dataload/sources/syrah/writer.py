@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dataload._util.arrays import to_array
 from dataload.errors import ConfigError
 from dataload.sources.options import FileOptions
 from dataload.sources.syrah.layout import (
@@ -165,7 +166,7 @@ def _encode(name: str, value: Any) -> tuple[Array, str, bool]:
         return np.frombuffer(_utf8(value, name), np.uint8), "str", False
     if isinstance(value, (bytes, bytearray, memoryview)):
         return np.frombuffer(value, np.uint8), "uint8", True
-    data = np.asarray(value)
+    data = to_array(name, value)
     if data.dtype.kind == "U":
         message = f"field {name!r}: an array of text, whose elements the format would join: pass one str"
         raise ConfigError(message, key=name)

@@ -278,14 +278,14 @@ class MixedSource(ConcatSource):
         records = super()._read(indices)
         if self._with_source:
             for record, number in zip(records, self._numbers(indices), strict=True):
-                record[_SOURCE] = number
+                _require_fields(record)[_SOURCE] = number
         return records
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         if not self._with_source or (fields is not None and _SOURCE not in fields):
             return super()._read_columns(indices, fields)
         rest = None if fields is None else tuple(name for name in fields if name != _SOURCE)
-        return {**super()._read_columns(indices, rest), _SOURCE: self._numbers(indices)}
+        return {**_require_fields(super()._read_columns(indices, rest)), _SOURCE: self._numbers(indices)}
 
     def _numbers(self, indices: Int64Array) -> Array:
         return np.searchsorted(self._bounds(), indices, side="right").astype(np.int32)
@@ -316,6 +316,14 @@ class MixedSource(ConcatSource):
     def __repr__(self) -> str:
         shown = self.weights if len(self.weights) <= _MOST_SHOWN else f"({self.weights[0]}, ...)"
         return f"MixedSource({len(self.sources)} sources, weights={shown})"
+
+
+def _require_fields(record: Any) -> dict[str, Any]:
+    """Return a record or a batch, if it can have a further field."""
+    if not isinstance(record, dict):
+        message = f"with_source adds a field, and the records are of type {type(record).__name__}, not dicts of fields"
+        raise ConfigError(message, key="with_source")
+    return cast("dict[str, Any]", record)
 
 
 def _pairs(sources: Any, weights: Mapping[str, float] | None) -> Sequence[tuple[Any, Any]]:

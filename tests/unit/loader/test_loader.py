@@ -693,6 +693,7 @@ PACKED_ROWS = [12, 13, 13, 13, 13, 14, 14, 13, 13, 15, 14, 13]  # of the first e
 
 @WORKERS
 @pytest.mark.parametrize(("tail", "size"), [("drop", 2), ("partial", 2), ("drop", 14)])
+@pytest.mark.filterwarnings("ignore:.* has no batches:UserWarning")
 def test_the_length_is_exact_in_each_epoch_also_if_it_has_no_step(workers, tail, size):
     expected = [rows // size if tail == "drop" else -(-rows // size) for rows in PACKED_ROWS]
     assert len(set(expected)) > 1, "the example does not show what it should"
@@ -704,6 +705,7 @@ def test_the_length_is_exact_in_each_epoch_also_if_it_has_no_step(workers, tail,
         assert [len(list(loader)) for _ in range(8)] == expected[:8]
 
 
+@pytest.mark.filterwarnings("ignore:.* has no batches:UserWarning")
 def test_an_empty_source_counts_epochs_too():
     loader = Loader(RangeSource(0), batch_size=3, num_workers=1)
     for epoch in range(3):

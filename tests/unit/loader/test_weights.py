@@ -224,6 +224,10 @@ def test_a_batch_tells_the_source_of_each_row():
     assert next(iter(Loader(source, batch_size=16, fields=["source"]))).keys() == {"source"}
     assert source.fingerprint() == dataload.mix(parts, {"a": 1, "b": 3}).fingerprint()
     twice = dataload.mix({dataload.MemorySource({"source": np.arange(5)}): 1}, with_source=True)
+    plain = dataload.mix([([1, 2], 1)], with_source=True)
+    for read in (plain.read, plain.read_batch):
+        with pytest.raises(ConfigError, match="with_source adds a field, and the records are of type"):
+            read([0])
     with pytest.raises(ConfigError, match="with_source adds the field 'source', which the records have"):
         _ = twice.fields
 

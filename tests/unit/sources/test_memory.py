@@ -3,6 +3,7 @@
 import pickle
 import re
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +12,7 @@ from made_files import same
 
 import dataload
 from dataload import ConfigError, CorruptFileError, Loader, MemorySource, RangeSource
+from dataload.collate import default_collate
 from dataload.sources.views.adapt import as_source, loadable
 from dataload.testing import check_source
 from dataload.types import FieldSpec, StepsAhead
@@ -255,3 +257,29 @@ def test_sources_of_other_columns_are_read_one_by_one():
         assert both.read_batch(np.arange(len(both)))["x"].tolist() == expected
     with pytest.raises(ValueError, match="row 0 is int64"):
         dataload.concat([ints, floats]).read_batch(np.arange(6))
+
+
+class Pair(NamedTuple):
+    x: object
+    y: object
+
+
+@pytest.mark.parametrize("join", [dataload.concat, lambda sources: dataload.mix([(source, 1) for source in sources])])
+@pytest.mark.parametrize(
+    "record",
+    [
+        lambda n: n,
+        lambda n: np.arange(3) + n,
+        lambda n: b"b" * n,
+        lambda n: f"text {n}",
+        lambda n: (np.arange(2) * n, f"text {n}"),
+        lambda n: Pair(n, {"z": (n / 2, b"b" * n)}),
+        lambda n: {"pair": (n, f"text {n}"), "both": [n, -n]},
+    ],
+)
+def test_sources_of_any_records_are_joined(record, join):
+    records = [record(n) for n in range(6)]
+    source = join([records[:2], records[2:5], records[5:]])
+    same(source.read([5, 0, 3]), [records[5], records[0], records[3]])
+    same(source.read_batch([5, 0, 3, 1]), default_collate([records[n] for n in (5, 0, 3, 1)]))
+    same(source.read_batch([4]), default_collate([records[4]]))

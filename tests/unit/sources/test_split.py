@@ -114,6 +114,8 @@ def test_folds():
         assert counts is None or {len(out) for _, out in folds} == counts
     with pytest.raises(ConfigError, match="folds must be an integer >= 2, got 1"):
         source.k_fold(1)
+    with pytest.raises(ConfigError, match="a fold of 5 records would be empty: choose fewer folds, exact=True or"):
+        RangeSource(5).k_fold(10)
 
 
 def test_a_split_by_a_field_is_kept(tmp_path, monkeypatch):

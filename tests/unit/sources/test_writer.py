@@ -242,3 +242,27 @@ def test_stored_bytes_are_counted_one_by_one_and_together(tmp_path, entry):
             one_by_one.write(record)
     together = written(dataload.create(tmp_path / "b.x", format=entry.name), *records)
     assert one_by_one.stored_bytes == together.stored_bytes > 9 * 5
+
+
+class Tensor:
+    """As those of torch and JAX."""
+
+    def __init__(self, values):
+        self.values = values
+
+    def __array__(self, dtype=None, copy=None):
+        if self.values is None:
+            raise TypeError("Got unsupported ScalarType BFloat16")
+        return np.array(self.values, dtype)
+
+
+@pytest.mark.parametrize("suffix", ["syr", "tar", "lmdb", "torchrecord", "array_record", "parquet", "arrow"])
+def test_tensors_are_written_as_arrays(tmp_path, suffix):
+    path = tmp_path / f"a.{suffix}"
+    refused = pytest.raises(ConfigError, match=r"field 't': numpy cannot hold this Tensor \(.*BFloat16\): convert it")
+    with refused, dataload.create(path) as writer:
+        writer.write({"t": Tensor(None)})
+    with dataload.create(path) as writer:
+        writer.write({"t": Tensor([1.5, 2.5])})
+        writer.extend([{"t": Tensor([3.5, 4.5])}])
+    assert [record["t"].tolist() for record in dataload.open(path)] == [[1.5, 2.5], [3.5, 4.5]]

@@ -32,6 +32,7 @@ def test_parts_go_on_over_epochs_of_the_first():
 
 
 @pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
+@pytest.mark.filterwarnings("ignore:.* has no batches:UserWarning")
 def test_without_records_there_are_no_steps(tail):
     mixture = RowMixture(parts=(part("split", lengths=[0]), part(lengths=[0])), tail=tail)
     assert (mixture.steps(0), plans_of(mixture)) == (0, [])

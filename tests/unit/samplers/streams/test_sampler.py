@@ -25,6 +25,7 @@ MODES = ("split", "pack", "independent", "shuffled")
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.filterwarnings("ignore:.* has no batches:UserWarning")
 def test_without_records_there_are_no_steps(mode):
     endless = {"epoch_steps": 4} if mode in ("independent", "shuffled") else {}
     for lengths, ends in (((), "next"), ((0,), "pad"), ((0, 0, 0), "drop")):

@@ -39,6 +39,18 @@ def test_a_table_whose_delimiter_was_not_given_warns(tmp_path):
     assert dataload.open(path, delimiter=";")[1] == {"n": 2, "t": "b"}
 
 
+@pytest.mark.parametrize("names", ["1,2.5", "5.1,3.5,-1.4e-3", "2,3,4"])
+def test_a_table_without_names_warns(tmp_path, names):
+    path = write(tmp_path / "a.csv", f"{names}\n{names}\n")
+    with pytest.warns(UserWarning, match=rf"a\.csv has numbers as names of columns: write names above '{names}'"):
+        assert len(dataload.open(path)) == 1
+
+
+@pytest.mark.parametrize("names", ["0,1,2", "1,x", "nan,inf", ",0"])  # pandas counts columns without names
+def test_a_table_with_names_does_not_warn(tmp_path, names):
+    assert list(dataload.open(write(tmp_path / "a.csv", f"{names}\n{names}\n")).fields) == names.split(",")
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

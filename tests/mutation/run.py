@@ -218,7 +218,7 @@ def copied(directory: Path) -> Path:
     """Copy what tests need, with the library compiled."""
     for name in ("dataload", "tests", "docs", "examples", "benchmarks"):
         shutil.copytree(ROOT / name, directory / name, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile"):
+    for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "Makefile", "build_core.py"):
         shutil.copy(ROOT / name, directory / name)
     compileall.compile_dir(directory / "dataload", quiet=1)
     return directory
@@ -263,9 +263,12 @@ class Planting:
     def __init__(self, planned: list[tuple[Mutant, list[str]]], copy: Path, results: int) -> None:
         self.planned, self.copy, self.results = planned, copy, results
         self.is_mutant = False
+        self.failed = Path(f"{copy}.failed")  # has the name of a test
+        self.sound: dict[str, bool] = {}  # whether a test that failed passes without a mutant
 
     def pytest_runtest_logreport(self, report: Any) -> None:
         if self.is_mutant and report.failed:
+            self.failed.write_text(report.nodeid)
             os._exit(1)
 
     def pytest_runtestloop(self, session: Any) -> bool:
@@ -286,10 +289,6 @@ class Planting:
             [item for test in tests for item in by_file.get(test) or filter(None, [items.get(test)])]
             for _, tests in self.planned
         ]
-        unchanged = self.copy / self.planned[0][0].path
-        first = [*{each[0].nodeid: each[0] for each in chosen if each}.values()]
-        if self.run(unchanged, unchanged.read_text(), first) != "survived":
-            return True  # these tests fail without a mutant
         for number, ((mutant, _), own) in enumerate(zip(self.planned, chosen, strict=True)):
             line = json.dumps([number, *self.tried(mutant, own)])
             os.write(self.results, f"{line}\n".encode())
@@ -304,13 +303,26 @@ class Planting:
             return "killed", "nothing has changed"
         if not items:
             return "not covered", difference(mutant, before, after)
-        path.write_text(after)  # for the processes that tests start
-        os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9 * (1 + mutant.line)))
-        try:
-            return self.run(path, after, items), difference(mutant, before, after)
-        finally:
+        items = [item for item in items if self.sound.get(item.nodeid, True)]
+        while True:
+            path.write_text(after)  # for the processes that tests start
+            os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 10**9 * (1 + mutant.line)))
+            outcome = self.run(path, after, items)
             path.write_text(before)
             os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+            if outcome != "killed" or self.is_sound(path, before, items):
+                return outcome, difference(mutant, before, after)
+            items = [item for item in items if self.sound.get(item.nodeid, True)]
+
+    def is_sound(self, path: Path, before: str, items: list[Any]) -> bool:
+        """Return whether the test that has just failed passes without a mutant."""
+        if not self.failed.exists():
+            return True
+        name = self.failed.read_text()
+        if name not in self.sound:
+            self.sound[name] = self.run(path, before, [item for item in items if item.nodeid == name]) == "survived"
+        self.failed.unlink()
+        return self.sound[name]
 
     def run(self, path: Path, after: str, items: list[Any]) -> str:
         process = os.fork()

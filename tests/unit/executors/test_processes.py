@@ -478,11 +478,12 @@ def test_a_limit_of_threads_is_told_as_one_of_processes(monkeypatch):
         tasks.submit(1)
 
 
-def test_a_start_that_fails_leaves_nothing(monkeypatch):
-    context = get_context("spawn")
+@pytest.mark.parametrize("start_method", ["spawn", "forkserver"])
+def test_a_start_that_fails_leaves_nothing(monkeypatch, start_method):
+    context = get_context(start_method)
     monkeypatch.setattr(context.Process, "start", failing(OSError(errno.ENOMEM, "no memory")))
     with pytest.raises(OSError, match="no memory"):
-        WorkerHandle(0, context, works.echo, "spawn", TimeoutPolicy())
+        WorkerHandle(0, context, works.echo, start_method, TimeoutPolicy())
 
 
 def test_a_process_that_may_have_none_says_so(monkeypatch):

@@ -5,14 +5,15 @@ import json
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload import default_collate
-from dataload.executors import Result, WorkerStatus
+from dataload import WorkerError, default_collate
+from dataload.executors import Result, SerialExecutor, WorkerLostError, WorkerPosition, WorkerStatus
 from dataload.loader.scaling import WorkerSettings
 from dataload.streams import MultiStreamLoader, workers
 from dataload.streams.messages import RowResults, RowTask, Stacked, Step, cut, merge, stack
@@ -115,6 +116,38 @@ def test_times_are_those_of_the_rows_and_of_the_stages(monkeypatch):
     assert failed.spans == [[("read", 22, 23)]], "the first row fails"
     assert [failure.step for failure in failed.failures] == [3]
     assert work(task, WorkerStatus()).spans == [], "an error ends the session"
+
+
+class Losing(SerialExecutor):
+    """Loses a worker in place of each result that `lost` has a 1 for."""
+
+    def __init__(self, work, lost, again):
+        super().__init__(work)
+        self.lost, self.again = iter(lost), again
+
+    def submit(self, task):
+        made = super().submit(task)
+        result = made.result
+
+        def lose():
+            if next(self.lost):
+                raise WorkerLostError("one", "is lost", WorkerPosition(-1, -1, -1), again=self.again)
+            return result()
+
+        return SimpleNamespace(result=lose, cancel=made.cancel)
+
+
+@pytest.mark.parametrize(("lost", "again", "steps"), [("011011000111", True, 5), ("001", False, 2), ("111", True, 0)])
+def test_a_worker_that_is_lost_is_replaced_unless_it_is_the_third_of_a_step(monkeypatch, lost, again, steps):
+    settings = {"batch_size": 2, "mode": "split", "seed": 1}
+    with MultiStreamLoader(streams.count_up, [9, 5, 8], **settings) as loader:
+        expected = [batch["x"].tolist() for batch in itertools.islice(loader, steps)]
+    monkeypatch.setattr(workers, "make_executor", lambda work, *_, **__: Losing(work, map(int, lost), again))
+    with groups_of(1), MultiStreamLoader(streams.count_up, [9, 5, 8], num_workers=1, **settings) as loader:
+        batches = iter(loader)
+        assert [next(batches)["x"].tolist() for _ in range(steps)] == expected
+        with pytest.raises(WorkerError, match="is lost"):
+            next(batches)
 
 
 # --- the sizes of tasks --------------------------------------------------------------------------------------------

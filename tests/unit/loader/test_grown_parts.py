@@ -140,10 +140,14 @@ def test_the_proportions_stay_and_planned_weights_come(shards):
     load([grown], loader.state_dict())
     iterator = [iter(grown)]
     rows = [row for _ in range(19) for row in rows_of(iterator)]
+    assert rows[:12] == [10018, 3, 20008, 10021, 20004, 12, 10024, 10003, 10069, 14, 20014, 10115], "part of every state"
     (model,) = flow(np.array([1, 2, 1]), np.full(3, np.inf), [len(rows)])
     assert np.abs(np.bincount(np.array(rows) // 10_000, minlength=3) - model).max() < 4
     rows = [row for _ in range(19) for row in rows_of(iterator)]
     assert np.bincount(np.array(rows) // 10_000, minlength=3)[1] == 0
+    again = loaders_of(mixed(shards, (6, 8, 9)))[0]
+    load([again], grown.state_dict())
+    assert rows_of([iter(again)])[:12] == [48, 20036, 4, 20059, 20051, 8, 20044, 21, 24, 20047, 57, 20016]
 
 
 @pytest.mark.parametrize("stop", ["first", "longest", None])

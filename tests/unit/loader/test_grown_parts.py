@@ -140,7 +140,9 @@ def test_the_proportions_stay_and_planned_weights_come(shards):
     load([grown], loader.state_dict())
     iterator = [iter(grown)]
     rows = [row for _ in range(19) for row in rows_of(iterator)]
-    assert rows[:12] == [10018, 3, 20008, 10021, 20004, 12, 10024, 10003, 10069, 14, 20014, 10115], "part of every state"
+    assert rows[:12] == [10018, 3, 20008, 10021, 20004, 12, 10024, 10003, 10069, 14, 20014, 10115], (
+        "part of every state"
+    )
     (model,) = flow(np.array([1, 2, 1]), np.full(3, np.inf), [len(rows)])
     assert np.abs(np.bincount(np.array(rows) // 10_000, minlength=3) - model).max() < 4
     rows = [row for _ in range(19) for row in rows_of(iterator)]

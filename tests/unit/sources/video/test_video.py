@@ -450,6 +450,28 @@ def test_a_damaged_frame_says_when_it_is_shown(tmp_path):
         assert sum(len(batch["frame"]) for batch in loader) == 40 - len(wrong)
 
 
+def test_frames_that_are_not_where_the_table_has_them_say_where_they_are(tmp_path):
+    path = write_video(tmp_path / "a.mkv", 20, gop=10, b_frames=0)
+    data, missing = path.read_bytes(), "s cannot be decoded: it is missing"
+    at, later = (data.index(b"\x81" + time.to_bytes(2, "big")) for time in (167, 500))  # in ms, of track 1
+    left = len(data) - later - 7
+    for changed, index, message in [
+        (data[:at] + b"\x81\0\xaa" + data[at + 3 :], 5, f"0.167 {missing}, and FFmpeg gives the one at 0.170 s"),
+        (data[: later - 2] + b"\xec\x01" + left.to_bytes(7, "big") + bytes(left), 15, f"0.500 {missing}"),
+    ]:
+        path.write_bytes(data)
+        os.utime(path, (0, 0))
+        with dataload.open(path) as source:
+            assert len(source) == 20
+            path.write_bytes(changed)
+            os.utime(path, (0, 0))
+            source[index - 1]
+            for wanted in (index, index + 1):
+                with pytest.raises(CorruptFileError) as caught:
+                    source[wanted]
+                assert str(caught.value) == f"{path}, record {index}: the frame at {message}"
+
+
 def test_a_file_that_was_cut_off(tmp_path):
     path = write_video(tmp_path / "a.mkv", 40, gop=10)
     whole = path.read_bytes()

@@ -48,7 +48,7 @@ ACCEPTED = Path(__file__).with_name("accepted.toml")
 ROOMS = (
     *("samplers", "loader", "executors", "streams", "storage"),
     *("convert", "jobs", "torch", "sources", "codecs", "catalog"),
-    *("collate", "text", "telemetry"),
+    *("collate", "text", "telemetry", "compat"),
 )
 OPERATORS = (
     *("NumberReplacer", "ReplaceTrueWithFalse", "ReplaceFalseWithTrue", "ReplaceAndWithOr", "ReplaceOrWithAnd"),
@@ -407,7 +407,7 @@ def tests_of(path: str, line: int) -> list[str]:
 def by_name(path: str, among: list[str]) -> list[str]:
     """Return the test files that share most words with a module: in their names, their folders and their imports."""
     module = Path(path).with_suffix("")
-    words = {part.strip("_") for part in module.parts[1:]}
+    words = {word for part in module.parts[1:] for word in (part.strip("_"), *part.split("_")) if word}
     imports = [".".join(module.parts[: depth + 1]) for depth in range(1, len(module.parts))]
     alike: dict[str, int] = {}
     for file in {file for name in among for file in [ROOT / name, *ROOT.glob(f"{name}/**/*.py")]}:

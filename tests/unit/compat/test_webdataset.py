@@ -405,6 +405,13 @@ def test_commands_need_consent(paths, tmp_path):
     with wds.TarWriter(f"pipe:cat > {tmp_path}/x.tar", allow_pipe=True) as writer:
         writer.write({"__key__": "a", "cls": 1})
     assert (tmp_path / "x.tar").exists()
+    for target in (io.BytesIO(), tmp_path / "x.tar.gz"):
+        is_file = target == tmp_path / "x.tar.gz"
+        with wds.TarWriter(str(target) if is_file else target) as writer:
+            writer.write({"__key__": "a", "cls": 1})
+        stream = target.open("rb") if is_file else io.BytesIO(target.getvalue())
+        with stream, tarfile.open(fileobj=stream, mode="r:gz" if is_file else "r:") as archive:
+            assert archive.getnames() == ["a.cls"]
 
 
 def test_pickles_need_consent(tar):

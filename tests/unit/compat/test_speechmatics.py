@@ -43,6 +43,7 @@ def test_batches_are_those_of_the_book(most):
     datasets = Rows.split_datasets(LISTS, batch_size=4, max_workers=most)
     assert [each.batch_size for each in datasets] == {0: [4], 1: [4], 2: [2, 2], 3: [2, 2], 4: [1] * 4}[most]
     loader = MultiStreamDataLoader(datasets)
+    assert [each.num_workers for each in loader.loaders] == [1] * len(datasets)
     found = list(itertools.islice(loader, 9))
     assert found == batches_of_the_book(datasets, 9)
     resumed = MultiStreamDataLoader(datasets)

@@ -59,3 +59,6 @@ def test_timings_are_a_timeline():
     for each in (loader, DataLoader(list(range(17)), batch_size=4, num_workers=0)):
         figure = plot_timings(each, model_time=0, n_batches=4)
         assert "4 batches, 0 s of model" in " ".join(text.get_text() for text in figure.texts)
+        assert figure.axes[0].collections[2:], "the spans of steps"
+    loader.loaders = [[[1], [2]], [[3]]]
+    assert list(loader) == [[1, 3]], "the shortest ends it"

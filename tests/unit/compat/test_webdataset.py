@@ -166,6 +166,8 @@ def test_epochs_seeds_and_orders(paths):
     assert numbers(own) == second
     shuffled = wds.WebDataset(paths[:4], shardshuffle=False).decode().compose(wds.detshuffle(6)).to_tuple("cls")
     assert sorted(shuffled) == [(number,) for number in range(SAMPLES)] != list(shuffled)
+    unshuffled = wds.WebDataset(paths[:1], shardshuffle=False).decode().compose(wds.detshuffle(0)).to_tuple("cls")
+    assert list(unshuffled) == [(number,) for number in range(7)]
     data = wds.WebDataset(paths[:1], shardshuffle=False).decode().to_tuple("cls")
     one, other = iter(data), iter(data)  # at once
     assert [next(one), next(one), next(other), next(one)] == [(0,), (1,), (0,), (2,)]
@@ -228,6 +230,9 @@ def test_skipped_samples_and_epochs_of_a_loader_are_part_of_the_state(paths):
         again.load_state_dict(state)
         assert (numbers(again) == wanted[at:]) == (at < 9)
     assert state["epoch"] > 1
+    limited = wds.WebLoader(make(paths).with_epoch(2), batch_size=None)
+    limited.load_state_dict(limited.state_dict())
+    assert len(numbers(limited)) == 2
 
 
 def test_a_loader_of_ours_gives_the_same_batches(paths):
@@ -455,9 +460,10 @@ def test_urls_go_through_our_storage(paths, tmp_path, monkeypatch):
     assert not [sample for sample in stream if "__local_path__" in sample]  # as of WebDataset's own stage
     stream = wds.DataPipeline(wds.SimpleShardList(f"s3://x{paths[0]}"), wds.tarfile_to_samples())
     assert [sample["__url__"] for sample in stream] == [f"s3://x{paths[0]}"] * 7
-    with wds.ShardWriter(f"s3://x{tmp_path}/w-%02d.tar.gz", maxcount=1, verbose=0) as writer:
-        writer.write({"__key__": "a", "cls": 1})
-        writer.write({"__key__": "b", "cls": 2})
+    for second in ("c", "b"):  # which replaces what is there
+        with wds.ShardWriter(f"s3://x{tmp_path}/w-%02d.tar.gz", maxcount=1, verbose=0) as writer:
+            writer.write({"__key__": "a", "cls": 1})
+            writer.write({"__key__": second, "cls": 2})
     with tarfile.open(tmp_path / "w-01.tar.gz", "r:gz") as archive:
         assert archive.getnames() == ["b.cls"]
     monkeypatch.setitem(original.gopen_schemes, "s3", lambda url, mode, bufsize: io.BytesIO(b"own"))

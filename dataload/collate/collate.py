@@ -54,7 +54,7 @@ class Collate:
 
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Return the batch of `samples`, in their order."""
-        batch = self._collate(list(samples), "") if samples else {}
+        batch = self.column(list(samples), "") if samples else {}
         if self.policies and self.pad_value is None:
             warn_of_padding(self.padded_fields(batch), stacklevel=2)
         return batch
@@ -65,7 +65,8 @@ class Collate:
         map_columns(batch, lambda column, name: found.update({name: str(getattr(column, "dtype", ""))}))
         return {name: found[name] for name, policy in self.policies.items() if _adds_lengths(policy) and name in found}
 
-    def _collate(self, samples: list[Any], name: str) -> Any:
+    def column(self, samples: list[Any], name: str) -> Any:
+        """Return the column of a field, or a batch for the name ``""``."""
         first = samples[0]
         if isinstance(first, Mapping):
             return self._collate_dicts(samples, name)
@@ -73,6 +74,8 @@ class Collate:
             return self._collate_tuples(cast("list[tuple[Any, ...]]", samples), name)
         policy = self.policies.get(name, "stack")
         if policy == "list" or isinstance(first, (bytes, str, bytearray, memoryview)):
+            if policy != "list" and isinstance(first, str):
+                _require_text(samples, name)
             return samples
         if levels := 1 if policy == "ragged" else cast("int", isinstance(policy, Mapping) and policy.get("ragged", 0)):
             return _ragged(samples, name, levels)
@@ -90,7 +93,7 @@ class Collate:
         batch: Batch = {}
         for key, values in _columns(samples, name).items():
             path = join(name, key)
-            batch[key] = self._collate(values, path)
+            batch[key] = self.column(values, path)
             if _adds_lengths(self.policies.get(path)):
                 if f"{key}_length" in first:
                     raise ConfigError(
@@ -105,7 +108,7 @@ class Collate:
         if len(lengths) > 1:
             raise ConfigError(f"samples are tuples of different lengths: {sorted(lengths)}", key=name or None)
         columns = zip(*samples, strict=True)
-        batch = [self._collate(list(column), join(name, i)) for i, column in enumerate(columns)]
+        batch = [self.column(list(column), join(name, i)) for i, column in enumerate(columns)]
         return like(samples[0], batch)
 
 
@@ -149,6 +152,8 @@ def _columns(samples: list[Mapping[str, Any]], name: str) -> dict[str, list[Any]
         except KeyError:
             pass
     for row, sample in enumerate(samples):
+        if not isinstance(sample, Mapping):
+            raise unequal(name, 0, "dict", row, type(sample).__name__)
         if sample.keys() != first.keys():
             differing = sorted(map(str, sample.keys() ^ first.keys()))
             raise ConfigError(
@@ -167,7 +172,12 @@ def _stack(values: list[Any], name: str) -> Any:
         if len(kinds) > 1:
             row = next(row for row, value in enumerate(values) if type(value) is not type(values[0]))
             raise unequal(name, 0, type(values[0]).__name__, row, type(values[row]).__name__)
-        return np.array(values)
+        array = np.array(values)
+        if kinds == {int} and array.dtype.kind not in "iu":  # of floats, which would round, or of objects
+            large = max(values, key=abs)
+            message = f"{describe_field(name)} holds {large}, and a column of integers has 64 bits: set a collate policy for it: list"
+            raise ConfigError(message, key=name or None)
+        return array
     if not (isinstance(values[0], (np.ndarray, np.generic)) or hasattr(values[0], "__array__")):
         return values  # objects of the user's own classes
     stacked = stack_alike(values)
@@ -179,6 +189,12 @@ def _stack(values: list[Any], name: str) -> Any:
         if array.shape != first.shape or array.dtype != first.dtype:
             raise unequal(name, 0, _describe(first), row, _describe(array))
     return np.stack(arrays)
+
+
+def _require_text(values: list[Any], name: str) -> None:
+    if any(not issubclass(kind, (str, type(None))) for kind in set(map(type, values))):
+        row = next(row for row, value in enumerate(values) if not isinstance(value, (str, type(None))))
+        raise unequal(name, 0, "str", row, type(values[row]).__name__)
 
 
 def _ragged(values: list[Any], name: str, levels: int) -> Ragged:

@@ -145,7 +145,9 @@ class MemorySource(Source[Any]):
         chosen = selected if fields is None else fields
         require_known(chosen, selected)
         columns = {name: self._values(name, indices) for name in chosen}
-        return {name: default_collate(c) if isinstance(c, list) else c for name, c in columns.items()}
+        return {
+            name: default_collate.column(c, name) if isinstance(c, list) and c else c for name, c in columns.items()
+        }
 
     def _values(self, name: str, indices: Int64Array) -> Any:
         column = self._columns[name] if self._columns is not None else ()

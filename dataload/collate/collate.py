@@ -172,12 +172,7 @@ def _stack(values: list[Any], name: str) -> Any:
         if len(kinds) > 1:
             row = next(row for row, value in enumerate(values) if type(value) is not type(values[0]))
             raise unequal(name, 0, type(values[0]).__name__, row, type(values[row]).__name__)
-        array = np.array(values)
-        if kinds == {int} and array.dtype.kind not in "iu":  # of floats, which would round, or of objects
-            large = max(values, key=abs)
-            message = f"{describe_field(name)} holds {large}, and a column of integers has 64 bits: set a collate policy for it: list"
-            raise ConfigError(message, key=name or None)
-        return array
+        return _integers(values, name) if kinds == {int} else np.array(values)
     if not (isinstance(values[0], (np.ndarray, np.generic)) or hasattr(values[0], "__array__")):
         return values  # objects of the user's own classes
     stacked = stack_alike(values)
@@ -189,6 +184,16 @@ def _stack(values: list[Any], name: str) -> Any:
         if array.shape != first.shape or array.dtype != first.dtype:
             raise unequal(name, 0, _describe(first), row, _describe(array))
     return np.stack(arrays)
+
+
+def _integers(values: list[int], name: str) -> Array:
+    array = np.array(values)
+    if array.dtype.kind in "iu":
+        return array
+    if min(values) >= 0 and max(values) < 1 << 64:  # of which numpy makes floats
+        return np.array(values, np.uint64)
+    message = f"{describe_field(name)} holds {max(values, key=abs)}, and a column of integers has 64 bits"
+    raise ConfigError(f"{message}: set a collate policy for it: list", key=name or None)
 
 
 def _require_text(values: list[Any], name: str) -> None:

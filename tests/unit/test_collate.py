@@ -324,6 +324,11 @@ def test_collate_is_a_value():
     assert scatter_columns([], 0) == {}
 
 
+def test_integers_of_64_bits_are_not_rounded():
+    equal(default_collate([2**64 - 1, 1]), np.array([2**64 - 1, 1], np.uint64))
+    equal(default_collate([-(2**63), 1]), np.array([-(2**63), 1]))
+
+
 @pytest.mark.parametrize(
     ("first", "second", "message"),
     [

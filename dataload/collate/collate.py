@@ -143,7 +143,7 @@ def _check_policy(policy: Any, name: str) -> Policy:
     return policy
 
 
-def _columns(samples: list[Mapping[str, Any]], name: str) -> dict[str, list[Any]]:
+def _columns(samples: list[Any], name: str) -> dict[str, list[Any]]:
     """Return the values of each field; all samples must have the fields of the first."""
     first = samples[0]
     if set(map(type, samples)) == {dict} and set(map(len, samples)) == {len(first)}:

@@ -4,6 +4,7 @@ import json
 import pickle
 import subprocess
 import sys
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -108,6 +109,8 @@ def test_tools_and_system_messages_are_rendered_and_not_learnt():
     assert second == "24 degrees.<|im_end|>\n"
     as_text = transform({"messages": json.dumps(talk), "tools": json.dumps(tools)})
     assert (as_text["labels"] == sample["labels"]).all()
+    mappings = transform({"messages": tuple(map(MappingProxyType, talk)), "tools": tools})
+    assert (mappings["labels"] == sample["labels"]).all()
     assert "# Tools" not in transform.tokenizer.decode(transform({"messages": talk, "tools": []})["input_ids"])
     renamed = Chat(make("qwen2_5"), "talk", tools="functions")({"talk": talk, "functions": tools})
     assert (renamed["labels"] == sample["labels"]).all()
@@ -192,6 +195,9 @@ def test_a_conversation_without_labels_is_an_error():
     nothing = "{% for message in messages %}{{ message['role'] }}{% generation %}{% endgeneration %}{% endfor %}"
     with pytest.raises(ConfigError, match="the labels of the conversation in field 'messages' are all -100"):
         Chat(make(), chat_template=nothing)({"messages": TALK})
+    shrinks = "{{ 'x' * (9 - messages|length) }}"
+    with pytest.raises(ConfigError, match="are 'xxx' from character 5 if none follow, and '' if others do"):
+        Chat(make(), chat_template=shrinks)({"messages": TALK})
 
 
 def test_unstable_templates_can_learn_the_last_answer():

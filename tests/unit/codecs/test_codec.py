@@ -6,6 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
+import dataload
 from dataload._util import clock as decoding_module
 from dataload._util.clock import DecodeClock
 from dataload.codecs.codec import CODEC_NAMES, decode_batch, decode_records, resolve_codec
@@ -93,6 +94,22 @@ def test_an_object_decodes_and_encodes():
     assert (named.name, repr(named)) == ("pairs", "NamedPairs(2)")
     assert decode_batch(plain, [b"ab"], None) is None
     np.testing.assert_equal(decode_batch(named, [b"\1\2", b"\3\4"], ["b"]), {"b": [2, 4]})
+
+
+@pytest.mark.parametrize("name", ["x.array_record", "x.tfrecord"])
+def test_a_codec_of_ones_own_gets_bytes(tmp_path, name):
+    class Kind:
+        def encode(self, record):
+            return record["x"]
+
+        def decode(self, data):
+            return {"x": len(data), "is_bytes": type(data) is bytes}
+
+    with dataload.create(tmp_path / name, codec=Kind()) as writer:
+        writer.extend({"x": b"ab" * i} for i in range(4))
+    with dataload.open(tmp_path / name, codec=Kind()) as source:
+        np.testing.assert_equal(source.read_batch([0, 3, 1]), {"x": [0, 6, 2], "is_bytes": [True] * 3})
+        assert source[2] == {"x": 4, "is_bytes": True}
 
 
 @pytest.mark.parametrize(("codec", "name"), [(shout, "shout"), (Pairs(), "Pairs")])

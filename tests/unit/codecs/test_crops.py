@@ -80,6 +80,13 @@ def test_where_the_parts_are(height):
     assert 110 < mirrored < 190
 
 
+def test_parts_begin_at_every_place_where_they_fit():
+    image, size = coordinates(4, 4), (3, 3)
+    crop = dataload.RandomResizedCrop(size=size, scale=(0.56, 0.56), ratio=(1.0, 1.0), mirrored=0.0)
+    found = {tuple(crop({"jpg": image}, context(index))["jpg"][0, 0, :2].tolist()) for index in range(60)}
+    assert found == {(0, 0), (0, 85), (85, 0), (85, 85)}
+
+
 def test_mirrored():
     data = jpeg(pattern(300, 400))
     plain, mirrored = (whole(size=100, mirrored=share)({"jpg": data}, context())["jpg"] for share in (0.0, 1.0))

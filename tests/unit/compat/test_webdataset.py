@@ -230,9 +230,6 @@ def test_skipped_samples_and_epochs_of_a_loader_are_part_of_the_state(paths):
         again.load_state_dict(state)
         assert (numbers(again) == wanted[at:]) == (at < 9)
     assert state["epoch"] > 1
-    limited = wds.WebLoader(make(paths).with_epoch(2), batch_size=None)
-    limited.load_state_dict(limited.state_dict())
-    assert len(numbers(limited)) == 2
 
 
 def test_a_loader_of_ours_gives_the_same_batches(paths):

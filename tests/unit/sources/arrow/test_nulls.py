@@ -1,5 +1,6 @@
 """Nulls in columns: masks, values in their place, warnings and errors, compared with pyarrow's Python values."""
 
+import json
 import re
 import warnings
 
@@ -149,6 +150,18 @@ def test_settings_that_do_not_fit(tmp_path, nulls, message):
     path = paths_of(tmp_path)[0]
     with pytest.raises(ConfigError, match=f"^{message}$"):
         dataload.open(path, nulls=nulls)
+
+
+@pytest.mark.parametrize("rows", [[3], [0, 1, 3], [4, 3]])
+def test_a_null_in_an_array_of_several_axes_names_its_record(tmp_path, rows):
+    arrays = [[[1, 2], [3, 4]]] * 3 + [[[1, 2], [None, 4]], [[5, 6], [7, 8]]]
+    features = {"x": {"shape": [2, 2], "dtype": "int32", "_type": "Array2D"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": features}})}
+    table = pa.table({"x": pa.array(arrays, pa.list_(pa.list_(pa.int32())))}).replace_schema_metadata(metadata)
+    source = dataload.open(paths_of(tmp_path, table)[0])
+    assert source.read_batch([0, 4])["x"].tolist() == [arrays[0], arrays[4]]
+    with pytest.raises(CorruptFileError, match=re.escape(f"record 3: field 'x' {ERROR}")):
+        source.read_batch(rows)
 
 
 def test_a_mask_never_hides_a_column(tmp_path):

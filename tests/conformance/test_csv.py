@@ -18,11 +18,7 @@ class TestCsv(FormatSuite):
 
     expected_failures = {"check_damaged_files": "any text is a table: one of other columns is a ConfigError"}  # noqa: RUF012
     traits = SourceTraits(
-        suffix=".csv",
-        value_types=(str, int, float),
-        several_paths=True,
-        empty_dataset=False,
-        notices_cuts=False,
+        suffix=".csv", value_types=(str, int, float), several_paths=True, empty_dataset=False, notices_cuts=False
     )
 
     def write(self, path, records):

@@ -30,9 +30,7 @@ CHANGED = {
         "from dataload.torch import DataLoader as StatefulDataLoader"
     ),
 }
-THEIRS = {
-    f"{IMPORT}StatefulDataLoader as DataLoader": "from torch.utils.data import DataLoader",
-}
+THEIRS = {f"{IMPORT}StatefulDataLoader as DataLoader": "from torch.utils.data import DataLoader"}
 SECONDS = 300
 
 

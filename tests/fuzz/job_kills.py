@@ -282,11 +282,7 @@ def main() -> int:
     random.seed(seed)
     chooser, begun, found = random.Random(seed), time.monotonic(), list[str]()
     multiprocessing.set_forkserver_preload(["dataload.convert", "dataload.convert.indexing", "killed"])
-    with (
-        tempfile.TemporaryDirectory() as name,
-        ObjectServer() as server,
-        FaultProxy(server.endpoint) as proxy,
-    ):
+    with tempfile.TemporaryDirectory() as name, ObjectServer() as server, FaultProxy(server.endpoint) as proxy:
         places = [Here(Path(name, "here")), There(Path(name, "there"), server, proxy)]
         for where in places:
             where.root.mkdir()

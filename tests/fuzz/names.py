@@ -352,10 +352,7 @@ def try_url(name: str, every: int) -> Tries:
         folder, outside = Path(top, "data"), Path(top, OUTSIDE)
         make(folder)
         shutil.copytree(folder, outside)
-        with (
-            FileServer(top) as own,
-            FileServer(outside) as other,
-        ):
+        with FileServer(top) as own, FileServer(outside) as other:
             url = f"{own.endpoint}/data/{file}"
 
             def run(_: Path) -> None:

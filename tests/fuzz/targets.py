@@ -819,12 +819,7 @@ TARGETS: dict[str, tuple[Target, Callable[[], list[bytes]]]] = {
     "jsonl_gz": (run_file("x.jsonl.gz", JsonlSource, **TABLE), seeds_tables(".jsonl.gz")),
     "tfrecord": (
         run_file(
-            "x.tfrecord",
-            TFRecordSource,
-            {},
-            {"codec": "example"},
-            {"codec": "sequence_example"},
-            {"verify": True},
+            "x.tfrecord", TFRecordSource, {}, {"codec": "example"}, {"codec": "sequence_example"}, {"verify": True}
         ),
         lambda: golden("tfrecord/*.tfrecord*"),
     ),

@@ -205,10 +205,7 @@ def _damaged_array_record(path):
     return dataload.open(path, codec="msgpack", fields=["x"], reader_options=""), None
 
 
-DAMAGED = {
-    "data.tar": _damaged_tar,
-    "data.array_record": _damaged_array_record,
-}
+DAMAGED = {"data.tar": _damaged_tar, "data.array_record": _damaged_array_record}
 
 
 @pytest.mark.parametrize("name", DAMAGED)

@@ -119,19 +119,13 @@ WRONG = [
     ("convert a.syr 'b-*.syr'", "'b-*.syr' is a pattern, which cannot be written to"),
     ("convert a.syr b.tar --engine slurm", "--engine 'slurm': pass local or ray"),
     ("convert a.syr b.tar --workers 2", "--workers is for --engine local"),
-    (
-        "convert a.syr b.tar --engine local --memory 2GB",
-        "'memory=2GB' is not a setting of local: Known: parts",
-    ),
+    ("convert a.syr b.tar --engine local --memory 2GB", "'memory=2GB' is not a setting of local: Known: parts"),
     (
         "convert a.syr b.tar --engine local:2",
         "'2' is not a setting of local: settings are written as in local:parts=64",
     ),
     ("convert a.syr b.tar --engine local:wrkers=2", "'wrkers=2' is not a setting of local: did you mean 'workers'?"),
-    (
-        "convert a.syr b.tar --engine local:workers=0",
-        "local:workers=0: num_workers must be an integer >= 1, got 0",
-    ),
+    ("convert a.syr b.tar --engine local:workers=0", "local:workers=0: num_workers must be an integer >= 1, got 0"),
     ("index -d none a.tar", "there is no directory none"),
     ("index a.tar --codec npz", "--format, --codec, --decode, --part, --merge and --engine are for --manifest\n"),
     ("index a.tar --engine local", "--merge and --engine are for --manifest"),
@@ -217,10 +211,7 @@ WRONG = [
         "trace a.toml --spike letters.csv",
         "line 2: expected integers as step and epoch, and a number as loss, found {'step': '1', 'loss': 'high'}",
     ),
-    (
-        "trace a.toml --spike nan.csv",
-        "line 3: expected integers as step and epoch, and a number as loss, found nan",
-    ),
+    ("trace a.toml --spike nan.csv", "line 3: expected integers as step and epoch, and a number as loss, found nan"),
     ("trace a.toml --spike far.csv", "line 2: step 99999999999 is out of range: epoch 100000 begins at step 500000"),
     ("trace a.toml --spike late.csv", "losses, line 2: epoch 0 has 5 steps, found step 5"),
     ("trace a.toml --spike early.csv", "losses, line 2: epoch 0 has 5 steps, found step -1"),

@@ -252,10 +252,7 @@ LABELLED = {"input_ids": [1, 2, 3, 0], "labels": [-100, -100, 3, -100], "attenti
     [
         (LABELLED, ["", "", "learnt", "pad"]),
         ({"input_ids": LABELLED["input_ids"], "labels": LABELLED["labels"]}, ["", "", "learnt", ""]),
-        (
-            {f"chosen_{name}": values for name, values in LABELLED.items()} | {"margin": 1.5},
-            ["", "", "learnt", "pad"],
-        ),
+        ({f"chosen_{name}": values for name, values in LABELLED.items()} | {"margin": 1.5}, ["", "", "learnt", "pad"]),
         # Labels that are not the tokens at their place are shown by themselves.
         ({**LABELLED, "labels": [2, 3, -100, -100]}, ["", "", "", "pad", "", "", "", ""]),
     ],

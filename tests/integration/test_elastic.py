@@ -10,11 +10,7 @@ LENGTH = 120
 
 
 @pytest.mark.parametrize(
-    ("size", "sizes"),
-    [
-        ({"global_batch_size": 12}, [12] * 10),
-        ({"batch_size": 3}, [12] * 3 + [6] * 2 + [9] * 8),
-    ],
+    ("size", "sizes"), [({"global_batch_size": 12}, [12] * 10), ({"batch_size": 3}, [12] * 3 + [6] * 2 + [9] * 8)]
 )
 def test_the_global_batch_is_kept_on_other_ranks_if_asked(size, sizes):
     """Of 4 ranks, 2 and 3; without, the rows of a rank are kept."""

@@ -137,12 +137,7 @@ def test_stats_as_json_and_what_it_refuses(data):
 def test_a_config_packs_by_the_lengths_of_a_map(data):
     settings = {
         "source": {"path": str(data)},
-        "sampler": {
-            "kind": "packing",
-            "length_of": "input_ids",
-            "length_map": "talks_map:chat",
-            "row_length": 256,
-        },
+        "sampler": {"kind": "packing", "length_of": "input_ids", "length_map": "talks_map:chat", "row_length": 256},
         "loader": {"batch_size": 2, "transform": "talks_map:chat", "pad_value": {"labels": -100}},
     }
     with dataload.from_config(settings) as loader:

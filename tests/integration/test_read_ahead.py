@@ -29,11 +29,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
 SHARDS, RECORDS, BYTES = 12, 20, 2000
 WINDOWS = 21  # of a shard of tokens
-WORKERS = {
-    "serial": {},
-    "threads": {"num_workers": 2},
-    "processes": {"num_workers": 2, "executor": "processes"},
-}
+WORKERS = {"serial": {}, "threads": {"num_workers": 2}, "processes": {"num_workers": 2, "executor": "processes"}}
 
 
 def pairs(names, *chosen):

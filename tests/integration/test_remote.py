@@ -21,13 +21,7 @@ from object_server import FileServer
 import dataload
 from dataload._util.caches import pickling_for_worker
 from dataload.convert.indexing import index_shards
-from dataload.errors import (
-    ConfigError,
-    SourceError,
-    SourceNotFoundError,
-    UnsupportedFormatError,
-    WorkerError,
-)
+from dataload.errors import ConfigError, SourceError, SourceNotFoundError, UnsupportedFormatError, WorkerError
 from dataload.sources.folder.reader import FolderReader
 from dataload.testing.compare import difference
 

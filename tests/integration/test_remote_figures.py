@@ -16,11 +16,7 @@ from dataload.samplers import ShardSequential
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("new_fork_server")]
 
 SHARDS, RECORDS, BYTES = 6, 40, 2000
-WORKERS = {
-    "serial": {},
-    "threads": {"num_workers": 2},
-    "processes": {"num_workers": 2, "executor": "processes"},
-}
+WORKERS = {"serial": {}, "threads": {"num_workers": 2}, "processes": {"num_workers": 2, "executor": "processes"}}
 
 
 def each_worker(values, *chosen):

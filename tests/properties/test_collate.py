@@ -117,10 +117,7 @@ def test_stacking_into_pooled_memory_equals_numpys(values):
         equal(default_collate(values), want)
 
 
-@given(
-    st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)), min_size=1, max_size=4),
-    st.booleans(),
-)
+@given(st.lists(st.dictionaries(st.sampled_from("abc"), st.integers(0, 3)), min_size=1, max_size=4), st.booleans())
 def test_dicts_collate_as_other_mappings_do(samples, same):
     if same:
         samples = [{**samples[0], **{key: 7 for key in sample if key in samples[0]}} for sample in samples]

@@ -31,10 +31,7 @@ SEEN = {
 }
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 STAGES = (YELLOW, BLUE, SKY, ORANGE, PURPLE, GREEN, VERMILLION)
-TOGETHER = {
-    "stages": (*STAGES, SOFT, BAND),
-    "sequences": (*TINTS, BAND),
-}
+TOGETHER = {"stages": (*STAGES, SOFT, BAND), "sequences": (*TINTS, BAND)}
 
 
 def linear(colour):

@@ -99,11 +99,7 @@ DRIFT = [1000, 500, 2000, 250, 4000]
     ("old", "new", "status", "name", "expected"),
     [
         ((scaled(10), scaled(8)), (scaled(1), scaled(0.8)), 0, OURS, "0.800 0.800 1.000 no difference"),  # the machine
-        (
-            (DRIFT, scaled(0.5, DRIFT)),
-            (DRIFT[::-1], scaled(0.25, DRIFT[::-1])),
-            *(1, OURS, "0.500 0.250 0.500 slower"),
-        ),
+        ((DRIFT, scaled(0.5, DRIFT)), (DRIFT[::-1], scaled(0.25, DRIFT[::-1])), *(1, OURS, "0.500 0.250 0.500 slower")),
         ((STEADY, None, STEADY), (STEADY, None, scaled(0.5)), 0, PEER, "1.000 0.500 0.500 slower"),
         ((None, scaled(10)), (None, scaled(1)), 1, OURS, "1,000 100 0.100 slower"),
     ],

@@ -85,11 +85,7 @@ def test_every_setting_arrives(data, monkeypatch):
     ("sampler", "key", "message"),
     [
         ({}, "sampler.lengths", "lengths is missing, and the source does not know its sequences: give lengths"),
-        (
-            {"shards": True, "field": "episode"},
-            "sampler.shards",
-            "field and shards both tell where sequences end",
-        ),
+        ({"shards": True, "field": "episode"}, "sampler.shards", "field and shards both tell where sequences end"),
         ({"shards": True, "shuffled_rows": 2}, "sampler.shuffled_rows", "below loader.batch_size, 2, .*; got 2"),
         ({"field": "speaker"}, "sampler.field", "speaker"),
         ({"shards": True, "mode": "slit"}, "sampler.mode", "split"),
@@ -184,18 +180,12 @@ def test_every_setting_of_iterators_arrives(monkeypatch):
             r"^loader\.exclude: exclude does not apply to sampler\.kind 'iterators': remove it$",
         ),
         (iterators(sequences=["1"], loader={"shuffle": False}), r"^loader\.shuffle: .*: set sampler\.shuffle$"),
-        (
-            iterators(sequences=["1"], loader={"num_workers": "auto"}),
-            r">= 0, got 'auto'",
-        ),
+        (iterators(sequences=["1"], loader={"num_workers": "auto"}), r">= 0, got 'auto'"),
         (
             {"source": {"path": "a.syr"}, **iterators(sequences=["1"])},
             r"^source does not apply to sampler\.kind 'iterators', whose streams read the data",
         ),
-        (
-            {**iterators(sequences=["1"]), "loader": {}},
-            r"^loader\.batch_size: batch_size must be an integer >= 1",
-        ),
+        ({**iterators(sequences=["1"]), "loader": {}}, r"^loader\.batch_size: batch_size must be an integer >= 1"),
     ],
 )
 def test_what_is_wrong_with_iterators_is_named(settings, match, tmp_path, monkeypatch):

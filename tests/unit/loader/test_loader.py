@@ -186,10 +186,7 @@ BUCKETS = BucketBatchSampler(lengths=[1, 1, 1], batch_size=1)
         ({"seed": 0.5}, "seed must be an integer, got 0.5"),
         ({"tail": "x"}, "tail is 'x'"),
         ({"sampler": BUCKETS}, "BucketBatchSampler chooses the order and the batches: leave batch_size out"),
-        (
-            {"sampler": Sequential(3), "batch_size": None},
-            "give batch_size, global_batch_size or a sampler",
-        ),
+        ({"sampler": Sequential(3), "batch_size": None}, "give batch_size, global_batch_size or a sampler"),
         ({"fields": ["idnex"]}, r"RangeSource\(3, .* has no field 'idnex': did you mean 'index'"),
         ({"source": MemorySource(TOKENS), "fields": ["c"]}, r"no field 'c'.*Known: labels, tokens"),
         (

@@ -92,8 +92,7 @@ def test_a_batch_sampler_gets_rank_and_tail_of_the_loader(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "variables",
-    [{"RANK": "1"}, {"RANK": "one", "WORLD_SIZE": "4"}, {"RANK": "", "WORLD_SIZE": ""}],
+    "variables", [{"RANK": "1"}, {"RANK": "one", "WORLD_SIZE": "4"}, {"RANK": "", "WORLD_SIZE": ""}]
 )
 def test_half_an_environment_is_refused(monkeypatch, variables):
     for name, value in variables.items():

@@ -126,10 +126,7 @@ def test_no_limit_is_the_same_value_as_before_limits_existed():
         ({"max_epochs": (1, "2")}, "max_epochs must be numbers above 0"),
         ({"max_epochs": True}, "max_epochs must be numbers above 0"),
         ({"max_epochs": (1, 2, 3)}, "one number for all, or for each of the 2 samplers"),
-        (
-            {"max_epochs": {"c": 1}},
-            "for each of the 2 samplers, or numbers by the names of some",
-        ),
+        ({"max_epochs": {"c": 1}}, "for each of the 2 samplers, or numbers by the names of some"),
         ({"max_epochs": 1, "window": 100}, "window must be None or 'any' with max_epochs"),
     ],
 )

@@ -149,10 +149,7 @@ MIXTURES = [
             "window must be 'any' or at least 200, so that weights[1], 1.0, gets a position; got 20",
         ),
         (((Sequential(MOST // 2), FIVE), (1, 3), "longest", 0, 4), "stop='longest' makes epochs of 56294995342"),
-        (
-            (TWO, (1, 1), "first", 0, None, (5,)),
-            "lengths must hold one length for each of the 2 samplers, got (5,)",
-        ),
+        ((TWO, (1, 1), "first", 0, None, (5,)), "lengths must hold one length for each of the 2 samplers, got (5,)"),
         (
             (TWO, (1, 1), "first", 0, None, (5, 4)),
             "lengths[1] must be at least 5, the records that samplers[1] chooses from; got 4",

@@ -253,11 +253,7 @@ FRACTION = "expected an integer, or a fraction of one and a power of two"
         ("selected", "statistics.selected: expected names of fields, or null but found [1]", [[1]]),
         ("fields", "statistics.fields: expected at most 1000 fields", [{str(n): {} for n in range(1001)}]),
         ("lengths.y", "statistics.lengths: expected only names of fields but found y", [list(FILE)]),
-        (
-            "lengths.x",
-            LENGTHS,
-            [["../x.npy", 138, "ab" * 32], [FILE.name, -1, "ab" * 32], [FILE.name, 138, "a"]],
-        ),
+        ("lengths.x", LENGTHS, [["../x.npy", 138, "ab" * 32], [FILE.name, -1, "ab" * 32], [FILE.name, 138, "a"]]),
         ("fields.x.records", "fields.x.records: expected an integer from 0 to", [-1]),
         ("fields.x.dtypes", "fields.x.dtypes: expected numbers with the sum 3", [{"float32": 2}]),
         (SHAPES, "at most 1000 values with a number each", [{"shape": [[1]], "records": []}]),

@@ -142,11 +142,7 @@ def test_a_split_by_a_field_is_kept(tmp_path, monkeypatch):
         ({"a": 0, "b": 1}, {}, "the share of 'a' must be a number above 0 and at most 1, got 0"),
         ({"a": "x", "b": 1}, {}, "the share of 'a' must be a number above 0 and at most 1, got 'x'"),
         (0.5, {"exact": True}, "the shares of a split must be numbers by name that add up to 1, got 0.5"),
-        (
-            {"a": 0.999, "b": 0.001},
-            {"exact": True},
-            "the part 'b' of 10 records would be empty",
-        ),
+        ({"a": 0.999, "b": 0.001}, {"exact": True}, "the part 'b' of 10 records would be empty"),
         ({"a": 0.5, "b": 0.5}, {"stratify": "q"}, "has no field 'q'"),
         ({"a": 0.5, "b": 0.5}, {"group": "index", "by": "index"}, "by is the same as group"),
         ({"a": 0.5, "b": 0.5}, {"by": 3}, "group must be text or None, got 3"),

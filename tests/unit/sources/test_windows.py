@@ -92,11 +92,7 @@ def keyed(request, tmp_path):
 
 @pytest.mark.parametrize(
     ("key", "lengths"),
-    [
-        (True, [2, 1, 2, 1]),
-        *((key, [3, 2, 1]) for key in (r"[^/]+", r"ep_(\d)")),
-        (re.compile(r"/(.)-"), [2, 4]),
-    ],
+    [(True, [2, 1, 2, 1]), *((key, [3, 2, 1]) for key in (r"[^/]+", r"ep_(\d)")), (re.compile(r"/(.)-"), [2, 4])],
 )
 def test_keys(keyed, key, lengths):
     assert sequence_lengths(keyed, key=key).tolist() == lengths
@@ -105,8 +101,7 @@ def test_keys(keyed, key, lengths):
 
 
 @pytest.mark.parametrize(
-    ("keys", "lengths"),
-    [("a.1 a.2 a-3", [3]), ("a/1 b/1", [1, 1]), ("a_b_01 a_c_01", [1, 1]), ("/1 _2", [2])],
+    ("keys", "lengths"), [("a.1 a.2 a-3", [3]), ("a/1 b/1", [1, 1]), ("a_b_01 a_c_01", [1, 1]), ("/1 _2", [2])]
 )
 def test_numbered_keys(keys, lengths):
     assert sequence_lengths([{"__key__": key} for key in keys.split()], key=True).tolist() == lengths

@@ -498,10 +498,7 @@ def test_many_columns_read_together_are_those_read_one_by_one(tmp_path, suffix, 
     columns["null"] = pa.array([None if row == 33 else row / 2 for row in range(50)])
     columns["int"] = pa.array([None if row == 34 else row for row in range(50)])  # the group with 34 is read by column
     columns["text"] = pa.array([f"t{row}" for row in range(50)])
-    columns |= {
-        "time": pa.array([*range(50)], pa.timestamp("ms")),
-        "list": pa.array([[row, 1] for row in range(50)]),
-    }
+    columns |= {"time": pa.array([*range(50)], pa.timestamp("ms")), "list": pa.array([[row, 1] for row in range(50)])}
     path, table = tmp_path / f"a{suffix}", pa.table(columns)
     if suffix == ".parquet":
         pq.write_table(table, path, row_group_size=20)

@@ -83,7 +83,7 @@ def test_short_reads_are_continued_and_the_end_is_the_end(tmp_path, monkeypatch)
     monkeypatch.setattr(files, "read_at", lambda file, length, offset: read_at(file, min(length, 7), offset))
     with LocalFile(str(tmp_path / "a")) as file:
         assert [file.read(*each) for each in ((0, 100), (30, 1), (50, 20), (90, 99), (100, 5), (3, 0))] == [
-            *(content, content[30:31], content[50:70], content[90:], b"", b""),
+            *(content, content[30:31], content[50:70], content[90:], b"", b"")
         ]
 
 

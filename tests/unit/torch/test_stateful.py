@@ -117,6 +117,7 @@ def test_a_stream_resumes_at_any_step(kind, count):
     for _ in expected:
         next(iterator)
         states.append(json.loads(json.dumps(before.state_dict())))
+    assert [state["position"] for state in states] == [*range(len(states))]
     list(iterator)
     for step, state in enumerate(states):
         if count and step % 3:  # workers take their time to start

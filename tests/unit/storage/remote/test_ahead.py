@@ -87,6 +87,15 @@ def test_shards_are_downloaded_once_and_then_found(stored, tmp_path):
         assert (figures.shards_found, figures.shards_downloaded, figures.shards_again) == (found, downloaded, 0)
 
 
+def test_a_shard_is_not_evicted_before_its_last_step(stored, tmp_path):
+    budget = 5 * stored["syr"][1] + 10
+    with opened(stored, "syr", tmp_path, budget=budget) as source, dataload.Loader(source, **SETTINGS) as loader:
+        assert sum(len(batch["n"]) for batch in loader) == SHARDS * RECORDS
+        figures = loader.statistics().downloads
+    assert figures.shards_downloaded > SHARDS * 3 // 4, "others would be read by range"
+    assert figures.shards_again == 0
+
+
 def test_a_job_that_others_leave_no_room_says_what_it_needs(stored, tmp_path):
     (tmp_path / "jobs").mkdir(parents=True, mode=0o700)
     size = stored["array_record"][1]

@@ -1,14 +1,18 @@
 """Locks of local files, and small text files."""
 
+import io
 import os
 import signal
 import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dataload.errors import SourceError
 from dataload.storage import storage_of
+from dataload.storage.backend import FileStream
 from dataload.storage.local import files
 from dataload.storage.local.files import AppendedFile, LocalFile, append_text, read_text
 
@@ -110,3 +114,24 @@ def test_what_is_appended_reaches_the_disk_now_and_then_or_is_an_error(tmp_path,
             file.write(b"x")
     file.close()
     assert path.read_bytes() == b""
+
+
+@given(st.lists(st.tuples(st.sampled_from(["read", "readinto", "seek"]), st.integers(-1, 9), st.integers(0, 2))))
+def test_a_stream_of_a_file_is_like_one_of_bytes(tmp_path_factory, steps):
+    path = tmp_path_factory.getbasetemp() / "stream"
+    path.write_bytes(b"0123456")
+    with storage_of(str(path)).open(str(path)) as file:
+        stream, model = FileStream(file), io.BytesIO(b"0123456")
+        for step, number, whence in steps:
+            if step == "read":
+                found, expected = stream.read(number), model.read(number)
+            elif step == "readinto":
+                buffers = bytearray(max(0, number)), bytearray(max(0, number))
+                counts = stream.readinto(buffers[0]), model.readinto(buffers[1])
+                found, expected = zip(counts, buffers, strict=True)
+            else:
+                offset = number - 7 * (whence == 2) if number > 0 else 0
+                if whence == 1:
+                    offset = min(offset, 7 - model.tell())
+                found, expected = stream.seek(offset, whence), model.seek(offset, whence)
+            assert (found, stream.tell()) == (expected, model.tell())

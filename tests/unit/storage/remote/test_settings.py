@@ -81,6 +81,7 @@ def test_secrets_are_neither_shown_nor_sent(options):
         pickle.dumps(remote)
     assert SECRET not in str(caught.value) + repr(caught.value.__dict__)
     assert remote.store.arguments() == options
+    assert remote.store == StoreOptions(options) != StoreOptions({})
     assert copy.deepcopy(remote.store) is remote.store
 
 

@@ -47,6 +47,7 @@ def opened(root, **options):
 def test_paths():
     url = "s3://bucket/a/b.tar"
     assert (base_name(url), base_name("s3://bucket/a/"), parent(url)) == ("b.tar", "a", "s3://bucket/a")
+    assert (base_name("s3://bucket/a/.."), base_name("a/b/..")) == ("..", "a")
     assert (join("s3://bucket/a/", "b.tar"), absolute(url)) == (url, url)
     assert (is_url(url), is_url("tar:x")) == (True, False)
     paths = ("file:///a%20b", "file://localhost/x", "/x", url)

@@ -6,7 +6,8 @@
 A mutant is a change of one operator, number or condition by cosmic-ray's operators. Mutants are drawn evenly over
 functions. The tests of a mutant are those that ran its line in the last `make coverage`, or else the test files that
 are named after its module or its folder; those of its module come first. pytest collects them once, and forks for each
-mutant. A test that fails without the mutant, too, counts for none. What runs at import is not changed. Survivors that are equivalent, or that no test should catch, are listed with the reason in accepted.toml.
+mutant. A test that fails without the mutant, too, counts for none. What runs at import is not changed. Survivors that
+are equivalent, or that no test should catch, are listed with the reason in accepted.toml.
 """
 
 # ruff: noqa: T201 - a script that tells what it found

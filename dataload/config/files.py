@@ -128,6 +128,7 @@ def read_file(path: str) -> dict[str, Any]:
     suffix = os.path.splitext(path)[1].lower()
     if suffix not in _SUFFIXES:
         message = f"{path}: the name of a config ends in {', '.join(_SUFFIXES)}, not {suffix!r}"
+        message += f'; if this is data, write a config that names it: [source] path = "{path}"'
         raise ConfigError(message, key="config", value=path)
     try:
         text = read_text(path, _MOST_CHARACTERS + 1)

@@ -159,7 +159,7 @@ WRONG = [
     ("verify my_code:numbers --part 1/2", "--part is for files, and my_code:numbers"),
     # Orders
     ("order none.toml", "none.toml"),
-    ("order a.tml", "the name of a config ends in .toml"),
+    ("order a.tml", "not '.tml'; if this is data, write a config that names it: [source] path = \"a.tml\""),
     ("order long.toml --set loader.batch_size", "'loader.batch_size'"),
     ("order long.toml --set source.path=tokens.npy", "needs the option 'window': pass --set source.window=...\n"),
     ("order long.toml --set source.path=range:0", "the order has no steps"),

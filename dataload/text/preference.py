@@ -30,7 +30,8 @@ class Preference(ChatTransform):
         options: Other arguments of `apply_chat_template`.
 
     Raises:
-        ConfigError: When called: the template refuses a conversation or is not prefix-stable, or the answers are equal.
+        ConfigError: When called: the template refuses a conversation or is not prefix-stable, the answers are equal,
+            or one has no tokens.
     """
 
     prompt: str = "prompt"
@@ -54,7 +55,10 @@ class Preference(ChatTransform):
             text = self.render([*prompt, *answer], tools, fields[which])
             begin = self.prefix(text, prompt, tools, fields[which], add_generation_prompt=True)
             tokens, encoding = self._encode(text)
-            labels = labelled(tokens, mask_of(encoding, iter([(begin, len(text))])))
+            answered = mask_of(encoding, iter([(begin, len(text))]))
+            if not answered.any():
+                raise ConfigError(f"the answer in field {fields[which]!r} has no tokens: its labels would all be -100")
+            labels = labelled(tokens, answered)
             found |= {f"{which}_{name}": value for name, value in labels.items()}
         return found
 

@@ -68,6 +68,12 @@ def test_preferences_that_cannot_be_labelled(name, sample, message):
         Preference(make(name))(sample)
 
 
+def test_an_answer_without_tokens_has_no_labels():
+    contents = Preference(make(), chat_template="{% for message in messages %}{{ message.content }}{% endfor %}")
+    with pytest.raises(ConfigError, match="the answer in field 'rejected' has no tokens: its labels would all be -100"):
+        contents({"prompt": "a", "chosen": "b", "rejected": ""})
+
+
 TEXT = "def add(a, b):\n    return a + b  # Grün 🌱\n"
 GAP = ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>")
 

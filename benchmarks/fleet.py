@@ -2,11 +2,13 @@
 
 import contextlib
 import os
+import pickle
 import statistics
-import threading
+import subprocess
+import sys
 import time
 from collections import deque
-from itertools import islice
+from itertools import count, cycle, islice
 
 import numpy as np
 
@@ -14,9 +16,10 @@ import dataload
 from benchmarks.execution import ready, ready_batch, touched
 from benchmarks.harness import Case, aim, run_cases, through
 from dataload.executors import Fleet
+from dataload.loader.step import StepRange
 
 SMALL = 1 << 18  # float32 values of a batch of 1 MB
-ACTORS = int(os.environ.get("ACTORS", "16"))  # that sleep instead of decoding
+ACTORS = int(os.environ.get("ACTORS", "64"))  # that sleep instead of decoding
 RANKS, SECONDS = 8, 10.0
 _CPUS = 0.01  # of an actor that sleeps
 
@@ -30,8 +33,21 @@ def slow(sample):
     return sample
 
 
+def computing(sample):
+    until = time.thread_time() + 0.005
+    while time.thread_time() < until:
+        pass
+    return sample
+
+
 def slow_batch(samples):
     time.sleep(0.02)
+    return np.zeros((len(samples), 8), np.float32)
+
+
+def slower_batch(samples):
+    """So slow that the actors limit the ranks, and not the CPUs of this machine."""
+    time.sleep(0.2)
     return np.zeros((len(samples), 8), np.float32)
 
 
@@ -77,9 +93,9 @@ def bare_loop(actors, batches, *, ahead):
         yield out
 
 
-def bare_actors(ray, make, count, cpus):
+def bare_actors(ray, make, number, cpus):
     kind = ray.remote(num_cpus=cpus, scheduling_strategy="SPREAD")(Bare)
-    return [kind.remote(make) for _ in range(count)]
+    return [kind.remote(make) for _ in range(number)]
 
 
 def rates(title, collate, batches):
@@ -97,78 +113,127 @@ def rates(title, collate, batches):
 
 
 def scaling():
-    """One and two actors with a transform of 5 ms a sample."""
-    with cluster(2, 2), contextlib.ExitStack() as held:
-        source = dataload.RangeSource(4096)
-        cases = []
-        for workers, floor in ((1, None), (2, 1.8)):
-            settings = {"batch_size": 16, "transform": slow, "num_workers": workers, "executor": "ray"}
-            loader = held.enter_context(dataload.Loader(source, **settings))
-            cases.append(Case(f"Loader, {workers} actors", through(loader), floor))
-        return run_cases("5 ms a sample on Ray", cases, same=None, rows=lambda batch: len(batch["index"]), seconds=2.0)
+    """One and two actors with a transform of 5 ms a sample, which sleeps or computes."""
+    found = []
+    for transform in (slow, computing):
+        with cluster(2, 2), contextlib.ExitStack() as held:
+            cases = []
+            for workers, floor in ((1, None), (2, 1.8)):
+                settings = {"batch_size": 16, "transform": transform, "num_workers": workers, "executor": "ray"}
+                loader = held.enter_context(dataload.Loader(dataload.RangeSource(4096), **settings))
+                cases.append(Case(f"Loader, {workers} actors", through(loader), floor))
+            title = f"5 ms a sample on Ray, {transform.__name__}"
+            found += run_cases(title, cases, same=None, rows=lambda batch: len(batch["index"]), seconds=2.0)
+    return found
 
 
-def _cpu_of(batches, count):
+def _cpu_of(batches, number):
     """The CPU milliseconds of this process for each batch."""
     for _ in islice(batches, 2 * ACTORS):
         pass
     begun = time.process_time()
-    for _ in islice(batches, count):
+    for _ in islice(batches, number):
         pass
-    return 1e3 * (time.process_time() - begun) / count
+    return 1e3 * (time.process_time() - begun) / number
+
+
+def _bare_tasks(crew):
+    """Yield the results of the actors of a loader, which a bare loop asks for the loader's steps."""
+    import ray
+
+    tasks = (pickle.dumps((crew.loader, StepRange(0, 0, step, step + 1), 3, ())) for step in count())
+    turns = cycle(crew.actors)
+    pending = deque(next(turns).handle.make.remote(next(tasks)) for _ in range(3 * ACTORS))
+    while True:
+        yield pickle.loads(ray.get(pending.popleft()))  # noqa: S301 - from our own actors
+        pending.append(next(turns).handle.make.remote(next(tasks)))
 
 
 def driver():
-    """The CPU time of a driver with many actors, and 8 ranks that share them."""
-    found = []
+    """The CPU time of a driver with many actors."""
+    with cluster(1, 4):
+        number = 20 * ACTORS
+        source = dataload.RangeSource(1600 * number)
+        settings = {"batch_size": 16, "collate": slow_batch, "num_workers": ACTORS}
+        with dataload.Loader(source, executor=Fleet(num_cpus=_CPUS), **settings) as loader:
+            batches = iter(loader)
+            crew = _crew_of(loader, batches)
+            ours, bare = [], []
+            for _ in range(5):
+                ours.append(_cpu_of(batches, number))
+                bare.append(_cpu_of(_bare_tasks(crew), number))
+    title = f"{ACTORS} actors that sleep 20 ms"
+    print(f"\n{title}: the driver takes {min(bare):.3f} ms a batch in a bare loop, {min(ours):.3f} ms in a loader")
+    ratio = statistics.median(mine / other for mine, other in zip(ours, bare, strict=True))
+    return [aim(title, "CPU of the driver, loader / bare loop", ratio, most=1.5)]
+
+
+def _crew_of(loader, batches):
+    """The actors of a loader, once all of them have started."""
+    next(batches)
+    crew = loader._executor._pool._crew
+    while len(crew.actors) < ACTORS:
+        next(batches)
+    return crew
+
+
+def rank(number):
+    """The program of one of the ranks that share a fleet: it counts the batches that it receives in `SECONDS`."""
+    settings = {"batch_size": 16, "collate": slower_batch, "num_workers": ACTORS, "rank": number, "world_size": RANKS}
+    source = dataload.RangeSource(1 << 24)
+    with dataload.Loader(source, executor=Fleet(num_cpus=_CPUS, name="shared"), **settings) as loader:
+        batches = iter(loader)
+        _crew_of(loader, batches)
+        print("ready", flush=True)
+        begun = float(sys.stdin.readline())
+        found = 0
+        for _ in batches:
+            found += begun <= time.time() < begun + SECONDS
+            if time.time() >= begun + SECONDS:
+                break
+        print(found, flush=True)
+        sys.stdin.readline()  # the others still count
+
+
+def fairness():
+    """Ranks in processes of their own that share actors."""
     with cluster(1, 4) as ray:
-        count = 40 * ACTORS
-        actors = bare_actors(ray, slow_batch, ACTORS, _CPUS)
-        bare = [_cpu_of(bare_loop(actors, 100 * count, ahead=3), count) for _ in range(3)]
-        source, settings = dataload.RangeSource(1600 * count), {"batch_size": 16, "collate": slow_batch}
-        for actor in actors:
-            ray.kill(actor)
-        with dataload.Loader(source, num_workers=ACTORS, executor=Fleet(num_cpus=_CPUS), **settings) as loader:
-            ours = [_cpu_of(iter(loader), count) for _ in range(3)]
-        title = f"{ACTORS} actors that sleep 20 ms"
-        print(f"\n{title}: the driver takes {min(bare):.3f} ms a batch in a bare loop, {min(ours):.3f} ms in a loader")
-        ratio = statistics.median(ours) / statistics.median(bare)
-        found.append(aim(title, "CPU of the driver, loader / bare loop", ratio, most=1.5))
-        counts, end = [0] * RANKS, threading.Event()
-        started = threading.Barrier(RANKS + 1)
+        environment = {**os.environ, "RAY_ADDRESS": ray.get_runtime_context().gcs_address}
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+        programs = [f"from benchmarks import fleet; fleet.rank({number})" for number in range(RANKS)]
+        ranks = [subprocess.Popen([sys.executable, "-c", program], **pipes) for program in programs]
+        try:
+            for each in ranks:
+                assert each.stdout.readline() == "ready\n"
+            begin = f"{time.time() + 3}\n"  # when all of them have a full window
+            for each in ranks:
+                each.stdin.write(begin)
+                each.stdin.flush()
+            counts = [int(each.stdout.readline()) for each in ranks]
+        finally:
+            for each in ranks:
+                each.kill()
+                each.communicate()
+    print(f"\nbatches of {RANKS} ranks that share {ACTORS} actors: {counts}")
+    spread = (max(counts) - min(counts)) / statistics.mean(counts)
+    return [aim("ranks that share a fleet", "(most - least) / mean batches", spread, most=0.05)]
 
-        def consume(rank):
-            fleet = Fleet(num_cpus=_CPUS, name="shared")
-            place = {"rank": rank, "world_size": RANKS}
-            with dataload.Loader(source, num_workers=ACTORS, executor=fleet, **settings, **place) as loader:
-                batches = iter(loader)
-                for _ in islice(batches, 4 * ACTORS):
-                    pass
-                started.wait()
-                while not end.is_set():
-                    next(batches)
-                    counts[rank] += 1
 
-        ranks = [threading.Thread(target=consume, args=(rank,)) for rank in range(RANKS)]
-        for rank in ranks:
-            rank.start()
-        started.wait()
-        time.sleep(SECONDS)
-        end.set()
-        for rank in ranks:
-            rank.join()
-        spread = (max(counts) - min(counts)) / statistics.mean(counts)
-        found.append(aim(title, f"{RANKS} ranks share them, (most - least) / mean batches", spread, most=0.05))
-    return found
+PARTS = {
+    "small": lambda: rates("1 MB batches from Ray actors", small_batch, 4000),
+    "large": lambda: rates("16 MB batches from Ray actors", ready_batch, 400),
+    "scaling": scaling,
+    "driver": driver,
+    "fairness": fairness,
+}
 
 
 def fleet():
-    """All of them; none without Ray."""
+    """Those of PARTS, or all; none without Ray."""
     try:
         import ray  # noqa: F401
     except ImportError:
         print("\nRay is not installed: pip install 'dataload[ray]'")
         return []
-    rows = rates("1 MB batches from Ray actors", small_batch, 4000)
-    rows += rates("16 MB batches from Ray actors", ready_batch, 400)
-    return rows + scaling() + driver()
+    chosen = os.environ.get("PARTS", ",".join(PARTS)).split(",")
+    return [row for name in chosen for row in PARTS[name]()]

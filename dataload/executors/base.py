@@ -8,7 +8,8 @@ import threading
 import warnings
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from time import monotonic
@@ -276,6 +277,42 @@ class PoolExecutor(Executor[TaskT, ResultT]):
     def close(self) -> None:
         self._closed = True
         self.restart()
+
+
+class OwnedPool(ABC):
+    """Workers of one process, used by the consumer's thread; any thread may stop them."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._lock = threading.RLock()
+        self._stopped = False
+
+    def is_usable(self) -> bool:
+        return not self._stopped and self._pid == os.getpid()
+
+    def check_usable(self) -> None:
+        """Raise in a fork of the owner, and for a thread that waits for a closed loader."""
+        check_process(self._pid)
+        if self._stopped:
+            raise_closed()
+
+    @contextmanager
+    def transaction(self) -> Generator[None]:
+        """Hold the lock of a pool that can be used."""
+        self.check_usable()
+        with self._lock:
+            self.check_usable()
+            yield
+
+    def stop(self) -> None:
+        if self.is_usable():
+            self._stopped = True
+            with self._lock:
+                self.end()
+
+    @abstractmethod
+    def end(self) -> None:
+        """End the workers, and drop all tasks."""
 
 
 def worker_name() -> str:

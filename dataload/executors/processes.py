@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
-import os
 import selectors
-import threading
 import traceback
 import warnings
 from collections.abc import Callable, Generator, Iterable
@@ -17,6 +15,7 @@ from typing import Any, TypeVar
 from dataload._util.machine import available_bytes, is_single_threaded, usable_cpus
 from dataload.errors import ConfigError
 from dataload.executors.base import (
+    OwnedPool,
     PoolExecutor,
     Result,
     StallMonitor,
@@ -24,8 +23,6 @@ from dataload.executors.base import (
     TimeoutPolicy,
     WorkerLostError,
     WorkerStatus,
-    check_process,
-    raise_closed,
 )
 from dataload.executors.handle import WorkerHandle, check_parent, start_fork_server, within_descriptors
 from dataload.executors.serialization import put_together
@@ -112,8 +109,8 @@ class _Pending(Result[Any]):
         self._pool.cancel(self)
 
 
-class ProcessPool:
-    """The worker processes of one executor and their tasks, used by the consumer's thread; any thread may stop it."""
+class ProcessPool(OwnedPool):
+    """The worker processes of one executor and their tasks."""
 
     def __init__(
         self,
@@ -128,11 +125,9 @@ class ProcessPool:
         assign: Callable[[Any], int | None] | None = None,
     ) -> None:
         check_parent(start_method or "forkserver")
+        super().__init__()
         self._first = first
         self._assign = assign
-        self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._stopped = False
         self._work = work
         self._modules = modules
         self._chooses = start_method is None
@@ -146,15 +141,12 @@ class ProcessPool:
         self._ring = Ring(slots)
         self._selector = selectors.DefaultSelector()
 
-    def is_usable(self) -> bool:
-        return not self._stopped and self._pid == os.getpid()
-
     def use(self, workers: int) -> None:
         self._active = workers
         self.size = max(self.size, workers)
 
     def submit(self, task: Any) -> _Pending:
-        with self._transaction():
+        with self.transaction():
             while len(self._workers) < self.size:
                 self._start()
             worker = self._worker_of(task)
@@ -211,22 +203,20 @@ class ProcessPool:
                 try:
                     watch.look(late.describe)
                 except WorkerLostError:
-                    with self._transaction():
+                    with self.transaction():
                         late.kill()  # it would be just as late with the next task
                         self._lose(late)
                     raise
 
     def receive(self, seconds: float) -> None:
-        check_process(self._pid)
-        if self._stopped:
-            raise_closed()
+        self.check_usable()
         try:
             events = self._selector.select(min(seconds, _POLL_SECONDS))
         except (OSError, ValueError):
             if not self._stopped:  # by another thread, in the meantime
                 raise
             events = []
-        with self._transaction():
+        with self.transaction():
             for key, _ in events:
                 for message in self._messages(key.data):
                     self._finish(key.data, *message)
@@ -311,28 +301,21 @@ class ProcessPool:
         first_wanted = next((number for number, task in tasks.items() if not task.cancelled), self._next)
         pending.worker.status.cancel(first_wanted - 1)
 
-    def stop(self) -> None:
-        if not self.is_usable():
-            return
-        self._stopped = True
-        with self._lock:
-            for worker in self._workers:
-                worker.status.cancel(self._next)
-                worker.dismiss()
-            until = monotonic() + _CLOSE_SECONDS
-            for worker in self._workers:
-                worker.join(until - monotonic())
-                worker.close()
-            self._workers.clear()
-            self._selector.close()
-            self._ring.close()
+    def end(self) -> None:
+        for worker in self._workers:
+            worker.status.cancel(self._next)
+            worker.dismiss()
+        until = monotonic() + _CLOSE_SECONDS
+        for worker in self._workers:
+            worker.join(until - monotonic())
+            worker.close()
+        self._workers.clear()
+        self._selector.close()
+        self._ring.close()
 
     @contextlib.contextmanager
-    def _transaction(self) -> Generator[None]:
-        check_process(self._pid)
-        with self._lock:
-            if self._stopped:
-                raise_closed()
+    def transaction(self) -> Generator[None]:
+        with super().transaction():
             try:
                 yield
             except BaseException:

@@ -20,9 +20,8 @@ import os
 import pickle
 import time
 import warnings
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Annotated, Any
 
@@ -33,7 +32,7 @@ from dataload.convert import convert as _convert
 from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, text_of
 from dataload.executors import Fleet
 from dataload.jobs.attempt import Outcome, PartTask, attempt, unsendable, value_of
-from dataload.ray.cluster import connect
+from dataload.ray.cluster import connect, dump
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import RandomAccessSource
 
@@ -42,26 +41,16 @@ load_optional("ray", needed_by="dataload.ray", extra="ray")
 __all__ = ["Fleet", "RayEngine", "convert"]
 
 
-def convert(
-    source: RandomAccessSource[Any],
-    destination: str | os.PathLike[str],
-    *,
-    parts: int | None = None,
-    cpus: float = 1,
-    memory: int | str | None = None,
-    address: str | None = None,
-    **options: Any,
-) -> ConvertReport:
-    """Convert a data set on a Ray cluster; see `dataload.convert.convert`, which takes the `options`.
+def convert(source: RandomAccessSource[Any], destination: str | os.PathLike[str], **options: Any) -> ConvertReport:
+    """Convert a data set on a Ray cluster: `dataload.convert.convert` with a `RayEngine`.
 
     Args:
         source: A source from `dataload.open`, or any other that pickles.
         destination: A path that all machines share, or a URL.
-        parts: See `RayEngine`, as for `cpus`, `memory` and `address`.
-        options: Other arguments of `dataload.convert.convert`, such as ``shards`` and ``resume``.
+        options: Settings of `RayEngine`, and other arguments of `dataload.convert.convert`.
     """
-    engine = RayEngine(parts=parts, cpus=cpus, memory=memory, address=address)
-    return _convert(source, destination, engine=engine, **options)
+    settings = {each.name: options.pop(each.name) for each in fields(RayEngine) if each.name in options}
+    return _convert(source, destination, engine=RayEngine(**settings), **options)
 
 
 _MOST_PARTS = 1000
@@ -103,12 +92,17 @@ class RayEngine:
     def run(self, task: PartTask, count: int, advance: Callable[[int], None]) -> list[Any]:
         ray = load_optional("ray", needed_by="engine 'ray'", extra="ray")
         try:
-            content: bytes = load_optional("ray.cloudpickle", needed_by="engine 'ray'", extra="ray").dumps(task)
+            content = dump(task)
         except DataloadError:
             raise
         except Exception as error:
             raise unsendable("ray", error) from error
-        with self._connected(ray):
+        joined = ray.is_initialized()
+        if joined and self.address is not None:
+            message = f"Ray is initialised already: leave address={self.address!r} out, or call ray.shutdown() before"
+            raise ConfigError(message, key="address", value=self.address)
+        connect(self.address, log_to_driver=False)
+        try:
             self._check_resources(ray)
             resources = {"num_cpus": self.cpus, **({} if self.memory is None else {"memory": self.memory})}
             remote = ray.remote(max_retries=_RETRIES, scheduling_strategy="SPREAD", **resources)(run_part)
@@ -118,22 +112,9 @@ class RayEngine:
                 return _collect(ray, pending, count, advance)
             finally:
                 _cancel(ray, list(pending))
-
-    @contextmanager
-    def _connected(self, ray: Any) -> Generator[None]:
-        if ray.is_initialized():
-            if self.address is not None:
-                message = (
-                    f"Ray is initialised already: leave address={self.address!r} out, or call ray.shutdown() before"
-                )
-                raise ConfigError(message, key="address", value=self.address)
-            yield
-            return
-        connect(self.address, log_to_driver=False)
-        try:
-            yield
         finally:
-            ray.shutdown()
+            if not joined:
+                ray.shutdown()
 
     def _check_resources(self, ray: Any) -> None:
         wanted = {"CPU": self.cpus, "memory": self.memory or 0}

@@ -19,6 +19,11 @@ _SECONDS = 5.0  # for all actors to answer
 _log = logging.getLogger("dataload")
 
 
+def dump(value: Any) -> bytes:
+    """Return a pickle that has functions of the main module by value."""
+    return load_optional("ray.cloudpickle", needed_by="dataload.ray", extra="ray").dumps(value)
+
+
 def connect(address: str | None, *, starts: bool = True, **options: Any) -> Any:
     """Return Ray, connected to a cluster; without one, a cluster on this machine starts, if it `starts`."""
     ray = load_optional("ray", needed_by="a fleet", extra="ray")

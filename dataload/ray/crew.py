@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
 
-from dataload._util.lazy import load_optional
 from dataload.errors import text_of
 from dataload.executors import Fleet, WorkerLostError, WorkerPosition
 from dataload.ray.actor import FleetActor, clock_offset
@@ -206,8 +205,3 @@ class Crew:
         self.actors.clear()
         self.starting.clear()
         self._content = None
-
-
-def dump(value: Any) -> bytes:
-    """Return a pickle that has functions of the main module by value."""
-    return load_optional("ray.cloudpickle", needed_by="a fleet", extra="ray").dumps(value)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import pickle
-import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from typing import Any, TypeVar
@@ -25,12 +23,12 @@ from dataload.executors import (
     WorkerStatus,
     check_pickles,
 )
-from dataload.executors.base import StallMonitor, check_process, raise_closed
+from dataload.executors.base import OwnedPool, StallMonitor, raise_closed
 from dataload.executors.serialization import put_together
 from dataload.executors.worker import ResultMessage
 from dataload.loader.step import StepRange, StepsResult
-from dataload.ray.cluster import connect
-from dataload.ray.crew import POLL_SECONDS, UNKNOWN, Actor, Crew, dump
+from dataload.ray.cluster import connect, dump
+from dataload.ray.crew import POLL_SECONDS, UNKNOWN, Actor, Crew
 from dataload.ray.homes import Homes
 
 TaskT = TypeVar("TaskT")
@@ -107,17 +105,17 @@ class _Pending(Result[Any]):
             part.cancel()
 
 
-class FleetPool:
-    """The tasks of one loader and its actors, used by the consumer's thread; any thread may stop it."""
+class FleetPool(OwnedPool):
+    """The tasks of one loader and its actors."""
 
     # Tasks go to the actors that have started and have the fewest. `_queue` has those that no actor has room for,
     # while actors start or Ray has no CPUs for all. Ray's references keep results in the object store until they are
     # received, or dropped here.
 
     def __init__(self, work: Any, size: int, *, fleet: Fleet, timeouts: TimeoutPolicy, first: int) -> None:
+        super().__init__()
         self._ray: Any = connect(fleet.address)
         self._timeouts, self._writable = timeouts, fleet.writable
-        self._pid, self._lock, self._stopped = os.getpid(), threading.RLock(), False
         self._continues: bool = getattr(work, "continues", False)
         self._homes = Homes(work)
         self._crew = Crew(self._ray, fleet, dump(work), size, first=first, shares=not self._continues)
@@ -126,14 +124,14 @@ class FleetPool:
         self._next = 0
 
     def is_usable(self) -> bool:
-        return not self._stopped and self._pid == os.getpid() and self._ray.is_initialized()
+        return super().is_usable() and self._ray.is_initialized()
 
     def use(self, workers: int) -> None:
-        with self._transaction():
+        with self.transaction():
             self._crew.use(workers)
 
     def submit(self, task: Any) -> _Pending:
-        with self._transaction():
+        with self.transaction():
             self._queue.append(pending := self._new(task))
             self._place()
             return pending
@@ -164,7 +162,7 @@ class FleetPool:
         pending.reference = actor.handle.make.remote(content)
 
     def is_done(self, pending: _Pending) -> bool:
-        with self._transaction():
+        with self.transaction():
             self._place()
             if pending.parts:
                 return all(map(self.is_done, pending.parts))
@@ -182,7 +180,7 @@ class FleetPool:
         """Wait until one of some tasks is done, or anything else happens; return whether one is."""
         # The references have a frame of their own: the traceback of an error would keep their results.
         crew = self._crew
-        with self._transaction():
+        with self.transaction():
             self._place()
             wanted = {each.reference for each in asked if each.reference is not None}
             watched = {*wanted, *(each.loaded for each in crew.starting)}
@@ -195,9 +193,7 @@ class FleetPool:
         while True:
             if pending.reference is None or self._queue or self._crew.starting:
                 self.wait_for_any([pending])
-            check_process(self._pid)
-            if self._stopped:
-                raise_closed()
+            self.check_usable()
             try:
                 seconds = min(watch.next_look(), _WAIT_SECONDS)
                 answer = self._ray.get(pending.reference, timeout=seconds)
@@ -207,18 +203,18 @@ class FleetPool:
                 continue
             except self._ray.exceptions.RayError as error:
                 error.__traceback__ = None  # frames of Ray refer to the result, which would stay in the store
-                with self._transaction():
+                with self.transaction():
                     self._lose(pending, error)
                 if pending.parts:
                     return pending.result()
                 continue
             if answer:
-                with self._transaction():
+                with self.transaction():
                     self._drop(pending)
                 content, *large = [answer] if isinstance(answer, bytes) else answer
                 message, small = pickle.loads(content)  # noqa: S301 - from our own actor
                 return self._opened(message, [*small, *large], pending)
-            with self._transaction():  # the actor has dropped the work of this loader
+            with self.transaction():  # the actor has dropped the work of this loader
                 if pending.actor is not None:
                     self._crew.load(pending.actor)
                     self._give(pending, pending.actor)
@@ -284,7 +280,7 @@ class FleetPool:
         try:
             watch.look(partial(self._crew.describe, pending.actor))
         except WorkerLostError:
-            with self._transaction():
+            with self.transaction():
                 self._crew.kill(pending.actor)
             raise
 
@@ -305,24 +301,12 @@ class FleetPool:
         reference, pending.reference = pending.reference, None
         return reference
 
-    def stop(self) -> None:
-        if not self.is_usable():
-            return
-        self._stopped = True
-        with self._lock:
-            self._crew.close()
-            self._queue.clear()
-            for pending in self._in_flight.values():
-                pending.reference = None
-            self._in_flight.clear()
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Generator[None]:
-        check_process(self._pid)
-        with self._lock:
-            if self._stopped:
-                raise_closed()
-            yield
+    def end(self) -> None:
+        self._crew.close()
+        self._queue.clear()
+        for pending in self._in_flight.values():
+            pending.reference = None
+        self._in_flight.clear()
 
 
 def _position(task: Any) -> WorkerPosition:

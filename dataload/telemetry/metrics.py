@@ -3,21 +3,17 @@
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 from dataload._util.lazy import load_optional
 from dataload.errors import ConfigError
 from dataload.loader.base import LoaderBase
 from dataload.loader.device import DevicePrefetcher
 from dataload.loader.statistics import Statistics
-from dataload.storage.remote.traffic import Downloads
 from dataload.telemetry.spans import StepSpans
 
 AnyLoader: TypeAlias = LoaderBase[Any] | DevicePrefetcher[Any]
 """A loader, or a device loader around it."""
-
-
-_Value: TypeAlias = Callable[[Statistics], float | Mapping[str, float] | None]
 
 
 class Metric(NamedTuple):
@@ -28,51 +24,48 @@ class Metric(NamedTuple):
     unit: str  # as UCUM writes it
     label: str  # the attribute that tells its values apart, besides rank and loader; "" for a single value
     description: str
-    value: _Value  # a number, or numbers by label; None if the loader has none
+    value: Callable[[Statistics], float | Mapping[str, float] | None]  # by label if it has one; None if there is none
 
 
-def _metric(name: str, unit: str, description: str, value: _Value, *, gauge: bool = False, label: str = "") -> Metric:
-    return Metric(f"dataload.{name}", "gauge" if gauge else "counter", unit, label, description, value)
+def _metric(name: str, unit: str, path: str, description: str, kind: Literal["counter", "gauge"] = "counter") -> Metric:
+    """Return the metric at ``name``, or ``group.name``, of statistics."""
+    group, _, last = path.rpartition(".")
 
+    def value(statistics: Statistics) -> float | Mapping[str, float] | None:
+        held: Any = getattr(statistics, group) if group else statistics
+        if isinstance(held, Mapping):
+            return {key: getattr(each, last) for key, each in cast("Mapping[str, Any]", held).items()}
+        return None if held is None else getattr(held, last)
 
-def _remote(name: str, unit: str, description: str, value: Callable[[Downloads], float]) -> Metric:
-    return _metric(name, unit, description, lambda s: None if s.downloads is None else value(s.downloads))
-
-
-def _of_sources(name: str, unit: str, description: str, *, gauge: bool = False) -> Metric:
-    def value(s: Statistics) -> Mapping[str, float] | None:
-        return None if s.sources is None else {key: getattr(each, name) for key, each in s.sources.items()}
-
-    return _metric(f"source.{name}", unit, description, value, gauge=gauge, label="source")
-
-
-def _stage_seconds(s: Statistics) -> Mapping[str, float]:
-    return {name: stage.seconds for name, stage in s.stages.items()}
+    label = {"stages": "stage", "sources": "source"}.get(group, "")
+    return Metric(f"dataload.{name}", kind, unit, label, description, value)
 
 
 _DEPTH = "batches that were ready, summed over the consumer's requests; divided by dataload.batches, the mean depth"
 
 METRICS: tuple[Metric, ...] = (
-    _metric("batches", "{batch}", "batches that the consumer received", lambda s: s.steps),
-    _metric("rows", "{row}", "rows of the received batches", lambda s: s.rows),
-    _metric("batch.bytes", "By", "bytes of the arrays of the received batches", lambda s: s.nbytes),
-    _metric("wait.seconds", "s", "time that the consumer waited for batches", lambda s: s.wait_seconds),
-    _metric("consumer.seconds", "s", "time that the consumer worked between batches", lambda s: s.consumer_seconds),
-    _metric("queue.depth", "{batch}", _DEPTH, lambda s: round(s.depth * s.steps)),
+    _metric("batches", "{batch}", "steps", "batches that the consumer received"),
+    _metric("rows", "{row}", "rows", "rows of the received batches"),
+    _metric("batch.bytes", "By", "nbytes", "bytes of the arrays of the received batches"),
+    _metric("wait.seconds", "s", "wait_seconds", "time that the consumer waited for batches"),
+    _metric("consumer.seconds", "s", "consumer_seconds", "time that the consumer worked between batches"),
+    Metric("dataload.queue.depth", "counter", "{batch}", "", _DEPTH, lambda s: round(s.depth * s.steps)),
+    _metric("stage.seconds", "s", "stages.seconds", "work on the received batches, of all workers together"),
+    _metric("workers", "{worker}", "workers", "workers in use; 0 for the consumer's thread", "gauge"),
+    _metric("worker.seconds", "s", "worker_seconds", "time of the loop, times the workers in use"),
+    _metric("bad_records", "{record}", "bad", "records that were dropped or replaced"),
+    _metric("download.bytes", "By", "downloads.nbytes", "bytes received from object stores and web servers"),
+    _metric("download.requests", "{request}", "downloads.requests", "requests to them, including repeated ones"),
+    _metric("download.retries", "{request}", "downloads.retries", "requests that repeated a failed one"),
+    _metric("download.throttled", "{request}", "downloads.throttled", "responses with status 429 or 503"),
+    _metric("cache.hits", "{shard}", "downloads.shards_found", "shards that were in the cache when first needed"),
+    _metric("cache.misses", "{shard}", "downloads.shards_downloaded", "shards that were downloaded into the cache"),
     _metric(
-        "stage.seconds", "s", "work on the received batches, of all workers together", _stage_seconds, label="stage"
+        "source.records", "{record}", "sources.records", "records that a source of a mixture has given, to all ranks"
     ),
-    _metric("workers", "{worker}", "workers in use; 0 for the consumer's thread", lambda s: s.workers, gauge=True),
-    _metric("worker.seconds", "s", "time of the loop, times the workers in use", lambda s: s.worker_seconds),
-    _metric("bad_records", "{record}", "records that were dropped or replaced", lambda s: s.bad),
-    _remote("download.bytes", "By", "bytes received from object stores and web servers", lambda d: d.nbytes),
-    _remote("download.requests", "{request}", "requests to them, including repeated ones", lambda d: d.requests),
-    _remote("download.retries", "{request}", "requests that repeated a failed one", lambda d: d.retries),
-    _remote("download.throttled", "{request}", "responses with status 429 or 503", lambda d: d.throttled),
-    _remote("cache.hits", "{shard}", "shards that were in the cache when first needed", lambda d: d.shards_found),
-    _remote("cache.misses", "{shard}", "shards that were downloaded into the cache", lambda d: d.shards_downloaded),
-    _of_sources("records", "{record}", "records that a source of a mixture has given, to all ranks"),
-    _of_sources("share", "{fraction}", "share of a source of a mixture, by the weights now", gauge=True),
+    _metric(
+        "source.share", "{fraction}", "sources.share", "share of a source of a mixture, by the weights now", "gauge"
+    ),
 )
 """What `instrument` publishes."""
 

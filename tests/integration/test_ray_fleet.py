@@ -194,10 +194,10 @@ def kill_one():
 
 
 class Killer:
-    """Kills actors and nodes of a cluster at random steps, until it has killed as many as it should."""
+    """Kills actors and the second node at random steps, until it has killed as many as it should."""
 
-    def __init__(self, cluster, actors, nodes):
-        self.cluster, self.left, self.nodes_left = cluster, actors, nodes
+    def __init__(self, cluster, node, actors, nodes):
+        self.cluster, self.node, self.left, self.nodes_left = cluster, node, actors, nodes
         self.chance, self.longest, self.runs = random.Random(7), 0.0, 0
 
     def through(self, made):
@@ -210,14 +210,15 @@ class Killer:
                 self.left -= kill_one()
             elif self.nodes_left and self.chance.random() < 0.02:
                 self.nodes_left -= 1
-                extra = self.cluster.add_node(**fleets.NODE) if len(self.cluster.list_all_nodes()) < 3 else None
-                self.cluster.remove_node(extra or self.cluster.list_all_nodes()[-1], allow_graceful=False)
+                self.cluster.remove_node(self.cluster.list_all_nodes()[-1], allow_graceful=False)
+                self.cluster.add_node(**self.node, wait=False)
             asked = time.monotonic()
         return found
 
 
-def test_actors_and_nodes_that_are_killed_change_nothing(cluster, record_testsuite_property):
-    killer = Killer(cluster, KILLS, KILLS // 10 + 1)
+def test_actors_and_nodes_that_are_killed_change_nothing(cluster, caches, record_testsuite_property):
+    node = {**fleets.NODE, "env_vars": {"XDG_CACHE_HOME": f"{caches}/1"}}
+    killer = Killer(cluster, node, KILLS, KILLS // 10 + 1)
     try:
         while killer.left or killer.nodes_left or killer.runs < 2:
             size, make = killer.chance.choice([1, 2, 3]), (rows, streams)[killer.runs % 2]
@@ -231,8 +232,6 @@ def test_actors_and_nodes_that_are_killed_change_nothing(cluster, record_testsui
         killed, nodes = KILLS - killer.left, KILLS // 10 + 1 - killer.nodes_left
         what = f"{killed} actors, {nodes} nodes in {killer.runs} runs; longest wait {killer.longest:.1f} s"
         record_testsuite_property("kills", what)
-    while len(cluster.list_all_nodes()) < 2:
-        cluster.add_node(**fleets.NODE)
 
 
 def test_a_frozen_actor_ends_by_the_timeout(cluster):

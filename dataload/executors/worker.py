@@ -123,7 +123,7 @@ def run_task(
         doing = "could not send its batch, which must be picklable"
         parts = take_apart(value)
     except WorkerLostError as lost:
-        return ResultMessage(task.number, [], lost.reason, position=lost.position), []
+        return ResultMessage(task.number, [], lost.reason, lost.stacks, position=lost.position), []
     except BaseException as error:  # even SystemExit: transforms do not end workers
         failure = f"{doing}: {type(error).__name__}: {error}"
         position = replace(status.position(), index=-1)  # the batch failed, not its last sample

@@ -8,14 +8,15 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
+from functools import partial
 from time import monotonic, perf_counter, sleep, time
 from typing import Any
 
 import numpy as np
 
 from dataload._util.lazy import load_optional
-from dataload.executors import WorkerStatus
-from dataload.executors.worker import SMALL_RESULT, ResultMessage, TaskMessage, limit_threads, run_task
+from dataload.executors import WorkerLostError, WorkerPosition, WorkerStatus
+from dataload.executors.worker import SMALL_RESULT, TaskMessage, limit_threads, run_task
 from dataload.loader.failures import StageSpan
 from dataload.loader.step import StepsResult
 from dataload.ray.homes import NodeAhead
@@ -42,10 +43,11 @@ class FleetActor:
         self._ray: Any = load_optional("ray", needed_by="a fleet", extra="ray")
         context = self._ray.get_runtime_context()
         node = load_optional("ray.util", needed_by="a fleet", extra="ray").get_node_ip_address()
-        self._node: tuple[str, str] = context.get_node_id(), node
+        self._node: str = context.get_node_id()
+        self._address: str = node
         self._name = f"dataload-{number} (process {os.getpid()} on node {node})"
         self._status = WorkerStatus()
-        self._works: dict[str, _Work | ResultMessage] = {}
+        self._works: dict[str, _Work] = {}
         self._leases: dict[str, Any] = {}
         self._empty_since: float | None = monotonic()  # until the first loader
         self._waiting: dict[str, int] = {}  # tasks of each loader that it has asked for and not received
@@ -61,33 +63,28 @@ class FleetActor:
 
     def load(
         self, loader: str, content: bytes, offset: float, directory: str, leases: Sequence[Any]
-    ) -> tuple[str, str, str]:
-        """Take the work of a loader, whose clock has this offset; return this node's id and address, and a name."""
+    ) -> tuple[str, str]:
+        """Take the work of a loader, whose clock has this offset; return this node's id, and a name."""
         self._leases.update((loader, lease) for lease in leases)
         self._empty_since = None
         threading.current_thread().name = self._name
         if os.path.isdir(directory):
             os.chdir(directory)  # for relative paths
         try:
-            self._works[loader] = _Work(pickle.loads(content), clock_offset() - offset, self._node[0])  # noqa: S301
+            work = pickle.loads(content)  # noqa: S301 - of the loader
         except Exception as error:
             reason = f"could not be set up: {type(error).__name__}: {error}"
-            self._works[loader] = ResultMessage(0, [], reason, traceback.format_exc())
-        return *self._node, self._name
+            work = partial(_fail, reason, traceback.format_exc())
+        self._works[loader] = _Work(work, clock_offset() - offset, self._node)
+        return self._node, self._name
 
     def make(self, content: bytes) -> bytes | list[bytes | BytesArray]:
-        """Return the outcome of a task: a pickle, and arrays if they are large; nothing if the loader is unknown."""
+        """Return the outcome of a task: a pickle, and arrays if they are large."""
         # One argument, and one result where it is small, because each more takes the loader's process tens of us.
-        loader, task, waiting, nodes = pickle.loads(content)  # noqa: S301 - of the loader
-        work = self._works.get(loader)
-        if work is None:
-            return b""
+        loader, asked, waiting = pickle.loads(content)  # noqa: S301 - of the loader
         threading.current_thread().name = self._name
         self._waiting[loader] = waiting
-        message, parts = work, list[memoryview]()
-        if not isinstance(work, ResultMessage):
-            work.nodes = nodes
-            message, parts = run_task(TaskMessage(0, task, None), work, self._status, None)
+        message, parts = run_task(TaskMessage(0, asked, None), self._works[loader], self._status, None)
         nbytes = sum(part.nbytes for part in parts)
         self._made += 1
         self._nbytes += nbytes
@@ -99,8 +96,7 @@ class FleetActor:
         """Drop the work of a loader."""
         self._leases.pop(loader, None)
         self._waiting.pop(loader, None)
-        work = self._works.pop(loader, None)
-        if isinstance(work, _Work):
+        if (work := self._works.pop(loader, None)) is not None:
             work.ahead.close()
 
     def _watch(self, ends: bool) -> None:
@@ -121,22 +117,26 @@ class FleetActor:
         named = [(thread.name, frames.get(thread.ident or 0)) for thread in threading.enumerate()]
         stacks = [f"{name}:\n{''.join(traceback.format_stack(frame))}" for name, frame in named if name == self._name]
         return {
-            "node": self._node[1], "process": os.getpid(), "loaders": len(self._works), "made": self._made,
+            "node": self._address, "process": os.getpid(), "loaders": len(self._works), "made": self._made,
             "queue": sum(self._waiting.values()), "bytes": self._nbytes, "position": self._status.position(),
             "stacks": "".join(stacks),
         }  # fmt: skip
 
 
+def _fail(reason: str, stacks: str, *_: Any) -> None:
+    raise WorkerLostError("", reason, WorkerPosition(-1, -1, -1), stacks)
+
+
 class _Work:
-    """The work of a loader: it downloads ahead for its node among `nodes`, and gives spans on the loader's clock."""
+    """The work of a loader, which downloads ahead for its node among others, with spans on the loader's clock."""
 
     def __init__(self, work: Callable[[Any, WorkerStatus], Any], later: float, node: str) -> None:
         self._work, self._later = work, later
         self.ahead: NodeAhead = NodeAhead(work, node)
-        self.nodes: Sequence[str] = ()
 
-    def __call__(self, task: Any, status: WorkerStatus) -> Any:
-        self.ahead.follow(task, self.nodes)
+    def __call__(self, asked: tuple[Any, Sequence[str]], status: WorkerStatus) -> Any:
+        task, nodes = asked
+        self.ahead.follow(task, nodes)
         result = self._work(task, status)
         if isinstance(result, StepsResult):
             for number, step in enumerate(result.loaded):

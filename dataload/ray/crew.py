@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import socket
 import sys
@@ -13,10 +14,13 @@ from dataclasses import dataclass, field
 from time import monotonic, sleep
 from typing import Any
 
+from dataload._util.lazy import load_optional
 from dataload.errors import text_of
 from dataload.executors import Fleet, WorkerLostError, WorkerPosition
 from dataload.ray.actor import FleetActor, clock_offset
 from dataload.ray.cluster import NAMESPACE
+
+_log = logging.getLogger("dataload")
 
 POLL_SECONDS = 0.05  # while actors start, or tasks wait for one
 UNKNOWN = WorkerPosition(-1, -1, -1)
@@ -24,6 +28,7 @@ UNKNOWN = WorkerPosition(-1, -1, -1)
 _FAILED_STARTS, _START_PAUSE = 5, 0.5  # Ray may not have noticed yet that a node or a named actor is gone
 _IDLE_SECONDS = 30.0  # after which an actor that is not wanted any more ends
 _REPORT_SECONDS = 0.5
+_AVOIDED_SECONDS = 30.0  # a node that does not answer
 
 
 @dataclass(slots=True, eq=False)
@@ -38,7 +43,7 @@ class Actor:
     tasks: dict[int, Any] = field(default_factory=dict[int, Any])  # asked for and not received, by number
     given: int = -1  # the number of the last task
     idle_since: float = 0.0
-    lease: Any = None  # of a shared actor: see `FleetActor`
+    lease: Any = None  # a result that never comes: its error says that the actor is lost
 
     def turn(self) -> tuple[int, int]:
         """Return the key to choose by: fewest tasks, then by turns, so that steps in a row go to different actors."""
@@ -62,6 +67,7 @@ class Crew:
         self._leaders: dict[str, Actor] = {}  # of each node the one that reads ahead
         self.starting: list[Actor] = []
         self._looked, self._start_at, self._starts, self._failed = 0.0, 0.0, 0, 0
+        self._avoids_until = 0.0
         self._check_room()
 
     def _check_room(self) -> None:
@@ -80,13 +86,20 @@ class Crew:
         for actor in [each for each in self.starting if each.number not in self._wanted]:
             self.starting.remove(actor)
             self._end(actor)
+        self.look()
+
+    def look(self) -> None:
+        """Look for lost actors at the next opportunity."""
         self._looked = 0.0
 
-    def fill(self) -> None:
-        """Now and then note which actors have started, which are missing, and which are not wanted."""
+    def fill(self) -> list[tuple[Actor, Any]]:
+        """Now and then note which actors have started, are missing or unwanted; return lost ones, and errors."""
         now = monotonic()
         if now - self._looked <= POLL_SECONDS and self.actors:
-            return
+            return []
+        lost = [(each, self._error(each.lease)) for each in self._those_done(self.actors, "lease")]
+        for actor, error in lost:
+            self.kill(actor, error)
         self._looked = now
         if now >= self._start_at:
             known = {each.number for each in (*self.actors, *self.starting)}
@@ -100,12 +113,26 @@ class Crew:
                 self._end(actor)
         self._leaders = {each.node: each for each in reversed(self.actors)}
         self.nodes = tuple(sorted(self._leaders))
+        return lost
+
+    def _those_done(self, actors: Sequence[Actor], result: str) -> list[Actor]:
+        done = self.done(getattr(each, result) for each in actors)
+        return [each for each in actors if getattr(each, result) in done]
+
+    def _error(self, reference: Any) -> Any:
+        try:
+            self._ray.get(reference)
+        except self._ray.exceptions.RayError as error:
+            return error
+        return None
 
     def _start(self, number: int) -> Actor:
         fleet = self._fleet
         options: dict[str, Any] = {"num_cpus": fleet.num_cpus, "namespace": NAMESPACE}
         options |= {} if fleet.memory is None else {"memory": fleet.memory}
         options |= {"scheduling_strategy": "SPREAD"} if fleet.scheduling == "spread" else {}
+        if monotonic() < self._avoids_until:
+            options["scheduling_strategy"] = self._elsewhere
         options["name"], self._starts = f"{self.name}/{number}", self._starts + 1
         if self._is_shared:
             options |= {"get_if_exists": True, "lifetime": "detached"}
@@ -118,19 +145,17 @@ class Crew:
 
     def load(self, actor: Actor) -> None:
         """Send the work to an actor that does not have it."""
-        handle, leases = actor.handle, list[Any]()  # in a list, because Ray would wait for it otherwise
-        if self._is_shared:
-            actor.lease = handle.lease.options(concurrency_group="lease").remote()
-            leases.append(actor.lease)
+        handle = actor.handle
+        actor.lease = handle.lease.options(concurrency_group="lease").remote()
+        leases = [actor.lease] if self._is_shared else []  # in a list, because Ray would wait for it otherwise
         actor.loaded = handle.load.remote(self.loader, self._content, clock_offset(), os.getcwd(), leases)
 
     def _welcome(self, now: float) -> None:
         """Note which actors have started; a `WorkerLostError` if none can."""
-        loaded = self.done(each.loaded for each in self.starting)
-        for actor in [each for each in self.starting if each.loaded in loaded]:
+        for actor in self._those_done(self.starting, "loaded"):
             self.starting.remove(actor)
             try:
-                actor.node, _, actor.name = self._ray.get(actor.loaded)
+                actor.node, actor.name = self._ray.get(actor.loaded)
             except self._ray.exceptions.RayError as error:
                 self._failed += 1
                 self._start_at = now + _START_PAUSE
@@ -181,13 +206,27 @@ class Crew:
             return actor.name, UNKNOWN, f"it does not answer: {text_of(error)}"
         return actor.name, found["position"], found["stacks"]
 
-    def kill(self, actor: Actor | None) -> None:
-        """End an actor that is late or lost, even if others use it."""
+    def kill(self, actor: Actor | None, error: Any = None) -> None:
+        """End an actor that is late, or is lost with an error, even if others use it."""
         if actor in self.actors:
             self.actors.remove(actor)
-            self._looked = 0.0
+            self.look()
+            if error is not None:
+                reason = text_of(error).splitlines()[0]
+                _log.warning("%s is lost, its batches are made again: %s", actor.name, reason)
+            if isinstance(error, self._ray.exceptions.ActorUnavailableError):
+                self._avoid(actor.node)
             with contextlib.suppress(Exception):  # it is gone
                 self._ray.kill(actor.handle)
+
+    def _avoid(self, node: str) -> None:
+        """Start actors elsewhere, if that is possible, until Ray has noticed that a node is lost."""
+        strategies = load_optional("ray.util.scheduling_strategies", needed_by="a fleet", extra="ray")
+        labels = [label for each in self._ray.nodes() for label, value in each["Labels"].items() if value == node]
+        if labels:
+            not_there = {labels[0]: strategies.NotIn(node)}
+            self._elsewhere: Any = strategies.NodeLabelSchedulingStrategy({}, soft=not_there)
+            self._avoids_until = monotonic() + _AVOIDED_SECONDS
 
     def _end(self, actor: Actor) -> None:
         actor.loaded = actor.lease = None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import pickle
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
@@ -34,8 +33,6 @@ from dataload.ray.homes import Homes
 TaskT = TypeVar("TaskT")
 ResultT = TypeVar("ResultT")
 
-_log = logging.getLogger("dataload")
-
 _LOSSES = 3  # of actors that were making one step, before it is an error
 _WAIT_SECONDS = 60.0  # of one wait; Ray takes no infinite ones
 _ALIGNMENT = 64
@@ -63,6 +60,10 @@ class FleetExecutor(PoolExecutor[TaskT, ResultT]):
         ray = connect(self._fleet.address)
         return max(1, int(ray.cluster_resources().get("CPU", 1) / self._fleet.num_cpus))
 
+    def refill(self) -> None:
+        if self._pool is not None:
+            self._pool.refill()
+
 
 def _check(value: Any) -> set[str]:
     dump(value)
@@ -70,7 +71,7 @@ def _check(value: Any) -> set[str]:
 
 
 class _Pending(Result[Any]):
-    __slots__ = ("_pool", "actor", "causes", "lost", "nodes", "number", "parts", "reference", "task")
+    __slots__ = ("_pool", "actor", "causes", "errors", "lost", "nodes", "number", "parts", "reference", "task")
 
     def __init__(self, pool: FleetPool, number: int, task: Any) -> None:
         self._pool = pool
@@ -81,6 +82,7 @@ class _Pending(Result[Any]):
         self.lost: bool = False  # with an actor, or a part of what was
         self.causes: list[str] = []  # of actors that were lost while they made it
         self.nodes: set[str] = set()  # of these actors
+        self.errors: list[WorkerLostError] = []  # once too many were lost
         self.parts: list[_Pending] = []  # the steps of a lost task, which are made one by one
 
     def result(self) -> Any:
@@ -130,6 +132,12 @@ class FleetPool(OwnedPool):
         with self.transaction():
             self._crew.use(workers)
 
+    def refill(self) -> None:
+        """Look at once for actors that are lost."""
+        with self.transaction():
+            self._crew.look()
+            self._place()
+
     def submit(self, task: Any) -> _Pending:
         with self.transaction():
             self._queue.append(pending := self._new(task))
@@ -144,7 +152,8 @@ class FleetPool(OwnedPool):
     def _place(self) -> None:
         """Give tasks to actors that have room."""
         crew = self._crew
-        crew.fill()
+        for actor, error in crew.fill():
+            self._lose(actor, error)
         while self._queue:
             pending = self._queue[0]
             in_flight = None if pending.lost else len(self._in_flight)  # others may be waiting for it to be received
@@ -158,7 +167,7 @@ class FleetPool(OwnedPool):
         actor.tasks[pending.number], actor.given = pending, pending.number
         pending.actor = actor
         crew = self._crew
-        content = pickle.dumps((crew.loader, pending.task, len(actor.tasks), crew.nodes_for(actor)), protocol=5)
+        content = pickle.dumps((crew.loader, (pending.task, crew.nodes_for(actor)), len(actor.tasks)), protocol=5)
         pending.reference = actor.handle.make.remote(content)
 
     def is_done(self, pending: _Pending) -> bool:
@@ -166,25 +175,27 @@ class FleetPool(OwnedPool):
             self._place()
             if pending.parts:
                 return all(map(self.is_done, pending.parts))
-            return pending.reference is not None and bool(self._crew.done([pending.reference]))
+            return bool(pending.errors or self._crew.done([pending.reference] if pending.reference else []))
 
     def wait_for_any(self, waiting: Sequence[_Pending]) -> None:
         """Wait until one of some tasks is done, or is lost."""
         watch = StallMonitor(self._timeouts)
-        asked = [part for each in waiting for part in (each.parts or [each])]
-        while not self._wait(asked, watch.next_look()):
+        while not self._wait(waiting, watch.next_look()):
             if watch.is_due():
-                self._look(watch, asked[0])
+                self._look(watch, waiting[0])
 
-    def _wait(self, asked: Sequence[_Pending], seconds: float) -> bool:
+    def _wait(self, waiting: Sequence[_Pending], seconds: float) -> bool:
         """Wait until one of some tasks is done, or anything else happens; return whether one is."""
         # The references have a frame of their own: the traceback of an error would keep their results.
         crew = self._crew
         with self.transaction():
             self._place()
+            asked = [part for each in waiting for part in (each.parts or [each])]
             wanted = {each.reference for each in asked if each.reference is not None}
             watched = {*wanted, *(each.loaded for each in crew.starting)}
             seconds = min(seconds, POLL_SECONDS if self._queue or crew.starting else _WAIT_SECONDS)
+            if any(each.errors for each in asked):
+                return True
         return bool(crew.done(watched, seconds, 1) & wanted)
 
     def receive(self, pending: _Pending) -> Any:
@@ -193,6 +204,10 @@ class FleetPool(OwnedPool):
         while True:
             if pending.reference is None or self._queue or self._crew.starting:
                 self.wait_for_any([pending])
+            if pending.parts:
+                return pending.result()
+            if pending.errors:
+                raise pending.errors.pop()  # not from a local variable: its traceback would refer to it
             self.check_usable()
             try:
                 seconds = min(watch.next_look(), _WAIT_SECONDS)
@@ -204,20 +219,13 @@ class FleetPool(OwnedPool):
             except self._ray.exceptions.RayError as error:
                 error.__traceback__ = None  # frames of Ray refer to the result, which would stay in the store
                 with self.transaction():
-                    self._lose(pending, error)
-                if pending.parts:
-                    return pending.result()
+                    self._failed(pending, error)
                 continue
-            if answer:
-                with self.transaction():
-                    self._drop(pending)
-                content, *large = [answer] if isinstance(answer, bytes) else answer
-                message, small = pickle.loads(content)  # noqa: S301 - from our own actor
-                return self._opened(message, [*small, *large], pending)
-            with self.transaction():  # the actor has dropped the work of this loader
-                if pending.actor is not None:
-                    self._crew.load(pending.actor)
-                    self._give(pending, pending.actor)
+            with self.transaction():
+                self._drop(pending)
+            content, *large = [answer] if isinstance(answer, bytes) else answer
+            message, small = pickle.loads(content)  # noqa: S301 - from our own actor
+            return self._opened(message, [*small, *large], pending)
 
     def _opened(self, message: ResultMessage, parts: list[Any], pending: _Pending) -> Any:
         name = "" if pending.actor is None else pending.actor.name
@@ -229,44 +237,52 @@ class FleetPool(OwnedPool):
             reason = f"sent a batch that cannot be unpickled: {type(error).__name__}: {error}"
             raise WorkerLostError(name, reason, _position(pending.task)) from error
 
-    def _lose(self, pending: _Pending, error: Any) -> None:
+    def _failed(self, pending: _Pending, error: Any) -> None:
         """Queue what was lost with an actor or a node again; raise a `WorkerLostError` where that does not help."""
         actor, errors = pending.actor, self._ray.exceptions
         if actor is None or isinstance(error, errors.TaskCancelledError):
             raise_closed()
-        reason = text_of(error)
-        if not isinstance(error, (errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError)):
+        is_lost = isinstance(error, (errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError))
+        if self._continues or not is_lost:
+            self._crew.kill(actor if is_lost else None, error)
             self._drop(pending)
-            raise WorkerLostError(actor.name, f"failed: {reason}", _position(pending.task)) from error
-        lost = [pending]
-        if not isinstance(error, errors.ObjectLostError):  # of a node that has made it; its actor gives notice itself
-            self._crew.kill(actor)
-            others = [each for each in actor.tasks.values() if each is not pending and self._is_lost(each)]
-            lost = sorted([pending, *others], key=lambda each: each.number)
-            _log.warning("%s is lost, its batches are made again: %s", actor.name, reason.splitlines()[0])
-        if self._continues:
-            self._drop(pending)
-            raise WorkerLostError(actor.name, f"is lost: {reason}", UNKNOWN, again=True) from error
-        for each in reversed(lost):
+            reason = f"{'is lost' if is_lost else 'failed'}: {text_of(error)}"
+            raise WorkerLostError(actor.name, reason, _position(pending.task), again=is_lost) from error
+        if isinstance(error, errors.ObjectLostError):  # of a node that has made it; its actor gives notice itself
+            self._again([pending], actor, text_of(error))
+        else:
+            self._crew.kill(actor, error)
+            self._lose(actor, error)
+        self._place()
+
+    def _lose(self, actor: Actor, error: Any) -> None:
+        """Queue the tasks of an actor that is lost again."""
+        if not self._continues:  # else the consumer knows where to go on, once it asks for them
+            lost = [each for each in actor.tasks.values() if self._is_lost(each)]
+            self._again(sorted(lost, key=lambda each: each.number), actor, text_of(error))
+
+    def _again(self, lost: list[_Pending], actor: Actor, reason: str) -> None:
+        for each in lost:
             actor.tasks.pop(each.number, None)
             each.actor = each.reference = None
             each.lost = True
-            self._queue.appendleft(each)
-        first = self._queue[0]  # the one that the actor was making
-        first.causes.append(f"{actor.name}: {reason}")
-        first.nodes.add(actor.node)
-        if len(first.causes) == _LOSSES:
-            self._drop(first)
-            reason = "; ".join([f"is the last of {_LOSSES} workers that were lost with this step", *first.causes])
-            raise WorkerLostError(actor.name, reason, _position(first.task)) from error
-        if isinstance(first.task, StepRange) and first.task.stop - first.task.start > 1:
-            self._drop(first)
-            steps = range(first.task.start, first.task.stop)
-            first.parts = [self._new(first.task._replace(start=step, stop=step + 1)) for step in steps]
-            for part in reversed(first.parts):
-                part.lost = True
-                self._queue.appendleft(part)
-        self._place()
+        if lost:
+            first = lost[0]  # the one that the actor was making
+            first.causes.append(f"{actor.name}: {reason}")
+            first.nodes.add(actor.node)
+            if len(first.causes) == _LOSSES:
+                self._in_flight.pop(first.number)
+                reason = "; ".join([f"is the last of {_LOSSES} workers that were lost with this step", *first.causes])
+                first.errors.append(WorkerLostError(actor.name, reason, _position(first.task)))
+                del lost[0]
+            elif isinstance(first.task, StepRange) and first.task.stop - first.task.start > 1:
+                self._in_flight.pop(first.number)
+                steps = range(first.task.start, first.task.stop)
+                first.parts = [self._new(first.task._replace(start=step, stop=step + 1)) for step in steps]
+                for part in first.parts:
+                    part.lost = True
+                lost[:1] = first.parts
+        self._queue.extendleft(reversed(lost))
 
     def _is_lost(self, pending: _Pending) -> bool:
         try:

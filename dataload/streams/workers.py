@@ -184,6 +184,7 @@ class StreamWorkers:
         return [
             RowSteps(
                 executor,
+                self._executors,
                 self._sessions,
                 slice(first, first + len(rows)),
                 RowTask(next(self._sessions), epoch, step, starts[first : first + len(rows)], 1),
@@ -219,6 +220,7 @@ class RowSteps:
     def __init__(
         self,
         executor: Executor[RowTask, RowResults],
+        executors: Sequence[Executor[RowTask, RowResults]],  # of all rows
         sessions: Iterator[int],
         rows: slice,
         first: RowTask,
@@ -226,7 +228,7 @@ class RowSteps:
         window: int,
         hand_over: float,
     ) -> None:
-        self._executor = executor
+        self._executor, self._executors = executor, executors
         self._sessions = sessions
         self._rows = rows
         self._task = first
@@ -257,6 +259,8 @@ class RowSteps:
                 starts = here.starts() if isinstance(here, StepRows) else here
                 self._task = RowTask(next(self._sessions), self._task.epoch, step, starts[self._rows], 1)
                 self.request()
+                for executor in self._executors:  # whose workers may have been lost with the same node
+                    executor.refill()
                 continue
             self._losses = 0
             if self._hand_over:

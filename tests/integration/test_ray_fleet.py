@@ -202,17 +202,20 @@ class Killer:
 
     def through(self, made):
         """The values of all batches."""
-        found, asked = [], None
+        found, asked, killed = [], None, None
         for batch in made:
             self.longest = max(self.longest, time.monotonic() - asked if asked else 0)
             found.append(values(batch))
             if self.left and self.chance.random() < 0.04:
                 self.left -= kill_one()
-            elif self.nodes_left and self.chance.random() < 0.02:
+            elif self.nodes_left and not killed and self.chance.random() < 0.02:
                 self.nodes_left -= 1
-                self.cluster.remove_node(self.cluster.list_all_nodes()[-1], allow_graceful=False)
-                self.cluster.add_node(**self.node, wait=False)
+                killed = self.cluster.list_all_nodes()[-1]
+                killed.all_processes["raylet"][0].process.kill()  # its workers end with it
             asked = time.monotonic()
+        if killed:
+            self.cluster.remove_node(killed, allow_graceful=False)
+            self.cluster.add_node(**self.node)
         return found
 
 

@@ -206,9 +206,6 @@ class Executor(ABC, Generic[TaskT, ResultT]):
         """Return the running workers if they are processes."""
         return []
 
-    def refill(self) -> None:
-        """Look for workers that are lost, and start others now, not when a result of theirs is asked for."""
-
     def restart(self) -> None:
         """Stop all workers; the next task starts new ones with the current work."""
 

@@ -86,10 +86,6 @@ class Crew:
         for actor in [each for each in self.starting if each.number not in self._wanted]:
             self.starting.remove(actor)
             self._end(actor)
-        self.look()
-
-    def look(self) -> None:
-        """Look for lost actors at the next opportunity."""
         self._looked = 0.0
 
     def fill(self) -> list[tuple[Actor, Any]]:
@@ -97,9 +93,13 @@ class Crew:
         now = monotonic()
         if now - self._looked <= POLL_SECONDS and self.actors:
             return []
-        lost = [(each, self._error(each.lease)) for each in self._those_done(self.actors, "lease")]
-        for actor, error in lost:
-            self.kill(actor, error)
+        lost = list[tuple[Actor, Any]]()
+        for actor in self._those_done(self.actors, "lease"):
+            try:
+                self._ray.get(actor.lease)
+            except self._ray.exceptions.RayError as error:
+                self.kill(actor, error)
+                lost.append((actor, error))
         self._looked = now
         if now >= self._start_at:
             known = {each.number for each in (*self.actors, *self.starting)}
@@ -118,13 +118,6 @@ class Crew:
     def _those_done(self, actors: Sequence[Actor], result: str) -> list[Actor]:
         done = self.done(getattr(each, result) for each in actors)
         return [each for each in actors if getattr(each, result) in done]
-
-    def _error(self, reference: Any) -> Any:
-        try:
-            self._ray.get(reference)
-        except self._ray.exceptions.RayError as error:
-            return error
-        return None
 
     def _start(self, number: int) -> Actor:
         fleet = self._fleet
@@ -210,7 +203,7 @@ class Crew:
         """End an actor that is late, or is lost with an error, even if others use it."""
         if actor in self.actors:
             self.actors.remove(actor)
-            self.look()
+            self._looked = 0.0
             if error is not None:
                 reason = text_of(error).splitlines()[0]
                 _log.warning("%s is lost, its batches are made again: %s", actor.name, reason)

@@ -60,10 +60,6 @@ class FleetExecutor(PoolExecutor[TaskT, ResultT]):
         ray = connect(self._fleet.address)
         return max(1, int(ray.cluster_resources().get("CPU", 1) / self._fleet.num_cpus))
 
-    def refill(self) -> None:
-        if self._pool is not None:
-            self._pool.refill()
-
 
 def _check(value: Any) -> set[str]:
     dump(value)
@@ -71,7 +67,7 @@ def _check(value: Any) -> set[str]:
 
 
 class _Pending(Result[Any]):
-    __slots__ = ("_pool", "actor", "causes", "errors", "lost", "nodes", "number", "parts", "reference", "task")
+    __slots__ = ("_pool", "actor", "causes", "errors", "is_cut", "lost", "nodes", "number", "reference", "task")
 
     def __init__(self, pool: FleetPool, number: int, task: Any) -> None:
         self._pool = pool
@@ -79,32 +75,20 @@ class _Pending(Result[Any]):
         self.task: Any = task
         self.actor: Actor | None = None  # None while it waits for one
         self.reference: Any = None
-        self.lost: bool = False  # with an actor, or a part of what was
+        self.lost: bool = False  # with an actor
+        self.is_cut: bool = False  # lost, and to be made step by step, so that an error names the step
         self.causes: list[str] = []  # of actors that were lost while they made it
         self.nodes: set[str] = set()  # of these actors
         self.errors: list[WorkerLostError] = []  # once too many were lost
-        self.parts: list[_Pending] = []  # the steps of a lost task, which are made one by one
 
     def result(self) -> Any:
-        return self._joined() if self.parts else self._pool.receive(self)
-
-    def _joined(self) -> StepsResult:
-        steps, seconds = list[Any](), 0.0
-        for part in self.parts:
-            made: StepsResult = part.result()
-            steps += made.loaded
-            seconds += made.seconds
-            if made.loaded[-1].error is not None:
-                break
-        return StepsResult(steps, seconds)
+        return self._pool.receive(self)
 
     def done(self) -> bool:
         return self._pool.is_done(self)
 
     def cancel(self) -> None:
         self._pool.cancel(self)
-        for part in self.parts:
-            part.cancel()
 
 
 class FleetPool(OwnedPool):
@@ -131,23 +115,16 @@ class FleetPool(OwnedPool):
     def use(self, workers: int) -> None:
         with self.transaction():
             self._crew.use(workers)
-
-    def refill(self) -> None:
-        """Look at once for actors that are lost."""
-        with self.transaction():
-            self._crew.look()
             self._place()
 
-    def submit(self, task: Any) -> _Pending:
+    def submit(self, task: Any, *, lost: bool = False) -> _Pending:
         with self.transaction():
-            self._queue.append(pending := self._new(task))
+            pending = self._in_flight[self._next] = _Pending(self, self._next, task)
+            self._next += 1
+            pending.lost = lost
+            self._queue.append(pending)
             self._place()
             return pending
-
-    def _new(self, task: Any) -> _Pending:
-        pending = self._in_flight[self._next] = _Pending(self, self._next, task)
-        self._next += 1
-        return pending
 
     def _place(self) -> None:
         """Give tasks to actors that have room."""
@@ -161,21 +138,15 @@ class FleetPool(OwnedPool):
             if actor is None:
                 return
             self._queue.popleft()
-            self._give(pending, actor)
-
-    def _give(self, pending: _Pending, actor: Actor) -> None:
-        actor.tasks[pending.number], actor.given = pending, pending.number
-        pending.actor = actor
-        crew = self._crew
-        content = pickle.dumps((crew.loader, (pending.task, crew.nodes_for(actor)), len(actor.tasks)), protocol=5)
-        pending.reference = actor.handle.make.remote(content)
+            actor.tasks[pending.number], actor.given = pending, pending.number
+            pending.actor = actor
+            content = pickle.dumps((crew.loader, (pending.task, crew.nodes_for(actor)), len(actor.tasks)), protocol=5)
+            pending.reference = actor.handle.make.remote(content)
 
     def is_done(self, pending: _Pending) -> bool:
         with self.transaction():
             self._place()
-            if pending.parts:
-                return all(map(self.is_done, pending.parts))
-            return bool(pending.errors or self._crew.done([pending.reference] if pending.reference else []))
+            return bool(pending.errors or (pending.reference is not None and self._crew.done([pending.reference])))
 
     def wait_for_any(self, waiting: Sequence[_Pending]) -> None:
         """Wait until one of some tasks is done, or is lost."""
@@ -190,12 +161,11 @@ class FleetPool(OwnedPool):
         crew = self._crew
         with self.transaction():
             self._place()
-            asked = [part for each in waiting for part in (each.parts or [each])]
-            wanted = {each.reference for each in asked if each.reference is not None}
+            if any(each.errors or each.is_cut for each in waiting):
+                return True
+            wanted = {each.reference for each in waiting if each.reference is not None}
             watched = {*wanted, *(each.loaded for each in crew.starting)}
             seconds = min(seconds, POLL_SECONDS if self._queue or crew.starting else _WAIT_SECONDS)
-            if any(each.errors for each in asked):
-                return True
         return bool(crew.done(watched, seconds, 1) & wanted)
 
     def receive(self, pending: _Pending) -> Any:
@@ -204,8 +174,8 @@ class FleetPool(OwnedPool):
         while True:
             if pending.reference is None or self._queue or self._crew.starting:
                 self.wait_for_any([pending])
-            if pending.parts:
-                return pending.result()
+            if pending.is_cut:
+                return self._step_by_step(pending.task)
             if pending.errors:
                 raise pending.errors.pop()  # not from a local variable: its traceback would refer to it
             self.check_usable()
@@ -226,6 +196,16 @@ class FleetPool(OwnedPool):
             content, *large = [answer] if isinstance(answer, bytes) else answer
             message, small = pickle.loads(content)  # noqa: S301 - from our own actor
             return self._opened(message, [*small, *large], pending)
+
+    def _step_by_step(self, task: StepRange) -> StepsResult:
+        steps, seconds = list[Any](), 0.0
+        for step in range(task.start, task.stop):
+            made: StepsResult = self.submit(task._replace(start=step, stop=step + 1), lost=True).result()
+            steps += made.loaded
+            seconds += made.seconds
+            if made.loaded[-1].error is not None:
+                break
+        return StepsResult(steps, seconds)
 
     def _opened(self, message: ResultMessage, parts: list[Any], pending: _Pending) -> Any:
         name = "" if pending.actor is None else pending.actor.name
@@ -270,18 +250,12 @@ class FleetPool(OwnedPool):
             first = lost[0]  # the one that the actor was making
             first.causes.append(f"{actor.name}: {reason}")
             first.nodes.add(actor.node)
+            first.is_cut = isinstance(first.task, StepRange) and first.task.stop - first.task.start > 1
             if len(first.causes) == _LOSSES:
-                self._in_flight.pop(first.number)
                 reason = "; ".join([f"is the last of {_LOSSES} workers that were lost with this step", *first.causes])
                 first.errors.append(WorkerLostError(actor.name, reason, _position(first.task)))
-                del lost[0]
-            elif isinstance(first.task, StepRange) and first.task.stop - first.task.start > 1:
-                self._in_flight.pop(first.number)
-                steps = range(first.task.start, first.task.stop)
-                first.parts = [self._new(first.task._replace(start=step, stop=step + 1)) for step in steps]
-                for part in first.parts:
-                    part.lost = True
-                lost[:1] = first.parts
+            if first.is_cut or first.errors:
+                self._drop(lost.pop(0))
         self._queue.extendleft(reversed(lost))
 
     def _is_lost(self, pending: _Pending) -> bool:

@@ -259,8 +259,8 @@ class RowSteps:
                 starts = here.starts() if isinstance(here, StepRows) else here
                 self._task = RowTask(next(self._sessions), self._task.epoch, step, starts[self._rows], 1)
                 self.request()
-                for executor in self._executors:  # whose workers may have been lost with the same node
-                    executor.refill()
+                for executor in self._executors:
+                    executor.use(1)  # starts another worker now if its own was lost with the same node
                 continue
             self._losses = 0
             if self._hand_over:

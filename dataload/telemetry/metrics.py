@@ -41,6 +41,10 @@ def _metric(name: str, unit: str, path: str, description: str, kind: Literal["co
     return Metric(f"dataload.{name}", kind, unit, label, description, value)
 
 
+def _ready(statistics: Statistics) -> int:
+    return round(statistics.depth * statistics.steps)
+
+
 _DEPTH = "batches that were ready, summed over the consumer's requests; divided by dataload.batches, the mean depth"
 
 METRICS: tuple[Metric, ...] = (
@@ -49,7 +53,7 @@ METRICS: tuple[Metric, ...] = (
     _metric("batch.bytes", "By", "nbytes", "bytes of the arrays of the received batches"),
     _metric("wait.seconds", "s", "wait_seconds", "time that the consumer waited for batches"),
     _metric("consumer.seconds", "s", "consumer_seconds", "time that the consumer worked between batches"),
-    Metric("dataload.queue.depth", "counter", "{batch}", "", _DEPTH, lambda s: round(s.depth * s.steps)),
+    Metric("dataload.queue.depth", "counter", "{batch}", "", _DEPTH, _ready),
     _metric("stage.seconds", "s", "stages.seconds", "work on the received batches, of all workers together"),
     _metric("workers", "{worker}", "workers", "workers in use; 0 for the consumer's thread", "gauge"),
     _metric("worker.seconds", "s", "worker_seconds", "time of the loop, times the workers in use"),

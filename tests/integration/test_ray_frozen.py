@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fleets import ray_cluster, reports, walk
+from fleets import ray_cluster, reports
 
 import dataload
 from dataload.streams import MultiStreamLoader
@@ -30,8 +30,14 @@ def nothing_is_left_behind():
 
 
 def large(sample):
-    """Large enough for the object store, which is the frozen process."""
+    """So large that it comes through the object store, which is frozen."""
     return {"index": sample["index"], "x": np.full(50_000, sample["index"])}
+
+
+def walk(length):
+    """A stream of `length` large items."""
+    for number in range(length):
+        yield {"v": np.full(50_000, [length, number][number % 2])}
 
 
 def rows(**settings):

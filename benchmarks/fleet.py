@@ -191,8 +191,16 @@ def rank(number):
             found += begun <= time.time() < begun + SECONDS
             if time.time() >= begun + SECONDS:
                 break
-        print(found, flush=True)
+        print("counted", found, flush=True)
         sys.stdin.readline()  # the others still count
+
+
+def _said(process, word):
+    """Return what follows a word in a line of a process; Ray's own lines are in between."""
+    for line in process.stdout:
+        if line.startswith(word):
+            return line.removeprefix(word).strip()
+    raise SystemExit(f"a rank has ended without saying {word!r}")
 
 
 def fairness():
@@ -204,12 +212,12 @@ def fairness():
         ranks = [subprocess.Popen([sys.executable, "-c", program], **pipes) for program in programs]
         try:
             for each in ranks:
-                assert each.stdout.readline() == "ready\n"
+                _said(each, "ready")
             begin = f"{time.time() + 3}\n"  # when all of them have a full window
             for each in ranks:
                 each.stdin.write(begin)
                 each.stdin.flush()
-            counts = [int(each.stdout.readline()) for each in ranks]
+            counts = [int(_said(each, "counted")) for each in ranks]
         finally:
             for each in ranks:
                 each.kill()

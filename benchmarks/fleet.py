@@ -112,19 +112,16 @@ def rates(title, collate, batches):
         return run_cases(title, cases, same=None, rows=touched, seconds=2.0)
 
 
-def scaling():
-    """One and two actors with a transform of 5 ms a sample, which sleeps or computes."""
-    found = []
-    for transform in (slow, computing):
-        with cluster(2, 2), contextlib.ExitStack() as held:
-            cases = []
-            for workers, floor in ((1, None), (2, 1.8)):
-                settings = {"batch_size": 16, "transform": transform, "num_workers": workers, "executor": "ray"}
-                loader = held.enter_context(dataload.Loader(dataload.RangeSource(4096), **settings))
-                cases.append(Case(f"Loader, {workers} actors", through(loader), floor))
-            title = f"5 ms a sample on Ray, {transform.__name__}"
-            found += run_cases(title, cases, same=None, rows=lambda batch: len(batch["index"]), seconds=2.0)
-    return found
+def scaling(transform):
+    """One and two actors with a transform of 5 ms a sample."""
+    with cluster(2, 2), contextlib.ExitStack() as held:
+        cases = []
+        for workers, floor in ((1, None), (2, 1.8)):
+            settings = {"batch_size": 16, "transform": transform, "num_workers": workers, "executor": "ray"}
+            loader = held.enter_context(dataload.Loader(dataload.RangeSource(4096), **settings))
+            cases.append(Case(f"Loader, {workers} actors", through(loader), floor))
+        title = f"5 ms a sample on Ray, {transform.__name__}"
+        return run_cases(title, cases, same=None, rows=lambda batch: len(batch["index"]), seconds=2.0)
 
 
 def _cpu_of(batches, number):
@@ -159,7 +156,7 @@ def driver():
             batches = iter(loader)
             crew = _crew_of(loader, batches)
             ours, bare = [], []
-            for _ in range(5):
+            for _ in range(3):
                 ours.append(_cpu_of(batches, number))
                 bare.append(_cpu_of(_bare_tasks(crew), number))
     title = f"{ACTORS} actors that sleep 20 ms"
@@ -230,7 +227,8 @@ def fairness():
 PARTS = {
     "small": lambda: rates("1 MB batches from Ray actors", small_batch, 4000),
     "large": lambda: rates("16 MB batches from Ray actors", ready_batch, 400),
-    "scaling": scaling,
+    "sleeping": lambda: scaling(slow),
+    "computing": lambda: scaling(computing),
     "driver": driver,
     "fairness": fairness,
 }

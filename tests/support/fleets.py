@@ -34,6 +34,7 @@ def ray_cluster(nodes, node=NODE, system=PATIENT, caches=None):
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patched.setenv("RAY_AUTH_MODE", "disabled")
+        patched.setenv("RAY_worker_niceness", "0")  # else workers yield to other tests, and take long to start
         patched.setenv("PYTHONPATH", os.pathsep.join([os.path.dirname(__file__), *sys.path]))
         started = None
         try:

@@ -68,7 +68,7 @@ def cluster(nodes, cpus):
 
     node = {"num_cpus": cpus, "object_store_memory": 600 << 20, "include_dashboard": False}
     os.environ.setdefault("RAY_AUTH_MODE", "disabled")
-    os.environ["RAY_worker_niceness"] = "0"  # else actors yield to anything else that this machine does
+    os.environ.update(RAY_worker_niceness="0")  # else actors yield to anything else that this machine does
     started = Cluster(initialize_head=True, head_node_args=node)
     try:
         for _ in range(nodes - 1):

@@ -184,12 +184,12 @@ class StreamWorkers:
         return [
             RowSteps(
                 executor,
-                self._executors,
                 self._sessions,
                 slice(first, first + len(rows)),
                 RowTask(next(self._sessions), epoch, step, starts[first : first + len(rows)], 1),
                 window=self._window if ahead else 0,
                 hand_over=self._hand_over if ahead else 0,
+                others=self._executors,
             )
             for executor, (first, rows) in zip(self._executors, self._groups, strict=True)
         ]
@@ -220,15 +220,15 @@ class RowSteps:
     def __init__(
         self,
         executor: Executor[RowTask, RowResults],
-        executors: Sequence[Executor[RowTask, RowResults]],  # of all rows
         sessions: Iterator[int],
         rows: slice,
         first: RowTask,
         *,
         window: int,
         hand_over: float,
+        others: Sequence[Executor[RowTask, RowResults]] = (),  # of all rows
     ) -> None:
-        self._executor, self._executors = executor, executors
+        self._executor, self._others = executor, others
         self._sessions = sessions
         self._rows = rows
         self._task = first
@@ -259,7 +259,7 @@ class RowSteps:
                 starts = here.starts() if isinstance(here, StepRows) else here
                 self._task = RowTask(next(self._sessions), self._task.epoch, step, starts[self._rows], 1)
                 self.request()
-                for executor in self._executors:
+                for executor in self._others:
                     executor.use(1)  # starts another worker now if its own was lost with the same node
                 continue
             self._losses = 0

@@ -108,6 +108,7 @@ class FleetPool(OwnedPool):
         self._queue: deque[_Pending] = deque()
         self._in_flight: dict[int, _Pending] = {}
         self._next = 0
+        self._gone: tuple[str, str] | None = None  # a lost actor that the consumer does not know of, if it `_continues`
 
     def is_usable(self) -> bool:
         return super().is_usable() and self._ray.is_initialized()
@@ -133,6 +134,10 @@ class FleetPool(OwnedPool):
             self._lose(actor, error)
         while self._queue:
             pending = self._queue[0]
+            if self._gone is not None:  # another actor cannot go on with this task
+                pending.errors.append(WorkerLostError(*self._gone, UNKNOWN, again=True))
+                self._queue.popleft()
+                continue
             in_flight = None if pending.lost else len(self._in_flight)  # others may be waiting for it to be received
             actor = crew.choose(in_flight, pending.nodes, partial(self._homes.of, pending.task))
             if actor is None:
@@ -177,6 +182,9 @@ class FleetPool(OwnedPool):
             if pending.is_cut:
                 return self._step_by_step(pending.task)
             if pending.errors:
+                with self.transaction():
+                    self._drop(pending)
+                self._gone = None
                 raise pending.errors.pop()  # not from a local variable: its traceback would refer to it
             self.check_usable()
             try:
@@ -226,6 +234,7 @@ class FleetPool(OwnedPool):
         if self._continues or not is_lost:
             self._crew.kill(actor if is_lost else None, error)
             self._drop(pending)
+            self._gone = None
             reason = f"{'is lost' if is_lost else 'failed'}: {text_of(error)}"
             raise WorkerLostError(actor.name, reason, _position(pending.task), again=is_lost) from error
         if isinstance(error, errors.ObjectLostError):  # of a node that has made it; its actor gives notice itself
@@ -237,7 +246,9 @@ class FleetPool(OwnedPool):
 
     def _lose(self, actor: Actor, error: Any) -> None:
         """Queue the tasks of an actor that is lost again."""
-        if not self._continues:  # else the consumer knows where to go on, once it asks for them
+        if self._continues:  # the consumer knows where to go on, once it asks for a result
+            self._gone = actor.name, f"is lost: {text_of(error)}"
+        else:
             lost = [each for each in actor.tasks.values() if self._is_lost(each)]
             self._again(sorted(lost, key=lambda each: each.number), actor, text_of(error))
 

@@ -258,6 +258,19 @@ def test_a_frozen_actor_ends_by_the_timeout(cluster):
     assert [first, *expected[1 : state["position"] // 8], *found] == expected
 
 
+def test_rows_go_on_after_a_worker_is_lost_that_had_nothing_to_do(cluster):
+    with streams(num_workers=0) as made:
+        expected = [values(batch) for batch in made]
+    with streams(num_workers=1, prefetch=1) as made:
+        batches = iter(made)
+        found = [values(next(batches)) for _ in range(6)]
+        (report,) = reports().values()
+        until(lambda: not any("run_task" in each["stacks"] for each in reports().values()))
+        os.kill(report["process"], signal.SIGKILL)
+        until(lambda: not reports())
+        assert [*found, *map(values, batches)] == expected
+
+
 def test_losses_are_logged(cluster, caplog):
     caplog.set_level(logging.WARNING, "dataload")
     with loader() as made:

@@ -126,7 +126,12 @@ def seed_global_generators(seed: int, epoch: int, step: int) -> None:
 @lru_cache(4)
 def _words(seed: int, epoch: int, block: int) -> list[int]:
     """Return the words that seed the steps of a block; many at once, while the code for it is in the CPU's cache."""
-    return [int(derive_word(seed, "global generators", epoch, block * _BLOCK + i)) for i in range(_BLOCK)]
+    begun, words = _hash_of(8, seed, "global generators", _address_part(epoch)), list[int]()
+    for step in range(block * _BLOCK, (block + 1) * _BLOCK):  # as `derive_word`
+        hashed = begun.copy()
+        hashed.update(b"\x1fint:%d" % step)
+        words.append(int.from_bytes(hashed.digest(), "little"))
+    return words
 
 
 @lru_cache(1)

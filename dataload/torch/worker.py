@@ -166,6 +166,7 @@ class UserWork(StepWork):
             name = worker_name()
             return StepResult(epoch, plan.step, Turn.ENDED, None, 0, 0, [], [], name, report=self._tell(due=True))
 
+        self._failed = None
         result = self._tried(start.epoch, BatchPlan(start.step, _NO_INDICES), enter)
         self._failed = None if result.error is None else result
         return result
@@ -179,12 +180,12 @@ class UserWork(StepWork):
         return {"fetcher_state": iterator, "dataset_state": own, "batches": self._given}
 
     def _set_up(self, epoch: int) -> None:
-        """Set up a new worker process. Nothing happens in the consumer's."""
+        """Set up a new worker process."""
         if self._set_up_in == getpid():
             return
         self._set_up_in, self._failed = getpid(), None
         name = multiprocessing.current_process().name
-        if not self._reading.num_workers or not name.startswith("dataload-"):
+        if not name.startswith("dataload-"):
             return
         self._number = number = int(name.rpartition("-")[2])
         seed_global_generators(self.fetch.seed, epoch, number)
@@ -221,7 +222,8 @@ class UserWork(StepWork):
         self._stage = ""
         restore = None if self._reading.num_workers else keep_global_generators()
         try:
-            self._set_up(epoch)
+            if restore is None:
+                self._set_up(epoch)
             return self._failed or make(epoch, plan)
         except BaseException as error:
             if is_for_consumer(error):

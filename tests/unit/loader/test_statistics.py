@@ -5,8 +5,10 @@ import random
 import re
 from dataclasses import FrozenInstanceError, dataclass, fields, replace
 from html import unescape
+from types import MappingProxyType
 from typing import NamedTuple
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -286,6 +288,25 @@ def test_since_subtracts_every_number_unless_it_is_marked():
 
 
 # A loader's
+
+
+@pytest.mark.parametrize(
+    ("batch", "size"),
+    [
+        (["a", "bcd"], 4),
+        ([b"a", "bcd"], 4),
+        ([1, 2.0, True], 0),
+        (["a", 1, None], 1),
+        ([[1, 2], ("abc", [np.zeros(3)])], 27),
+        ({"x": np.zeros(3), "y": {"z": ["ab"]}}, 26),
+        (MappingProxyType({"x": np.zeros(3)}), 24),
+        ([], 0),
+    ],
+)
+def test_a_loader_counts_the_bytes_of_any_batch(batch, size):
+    with Loader(RangeSource(3), batch_size=3, collate=lambda _: batch) as loader:
+        assert next(iter(loader)) is batch
+        assert loader.statistics().nbytes == size
 
 
 @pytest.mark.parametrize("in_order", [True, False])

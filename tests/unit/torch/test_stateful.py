@@ -310,3 +310,19 @@ def test_a_stream_that_fails_says_so(count):
 
     with pytest.raises(KeyError, match="no shards"):
         iter(DataLoader(Unready(), **workers(count)))
+
+
+def test_a_stream_that_was_not_ready_is_asked_again():
+    class Late(data.IterableDataset):
+        ready = False
+
+        def __iter__(self):
+            if not self.ready:
+                self.ready = True
+                raise KeyError("no shards")
+            return iter([1, 2])
+
+    loader = DataLoader(Late())
+    with pytest.raises(KeyError, match="no shards"):
+        iter(loader)
+    assert [*map(int, loader)] == [1, 2]

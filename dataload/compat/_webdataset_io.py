@@ -1,37 +1,22 @@
-"""WebDataset's reading, writing and decoding: URLs go through `dataload.storage`; commands and pickles need consent."""
+"""WebDataset's reading, writing and decoding, through `dataload.storage`; commands and pickles need consent."""
 
 import functools
-import importlib
+import importlib.util
 import io
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, Self
+import os
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Self, cast
 from urllib.parse import urlparse
 
+from dataload import errors
 from dataload._util.lazy import load_optional
 from dataload.errors import ConfigError
+from dataload.sources.tar.reader import TarSource
 from dataload.storage import Remote, is_url, local_path, storage_of
 from dataload.storage.backend import FileStream
 
 wds: Any = load_optional("webdataset", needed_by="dataload.compat.webdataset", extra="webdataset")
-
-
-class Untyped:
-    """A class of webdataset, as type checkers see it: the package has no types."""
-
-    if TYPE_CHECKING:
-        close: Any
-        compose: Any
-        decode: Any
-        next_stream: Any
-        xdecode: Any
-
-        def __init__(self, *args: Any, **kw: Any) -> None: ...
-        def __getattr__(self, name: str) -> Any: ...
-
-
-def base(name: str) -> type[Untyped]:
-    """Return a class of webdataset, to derive from."""
-    return getattr(wds, name)
 
 
 _BUFFER_BYTES = 1 << 20
@@ -57,19 +42,13 @@ def is_remote(url: str) -> bool:
 
 
 def gopen(
-    url: str,
-    mode: str = "rb",
-    bufsize: int = 8192,
-    *,
-    allow_pipe: bool = False,
-    remote: Remote | None = None,
-    **kw: Any,
+    url: str, mode: str = "rb", *args: Any, allow_pipe: bool = False, remote: Remote | None = None, **kw: Any
 ) -> Any:
     """Open a file or a URL as a stream; ``pipe:`` only with `allow_pipe`."""
     url = importlib.import_module("webdataset.gopen").rewrite_url(url)
     check_pipe(url, allow_pipe)
     if not is_remote(url):
-        return wds.gopen(url, mode, bufsize, **kw)
+        return wds.gopen(url, mode, *args, **kw)
     storage = storage_of(url, remote)
     if mode == "wb":
         return _Upload(storage, url)
@@ -129,8 +108,7 @@ class Opener:
         path = local_path(url) if urlparse(url).scheme in ("", "file") else None
         if is_remote(url) and self._remote is not None and self._remote.options.cache is not None:
             lease = storage_of(url, self._remote).lease(url)
-            stream = open(lease.path, "rb")  # noqa: SIM115 - closed above
-            return {"url": url, "stream": stream, "local_path": lease.path, "lease": lease}
+            return {"url": url, "stream": open(lease.path, "rb"), "local_path": lease.path, "lease": lease}
         opened = {"url": url, "stream": gopen(url, allow_pipe=self._allow_pipe, remote=self._remote)}
         return {**opened, "local_path": path} if path and self._names_file else opened
 
@@ -153,38 +131,25 @@ def tarfile_samples(
 tarfile_to_samples = wds.pipelinefilter(tarfile_samples)
 
 
-class TarWriter(base("TarWriter")):
+_writer: Any = importlib.util.module_from_spec(cast("Any", importlib.util.find_spec("webdataset.writer")))
+_writer.__spec__.loader.exec_module(_writer)  # a copy, whose writers open by ours
+_writer.gopen = functools.partial(gopen, allow_pipe=True)
+
+
+class TarWriter(_writer.TarWriter):
     """WebDataset's writer of one archive, here or at a URL; ``pipe:`` only with `allow_pipe`."""
 
     def __init__(self, fileobj: Any, *args: Any, allow_pipe: bool = False, **kw: Any) -> None:
-        stream = None
-        if isinstance(fileobj, str):
-            kw.setdefault("compress", _compression(fileobj))
-            fileobj = stream = gopen(fileobj, "wb", allow_pipe=allow_pipe)
+        check_pipe([fileobj], allow_pipe)
         super().__init__(fileobj, *args, **kw)
-        self.own_fileobj = stream
 
 
-class ShardWriter(base("ShardWriter")):
+class ShardWriter(_writer.ShardWriter):
     """WebDataset's writer of several archives, here or at URLs; ``pipe:`` only with `allow_pipe`."""
 
-    def __init__(self, pattern: str, *args: Any, allow_pipe: bool = False, opener: Any = None, **kw: Any) -> None:
-        check_pipe(pattern, allow_pipe)
-        self._opens = opener is None
-        if self._opens:
-            kw.setdefault("compress", _compression(pattern))
-            opener = functools.partial(gopen, mode="wb", allow_pipe=allow_pipe)
-        super().__init__(pattern, *args, opener=opener, **kw)
-
-    def next_stream(self) -> None:
-        """Close the archive, and begin the next one."""
-        super().next_stream()
-        if self._opens:
-            self.tarstream.own_fileobj = self.tarstream.stream
-
-
-def _compression(name: str) -> str | None:
-    return next((kind for kind in ("gz", "bz2", "xz") if name.endswith(kind)), None)
+    def __init__(self, pattern: str, *args: Any, allow_pipe: bool = False, **kw: Any) -> None:
+        check_pipe([pattern], allow_pipe)
+        super().__init__(pattern, *args, **kw)
 
 
 def _refuse_pickle(*_: Any) -> None:
@@ -199,48 +164,98 @@ def _decode_basic(key: str, data: bytes) -> Any:
     return (_refuse_pickle if key.rpartition(".")[2] in _PICKLED else wds.autodecode.basichandlers)(key, data)
 
 
-def safe_handlers(post: Sequence[Any] | None, allow_pickle: bool) -> list[Any]:
+def _safe(post: Sequence[Any] | None, allow_pickle: bool) -> list[Any]:
     """Return the last handlers of a decoder; WebDataset's own handlers unpickle only if allowed."""
     basic = wds.autodecode.basichandlers
     chosen = [basic] if post is None else list(post)
     return chosen if allow_pickle else [_decode_basic if each is basic else each for each in chosen]
 
 
-def safe_defaults(allow_pickle: bool) -> list[tuple[str, Callable[[Any], Any]]]:
-    """Return the decoders of `xdecode`; the last that fits a name is used."""
-    return [*wds.filters.default_decoders, *([] if allow_pickle else [("*.pyd", _refuse_pickle)])]
-
-
-class Decoder(base("Decoder")):
+class Decoder(wds.Decoder):
     """WebDataset's decoder, which unpickles only with `allow_pickle`."""
 
     def __init__(
         self, handlers: Any, pre: Any = None, post: Any = None, *args: Any, allow_pickle: bool = False, **kw: Any
     ) -> None:
-        super().__init__(handlers, pre, safe_handlers(post, allow_pickle), *args, **kw)
+        super().__init__(handlers, pre, _safe(post, allow_pickle), *args, **kw)
 
 
 def decode(*args: Any, post: Any = None, allow_pickle: bool = False, **kw: Any) -> Any:
     """Return the stage that decodes samples; it unpickles only with `allow_pickle`."""
-    return wds.decode(*args, post=safe_handlers(post, allow_pickle), **kw)
+    return wds.decode(*args, post=_safe(post, allow_pickle), **kw)
 
 
 def xdecode(*args: Any, allow_pickle: bool = False, **kw: Any) -> Any:
     """Return the stage that decodes samples from streams; it unpickles only with `allow_pickle`."""
-    return wds.xdecode(*args, **{"defaults": safe_defaults(allow_pickle), **kw})
+    refused = [] if allow_pickle else [("*.pyd", _refuse_pickle)]  # the last decoder that fits a name is used
+    return wds.xdecode(*args, **{"defaults": [*wds.filters.default_decoders, *refused], **kw})
 
 
-class FluidInterface(base("FluidInterface")):
+class FluidInterface(wds.FluidInterface):
     """WebDataset's methods; `decode` and `xdecode` load pickles only if allowed."""
 
     allow_pickle = False
 
     def decode(self, *args: Any, post: Any = None, **kw: Any) -> Self:
-        return super().decode(*args, post=safe_handlers(post, self.allow_pickle), **kw)
+        return super().decode(*args, post=_safe(post, self.allow_pickle), **kw)
 
     def xdecode(self, *args: Any, **kw: Any) -> Self:
-        return super().xdecode(*args, **{"defaults": safe_defaults(self.allow_pickle), **kw})
+        return self.compose(xdecode(*args, allow_pickle=self.allow_pickle, **kw))
 
 
-class FluidWrapper(FluidInterface, base("FluidWrapper")):
+class FluidWrapper(FluidInterface, wds.FluidWrapper):
     """WebDataset's methods for any data set."""
+
+
+def why_streams(given: Mapping[str, Any], pipeline: Sequence[Any], urls: Sequence[str]) -> str | None:
+    """Return why archives cannot be read at random, as far as the arguments tell."""
+    if type(pipeline[0]) is not wds.SimpleShardList:
+        return f"{type(pipeline[0]).__name__} chooses them"
+    for name, does, known in (
+        ("select_files", "works on files", (None,)),
+        ("rename_files", "works on files", (None,)),
+        ("nodesplitter", "chooses them", (None, wds.split_by_node, wds.single_node_only)),
+        ("workersplitter", "chooses them", (None, False, wds.split_by_worker)),
+    ):
+        if given[name] not in known:
+            return f"{name} {does}"
+    if "GOPEN_REWRITE" in os.environ:
+        return "GOPEN_REWRITE is set"
+    for url in urls:
+        if url == "-" or url.startswith("pipe:") or (is_url(local_path(url)) and not is_remote(url)):
+            return f"{url} is a stream"
+    return None
+
+
+def open_archives(urls: Sequence[str], remote: Remote | None, handler: Any) -> tuple[Sequence[str], TarSource] | str:
+    """Return the archives, without those that are missing if `handler` continues; or why they can only be streams."""
+    options: dict[str, Any] = {} if remote is None else {"remote": remote}
+    bad_index, index = None, None
+    while True:
+        source = TarSource([local_path(url) for url in urls], case_sensitive=False, index=index, **options)
+        try:
+            oddity = source.oddity()
+        except errors.SourceNotFoundError as error:
+            there = [url for url in urls if local_path(url) != error.path]
+            if not 0 < len(there) < len(urls) or not _continues(handler, error):
+                return str(error)
+            urls = there
+        except errors.CorruptFileError as error:
+            if index is False:
+                return str(error)
+            bad_index, index = error, False
+        except errors.StoreError:
+            raise  # later it may answer, and the order must not depend on that
+        except (errors.SourceError, ConfigError) as error:
+            return str(error)
+        else:
+            if oddity is None and bad_index is not None:
+                warnings.warn(f"archives are scanned, because an index beside them is bad: {bad_index}", stacklevel=2)
+            return oddity or (urls, source)
+
+
+def _continues(handler: Any, error: Exception) -> bool:
+    try:
+        return bool(handler(error))
+    except Exception:
+        return False  # it is raised when its turn comes

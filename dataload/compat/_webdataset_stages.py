@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import inspect
 import itertools
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
@@ -24,6 +25,17 @@ _SINGLE = frozenset(getattr(wds.filters, name).f for name in _NAMES.split())
 _DROPPING = frozenset((wds.filters.select.f, wds.filters.rsample.f))
 
 
+def arguments(function: Callable[..., Any], *args: Any, **kw: Any) -> dict[str, Any]:
+    """Return the arguments of a call by name, with defaults."""
+    bound = inspect.signature(function).bind(*args, **kw)
+    bound.apply_defaults()
+    return bound.arguments
+
+
+def _arguments(stage: Any) -> dict[str, Any]:
+    return arguments(stage.f, None, *stage.args, **stage.kw)
+
+
 class Batching(NamedTuple):
     """The arguments of ``batched``."""
 
@@ -39,15 +51,13 @@ class PipelineSplit:
     orders: tuple[Any, ...] = ()
     stages: tuple[Any, ...] = ()
     batch: int | None = None  # the position in `stages` of the first ``batched``
+    batching: Batching | None = None
     inexact: Any = None  # the first stage that holds samples back or counts them
 
     @property
-    def batching(self) -> Batching | None:
-        """The arguments of ``batched``."""
-        if self.batch is None:
-            return None
-        given = _arguments(self.stages[self.batch])
-        return Batching(given["batchsize"], given["collation_fn"] or list, given["partial"])
+    def rows(self) -> int:
+        """Samples in a value."""
+        return self.batching.size if self.batching else 1
 
     def order(self, order: Sampler, seed: int) -> Sampler:
         """Return `order` after the stages that change it."""
@@ -72,7 +82,9 @@ def plan(stages: Iterable[Any]) -> PipelineSplit:
             found = replace(found, orders=(*found.orders, stage))
             continue
         if early and _is(stage, wds.filters.batched):
-            found = replace(found, batch=len(found.stages))
+            given = _arguments(stage)
+            batching = Batching(given["batchsize"], given["collation_fn"] or list, given["partial"])
+            found = replace(found, batch=len(found.stages), batching=batching)
         elif found.inexact is None and not is_single(stage):
             found = replace(found, inexact=stage)
         keeps_all = keeps_all and _keeps(stage)
@@ -108,43 +120,32 @@ def _is_slice(stage: Any) -> bool:
     return _is(stage, wds.filters.slice) and all(bound is None or bound >= 0 for bound in stage.args)
 
 
-def _arguments(stage: Any) -> dict[str, Any]:
-    bound = inspect.signature(stage.f).bind(None, *stage.args, **stage.kw)
-    bound.apply_defaults()
-    return bound.arguments
-
-
 class Meter:
     """Counts the samples that a pass has read, and those that the values it has given were made of."""
 
     def __init__(self, begun: int) -> None:
-        self._read = self._used = begun
-        self._entered: list[int] = []
-        self._batched = False
-
-    @property
-    def used(self) -> int:
-        """Samples that are not needed any more."""
-        return self._used if self._batched else self._read
+        self.read = begun
+        self.batched: int | None = None  # those of the batches given
 
     def head(self, samples: Iterable[Any]) -> Iterator[Any]:
         """Count the samples that are read."""
         for sample in samples:
-            self._read += 1
+            self.read += 1
             yield sample
 
     def batches(self, samples: Iterable[Any], stage: Callable[[Any], Iterable[Any]], size: int) -> Iterator[Any]:
         """Run ``batched``, which reads one sample more than it gives."""
-        self._batched = True
-        for batch in stage(self._entering(samples)):
-            self._used = self._entered[:size][-1]
-            del self._entered[:size]
-            yield batch
+        entered: deque[int] = deque()
 
-    def _entering(self, samples: Iterable[Any]) -> Iterator[Any]:
-        for sample in samples:
-            self._entered.append(self._read)
-            yield sample
+        def entering() -> Iterator[Any]:
+            for sample in samples:
+                entered.append(self.read)
+                yield sample
+
+        for batch in stage(entering()):
+            for _ in range(min(size, len(entered))):
+                self.batched = entered.popleft()
+            yield batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -215,10 +216,7 @@ class Named:
         url, path = self._urls[bisect.bisect_right(self._ends, context.index)]
         names = iter(sample.items())
         made = dict((next(names), ("__url__", url), *itertools.islice(names, 1)))
-        if path is not None:
-            made["__local_path__"] = path
-        made.update(names)
-        return made
+        return {**made, **({} if path is None else {"__local_path__": path}), **dict(names)}
 
 
 class Progress(NamedTuple):
@@ -244,18 +242,16 @@ class PassState:
     over: bool = False
 
     def __post_init__(self) -> None:
-        self.workers: int = self.counts.get("workers", 0)  # that have offsets
         self.resumed: bool = self.position > 0 or len(self.offsets) > 0
         self.progress: dict[int, Progress] = {offset.lane: offset for offset in self.offsets}  # that gave a value
         self.last: int = self.offsets[0].lane - 1 if self.offsets else 0  # the lane of the last value
 
     def check(self, workers: int) -> None:
         """Raise a ConfigError unless there are as many workers as have offsets."""
-        if self.offsets and self.workers != workers:
+        if self.offsets and (saved := self.counts.get("workers", 0)) != workers:
             raise ConfigError(
-                f"the state is of {self.workers} workers at different positions (since samples were "
-                f"left out, or because of repeat() or with_epoch() before WebLoader), and here are {workers}: use as "
-                "many as before",
+                f"the state is of {saved} workers at different positions (since samples were left out, or because of "
+                f"repeat() or with_epoch() before WebLoader), and here are {workers}: use as many as before",
                 key="num_workers",
             )
 
@@ -268,10 +264,9 @@ class PassState:
         """Return the position of the consumer; and how far each worker is from there, if that differs."""
         if not self.progress:
             return self.position, ()
-        order, own_workers = data.order(), data.place()[3]
-        if own_workers > 1:  # in a worker of torch's, which knows only its own lane
+        if data.place()[3] > 1:  # in a worker of torch's, which knows only its own lane
             return self.position, [self.progress[self.last]]
-        lanes = [(self.last + 1 + turn) % workers for turn in range(workers)]
+        order, lanes = data.order(), [(self.last + 1 + turn) % workers for turn in range(workers)]
         offsets = [self.progress.get(lane, Progress(lane)) for lane in lanes]
         shares = [data.share(order, self.start(order, offset.number), offset.lane, workers) for offset in offsets]
         number, chunk, used = offsets[0].number, shares[0].chunk, offsets[0].used
@@ -281,20 +276,17 @@ class PassState:
             if data.repetitions != 1 or [offset.used for offset in offsets] != expected:
                 return self.position, offsets
             used = chunks * chunk
-        start = self.start(order, number)
-        return number * len(order) + min(start + used * shares[0].world_size, len(order)), ()
+        reached = self.start(order, number) + used * shares[0].world_size
+        return number * len(order) + min(reached, len(order)), ()
 
 
 class Resumable(FluidInterface):
-    """The iterations and the state of a `WebDataset` and of a `WebLoader`."""
+    """The iterations and the state of a `WebDataset` and of a `WebLoader`.
 
-    repetitions: int
-    nsamples: int
-    dataset: Callable[[], Any]  # returns the `WebDataset` that gives the samples
-    enter: Callable[[PassState], None]  # sets the passes and values before a run
-    one_pass: Callable[[PassState], Iterator[Any]]  # yields the values of a pass
-    counts: Callable[[PassState], dict[str, int]]  # returns what the position does not tell
-    inexact: Callable[[], Any]  # returns the first stage that does not work on single samples, or None
+    Each has `dataset`, which gives the samples; `enter`, which sets where a run begins; `one_pass`; `counts`, what the
+    position does not tell; and `inexact`, the first stage that does not work on single samples.
+    """
+
     workers = 1
     run: PassState | None = None  # the last iteration
     _next: PassState | None = None  # where the next one begins, if that was set
@@ -315,7 +307,7 @@ class Resumable(FluidInterface):
             for value in self.one_pass(run):
                 run.given += 1
                 yield value
-                if limit is not None and run.given >= limit:
+                if run.given == limit:
                     break
             if run.given == before and not run.resumed:
                 break
@@ -340,10 +332,6 @@ class Resumable(FluidInterface):
         made = super().compose(*args)
         made.run = made._next = None
         return made
-
-    def begin(self, run: PassState) -> None:
-        """Make the next iteration begin at a position."""
-        self._next = run
 
     def set_epoch(self, epoch: int) -> None:
         """Make the next iteration serve `epoch`, unless it was set to a position of it."""

@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dataload.compat._webdataset_io import ShardWriter, TarWriter
-    from dataload.compat._webdataset_loader import WebLoader
-    from dataload.compat._webdataset_pipeline import WebDataset
+    from dataload.compat._webdataset_pipeline import WebDataset, WebLoader
 
 __all__ = ["ShardWriter", "TarWriter", "WebDataset", "WebLoader"]
 
 _OURS = {
-    "WebDataset": "pipeline",
-    "WebLoader": "loader",
+    **dict.fromkeys(("WebDataset", "WebLoader"), "pipeline"),
     **dict.fromkeys(
         ("Decoder", "FluidInterface", "FluidWrapper", "ShardWriter", "TarWriter", "decode", "gopen", "xdecode"), "io"
     ),

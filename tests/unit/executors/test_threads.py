@@ -222,6 +222,8 @@ def test_a_thread_that_hangs_is_described_given_up_and_replaced():
     assert lost.reason.startswith("has returned no batch for ")
     assert "go_on.wait" in lost.stacks
     assert executor.submit(False).result() == 5  # by another thread
+    executor.use(2)
+    assert "dataload-1" in [thread.name for thread in threading.enumerate()], "one that hangs does not count"
     left = r"(?s)1 of the loader's threads did not stop and are left behind:\n.*dataload"
     with pytest.warns(RuntimeWarning, match=left):
         executor.close()  # at once: the test's own time limit is not waited for

@@ -1,5 +1,6 @@
 """Rows that one process makes and another reads; here both are this one."""
 
+import threading
 from pathlib import Path
 from weakref import WeakMethod
 
@@ -24,12 +25,13 @@ def read(client, indices):
 
 
 def test_rows_are_served_until_the_server_or_its_reader_ends():
-    rows = Rows()
+    rows, before = Rows(), {*threading.enumerate()}
     server = RowServer(WeakMethod(rows.read), (2, 3))
     first, second = RowClient(server.address), RowClient(server.address)
     for indices in ([4], [5, 250, 252 + 2**40], range(1000), [7]):  # the shared memory grows once
         expected = [index % 251 for index in indices]
         assert read(first, indices) == expected
+    assert all(thread.daemon for thread in {*threading.enumerate()} - before), "no process waits for them at its end"
     rows.fail = True
     assert read(first, [4]) is None, "the caller has to make them"
     rows.fail = False

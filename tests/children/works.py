@@ -1,6 +1,7 @@
 """What worker processes do in the tests: a module that they can import."""
 
 import gc
+import multiprocessing
 import os
 import random
 import re
@@ -161,7 +162,7 @@ def do(task, status):
     elif what == "signals":
         return signal.getsignal(signal.SIGINT) is signal.SIG_IGN, signal.pthread_sigmask(signal.SIG_BLOCK, [])
     elif what == "environment":
-        return os.environ["OMP_NUM_THREADS"]
+        return os.environ["OMP_NUM_THREADS"], multiprocessing.current_process().daemon
     return rest
 
 

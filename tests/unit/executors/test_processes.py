@@ -289,7 +289,7 @@ def test_workers_have_one_thread_and_hear_no_interrupts():
         counts, name = tasks.submit(("threads",)).result()
         assert name == "dataload-0"
         assert set(counts) == {1}
-        assert tasks.submit(("environment",)).result() == "1"
+        assert tasks.submit(("environment",)).result() == ("1", True), "one thread, and no workers of its own"
         assert tasks.submit(("signals",)).result() == (True, set())
 
 

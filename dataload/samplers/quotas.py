@@ -8,6 +8,7 @@ from math import floor
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dataload._util.caches import Memo
 from dataload._util.randomness import derive_word, hash64
@@ -52,7 +53,7 @@ class Quotas:
         phases = uniform(derive_word(seed, "mixture phases 1", *address), np.arange(len(used)))
         limited = _Limits.of(weights[order], most)
         self._levels = _levels(ends, phases, limited)
-        self._cuts: Int64Array = _cuts(limited, ends[-1], self._levels[0].starts[1:] if self._levels else ends[:0])
+        self._cuts: Int64Array = _cuts(limited, ends[-1], self._levels[0].keys.imag[1:] if self._levels else ends[:0])
         self._cut_blocks: Int64Array = (self._cuts >> _BLOCK_BITS) + np.arange(1, len(self._cuts) + 1)
         self._counted: Memo[Int64Array] = Memo()
         self._blocks: Memo[tuple[Int64Array, Int64Array]] = Memo()
@@ -97,6 +98,10 @@ class Quotas:
         if len(self._cuts):
             blocks += np.searchsorted(self._cuts, positions, side="right")
         least = int(blocks.min(initial=MOST_POSITIONS))
+        if least == blocks.max(initial=0):  # often
+            among, counted = self._block(least)
+            offsets = positions - self._start(least)
+            return among[offsets], counted[offsets]
         components, draws = np.empty_like(positions), np.empty_like(positions)
         for block, rows in split_by_group(blocks - least):
             among, counted = self._block(block + least)
@@ -129,19 +134,19 @@ class Quotas:
             return found
         before, after = self._counts(block), self._counts(block + 1)
         counts = after - before
-        places = np.arange(int(counts.sum()))
-        which = np.repeat(np.arange(len(counts)), counts)
-        nth = places - (np.cumsum(counts) - counts)[which]
+        ends = np.concatenate([[0], np.cumsum(counts)])
+        places, firsts = np.arange(int(ends[-1])), ends[:-1]
         key, inner = hash64(self._key, np.array([2 * block, 2 * block + 1]))
-        offsets = (nth + uniform(key, places)) / counts[which]
+        offsets = (places - np.repeat(firsts, counts) + uniform(key, places)) / np.repeat(counts, counts)
         order = places[:0]
-        for stop in (*np.searchsorted(which, self._classes).tolist(), len(places)):
+        for stop in (*ends[self._classes].tolist(), len(places)):
             count = len(order)
             if stop > count:  # what is spread already keeps its order; a radix sort of 16 bits is the fastest
                 own = (places[:count] + uniform(inner, places[:count])) / max(1, count)
                 both = (np.concatenate([own, offsets[count:stop]]) * 65_535).astype(np.uint16)
                 order = np.concatenate([order, places[count:stop]])[both.argsort(kind="stable")]
-        return self._blocks.keep(block, (self._components[which][order], (before[which] + nth)[order]))
+        draws = np.repeat(before - firsts, counts) + places
+        return self._blocks.keep(block, (np.repeat(self._components, counts)[order], draws[order]))
 
 
 class _Limits(NamedTuple):
@@ -179,28 +184,24 @@ class _Level(NamedTuple):
     stops: Int64Array  # (nodes,), after the last leaf
     phases: Float64Array  # (nodes,)
     rows: Int64Array  # (nodes + 1,), first row of each node
-    starts: Float64Array  # (rows,), turns of the node before the row
+    keys: npt.NDArray[np.complex128]  # (rows,), node + turns of the node before the row * i, which order so, too
     lights: Float64Array  # (rows,), turns of the lighter child before the row
     shares: Float64Array  # (rows,), of the child that has at most half of the turns
     swaps: BoolArray  # (rows,), whether that is the heavier child
 
     def split(self, turns: Float64Array) -> Float64Array:
         """Return the turns of the lighter child of each node among the first turns of the node, both (nodes,)."""
-        row, stop = self.rows[:-1], self.rows[1:]
-        if len(self.starts) == len(self.begins):
+        if len(self.keys) == len(self.begins):
             return np.floor(turns * self.shares + self.phases)
-        while (stop - row > 1).any():  # a search in each table
-            middle = (row + stop) // 2
-            is_after = self.starts[middle] <= turns
-            row, stop = np.where(is_after, middle, row), np.where(is_after, stop, middle)
-        more = turns - self.starts[row]
+        row = np.searchsorted(self.keys, np.arange(len(turns)) + 1j * turns, side="right") - 1
+        more = turns - self.keys.imag[row]
         part = np.floor(more * self.shares[row] + self.phases)
         return self.lights[row] + np.where(self.swaps[row], more - part, part)
 
     def table(self, node: int) -> tuple[list[float], list[float], list[float], list[bool], float]:
         """Return the table of one node: starts, lights, shares, swaps and phase."""
         rows = slice(int(self.rows[node]), int(self.rows[node + 1]))
-        starts, lights, shares = (each[rows].tolist() for each in (self.starts, self.lights, self.shares))
+        starts, lights, shares = (each[rows].tolist() for each in (self.keys.imag, self.lights, self.shares))
         return starts, lights, shares, self.swaps[rows].tolist(), float(self.phases[node])
 
 
@@ -220,7 +221,7 @@ def _levels(ends: Float64Array, phases: Float64Array, limits: _Limits) -> list[_
 
 def _tables(
     begins: Int64Array, middles: Int64Array, stops: Int64Array, ends: Float64Array, limits: _Limits
-) -> tuple[Int64Array, Float64Array, Float64Array, Float64Array, BoolArray]:
+) -> tuple[Int64Array, npt.NDArray[np.complex128], Float64Array, Float64Array, BoolArray]:
     """Return the tables of nodes, see `_Level`: a first row, and one from where each limited component is used up."""
     order = np.argsort(begins)
     node = order[np.maximum(0, np.searchsorted(begins[order], limits.leaves, side="right") - 1)]
@@ -253,4 +254,5 @@ def _tables(
     between = np.flatnonzero(~is_last)
     shares[between] = (lights[between + 1] - lights[between]) / np.maximum(1, starts[between + 1] - starts[between])
     swaps = shares > 0.5 + 1e-9  # without limits, the lighter child has at most half
-    return rows, starts, lights, np.minimum(np.where(swaps, 1 - shares, shares), 0.5), swaps
+    keys = np.repeat(np.arange(len(begins)), np.diff(rows)) + 1j * starts
+    return rows, keys, lights, np.minimum(np.where(swaps, 1 - shares, shares), 0.5), swaps

@@ -51,6 +51,10 @@ class ShardNumbers:
         self._tables.take(out, places, self._scale, self._is_place)
         return out
 
+    def take(self, places: Int64Array, *, mode: str) -> Int64Array:  # noqa: ARG002 - as an array's
+        """Return the numbers at places, of which none may be outside. Arrays are fastest with the mode ``clip``."""
+        return self[places]
+
     def search(self, places: Int64Array) -> Int64Array:
         """Return, as a place in its shard, how many of the ascending numbers are at most the index in each place."""
         out = np.empty(len(places), np.int64)

@@ -568,34 +568,30 @@ static const Table *table_of(const Tables *self, int64_t place) {
     return place >= 0 && SHARD(place) < self->shards ? self->tables[SHARD(place)] : NULL;
 }
 
-static void prefetch_numbers(const Tables *self, const Lookup *l, Py_ssize_t start) {
-    Py_ssize_t stop = l->count - start < BLOCK ? l->count : start + BLOCK;
-    prefetch_block((void *const *)self->tables, self->shards, l->places + start, stop - start);
-    for (Py_ssize_t row = start; !l->search && row < stop; row++) {
-        const Table *table = table_of(self, l->places[row]);
-        if (table && table->kind && WITHIN(l->places[row]) < table->count)
-            __builtin_prefetch((const char *)table->numbers + WITHIN(l->places[row]) * table->itemsize);
+/* Replace the places of a block of rows by numbers; -1 with an exception. Called with the lock. */
+static int look_up(const Tables *self, const Lookup *l, Py_ssize_t start) {
+    int64_t *places = l->places + start, numbers[BLOCK];
+    const Table *tables[BLOCK];
+    Py_ssize_t count = l->count - start < BLOCK ? l->count - start : BLOCK, row;
+    if (self->shards > 1) prefetch_block((void *const *)self->tables, self->shards, places, count);
+    for (row = 0; row < count; row++) {
+        tables[row] = table_of(self, places[row]);
+        if (!tables[row] || (!l->search && WITHIN(places[row]) >= tables[row]->count)) {
+            PyErr_Format(PyExc_IndexError, "row %zd: there is no number at %lld of shard %lld", start + row,
+                         (long long)WITHIN(places[row]), (long long)SHARD(places[row]));
+            return -1;
+        }
     }
-}
-
-/* Replace places by numbers; -1 with an exception. Called with the lock. */
-static int look_up(const Tables *self, const Lookup *l) {
-    for (Py_ssize_t row = 0; row < l->count; row++) {
-        if (row % BLOCK == 0) prefetch_numbers(self, l, row);
-        int64_t place = l->places[row], at = WITHIN(place), number;
-        const Table *table = table_of(self, place);
-        if (!table || (!l->search && at >= table->count)) {
-            PyErr_Format(PyExc_IndexError, "row %zd: there is no number at %lld of shard %lld", row, (long long)at,
-                         (long long)SHARD(place));
-            return -1;
-        }
-        number = l->search ? count_until(table, at) : number_at(table, at);
+    /* Little else, so that the processor waits for many numbers at once. */
+    for (row = 0; row < count && !l->search; row++) numbers[row] = number_at(tables[row], WITHIN(places[row]));
+    for (row = 0; row < count; row++) {
+        int64_t at = WITHIN(places[row]), number = l->search ? count_until(tables[row], at) : numbers[row];
         if (__builtin_mul_overflow(number, l->scale, &number) || (l->is_place && number >> PLACE_BITS > 0)) {
-            PyErr_Format(PyExc_ValueError, "row %zd: the number at %lld of shard %lld is too large", row, (long long)at,
-                         (long long)SHARD(place));
+            PyErr_Format(PyExc_ValueError, "row %zd: the number at %lld of shard %lld is too large", start + row,
+                         (long long)at, (long long)SHARD(places[row]));
             return -1;
         }
-        l->places[row] = l->is_place && number >= 0 ? (place - at) | number : number;
+        places[row] = l->is_place && number >= 0 ? (places[row] - at) | number : number;
     }
     return 0;
 }
@@ -609,7 +605,9 @@ static PyObject *run_lookup(PyObject *self, PyObject *to, PyObject *places, Look
             PyErr_Format(PyExc_ValueError, "%zd numbers do not fill %zd bytes", lookup->count, out.len);
         } else {
             LOCK(self)
-            failed = look_up((Tables *)self, lookup);
+            failed = 0;
+            for (Py_ssize_t row = 0; row < lookup->count && !failed; row += BLOCK)
+                failed = look_up((Tables *)self, lookup, row);
             UNLOCK()
             if (!failed) memcpy(out.buf, lookup->places, out.len);
         }

@@ -25,6 +25,7 @@ from dataload.codecs.nulls import Fill, fill_nulls
 from dataload.collate import scatter_columns
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.storage.core import PLACE_BITS, core
+from dataload.storage.record_file import RowLayout
 from dataload.types import Array, BytesArray, BytesColumn, Int64Array
 
 T = TypeVar("T")
@@ -107,8 +108,8 @@ class Column:
         return arrow.pick(self.array, name, local, _where(claims, rows), shape)
 
 
-def _where(claims: Claims, rows: Int64Array) -> ColumnContext:
-    return ColumnContext(claims.path, claims.indices[rows])
+def _where(claims: Claims, rows: Int64Array | None) -> ColumnContext:
+    return ColumnContext(claims.path, claims.indices if rows is None else claims.indices[rows])
 
 
 def _room(lengths: Int64Array) -> tuple[Int64Array, BytesArray]:
@@ -161,24 +162,41 @@ class _Kept:
             del self._refs[block]
 
     def gather(
-        self, number: int, blocks: Int64Array, local: Int64Array, rows: Int64Array, name: str, claims: Claims
+        self,
+        number: int,
+        blocks: Int64Array,
+        local: Int64Array,
+        rows: Int64Array | None,
+        name: Any,
+        claims: Claims,
+        layout: RowLayout | None,
     ) -> Any:
-        """Return records of blocks of the form `number`; a LookupError if one was forgotten. See `Column.pick`."""
+        """Return records of blocks of the form `number`; a LookupError if one was forgotten. See `Column.pick`.
+
+        Of a tuple of names, return rows, or the columns of all rows of the request if they have a `layout`.
+        """
+        claim = claims.add if rows is None else partial(claims.add_to, rows)
         form, sizes = self.forms[number]
         places = blocks << PLACE_BITS
         if form.kind == "numbers":
-            claims.add_to(rows, sizes)
+            claim(sizes)
             nbytes = form.dtype.itemsize * math.prod(form.shape)
+            places += local * nbytes
+            if rows is None and isinstance(name, tuple) and layout is not None:
+                return layout.columns(len(local), partial(self._cut, places, nbytes))
             out = pooled_empty((len(local), nbytes), np.uint8)
-            self._data.gather(out, places + local * nbytes, nbytes)
+            self._data.gather(out, places, nbytes)
             return out.view(form.dtype).reshape(len(local), *form.shape)
         spans = np.empty((len(local), 2), np.int64)
         self._ends.gather(spans, places + local * 8, 16)
         lengths = spans[:, 1] - spans[:, 0]
-        claims.add_to(rows, lengths + sizes)
+        claim(lengths + sizes)
         ends, arena = _room(lengths)
         self._data.gather_ranges(arena, places + spans[:, 0], lengths)
         return _packed(form, arena, ends, name, _where(claims, rows))
+
+    def _cut(self, places: Int64Array, nbytes: int, out: BytesArray, *fields: Any) -> int:
+        return self._data.cut(out, places, nbytes, *fields)
 
 
 def _forget(kept: Callable[[], _Kept | None], block: int, gone: Any) -> None:
@@ -241,10 +259,11 @@ class Blocks:
         indices: Int64Array,
         claims: Claims,
         shapes: Mapping[str, tuple[int, ...]],
+        layout: RowLayout | None = None,
     ) -> dict[Any, Any]:
-        """Return columns of records by name; by a tuple of names, rows of these columns. `reader` reads one file.
+        """Return columns of records by name; by a tuple of names, rows of these columns, or the columns by `layout`.
 
-        What is in memory is gathered at once; other blocks are decoded, several in threads.
+        `reader` reads one file. What is in memory is gathered at once; other blocks are decoded, several in threads.
         """
         place, local = self.locate(indices)
         block = self._tables[2][place] if self._tables else place
@@ -253,19 +272,22 @@ class Blocks:
         chosen = [int(form.max()) for form in forms]
         alike = [form == number for form, number in zip(forms, chosen, strict=True)]
         ready = np.logical_and.reduce(alike) & (min(chosen) > 0)
-        pieces: list[tuple[Int64Array, dict[Any, Any]]] = []
-        if ready.any():
-            rows = np.arange(len(indices)) if ready.all() else np.flatnonzero(ready)
-            some, numbered = (block[rows], local[rows], rows), zip(kept, chosen, names, strict=True)
+        rows, pieces = np.flatnonzero(ready), list[tuple[Int64Array, dict[Any, Any]]]()
+        if len(rows):
+            some = (block, local, None) if len(rows) == len(indices) else (block[rows], local[rows], rows)
+            numbered = zip(kept, chosen, names, strict=True)
             try:
-                found = [column.gather(number - 1, *some, name, claims) for column, number, name in numbered]
-                pieces.append((rows, dict(zip(names, found, strict=True))))
+                columns = [each.gather(number - 1, *some, name, claims, layout) for each, number, name in numbered]
+                found = dict(zip(names, columns, strict=True))
+                self._touch(reader, cache, names, some[0])
+                if some[2] is None:
+                    return found
+                pieces.append((rows, found))
             except LookupError:  # another thread needed the memory
                 claims = Claims(indices, claims.limit, claims.path)
                 ready[:] = False
                 for column in kept:
                     column.form_of[block] = 0
-            self._touch(reader, cache, names, block[ready])
 
         def load(number: int) -> tuple[Int64Array, dict[Any, Any]]:
             found: dict[Any, Any] = {}
@@ -279,7 +301,7 @@ class Blocks:
             (owner or reader).load(own, names, int(indices[rows[0]]), cache, use)
             return rows, found
 
-        pieces += _in_threads(load, [] if ready.all() else np.unique(block[~ready]).tolist())
+        pieces += _in_threads(load, np.unique(block[~ready]).tolist())
         return pieces[0][1] if len(pieces) == 1 else scatter_columns(pieces, len(indices))
 
     def _touch(self, reader: Any, cache: DecodedCache, names: Sequence[Any], blocks: Int64Array) -> None:

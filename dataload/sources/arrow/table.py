@@ -236,13 +236,14 @@ class TableReader(ShardReader[Record]):
         if layout is None:
             return self._read_blocks(names, indices, claims)
         try:
-            found = self._read_blocks(self._planned[1], indices, claims)
+            found = self._read_blocks(self._planned[1], indices, claims, layout)
         except _ApartError:
             self._kept_apart = True
             return self._read_blocks(names, indices, claims)
-        rows = found.pop(self._planned[1][0])
-        cut = partial(cut_loaded, rows, np.arange(len(rows)) * layout.length, layout.length)
-        columns = layout.columns(len(rows), cut) or {}
+        columns = found.pop(self._planned[1][0])
+        if not isinstance(columns, dict):
+            cut = partial(cut_loaded, columns, np.arange(len(indices)) * layout.length, layout.length)
+            columns = layout.columns(len(indices), cut) or {}
         return {name: columns[name] if name in columns else found[name] for name in names} if found else columns
 
     def _row_layout(self, names: Sequence[str]) -> RowLayout | None:
@@ -256,8 +257,10 @@ class TableReader(ShardReader[Record]):
             self._planned = names, (chosen, *(name for name in names if name not in fields)), layout
         return None if self._kept_apart else self._planned[2]
 
-    def _read_blocks(self, names: Sequence[Any], indices: Int64Array, claims: Claims) -> dict[Any, Any]:
-        return self._blocks.read(self, self._cache, names, indices, claims, self._shapes)
+    def _read_blocks(
+        self, names: Sequence[Any], indices: Int64Array, claims: Claims, layout: RowLayout | None = None
+    ) -> dict[Any, Any]:
+        return self._blocks.read(self, self._cache, names, indices, claims, self._shapes, layout)
 
     def load(
         self, block: int, names: Sequence[Any], index: int, cache: DecodedCache, use: Callable[[Any, Column], None]

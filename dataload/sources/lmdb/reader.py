@@ -224,12 +224,15 @@ class LMDBShard(EncodedShard):
         return self._snapshot.reading() if self._snapshots is None else self._snapshots.reading(indices)
 
     def _offsets(self, indices: Int64Array) -> Int64Array:
-        return self._values.offsets[indices]
+        return self._values.offsets.take(indices, mode="clip")
 
     def _locations(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
         table = self._values.lengths
         offsets = self._offsets(indices)
-        lengths = np.full(len(indices), table, np.int64) if isinstance(table, int) else table[indices].astype(np.int64)
+        if isinstance(table, int):
+            lengths = np.full(len(indices), table, np.int64)
+        else:
+            lengths = table.take(indices, mode="clip").astype(np.int64)
         if self._has_large:
             check_lengths(lengths, self._limit, indices, self._path)
         return offsets, lengths

@@ -217,8 +217,8 @@ class _MDSShard(ShardReader[Record]):
         return columns
 
     def ranges(self, indices: Int64Array, fields: tuple[str, ...] | None) -> tuple[Int64Array, Int64Array]:  # noqa: ARG002 - most fields are beside each other
-        offsets = self._edges[indices].astype(np.int64)
-        lengths = self._edges[indices + 1].astype(np.int64) - offsets
+        offsets = self._edges.take(indices, mode="clip").astype(np.int64)
+        lengths = self._edges.take(indices + 1, mode="clip").astype(np.int64) - offsets
         if int(lengths.max()) > self._limit:
             check_lengths(lengths, self._limit, indices, self._file.path)
         return offsets, lengths

@@ -177,12 +177,14 @@ class _Reader:
         if self._offsets is None:
             data = self._file.gather_every(self._start, self._stride or 1, self._size, indices)
         else:
-            data = self._file.gather(self._offsets[indices], self._size)
+            data = self._file.gather(self._offsets.take(indices, mode="clip"), self._size)
         return data.view(self._dtype).reshape(len(indices), *self._shape)
 
     def locations(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        offsets = self._start + indices * (self._stride or 1) if self._offsets is None else self._offsets[indices]
-        lengths = np.full(len(indices), self._size) if self._sizes is None else self._sizes[indices]
+        offsets = self._start + indices * (self._stride or 1)
+        if self._offsets is not None:
+            offsets = self._offsets.take(indices, mode="clip")
+        lengths = np.full(len(indices), self._size) if self._sizes is None else self._sizes.take(indices, mode="clip")
         return offsets, lengths
 
     def _ranges(self, indices: Int64Array) -> BytesColumn:

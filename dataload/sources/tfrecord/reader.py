@@ -206,8 +206,8 @@ class _TFRecordFile(EncodedShard):
         return self._locations(indices)
 
     def _locations(self, indices: Int64Array) -> tuple[Int64Array, Int64Array]:
-        offsets = self._edges[indices] + HEAD_BYTES
-        lengths = self._edges[indices + 1] - CRC_BYTES - offsets
+        offsets = self._edges.take(indices, mode="clip") + HEAD_BYTES
+        lengths = self._edges.take(indices + 1, mode="clip") - CRC_BYTES - offsets
         if self._has_large:
             check_lengths(lengths, self._limit, indices, self._path)
         return offsets, lengths

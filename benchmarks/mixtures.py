@@ -48,8 +48,9 @@ def ours(count):
 def beside(count):
     """Our loader and others, with the same weights."""
     yield {"case": f"{count:,} sources, dataload", **blends.measured(ours(count), count, CHECKED)}
-    python = os.environ.get("BLEND_PYTHON", sys.executable)
+    blend = os.environ.get("BLEND_PYTHON", sys.executable)
     for name in blends.NAMES:
+        python = os.environ.get("STREAMING_PYTHON", blend) if name == "Stream" else blend
         command = [python, blends.__file__, name, str(count), str(CHECKED)]
         made = subprocess.run(command, capture_output=True, text=True, check=False, timeout=600)
         if made.returncode:

@@ -7,8 +7,11 @@ its share that any of the first 100 sources has in any window of 1,000 records. 
 import itertools
 import json
 import sys
+import tempfile
 import time
 from importlib import metadata, util
+from importlib.machinery import ModuleSpec
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -68,7 +71,41 @@ def megatron(count, records):
         yield sources[start : start + BATCH].tolist()
 
 
-NAMES = {"interleave_datasets": hugging_face, "MapDataset.mix": grain, "RandomMix": random_mix, "Megatron": megatron}
+def streams(count, records):
+    """MosaicML Streaming's `Stream`s, which are MDS files of 100 records each on the local disk, repeated as needed."""
+    hide_torchvision()
+    import streaming
+
+    with tempfile.TemporaryDirectory() as directory:
+        paths = [f"{directory}/{number}" for number in range(count)]
+        for number, path in enumerate(paths):
+            with streaming.MDSWriter(out=path, columns={"source": "int32"}) as writer:
+                for _ in range(100):
+                    writer.write({"source": np.int32(number)})
+        streaming.base.util.clean_stale_shared_memory()
+        shares = zip(paths, weights_of(count).tolist(), strict=True)
+        yield
+        parts = [streaming.Stream(local=path, proportion=share) for path, share in shares]
+        settings = {"epoch_size": records + BATCH, "num_canonical_nodes": 1, "batch_size": BATCH, "shuffle": True}
+        mixed = iter(streaming.StreamingDataset(streams=parts, **settings))
+        while True:
+            yield [int(record["source"]) for record in itertools.islice(mixed, BATCH)]
+
+
+def hide_torchvision() -> None:
+    """Let MosaicML Streaming do without torchvision, whose builds for CUDA and torch's for CPUs do not get along."""
+    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
+        stub: Any = sys.modules.setdefault(name, ModuleType(name))
+        stub.__spec__, stub.VisionDataset, stub.to_tensor = ModuleSpec(name, None), object, None
+
+
+NAMES = {
+    "interleave_datasets": hugging_face,
+    "MapDataset.mix": grain,
+    "RandomMix": random_mix,
+    "Stream": streams,
+    "Megatron": megatron,
+}
 
 
 def deviation(sources, shares):

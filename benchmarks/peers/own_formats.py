@@ -3,15 +3,13 @@
 import math
 import os
 import shutil
-import sys
 from collections.abc import Iterator
-from importlib.machinery import ModuleSpec
 from itertools import islice
-from types import ModuleType
 from typing import Any
 
 import numpy as np
 
+from benchmarks.peers.blends import hide_torchvision
 from benchmarks.peers.field import DecodeJpeg, Field, batches_of_rows, load, tensor_columns, worker_options
 from benchmarks.peers.torch_loader import torch_reading
 from dataload.bench.task import Reading, Task
@@ -49,10 +47,7 @@ def mds(task: Task, field: Field) -> Reading:
 
 
 def _streaming() -> Any:
-    """Import MosaicML Streaming without torchvision, whose builds for CUDA and torch's for CPUs do not get along."""
-    for name in ("torchvision", "torchvision.datasets", "torchvision.transforms", "torchvision.transforms.functional"):
-        stub: Any = sys.modules.setdefault(name, ModuleType(name))
-        stub.__spec__, stub.VisionDataset, stub.to_tensor = ModuleSpec(name, None), object, None
+    hide_torchvision()
     return load("streaming", "mosaicml-streaming")
 
 

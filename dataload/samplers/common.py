@@ -100,7 +100,8 @@ def check_record_lengths(lengths: Any, *, name: str = "lengths", of: str = "reco
 
 def check_sampler(name: str, sampler: Any) -> None:
     """Raise ConfigError unless `sampler` is a sampler."""
-    if isinstance(sampler, type) or not isinstance(sampler, Sampler):  # a class has the methods, too
+    has_methods = hasattr(sampler, "__len__") and hasattr(sampler, "indices")  # as `Sampler`, which is slow to ask
+    if isinstance(sampler, type) or not has_methods:  # a class has the methods, too
         raise setting_error(name, sampler, "must be a sampler, with __len__ and indices(positions, epoch=)")
 
 

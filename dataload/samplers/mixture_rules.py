@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from math import ceil, lcm
+from math import lcm
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
@@ -143,16 +143,22 @@ def schedules(
     return tuple(found)
 
 
-def _shares(row: tuple[float, ...]) -> list[Fraction]:
-    total = sum(map(Fraction, row))
-    return [Fraction(weight) / total for weight in row]
+def _as_integers(row: tuple[float, ...]) -> list[int]:
+    """Return integers in the proportions of weights, exactly."""
+    ratios = [weight.as_integer_ratio() for weight in row]
+    unit = max(below for _, below in ratios)  # a power of 2
+    return [above * (unit // below) for above, below in ratios]
 
 
 def _window(rows: tuple[tuple[float, ...], ...]) -> int:
     """Return the shortest window of at least 1,000 in which all shares are integers, or the longest allowed."""
-    shares = [share.limit_denominator(_LONGEST_WINDOW) for row in rows for share in _shares(row)]
-    unit = lcm(*(share.denominator for share in shares))
-    return unit * -(-_SHORTEST_WINDOW // unit) if unit <= _LONGEST_WINDOW else _LONGEST_WINDOW
+    unit = 1
+    for whole in map(_as_integers, rows):
+        for part in {*whole}:
+            unit = lcm(unit, Fraction(part, sum(whole)).limit_denominator(_LONGEST_WINDOW).denominator)
+            if unit > _LONGEST_WINDOW:
+                return _LONGEST_WINDOW
+    return unit * -(-_SHORTEST_WINDOW // unit)
 
 
 def _counts(row: tuple[float, ...], window: int, *, refuses: bool) -> list[int] | None:
@@ -160,17 +166,17 @@ def _counts(row: tuple[float, ...], window: int, *, refuses: bool) -> list[int] 
 
     A window that is too short for a weight is refused, or None is returned.
     """
-    exact = [share * window for share in _shares(row)]
-    counts = [int(share) for share in exact]
-    by_remainder = sorted(range(len(row)), key=lambda j: (counts[j] - exact[j], j))
+    whole = _as_integers(row)
+    total = sum(whole)
+    counts, rests = map(list, zip(*(divmod(part * window, total) for part in whole), strict=True))
+    by_remainder = sorted(range(len(row)), key=lambda j: (-rests[j], j))
     for j in by_remainder[: window - sum(counts)]:
         counts[j] += 1
     for j, weight in enumerate(row):
         if weight and not counts[j]:
             if not refuses:
                 return None
-            least = ceil(window / exact[j])
-            rule = f"must be 'any' or at least {least}, so that weights[{j}], {weight}, gets a position"
+            rule = f"must be 'any' or at least {-(-total // whole[j])}, so that weights[{j}], {weight}, gets a position"
             raise setting_error("window", window, rule)
     return counts
 

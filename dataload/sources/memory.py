@@ -244,7 +244,7 @@ class RangeSource(Source[dict[str, int]]):
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """The only field, ``index``."""
-        return {"index": FieldSpec(str(np.dtype(np.int64)), ())}
+        return {"index": FieldSpec("int64", ())}
 
     def fingerprint(self) -> str:
         return digest("range", repr(self._range))

@@ -142,9 +142,9 @@ class ConcatSource(ViewSource[Any]):
 
         def start(component: int, source: Source[Any]) -> AheadReader | None:
             reader = None
-            if isinstance(source, ReadsAhead):
+            if hasattr(source, "read_ahead"):  # of thousands, a protocol is slow to ask
                 own = min(1.0, share * max(1, len(source)) / max(1, len(self)))
-                reader = source.read_ahead(components.of(component), fields, here=here, share=own)
+                reader = cast("ReadsAhead", source).read_ahead(components.of(component), fields, here=here, share=own)
             if reader is None:
                 components.drop(component)
             return reader

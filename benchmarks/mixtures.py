@@ -37,7 +37,8 @@ def cost(order):
 
 def ours(count):
     """Batches of a loader over a mix, as numbers of sources; see `blends.measured`."""
-    parts = {f"s{n}": dataload.RangeSource((n + 1) * blends.LENGTH, start=n * blends.LENGTH) for n in range(count)}
+    sizes = enumerate(blends.sizes_of(count, CHECKED))
+    parts = {f"s{n}": dataload.MemorySource({"x": np.full(size, n)}) for n, size in sizes}
     yield
     weights = dict(zip(parts, blends.weights_of(count).tolist(), strict=True))
     mixed = dataload.mix(parts, weights, stop="never", with_source=True)

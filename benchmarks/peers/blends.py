@@ -25,13 +25,17 @@ def weights_of(count):
     return weights / weights.sum()
 
 
+def sizes_of(count, records):
+    """Records of sources that can be asked for so many records in all."""
+    return np.minimum(LENGTH, weights_of(count) * records * 1.5 + 100).astype(int).tolist()
+
+
 def hugging_face(count, records):
     """The map-style `interleave_datasets`, in batches; each source has the records that it can be asked for."""
     import datasets
 
     datasets.disable_progress_bars()
-    most = np.minimum(LENGTH, weights_of(count) * records * 1.5 + 100).astype(int)
-    parts = [datasets.Dataset.from_dict({"source": np.full(n, i)}) for i, n in enumerate(most.tolist())]
+    parts = [datasets.Dataset.from_dict({"source": np.full(n, i)}) for i, n in enumerate(sizes_of(count, records))]
     yield  # sources are there
     mixed = datasets.interleave_datasets(parts, weights_of(count).tolist(), seed=0).with_format("numpy")
     for start in range(0, len(mixed), BATCH):

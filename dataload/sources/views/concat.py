@@ -20,10 +20,11 @@ from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
 from dataload.sources.base import Source, Span, ViewSource
 from dataload.sources.expression import Expression
+from dataload.sources.memory import MemorySource
 from dataload.sources.prefetch import ComponentPrefetch, StepsByComponent
 from dataload.sources.shards import Location, shard_of
 from dataload.sources.views.adapt import as_source
-from dataload.sources.views.joint import JointColumns, JointShards, join
+from dataload.sources.views.joint import JointShards, join
 from dataload.types import AheadReader, Array, Batch, FieldSpec, Int64Array, ReadsAhead, StepsAhead
 
 _KEY = "__key__"
@@ -49,7 +50,7 @@ class ConcatSource(ViewSource[Any]):
         self._parents = tuple(sources)
         self._ends: Int64Array | None = None
         self._drops_key: bool | None = None  # once it is known
-        self._joint: PerProcess[JointShards | JointColumns | None] = PerProcess()
+        self._joint: PerProcess[JointShards | MemorySource | None] = PerProcess()
 
     @property
     def sources(self) -> tuple[Source[Any], ...]:
@@ -81,8 +82,8 @@ class ConcatSource(ViewSource[Any]):
     def __len__(self) -> int:
         return int(self._bounds()[-1])
 
-    def _joint_shards(self) -> JointShards | JointColumns | None:
-        return self._joint.get(lambda: join(self._parents))
+    def _joined(self) -> JointShards | MemorySource | None:
+        return self._joint.get(lambda: join(self._parents, self._bounds()))
 
     def close(self) -> None:
         super().close()
@@ -96,8 +97,8 @@ class ConcatSource(ViewSource[Any]):
         self._joint = PerProcess()
 
     def _read(self, indices: Int64Array) -> list[Any]:
-        if (joint := self._joint_shards()) is not None:
-            return joint.records(self._bounds(), indices)
+        if (joint := self._joined()) is not None:
+            return joint.read(indices)
         records: list[Any] = [None] * len(indices)
         for component, local, where in split_by_shard(self._bounds(), indices):
             for row, record in zip(where.tolist(), self._parents[component].read(local), strict=True):
@@ -105,8 +106,8 @@ class ConcatSource(ViewSource[Any]):
         return records
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        if (joint := self._joint_shards()) is not None:
-            return joint.columns(self._bounds(), indices, fields)
+        if (joint := self._joined()) is not None:
+            return joint.read_batch(indices, fields)
         pieces = (
             (where, self._parents[component].read_batch(local, fields))
             for component, local, where in split_by_shard(self._bounds(), indices)

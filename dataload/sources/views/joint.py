@@ -25,7 +25,8 @@ from dataload.types import Batch, Int64Array
 class JointShards:
     """Several sources one after another, each of files or a part of such a source; see `join`."""
 
-    def __init__(self, sources: Sequence[Source[Any]], files: Sequence[FileSource[Any]]) -> None:
+    def __init__(self, sources: Sequence[Source[Any]], bounds: Int64Array, files: Sequence[FileSource[Any]]) -> None:
+        self._bounds = bounds  # the cumulative lengths of the sources
         distinct = [*{id(source): source for source in files}.values()]
         numbers = {id(source): number for number, source in enumerate(distinct)}
         self._first = distinct[0]
@@ -67,49 +68,32 @@ class JointShards:
         source = int(np.searchsorted(self._shards, shard, side="right")) - 1
         return self._opened[source].reader(shard - int(self._shards[source]))
 
-    def _indices(self, ends: Int64Array, indices: Int64Array) -> Int64Array:
-        """Return indices in all files of records of the sources, whose cumulative lengths are `ends`."""
+    def _indices(self, indices: Int64Array) -> Int64Array:
+        """Return indices in all files of records of the sources."""
         if self._records is None:
             return indices
-        source = np.searchsorted(ends, indices, side="right")
-        within = indices - np.where(source > 0, ends[source - 1], 0)
+        source = np.searchsorted(self._bounds, indices, side="right")
+        within = indices - np.where(source > 0, self._bounds[source - 1], 0)
         return self._records[(source << PLACE_BITS) | within]
 
-    def records(self, ends: Int64Array, indices: Int64Array) -> list[Any]:
-        """Return records, given the cumulative lengths of the sources."""
+    def read(self, indices: Int64Array) -> list[Any]:
         try:
-            return self._joint.records(self._indices(ends, indices), self._first._wanted(self._opened[0].fields))
+            return self._joint.records(self._indices(indices), self._first._wanted(self._opened[0].fields))
         except MemoryError as error:
             raise memory_error(self._first, self._first.paths[0], len(indices)) from error
 
-    def columns(self, ends: Int64Array, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        """Return columns, given the cumulative lengths of the sources."""
+    def read_batch(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         chosen = self._first._choose(fields, self._opened[0])
         try:
-            return self._joint.columns(self._indices(ends, indices), chosen)
+            return self._joint.columns(self._indices(indices), chosen)
         except MemoryError as error:
             raise memory_error(self._first, self._first.paths[0], len(indices)) from error
 
 
-class JointColumns:
-    """Sources in memory with the same columns; each becomes a part of the memory of all."""
-
-    def __init__(self, all_records: MemorySource) -> None:
-        self._all = all_records
-
-    def records(self, ends: Int64Array, indices: Int64Array) -> list[Any]:  # noqa: ARG002 - as `JointShards`
-        """Return records."""
-        return self._all._read(indices)
-
-    def columns(self, ends: Int64Array, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:  # noqa: ARG002 - as `JointShards`
-        """Return columns."""
-        return self._all._read_columns(indices, fields)
-
-
-def join(sources: Sequence[Source[Any]]) -> JointShards | JointColumns | None:
-    """Return sources together; None unless all are mapped files, or columns in memory, with the same fields."""
+def join(sources: Sequence[Source[Any]], bounds: Int64Array) -> JointShards | MemorySource | None:
+    """Return sources of one kind together, given their cumulative lengths: mapped files, or columns in memory."""
     if (columns := MemorySource.joined(sources)) is not None:
-        return JointColumns(columns)
+        return columns
     files: list[FileSource[Any]] = []
     for source in sources:
         part = source
@@ -123,7 +107,7 @@ def join(sources: Sequence[Source[Any]]) -> JointShards | JointColumns | None:
             return None
         files.append(part)
     shards = sum(len(source.paths) for source in files)
-    return JointShards(sources, files) if len(sources) <= MOST_SHARDS and shards <= MOST_SHARDS else None
+    return JointShards(sources, bounds, files) if max(len(sources), shards) <= MOST_SHARDS else None
 
 
 def _are_alike(one: FileSource[Any], other: FileSource[Any]) -> bool:

@@ -7,7 +7,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 from weakref import ref
 
 import numpy as np
@@ -128,6 +128,10 @@ def _packed(form: Form, arena: BytesArray, ends: Int64Array, name: str, where: C
     return arrow.to_column(pa.Array.from_buffers(pa.large_string(), len(ends) - 1, buffers), name, where)
 
 
+_Where: TypeAlias = tuple[Int64Array, Int64Array, Int64Array | None]
+"""Blocks of records, their rows there, and in the request; None for all. Each is (rows,) int64."""
+
+
 class _Kept:
     """A column of many blocks, each as long as its `Column` is alive."""
 
@@ -161,20 +165,9 @@ class _Kept:
             self._ends.drop(block)
             del self._refs[block]
 
-    def gather(
-        self,
-        number: int,
-        blocks: Int64Array,
-        local: Int64Array,
-        rows: Int64Array | None,
-        name: Any,
-        claims: Claims,
-        layout: RowLayout | None,
-    ) -> Any:
-        """Return records of blocks of the form `number`; a LookupError if one was forgotten. See `Column.pick`.
-
-        Of a tuple of names, return rows, or the columns of all rows of the request if they have a `layout`.
-        """
+    def gather(self, number: int, where: _Where, name: Any, claims: Claims, layout: RowLayout | None) -> Any:
+        """Return records of the form `number`, or their columns by a layout; a LookupError if one was forgotten."""
+        blocks, local, rows = where
         claim = claims.add if rows is None else partial(claims.add_to, rows)
         form, sizes = self.forms[number]
         places = blocks << PLACE_BITS
@@ -277,7 +270,7 @@ class Blocks:
             some = (block, local, None) if len(rows) == len(indices) else (block[rows], local[rows], rows)
             numbered = zip(kept, chosen, names, strict=True)
             try:
-                columns = [each.gather(number - 1, *some, name, claims, layout) for each, number, name in numbered]
+                columns = [each.gather(number - 1, some, name, claims, layout) for each, number, name in numbered]
                 found = dict(zip(names, columns, strict=True))
                 self._touch(reader, cache, names, some[0])
                 if some[2] is None:

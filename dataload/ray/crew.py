@@ -170,7 +170,8 @@ class Crew:
         Of `in_flight` tasks each actor has about its share, so that those that start later find some; None ignores it.
         """
         room = sys.maxsize if in_flight is None else 1 + -(-in_flight // max(1, self.size))
-        free = [each for each in self.actors if each.number in self._wanted and len(each.tasks) < room]
+        wanted = self._wanted
+        free = [each for each in self.actors if len(each.tasks) < room and each.number in wanted]
         best = home(self.nodes)
         if not free or not (best or avoided):
             return min(free, key=Actor.turn, default=None)

@@ -4,13 +4,15 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future
 from functools import partial
 from queue import Empty, SimpleQueue
+from time import perf_counter
 from typing import Any, ParamSpec, TypeVar
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between two checks
+_MOST_IN_BLOCK = 16  # calls that a thread takes at once
 
 
 class Wait:
@@ -37,6 +39,7 @@ class Wait:
 
 
 T = TypeVar("T")
+R = TypeVar("R")
 P = ParamSpec("P")
 
 
@@ -105,6 +108,32 @@ class DaemonThreads(Executor):
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # Do not wait after Ctrl-C, or in a generator that it ends: running calls may last until their time-outs.
         self.shutdown(wait=kind is None or issubclass(kind, Exception), cancel_futures=kind is not None)
+
+
+def run_each(call: Callable[[T], R], items: Sequence[T], threads: int, slow: float) -> Iterator[R]:
+    """Yield the results of a call for each item, in order; whenever one takes `slow` seconds, the next are in threads.
+
+    Calls that take less are faster one by one, because they would wait for the GIL.
+    """
+    at, ahead = 0, 4 * threads
+    with DaemonThreads(threads) as pool:
+        while at < len(items):
+            begun = perf_counter()
+            yield call(items[at])
+            at += 1
+            if perf_counter() - begun < slow:
+                continue
+            # Handing over a call takes as long as a short one. Longer calls are rather shared out evenly.
+            size = min(_MOST_IN_BLOCK, ahead // (4 * threads))
+            stop = min(at + ahead, len(items))
+            blocks = [items[start : min(start + size, stop)] for start in range(at, stop, size)]
+            for found in [pool.submit(_call_each, call, block) for block in blocks]:
+                yield from found.result()
+            at, ahead = stop, 2 * ahead
+
+
+def _call_each(call: Callable[[T], R], items: Sequence[T]) -> list[R]:
+    return [*map(call, items)]
 
 
 def _fulfil(future: Future[Any], call: Callable[[], Any]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from dataload._util.fingerprint import digest
 from dataload._util.machine import usable_cpus
-from dataload._util.threads import DaemonThreads
+from dataload._util.threads import DaemonThreads, run_each
 from dataload.catalog.evidence import MOST_THREADS, as_uploaded, describe_files, files_of, hash_files, look
 from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.ledger import Job, log_of
@@ -39,7 +39,7 @@ _UNLIMITED = 1 << 60  # bytes to download: indexing needs them
 _MOST_THREADS = 8  # they mostly hash, at about 1 GB/s each
 _SHARDS_OF_PART = 256  # small ones take 0.1 s, as does a process
 _FEWEST_PARTS = 16  # of large ones
-_MOST_IN_BLOCK = 32  # handing a call to a thread takes a tenth of the time for a small shard
+_SLOW_SECONDS = 0.005  # to describe a shard, which then mostly waits, or hashes without the GIL
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,21 +137,17 @@ class IndexJob:
     def run(self, todo: Sequence[Shard], ledger: Any, here: Here[Shard]) -> tuple[()]:  # noqa: ARG002 - it is a job's
         firsts = {id(unit.data_set): unit for unit in reversed(todo)}
 
-        def describe(units: Sequence[Shard]) -> None:
-            for unit in units:
-                here.note(unit, _describe(unit.data_set, unit.path, sources[id(unit.data_set)]))
-                here.advance(1)
+        def describe(unit: Shard) -> None:
+            here.note(unit, _describe(unit.data_set, unit.path, sources[id(unit.data_set)]))
+            here.advance(1)
 
-        threads = min(_MOST_THREADS, usable_cpus())
-        size = max(1, min(_MOST_IN_BLOCK, len(todo) // (4 * threads)))
-        with ExitStack() as held, DaemonThreads(threads) as pool:
+        with ExitStack() as held:
             sources = {
                 key: held.enter_context(unit.data_set.open([unit.path], unit.data_set.options))
                 for key, unit in firsts.items()
             }
-            blocks = [todo[start : start + size] for start in range(0, len(todo), size)]
-            for each in [pool.submit(describe, block) for block in blocks]:
-                each.result()
+            for _ in run_each(describe, todo, min(_MOST_THREADS, usable_cpus()), _SLOW_SECONDS):
+                pass
         return ()
 
     def finish(self, done: Done[Shard], ledger: Ledger, mode: Mode) -> IndexReport:

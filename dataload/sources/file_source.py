@@ -235,7 +235,8 @@ class FileSource(Source[T_co]):
                 reader.release()
             return reader, fields
 
-        return open_each([*map(is_url, self._paths)], opened, self._opening_threads)
+        far = any(map(is_url, self._paths))
+        return open_each(opened, len(self._paths), self._opening_threads, far=far)
 
     @property
     def _opening_threads(self) -> int:

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain, repeat
 from time import perf_counter
 from typing import Any, Generic, NamedTuple, Self, TypeVar
@@ -17,7 +16,7 @@ import numpy as np
 
 from dataload._util.indexing import split_by_shard
 from dataload._util.system import open_files_limit
-from dataload._util.threads import DaemonThreads
+from dataload._util.threads import DaemonThreads, run_each
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.evidence import ends_of, ends_of_file
 from dataload.catalog.fields import spec_of
@@ -31,9 +30,7 @@ from dataload.storage.local.files import as_versions, versions_of
 from dataload.storage.local.record_files import MappedFile
 from dataload.types import Batch, FieldSpec, Int64Array
 
-_FEWEST_OPENED_IN_PARALLEL = 5  # shards; fewer are opened faster than threads start
-_SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL; others are slower in threads
-_MOST_IN_BLOCK = 16  # shards that a thread opens before it takes others
+_SLOW_SECONDS = 0.01  # a shard that takes longer waits for the disk, or releases the GIL
 _SECONDS_UNSHOWN = 2.0
 
 
@@ -352,35 +349,13 @@ def most_open_shards() -> int:
     return max(8, open_files_limit() // 4)
 
 
-def open_each(far: Sequence[bool], opened: Callable[[int], T], threads: int) -> list[T]:
-    """Return what `opened` makes of each shard, in threads after the first one that is slow or `far` away."""
-    shards, found = iter(range(len(far))), list[T]()
-    for shard in shards:
-        begun = perf_counter()
-        found.append(opened(shard))
-        if far[shard] or perf_counter() - begun > _SLOW_SECONDS:
-            break
-    rest = list(shards)
-    # Blocks, because handing a call to a thread takes as long as opening a shard that is in memory.
-    size = max(1, min(_MOST_IN_BLOCK, len(rest) // (4 * threads)))
-    blocks = [partial(_each, opened, rest[start : start + size]) for start in range(0, len(rest), size)]
-    if len(rest) < _FEWEST_OPENED_IN_PARALLEL:
-        return [*found, *_shown(blocks, len(found), len(far))]
-    with DaemonThreads(threads) as pool:
-        return [*found, *_shown([pool.submit(block).result for block in blocks], len(found), len(far))]
-
-
-def _each(opened: Callable[[int], T], shards: Sequence[int]) -> list[T]:
-    return [opened(shard) for shard in shards]
-
-
-def _shown(results: Sequence[Callable[[], list[T]]], before: int, total: int) -> list[T]:
-    """Return the results of opening the last shards; if that takes long, a terminal shows how many are open."""
+def open_each(opened: Callable[[int], T], shards: int, threads: int, *, far: bool) -> list[T]:
+    """Return what `opened` makes of each shard; if that takes long, a terminal shows how many are open."""
     begun, found = perf_counter(), list[T]()
-    for result in results:
-        found += result()
+    for result in run_each(opened, range(shards), threads, 0 if far else _SLOW_SECONDS):
+        found.append(result)
         if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
-            done = before + len(found)
-            sys.stderr.write(f"\r{done:,} of {total:,} shards are open" + ("\n" if done == total else ""))
+            end = "\n" if len(found) == shards else ""
+            sys.stderr.write(f"\r{len(found):,} of {shards:,} shards are open{end}")
             sys.stderr.flush()
     return found

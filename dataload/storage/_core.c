@@ -25,6 +25,7 @@
 
 #include "_highway.h"
 #include "_lmdb.h"
+#include "_tar.h"
 
 /* ---- The SIGBUS guard ---- */
 
@@ -529,6 +530,43 @@ no_counts:
 
 /* ---- The module ---- */
 
+/* tar_lines(text, start, samples, fields) -> (extensions, codes, ends, blocks, sizes, keys, key_ends), or None */
+static PyObject *tar_lines(PyObject *module, PyObject *const *args, Py_ssize_t count) {
+    (void)module;
+    if (wrong("tar_lines", 4, count)) return NULL;
+    char *text;
+    Py_ssize_t length, start = PyLong_AsSsize_t(args[1]), samples = PyLong_AsSsize_t(args[2]);
+    long fields = PyLong_AsLong(args[3]);
+    if (PyErr_Occurred() || PyBytes_AsStringAndSize(args[0], &text, &length)) return NULL;
+    if (start < 0 || start > length || samples < 1 || (fields != 3 && fields != 4)) {
+        PyErr_SetString(PyExc_ValueError, "expected at least one sample, and three or four fields");
+        return NULL;
+    }
+    Py_ssize_t rest = length - start, most = rest / (2 * fields) + 1; /* a word and a space have two bytes */
+    if (samples > most) return Py_NewRef(Py_None);
+    Lines *p = PyMem_Calloc(1, sizeof *p + 17 * most + rest);
+    if (!p) return PyErr_NoMemory();
+    p->blocks = (uint32_t *)(p + 1), p->sizes = p->blocks + most, p->ends = p->sizes + most;
+    p->key_ends = p->ends + most, p->codes = (uint8_t *)(p->key_ends + most), p->keys = (char *)p->codes + most;
+    int parsed;
+    Py_BEGIN_ALLOW_THREADS
+    parsed = parse_lines(p, text + start, text + length, samples, fields);
+    Py_END_ALLOW_THREADS
+    PyObject *extensions = parsed ? PyTuple_New(p->known) : Py_NewRef(Py_None), *found = extensions;
+    for (int code = 0; parsed && extensions && code < p->known; code++)
+        PyTuple_SetItem(extensions, code, PyBytes_FromStringAndSize(p->extensions[code].start, p->extensions[code].length));
+    if (parsed && extensions) {
+        Py_ssize_t all = p->components, keys = fields == 4 ? p->key_ends[samples - 1] : 0;
+        Py_ssize_t codes = p->width > 0 ? p->width : all, ends = p->width > 0 ? 0 : 4 * samples;
+        found = Py_BuildValue(
+            "(Ny#y#y#y#y#y#)", extensions, p->codes, codes, p->ends, ends, p->blocks, 4 * all, p->sizes, 4 * all,
+            p->keys, keys, p->key_ends, fields == 3 ? 0 : p->key_length >= 0 ? (Py_ssize_t)4 : 4 * samples
+        );
+    }
+    PyMem_Free(p);
+    return found;
+}
+
 static PyMethodDef methods[] = {
     {"gather", (PyCFunction)(void (*)(void))gather, METH_FASTCALL, NULL},
     {"gather_ranges", (PyCFunction)(void (*)(void))gather_ranges, METH_FASTCALL, NULL},
@@ -539,6 +577,7 @@ static PyMethodDef methods[] = {
     {"file_versions", (PyCFunction)(void (*)(void))file_versions, METH_FASTCALL, NULL},
     {"integers", (PyCFunction)(void (*)(void))integers, METH_FASTCALL, NULL},
     {"texts", (PyCFunction)(void (*)(void))texts, METH_FASTCALL, NULL},
+    {"tar_lines", (PyCFunction)(void (*)(void))tar_lines, METH_FASTCALL, NULL},
     {"lmdb_nodes", (PyCFunction)(void (*)(void))lmdb_nodes, METH_FASTCALL, NULL},
     {0},
 };

@@ -26,6 +26,7 @@ __all__ = [
     "highway_hashes",
     "integers",
     "lmdb_nodes",
+    "tar_lines",
     "texts",
 ]
 
@@ -252,6 +253,16 @@ def _last_packet(rest: bytes) -> bytes:
 
 
 _BRANCH, _PAGE_KINDS, _LARGE, _NODE_BYTES, _DECIMAL_LIMIT = 1, 0x6F, 1, 8, 10**18
+def tar_lines(text: bytes, start: int, samples: int, fields: int) -> tuple[Any, ...] | None:
+    """Parse the first lines from `start` of a text index; see `dataload.sources.tar.index`. Here always None.
+
+    Returns the extensions, and as bytes the arrays of a `SampleTable` in their smallest form: codes (uint8), ends of
+    samples (empty if all have the same components), blocks and sizes (uint32), the keys, and their ends or length.
+    None if words are separated by anything but single spaces, a line is wrong, or a number does not fit into uint32.
+    """
+    del text, start, samples, fields
+
+
 _BAD_KIND, _BAD_BOUNDS, _BAD_POSITION, _BAD_ENTRY, _BAD_PAGE = range(1, 6)
 
 

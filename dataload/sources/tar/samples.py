@@ -192,7 +192,7 @@ class Keys:
         """Make keys from their bytes, back to back, and their lengths, (samples,)."""
         same = len(lengths) > 0 and bool((lengths == lengths[0]).all())
         text = blob.decode("ascii") if blob.isascii() else blob
-        return cls(text, lengths[:1].copy() if same else narrow(np.cumsum(lengths)))
+        return cls(text, narrow(lengths[:1] if same else np.cumsum(lengths)))
 
     def names(self, samples: Int64Array) -> list[str]:
         """Return the keys of `samples`, (rows,) int64."""

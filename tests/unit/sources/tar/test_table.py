@@ -10,10 +10,10 @@ from made_files import npy
 
 from dataload.codecs.decoders import known_extension
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.tar import index as tar_index
 from dataload.sources.tar.header import Member
 from dataload.sources.tar.index import build_head, build_line, parse_index
 from dataload.sources.tar.samples import encode_field, group_members, name_fields
+from dataload.storage.core import core
 
 
 @pytest.mark.parametrize(
@@ -182,9 +182,7 @@ def test_words():
     assert keys == ["a", "d.v1/a", "d.v1/long", "README", "żółć", ""]
 
 
-@pytest.mark.parametrize("stretch", [8, 60, 64, 130])
-def test_stretches_end_at_lines(monkeypatch, stretch):
-    monkeypatch.setattr(tar_index, "_BLOCK_BYTES", stretch)
+def test_many_lines():
     assert contents(parse(*LINES)) == EXPECTED
     lines = [f"jpg {512 * (2 * i + 1)} {i} {i}.jpg" for i in range(300)]
     found = [str(i) for i in range(300)], ["jpg"] * 300, [512 * (2 * i + 1) for i in range(300)], list(range(300))
@@ -255,13 +253,14 @@ def test_what_does_not_parse(text, message):
 WORDS = st.sampled_from(
     ["a", "a.b", "512", "1024", "513", "0", "-1", "9" * 18, "9" * 19, "d.e/f.a", ".a", "\x01", "ż", ""]
 )
-COMPONENTS = st.tuples(WORDS, WORDS, WORDS, WORDS) | st.builds(
+PLAIN = st.tuples(st.sampled_from(["jpg", "cls"]), st.sampled_from(["512", "1024"]), st.just("7"), st.sampled_from(["a", "ab.c"]))
+COMPONENTS = PLAIN | st.tuples(WORDS, WORDS, WORDS, WORDS) | st.builds(
     lambda extension, offset, name: (extension, str(512 * offset), "7", name), WORDS, st.integers(0, 2**40), WORDS
 )
 
 
 @given(st.lists(st.lists(COMPONENTS, max_size=3), max_size=4), st.integers(1, 4), st.sampled_from([" ", "\t", "  "]))
-def test_a_short_text_is_parsed_as_a_long_one(lines, samples, space):
+def test_the_core_parses_as_python_does(lines, samples, space):
     words = [space.join(word for component in line for word in component) for line in lines]
 
     def outcome():
@@ -274,7 +273,7 @@ def test_a_short_text_is_parsed_as_a_long_one(lines, samples, space):
 
     found = outcome()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tar_index, "_FEW_BYTES", 0)
+        patch.setattr(core(), "tar_lines", lambda *_: None)
         assert outcome() == found
 
 

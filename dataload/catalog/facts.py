@@ -23,8 +23,7 @@ from dataload.catalog.checks import (
 )
 from dataload.catalog.fields import classes_of, with_classes
 from dataload.catalog.statistics import FieldStatistics
-from dataload.storage import FileIdentity
-from dataload.types import Array, FieldSpec
+from dataload.types import Array, FieldSpec, Int64Array
 
 
 class Evidence(NamedTuple):
@@ -98,8 +97,8 @@ class DataSetFacts:
     `pattern`, such as ``"train-{000..127}.tar"``, is its name; `bytes` are the sizes of shards. `contents` are empty
     if all are unknown, `fields` if records are bytes. `options` of the reader decide how records are decoded, see
     `STORED_OPTIONS`. `made_by` is the function of a conversion; `statistics` is what `DataSetStatistics` parses, when
-    it is used. `versions`, which no manifest has, identify the local files as they were when it was read; None for a
-    shard that is a folder.
+    it is used. `versions`, which no manifest has, are those of local files when it was read, (shards, 3) int64; None if a
+    shard is a folder.
     """
 
     pattern: str
@@ -114,7 +113,7 @@ class DataSetFacts:
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
     made_by: MapEntry | None = None
     statistics: Mapping[str, Any] | None = None
-    versions: tuple[FileIdentity | None, ...] = field(default=(), compare=False)
+    versions: Int64Array | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.pattern, "pattern")

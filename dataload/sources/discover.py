@@ -8,6 +8,8 @@ from functools import partial
 from os import PathLike
 from typing import Any, cast
 
+import numpy as np
+
 from dataload.catalog.evidence import find_changed, find_shard
 from dataload.catalog.facts import DataSetFacts, Evidence, Found
 from dataload.catalog.fields import common_classes
@@ -30,8 +32,9 @@ from dataload.sources.registry import (
 )
 from dataload.sources.shard_files import check_complete, expand_pattern, is_media_folder
 from dataload.sources.shards import ListedShards
-from dataload.storage import Remote, base_name, is_url, join, list_versions, local_path, storage_of
+from dataload.storage import Remote, base_name, is_url, join, list_names, local_path, storage_of
 from dataload.storage.backend import held_by_hub
+from dataload.storage.local.files import versions_of
 from dataload.storage.paths import as_path
 
 _SHOWN_PATTERNS = 10
@@ -83,7 +86,8 @@ class DataSetFiles:
             return None
         lengths = tuple(records for entry in self.listed for records in entry.records)
         marks = tuple(mark for entry in self.listed for mark in entry.contents or (None,) * len(entry.names))
-        versions = tuple(version for entry in self.listed for version in entry.versions)
+        several = [entry.versions for entry in self.listed if entry.versions is not None]
+        versions = np.concatenate(several) if len(several) == len(self.listed) else None
         known = next((entry.fields for entry in self.listed if entry.fields), {})
         return ListedShards(lengths, known, listed=True, contents=marks if any(marks) else None, versions=versions)
 
@@ -265,20 +269,21 @@ def _listed(directory: str, entry: Format | None, remote: Remote | None) -> Data
 
 def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Format | None) -> DataSetFacts:
     """Compare local shards with the manifest, newer ones by their ends; return its facts with their versions."""
-    here, path = list_versions(directory, {MANIFEST_NAME, *listed.names}), join(directory, MANIFEST_NAME)
-    versions = tuple(here.get(name) for name in listed.names)
-    found = {name: version[:2] for name, version in zip(listed.names, versions, strict=True) if version is not None}
-    for name in listed.names if len(found) < len(versions) else ():
-        if name in here and here[name] is None and (folder := find_shard(join(directory, name))) is not None:
-            found[name] = folder.bytes, folder.evidence.mtime_ns
+    here, path, paths = list_names(directory), join(directory, MANIFEST_NAME), _paths(directory, listed)
+    read, *_ = versions = versions_of([path, *paths])
+    versions, folders = versions[1:], [shard for shard, name in enumerate(listed.names) if here.get(name)]
+    found = versions[:, :2].copy()  # sizes and times
+    for shard in folders:
+        folder = find_shard(paths[shard])
+        found[shard] = (0, 0) if folder is None else (folder.bytes, folder.evidence.mtime_ns)
     problems: list[str] = []
-    if [size for size, _ in found.values()] != [*listed.bytes]:
-        problems += listed.stale({name: Found(size, Evidence(time)) for name, (size, time) in found.items()})
-    if not problems:
-        read = here.get(MANIFEST_NAME)
-        marks = zip(listed.names, listed.contents, strict=True) if listed.contents else ()
-        newer = {join(directory, n): mark for n, mark in marks if mark and not (read and found[n][1] < read.changed)}
-        problems += [f"{base_name(path)} has another content than in the manifest" for path in find_changed(newer)]
+    if not (found.any(axis=1).all() and np.array_equal(found[:, 0], listed.bytes)):
+        pairs = zip(listed.names, found.tolist(), strict=True)
+        problems += listed.stale({name: Found(size, Evidence(time)) for name, (size, time) in pairs if size or time})
+    if not problems and listed.contents:
+        newer = np.flatnonzero(found[:, 1] >= read[1]).tolist()
+        marks = {paths[shard]: mark for shard in newer if (mark := listed.contents[shard]) is not None}
+        problems += [f"{base_name(path)} has another content than in the manifest" for path in find_changed(marks)]
     if not problems:
         others = here.keys() - {MANIFEST_NAME, *(name for each in manifest.data_sets for name in each.names)}
         others = sorted(name for name in others if run_of_append(name) is None)
@@ -289,7 +294,7 @@ def _look_at(directory: str, listed: DataSetFacts, manifest: Manifest, entry: Fo
         several = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         message = f"the manifest is stale: {problems[0]}{several}; {renewal(directory)}"
         raise CorruptFileError(message, path=path)
-    return replace(listed, versions=versions)
+    return replace(listed, versions=None if folders else versions)
 
 
 def _is_selection(path: str, known: Iterable[Format], remote: Remote | None) -> bool:

@@ -168,7 +168,8 @@ class FileSource(Source[T_co]):
         far = self._remote if is_url(self._paths[0]) else None
         if self._known is not None:
             if self._known.listed and self._versions is None:
-                self._versions = self._known.versions_at(self._versioned_files())
+                known = self._known.versions
+                self._versions = versions_of(self._versioned_files()) if known is None else known
             ends, fields = np.cumsum(self._known.lengths, dtype=np.int64), self._known.fields
             open_shard, nothing = WeakMethod(self._open_known), list[ShardReader[T_co] | None]([None] * len(ends))
             opened = OpenShards(ends, fields, nothing, open_shard, most_open, far, directory=directory)
@@ -364,7 +365,7 @@ class FileSource(Source[T_co]):
         del state["_opened"], state["_described"]
         if self._known is not None and not any(map(is_url, self._paths)):
             # What is known of local files holds here and now. Workers compare versions.
-            state["_known"] = replace(self._known, contents=None, versions=())
+            state["_known"] = replace(self._known, contents=None, versions=None)
         if not is_pickled_for_worker():
             del state["_versions"]  # another machine has other files, and so may this one tomorrow
             return state

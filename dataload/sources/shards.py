@@ -24,9 +24,8 @@ from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ChangedFileError, CorruptFileError
 from dataload.sources.directory import ShardDirectory
-from dataload.storage import FileIdentity, RecordFile, Remote, base_name, is_url, join, parent, reading_tables
+from dataload.storage import RecordFile, Remote, base_name, is_url, join, parent, reading_tables
 from dataload.storage.errors import rewritten_error
-from dataload.storage.local.files import as_versions, versions_of
 from dataload.storage.local.record_files import MappedFile
 from dataload.types import Batch, FieldSpec, Int64Array
 
@@ -172,15 +171,15 @@ def content_mark(data_file: str, reader: "ShardReader[Any]", remote: Remote | No
 class ListedShards:
     """Facts about shards that are not open yet: from a manifest (`listed`), or from the process that sent the source.
 
-    `lengths` are numbers of records; `contents` see `FileSource.shard_identities`, None if unknown. `versions` are
-    as local files have them, None for folders; none if they are unknown.
+    `lengths` are numbers of records; `contents` see `FileSource.shard_identities`. `versions` are of local files, as
+    `versions_of` returns them. Either is None if it is unknown of a shard.
     """
 
     lengths: tuple[int, ...]
     fields: Mapping[str, FieldSpec]
     listed: bool
     contents: tuple[ContentMark | None, ...] | None = None
-    versions: tuple[FileIdentity | None, ...] = ()
+    versions: Int64Array | None = field(default=None, compare=False)
 
     def check(self, shard: int, path: str, records: int, data_file: str = "", file: RecordFile | None = None) -> None:
         """Compare the number of records of an opened shard, and both ends of a local file, which may be open."""
@@ -191,11 +190,6 @@ class ListedShards:
         mark = None if self.contents is None or not data_file or is_url(data_file) else self.contents[shard]
         if mark is not None and (ends_of_file(data_file, None) if file is None else ends_of(file)) != mark[:2]:
             raise _stale_error(path, "another content than in the manifest")
-
-    def versions_at(self, files: Sequence[str]) -> Int64Array:
-        """Return the versions of the files that identify the shards; ask for all if one of `versions` is unknown."""
-        found = [each for each in self.versions if each is not None]
-        return as_versions(found) if len(found) == len(files) else versions_of(files)
 
 
 def _stale_error(path: str, found: str) -> CorruptFileError:

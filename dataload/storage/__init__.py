@@ -3,7 +3,7 @@
 from dataload.storage.backend import LeasedFile, Storage, files_below, read_limited, storage_of, unchanged
 from dataload.storage.local.atomic import AtomicFile
 from dataload.storage.local.files import LocalFile, LocalStorage
-from dataload.storage.local.folders import Listing, list_folder, list_versions, read_files
+from dataload.storage.local.folders import Listing, list_folder, list_names, read_files
 from dataload.storage.local.record_files import FileIdentity
 from dataload.storage.paths import absolute, base_name, has_wildcards, is_url, join, local_path, named_files, parent
 from dataload.storage.record_file import RecordFile, reading_tables
@@ -27,7 +27,7 @@ __all__ = [
     "is_url",
     "join",
     "list_folder",
-    "list_versions",
+    "list_names",
     "local_path",
     "named_files",
     "parent",

@@ -11,6 +11,7 @@
 #define Py_LIMITED_API 0x030B0000
 #endif
 #include <Python.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -530,6 +531,24 @@ no_counts:
 
 /* ---- The module ---- */
 
+/* read_small(path) -> bytes of a regular file of at most 64 KiB; None for others, and if it cannot be read */
+static PyObject *read_small(PyObject *module, PyObject *path) {
+    (void)module;
+    char data[1 << 16], *name = PyBytes_AsString(path);
+    if (!name) return NULL;
+    struct stat found;
+    ssize_t length = -1;
+    Py_BEGIN_ALLOW_THREADS
+    int descriptor = stat(name, &found) || !S_ISREG(found.st_mode) ? -1 : open(name, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (descriptor >= 0) {
+        if (!fstat(descriptor, &found) && S_ISREG(found.st_mode) && found.st_size <= (off_t)sizeof data)
+            length = read(descriptor, data, sizeof data);
+        close(descriptor);
+    }
+    Py_END_ALLOW_THREADS
+    return length >= 0 && length == found.st_size ? PyBytes_FromStringAndSize(data, length) : Py_NewRef(Py_None);
+}
+
 /* tar_lines(text, start, samples, fields) -> (extensions, codes, ends, blocks, sizes, keys, key_ends), or None */
 static PyObject *tar_lines(PyObject *module, PyObject *const *args, Py_ssize_t count) {
     (void)module;
@@ -544,7 +563,7 @@ static PyObject *tar_lines(PyObject *module, PyObject *const *args, Py_ssize_t c
     }
     Py_ssize_t rest = length - start, most = rest / (2 * fields) + 1; /* a word and a space have two bytes */
     if (samples > most) return Py_NewRef(Py_None);
-    Lines *p = PyMem_Calloc(1, sizeof *p + 17 * most + rest);
+    Lines *p = PyMem_Calloc(1, sizeof *p + 17 * most + 2 * rest);
     if (!p) return PyErr_NoMemory();
     p->blocks = (uint32_t *)(p + 1), p->sizes = p->blocks + most, p->ends = p->sizes + most;
     p->key_ends = p->ends + most, p->codes = (uint8_t *)(p->key_ends + most), p->keys = (char *)p->codes + most;
@@ -552,17 +571,17 @@ static PyObject *tar_lines(PyObject *module, PyObject *const *args, Py_ssize_t c
     Py_BEGIN_ALLOW_THREADS
     parsed = parse_lines(p, text + start, text + length, samples, fields);
     Py_END_ALLOW_THREADS
-    PyObject *extensions = parsed ? PyTuple_New(p->known) : Py_NewRef(Py_None), *found = extensions;
-    for (int code = 0; parsed && extensions && code < p->known; code++)
-        PyTuple_SetItem(extensions, code, PyBytes_FromStringAndSize(p->extensions[code].start, p->extensions[code].length));
-    if (parsed && extensions) {
-        Py_ssize_t all = p->components, keys = fields == 4 ? p->key_ends[samples - 1] : 0;
-        Py_ssize_t codes = p->width > 0 ? p->width : all, ends = p->width > 0 ? 0 : 4 * samples;
-        found = Py_BuildValue(
-            "(Ny#y#y#y#y#y#)", extensions, p->codes, codes, p->ends, ends, p->blocks, 4 * all, p->sizes, 4 * all,
-            p->keys, keys, p->key_ends, fields == 3 ? 0 : p->key_length >= 0 ? (Py_ssize_t)4 : 4 * samples
-        );
+    char *names = p->keys + rest, *end = names; /* of extensions, each followed by a space */
+    for (int code = 0; parsed && code < p->known; code++, *end++ = ' ') {
+        memcpy(end, p->extensions[code].start, p->extensions[code].length);
+        end += p->extensions[code].length;
     }
+    Py_ssize_t all = p->components, same = p->width > 0, keys = parsed && fields == 4 ? p->key_ends[samples - 1] : 0;
+    PyObject *found = !parsed ? Py_NewRef(Py_None) : Py_BuildValue(
+        "(y#y#y#y#y#y#y#)", names, (Py_ssize_t)(end - names), p->codes, same ? (Py_ssize_t)p->width : all,
+        p->ends, same ? (Py_ssize_t)0 : 4 * samples, p->blocks, 4 * all, p->sizes, 4 * all, p->keys, keys,
+        p->key_ends, fields == 3 ? (Py_ssize_t)0 : p->key_length >= 0 ? (Py_ssize_t)4 : 4 * samples
+    );
     PyMem_Free(p);
     return found;
 }
@@ -577,6 +596,7 @@ static PyMethodDef methods[] = {
     {"file_versions", (PyCFunction)(void (*)(void))file_versions, METH_FASTCALL, NULL},
     {"integers", (PyCFunction)(void (*)(void))integers, METH_FASTCALL, NULL},
     {"texts", (PyCFunction)(void (*)(void))texts, METH_FASTCALL, NULL},
+    {"read_small", read_small, METH_O, NULL},
     {"tar_lines", (PyCFunction)(void (*)(void))tar_lines, METH_FASTCALL, NULL},
     {"lmdb_nodes", (PyCFunction)(void (*)(void))lmdb_nodes, METH_FASTCALL, NULL},
     {0},

@@ -6,6 +6,8 @@ Errors: ValueError for a range outside the buffer, `MapFault` if the file has sh
 
 import os
 import re
+from contextlib import suppress
+from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -26,6 +28,7 @@ __all__ = [
     "highway_hashes",
     "integers",
     "lmdb_nodes",
+    "read_small",
     "tar_lines",
     "texts",
 ]
@@ -253,12 +256,24 @@ def _last_packet(rest: bytes) -> bytes:
 
 
 _BRANCH, _PAGE_KINDS, _LARGE, _NODE_BYTES, _DECIMAL_LIMIT = 1, 0x6F, 1, 8, 10**18
+
+
+def read_small(path: bytes, /) -> bytes | None:
+    """Return the content of a regular file of at most 64 KiB; None for others, and if it cannot be read."""
+    with suppress(OSError):
+        if S_ISREG(os.stat(path).st_mode) and os.path.getsize(path) <= 1 << 16:
+            with open(path, "rb") as stream:
+                return stream.read()
+    return None
+
+
 def tar_lines(text: bytes, start: int, samples: int, fields: int) -> tuple[Any, ...] | None:
     """Parse the first lines from `start` of a text index; see `dataload.sources.tar.index`. Here always None.
 
-    Returns the extensions, and as bytes the arrays of a `SampleTable` in their smallest form: codes (uint8), ends of
-    samples (empty if all have the same components), blocks and sizes (uint32), the keys, and their ends or length.
-    None if words are separated by anything but single spaces, a line is wrong, or a number does not fit into uint32.
+    Returns the extensions, each followed by a space, and as bytes the arrays of a `SampleTable` in their smallest form:
+    codes (uint8), ends of samples (empty if all have the same components), blocks and sizes (uint32), the keys, and
+    their ends or length. None if words are separated by anything but single spaces, a line is wrong, or a number does
+    not fit.
     """
     del text, start, samples, fields
 

@@ -1,8 +1,7 @@
 """Base class of open files from which records are copied."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
@@ -98,14 +97,16 @@ def merge_ranges(offsets: Int64Array, lengths: Int64Array | int, gap: int) -> Ru
 _reading_tables: ContextVar[bool] = ContextVar("reading_tables", default=False)
 
 
-@contextmanager
-def reading_tables() -> Generator[None]:
+class reading_tables:  # a context manager; see `file_errors`
     """Mark reads of this thread as reads of tables, for which no whole shard is downloaded."""
-    token = _reading_tables.set(True)
-    try:
-        yield
-    finally:
-        _reading_tables.reset(token)
+
+    __slots__ = ("_token",)
+
+    def __enter__(self) -> None:
+        self._token = _reading_tables.set(True)
+
+    def __exit__(self, *_: object) -> None:
+        _reading_tables.reset(self._token)
 
 
 def is_reading_tables() -> bool:

@@ -11,7 +11,7 @@ single block of zeros.
 
 import re
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -88,16 +88,18 @@ def _parse_any(text: bytes) -> SampleTable:
 
 
 def _table_of(
-    extensions: Sequence[bytes], codes: bytes, ends: bytes, blocks: bytes, sizes: bytes, keys: bytes, key_ends: bytes
+    extensions: bytes, codes: bytes, ends: bytes, blocks: bytes, sizes: bytes, keys: bytes, key_ends: bytes
 ) -> SampleTable:
     """Return the table that the core has parsed."""
     return SampleTable(
-        tuple(map(decode_name, extensions)),
+        tuple(map(decode_name, extensions.split())),
         np.frombuffer(codes, np.uint8),
         np.frombuffer(ends, np.uint32) if ends else None,
         np.frombuffer(blocks, np.uint32),
         np.frombuffer(sizes, np.uint32),
-        Keys(keys.decode("ascii") if keys.isascii() else keys, np.frombuffer(key_ends, np.uint32)) if key_ends else None,
+        Keys(keys.decode("ascii") if keys.isascii() else keys, np.frombuffer(key_ends, np.uint32))
+        if key_ends
+        else None,
     )
 
 

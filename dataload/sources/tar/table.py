@@ -31,6 +31,7 @@ from dataload.types import Array, Int64Array
 _MEMBERS_VERIFIED = 16  # evenly spaced, including the first and the last; each costs a page fault
 _LEAST_CACHED = {True: 2_000, False: 100_000}
 """Components of the smallest table that is cached, by whether it was scanned. Making either takes about 30 ms."""
+_READ_AT_ONCE = 1 << 16  # bytes that are copied in less time than it takes to map pages
 _SHORTEST_COMPONENT = len("a 512 0 ")  # of an index
 _LONGEST_GAP = 1 << 20  # bytes between two components that are searched for the header of the second
 
@@ -70,8 +71,8 @@ def load_table(
 
 def _may_be_large(file: RecordFile, index: str | Literal[False], remote: Remote | None) -> bool:
     """Return whether so many components fit in the archive, or its index, that their table may be cached."""
-    if index is False:
-        return file.size >= BLOCK * _LEAST_CACHED[True]
+    if index is False or file.size < BLOCK * _LEAST_CACHED[False]:
+        return file.size >= BLOCK * _LEAST_CACHED[True] and index is False
     with file_errors(index):
         return storage_of(index, remote).identity(index)[0] >= _SHORTEST_COMPONENT * _LEAST_CACHED[False]
 
@@ -171,7 +172,13 @@ def _check_members(table: SampleTable, file: RecordFile, index: str) -> None:
     count = len(table.blocks)
     number = min(count, _MEMBERS_VERIFIED)
     components = np.arange(number) * (count - 1) // max(1, number - 1)
-    headers = file.copies(table.offsets(components) - BLOCK, np.full(number, BLOCK))
+    starts = table.offsets(components) - BLOCK
+    first, last = int(starts.min()), int(starts.max())
+    if last - first < _READ_AT_ONCE:
+        data = file.read(first, last + BLOCK - first)
+        headers = [data[at : at + BLOCK] for at in (starts - first).tolist()]
+    else:
+        headers = file.copies(starts, np.full(number, BLOCK))
     names = [b""] * number if table.keys is None else _plain_names(table, components)
     sizes = table.lengths(components).tolist()
     for component, header, name, size in zip(components.tolist(), headers, names, sizes, strict=True):

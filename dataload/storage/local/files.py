@@ -9,7 +9,7 @@ import os
 import platform
 import stat
 import time
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -28,11 +28,11 @@ from dataload._util.system import (
     read_into_at,
     write_at,
 )
-from dataload.errors import MachineError, SourceError, SourceNotFoundError, printable
-from dataload.storage.core import can_map, core, file_number
+from dataload.errors import SourceError, SourceNotFoundError, printable
+from dataload.storage.core import can_map, core
 from dataload.storage.errors import file_errors, overwritten_error, rewritten_error, write_errors
 from dataload.storage.local.atomic import AtomicFile, make_directory, remove, remove_leftovers
-from dataload.storage.local.record_files import FileIdentity, MappedFile, UnmappedFile, open_regular
+from dataload.storage.local.record_files import FileIdentity, Handle, MappedFile, UnmappedFile, open_regular
 from dataload.storage.record_file import RecordFile
 from dataload.types import Int64Array
 
@@ -70,29 +70,32 @@ class LocalFile:
     def __init__(self, path: str, name: str | None = None) -> None:
         self.path: str = name or path
         with file_errors(self.path):
-            self._stream = open(path, "rb", buffering=0, opener=open_regular)  # noqa: SIM115 - closed in `close`
-            self._descriptor = self._stream.fileno()
-            try:
-                self.size: int = os.fstat(self._descriptor).st_size
-            except OSError:
-                self._stream.close()
-                raise
+            self._handle: Handle | None = Handle(path)
+        self.size: int = self._handle.identity.size
+
+    @property
+    def _open(self) -> Handle:
+        if (handle := self._handle) is None:
+            raise ValueError(f"{self.path} was closed")
+        return handle
 
     def read(self, offset: int, length: int) -> bytes:
+        handle = self._open
         with file_errors(self.path):
-            data = read_at(self._descriptor, length, offset)
+            data = read_at(handle.descriptor, length, offset)
             while 0 < len(data) < length and (
-                more := read_at(self._descriptor, length - len(data), offset + len(data))
+                more := read_at(handle.descriptor, length - len(data), offset + len(data))
             ):
                 data += more
         return data
 
     def read_into(self, offset: int, buffer: Any) -> int:
+        handle = self._open
         with file_errors(self.path):
-            return read_into_at(self._descriptor, memoryview(buffer), offset)
+            return read_into_at(handle.descriptor, memoryview(buffer), offset)
 
     def close(self) -> None:
-        self._stream.close()
+        self._handle = None  # a running read holds it
 
     def __enter__(self) -> Self:
         return self
@@ -142,8 +145,10 @@ class LocalStorage:
             return FileIdentity.of(os.stat(path))
 
     def read(self, path: str) -> bytes:
-        with file_errors(path), open(path, "rb", buffering=0, opener=open_regular) as stream:
-            return stream.read()
+        if (data := core().read_small(os.fsencode(path))) is not None:
+            return data
+        with LocalFile(path) as file:
+            return file.read(0, file.size)
 
     def read_ranges(self, path: str, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
         """Return byte ranges of a file in the requested order; ranges beyond its end are shorter."""
@@ -158,14 +163,7 @@ class LocalStorage:
 
     def map(self, path: str, *, mapped: bool = True, whole: bool = False) -> RecordFile:  # noqa: ARG002 - as in `open`
         """Open a file to copy records out of it, mapped if that is safe; keep a local copy of the `whole` meanwhile."""
-        if not mapped or not can_map():
-            return UnmappedFile(path)
-        try:
-            return MappedFile(path)
-        except MachineError as error:  # the process has as many maps as it may have
-            if getattr(error.__cause__, "errno", None) != errno.ENOMEM:
-                raise
-            return UnmappedFile(path)
+        return MappedFile(path) if mapped and can_map() else UnmappedFile(path)
 
     def lease(self, path: str) -> LocalLease:
         """Return a local copy of a file, which stays until the last reference is dropped."""
@@ -318,12 +316,6 @@ def versions_of(paths: Sequence[str]) -> Int64Array:
     found = np.empty((len(paths), 3), np.int64)
     core().file_versions(found, os.fsencode("\0".join(paths)))
     return found
-
-
-def as_versions(identities: Iterable[FileIdentity]) -> Int64Array:
-    """Return what `versions_of` returns for files of these identities."""
-    found = [(each.size, each.changed, file_number(*each.file)) for each in identities]
-    return np.array(found, np.int64).reshape(-1, 3)
 
 
 def check_versions(paths: Sequence[str], known: Int64Array) -> None:

@@ -77,16 +77,10 @@ _PROBED = 4  # files whose time tells whether reading waits for a disk or a serv
 _SLOW_SECONDS = 0.001  # for each file; faster ones are in memory, where threads gain nothing
 
 
-def list_versions(path: str, wanted: Container[str]) -> dict[str, FileIdentity | None]:
-    """Return the version of each wanted file in a directory; None for other visible ones, and for folders."""
-    found: dict[str, FileIdentity | None] = {}
+def list_names(path: str) -> dict[str, bool]:
+    """Return the visible names in a directory, each with whether it is a folder."""
     with file_errors(path), os.scandir(path) as entries:
-        for entry in entries:
-            if entry.name[0] != ".":
-                with contextlib.suppress(FileNotFoundError):  # deleted just now, or a link to nothing
-                    is_wanted = entry.name in wanted and not entry.is_dir()
-                    found[entry.name] = FileIdentity.of(entry.stat()) if is_wanted else None
-    return found
+        return {entry.name: entry.is_dir() for entry in entries if entry.name[0] != "."}
 
 
 def list_folder(root: str, wanted: Callable[[str], object] = lambda _: True) -> tuple[Listing, int]:

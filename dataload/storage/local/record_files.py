@@ -8,7 +8,6 @@ import mmap
 import os
 import stat
 import sys
-import weakref
 from collections.abc import Callable
 from typing import Any, Generic, NamedTuple, TypeVar
 
@@ -108,11 +107,14 @@ class Handle:
     __slots__ = ("__weakref__", "changed", "descriptor", "identity")
 
     def __init__(self, path: str) -> None:
-        self.descriptor: int
+        self.descriptor: int = -1
         self.descriptor, status = _open_regular(path, os.O_RDONLY)
-        weakref.finalize(self, os.close, self.descriptor).atexit = False  # threads may still be reading at exit
         self.identity: FileIdentity = FileIdentity.of(status)
         self.changed: int = self.identity.changed
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        if self.descriptor >= 0:
+            close(self.descriptor)
 
 
 HandleT = TypeVar("HandleT", bound=Handle)
@@ -184,35 +186,77 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
 STEPS_BETWEEN_PROBES = 16
 
 
+class UnmappedFile(ReopenedFile[HandleT], MergedReads):
+    """A file read by `pread`, in few calls. A change of the file cannot kill the process."""
+
+    gap = 4096  # reading a page more is faster than another call
+
+    def __init__(self, path: str, make: Callable[[str], HandleT] = Handle) -> None:
+        super().__init__(path, make)
+
+    def _fill(self, buffer: BytesArray, runs: Runs) -> None:
+        handle = self._open()
+        at = 0
+        with file_errors(self.path):
+            for start, stop in zip(runs.starts.tolist(), runs.stops.tolist(), strict=True):
+                self._read_into(handle.descriptor, buffer[at : at + stop - start], start)
+                at += stop - start
+        if error := self._changed(handle):
+            raise error
+
+    def _read_into(self, descriptor: int, target: BytesArray, offset: int) -> None:
+        done = 0
+        while done < len(target):
+            count = read_into_at(descriptor, target[done:].data, offset + done)
+            if not count:
+                raise changed_error(self.path, self.size, os.fstat(descriptor).st_size)
+            done += count
+
+
 class Mapping(Handle):
     """An open file and its map."""
 
-    __slots__ = ("map",)
+    __slots__ = ("_map",)
 
     def __init__(self, path: str) -> None:
         super().__init__(path)
-        size = self.identity.size
-        # An empty file cannot be mapped. The map has its own descriptor, which it does not expose.
-        self.map: mmap.mmap | bytes = mmap.mmap(self.descriptor, size, access=mmap.ACCESS_READ) if size else b""
+        self._map: mmap.mmap | bytes | None = None
+
+    def map(self) -> mmap.mmap | bytes | None:
+        """Return the map, which is made on first use; None if the system refuses, or the file has shrunk."""
+        if self._map is None:
+            size = self.identity.size
+            with contextlib.suppress(OSError, ValueError):
+                # An empty file cannot be mapped. The map has its own descriptor, which it does not expose.
+                self._map = mmap.mmap(self.descriptor, size, access=mmap.ACCESS_READ) if size else b""
+        return self._map
 
 
-class MappedFile(ReopenedFile[Mapping]):
-    """A memory-mapped file."""
+class MappedFile(UnmappedFile[Mapping]):
+    """A memory-mapped file; where the system refuses to map it, it is read by `pread`."""
 
     def __init__(self, path: str, make: Callable[[str], Mapping] = Mapping) -> None:
         super().__init__(path, make)
         self._warm_steps = 0
 
     def copies(self, offsets: Int64Array, lengths: Int64Array) -> list[bytes]:
+        if self._open().map() is None:
+            return super().copies(offsets, lengths)
         return self._call(core().copies, (), 0, 1, lengths, offsets, (offsets, lengths))
 
     def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
+        if self._open().map() is None:
+            return super()._gather(out, start, stride, length, indices)
         self._call(core().gather, (out,), start, stride, length, indices, (start, stride, indices, length))
 
     def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
+        if self._open().map() is None:
+            return super()._gather_ranges(out, offsets, lengths)
         self._call(core().gather_ranges, (out,), 0, 1, lengths, offsets, (offsets, lengths))
 
     def _cut(self, offsets: Int64Array, length: int, out: BytesArray, *fields: Any) -> int:
+        if self._open().map() is None:
+            return super()._cut(offsets, length, out, *fields)
         return self._call(core().cut, (out,), 0, 1, length, offsets, (offsets, length, *fields))
 
     def _call(
@@ -229,7 +273,7 @@ class MappedFile(ReopenedFile[Mapping]):
         mapping = self._open()
         self._hint(mapping, start, stride, lengths, indices)
         try:
-            return function(*before, mapping.map, *after, self._file(mapping))
+            return function(*before, mapping.map(), *after, self._file(mapping))
         except (core().MapFault, ValueError) as error:
             raise self._error(mapping, error) from None
 
@@ -275,32 +319,5 @@ class MappedFile(ReopenedFile[Mapping]):
             self._warm_steps -= 1  # threads may lose a count to each other, which does no harm
         elif not is_cold(mapping.descriptor, start + int(indices[-1]) * stride):
             self._warm_steps = STEPS_BETWEEN_PROBES
-        elif isinstance(mapping.map, mmap.mmap):
-            will_need(mapping.map, start + indices * stride, lengths)
-
-
-class UnmappedFile(ReopenedFile[Handle], MergedReads):
-    """A file read by `pread`, in few calls. A change of the file cannot kill the process."""
-
-    gap = 4096  # reading a page more is faster than another call
-
-    def __init__(self, path: str, make: Callable[[str], Handle] = Handle) -> None:
-        super().__init__(path, make)
-
-    def _fill(self, buffer: BytesArray, runs: Runs) -> None:
-        handle = self._open()
-        at = 0
-        with file_errors(self.path):
-            for start, stop in zip(runs.starts.tolist(), runs.stops.tolist(), strict=True):
-                self._read_into(handle.descriptor, buffer[at : at + stop - start], start)
-                at += stop - start
-        if error := self._changed(handle):
-            raise error
-
-    def _read_into(self, descriptor: int, target: BytesArray, offset: int) -> None:
-        done = 0
-        while done < len(target):
-            count = read_into_at(descriptor, target[done:].data, offset + done)
-            if not count:
-                raise changed_error(self.path, self.size, os.fstat(descriptor).st_size)
-            done += count
+        elif isinstance(mapped := mapping.map(), mmap.mmap):
+            will_need(mapped, start + indices * stride, lengths)

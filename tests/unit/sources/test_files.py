@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from line_source import LineBackend, LineFile, LineSource
 
+from dataload._util import threads
 from dataload._util.caches import pickling_for_worker
 from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.sources import file_source as files
@@ -250,7 +251,8 @@ def clock(monkeypatch):
     """Opening each shard takes so many seconds."""
 
     def clock(seconds):
-        monkeypatch.setattr(shards, "perf_counter", itertools.count(0, seconds).__next__)
+        for module in (shards, threads):
+            monkeypatch.setattr(module, "perf_counter", itertools.count(0, seconds).__next__)
 
     return clock
 
@@ -291,6 +293,21 @@ def test_slow_shards_are_opened_side_by_side_and_the_error_is_that_of_the_first(
         paths[shard].write_bytes(b"zz\nend")
     with pytest.raises(CorruptFileError, match=rf"{paths[2]}, record 0"):
         len(Slow(paths))
+
+
+def test_shards_that_open_fast_are_opened_by_this_thread(make, clock):
+    clock(0.0)
+    used = set()
+
+    class Noting(LineSource):
+        """Notes the threads that open shards."""
+
+        def _open_shard(self, path):
+            used.add(threading.get_ident())
+            return super()._open_shard(path)
+
+    assert len(Noting(make(*[1] * 100))) == 100
+    assert used == {threading.get_ident()}
 
 
 def test_more_shards_than_may_be_open(make, monkeypatch):

@@ -53,6 +53,16 @@ def test_the_environment_chooses(wanted, guard, printed, error):
     assert error in done.stderr
 
 
+@each
+def test_small_files(one, tmp_path):
+    for name, data in (("empty", b""), ("some", b"abc"), ("most", bytes(1 << 16)), ("large", bytes((1 << 16) + 1))):
+        (tmp_path / name).write_bytes(data)
+        assert one.read_small(os.fsencode(tmp_path / name)) == (None if name == "large" else data)
+    os.mkfifo(tmp_path / "fifo")
+    for odd in (tmp_path, tmp_path / "fifo", tmp_path / "missing"):
+        assert one.read_small(os.fsencode(odd)) is None
+
+
 @st.composite
 def gathers(draw):
     length = draw(st.integers(0, 700) | st.sampled_from([1, 2, 4, 8, 16, 32, 64, 128]))

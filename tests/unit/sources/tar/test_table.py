@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+from cores import CORES, check_allocations, compiled
 from hypothesis import given
 from hypothesis import strategies as st
 from made_files import npy
@@ -253,9 +254,15 @@ def test_what_does_not_parse(text, message):
 WORDS = st.sampled_from(
     ["a", "a.b", "512", "1024", "513", "0", "-1", "9" * 18, "9" * 19, "d.e/f.a", ".a", "\x01", "ż", ""]
 )
-PLAIN = st.tuples(st.sampled_from(["jpg", "cls"]), st.sampled_from(["512", "1024"]), st.just("7"), st.sampled_from(["a", "ab.c"]))
-COMPONENTS = PLAIN | st.tuples(WORDS, WORDS, WORDS, WORDS) | st.builds(
-    lambda extension, offset, name: (extension, str(512 * offset), "7", name), WORDS, st.integers(0, 2**40), WORDS
+PLAIN = st.tuples(
+    st.sampled_from(["jpg", "cls"]), st.sampled_from(["512", "1024"]), st.just("7"), st.sampled_from(["a", "ab.c"])
+)
+COMPONENTS = (
+    PLAIN
+    | st.tuples(WORDS, WORDS, WORDS, WORDS)
+    | st.builds(
+        lambda extension, offset, name: (extension, str(512 * offset), "7", name), WORDS, st.integers(0, 2**40), WORDS
+    )
 )
 
 
@@ -275,6 +282,20 @@ def test_the_core_parses_as_python_does(lines, samples, space):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(core(), "tar_lines", lambda *_: None)
         assert outcome() == found
+
+
+@compiled
+def test_each_failing_allocation_is_a_memory_error():
+    check_allocations(CORES[1].tar_lines, ("\n".join(LINES).encode(), 0, 2, 4), 8)
+
+
+@compiled
+@pytest.mark.parametrize("end", range(len(LINES[0]) + 1))
+def test_the_core_reads_no_further_than_the_text(end):
+    text = LINES[0][:end].encode()
+    assert CORES[1].tar_lines(text, 0, 2, 4) is None
+    with pytest.raises(ValueError, match="at least one sample"):
+        CORES[1].tar_lines(text, end + 1, 1, 4)
 
 
 def test_lines():

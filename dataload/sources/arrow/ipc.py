@@ -26,6 +26,7 @@ _PREFIX = 8  # bytes before the metadata of a message
 _START = 8  # of the messages in a file
 _MOST_KNOWN = 64  # messages of a file whose metadata are compared
 _HEAD_BYTES = 2048  # read at once; the first messages are mostly in it
+_END_BYTES = 2048  # likewise, for the footer
 
 Read = Callable[[int, int], bytes]
 """A function from an offset and a length to the bytes there, or fewer at the end of the file."""
@@ -74,12 +75,17 @@ def parse_layout(read_file: Read, size: int, path: str, known: Memo[tuple[bytes,
     if not head.startswith(FILE_MAGIC):
         return _parse_stream(read_file, size, path)
 
+    tail = max(len(head), size - _END_BYTES)
+    end = read_file(tail, size - tail)
+
     def read(offset: int, length: int) -> bytes:
+        if offset >= tail:
+            return end[offset - tail : offset - tail + length]
         return head[offset : offset + length] if offset + length <= len(head) else read_file(offset, length)
 
-    end = read(max(0, size - 10), 10)
-    length = int.from_bytes(end[:4], "little")
-    if end[4:] != FILE_MAGIC or length > size - 10 - _START:
+    last = (head + end)[-10:]
+    length = int.from_bytes(last[:4], "little")
+    if last[4:] != FILE_MAGIC or length > size - 10 - _START:
         raise CorruptFileError("the file has no valid end: it was truncated", path=path, offset=size)
     footer = read(size - 10 - length, length)
     if known is not None and (found := known.recall((size, footer))) and found[0] == _metadata(read, found[1]):
@@ -100,7 +106,7 @@ def parse_layout(read_file: Read, size: int, path: str, known: Memo[tuple[bytes,
     form = bytearray(footer)
     for count, start in vectors:
         form[start : start + count * _BLOCK.itemsize] = bytes(count * _BLOCK.itemsize)
-    layout = Layout(schema, FILE_MAGIC + bytes(2) + footer + end, bytes(form), *several)
+    layout = Layout(schema, FILE_MAGIC + bytes(2) + footer + last, bytes(form), *several)
     if known is not None and sum(map(len, several)) <= _MOST_KNOWN:
         known.keep((size, footer), (_metadata(read, layout), layout))
     return layout

@@ -1,10 +1,9 @@
 """Folders: of many small files, which are listed and read at once, and of caches, which only this user may write."""
 
-import contextlib
 import os
 import stat
 import sys
-from collections.abc import Callable, Container, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import accumulate
 from time import perf_counter
@@ -14,7 +13,7 @@ from dataload._util.system import IS_POSIX, user_number
 from dataload._util.threads import DaemonThreads
 from dataload.errors import ConfigError, SourceError
 from dataload.storage.errors import changed_error, file_errors, overwritten_error, system_error
-from dataload.storage.local.record_files import FileIdentity, open_regular
+from dataload.storage.local.record_files import open_regular
 
 
 def user_directory() -> str | None:

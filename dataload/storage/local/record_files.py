@@ -246,13 +246,15 @@ class MappedFile(UnmappedFile[Mapping]):
 
     def _gather(self, out: Array, start: int, stride: int, length: int, indices: Int64Array) -> None:
         if self._open().map() is None:
-            return super()._gather(out, start, stride, length, indices)
-        self._call(core().gather, (out,), start, stride, length, indices, (start, stride, indices, length))
+            super()._gather(out, start, stride, length, indices)
+        else:
+            self._call(core().gather, (out,), start, stride, length, indices, (start, stride, indices, length))
 
     def _gather_ranges(self, out: Array, offsets: Int64Array, lengths: Int64Array) -> None:
         if self._open().map() is None:
-            return super()._gather_ranges(out, offsets, lengths)
-        self._call(core().gather_ranges, (out,), 0, 1, lengths, offsets, (offsets, lengths))
+            super()._gather_ranges(out, offsets, lengths)
+        else:
+            self._call(core().gather_ranges, (out,), 0, 1, lengths, offsets, (offsets, lengths))
 
     def _cut(self, offsets: Int64Array, length: int, out: BytesArray, *fields: Any) -> int:
         if self._open().map() is None:

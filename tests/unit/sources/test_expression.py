@@ -88,7 +88,10 @@ def sources(tmp_path_factory):
     opened = [dataload.open(directory / name, nulls="error") for name in ("a.parquet", "a.arrow", "b.arrow")]
     records = [{name: values[row] for name, values in ROWS.items()} for row in range(6)]
     (directory / "a.jsonl").write_text("".join(f"{json.dumps(record)}\n" for record in records))
-    return [*opened, dataload.open(directory / "a.jsonl")]
+    opened.append(dataload.open(directory / "a.jsonl"))
+    for source in opened:
+        source.read([0])  # maps its file, which takes a descriptor
+    return opened
 
 
 @given(tree=CONDITIONS)

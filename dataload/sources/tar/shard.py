@@ -294,8 +294,6 @@ class TarReader(ShardReader[Record]):
         values = self._each(field, samples, components, contents)
         if field.only("bytes"):
             return values
-        if field.only("cls"):
-            return np.array(values)
         with decoding():  # of the batch's column
             return default_collate([{name: value} for value in values])[name]
 

@@ -168,8 +168,7 @@ class FileSource(Source[T_co]):
         far = self._remote if is_url(self._paths[0]) else None
         if self._known is not None:
             if self._known.listed and self._versions is None:
-                known = self._known.versions
-                self._versions = versions_of(self._versioned_files()) if known is None else known
+                self._versions = versions_of(self._versioned_files()) if (had := self._known.versions) is None else had
             ends, fields = np.cumsum(self._known.lengths, dtype=np.int64), self._known.fields
             open_shard, nothing = WeakMethod(self._open_known), list[ShardReader[T_co] | None]([None] * len(ends))
             opened = OpenShards(ends, fields, nothing, open_shard, most_open, far, directory=directory)
@@ -236,8 +235,7 @@ class FileSource(Source[T_co]):
                 reader.release()
             return reader, fields
 
-        far = any(map(is_url, self._paths))
-        return open_each(opened, len(self._paths), self._opening_threads, far=far)
+        return open_each(opened, self._paths, self._opening_threads)
 
     @property
     def _opening_threads(self) -> int:

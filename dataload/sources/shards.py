@@ -5,7 +5,7 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, repeat
 from time import perf_counter
@@ -343,10 +343,10 @@ def most_open_shards() -> int:
     return max(8, open_files_limit() // 4)
 
 
-def open_each(opened: Callable[[int], T], shards: int, threads: int, *, far: bool) -> list[T]:
+def open_each(opened: Callable[[int], T], paths: Sequence[str], threads: int) -> list[T]:
     """Return what `opened` makes of each shard; if that takes long, a terminal shows how many are open."""
-    begun, found = perf_counter(), list[T]()
-    for result in run_each(opened, range(shards), threads, 0 if far else _SLOW_SECONDS):
+    begun, found, shards = perf_counter(), list[T](), len(paths)
+    for result in run_each(opened, range(shards), threads, 0 if any(map(is_url, paths)) else _SLOW_SECONDS):
         found.append(result)
         if perf_counter() - begun > _SECONDS_UNSHOWN and sys.stderr.isatty():
             end = "\n" if len(found) == shards else ""

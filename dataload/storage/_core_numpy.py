@@ -7,7 +7,6 @@ Errors: ValueError for a range outside the buffer, `MapFault` if the file has sh
 import os
 import re
 from contextlib import suppress
-from stat import S_ISREG
 from typing import Any
 
 import numpy as np
@@ -261,21 +260,17 @@ _BRANCH, _PAGE_KINDS, _LARGE, _NODE_BYTES, _DECIMAL_LIMIT = 1, 0x6F, 1, 8, 10**1
 def read_small(path: bytes, /) -> bytes | None:
     """Return the content of a regular file of at most 64 KiB; None for others, and if it cannot be read."""
     with suppress(OSError):
-        if S_ISREG(os.stat(path).st_mode) and os.path.getsize(path) <= 1 << 16:
+        if os.path.isfile(path) and os.path.getsize(path) <= 1 << 16:
             with open(path, "rb") as stream:
                 return stream.read()
     return None
 
 
-def tar_lines(text: bytes, start: int, samples: int, fields: int) -> tuple[Any, ...] | None:
-    """Parse the first lines from `start` of a text index; see `dataload.sources.tar.index`. Here always None.
+def tar_lines(*_: Any) -> tuple[Any, ...] | None:
+    """Parse (text, start, samples, fields) of an archive's text index; None if it is unusual, and always here.
 
-    Returns the extensions, each followed by a space, and as bytes the arrays of a `SampleTable` in their smallest form:
-    codes (uint8), ends of samples (empty if all have the same components), blocks and sizes (uint32), the keys, and
-    their ends or length. None if words are separated by anything but single spaces, a line is wrong, or a number does
-    not fit.
+    Returns extensions, each before a space, and bytes of a `SampleTable`: codes, ends, blocks, sizes, keys, their ends.
     """
-    del text, start, samples, fields
 
 
 _BAD_KIND, _BAD_BOUNDS, _BAD_POSITION, _BAD_ENTRY, _BAD_PAGE = range(1, 6)

@@ -17,7 +17,7 @@ import numpy as np
 
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tar.header import BLOCK, Member
-from dataload.sources.tar.samples import Keys, SampleTable, build_table, code_array, decode_name, split_name
+from dataload.sources.tar.samples import Keys, SampleTable, build_table, decode_name, split_name
 from dataload.storage.core import core
 
 _VERSION = "v1.2"
@@ -129,14 +129,7 @@ def _parse_lines(text: bytes, start: int, samples: int, fields: int) -> SampleTa
             keys.append(directory + slash + base.partition(b".")[0])
     if len(counts) < samples:
         raise _BadLine(len(counts) + 2, f"the index ends here, after {len(counts)} of {samples} samples")
-    return build_table(
-        [decode_name(name) for name in extensions],
-        code_array(np.array(codes, np.uint64), len(extensions)),
-        np.array(counts, np.int64),
-        np.array(blocks, np.int64),
-        np.array(sizes, np.int64),
-        Keys.of_lengths(b"".join(keys), np.array([*map(len, keys)])) if fields == 4 else None,
-    )
+    return build_table(extensions, codes, counts, blocks, sizes, keys if fields == 4 else None)
 
 
 def _number(word: bytes, what: str, line: int) -> int:

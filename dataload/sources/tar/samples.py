@@ -188,8 +188,8 @@ class Keys:
     ends: Array
 
     @classmethod
-    def of_lengths(cls, blob: bytes, lengths: Int64Array) -> Keys:
-        """Make keys from their bytes, back to back, and their lengths, (samples,)."""
+    def of(cls, keys: Sequence[bytes]) -> Keys:
+        blob, lengths = b"".join(keys), np.array([*map(len, keys)], np.int64)
         same = len(lengths) > 0 and bool((lengths == lengths[0]).all())
         text = blob.decode("ascii") if blob.isascii() else blob
         return cls(text, narrow(lengths[:1] if same else np.cumsum(lengths)))
@@ -324,23 +324,25 @@ class SampleTable:
 
 
 def build_table(
-    extensions: Sequence[str],
-    codes: _UnsignedArray,
-    counts: Int64Array,
-    blocks: Array,
-    sizes: Array,
-    keys: Keys | None,
+    extensions: Iterable[bytes],
+    codes: Sequence[int],
+    counts: Sequence[int],
+    blocks: Sequence[int],
+    sizes: Sequence[int],
+    keys: Sequence[bytes] | None,
 ) -> SampleTable:
-    """Make a table in its smallest form, from components per sample, `counts` (samples,), all at least 1."""
-    ends: Array | None = np.cumsum(counts)
-    if len(counts) and bool((counts == counts[0]).all()):
-        width = int(counts[0])
-        if bool((codes.reshape(-1, width) == codes[:width]).all()):
-            codes, ends = codes[:width].copy(), None
-    elif not len(counts):
-        ends = None
+    """Make a table in its smallest form; `counts` are components per sample, at least 1, and `codes` of components."""
+    names = tuple(map(decode_name, extensions))
+    numbers = np.array(codes, np.min_scalar_type(max(len(names) - 1, 0)))
+    ends, width = np.cumsum(np.array(counts, np.int64)), counts[0] if counts else 0
+    alike = not counts or (counts.count(width) == len(counts) and (numbers.reshape(-1, width) == numbers[:width]).all())
     return SampleTable(
-        tuple(extensions), codes, None if ends is None else narrow(ends), narrow(blocks), narrow(sizes), keys
+        names,
+        numbers[:width].copy() if alike else numbers,
+        None if alike else narrow(ends),
+        narrow(np.array(blocks, np.int64)),
+        narrow(np.array(sizes, np.int64)),
+        None if keys is None else Keys.of(keys),
     )
 
 
@@ -354,33 +356,18 @@ def group_members(members: Iterable[Member]) -> SampleTable:
     """Group the members of an archive, in archive order."""
     extensions: dict[bytes, int] = {}
     codes, counts, blocks, sizes = array("L"), array("q"), array("q"), array("q")
-    blob, key_lengths = bytearray(), array("q")
-    last: bytes | None = None
+    keys: list[bytes] = []
     for name, offset, size in members:
         parts = split_name(name)
         if parts is None:
             continue
         key, extension = parts
-        if key == last:
+        if keys and key == keys[-1]:
             counts[-1] += 1
         else:
-            last = key
             counts.append(1)
-            blob += key
-            key_lengths.append(len(key))
+            keys.append(key)
         codes.append(extensions.setdefault(extension, len(extensions)))
         blocks.append(offset // BLOCK)
         sizes.append(size)
-    return build_table(
-        [decode_name(extension) for extension in extensions],
-        code_array(np.array(codes, np.uint64), len(extensions)),
-        np.array(counts, np.int64),
-        np.array(blocks, np.int64),
-        np.array(sizes, np.int64),
-        Keys.of_lengths(bytes(blob), np.array(key_lengths, np.int64)),
-    )
-
-
-def code_array(codes: _UnsignedArray, extensions: int) -> _UnsignedArray:
-    """Return codes below `extensions` in the smallest unsigned type."""
-    return codes.astype(np.min_scalar_type(max(extensions - 1, 0)))
+    return build_table(extensions, codes, counts, blocks, sizes, keys)

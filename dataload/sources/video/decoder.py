@@ -9,20 +9,9 @@ import numpy as np
 
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.video.format import VIDEO, VideoOptions
-from dataload.sources.video.table import UNKNOWN, VideoTable, opened_video, video_errors
+from dataload.sources.video.table import UNKNOWN, VideoTable, opened_video, quarter_turns, video_errors
 from dataload.storage.backend import LeasedFile
 from dataload.types import BytesArray
-
-
-def shape_of(table: VideoTable, options: VideoOptions, path: str) -> tuple[int, ...]:
-    """Return the shape of a frame as it is given."""
-    height, width = options.size or table.shape
-    if options.frames != "yuv420p":
-        return (height, width, 3) if options.frames == "rgb24" else (height, width)
-    if height % 2 or width % 2:
-        message = f"frames of {path} have an odd size, {height} x {width}, which yuv420p cannot have: pass size="
-        raise ConfigError(message, key="frames", value=options.frames)
-    return (height * 3 // 2, width)
 
 
 class Decoder:
@@ -169,18 +158,13 @@ class Decoder:
 
     def convert(self, frame: Any, out: BytesArray) -> None:
         """Write a frame to `out`, (height, width, 3), or as `VideoOptions.frames` says."""
-        table, kind, turns = self._table, self._options.frames, self._table.rotation
-        if self._options.size is None and (
-            (frame.height, frame.width) != (table.height, table.width)
-            or out.shape != shape_of(table, self._options, "")
-        ):
-            message = (
-                f"a frame of {frame.height} x {frame.width} is among ones of other sizes: pass size=(height, width)"
-            )
-            raise ConfigError(f"{self._path}: {message}", key="size")
-        height, width = self._options.size or table.shape
-        if turns % 2:
-            height, width = width, height
+        kind, turns, shape = self._options.frames, quarter_turns(frame, self._path), (out.shape[0], out.shape[1])
+        if kind == "yuv420p":
+            shape = (shape[0] * 2 // 3, shape[1])
+        height, width = shape[::-1] if turns % 2 else shape
+        if self._options.size is None and (frame.height, frame.width) != (height, width):
+            message = f"a frame of {frame.height} x {frame.width} is among ones of other sizes"
+            raise ConfigError(f"{self._path}: {message}: pass size=(height, width)", key="size")
         made = self._reformatter.reformat(frame, width=width, height=height, format=kind, **self._threads)
         planes = [np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size) for plane in made.planes]
         if kind == "rgb24":

@@ -12,13 +12,15 @@ import numpy as np
 from dataload._util.limits import check_size
 from dataload._util.machine import usable_cpus
 from dataload.catalog.arrays import IndexKey, remember
+from dataload.errors import ConfigError
 from dataload.sources.shards import ShardReader
 from dataload.sources.video.audio import AudioDecoder, AudioTable, build_audio_table
-from dataload.sources.video.decoder import Decoder, shape_of
+from dataload.sources.video.decoder import Decoder
 from dataload.sources.video.format import VideoOptions
 from dataload.sources.video.isolated import Children, IsolatedAudioDecoder, IsolatedDecoder
 from dataload.sources.video.table import VideoTable, build_table
 from dataload.storage import storage_of
+from dataload.storage.array_file import CachedTable
 from dataload.storage.backend import LeasedFile
 from dataload.storage.errors import rewritten_error
 from dataload.types import FieldSpec, Int64Array, Record
@@ -40,6 +42,7 @@ class VideoFile(ShardReader[Record]):
         options: VideoOptions,
         children: Children | None,
         *,
+        is_first: bool,
         hears: bool,
     ) -> None:
         self.path: str = path
@@ -53,12 +56,28 @@ class VideoFile(ShardReader[Record]):
         def build() -> VideoTable:
             lease = self._storage.lease(path)
             make = build_table if children is None else children.build_table
-            return make(path, lease.path, options.max_record_bytes)
+            return make(path, lease.path, options.max_record_bytes, is_first)
+
+        def unpack(found: CachedTable) -> VideoTable | None:
+            table = VideoTable.unpack(found)
+            return None if is_first and table is not None and table.rotation is None else table
 
         key = IndexKey.of("video", (path,), remote=options.remote_settings) if options.cache else None
-        self.table: VideoTable = remember(key, VideoTable.unpack, build, VideoTable.pack)
-        self.shape: tuple[int, ...] = shape_of(self.table, options, path)
+        self.table: VideoTable = remember(key, unpack, build, VideoTable.pack)
         check_size(prod(self.shape), options.max_record_bytes, "a frame", path=path)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of a frame as it is given, if it is not turned; a turn is only known of the first video of a source."""
+        table, kind = self.table, self.options.frames
+        turned = (table.width, table.height) if (table.rotation or 0) % 2 else (table.height, table.width)
+        height, width = self.options.size or turned
+        if kind != "yuv420p":
+            return (height, width, 3) if kind == "rgb24" else (height, width)
+        if height % 2 or width % 2:
+            message = f"frames of {self.path} have an odd size, {height} x {width}, which yuv420p cannot have"
+            raise ConfigError(f"{message}: pass size=", key="frames", value=kind)
+        return (height * 3 // 2, width)
 
     @property
     def sound_shape(self) -> tuple[int, int]:

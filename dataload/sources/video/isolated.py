@@ -127,9 +127,9 @@ class Children:
                 return
         child.end()
 
-    def build_table(self, path: str, file: str, limit: int) -> VideoTable:
+    def build_table(self, path: str, file: str, limit: int, decodes: bool) -> VideoTable:
         """See `dataload.sources.video.table.build_table`."""
-        return self._table(VideoTable, path, "video table", path, file, limit)
+        return self._table(VideoTable, path, "video table", path, file, limit, decodes)
 
     def build_audio_table(self, path: str, file: str) -> AudioTable:
         """See `dataload.sources.video.audio.build_audio_table`."""
@@ -184,10 +184,6 @@ class _Isolated:
             raise CorruptFileError(message, path=self._path) from None
         return answer
 
-    def _advance(self, number: int, following: int, decoded: int) -> int:
-        self.next, self.decoded = following, self.decoded + decoded
-        return number
-
     def close(self) -> None:
         child, self._child = self._child, None
         self.next = -1
@@ -207,17 +203,13 @@ class IsolatedDecoder(_Isolated):
         self._table = table
 
     def decode(self, first: int, last: int) -> Iterator[tuple[int, Any]]:
-        """See `Decoder.decode`."""
-        seconds = self._table.seconds(np.arange(first, last + 1).clip(max=last - 1)).tolist()
-        number = first - 1
-        self._call(seconds[0], "decode", first, last)
-        while (found := self._call(seconds[number + 1 - first], "next")) is not None:
-            number = self._advance(*found)
-            yield number, seconds[number - first]
+        """See `Decoder.decode`; a frame is represented by its number, and decoded when it is converted."""
+        return zip(range(first, last), range(first, last), strict=True)
 
-    def convert(self, frame: float, out: BytesArray) -> None:
-        """See `Decoder.convert`; a frame is represented by its time."""
-        self._call(frame, "convert", out.shape, out=out)
+    def convert(self, frame: int, out: BytesArray) -> None:
+        """See `Decoder.convert`."""
+        self.next, decoded = self._call(self._table.seconds(np.int64(frame)), "frame", frame, out.shape, out=out)
+        self.decoded += decoded
 
 
 class IsolatedAudioDecoder(_Isolated):
@@ -258,8 +250,6 @@ class _Work:
     def __init__(self, slot: int) -> None:
         self._slot = Slot(slot)
         self._decoder: Any = None
-        self._frames: Iterator[tuple[int, Any]] = iter(())
-        self._frame: Any = None
 
     def answer(self, name: str, *args: Any) -> Any:
         if name in ("video", "audio"):
@@ -268,16 +258,14 @@ class _Work:
                 self._decoder.close()
             lease: Any = SimpleNamespace(path=file)
             self._decoder = (Decoder if name == "video" else AudioDecoder)(path, lease, *others)
-        elif name == "decode":
-            self._frames = self._decoder.decode(*args)
-        elif name == "next":
-            number, self._frame = next(self._frames, (None, None))
-            decoded, self._decoder.decoded = self._decoder.decoded, 0
-            return None if number is None else (number, self._decoder.next, decoded)
-        elif name == "convert":
-            size = int(np.prod(args[0]))
+        elif name == "frame":
+            number, shape = args
+            size = int(np.prod(shape))
             self._slot.reserve(size)
-            self._decoder.convert(self._frame, self._slot.view(size)[:size].reshape(args[0]))
+            for _, frame in self._decoder.decode(number, number + 1):
+                self._decoder.convert(frame, self._slot.view(size)[:size].reshape(shape))
+            decoded, self._decoder.decoded = self._decoder.decoded, 0
+            return self._decoder.next, decoded
         elif name == "read":
             self._put(self._decoder.read(*args))
         else:

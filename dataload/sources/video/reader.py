@@ -107,7 +107,8 @@ class VideoSource(FileSource[Record]):
     def _open_shard(self, path: str) -> ShardReader[Record]:
         name, hears = self._names.get(path, base_name(path)), AUDIO in (self._selected or ())
         children = self._children.get(Children) if self.options.decode_in == "process" else None
-        return VideoFile(path, name, self._class_names, self.options, children, hears=hears)
+        is_first = path == self._paths[0]  # whose frames have the shape of all
+        return VideoFile(path, name, self._class_names, self.options, children, is_first=is_first, hears=hears)
 
     def _open(self) -> OpenShards[Record]:
         opened = super()._open()
@@ -136,12 +137,12 @@ class VideoSource(FileSource[Record]):
     def _lasting(self, name: str, seconds: float) -> Span | None:
         if name != AUDIO:
             return None
-        channels, rate = self._video(self._first_shard()).sound_shape
+        channels, rate = self._video(0).sound_shape
         shape = channels, round(seconds * rate)
         return FieldSpec("float32", shape), partial(self._read_sound, shape)
 
     def _read_sound(self, shape: tuple[int, int], indices: Int64Array) -> Array:
-        opened, first = self._data_set(), self._video(self._first_shard())
+        opened, first = self._data_set(), self._video(0)
         rate, out = first.sound_shape[1], pooled_empty((len(indices), *shape), np.dtype(np.float32))
         shards = np.searchsorted(opened.ends, indices, side="right")
         sounds = self._sounds.get(partial(LentDecoders, VideoFile.audio_decoder, self.options))
@@ -193,11 +194,7 @@ class VideoSource(FileSource[Record]):
         return RowServer(WeakMethod(self._read_frames), self._frames.get(self._decoded_frames).shape)
 
     def _decoded_frames(self) -> DecodedFrames:
-        shape = self._video(self._first_shard()).shape
-        return DecodedFrames(np.cumsum(self.groups), shape, self._decode, self.options.frame_bytes)
-
-    def _first_shard(self) -> int:
-        return int(np.searchsorted(self._data_set().ends, 0, side="right"))
+        return DecodedFrames(np.cumsum(self.groups), self._video(0).shape, self._decode, self.options.frame_bytes)
 
     def _decode(self, indices: Sequence[int]) -> Generator[tuple[int, Convert]]:
         """See `dataload.sources.video.frames.Decode`."""

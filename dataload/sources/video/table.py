@@ -1,5 +1,6 @@
 """The table of a video: the times of its frames, and where decoding can begin, found without decoding the frames."""
 
+import math
 from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,7 +37,8 @@ class VideoTable:
         time_base: Seconds of a unit.
         height: Height of a frame as it is stored, in pixels.
         width: Its width.
-        rotation: By how many quarter turns, counterclockwise, a stored frame has to be turned.
+        rotation: By how many quarter turns, counterclockwise, the first frame has to be turned; None if it was not
+            decoded to find out.
         sample_rate: Samples of sound per second; 0 without sound.
         channels: Samples of sound at a time.
     """
@@ -48,14 +50,9 @@ class VideoTable:
     time_base: Fraction
     height: int
     width: int
-    rotation: int
+    rotation: int | None
     sample_rate: int
     channels: int
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Height and width of a frame as it is shown."""
-        return (self.width, self.height) if self.rotation % 2 else (self.height, self.width)
 
     @property
     def group_lengths(self) -> Int64Array:
@@ -131,13 +128,14 @@ def video_errors(path: str, offset: int | None = None, index: int | None = None)
         raise CorruptFileError(message, path=path, offset=offset, index=index) from error
 
 
-def build_table(path: str, file: str, limit: int) -> VideoTable:
+def build_table(path: str, file: str, limit: int, decodes: bool) -> VideoTable:
     """Return the table of a video, by reading its packets once; `limit` is the most bytes of a frame.
 
-    Frames that cannot be decoded because the file begins after their keyframe are left out, as decoders do.
+    Frames that cannot be decoded because the file begins after their keyframe are left out, as decoders do. Only a
+    frame tells of a rotation, so if the caller needs it, the first one `decodes`.
     """
     times, keys = list[int](), list[tuple[int, int]]()
-    first = None
+    first: Any = None
     with opened_video(path, file, limit=limit) as (container, stream):
         context, time_base = stream.codec_context, Fraction(stream.time_base)
         context.thread_type = "NONE"  # to start threads takes longer than one frame
@@ -154,7 +152,7 @@ def build_table(path: str, file: str, limit: int) -> VideoTable:
                     times.append(at)
                 if packet.is_keyframe:
                     keys.append((at, UNKNOWN if packet.dts is None else packet.dts))
-            if first is None and keys:
+            if decodes and first is None and keys:
                 found = packet.decode()
                 if packet.is_keyframe and not found:
                     # Decoders keep frames back that they reorder: the first comes at once if nothing is to follow.
@@ -162,25 +160,25 @@ def build_table(path: str, file: str, limit: int) -> VideoTable:
                     context.flush_buffers()
                     found = found or packet.decode()
                 first = next(iter(found), None)
-        if first is None or not times:
+        if not keys or max(times, default=-math.inf) < min(keys)[0] or (decodes and first is None):
             raise CorruptFileError("the video has no frame that can be decoded", path=path)
-        turns = _quarter_turns(first, path)
+        shape = (context.height, context.width, None)
+        if first is not None:
+            shape = (first.height, first.width, quarter_turns(first, path))
         sounds = [each.codec_context for each in container.streams.audio if each.codec_context is not None]
         sound = (sounds[0].sample_rate, sounds[0].channels) if sounds else (0, 0)
     ordered, at_keys = np.unique(np.array(times, np.int64)), np.array(sorted(keys), np.int64)
     if len(ordered) != len(times):
         raise CorruptFileError(f"{len(times) - len(ordered)} frames have the same time as others", path=path)
     # Several keyframes before the same frame: only the last one counts.
-    ordered = ordered[np.searchsorted(ordered, max(first.pts, at_keys[0, 0])) :]
+    ordered = ordered[np.searchsorted(ordered, at_keys[0, 0]) :]
     starts = np.searchsorted(ordered, at_keys[:, 0])
     last = np.append(starts[1:] != starts[:-1], True) & (starts < len(ordered))
     at_keys, starts = at_keys[last], starts[last]
-    return VideoTable(
-        ordered, starts, at_keys[:, 0], at_keys[:, 1], time_base, first.height, first.width, turns, *sound
-    )
+    return VideoTable(ordered, starts, at_keys[:, 0], at_keys[:, 1], time_base, *shape, *sound)
 
 
-def _quarter_turns(frame: Any, path: str) -> int:
+def quarter_turns(frame: Any, path: str) -> int:
     """Return by how many quarter turns, counterclockwise, a frame has to be turned to be shown."""
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:

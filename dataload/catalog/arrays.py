@@ -11,7 +11,7 @@ import hashlib
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self, TypeVar
@@ -38,7 +38,7 @@ class IndexKey:
     """Everything that arrays were made from; they are valid while all of it is unchanged.
 
     Paths and inodes are not part of the key, so copies that preserve times keep their table. The file is kept beside
-    `path`, or in the directory `cache`. `files` has the size in bytes and the time of change in ns of each file, the
+    `path`, or in the cache of `remote`. `files` has the size in bytes and the time of change in ns of each file, the
     data file first; of objects, a number of their version instead. `options` and `state` (other evidence that the files
     are unchanged) are compared by repr.
     """
@@ -48,7 +48,7 @@ class IndexKey:
     files: tuple[tuple[int, int], ...]
     options: tuple[Any, ...]
     state: Any = None
-    cache: str | None = None
+    remote: Remote | None = None
 
     @classmethod
     def of(
@@ -65,8 +65,7 @@ class IndexKey:
         if os.environ.get("DATALOAD_CACHE") == "0":
             return None
         files = tuple(storage_of(path, remote).identity(path)[:2] for path in paths)
-        cache = node_directory(remote if is_url(paths[0]) else None)
-        return cls(kind, beside or paths[0], files, options, state, cache)
+        return cls(kind, beside or paths[0], files, options, state, remote if is_url(paths[0]) else None)
 
     @classmethod
     def of_filter(cls, files: Sequence[tuple[str, Remote | None]], options: tuple[Any, ...]) -> Self | None:
@@ -81,21 +80,22 @@ class IndexKey:
         """The key as text, without `path`."""
         return repr((_VERSION, sys.byteorder, self.kind, self.files, self.options, self.state))
 
-    def places(self) -> tuple[Place, ...]:
-        """Return the places where the file may be, the preferred one first; their names depend on the options."""
+    def places(self) -> Iterator[Place]:
+        """Yield the places where the file may be, the preferred one first; their names depend on the options."""
         path, far = absolute(self.path), is_url(self.path)
         directory = parent(path)
         if self.kind == _FILTER:
             suffix = f".filter-{_short(repr(self.options), 16)}.arrays"
-            hidden, elsewhere = f".dataload{suffix}", _short(directory) + suffix
+            hidden, described = f".dataload{suffix}", directory
         else:
-            suffix = f".{_short(repr(self.options))}{_SUFFIX}" if self.options else _SUFFIX
-            hidden = f".{base_name(path)}{suffix}"
-            elsewhere = _short(f"{path} {self.options!r}") + _SUFFIX if far else _short(path) + suffix
-        found = [] if far else [Place(directory, hidden, data=self.path)]
-        if self.cache is not None:  # version 0.2 had no room for local tables; nothing is written there
-            found += [Place(self.cache, elsewhere, room=room) for room in ((TABLES,) if far else (TABLES, ""))]
-        return (*found,)
+            suffix = f".{_short(repr(self.options))}{_SUFFIX}" if self.options and not far else _SUFFIX
+            hidden, described = f".{base_name(path)}{suffix}", f"{path} {self.options!r}" if far else path
+        if not far:
+            yield Place(directory, hidden, data=self.path)
+        if (cache := node_directory(self.remote)) is not None:
+            # Version 0.2 had no room for local tables; nothing is written there.
+            for room in (TABLES,) if far else (TABLES, ""):
+                yield Place(cache, _short(described) + suffix, room=room)
 
 
 def _short(text: str, size: int = 8) -> str:

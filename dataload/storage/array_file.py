@@ -124,7 +124,7 @@ def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], int]:
     text = read_at(descriptor, length, _HEAD.size)
     if zlib.crc32(text) != crc:
         raise ValueError("damaged")
-    return json.loads(text), start
+    return json.loads(text.decode()), start  # which saves a look for the encoding
 
 
 def _aligned(offset: int) -> int:

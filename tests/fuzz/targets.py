@@ -367,7 +367,7 @@ def run_index_cache(data):
     file = storage_of(str(path)).map(str(path))
     # The checksums are made right, or nothing behind them would ever be reached.
     for content in (data, signed(data, key.text)):
-        Path(key.places()[0].path).write_bytes(content)
+        Path(next(key.places()).path).write_bytes(content)
         table = tar_table._load(key, file)
         if table is not None:
             ends = table.offsets(slice(None)) + table.lengths(slice(None))
@@ -376,7 +376,7 @@ def run_index_cache(data):
             if table.keys is not None:
                 table.keys.names(np.arange(len(table)))
             read_all(TarSource(path, index=False), path.stat().st_size + len(content))
-    Path(key.places()[0].path).unlink()
+    Path(next(key.places()).path).unlink()
 
 
 def signed(data, text):

@@ -24,7 +24,7 @@ from dataload.sources.video.file import AUDIO, FRAME, KEY, TIME, VIDEO, LentDeco
 from dataload.sources.video.format import DEMUXERS, VideoOptions, is_video
 from dataload.sources.video.frames import Convert, DecodedFrames
 from dataload.sources.video.isolated import Children
-from dataload.storage import base_name, files_below, join, storage_of
+from dataload.storage import base_name, files_below, join
 from dataload.types import AheadReader, Array, Batch, BytesArray, FieldSpec, Int64Array, Record, StepsAhead
 
 _MOST_NAMED = 5  # files in a message
@@ -55,7 +55,7 @@ class VideoSource(FileSource[Record]):
     def _prepare(self) -> None:
         self._names: dict[str, str] = {}
         for path in self._paths:
-            if is_video(path) and not storage_of(path, self._remote).is_directory(path):
+            if is_video(path):
                 self._names[path] = base_name(path)
                 continue
             videos = sorted(filter(is_video, files_below(path, self._remote)))

@@ -12,7 +12,7 @@ from dataload.storage.array_file import CachedTable
 from dataload.storage.local.folders import discard_untrusted, distrust, trusted_folder, user_directory
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.jobs import Shares
-from dataload.storage.remote.settings import node_folder
+from dataload.storage.remote.settings import RemoteOptions, node_folder
 
 URL = "memory://trusted/x.tar"
 
@@ -64,7 +64,8 @@ def test_folders_that_others_may_write_to_are_refused(tmp_path, folder):
 
 def test_tables_of_such_folders_are_not_used(tmp_path):
     root = tmp_path / "cache"
-    key = IndexKey("tar", URL, ((1, 1),), (), None, str(root))
+    remote = Remote(options=RemoteOptions(cache=str(root)))
+    key = IndexKey("tar", URL, ((1, 1),), (), None, remote)
     store_cached(key, CachedTable({"a": np.arange(3)}, {}))
     assert load_cached(key) is not None
     for path in (root, root / "tables"):

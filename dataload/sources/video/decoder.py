@@ -161,10 +161,11 @@ class Decoder:
         kind, turns, shape = self._options.frames, quarter_turns(frame, self._path), (out.shape[0], out.shape[1])
         if kind == "yuv420p":
             shape = (shape[0] * 2 // 3, shape[1])
+        shown = (frame.width, frame.height) if turns % 2 else (frame.height, frame.width)
+        if self._options.size is None and shown != shape:
+            message = f"a frame of {shown[0]} x {shown[1]} is among ones of other sizes: pass size=(height, width)"
+            raise ConfigError(f"{self._path}: {message}", key="size")
         height, width = shape[::-1] if turns % 2 else shape
-        if self._options.size is None and (frame.height, frame.width) != (height, width):
-            message = f"a frame of {frame.height} x {frame.width} is among ones of other sizes"
-            raise ConfigError(f"{self._path}: {message}: pass size=(height, width)", key="size")
         made = self._reformatter.reformat(frame, width=width, height=height, format=kind, **self._threads)
         planes = [np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size) for plane in made.planes]
         if kind == "rgb24":

@@ -5,15 +5,15 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataload.types import Array, BytesArray, Int64Array, StepsAhead
+from dataload._util.arrays import pooled_empty
+from dataload.types import BytesArray, Int64Array, StepsAhead
 
 Convert: TypeAlias = Callable[[BytesArray], None]
 """Writes a decoded frame to an array."""
@@ -24,7 +24,7 @@ Decode: TypeAlias = Callable[[Sequence[int]], Generator[tuple[int, Convert]]]
 _Pairs: TypeAlias = list[tuple[int, int]]  # indices of records, ascending, and rows of a batch
 
 _HORIZON = 16  # budgets of frames that are planned: from a pool as large as the budget, 1 in 10^7 comes later
-_MOST_PLANNED = 1 << 20  # frames
+_MOST_PLANNED = 1 << 19  # frames, at 250 bytes each
 
 
 class DecodedFrames:
@@ -77,33 +77,6 @@ def _write(convert: Convert, rows: Sequence[int], out: BytesArray) -> None:
         out[row] = out[rows[0]]
 
 
-@dataclass(slots=True)
-class _Frame:
-    image: BytesArray
-    uses: deque[int]  # the steps that read it, ascending
-    copying: int = 0  # threads
-
-
-@dataclass(slots=True, eq=False)
-class _Block:
-    """Planned uses, sorted by index and step, and which of them are over."""
-
-    indices: Int64Array
-    steps: Int64Array
-    over: Array
-    last: int  # step
-
-    def end_use(self, index: int) -> bool:
-        """Mark the first use of a record as over; return whether there is one."""
-        row = int(np.searchsorted(self.indices, index))
-        while row < len(self.indices) and self.indices[row] == index:
-            if not self.over[row]:
-                self.over[row] = True
-                return True
-            row += 1
-        return False
-
-
 class FramePlan:
     """An `AheadReader` that decodes what the next steps of one loader read, and keeps it until it is read.
 
@@ -114,13 +87,13 @@ class FramePlan:
         self._frames, self._steps, self._ended = frames, steps, ended
         self._process = os.getpid()
         self._changed = threading.Condition()
-        self._held = dict[int, _Frame]()
-        self._due = dict[int, list[int]]()  # the held frames by the steps that read them
-        self._spare = list[BytesArray]()
+        self._uses = dict[int, dict[int, list[int]]]()  # by group and record: the steps that read it, ascending
+        self._held = dict[int, BytesArray]()
+        self._due = dict[int, list[tuple[int, int]]]()  # groups and records of held frames, by their next step
         self._making = 0  # frames
         self._busy = set[int]()  # groups that are being decoded
-        self._blocks = deque[_Block]()
         self._tasks = deque[int]()  # groups, in the order of their first use
+        self._ahead = 0  # planned uses
         self._planned = self._received = 0  # steps
         self._is_planning = self._closed = False
 
@@ -138,14 +111,9 @@ class FramePlan:
 
     def received(self) -> None:
         with self._changed:
-            for index in self._due.pop(self._received, ()):  # not read, because of an error
-                frame = self._held.get(index)
-                if frame is not None and frame.uses and frame.uses[0] <= self._received:
-                    frame.uses.popleft()
-                    self._drop_unused(index, frame)
             self._received += 1
-            while self._blocks and self._blocks[0].last < self._received:
-                self._blocks.popleft()
+            for group, index in self._due.pop(self._received - 1, ()):  # not read, because of an error
+                self._next_use(group, index)
             self._changed.notify_all()
 
     def close(self) -> None:
@@ -156,131 +124,123 @@ class FramePlan:
                 self._closed = True
                 self._ended(self)
             self._held.clear()
-            self._spare.clear()
             self._changed.notify_all()
 
     def read(self, group: int, pairs: _Pairs, out: BytesArray) -> _Pairs:
         """Write the frames of a group that are planned to the rows of `out`, and return the others."""
-        found, missing = list[tuple[int, int, _Frame]](), _Pairs()
+        images = dict[int, BytesArray]()
         with self._changed:
-            # A step that reads a record twice has planned it once.
-            planned = {index: any(block.end_use(index) for block in self._blocks) for index in dict(pairs)}
             while group in self._busy:
                 self._changed.wait()
-            for index, row in pairs:
-                if planned[index] and (frame := self._held.get(index)) is not None:
-                    frame.copying += 1
-                    found.append((index, row, frame))
-                elif planned[index]:
-                    missing.append((index, row))
-            for frame in {index: frame for index, _, frame in found}.values():
-                if frame.uses:
-                    frame.uses.popleft()
-            kept = self._to_keep(group) if missing else {}
+            # A step that reads a record twice has planned it once.
+            planned = {index for index, _ in pairs if self._next_use(group, index) is not None}
+            for index in planned:
+                if index in self._held:
+                    images[index] = self._held[index]
+                self._end_use(group, index)
+            missing = [(index, row) for index, row in pairs if index in planned and index not in images]
+            kept = self._to_keep(group) if missing else []
             if missing:
                 self._busy.add(group)
-        try:
-            for _, row, frame in found:
-                out[row] = frame.image
-            if missing:
-                self._decode(missing, kept, out)
-        finally:
-            with self._changed:
-                for index, _, frame in found:
-                    frame.copying -= 1
-                    self._drop_unused(index, frame)
-                if missing:
-                    self._busy.discard(group)
-                self._changed.notify_all()
-        return [(index, row) for index, row in pairs if not planned[index]]
+        for index, row in pairs:
+            if index in images:
+                out[row] = images[index]
+        if missing:
+            self._decode(group, missing, kept, out)
+        return [(index, row) for index, row in pairs if index not in planned]
 
-    def _decode(self, pairs: _Pairs, kept: Mapping[int, Sequence[int]], out: Any) -> None:
-        """Decode frames of a group: `pairs` to the rows of `out`; `kept`, with the steps that read them, to hold."""
+    def _decode(self, group: int, pairs: _Pairs, kept: Collection[int], out: Any) -> None:
+        """Decode frames of a busy group: `pairs` to the rows of `out`, and `kept` to hold."""
         rows = dict[int, list[int]]()
         for index, row in pairs:
             rows.setdefault(index, []).append(row)
         indices, last = sorted({*rows, *kept}), max(rows, default=-1)
-        with closing(self._frames.decode(indices)) as decoding:
-            for index in indices:
-                image = self._room(kept[index][0], evicts=index < last) if index in kept else None
-                if index > last and image is None:
-                    return  # without room, decoding goes on from here when the next one is read
-                is_made = False
-                try:
-                    _, convert = next(decoding)
-                    if image is None:
-                        _write(convert, rows.get(index, ()), out)
-                    else:
-                        convert(image)
-                        for row in rows.get(index, ()):
-                            out[row] = image
-                        is_made = True
-                finally:
-                    if image is not None:
-                        with self._changed:
-                            self._making -= 1
-                            if is_made and not self._closed:
-                                self._held[index] = frame = _Frame(image, deque())
-                                self._await(index, frame, kept[index])
-                if not rows and self._closed:
-                    return
-
-    def _to_keep(self, group: int) -> dict[int, list[int]]:
-        """Return the records of a group that are to be read and not held, with the steps that read them."""
-        first, stop = int(self._frames.ends[group - 1]) if group else 0, int(self._frames.ends[group])
-        kept = dict[int, list[int]]()
-        for block in self._blocks:
-            rows = slice(*np.searchsorted(block.indices, (first, stop)).tolist())
-            left = ~block.over[rows] & (block.steps[rows] >= self._received)
-            for index, step in zip(block.indices[rows][left].tolist(), block.steps[rows][left].tolist(), strict=True):
-                if index not in self._held:
-                    kept.setdefault(index, []).append(step)
-        return kept
-
-    def _room(self, step: int, *, evicts: bool) -> BytesArray | None:
-        """Return memory for a frame that is next read at `step`; None if all others are read before, or may stay."""
-        with self._changed:
-            while len(self._held) + self._making >= self._frames.capacity:
-                last = max(self._due, default=-1)
-                if not evicts or last <= step or self._closed:
-                    return None
-                index = self._due[last].pop()
-                if not self._due[last]:
-                    del self._due[last]
-                frame = self._held.get(index)
-                if frame is not None and frame.uses and frame.uses[-1] == last:
-                    frame.uses.pop()
-                    self._drop_unused(index, frame)
-            self._making += 1
-            return self._spare.pop() if self._spare else np.empty(self._frames.shape, np.uint8)
-
-    def _await(self, index: int, frame: _Frame, steps: Sequence[int]) -> None:
-        frame.uses.extend(steps)
-        for step in steps:
-            self._due.setdefault(step, []).append(index)
-
-    def _drop_unused(self, index: int, frame: _Frame) -> None:
-        if not frame.uses and not frame.copying and self._held.get(index) is frame:
-            del self._held[index]
-            self._spare.append(frame.image)
-
-    def _work(self) -> None:
-        while (task := self._next_task()) is not None:
-            group, kept = task
-            with suppress(Exception):  # raised again where the frame is read
-                self._decode([], kept, None)
+        try:
+            with closing(self._frames.decode(indices)) as decoding:
+                for index in indices:
+                    image = self._room(group, index, evicts=index < last) if index in kept else None
+                    if index > last and image is None:
+                        return  # without room, decoding goes on from here when the next one is read
+                    self._take(group, index, decoding, image, rows.get(index, ()), out)
+                    if not rows and self._closed:
+                        return
+        finally:
             with self._changed:
                 self._busy.discard(group)
                 self._changed.notify_all()
 
-    def _next_task(self) -> tuple[int, dict[int, list[int]]] | None:
+    def _take(self, group: int, index: int, decoding: Any, image: Any, rows: Sequence[int], out: Any) -> None:
+        """Write the next decoded frame to rows of `out`; and to `image`, if there is one, to hold it."""
+        is_made = False
+        try:
+            convert = next(decoding)[1]
+            if image is None:
+                _write(convert, rows, out)
+            else:
+                convert(image)
+                for row in rows:
+                    out[row] = image
+                is_made = True
+        finally:
+            if image is not None:
+                with self._changed:
+                    self._making -= 1
+                    step = self._next_use(group, index)
+                    if is_made and step is not None and not self._closed:
+                        self._held[index] = image
+                        self._due.setdefault(step, []).append((group, index))
+
+    def _next_use(self, group: int, index: int) -> int | None:
+        """Return the next step that reads a record, and forget those that are over because of an error."""
+        steps = self._uses.get(group, {}).get(index, [])
+        while steps and steps[0] < self._received:
+            self._end_use(group, index)
+        return steps[0] if steps else None
+
+    def _end_use(self, group: int, index: int) -> None:
+        uses = self._uses[group]
+        self._ahead -= 1
+        del uses[index][0]
+        if not uses[index]:
+            del uses[index]
+            self._held.pop(index, None)
+        elif index in self._held:
+            self._due.setdefault(uses[index][0], []).append((group, index))
+
+    def _to_keep(self, group: int) -> list[int]:
+        """Return the records of a group that are to be read and not held."""
+        planned = [index for index in self._uses.get(group, ()) if index not in self._held]
+        return [index for index in planned if self._next_use(group, index) is not None]
+
+    def _room(self, group: int, index: int, *, evicts: bool) -> BytesArray | None:
+        """Return memory for a frame; None if all others are read before it, or may stay."""
+        with self._changed:
+            step = self._next_use(group, index)
+            while len(self._held) + self._making >= self._frames.capacity:
+                last = max(self._due, default=-1)
+                if not evicts or step is None or last <= step or self._closed:
+                    return None
+                found = self._due[last].pop()
+                if not self._due[last]:
+                    del self._due[last]
+                if self._next_use(*found) == last:
+                    self._held.pop(found[1], None)
+            self._making += 1
+            return pooled_empty(self._frames.shape, np.uint8)
+
+    def _work(self) -> None:
+        while (task := self._next_task()) is not None:
+            with suppress(Exception):  # raised again where the frame is read
+                self._decode(task[0], [], task[1], None)
+
+    def _next_task(self) -> tuple[int, list[int]] | None:
         """Return the next group to decode and what to keep of it, once that fits; None at the end."""
         while True:
             with self._changed:
                 if self._closed:
                     return None
                 while self._tasks:
-                    kept = {} if self._tasks[0] in self._busy else self._to_keep(self._tasks[0])
+                    kept = [] if self._tasks[0] in self._busy else self._to_keep(self._tasks[0])
                     if not kept or len(kept) > self._frames.capacity:  # then each reader takes what it needs
                         self._tasks.popleft()
                         continue
@@ -288,16 +248,12 @@ class FramePlan:
                         break
                     self._busy.add(self._tasks[0])
                     return self._tasks.popleft(), kept
-                if not self._wants_more():
+                most = min(_HORIZON * self._frames.capacity, 2 * int(self._frames.ends[-1]), _MOST_PLANNED)
+                if self._is_planning or self._ahead >= most:
                     self._changed.wait()
                     continue
                 self._is_planning = True
             self._plan_more()
-
-    def _wants_more(self) -> bool:
-        ahead = sum(len(block.indices) for block in self._blocks if block.last >= self._received)
-        most = min(_HORIZON * self._frames.capacity, 2 * int(self._frames.ends[-1]), _MOST_PLANNED)
-        return not self._is_planning and ahead < most
 
     def _plan_more(self) -> None:
         """Plan the next block of steps."""
@@ -308,18 +264,13 @@ class FramePlan:
             self._is_planning = found is None  # for good
             if found is None:
                 return
-            order = np.argsort(found.indices, kind="stable")
-            steps = np.arange(self._planned, self._planned + len(found.ends))
-            indices, steps = found.indices[order], np.repeat(steps, np.diff(found.ends, prepend=0))[order]
-            is_new = (np.diff(indices, prepend=-1) != 0) | (np.diff(steps, prepend=-1) != 0)
-            indices, steps = indices[is_new], steps[is_new]
+            groups = np.searchsorted(self._frames.ends, found.indices, side="right").tolist()
+            steps = np.repeat(np.arange(len(found.ends)), np.diff(found.ends, prepend=0)) + self._planned
             self._planned += len(found.ends)
-            self._blocks.append(_Block(indices, steps, np.zeros(len(indices), np.bool_), self._planned - 1))
-            for index, frame in self._held.items():
-                rows = slice(*np.searchsorted(indices, (index, index + 1)).tolist())
-                self._await(index, frame, steps[rows].tolist())
-            groups = np.searchsorted(self._frames.ends, indices, side="right")
-            heads = np.flatnonzero(np.diff(groups, prepend=-1))
-            first_uses = np.minimum.reduceat(steps, heads) if len(heads) else heads
-            self._tasks.extend(groups[heads][np.argsort(first_uses, kind="stable")].tolist())
+            for group, index, step in zip(groups, found.indices.tolist(), steps.tolist(), strict=True):
+                uses = self._uses.setdefault(group, {}).setdefault(index, [])
+                if uses[-1:] != [step]:
+                    uses.append(step)
+                    self._ahead += 1
+            self._tasks.extend(dict.fromkeys(groups))
             self._changed.notify_all()

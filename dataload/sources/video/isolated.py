@@ -19,16 +19,16 @@ import numpy as np
 from dataload import errors
 from dataload._util.system import die_first, read_into_at
 from dataload.errors import CorruptFileError
-from dataload.executors.transport import Extent, Slot
+from dataload.executors.transport import Slot
 from dataload.sources.video.audio import AudioDecoder, AudioTable, build_audio_table
 from dataload.sources.video.decoder import Decoder
 from dataload.sources.video.format import VideoOptions
 from dataload.sources.video.table import VideoTable, build_table
-from dataload.storage.array_file import CachedTable
+from dataload.storage.array_file import INVALID, CachedTable
 from dataload.storage.backend import LeasedFile
 from dataload.types import Array, BytesArray
 
-_MOST_ANSWER = 1 << 16  # bytes
+_MOST_ANSWER = 1 << 26  # bytes; the table of 40 hours of video
 _LOOK_SECONDS = 5.0  # after which a child looks whether its parent lives
 _KINDS = ("ConfigError", "UnsupportedFormatError")
 
@@ -76,24 +76,14 @@ class _Child:
         error.args = (text,)
         raise error
 
-    def copy_to(self, out: Array, offset: int = 0) -> None:
+    def copy_to(self, out: Array) -> None:
         """Write the array that the child has made to `out`."""
         left = out.reshape(-1).view(np.uint8).data
-        while left.nbytes:
-            count = read_into_at(self._slot.descriptor, left, offset)  # the child might cut what is mapped
+        while left.nbytes:  # the child might cut what is mapped
+            count = read_into_at(self._slot.descriptor, left, out.nbytes - left.nbytes)
             if not count:
                 raise ChildProcessError("sent less than it says")
-            left, offset = left[count:], offset + count
-
-    def table(self, answer: Any) -> CachedTable:
-        """Return the table that the child has made."""
-        arrays = dict[str, Array]()
-        for name, length, (offset, size) in answer["arrays"]:
-            if not 0 <= size == 8 * length <= self._slot.size:
-                raise ChildProcessError("sent a table that makes no sense")
-            arrays[name] = np.empty(length, np.int64)
-            self.copy_to(arrays[name], offset)
-        return CachedTable(arrays, answer["extras"])
+            left = left[count:]
 
 
 def _end(process: "subprocess.Popen[bytes]", connection: Any, slot: Slot, parent: int) -> None:
@@ -136,11 +126,12 @@ class Children:
         return self._table(AudioTable, path, "audio table", path, file)
 
     def _table(self, kind: Any, path: str, *request: Any) -> Any:
-        child = self.take()
+        child, table = self.take(), None
         try:
-            answer, table = child.call(path, *request), None
-            with suppress(ValueError, TypeError, LookupError):
-                table = kind.unpack(child.table(answer))
+            answer = child.call(path, *request)
+            with suppress(*INVALID, AttributeError):
+                arrays = {name: np.fromiter(values, np.int64) for name, values in answer["arrays"].items()}
+                table = kind.unpack(CachedTable(arrays, answer["extras"]))
             if table is None:
                 raise ChildProcessError("sent a table that makes no sense")
         except ChildProcessError as error:
@@ -267,14 +258,11 @@ class _Work:
             decoded, self._decoder.decoded = self._decoder.decoded, 0
             return self._decoder.next, decoded
         elif name == "read":
-            self._put(self._decoder.read(*args))
+            self._slot.write([np.ascontiguousarray(self._decoder.read(*args)).reshape(-1).view(np.uint8).data])
         else:
             table = (build_table if name == "video table" else build_audio_table)(*args).pack()
-            described = zip(
-                table.arrays, map(len, table.arrays.values()), self._put(*table.arrays.values()), strict=True
-            )
-            return {"arrays": [*described], "extras": table.extras}
+            return {
+                "arrays": {name: array.tolist() for name, array in table.arrays.items()},
+                "extras": table.extras,
+            }
         return None
-
-    def _put(self, *arrays: Array) -> list[Extent]:
-        return self._slot.write([np.ascontiguousarray(array).reshape(-1).view(np.uint8).data for array in arrays])

@@ -140,6 +140,38 @@ def test_mirrored_frames_are_refused(tmp_path):
         dataload.open(path)
 
 
+def test_each_video_of_a_source_is_turned_as_it_says(tmp_path):
+    turns = {"a.mp4": {}, "b.mp4": {"rotation": 90}, "c.mp4": {"rotation": 180, "hflip": True}}
+    for name, turn in turns.items():
+        os.utime(write_video(tmp_path / name, 3, **turn), (1_700_000_000, 1_700_000_000))
+    for _ in range(2):  # also with kept tables
+        source, scaled = dataload.open(tmp_path), dataload.open(tmp_path, size=(24, 20))
+        assert source[2]["frame"].shape == (32, 48, 3)
+        with pytest.raises(ConfigError, match=r"b\.mp4: a frame of 48 x 32 is among ones of other sizes: pass size="):
+            source[3]
+        with pytest.raises(UnsupportedFormatError, match=r"c\.mp4 is to be shown mirrored"):
+            scaled[6]
+        alone = dataload.open(tmp_path / "b.mp4")
+        assert (alone[1]["frame"] == np.rot90(decoded(tmp_path / "b.mp4")[0][1])).all()
+        assert (scaled[4]["frame"] == dataload.open(tmp_path / "b.mp4", size=(24, 20))[1]["frame"]).all()
+
+
+def test_a_later_video_that_cannot_be_decoded_is_an_error_of_its_frames(tmp_path):
+    for name in "ab":
+        write_video(tmp_path / f"{name}.avi", 10, codec="mpeg4", b_frames=0, gop=5)
+    remuxed(tmp_path / "b.avi", tmp_path / "c.avi", lambda packets: packets)
+    (tmp_path / "b.avi").unlink()
+    data = bytearray((tmp_path / "c.avi").read_bytes())
+    begin = data.index(b"movi") + 12
+    data[begin : begin + 200] = bytes(200)
+    (tmp_path / "c.avi").write_bytes(data)
+    source = dataload.open(tmp_path)
+    assert len(source) == 20
+    with pytest.raises(CorruptFileError, match=r"c\.avi"):
+        source[10]
+    assert source[9]["frame"].shape == (32, 48, 3)
+
+
 def remuxed(path, to, packets):
     """Write the packets of a video that `packets` chooses to another one, as they are."""
     with av.open(str(path)) as source, av.open(str(to), "w") as container:

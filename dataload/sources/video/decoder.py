@@ -156,9 +156,9 @@ class Decoder:
                 raise CorruptFileError("a keyframe is missing", path=self._path, index=self.next)
             back = 2 * back + 1
 
-    def convert(self, frame: Any, out: BytesArray) -> None:
-        """Write a frame to `out`, (height, width, 3), or as `VideoOptions.frames` says."""
-        kind, turns, shape = self._options.frames, quarter_turns(frame, self._path), (out.shape[0], out.shape[1])
+    def convert(self, frame: Any, wanted: tuple[int, ...]) -> BytesArray:
+        """Return a frame as an array of the `wanted` shape, which may be a view of the frame's own memory."""
+        kind, turns, shape = self._options.frames, quarter_turns(frame, self._path), (wanted[0], wanted[1])
         if kind == "yuv420p":
             shape = (shape[0] * 2 // 3, shape[1])
         shown = (frame.width, frame.height) if turns % 2 else (frame.height, frame.width)
@@ -170,13 +170,9 @@ class Decoder:
         planes = [np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size) for plane in made.planes]
         if kind == "rgb24":
             image = planes[0][:, : width * 3].reshape(height, width, 3)
-            out[...] = np.rot90(image, turns) if turns else image
-            return
-        flat, start = out.reshape(-1), 0
-        for rows, plane in zip(planes, made.planes, strict=True):
-            turned = np.rot90(rows[: plane.height, : plane.width], turns)
-            flat[start : start + turned.size].reshape(turned.shape)[...] = turned
-            start += turned.size
+            return np.rot90(image, turns) if turns else image
+        cut = (rows[: plane.height, : plane.width] for rows, plane in zip(planes, made.planes, strict=True))
+        return np.concatenate([np.rot90(rows, turns).reshape(-1) for rows in cut]).reshape(wanted)
 
     def close(self) -> None:
         """Close the file."""

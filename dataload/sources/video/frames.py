@@ -12,14 +12,13 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty
 from dataload.types import BytesArray, Int64Array, StepsAhead
 
-Convert: TypeAlias = Callable[[BytesArray], None]
-"""Writes a decoded frame to an array."""
+Convert: TypeAlias = Callable[[], BytesArray]
+"""Returns a decoded frame as an array."""
 
 Decode: TypeAlias = Callable[[Sequence[int]], Generator[tuple[int, Convert]]]
-"""Yields records, given by ascending indices within one group of pictures, with what writes their frames."""
+"""Yields records, given by ascending indices within one group of pictures, with what converts their frames."""
 
 _Pairs: TypeAlias = list[tuple[int, int]]  # indices of records, ascending, and rows of a batch
 
@@ -34,14 +33,14 @@ class DecodedFrames:
         ends: (groups,) int64, cumulative number of records in the groups of pictures.
         shape: Of a frame.
         decode: Decodes records.
-        budget: Most bytes of frames that wait.
+        most: How many frames may wait.
     """
 
-    def __init__(self, ends: Int64Array, shape: tuple[int, ...], decode: Decode, budget: int) -> None:
+    def __init__(self, ends: Int64Array, shape: tuple[int, ...], decode: Decode, most: int) -> None:
         self.ends: Int64Array = ends
         self.shape: tuple[int, ...] = shape
         self.decode: Decode = decode
-        self._most = budget // max(1, int(np.prod(shape)))
+        self._most = most
         self._plans = list[FramePlan]()
 
     @property
@@ -60,7 +59,9 @@ class DecodedFrames:
             for plan in [*self._plans]:
                 rest = plan.read(int(groups[start]), rest, out)
             for index, convert in self.decode(sorted({index for index, _ in rest})) if rest else ():
-                _write(convert, [row for each, row in rest if each == index], out)
+                image = convert()
+                for row in [row for each, row in rest if each == index]:
+                    out[row] = image
 
     def follow(self, steps: Iterator[StepsAhead], threads: int) -> FramePlan:
         """Begin to decode what the next steps of a loader read."""
@@ -68,13 +69,6 @@ class DecodedFrames:
         self._plans.append(plan)
         plan.start(threads)
         return plan
-
-
-def _write(convert: Convert, rows: Sequence[int], out: BytesArray) -> None:
-    for row in rows[:1]:
-        convert(out[row])
-    for row in rows[1:]:
-        out[row] = out[rows[0]]
 
 
 class FramePlan:
@@ -158,10 +152,10 @@ class FramePlan:
         try:
             with closing(self._frames.decode(indices)) as decoding:
                 for index in indices:
-                    image = self._room(group, index, evicts=index < last) if index in kept else None
-                    if index > last and image is None:
+                    holds = index in kept and self._has_room(group, index, evicts=index < last)
+                    if index > last and not holds:
                         return  # without room, decoding goes on from here when the next one is read
-                    self._take(group, index, decoding, image, rows.get(index, ()), out)
+                    self._take(group, index, decoding, rows.get(index, ()), out, holds=holds)
                     if not rows and self._closed:
                         return
         finally:
@@ -169,24 +163,21 @@ class FramePlan:
                 self._busy.discard(group)
                 self._changed.notify_all()
 
-    def _take(self, group: int, index: int, decoding: Any, image: Any, rows: Sequence[int], out: Any) -> None:
-        """Write the next decoded frame to rows of `out`; and to `image`, if there is one, to hold it."""
-        is_made = False
+    def _take(self, group: int, index: int, decoding: Any, rows: Sequence[int], out: Any, *, holds: bool) -> None:
+        """Write the next decoded frame to rows of `out`, and hold it if there `_has_room`."""
+        image: BytesArray | None = None
         try:
             convert = next(decoding)[1]
-            if image is None:
-                _write(convert, rows, out)
-            else:
-                convert(image)
-                for row in rows:
-                    out[row] = image
-                is_made = True
+            if holds or rows:
+                image = convert()
+            for row in rows:
+                out[row] = image
         finally:
-            if image is not None:
+            if holds:
                 with self._changed:
                     self._making -= 1
                     step = self._next_use(group, index)
-                    if is_made and step is not None and not self._closed:
+                    if image is not None and step is not None and not self._closed:
                         self._held[index] = image
                         self._due.setdefault(step, []).append((group, index))
 
@@ -212,21 +203,21 @@ class FramePlan:
         planned = [index for index in self._uses.get(group, ()) if index not in self._held]
         return [index for index in planned if self._next_use(group, index) is not None]
 
-    def _room(self, group: int, index: int, *, evicts: bool) -> BytesArray | None:
-        """Return memory for a frame; None if all others are read before it, or may stay."""
+    def _has_room(self, group: int, index: int, *, evicts: bool) -> bool:
+        """Return whether a frame may be made and held; not if all others are read before it, or may stay."""
         with self._changed:
             step = self._next_use(group, index)
             while len(self._held) + self._making >= self._frames.capacity:
                 last = max(self._due, default=-1)
                 if not evicts or step is None or last <= step or self._closed:
-                    return None
+                    return False
                 found = self._due[last].pop()
                 if not self._due[last]:
                     del self._due[last]
                 if self._next_use(*found) == last:
                     self._held.pop(found[1], None)
             self._making += 1
-            return pooled_empty(self._frames.shape, np.uint8)
+            return True
 
     def _work(self) -> None:
         while (task := self._next_task()) is not None:

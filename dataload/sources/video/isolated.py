@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from dataload import errors
+from dataload._util.arrays import pooled_empty
 from dataload._util.system import die_first, read_into_at
 from dataload.errors import CorruptFileError
 from dataload.executors.transport import Slot
@@ -197,10 +198,12 @@ class IsolatedDecoder(_Isolated):
         """See `Decoder.decode`; a frame is represented by its number, and decoded when it is converted."""
         return zip(range(first, last), range(first, last), strict=True)
 
-    def convert(self, frame: int, out: BytesArray) -> None:
+    def convert(self, frame: int, wanted: tuple[int, ...]) -> BytesArray:
         """See `Decoder.convert`."""
-        self.next, decoded = self._call(self._table.seconds(np.int64(frame)), "frame", frame, out.shape, out=out)
+        out = pooled_empty(wanted, np.uint8)
+        self.next, decoded = self._call(self._table.seconds(np.int64(frame)), "frame", frame, wanted, out=out)
         self.decoded += decoded
+        return out
 
 
 class IsolatedAudioDecoder(_Isolated):
@@ -254,7 +257,7 @@ class _Work:
             size = int(np.prod(shape))
             self._slot.reserve(size)
             for _, frame in self._decoder.decode(number, number + 1):
-                self._decoder.convert(frame, self._slot.view(size)[:size].reshape(shape))
+                self._slot.view(size)[:size].reshape(shape)[...] = self._decoder.convert(frame, shape)
             decoded, self._decoder.decoded = self._decoder.decoded, 0
             return self._decoder.next, decoded
         elif name == "read":

@@ -194,18 +194,21 @@ class VideoSource(FileSource[Record]):
         return RowServer(WeakMethod(self._read_frames), self._frames.get(self._decoded_frames).shape)
 
     def _decoded_frames(self) -> DecodedFrames:
-        return DecodedFrames(np.cumsum(self.groups), self._video(0).shape, self._decode, self.options.frame_bytes)
+        shape = self._video(0).shape
+        # FFmpeg aligns lines, and adds some.
+        size = -(-shape[0] // 32) * 32 * -(-int(np.prod(shape[1:])) // 64) * 64
+        return DecodedFrames(np.cumsum(self.groups), shape, self._decode, self.options.frame_bytes // size)
 
     def _decode(self, indices: Sequence[int]) -> Generator[tuple[int, Convert]]:
         """See `dataload.sources.video.frames.Decode`."""
         opened = self._data_set()
         shard = int(np.searchsorted(opened.ends, indices[0], side="right"))
         start, video, step = int(opened.ends[shard - 1]) if shard else 0, self._video(shard), self.options.step
-        wanted = {(index - start) * step: index for index in indices}
+        wanted, shape = {(index - start) * step: index for index in indices}, self._video(0).shape
         with self._lent().at(video, min(wanted)) as decoder:
             for number, frame in decoder.decode(min(wanted), max(wanted) + 1):
                 if number in wanted:
-                    yield wanted[number], lambda out, frame=frame: decoder.convert(frame, out)
+                    yield wanted[number], partial(decoder.convert, frame, shape)
 
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0

@@ -30,11 +30,11 @@ class Made:
             self.decodes[group] += 1
         for index in indices:
             self.frames.append(index)
-            yield index, lambda out, index=index: out.fill(index)
+            yield index, lambda index=index: np.full(2, index, np.uint8)
 
 
 def frames_of(made, budget):
-    return DecodedFrames(made.ends, (2,), made.decode, 2 * budget)
+    return DecodedFrames(made.ends, (2,), made.decode, budget)
 
 
 def planned(steps, blocks):

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
+from functools import cached_property, partial
 from math import prod
 from threading import Lock
 from typing import Any, cast
@@ -55,7 +55,7 @@ class VideoFile(ShardReader[Record]):
 
         def build() -> VideoTable:
             lease = self._storage.lease(path)
-            make = build_table if children is None else children.build_table
+            make = build_table if children is None else partial(children.build, VideoTable)
             return make(path, lease.path, options.max_record_bytes, is_first)
 
         def unpack(found: CachedTable) -> VideoTable | None:
@@ -132,7 +132,7 @@ class VideoFile(ShardReader[Record]):
         key = IndexKey.of("video", (self.path,), (AUDIO,), remote=self.options.remote_settings) if cached else None
 
         def build() -> AudioTable:
-            make = build_audio_table if self._children is None else self._children.build_audio_table
+            make = build_audio_table if self._children is None else partial(self._children.build, AudioTable)
             return make(self.path, lease.path)
 
         with self._building:

@@ -118,18 +118,11 @@ class Children:
                 return
         child.end()
 
-    def build_table(self, path: str, file: str, limit: int, decodes: bool) -> VideoTable:
-        """See `dataload.sources.video.table.build_table`."""
-        return self._table(VideoTable, path, "video table", path, file, limit, decodes)
-
-    def build_audio_table(self, path: str, file: str) -> AudioTable:
-        """See `dataload.sources.video.audio.build_audio_table`."""
-        return self._table(AudioTable, path, "audio table", path, file)
-
-    def _table(self, kind: Any, path: str, *request: Any) -> Any:
+    def build(self, kind: Any, path: str, *args: Any) -> Any:
+        """Return the `VideoTable` or `AudioTable` of a file, built from these arguments."""
         child, table = self.take(), None
         try:
-            answer = child.call(path, *request)
+            answer = child.call(path, kind.__name__, path, *args)
             with suppress(*INVALID, AttributeError):
                 arrays = {name: np.fromiter(values, np.int64) for name, values in answer["arrays"].items()}
                 table = kind.unpack(CachedTable(arrays, answer["extras"]))
@@ -263,7 +256,7 @@ class _Work:
         elif name == "read":
             self._slot.write([np.ascontiguousarray(self._decoder.read(*args)).reshape(-1).view(np.uint8).data])
         else:
-            table = (build_table if name == "video table" else build_audio_table)(*args).pack()
+            table = (build_table if name == "VideoTable" else build_audio_table)(*args).pack()
             return {
                 "arrays": {name: array.tolist() for name, array in table.arrays.items()},
                 "extras": table.extras,

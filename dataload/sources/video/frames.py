@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -133,17 +133,17 @@ class FramePlan:
                     images[index] = self._held[index]
                 self._end_use(group, index)
             missing = [(index, row) for index, row in pairs if index in planned and index not in images]
-            kept = self._to_keep(group) if missing else []
+            kept = self._to_keep(group) if missing else set[int]()
             if missing:
                 self._busy.add(group)
+        if missing:
+            self._decode(group, missing, kept, out)
         for index, row in pairs:
             if index in images:
                 out[row] = images[index]
-        if missing:
-            self._decode(group, missing, kept, out)
         return [(index, row) for index, row in pairs if index not in planned]
 
-    def _decode(self, group: int, pairs: _Pairs, kept: Collection[int], out: Any) -> None:
+    def _decode(self, group: int, pairs: _Pairs, kept: set[int], out: Any) -> None:
         """Decode frames of a busy group: `pairs` to the rows of `out`, and `kept` to hold."""
         rows = dict[int, list[int]]()
         for index, row in pairs:
@@ -198,10 +198,10 @@ class FramePlan:
         elif index in self._held:
             self._due.setdefault(uses[index][0], []).append((group, index))
 
-    def _to_keep(self, group: int) -> list[int]:
+    def _to_keep(self, group: int) -> set[int]:
         """Return the records of a group that are to be read and not held."""
         planned = [index for index in self._uses.get(group, ()) if index not in self._held]
-        return [index for index in planned if self._next_use(group, index) is not None]
+        return {index for index in planned if self._next_use(group, index) is not None}
 
     def _has_room(self, group: int, index: int, *, evicts: bool) -> bool:
         """Return whether a frame may be made and held; not if all others are read before it, or may stay."""
@@ -224,14 +224,14 @@ class FramePlan:
             with suppress(Exception):  # raised again where the frame is read
                 self._decode(task[0], [], task[1], None)
 
-    def _next_task(self) -> tuple[int, list[int]] | None:
+    def _next_task(self) -> tuple[int, set[int]] | None:
         """Return the next group to decode and what to keep of it, once that fits; None at the end."""
         while True:
             with self._changed:
                 if self._closed:
                     return None
                 while self._tasks:
-                    kept = [] if self._tasks[0] in self._busy else self._to_keep(self._tasks[0])
+                    kept = set[int]() if self._tasks[0] in self._busy else self._to_keep(self._tasks[0])
                     if not kept or len(kept) > self._frames.capacity:  # then each reader takes what it needs
                         self._tasks.popleft()
                         continue

@@ -7,11 +7,13 @@ import threading
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, suppress
+from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
 
+from dataload._util.arrays import BufferLeases
 from dataload.types import BytesArray, Int64Array, StepsAhead
 
 Convert: TypeAlias = Callable[[], BytesArray]
@@ -84,6 +86,8 @@ class FramePlan:
         self._uses = dict[int, dict[int, list[int]]]()  # by group and record: the steps that read it, ascending
         self._held = dict[int, BytesArray]()
         self._due = dict[int, list[tuple[int, int]]]()  # groups and records of held frames, by their next step
+        self._spare = list[BytesArray]()  # memory of frames: each thread would keep its own for `malloc`
+        self._leases = BufferLeases()
         self._making = 0  # frames
         self._busy = set[int]()  # groups that are being decoded
         self._tasks = deque[int]()  # groups, in the order of their first use
@@ -118,6 +122,7 @@ class FramePlan:
                 self._closed = True
                 self._ended(self)
             self._held.clear()
+            self._spare.clear()
             self._changed.notify_all()
 
     def read(self, group: int, pairs: _Pairs, out: BytesArray) -> _Pairs:
@@ -168,7 +173,11 @@ class FramePlan:
         image: BytesArray | None = None
         try:
             convert = next(decoding)[1]
-            if holds or rows:
+            if holds:
+                block = self._spare.pop() if self._spare else np.empty(int(np.prod(self._frames.shape)), np.uint8)
+                image = self._leases.lend(block, partial(self._spare.append, block)).reshape(self._frames.shape)
+                image[...] = convert()
+            elif rows:
                 image = convert()
             for row in rows:
                 out[row] = image

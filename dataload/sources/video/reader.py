@@ -195,9 +195,8 @@ class VideoSource(FileSource[Record]):
 
     def _decoded_frames(self) -> DecodedFrames:
         shape = self._video(0).shape
-        # FFmpeg aligns lines, and adds some.
-        size = -(-shape[0] // 32) * 32 * -(-int(np.prod(shape[1:])) // 64) * 64
-        return DecodedFrames(np.cumsum(self.groups), shape, self._decode, self.options.frame_bytes // size)
+        most = self.options.frame_bytes // int(np.prod(shape))
+        return DecodedFrames(np.cumsum(self.groups), shape, self._decode, most)
 
     def _decode(self, indices: Sequence[int]) -> Generator[tuple[int, Convert]]:
         """See `dataload.sources.video.frames.Decode`."""

@@ -309,7 +309,7 @@ def four(tmp_path):
     return tmp_path
 
 
-FRAME = 32 * 192  # bytes: lines are aligned
+FRAME = 32 * 48 * 3
 
 
 def rows_of(batches, row):

@@ -194,7 +194,8 @@ class IsolatedDecoder(_Isolated):
     def convert(self, frame: int, wanted: tuple[int, ...]) -> BytesArray:
         """See `Decoder.convert`."""
         out = pooled_empty(wanted, np.uint8)
-        self.next, decoded = self._call(self._table.seconds(np.int64(frame)), "frame", frame, wanted, out=out)
+        (seconds,) = self._table.seconds(np.array([frame])).tolist()
+        self.next, decoded = self._call(seconds, "frame", frame, wanted, out=out)
         self.decoded += decoded
         return out
 

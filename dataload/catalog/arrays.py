@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any, Self, TypeVar
 
 from dataload.storage import Remote, absolute, base_name, is_url, parent, storage_of
@@ -25,7 +26,10 @@ from dataload.types import Array
 T = TypeVar("T")
 
 MOST_FILTERS = 16
-"""Maximum number of results of filters that are kept of the data in one directory."""
+"""Maximum number of results of filters and measured transforms that are kept of the data in one directory."""
+
+MOST_BYTES = 1 << 30
+"""Maximum size of these results together, except for the last one."""
 
 TABLES = "tables"
 _FILTER, _SUFFIX = "filter", ".dataload-index"
@@ -158,11 +162,13 @@ def store_cached(key: IndexKey, table: CachedTable) -> None:
 
 
 def _drop_filters(place: Place) -> None:
-    """Delete the results of filters that were not used for longest, beyond `MOST_FILTERS` of the same data."""
+    """Delete the results that were not used for longest, beyond `MOST_FILTERS` or `MOST_BYTES` of the same data."""
     start = place.name.partition(".filter-")[0]
     kept = list_kept(parent(place.path), lambda name: name.startswith(f"{start}.filter-"))
-    for each in sorted(kept, key=lambda each: (each.path != place.path, -(each.used or 0)))[MOST_FILTERS:]:
-        remove_kept(each)
+    kept.sort(key=lambda each: (each.path != place.path, -(each.used or 0)))
+    for number, total in enumerate(accumulate(each.bytes for each in kept)):
+        if number and (number >= MOST_FILTERS or total > MOST_BYTES):
+            remove_kept(kept[number])
 
 
 def within(numbers: Array, stop: int) -> bool:

@@ -30,7 +30,9 @@ from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import IndexReport, index_shards
 from dataload.convert.measuring import measure, measure_mapped
 from dataload.errors import ConfigError
+from dataload.jobs.engine import Engine
 from dataload.jobs.run import Mode
+from dataload.loader.failures import OnError
 from dataload.storage import is_url
 
 _CONFIGS = (".toml", ".yaml", ".yml", ".json")
@@ -80,7 +82,8 @@ def stats_command(
     the config says how.
 
     With --map, the lengths of the transform's fields are measured and kept beside
-    the data under its digest, for record_lengths(..., transform=...) and packing.
+    the data under its digest, for record_lengths(..., transform=...) and packing;
+    so are the tokens of dataload.text, which loaders then read.
     """
     running = parse_engine(engine)
     mode = Mode(part=None if part is None else parse_part(part), merge=merge)
@@ -102,11 +105,9 @@ def stats_command(
         if part or merge or running:
             wanted.check_files("--engine" if running else "--merge" if merge else "--part")
         if map is not None:
-            if part or merge or running or not save:
-                raise ConfigError(
-                    "--map measures in the processes of this machine: leave out --engine, --part, --no-save"
-                )
-            _measure_map(wanted, map, on_error, json)
+            if part or merge or not save:
+                raise ConfigError("--map keeps the lengths of all records: leave out --part, --merge and --no-save")
+            _measure_map(wanted, map, on_error, json, running)
             return
         if where and (part or merge or running):
             raise ConfigError("parts and engines measure whole shards: leave --where out", key="where", value=where)
@@ -134,12 +135,13 @@ def stats_command(
             _print(report)
 
 
-def _measure_map(wanted: SourceOptions, reference: str, on_error: str, json: bool) -> None:
+def _measure_map(wanted: SourceOptions, reference: str, on_error: str, json: bool, engine: Engine | None) -> None:
     """Measure what a transform makes of records, and print its lengths."""
     check_choice("on_error", on_error, ("raise", "skip"))
     transform = resolve_reference(reference, "--map")
     with wanted.open() as source, ProgressBar("measuring records") as bar:
-        found = measure_mapped(source, transform, on_error="skip" if on_error == "skip" else "raise", progress=bar)
+        policy: OnError = "skip" if on_error == "skip" else "raise"
+        found = measure_mapped(source, transform, on_error=policy, engine=engine, progress=bar)
         records = len(source)
     ends = {name: (int(each.min()), int(each.max()), int(each.sum())) for name, each in found.fields.items() if records}
     if json:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from dataload._util.indexing import even_split
 from dataload._util.machine import usable_cpus
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import Evidence, Measures, ShardFacts
@@ -26,18 +27,13 @@ from dataload.catalog.statistics import (
     merge_fields,
 )
 from dataload.errors import ConfigError
+from dataload.jobs.engine import Engine
 from dataload.loader.failures import OnError
 from dataload.loader.loader import Loader
 from dataload.sources.base import Source
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import Format
-from dataload.sources.views.mapped_lengths import (
-    keep_lengths,
-    key_of,
-    lengths_of,
-    measured_transform,
-    recall_lengths,
-)
+from dataload.sources.views.mapped import Measured, key_of, measure_sample, measured_transform, recall_mapped
 from dataload.transforms import NamedTransform, SampleContext
 from dataload.types import Array, BytesColumn, FieldSpec, Int64Array
 
@@ -279,6 +275,7 @@ def exact_sum(values: Array) -> Fraction:
 
 
 _ROWS = 256
+_RECORDS_OF_PART = 4096  # starting a process takes as long as some hundred records
 
 
 class MappedLengths(NamedTuple):
@@ -291,7 +288,26 @@ class MappedLengths(NamedTuple):
 
 
 def _measure(functions: tuple[NamedTransform, ...], sample: Any, context: SampleContext) -> dict[str, Any]:
-    return {"index": context.index, "lengths": lengths_of(sample, functions)}
+    lengths, compact = measure_sample(functions, sample)
+    return {"index": context.index, "lengths": lengths, "samples": compact}
+
+
+@dataclass(frozen=True, slots=True)
+class _Measuring:
+    """The measurement of one of several parts of a source's records: what is found, and the number of bad records."""
+
+    source: Source[Any]
+    settings: Mapping[str, Any]  # of the loader
+
+    def __call__(self, *, part: tuple[int, int], progress: Callable[[int, int], None]) -> tuple[Measured, int]:
+        start, stop = even_split(len(self.source), part[1])[part[0] - 1]
+        records = self.source if part[1] == 1 else self.source[start:stop]
+        found = Measured(len(records))
+        with Loader(records, batch_size=_ROWS, epochs=1, **self.settings) as loader:
+            for step, batch in enumerate(loader, 1):
+                found.add(batch["index"], batch["lengths"], batch["samples"])
+                progress(min(step * _ROWS, len(records)), len(records))
+            return found, loader.statistics().bad
 
 
 def measure_mapped(
@@ -300,24 +316,26 @@ def measure_mapped(
     *,
     on_error: OnError = "raise",
     max_bad: int | float = 0.01,
-    progress: Callable[[int, int], None] | None = None,
+    engine: Engine | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
 ) -> MappedLengths:
     """Return the lengths of the fields that a transform makes of each record; see `mapped_lengths`."""
-    functions, key = measured_transform(transform), key_of(source, transform)
-    if (known := recall_lengths(key, len(source))) is not None:
-        return MappedLengths(known, 0, kept=True, known=True)
-    found: dict[str, Int64Array] = {}
-    workers = usable_cpus() if usable_cpus() > 1 else 0
-    settings: dict[str, Any] = {"num_workers": workers, "executor": "processes" if workers else "threads"}
-    settings |= {"on_error": on_error, "max_bad": max_bad, "epochs": 1}
-    with Loader(source, batch_size=_ROWS, transform=partial(_measure, functions), **settings) as loader:
-        for step, batch in enumerate(loader, 1):
-            for name, lengths in batch["lengths"].items():
-                found.setdefault(name, np.zeros(len(source), np.int64))[batch["index"]] = lengths
-            if progress is not None:
-                progress(min(step * _ROWS, len(source)), len(source))
-        bad = loader.statistics().bad
-    return MappedLengths(found, bad, kept=keep_lengths(key, found))
+    functions, total = measured_transform(transform), len(source)
+    if (known := recall_mapped(source, transform)) is not None:
+        return MappedLengths(known.lengths, 0, kept=True, known=True)
+    settings = {"transform": partial(_measure, functions), "on_error": on_error, "max_bad": max_bad}
+    if engine is None:
+        workers = {"num_workers": usable_cpus(), "executor": "processes"} if usable_cpus() > 1 else {}
+        found, bad = _Measuring(source, {**settings, **workers})(part=(1, 1), progress=progress)
+    else:
+        count = min(engine.parts or engine.default_parts(-(-total // _RECORDS_OF_PART)), total) or 1
+        parts = engine.run(_Measuring(source, settings), count, lambda done: progress(done, total))
+        found, bad = Measured(total), sum(part_bad for _, part_bad in parts)
+        for (start, stop), (part, _) in zip(even_split(total, count), parts, strict=True):
+            found.add(np.arange(start, stop), part.lengths, part.samples())
+    if (key := key_of(source, transform)) is not None:
+        found.keep(key)
+    return MappedLengths(found.lengths, bad, kept=recall_mapped(source, transform) is not None)
 
 
 def with_etag(entry: Format, shard: ShardFacts) -> ShardFacts:

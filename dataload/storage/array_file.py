@@ -37,10 +37,14 @@ _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, "bBhHiIlLqQ")}
 
 @dataclass(frozen=True, slots=True)
 class CachedTable:
-    """Arrays by name, read-only if they were loaded, and other values that JSON can represent."""
+    """Arrays by name, read-only if they were loaded, and other values that JSON can represent.
+
+    A file ends with a `tail` of bytes without a checksum. It is not loaded, and stands for its path and offset then.
+    """
 
     arrays: Mapping[str, Array]
     extras: Mapping[str, Any]
+    tail: Any = b""
 
 
 class Place(NamedTuple):
@@ -79,7 +83,7 @@ def read_arrays(place: Place, key: str) -> CachedTable:
         if header["key"] != key:
             raise ValueError("out of date")
         spans, stop = _plan_arrays(header["arrays"], status.st_size - start)
-        if stop != status.st_size - start:
+        if stop + _aligned(header.get("tail", 0)) != status.st_size - start:
             raise ValueError("size differs from the header")
         data = np.empty(stop, np.uint8)
         left = data.data
@@ -89,7 +93,7 @@ def read_arrays(place: Place, key: str) -> CachedTable:
         raise ValueError("damaged")
     data.flags.writeable = False
     arrays = {name: data[first:last].view(dtype) for name, dtype, first, last in spans}
-    return CachedTable(arrays, dict(header["extras"]))
+    return CachedTable(arrays, dict(header["extras"]), (place.path, start + stop))
 
 
 def _open_warily(path: str, flags: int) -> int:
@@ -160,10 +164,11 @@ def _write(stream: Any, key: str, table: CachedTable) -> None:
         "key": key,
         "arrays": [[name, array.dtype.str, len(array)] for name, array in arrays.items()],
         "extras": dict(table.extras),
+        "tail": len(table.tail),
         "sum": sum(_checksum(array.view(np.uint8)) for array in arrays.values()) % 2**64,
     }
     text = json.dumps(head).encode()
     stream.write(_HEAD.pack(_MAGIC, len(text), zlib.crc32(text)))
-    for part in (text, *(array.data for array in arrays.values())):
+    for part in (text, *(array.data for array in arrays.values()), table.tail):
         stream.write(part)
         stream.write(bytes(_aligned(stream.tell()) - stream.tell()))

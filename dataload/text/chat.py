@@ -5,10 +5,11 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias, cast
+from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
+from dataload.collate.pad import IGNORED
 from dataload.errors import ConfigError, message_of
 from dataload.text.tokenizer import TokenTransform, field_of, labelled
 from dataload.types import Array
@@ -26,6 +27,9 @@ class ChatTransform(TokenTransform):
     tools: str = field(default="tools", kw_only=True)
     chat_template: str | None = field(default=None, kw_only=True)
     options: Mapping[str, Any] = field(default_factory=dict[str, Any], kw_only=True)
+
+    _conversations: ClassVar[tuple[str, ...]] = ("",)
+    """Beginnings of the names of a sample's fields."""
 
     def render(self, messages: Sequence[Message], tools: Any, where: str, **more: Any) -> Any:
         """Return what `apply_chat_template` returns; `where` names the field in errors."""
@@ -51,6 +55,31 @@ class ChatTransform(TokenTransform):
                 key=where,
             )
         return len(found)
+
+    def compact(self, sample: Mapping[str, Array]) -> bytes:
+        """Return bytes for `restore`, token ids and a bit for each label; none for a sample of another kind."""
+        parts: list[bytes] = []
+        for which in self._conversations:
+            ids, labels = sample.get(f"{which}input_ids", np.empty(0)), sample.get(f"{which}labels", np.empty(0))
+            parts += [np.uint32(len(ids)).tobytes(), ids.astype(np.uint32).tobytes()]
+            parts.append(np.packbits(labels != IGNORED).tobytes())
+        again = self.restore(compact := b"".join(parts))
+        is_same = sample.keys() == again.keys() and all(
+            each.dtype == sample[name].dtype and np.array_equal(each, sample[name]) for name, each in again.items()
+        )
+        return compact if is_same else b""
+
+    def restore(self, compact: bytes) -> dict[str, Array]:
+        """Return the sample."""
+        sample, at = dict[str, Array](), 0
+        for which in self._conversations:
+            count = int(np.frombuffer(compact, np.uint32, 1, at)[0])
+            ids = np.frombuffer(compact, np.uint32, count, at + 4)
+            bits = np.frombuffer(compact, np.uint8, -(-count // 8), at + 4 + ids.nbytes)
+            at += 4 + ids.nbytes + bits.nbytes
+            trained = np.unpackbits(bits, count=count).view(np.bool_)
+            sample |= {f"{which}{name}": each for name, each in labelled(ids, trained).items()}
+        return sample
 
     def tools_of(self, sample: Any) -> Any:
         """Return the tools of a sample, which may be JSON, or None."""

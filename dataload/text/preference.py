@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from dataload.collate import Collate, Policy
 from dataload.errors import ConfigError
@@ -37,6 +37,8 @@ class Preference(ChatTransform):
     prompt: str = "prompt"
     chosen: str = "chosen"
     rejected: str = "rejected"
+
+    _conversations: ClassVar[tuple[str, ...]] = ("chosen_", "rejected_")
 
     def __call__(self, sample: Any) -> dict[str, Array]:
         """Return the tokens and labels of both answers."""

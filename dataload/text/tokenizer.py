@@ -47,7 +47,12 @@ class TokenTransform:
         if not getattr(tokenizer, "is_fast", False):
             rule = "must be a fast tokenizer of transformers (one with a tokenizer.json), or the name of one"
             raise setting_error("tokenizer", type(tokenizer).__name__, rule)
-        tokenizer("")  # turns off truncation and padding now, because other threads could not do so while one encodes
+        # As the tokenizer's first call does. Other threads could not do so while one encodes, and a call starts threads,
+        # after which worker processes cannot be forks, which start sooner.
+        backend = tokenizer.backend_tokenizer
+        backend.no_truncation()
+        backend.no_padding()
+        backend.encode_special_tokens = tokenizer.split_special_tokens
         object.__setattr__(self, "tokenizer", tokenizer)
 
     def fingerprint(self) -> str:
@@ -80,13 +85,13 @@ class TokenTransform:
         """The token that begins a document, if the tokenizer adds one, and the one that ends it, if there is one."""
         tokenizer = self.tokenizer
         bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-        added = tokenizer("")["input_ids"]
+        added = tokenizer.backend_tokenizer.encode("").ids
         return added[:1] if bos is not None and added[:1] == [bos] else [], [] if eos is None else [eos]
 
 
-def labelled(tokens: list[int], trained: Any = True) -> dict[str, Array]:
+def labelled(tokens: Any, trained: Any = True) -> dict[str, Array]:
     """Return a sample of tokens, whose labels are the tokens where `trained`, a mask, is true."""
-    ids = np.fromiter(tokens, np.int64, len(tokens))
+    ids = np.array(tokens, np.int64)
     labels = np.where(trained, ids, IGNORED)
     labels[:1] = IGNORED  # nothing comes before it
     return {"input_ids": ids, "labels": labels, "attention_mask": np.ones(len(ids), np.int8)}

@@ -12,7 +12,7 @@ from command_line import facts, fail, ok
 import dataload
 from dataload import ConfigError, Loader, MemorySource, Pack, WorkerError
 from dataload.samplers import GlobalShuffle, PackedBatchSampler
-from dataload.text import Chat, FillInTheMiddle
+from dataload.text import Chat, FillInTheMiddle, Preference
 
 TALKS = [
     [{"role": "user", "content": "a" * (i % 7)}, {"role": "assistant", "content": "Blue sky. " * (1 + i % 11)}]
@@ -120,6 +120,117 @@ def test_bad_conversations_count_nothing(data):
     assert lengths.tolist() == [*expected_lengths[:3], 0, *expected_lengths[4:]]
 
 
+def padded(source, transform, **more):
+    """Batches of all tokens and labels, as lists with their dtypes."""
+    padding = {"input_ids": dataload.Pad(0), "labels": dataload.Pad(-100), "attention_mask": dataload.Pad(0)}
+    with Loader(source, batch_size=7, shuffle=True, transform=transform, collate=padding, **more) as loader:
+        return [{name: (x.dtype, x.tolist()) for name, x in batch.items()} for batch in loader]
+
+
+def without_calls(monkeypatch):
+    """Let transforms fail if a conversation is rendered."""
+    for kind in (Chat, Preference):
+        monkeypatch.setattr(kind, "__call__", lambda *_: pytest.fail("rendered again"))
+
+
+@pytest.mark.parametrize("template", ["chatml", "gemma_training"])
+def test_a_loader_restores_what_was_measured(data, monkeypatch, template):
+    source, transform = dataload.open(str(data)), Chat(make(template))
+    first = padded(source, transform)
+    some, both = source[[5, 3, 3, 40]], dataload.concat([source[50:], source])
+    of_some, of_both = padded(some, transform), padded(both, transform)
+    dataload.record_lengths(source, "labels", transform=transform)
+    dataload.record_lengths(source[50:], "labels", transform=transform)
+    without_calls(monkeypatch)
+    assert padded(source, Chat(make(template))) == first
+    assert padded(source, Chat(make(template)), num_workers=2, executor="fork") == first
+    assert (padded(some, transform), padded(both, transform)) == (of_some, of_both)
+    assert dataload.record_lengths(some, "labels", transform=transform).tolist() == [
+        dataload.record_lengths(source, "labels", transform=transform)[i] for i in (5, 3, 3, 40)
+    ]
+
+
+def test_what_was_not_measured_is_rendered(data, tmp_path, monkeypatch):
+    source, transform = dataload.open(str(data)), Chat(make())
+    first = padded(source, transform)
+    monkeypatch.setattr("dataload.sources.views.mapped.MOST_BYTES", 2000)
+    assert dataload.record_lengths(source, "labels", transform=transform).tolist() == expected_lengths
+    rendered = []
+    monkeypatch.setattr(Chat, "__call__", lambda *a, call=Chat.__call__: rendered.append(1) or call(*a))
+    assert padded(source, transform) == first
+    assert 30 < len(rendered) < 60  # the others had room
+    rendered.clear()
+    assert padded(source, transform, fields=["messages"]) == first  # without tools, if records had some
+    assert len(rendered) == 60
+    (file,) = tmp_path.glob(".dataload.filter-*")
+    content = file.read_bytes()
+    file.write_bytes(content[:-100] + bytes(100))
+    rendered.clear()
+    assert padded(source, transform) == first  # a damaged sample is made anew
+    assert 30 < len(rendered) < 60
+    with Loader(
+        source, batch_size=1, transform=transform, collate={"labels": "ragged", "input_ids": "ragged"}
+    ) as loader:
+        ok("cache", "prune", tmp_path, "--all")
+        assert not file.exists()
+        assert len(list(loader)) == 60
+
+
+def test_the_newest_results_stay_while_they_have_room(data, tmp_path, monkeypatch):
+    monkeypatch.setattr("dataload.catalog.arrays.MOST_BYTES", 40_000)
+    source = dataload.open(str(data))
+    for number, template in enumerate(("chatml", "llama3", "phi3")):
+        dataload.record_lengths(source, "labels", transform=Chat(make(template)))
+        files = sorted(tmp_path.glob(".dataload.filter-*"), key=lambda path: path.stat().st_mtime_ns)
+        assert len(files) == min(number + 1, 2)
+        assert sum(path.stat().st_size for path in files) < 40_000
+    assert ok("stats", data, "--map", "talks_map:chat").splitlines()[-1] == "kept"  # the oldest was deleted
+
+
+def test_samples_of_a_subclass_that_returns_more_are_not_kept(data):
+    class Weighted(Chat):
+        def __call__(self, sample):
+            return {**super().__call__(sample), "weight": np.ones(1)}
+
+    source = dataload.open(str(data))
+    assert dataload.record_lengths(source, "weight", transform=Weighted(make())).tolist() == [1] * 60
+    batch = next(iter(Loader(source, batch_size=1, transform=Weighted(make()))))
+    assert batch["weight"].tolist() == [[1]]
+
+
+def test_both_answers_of_preferences_are_restored(tmp_path, monkeypatch):
+    path = tmp_path / "pairs.jsonl"
+    pairs = [{"prompt": "a" * i, "chosen": "Blue. " * (i + 1), "rejected": "Red. " * (9 - i)} for i in range(8)]
+    path.write_text("".join(json.dumps(pair) + "\n" for pair in pairs))
+    os.utime(path, (1_700_000_000, 1_700_000_000))
+    source, transform = dataload.open(str(path)), Preference(make())
+    expected = [{name: (x.dtype, x.tolist()) for name, x in transform(pair).items()} for pair in pairs]
+    dataload.record_lengths(source, "chosen_labels", transform=transform)
+    without_calls(monkeypatch)
+    with Loader(source, batch_size=1, transform=transform) as loader:
+        assert [{name: (x.dtype, x[0].tolist()) for name, x in batch.items()} for batch in loader] == expected
+
+
+def test_an_engine_measures_in_parts(data, monkeypatch):
+    lines = data.read_text().splitlines()
+    lines[3] = json.dumps({"messages": [{"role": "user", "content": "a"}]})
+    data.write_text("\n".join(lines) + "\n")
+    os.utime(data, (1_700_000_000, 1_700_000_000))
+    engine = ("--map", "talks_map:chat", "--engine", "local:parts=3")
+    assert "part 1/3" in fail(1, "stats", data, *engine).output
+    printed = ok("stats", data, *engine, "--on-error", "skip")
+    assert printed.splitlines()[-2:] == ["1 bad record, of length 0", "kept"]
+    source, transform = dataload.open(str(data)), Chat(make())
+    lengths = [*expected_lengths[:3], 0, *expected_lengths[4:]]
+    assert dataload.record_lengths(source, "labels", transform=transform).tolist() == lengths
+    good = source[[*range(3), *range(4, 60)]]
+    monkeypatch.setenv("DATALOAD_CACHE", "0")
+    first = padded(good, transform)
+    monkeypatch.delenv("DATALOAD_CACHE")
+    without_calls(monkeypatch)
+    assert padded(good, transform) == first
+
+
 def test_stats_as_json_and_what_it_refuses(data):
     (found,) = facts("stats", data, "--map", "talks_map:chat")
     ends = {"shortest": min(expected_lengths), "longest": max(expected_lengths), "total": sum(expected_lengths)}
@@ -129,7 +240,7 @@ def test_stats_as_json_and_what_it_refuses(data):
         (["--map", "talks_map:gaps"], "takes a context, so lengths may change with the epoch"),
         (["--map", "talks_map:chatt"], "talks_map has no 'chatt': did you mean 'chat'"),
         (["--map", "talks_map:chat", "--on-error", "replace"], "--on-error is 'replace'"),
-        (["--map", "talks_map:chat", "--no-save"], "--map measures in the processes of this machine"),
+        (["--map", "talks_map:chat", "--no-save"], "--map keeps the lengths of all records: leave out"),
     ):
         assert told in " ".join(fail(2, "stats", data, *wrong).output.split())
 

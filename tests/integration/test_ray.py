@@ -180,3 +180,17 @@ def test_the_command_line_connects_and_leaves(cluster, expected, tmp_path):
     assert "8 records in two/b-{00000..00001}-of-00002.tar" in done.stdout
     with dataload.open(tmp_path / "two", decode="auto") as converted:
         assert [record["n"] for record in converted] == list(range(8))
+
+
+def test_lengths_of_a_transform_are_measured_on_the_cluster(cluster, tmp_path):
+    (tmp_path / "talks.jsonl").write_text('{"text": "a"}\n{"text": "bc"}\n' * 50)
+    os.utime(tmp_path / "talks.jsonl", (1_700_000_000, 1_700_000_000))
+    (tmp_path / "twice.py").write_text("def twice(sample):\n    return {'text': sample['text'] * 2}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "dataload", "stats", "talks.jsonl", "--map", "twice:twice", "--engine", "ray:parts=2"],
+        cwd=tmp_path, env={**os.environ, "RAY_ADDRESS": cluster.address}, capture_output=True, text=True, timeout=200,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert ["text", "2", "to", "4", "3.0", "300"] in [line.split() for line in done.stdout.splitlines()]
+    assert done.stdout.splitlines()[-1] == "kept"

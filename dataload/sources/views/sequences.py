@@ -17,7 +17,7 @@ from dataload.sources.file_source import FileSource
 from dataload.sources.kept_statistics import find_statistics
 from dataload.sources.shards import locate
 from dataload.sources.views.concat import ConcatSource
-from dataload.sources.views.mapped_lengths import mapped_lengths
+from dataload.sources.views.mapped import mapped_lengths
 from dataload.types import BatchReader, ColumnReader, Int64Array
 
 SequenceKey: TypeAlias = "str | re.Pattern[str] | Literal[True]"
@@ -192,10 +192,10 @@ def record_lengths(source: Source[Any], field: str, *, transform: Any = None) ->
         >>> record_lengths(MemorySource([{"text": "to be"}, {"text": "or not"}]), "text")
         array([5, 6])
     """
-    if isinstance(source, ConcatSource):
-        return np.concatenate([record_lengths(each, field, transform=transform) for each in source.sources])
     if transform is not None:
         return mapped_lengths(source, field, transform)
+    if isinstance(source, ConcatSource):
+        return np.concatenate([record_lengths(each, field) for each in source.sources])
     kept = _kept_lengths(source, field)
     if kept is not None:
         return kept

@@ -316,7 +316,7 @@ def _shards_of_directory(path: str, entry: Format | None, remote: Remote | None,
     names = storage_of(path, remote).list(path)  # without hidden ones, such as a writer's temporary
     found = [join(path, name) for name in _shards_among(names, entry, known)]
     if not found:
-        if entry is None and by_content(path) is not None:
+        if entry is None and by_content(path, remote) is not None:
             return [path]
         wanted = f"format {entry.name!r}" if entry is not None else "a known format"
         inner = [name for name in names if _holds_data(join(path, name), remote, known)]

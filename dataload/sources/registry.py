@@ -33,7 +33,7 @@ from dataload.sources.mds.format import MDS
 from dataload.sources.options import Options
 from dataload.sources.syrah.format import SYRAH
 from dataload.sources.tar.format import TAR, WIDS
-from dataload.sources.text.format import TEXT
+from dataload.sources.text.format import TEXT, has_only_texts
 from dataload.sources.tfrecord.format import TFRECORD
 from dataload.sources.tokens.format import TOKENS
 from dataload.sources.video.format import VIDEO
@@ -173,10 +173,12 @@ def _lowered(path: str) -> str:
     return _NUMBER.sub("", path.rstrip("/").lower())
 
 
-def by_content(path: str) -> Format | None:
-    """Return the format of a local directory that is a single data set because it has no shards, or None."""
-    if is_url(path) or not storage_of(path).is_directory(path):
+def by_content(path: str, remote: Remote | None = None) -> Format | None:
+    """Return the format of a directory that is a single data set because it has no shards, or None; at a URL, text."""
+    if not storage_of(path, remote).is_directory(path):
         return None
+    if is_url(path):
+        return get_format("text") if has_only_texts(path, remote) else None
     ways = ((entry, entry.is_data_set_without_shards) for entry in built_in_formats())
     return next((entry for entry, tells in ways if tells is not None and entry.load(tells)(path)), None)
 
@@ -238,7 +240,7 @@ def _format_of(path: str, selected: Format | None, known: Sequence[Format], remo
         return by_name
     storage = storage_of(path, remote)
     holder = format_of_directory(path, remote, all_formats()) if storage.is_directory(path) else None
-    if holder is None and (found := by_content(path)) is not None:
+    if holder is None and (found := by_content(path, remote)) is not None:
         return found
     data = path if holder is None or holder.directory_file is None else join(path, holder.directory_file)
     with storage.open(data) as file:

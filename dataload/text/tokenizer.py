@@ -47,7 +47,7 @@ class TokenTransform:
         if not getattr(tokenizer, "is_fast", False):
             rule = "must be a fast tokenizer of transformers (one with a tokenizer.json), or the name of one"
             raise setting_error("tokenizer", type(tokenizer).__name__, rule)
-        # As the tokenizer's first call does. Other threads could not do so while one encodes, and a call starts threads,
+        # As the first call does: other threads could not do so while one encodes. A call would also start threads,
         # after which worker processes cannot be forks, which start sooner.
         backend = tokenizer.backend_tokenizer
         backend.no_truncation()

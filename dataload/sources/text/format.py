@@ -8,7 +8,7 @@ from dataload._util.caches import CACHED_BYTES
 from dataload._util.settings import Least
 from dataload.sources.format import Format
 from dataload.sources.options import MappedOptions
-from dataload.storage import files_below
+from dataload.storage import Remote, files_below
 
 _SUFFIXES = tuple(f"{name}{compressed}" for name in (".txt", ".md") for compressed in ("", ".gz", ".zst"))
 _ABOUT = ("readme", "license", "licence")
@@ -39,9 +39,9 @@ def texts_among(names: Iterable[str]) -> list[str]:
     return sorted(name for name in names if name.lower().endswith(_SUFFIXES) and not is_about(name))
 
 
-def has_only_texts(directory: str) -> bool:
-    """Return whether a local directory has texts, and nothing else that may be data."""
-    names = [name for name in files_below(directory) if not is_about(name)]
+def has_only_texts(directory: str, remote: Remote | None = None) -> bool:
+    """Return whether a directory has texts, and nothing else that may be data."""
+    names = [name for name in files_below(directory, remote) if not is_about(name)]
     return bool(names) and len(texts_among(names)) == len(names)
 
 

@@ -54,6 +54,20 @@ def test_a_directory_of_texts(tmp_path):
     assert {record["file"] for record in parts["a"]}.isdisjoint(record["file"] for record in parts["b"])
 
 
+def test_a_directory_of_texts_at_a_url(tmp_path, object_server):
+    directory = fill(tmp_path / "books", b_txt="one\n\ntwo\n", a_md_gz="x\n", README_md="no")
+    bucket, reading = object_server.bucket(), {"storage_options": object_server.storage_options()}
+    object_server.put_directory(bucket, directory, "books/")
+    object_server.put_directory(bucket, fill(tmp_path / "other", b_txt="one", c_bin="no"), "other/")
+    for options in ({}, {"records": "line"}, {"records": "paragraph"}):
+        local = dataload.open(directory, **options)
+        far = dataload.open(f"{object_server.url(bucket)}/books", **options, **reading)
+        assert [*far] == [*local]
+        assert far.fingerprint() == local.fingerprint()
+    with pytest.raises(SourceNotFoundError, match=r"other has no files with a suffix of a known format: it has b\.txt"):
+        dataload.open(f"{object_server.url(bucket)}/other", **reading)
+
+
 def test_notes_beside_other_data_are_no_texts(tmp_path):
     beside = fill(tmp_path / "beside", notes_txt="no", x_jsonl='{"a": 1}\n')
     assert [*dataload.open(beside)] == [{"a": 1}]

@@ -230,7 +230,7 @@ def select_records(source: Source[Any], where: str | None, split: str | None, ta
     if (split is None) != (take is None):
         raise ConfigError("--split names the parts, and --take the one to read: pass both", key="split")
     items = [each.partition("=") for each in split.split(",")] if split is not None else []
-    given = {key: parse_value(value) for key, _, value in items}
+    given = {key: parse_value(f"0{value}" if value.startswith(".") else value) for key, _, value in items}
     settings = {key: given.pop(key) for key in ("seed", "exact", "stratify", "group") if key in given}
     source, report = select(source, where, {} if split is None else {"shares": given, "part": take, **settings})
     for line in report.splitlines():

@@ -323,7 +323,8 @@ def measure_mapped(
     functions, total = measured_transform(transform), len(source)
     if (known := recall_mapped(source, transform)) is not None:
         return MappedLengths(known.lengths, 0, kept=True, known=True)
-    settings = {"transform": partial(_measure, functions), "on_error": on_error, "max_bad": max_bad}
+    stages = [*(each.function for each in functions), partial(_measure, functions)]
+    settings = {"transform": stages, "on_error": on_error, "max_bad": max_bad}
     if engine is None:
         workers = {"num_workers": usable_cpus(), "executor": "processes"} if usable_cpus() > 1 else {}
         found, bad = _Measuring(source, {**settings, **workers})(part=(1, 1), progress=progress)

@@ -113,6 +113,7 @@ def test_bad_conversations_count_nothing(data):
     data.write_text("\n".join(lines) + "\n")
     os.utime(data, (1_700_000_000, 1_700_000_000))
     message = fail(1, "stats", data, "--map", "talks_map:chat").output
+    assert "failed in transform 'Chat' on index 3" in message
     assert "field 'messages' has no assistant turn" in message
     printed = ok("stats", data, "--map", "talks_map:chat", "--on-error", "skip")
     assert printed.splitlines()[-2:] == ["1 bad record, of length 0", "kept"]

@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -41,9 +41,7 @@ def measured_transform(transform: Any) -> tuple[NamedTransform, ...]:
 
 
 def measure_sample(functions: tuple[NamedTransform, ...], sample: Any) -> tuple[dict[str, int], bytes]:
-    """Return the lengths of the fields that transforms make of a sample, and, of one that can restore it, its bytes."""
-    for each in functions:
-        sample = each.function(sample)
+    """Return the lengths of the fields of what transforms have made, and its bytes for a transform that restores it."""
     if not isinstance(sample, Mapping):
         raise ConfigError(
             f"a transform whose output is measured must return a dict of fields, got {type(sample).__name__}"
@@ -152,8 +150,9 @@ def mapped_lengths(source: Source[Any], field: str, transform: Any) -> Int64Arra
     if lengths is None:
         measured = Measured(len(source))
         for index, record in enumerate(source):
-            of_fields, sample = measure_sample(functions, record)
-            measured.add(np.array([index]), of_fields, [sample])
+            sample = reduce(lambda made, each: each.function(made), functions, record)
+            of_fields, compact = measure_sample(functions, sample)
+            measured.add(np.array([index]), of_fields, [compact])
         lengths, key = measured.lengths, key_of(source, transform)
         if key is not None:
             measured.keep(key)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -10,6 +11,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from dataload._util.code_digest import code_digest
 from dataload._util.fingerprint import digest
 from dataload._util.lazy import load_optional
 from dataload._util.settings import check_settings, setting_error
@@ -56,8 +58,12 @@ class TokenTransform:
         object.__setattr__(self, "tokenizer", tokenizer)
 
     def fingerprint(self) -> str:
-        """Return a digest of the settings and of the tokenizer, the same in every process."""
-        return self._digest
+        """Return a digest of the settings, the tokenizer and the code of a class of yours, the same in every process."""
+        return (
+            self._digest
+            if type(self).__module__.startswith("dataload.")
+            else digest(self._digest, code_digest(type(self)))
+        )
 
     @cached_property
     def _digest(self) -> str:
@@ -67,7 +73,8 @@ class TokenTransform:
         parts = json.dumps(own, sort_keys=True), tokenizer.chat_template, sorted(tokenizer.special_tokens_map.items())
         settings = [(each.name, getattr(self, each.name)) for each in dataclasses.fields(self) if each.repr]
         plain = [(name, sorted(value.items()) if isinstance(value, Mapping) else value) for name, value in settings]
-        return digest(type(self).__qualname__, plain, parts)
+        versions = [getattr(sys.modules.get(name), "__version__", "") for name in ("transformers", "tokenizers")]
+        return digest(type(self).__qualname__, plain, parts, versions)  # others may render or tokenize otherwise
 
     def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and self._digest == getattr(other, "_digest", None)

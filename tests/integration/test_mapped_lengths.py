@@ -199,6 +199,24 @@ def test_samples_of_a_subclass_that_returns_more_are_not_kept(data):
     assert batch["weight"].tolist() == [[1]]
 
 
+def test_samples_of_a_class_are_made_anew_after_a_change_of_its_code(data, monkeypatch):
+    def kind(end):
+        class Ended(Chat):
+            def render(self, messages, tools, where, **more):
+                return super().render(messages, tools, where, **more) + end
+
+        return Ended(make("mistral"), train_on="all")
+
+    source = dataload.open(str(data))
+    lengths = [dataload.record_lengths(source, "labels", transform=kind(end)) for end in ("a", "a", "bc")]
+    assert [each.tolist() for each in lengths[:2]] == [(lengths[2] - 1).tolist()] * 2
+    batch = next(iter(Loader(source, batch_size=1, transform=kind("bc"))))
+    assert batch["labels"].shape[1] == lengths[2][0]
+    monkeypatch.setattr("transformers.__version__", "0")
+    monkeypatch.setattr(Chat, "render", lambda *_, **__: "x")
+    assert dataload.record_lengths(source, "labels", transform=Chat(make(), train_on="all"))[0] == 1
+
+
 def test_both_answers_of_preferences_are_restored(tmp_path, monkeypatch):
     path = tmp_path / "pairs.jsonl"
     pairs = [{"prompt": "a" * i, "chosen": "Blue. " * (i + 1), "rejected": "Red. " * (9 - i)} for i in range(8)]

@@ -58,12 +58,9 @@ class TokenTransform:
         object.__setattr__(self, "tokenizer", tokenizer)
 
     def fingerprint(self) -> str:
-        """Return a digest of the settings, the tokenizer and the code of a class of yours, the same in every process."""
-        return (
-            self._digest
-            if type(self).__module__.startswith("dataload.")
-            else digest(self._digest, code_digest(type(self)))
-        )
+        """Return a digest of settings, tokenizer and the code of a class of yours, the same in every process."""
+        is_users = not type(self).__module__.startswith("dataload.")
+        return digest(self._digest, code_digest(type(self))) if is_users else self._digest
 
     @cached_property
     def _digest(self) -> str:

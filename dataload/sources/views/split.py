@@ -105,17 +105,14 @@ class Division:
         """Return the part of each record, from the cache if it is known."""
         require_known([name for name in (self.stratify, self.group) if name], source.fields, source)
         files, length = source._files(), len(source)
-        key = IndexKey.of_filter(files, (repr(self), source.fingerprint())) if files and not self._is_cheap else None
+        reads = self.stratify or self.group  # else it is computed in no time
+        key = IndexKey.of_filter(files, (repr(self), source.fingerprint())) if files and reads else None
 
         def unpack(table: CachedTable) -> Array | None:
             found = table.arrays["parts"]
             return found if len(found) == length and within(found, len(self.shares)) else None
 
         return remember(key, unpack, lambda: self.parts(source), lambda parts: CachedTable({"parts": parts}, {}))
-
-    @property
-    def _is_cheap(self) -> bool:
-        return self.stratify is None and self.group is None
 
     def parts(self, source: Any) -> Array:
         """Return the part of each record, (records,)."""

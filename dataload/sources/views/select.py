@@ -6,13 +6,14 @@ import hashlib
 import logging
 import math
 import sys
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter
-from typing import Any, Literal, Protocol, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
@@ -56,21 +57,23 @@ HELD_OUT = "held-out"
 """The purpose of the hashes that deal records to parts."""
 
 
-class Rule(Protocol):
+class Rule(ABC):
     """A value that selects records."""
+
+    __slots__ = ()
 
     @property
     def identity(self) -> str:
         """Text that identifies the selection."""
-        ...
+        return repr(self)
 
+    @abstractmethod
     def indices(self, length: int) -> Int64Array:
         """Return the indices of the selected records."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Chosen:
+class Chosen(Rule):
     """Records by index, (n,) int64."""
 
     chosen: Int64Array
@@ -84,7 +87,7 @@ class Chosen:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Share(Rule):
     """One side of a split, about `share` in (0, 1) of the records; the side is a hash of the seed and the index."""
 
     share: float
@@ -96,10 +99,6 @@ class Share:
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 < share < 1:
             raise setting_error("the share of a split", self.share, "must be a number between 0 and 1")
         object.__setattr__(self, "share", float(share))  # numpy's has another repr
-
-    @property
-    def identity(self) -> str:
-        return repr(self)
 
     def indices(self, length: int) -> Int64Array:
         limit = np.uint64(int(self.share * 2.0**64))

@@ -25,17 +25,13 @@ _SETTINGS = ("exact", "stratify", "group", "by", "seed")
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class Span(Rule):
     """Records whose hash is in [start, stop) of [0, 1); or those outside, if not `inside`."""
 
     start: float
     stop: float
     seed: int
     inside: bool = True
-
-    @property
-    def identity(self) -> str:
-        return repr(self)
 
     def indices(self, length: int) -> Int64Array:
         part = hashed_blocks(length, self.seed, lambda hashes: _part_of(hashes, np.array([self.start, self.stop])) == 1)

@@ -6,7 +6,7 @@ import io
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 from urllib.parse import urlparse
 
 from dataload import errors
@@ -17,6 +17,25 @@ from dataload.storage import Remote, is_url, local_path, storage_of
 from dataload.storage.backend import FileStream
 
 wds: Any = load_optional("webdataset", needed_by="dataload.compat.webdataset", extra="webdataset")
+
+
+class Untyped:
+    """A class of webdataset, as type checkers see it: the package has no types."""
+
+    if TYPE_CHECKING:
+        close: Any
+        compose: Any
+        decode: Any
+        next_stream: Any
+        xdecode: Any
+
+        def __init__(self, *args: Any, **kw: Any) -> None: ...
+        def __getattr__(self, name: str) -> Any: ...
+
+
+def base(name: str, module: Any = wds) -> type[Untyped]:
+    """Return a class of webdataset, to derive from."""
+    return getattr(module, name)
 
 
 _BUFFER_BYTES = 1 << 20
@@ -136,7 +155,7 @@ _writer.__spec__.loader.exec_module(_writer)  # a copy, whose writers open by ou
 _writer.gopen = functools.partial(gopen, allow_pipe=True)
 
 
-class TarWriter(_writer.TarWriter):
+class TarWriter(base("TarWriter", _writer)):
     """WebDataset's writer of one archive, here or at a URL; ``pipe:`` only with `allow_pipe`."""
 
     def __init__(self, fileobj: Any, *args: Any, allow_pipe: bool = False, **kw: Any) -> None:
@@ -144,7 +163,7 @@ class TarWriter(_writer.TarWriter):
         super().__init__(fileobj, *args, **kw)
 
 
-class ShardWriter(_writer.ShardWriter):
+class ShardWriter(base("ShardWriter", _writer)):
     """WebDataset's writer of several archives, here or at URLs; ``pipe:`` only with `allow_pipe`."""
 
     def __init__(self, pattern: str, *args: Any, allow_pipe: bool = False, **kw: Any) -> None:
@@ -171,7 +190,7 @@ def _safe(post: Sequence[Any] | None, allow_pickle: bool) -> list[Any]:
     return chosen if allow_pickle else [_decode_basic if each is basic else each for each in chosen]
 
 
-class Decoder(wds.Decoder):
+class Decoder(base("Decoder")):
     """WebDataset's decoder, which unpickles only with `allow_pickle`."""
 
     def __init__(
@@ -191,7 +210,7 @@ def xdecode(*args: Any, allow_pickle: bool = False, **kw: Any) -> Any:
     return wds.xdecode(*args, **{"defaults": [*wds.filters.default_decoders, *refused], **kw})
 
 
-class FluidInterface(wds.FluidInterface):
+class FluidInterface(base("FluidInterface")):
     """WebDataset's methods; `decode` and `xdecode` load pickles only if allowed."""
 
     allow_pickle = False
@@ -203,7 +222,7 @@ class FluidInterface(wds.FluidInterface):
         return self.compose(xdecode(*args, allow_pickle=self.allow_pickle, **kw))
 
 
-class FluidWrapper(FluidInterface, wds.FluidWrapper):
+class FluidWrapper(FluidInterface, base("FluidWrapper")):
     """WebDataset's methods for any data set."""
 
 

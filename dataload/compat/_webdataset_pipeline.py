@@ -13,7 +13,7 @@ from dataload import errors
 from dataload._util.fingerprint import fingerprint
 from dataload._util.lazy import load_optional
 from dataload.compat import _webdataset_stages as staged
-from dataload.compat._webdataset_io import Opener, check_pipe, open_archives, wds, why_streams
+from dataload.compat._webdataset_io import Opener, base, check_pipe, open_archives, wds, why_streams
 from dataload.errors import ConfigError
 from dataload.loader.loader import Loader
 from dataload.loader.state import LoaderState
@@ -25,7 +25,7 @@ from dataload.types import Sampler
 _SAMPLES_AT_ONCE = 16  # that are read together
 
 
-class WebDataset(staged.Resumable, wds.WebDataset):
+class WebDataset(staged.Resumable, base("WebDataset")):
     """WebDataset's pipeline of samples, which reads them at random and can resume.
 
     The arguments are WebDataset's, and those below. `seed` is 0 by default. `cache_dir` is dataload's cache of
@@ -294,7 +294,7 @@ class _Collate:
         return given[-1][0], self._collate([value for _, value in given])
 
 
-class WebLoader(staged.Resumable, wds.DataPipeline):
+class WebLoader(staged.Resumable, base("DataPipeline")):
     """WebDataset's wrapper of torch's DataLoader, with all of its arguments.
 
     Over a `WebDataset` of this module whose stages work on single samples up to ``batched``, the batches are the same

@@ -195,8 +195,9 @@ class IsolatedDecoder(_Isolated):
         """See `Decoder.convert`."""
         out = pooled_empty(wanted, np.uint8)
         (seconds,) = self._table.seconds(np.array([frame])).tolist()
-        self.next, decoded = self._call(seconds, "frame", frame, wanted, out=out)
-        self.decoded += decoded
+        following, decoded = self._call(seconds, "frame", frame, wanted, out=out)
+        self.next: int = following
+        self.decoded: int = self.decoded + decoded
         return out
 
 

@@ -62,7 +62,7 @@ class Measured:
         self.lengths: dict[str, Int64Array] = {}
         self.sizes: Array = np.zeros(records, np.uint32)  # of compact samples in bytes; 0 without one
         self.sums: Array = np.zeros(records, np.uint32)
-        self.data = bytearray()
+        self.data: bytearray = bytearray()
 
     def add(self, indices: Int64Array, lengths: Mapping[str, Any], samples: Iterable[bytes]) -> None:
         """Add records by index, with the lengths of each field and compact samples, as far as there is room."""

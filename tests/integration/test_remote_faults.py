@@ -196,7 +196,7 @@ def test_credentials_that_expire_in_an_epoch(open_server, expected_in_order):
         return {**keys, "expires_at": calls[-1]}
 
     shards = "s3://bucket/d/part-{0,1,2,3}.syr"
-    with FaultProxy(open_server.endpoint, Faults(expiring=True, latency=0.05)) as proxy:
+    with FaultProxy(open_server.endpoint, Faults(expiring=True, latency=0.15)) as proxy:
         storage = s3_options(proxy, credential_provider=provider)
         with dataload.open(shards, storage_options=storage) as source, dataload.Loader(source, batch_size=8) as loader:
             assert [plain(batch) for batch in loader] == expected_in_order

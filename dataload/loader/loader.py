@@ -31,7 +31,6 @@ from dataload.samplers.batch import Tail
 from dataload.sources.base import check_files, traffics_of
 from dataload.sources.views.adapt import loadable
 from dataload.sources.views.mapped import with_kept
-from dataload.transforms import compose
 from dataload.types import RandomAccessSource, Sampler, Transform
 
 
@@ -182,7 +181,7 @@ class Loader(WeightChanges[BatchT]):
         fetch = BatchLoader(
             source=source,
             fields=check_fields(fields),
-            transform=with_kept(source, compose(transform), fields),
+            transform=with_kept(source, transform, fields),
             collate=without_warning(pads),
             batch_transform=None if here else function,
             seed=seed,

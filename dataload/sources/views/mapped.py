@@ -185,10 +185,9 @@ class KeptSamples:
         return type(self), (self.transform, self.rows, self.files)
 
 
-def with_kept(
-    source: Any, functions: tuple[NamedTransform, ...], fields: Sequence[str] | None
-) -> tuple[NamedTransform, ...]:
+def with_kept(source: Any, transform: Any, fields: Sequence[str] | None) -> tuple[NamedTransform, ...]:
     """Return transforms of a source's records, or what restores the samples that they have made of all `fields`."""
+    functions = compose(transform)
     if fields is not None or not _restores(functions) or not isinstance(source, Source):
         return functions
     found = recall_mapped(source, functions[0].function)

@@ -35,6 +35,7 @@ def test_rows_are_served_until_the_server_or_its_reader_ends():
     rows.fail = True
     assert read(first, [4]) is None, "the caller has to make them"
     rows.fail = False
+    assert read(second, [8]) == [8], "the server has accepted both"
     server.close()
     assert not Path(server.address).parent.exists()
     late = RowClient(server.address)

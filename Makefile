@@ -249,8 +249,12 @@ $(BLENDS)/.installed: pyproject.toml constraints.txt
 	touch $@
 
 # All aims of the project, in under half an hour. NAMES chooses cases: make bench NAMES='syrah-4k cold'
-bench: $(INSTALLED) $(CORE) $(PEERS)/.installed $(DALI)/.installed $(STREAMING)/.installed $(TRL)/.installed $(LEROBOT)/.installed $(BLENDS)/.installed
-	$(PEER_PYTHONS) $(BIN)/python -m benchmarks $(NAMES) --json bench.json
+# Those that measure dataload alone need none of the environments above.
+ALONE := import overhead open open-shards many-shards resume unchanged telemetry tokens orders order-start order-groups \
+	processes scaling iterators first-batch memory adaptive many-sources
+BESIDE := $(if $(NAMES),$(filter-out $(ALONE),$(NAMES)),all)
+bench: $(INSTALLED) $(CORE) $(if $(BESIDE),$(addsuffix /.installed,$(PEERS) $(DALI) $(STREAMING) $(TRL) $(LEROBOT) $(BLENDS)))
+	$(if $(BESIDE),$(PEER_PYTHONS)) $(BIN)/python -m benchmarks $(NAMES) --json bench.json
 
 # The tables of README.md and docs/performance.md, from one run of under 15 minutes.
 TABLE := benchmarks/results/readme.json

@@ -97,8 +97,8 @@ class DataSetFacts:
     `pattern`, such as ``"train-{000..127}.tar"``, is its name; `bytes` are the sizes of shards. `contents` are empty
     if all are unknown, `fields` if records are bytes. `options` of the reader decide how records are decoded, see
     `STORED_OPTIONS`. `made_by` is the function of a conversion; `statistics` is what `DataSetStatistics` parses, when
-    it is used. `versions`, which no manifest has, are those of local files when it was read, (shards, 3) int64; None if
-    a shard is a folder.
+    it is used. `versions`, (shards, 3) int64, are of local files when the manifest was read, and not in it; None if a
+    shard is a folder.
     """
 
     pattern: str

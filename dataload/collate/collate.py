@@ -109,7 +109,7 @@ class Collate:
             raise ConfigError(f"samples are tuples of different lengths: {sorted(lengths)}", key=name or None)
         columns = zip(*samples, strict=True)
         batch = [self.column(list(column), join(name, i)) for i, column in enumerate(columns)]
-        return like(samples[0], batch)
+        return like(type(samples[0]), batch)
 
 
 default_collate: Collate = Collate()
@@ -190,7 +190,7 @@ def _integers(values: list[int], name: str) -> Array:
     array = np.array(values)
     if array.dtype.kind in "iu":
         return array
-    if min(values) >= 0 and max(values) < 1 << 64:  # of which numpy makes floats
+    if min(values) >= 0 and max(values) < 1 << 64:  # numpy would round some of these to floats
         return np.array(values, np.uint64)
     message = f"{describe_field(name)} holds {max(values, key=abs)}, and a column of integers has 64 bits"
     raise ConfigError(f"{message}: set a collate policy for it: list", key=name or None)

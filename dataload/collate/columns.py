@@ -76,11 +76,11 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Any]], rows: int) -> Any:
     out |= {name: scatter_columns(parts, rows) for name, parts in nested.items()}
     if issubclass(kind, dict):
         return out
-    return getattr(kind, "_make", tuple)(out.values()) if issubclass(kind, tuple) else out[""]
+    return like(kind, out.values()) if issubclass(kind, tuple) else out[""]
 
 
 def _by_name(batch: Any) -> Batch:
-    """Return the columns of a batch, of which some have no names, by name."""
+    """Return the columns of a batch by name: those of a tuple by their numbers, a single one by ``""``."""
     if isinstance(batch, tuple):
         return {str(number): column for number, column in enumerate(cast("tuple[Any, ...]", batch))}
     return cast("Batch", batch) if isinstance(batch, dict) else {"": batch}
@@ -138,7 +138,7 @@ def map_columns(batch: Any, function: Callable[[Any, str], Any], name: str = "")
         columns = cast("Mapping[str, Any]", batch).items()
         return {key: map_columns(column, function, join(name, key)) for key, column in columns}
     if isinstance(batch, tuple) and not isinstance(batch, Ragged):
-        return like(batch, [map_columns(column, function, join(name, i)) for i, column in enumerate(batch)])
+        return like(type(batch), [map_columns(column, function, join(name, i)) for i, column in enumerate(batch)])
     return function(batch, name)
 
 
@@ -147,9 +147,9 @@ def join(name: str, key: object) -> str:
     return f"{name}.{key}" if name else str(key)
 
 
-def like(original: tuple[Any, ...], values: list[Any]) -> Any:
-    """Return `values` as a tuple, or as a named tuple of the same class."""
-    return getattr(type(original), "_make", tuple)(values)
+def like(kind: type[Any], values: Iterable[Any]) -> Any:
+    """Return `values` as a tuple, or as a named tuple of this class."""
+    return getattr(kind, "_make", tuple)(values)
 
 
 def unequal(name: str, row: int, one: str, other_row: int, other: str) -> ConfigError:

@@ -85,11 +85,9 @@ class WebDataset(staged.Resumable, base("WebDataset")):
         if self._source is None and self._streams is None:
             found = open_archives(self._urls, self._remote, self._handler)
             if isinstance(found, str):
-                self._streams, message = (
-                    found,
-                    "the archives are read as streams, in WebDataset's own order and without",
-                )
-                warnings.warn(f"{message} a state: {found}", stacklevel=2)
+                self._streams = found
+                message = f"the archives are read as streams, in WebDataset's own order and without a state: {found}"
+                warnings.warn(message, stacklevel=2)
             else:
                 self._urls, self._source = found
         return None if self._streams is not None else self._source

@@ -125,7 +125,7 @@ class Meter:
 
     def __init__(self, begun: int) -> None:
         self.read = begun
-        self.batched: int | None = None  # those of the batches given
+        self.batched: int | None = None  # samples read up to the end of the last batch; None without ``batched``
 
     def head(self, samples: Iterable[Any]) -> Iterator[Any]:
         """Count the samples that are read."""

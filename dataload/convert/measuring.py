@@ -317,7 +317,7 @@ def measure_mapped(
     on_error: OnError = "raise",
     max_bad: int | float = 0.01,
     engine: Engine | None = None,
-    progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005
+    progress: Callable[[int, int], None] = lambda done, total: None,  # noqa: ARG005 - shows nothing
 ) -> MappedLengths:
     """Return the lengths of the fields that a transform makes of each record; see `mapped_lengths`."""
     functions, total = measured_transform(transform), len(source)

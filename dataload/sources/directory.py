@@ -52,7 +52,7 @@ class ShardNumbers:
         return out
 
     def take(self, places: Int64Array, *, mode: str) -> Int64Array:  # noqa: ARG002 - as an array's
-        """Return the numbers at places, of which none may be outside. Arrays are fastest with the mode ``clip``."""
+        """Return the numbers at valid places. Callers pass ``mode="clip"``, with which arrays do this fastest."""
         return self[places]
 
     def search(self, places: Int64Array) -> Int64Array:

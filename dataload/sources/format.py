@@ -26,17 +26,14 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2"
 
 _ARRAYS = "a dict of arrays is a source for dataload.Loader"
 ADVICE: Mapping[str, str] = {
-    ".h5": f"read it with h5py: {_ARRAYS}",
-    ".hdf5": f"read it with h5py: {_ARRAYS}",
+    **dict.fromkeys((".h5", ".hdf5"), f"read it with h5py: {_ARRAYS}"),
     ".json": "if it has one object a line, pass format='jsonl'; else pass the list that json.load gives to a Loader",
     ".npy": "pass numpy.load(path, mmap_mode='r') to dataload.Loader, or format='tokens' for tokens",
     ".npz": f"pass dict(numpy.load(path)): {_ARRAYS}",
-    ".pickle": f"load it with pickle: {_ARRAYS}, and so is a list of records",
-    ".pkl": f"load it with pickle: {_ARRAYS}, and so is a list of records",
-    ".pt": f"load it with torch.load: {_ARRAYS}",
-    ".pth": f"load it with torch.load: {_ARRAYS}",
+    **dict.fromkeys((".pickle", ".pkl"), f"load it with pickle: {_ARRAYS}, and so is a list of records"),
+    **dict.fromkeys((".pt", ".pth"), f"load it with torch.load: {_ARRAYS}"),
 }
-"""What to do with files that are in no format, by suffix."""
+"""How to use files that no format reads, by suffix."""
 
 
 def describe_head(head: bytes) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dataload.collate import default_collate
+from dataload.collate.columns import like
 from dataload.errors import WorkerError
 from dataload.loader.failures import StageSpan
 from dataload.loader.step import nbytes
@@ -86,7 +87,7 @@ def blank(sample: Any) -> Any:
     if isinstance(sample, Mapping):
         return {name: blank(value) for name, value in cast("Mapping[str, Any]", sample).items()}
     if isinstance(sample, tuple):
-        return _make_like(cast("tuple[Any, ...]", sample), [blank(value) for value in cast("tuple[Any]", sample)])
+        return like(type(sample), [blank(value) for value in cast("tuple[Any]", sample)])
     if isinstance(sample, (*_NUMBERS, str, bytes, bytearray)):
         return type(sample)()
     if isinstance(sample, (np.ndarray, np.generic)):
@@ -131,7 +132,7 @@ def _cut(columns: Any, start: int, stop: int) -> Any:
         return {name: _cut(column, start, stop) for name, column in cast("dict[Any, Any]", columns).items()}
     if isinstance(columns, tuple):
         given = cast("tuple[Any, ...]", columns)
-        return _make_like(given, [_cut(column, start, stop) for column in given])
+        return like(type(given), [_cut(column, start, stop) for column in given])
     return columns[start:stop]
 
 
@@ -141,7 +142,7 @@ def _join(columns: list[Any], valid: BoolArray) -> Any:
         return {name: _join([column[name] for column in columns], valid) for name in cast("dict[Any, Any]", first)}
     if isinstance(first, tuple):
         joined = [_join(list(column), valid) for column in zip(*columns, strict=True)]
-        return _make_like(cast("tuple[Any, ...]", first), joined)
+        return like(type(first), joined)
     if isinstance(first, list):
         return spread([value for column in columns for value in column], valid)
     if len(first) == len(valid):
@@ -160,12 +161,8 @@ def _unstack(columns: Any, form: Any, count: int) -> list[Any]:
     if isinstance(columns, tuple):
         given = cast("tuple[Any, ...]", columns)
         each = [_unstack(column, f, count) for column, f in zip(given, form[1], strict=True)]
-        return [_make_like(given, [values[i] for values in each]) for i in range(count)]
+        return [like(type(given), [values[i] for values in each]) for i in range(count)]
     return columns.tolist() if form in _NUMBERS else list(columns)
-
-
-def _make_like(sample: tuple[Any, ...], values: list[Any]) -> Any:
-    return getattr(type(sample), "_make", tuple)(values)
 
 
 Float64Array: TypeAlias = npt.NDArray[np.float64]

@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from dataload._util.settings import check_count
+from dataload.collate.columns import like
 from dataload.errors import ConfigError
 from dataload.loader.device import DevicePrefetcher
 from dataload.loader.loader import Loader
@@ -55,7 +56,7 @@ def map_leaves(value: Any, function: Callable[[Any, str], Any], name: str = "the
         return {key: map_leaves(item, function, f"field {key!r}") for key, item in items}
     if isinstance(value, tuple):
         parts = [map_leaves(item, function, name) for item in cast("tuple[Any, ...]", value)]
-        return getattr(type(value), "_make", tuple)(parts)
+        return like(type(value), parts)
     if isinstance(value, list):
         elements = cast("list[Any]", value)
         if elements and isinstance(elements[0], (str, bytes)):  # nothing to convert in a possibly long list

@@ -111,7 +111,7 @@ class _CsvFile(TableReader):
 
 
 def _look_like_values(names: Sequence[str]) -> bool:
-    """Whether names are numbers, but not 0, 1, 2, ..., as pandas calls columns without names."""
+    """Return whether all names are numbers. 0, 1, 2, ... are names: pandas gives them to columns that have none."""
     return all(map(_NUMBER.fullmatch, names)) and list(names) != [str(number) for number in range(len(names))]
 
 

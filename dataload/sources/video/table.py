@@ -87,7 +87,7 @@ def opened_video(
 ) -> Generator[tuple[Any, Any]]:
     """Open a local file of a video at `path`, and yield PyAV's container and stream; its errors name the path.
 
-    No frame takes more than `limit` bytes as RGB; The decoder gets `options`.
+    No frame takes more than `limit` bytes as RGB; the decoder gets `options`.
     """
     av = VIDEO.require("av")
     demuxer = DEMUXERS[f".{path.lower().rpartition('.')[2]}"]

@@ -279,14 +279,14 @@ class MixedSource(ConcatSource):
         records = super()._read(indices)
         if self._with_source:
             for record, number in zip(records, self._numbers(indices), strict=True):
-                _require_fields(record)[_SOURCE] = number
+                _require_dict(record)[_SOURCE] = number
         return records
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
         if not self._with_source or (fields is not None and _SOURCE not in fields):
             return super()._read_columns(indices, fields)
         rest = None if fields is None else tuple(name for name in fields if name != _SOURCE)
-        return {**_require_fields(super()._read_columns(indices, rest)), _SOURCE: self._numbers(indices)}
+        return {**_require_dict(super()._read_columns(indices, rest)), _SOURCE: self._numbers(indices)}
 
     def _numbers(self, indices: Int64Array) -> Array:
         return np.searchsorted(self._bounds(), indices, side="right").astype(np.int32)
@@ -319,7 +319,7 @@ class MixedSource(ConcatSource):
         return f"MixedSource({len(self.sources)} sources, weights={shown})"
 
 
-def _require_fields(record: Any) -> dict[str, Any]:
+def _require_dict(record: Any) -> dict[str, Any]:
     """Return a record or a batch, if it can have a further field."""
     if not isinstance(record, dict):
         message = f"with_source adds a field, and the records are of type {type(record).__name__}, not dicts of fields"

@@ -99,9 +99,7 @@ def join(sources: Sequence[Source[Any]], bounds: Int64Array) -> JointShards | Me
         part = source
         while isinstance(part, SubsetSource):
             part = part.parent
-        if (
-            not isinstance(part, FileSource) or type(part)._read is not FileSource._read
-        ):  # it reads by itself, as videos do
+        if not isinstance(part, FileSource) or type(part)._read is not FileSource._read:  # as videos read themselves
             return None
         if not _are_alike(part, files[0] if files else part):
             return None

@@ -1,4 +1,4 @@
-"""What a transform makes of records, kept under the digest of the transform and the data: lengths, and samples.
+"""Lengths and samples that a transform makes of records, kept under the digest of the transform and the data.
 
 Samples are kept of transforms with `compact` and `restore`, such as `dataload.text.Chat`. A loader that applies such a
 transform to the same records restores the samples instead.

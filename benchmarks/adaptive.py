@@ -16,7 +16,7 @@ import numpy as np
 import dataload
 from benchmarks.harness import SEED, blobs, made, show, wait_until_idle
 from benchmarks.workloads import floats, get_workload
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload.bench.runner import ratios_of
 
 AIM_AUTO, AIM_MORE = 0.9, 0.97

@@ -23,7 +23,7 @@ from benchmarks.peers import Field
 from benchmarks.peers.field import batches_of_rows, load, worker_options
 from benchmarks.peers.torch_loader import TarRecords
 from benchmarks.workloads import photographs, write_once
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload.bench.data import loader
 from dataload.bench.runner import measure_all, ratios_of, run_task
 from dataload.bench.task import Reading, Task

@@ -15,7 +15,7 @@ from benchmarks.limits import in_threads
 from benchmarks.peers.field import Field
 from benchmarks.peers.torch_loader import LmdbRecords, Memmap
 from benchmarks.workloads import floats, get_workload, made_data
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload.bench.data import write
 
 COUNT, BATCH = 64 * 256, 256

@@ -23,7 +23,7 @@ from benchmarks.peers.field import (
     worker_options,
 )
 from benchmarks.peers.torch_loader import ArrayRecords, LmdbRecords, Stored, TarRecords
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload.bench.task import Reading, Task
 from dataload.errors import ConfigError
 from dataload.sources.base import Source

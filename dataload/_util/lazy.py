@@ -37,7 +37,7 @@ def lazy_names(
             return getattr(import_module(module), there or name)
         if name in submodules:
             return import_module(f"{package}.{name}")
-        advice = import_module("dataload._util.habits").instead("module", name) if package == "dataload" else ""
+        advice = import_module("dataload._util.interactive").instead("module", name) if package == "dataload" else ""
         raise AttributeError(f"module {package!r} has no attribute {name!r}{advice}")
 
     def names() -> list[str]:

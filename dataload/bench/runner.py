@@ -20,7 +20,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Self, TypeAlias
 
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload.bench.task import Answer, Task
 from dataload.errors import printable
 

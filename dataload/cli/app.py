@@ -40,7 +40,10 @@ _HELPS = {
     "schema": "Print the JSON schema of a config, for editors that check and complete TOML or YAML.",
     "cache": "Show and delete what dataload keeps beside data and of data at URLs, and check it.",
 }
-"""The first line of each command's help, by the name of the command, which is also the name of its module."""
+"""The first line of each command's help, by the name of the command, which is mostly the name of its module, too."""
+
+_MODULES = {"show": "inspect", "plan": "cluster", "fleet": "cluster"}
+_MODULES |= dict.fromkeys(("certify", "timeline", "trace", "schema"), "runs")
 
 
 class _Commands(Mapping[str, Any]):
@@ -102,7 +105,7 @@ class _Command(TyperCommand):
 
 @cache
 def _import_command(name: str) -> Any:
-    found = getattr(import_module(f"dataload.cli.{name}"), f"{name}_command")
+    found = getattr(import_module(f"dataload.cli.{_MODULES.get(name, name)}"), f"{name}_command")
     if not isinstance(found, typer.Typer):
         function, found = found, typer.Typer(rich_markup_mode=None, add_completion=False)
         found.command(name, cls=_Command)(function)

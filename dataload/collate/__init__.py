@@ -1,9 +1,8 @@
 """Batches from samples: pure functions, which sources also use to build columns."""
 
-from dataload.collate.collate import Collate, Policy, PolicyName, default_collate
+from dataload.collate.collate import Collate, Pad, PadValue, Policy, PolicyName, default_collate
 from dataload.collate.columns import Ragged, empty_like, in_chunks, ragged, scatter_columns
 from dataload.collate.pack import Overlong, Pack, Packing, Strategy
-from dataload.collate.pad import Pad, PadValue
 
 __all__ = [
     "Collate",

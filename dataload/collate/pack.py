@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from dataload._util.settings import Least, check_settings, setting_error
-from dataload.collate.pad import IGNORED, PadValue, check_pad_value, fill_of, laid_out, warn_of_padding
+from dataload.collate.collate import IGNORED, PadValue, check_pad_value, fill_of, laid_out, warn_of_padding
 from dataload.errors import ConfigError
 from dataload.types import Array, Batch, Int64Array
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from dataload._util.fingerprint import digest
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads, run_each
 from dataload.catalog.evidence import MOST_THREADS, as_uploaded, describe_files, files_of, hash_files, look
 from dataload.catalog.facts import DataSetFacts, ShardFacts

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
 
-from dataload._util.code_digest import code_digest
 from dataload._util.failures import mark_users
+from dataload._util.fingerprint import code_digest
 from dataload._util.randomness import check_seed
 from dataload._util.settings import check_choice, check_max_bad
 from dataload.catalog.checks import LONGEST_SOURCE, LONGEST_TEXT, MapEntry

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from dataload._util.indexing import even_split
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.facts import Evidence, Measures, ShardFacts
 from dataload.catalog.fields import select_fields, spec_of

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.evidence import as_uploaded
 from dataload.catalog.facts import ShardFacts

@@ -9,6 +9,7 @@ from dataload._util.system import IS_POSIX
 from dataload.errors import ConfigError
 from dataload.executors.base import (
     Executor,
+    Fleet,
     PoolExecutor,
     Result,
     SerialExecutor,
@@ -19,7 +20,6 @@ from dataload.executors.base import (
     WorkerStatus,
     worker_name,
 )
-from dataload.executors.fleet import Fleet
 from dataload.executors.serialization import check_work
 from dataload.executors.threads import ThreadExecutor
 

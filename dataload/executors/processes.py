@@ -12,7 +12,7 @@ from functools import partial
 from time import monotonic
 from typing import Any, TypeVar
 
-from dataload._util.machine import available_bytes, is_single_threaded, usable_cpus
+from dataload._util.system import available_bytes, is_single_threaded, usable_cpus
 from dataload.errors import ConfigError
 from dataload.executors.base import (
     OwnedPool,

@@ -15,7 +15,7 @@ from queue import Empty, SimpleQueue
 from time import monotonic
 from typing import Any, TypeVar
 
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload.executors.base import (
     Deferred,
     PoolExecutor,

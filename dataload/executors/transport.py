@@ -16,8 +16,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dataload._util.arrays import BufferLeases
-from dataload._util.machine import available_bytes
-from dataload._util.system import reserve
+from dataload._util.system import available_bytes, reserve
 from dataload.types import BytesArray
 
 Message: TypeAlias = tuple[Any, list[bytearray]]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any, NoReturn
 
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload.errors import ConfigError, SourceError
 from dataload.executors.base import StartMethod, TimeoutPolicy, WorkerStatus
 from dataload.executors.handle import WorkerHandle, check_parent, start_fork_server

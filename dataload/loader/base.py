@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from dataload._util.habits import SaysInstead
-from dataload._util.html import html_table
+from dataload._util.interactive import SaysInstead, html_table
 from dataload._util.settings import check_count
 from dataload.collate import Collate, Pack
-from dataload.collate.pad import warn_of_padding
+from dataload.collate.collate import warn_of_padding
 from dataload.errors import ClosedSourceError, WorkerError
 from dataload.executors import WorkerLostError
 from dataload.loader.pipeline import StepDelivery

@@ -8,8 +8,8 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, TypeVar
 
-from dataload._util.habits import INSTEAD, instead
 from dataload._util.indexing import even_split
+from dataload._util.interactive import INSTEAD, instead
 from dataload._util.randomness import derive_word
 from dataload.catalog.fields import row_bytes
 from dataload.collate import Pack

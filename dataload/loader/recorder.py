@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, Protocol
 
-from dataload._util.machine import cpu_demand, usable_cpus
+from dataload._util.system import cpu_demand, usable_cpus
 from dataload.loader.statistics import StageStatistics, Statistics, Workplace
 from dataload.loader.step import StepResult
 from dataload.storage.remote.traffic import Downloads, Traffic

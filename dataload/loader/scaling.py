@@ -13,7 +13,7 @@ from operator import sub
 from statistics import median
 from typing import Any, Literal, NamedTuple, Self
 
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload.executors import Executor, ExecutorName, Fleet, TimeoutPolicy, check_executor, make_executor
 from dataload.loader.recorder import Recorder
 from dataload.loader.statistics import Workplace

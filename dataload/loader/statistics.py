@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Self, TypeAlias
 
-from dataload._util.html import html_table
+from dataload._util.interactive import html_table
 from dataload.samplers.mixture_changes import SourceStatistics
 from dataload.storage.remote.traffic import Downloads
 

@@ -8,9 +8,8 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar
 
 import numpy as np
 
-from dataload._util.habits import SaysInstead
-from dataload._util.html import html_of_source
 from dataload._util.indexing import as_indices, check_index
+from dataload._util.interactive import SaysInstead, html_of_source
 from dataload._util.settings import check_fields
 from dataload.catalog.fields import row_bytes, select_fields
 from dataload.collate import default_collate

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, cast
 
 import numpy as np
 
-from dataload.collate.pad import IGNORED
+from dataload.collate.collate import IGNORED
 from dataload.errors import ConfigError, message_of
 from dataload.text.tokenizer import TokenTransform, field_of, labelled
 from dataload.types import Array

@@ -11,11 +11,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dataload._util.code_digest import code_digest
-from dataload._util.fingerprint import digest
+from dataload._util.fingerprint import code_digest, digest
 from dataload._util.lazy import load_optional
 from dataload._util.settings import check_settings, setting_error
-from dataload.collate.pad import IGNORED
+from dataload.collate.collate import IGNORED
 from dataload.errors import ConfigError, closest, message_of
 from dataload.types import Array
 

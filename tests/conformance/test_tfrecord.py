@@ -7,7 +7,7 @@ from format_suite import FormatSuite, flip
 
 from dataload.codecs.codec import resolve_codec
 from dataload.errors import CorruptFileError, UnsupportedFormatError
-from dataload.sources.tfrecord.reader import TFRecordSource
+from dataload.sources.tfrecord.records import TFRecordSource
 from dataload.testing import SourceTraits
 
 

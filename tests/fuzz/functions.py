@@ -28,7 +28,7 @@ from random import Random
 import numpy as np
 from drive import command_line
 
-from dataload._util.code_digest import code_digest
+from dataload._util.fingerprint import code_digest
 
 
 def call(value):

@@ -42,7 +42,7 @@ from dataload.convert.journal import Journal
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, SourceError, SourceNotFoundError
 from dataload.loader.bad_records import read_excluded
 from dataload.sources.array_record import riegeli, tfds, tfds_info
-from dataload.sources.array_record.compressed import Decompressor
+from dataload.sources.array_record.layout import Decompressor
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.arrow.csv import CsvSource
 from dataload.sources.arrow.parquet import ParquetSource
@@ -62,7 +62,7 @@ from dataload.sources.tar import samples as tar_samples
 from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource, WidsSource
 from dataload.sources.tar.writer import write_index
-from dataload.sources.tfrecord.reader import TFRecordSource
+from dataload.sources.tfrecord.records import TFRecordSource
 from dataload.sources.tokens.reader import TokenSource
 from dataload.storage import array_file, base_name, storage_of
 from dataload.streams.state import MultiStreamState

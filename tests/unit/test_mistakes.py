@@ -12,7 +12,7 @@ import pytest
 
 import dataload
 from dataload import ConfigError, Loader
-from dataload._util.habits import INSTEAD
+from dataload._util.interactive import INSTEAD
 from dataload.convert import convert
 from dataload.samplers import BucketBatchSampler
 from dataload.streams import MultiStreamLoader

@@ -11,8 +11,7 @@ from dataload._util.caches import DecodedCache
 from dataload._util.limits import MAX_RECORD_BYTES, check_lengths
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import CorruptFileError
-from dataload.sources.array_record.compressed import Decompressor, UnlikeError
-from dataload.sources.array_record.layout import find_damage
+from dataload.sources.array_record.layout import Decompressor, UnlikeError, find_damage
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD, HEAD_BYTES, Chunks, Spans, parse_chunks
 from dataload.sources.directory import ShardDirectory
 from dataload.storage import RecordFile, Remote, storage_of

@@ -14,11 +14,11 @@ import numpy as np
 from dataload._util.caches import DecodedCache, on_fork
 from dataload._util.limits import check_lengths
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
-from dataload.sources.array_record.compressed import Decompressor
 from dataload.sources.array_record.format import ArrayRecordOptions, load_array_record
 from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
     SIGNATURE,
+    Decompressor,
     check_head,
     file_of,
     footer_offset,

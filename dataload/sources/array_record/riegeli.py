@@ -35,8 +35,16 @@ import numpy.typing as npt
 
 from dataload.codecs.wire import LENGTH, VARINT, parse_varint, walk
 from dataload.errors import CorruptFileError
-from dataload.sources.array_record.compressed import MOST_EXPANSION_BITS, ZSTD, Decompressor, UnlikeError
-from dataload.sources.array_record.layout import BLOCK_SIZE, CHUNK_HEADER_BYTES, find_damage, parse_numbers
+from dataload.sources.array_record.layout import (
+    BLOCK_SIZE,
+    CHUNK_HEADER_BYTES,
+    MOST_EXPANSION_BITS,
+    ZSTD,
+    Decompressor,
+    UnlikeError,
+    find_damage,
+    parse_numbers,
+)
 from dataload.sources.directory import WITHIN, ShardNumbers
 from dataload.types import BytesArray, Int64Array
 

@@ -16,7 +16,7 @@ from dataload._util.arrays import pooled_empty
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.limits import Claims
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext, is_bytes, is_text, pa_module

@@ -14,9 +14,9 @@ from dataload._util.caches import DecodedCache, Memo
 from dataload._util.limits import Claims, check_size
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext, load_arrow
-from dataload.codecs.categories import numbered
 from dataload.codecs.nulls import fill_nulls, shows_nulls
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.arrow.columns import numbered
 from dataload.sources.arrow.format import STATE_FILE, ArrowOptions
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
 from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout

@@ -16,17 +16,26 @@ import numpy as np
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.limits import Claims
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.fields import require_known, with_classes
 from dataload.codecs import arrow
 from dataload.codecs.arrow import REMEDIES, ColumnContext, check_field, load_arrow, numbers_of, pa_module, spec_of_type
-from dataload.codecs.categories import UNKNOWN, classes_in, merged_classes, numbered, value_set
 from dataload.codecs.decoders import Decoder
 from dataload.codecs.nulls import Fill, check_names, fill_of, mask_name, with_masks
 from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
 from dataload.sources.arrow.blocks import Blocks, Column, Form
-from dataload.sources.arrow.features import classes_of, features_of, plan_decoders, shape_of
+from dataload.sources.arrow.columns import (
+    UNKNOWN,
+    classes_in,
+    classes_of,
+    features_of,
+    merged_classes,
+    numbered,
+    plan_decoders,
+    shape_of,
+    value_set,
+)
 from dataload.sources.arrow.format import TableOptions
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.expression import Expression

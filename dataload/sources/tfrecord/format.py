@@ -31,13 +31,13 @@ class TFRecordWriterOptions(CodecOptions):
 
 TFRECORD = Format(
     name="tfrecord",
-    source="dataload.sources.tfrecord.reader:TFRecordSource",
-    writer="dataload.sources.tfrecord.writer:TFRecordWriter",
+    source="dataload.sources.tfrecord.records:TFRecordSource",
+    writer="dataload.sources.tfrecord.records:TFRecordWriter",
     reader_options=TFRecordOptions,
     appends=True,
     writer_options=TFRecordWriterOptions,
     suffixes=(".tfrecord", ".tfrecords"),
-    magic="dataload.sources.tfrecord.reader:is_tfrecord",
+    magic="dataload.sources.tfrecord.records:is_tfrecord",
     extra="tfrecord",
     content="bytes",
     default_codec="example",

@@ -10,7 +10,7 @@ from typing import Any, cast
 import numpy as np
 
 from dataload._util.limits import check_size
-from dataload._util.machine import usable_cpus
+from dataload._util.system import usable_cpus
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import ConfigError
 from dataload.sources.shards import ShardReader

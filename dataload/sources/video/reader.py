@@ -11,9 +11,8 @@ import numpy as np
 from dataload._util.arrays import pooled_empty, split_records
 from dataload._util.caches import PerProcess, is_pickled_for_worker
 from dataload._util.clock import decoding
-from dataload._util.machine import usable_cpus
 from dataload._util.settings import check_fields
-from dataload._util.system import IS_POSIX
+from dataload._util.system import IS_POSIX, usable_cpus
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.executors.row_server import RowClient, RowServer
 from dataload.sources.base import Span

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.code_digest import code_digest
+from dataload._util.fingerprint import code_digest
 from dataload.catalog.arrays import MOST_BYTES, IndexKey, recall, store_cached
 from dataload.errors import ConfigError, DataloadError, closest
 from dataload.sources.base import Source, SubsetSource

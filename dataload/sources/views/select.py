@@ -17,11 +17,11 @@ from typing import Any, Literal, TypeAlias, cast
 
 import numpy as np
 
-from dataload._util.code_digest import code_digest
+from dataload._util.fingerprint import code_digest
 from dataload._util.indexing import as_indices
-from dataload._util.machine import usable_cpus
 from dataload._util.randomness import derive_word, hash64
 from dataload._util.settings import check_count, setting_error
+from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.arrays import IndexKey, load_cached, remember, within
 from dataload.catalog.fields import require_known, select_fields

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dataload._util.code_digest import code_digest
+from dataload._util.fingerprint import code_digest
 
 
 def test_functions_that_differ_in_one_place():

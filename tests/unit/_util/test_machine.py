@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from dataload._util.machine import available_bytes, cgroup_quota, cpu_demand, usable_cpus
+from dataload._util.system import available_bytes, cgroup_quota, cpu_demand, usable_cpus
 
 
 def files(root, texts):
@@ -90,7 +90,7 @@ def test_this_machine(tmp_path):
 @pytest.mark.parametrize(("quota", "expected"), [(None, 4), (0.5, 1), (1.5, 2), (3.0, 3), (64.0, 4)])
 def test_affinity_and_quota_together(monkeypatch, quota, expected):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 2, 5, 7})
-    monkeypatch.setattr("dataload._util.machine.cgroup_quota", lambda: quota)
+    monkeypatch.setattr("dataload._util.system.cgroup_quota", lambda: quota)
     assert usable_cpus() == expected
 
 

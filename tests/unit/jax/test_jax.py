@@ -15,8 +15,11 @@ jax = pytest.importorskip("jax")
 
 from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding  # noqa: E402 - skipped without JAX
 
-from dataload.jax import DeviceLoader, distributed_place  # noqa: E402
-from dataload.jax.device import row_blocks  # noqa: E402
+from dataload.jax import (  # noqa: E402
+    DeviceLoader,
+    distributed_place,
+    row_blocks,
+)
 
 pytestmark = pytest.mark.train  # JAX has threads, with which tests of forks in the same process do not go together
 

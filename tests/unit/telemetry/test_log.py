@@ -7,11 +7,10 @@ from types import ModuleType, SimpleNamespace
 import pytest
 
 import dataload
-from dataload import ConfigError, Loader, RangeSource
+from dataload import ConfigError, Loader, RangeSource, telemetry
 from dataload.loader.statistics import StageStatistics, Statistics
 from dataload.storage.remote.traffic import Downloads
 from dataload.telemetry import lightning_callback, log_to, trainer_callback
-from dataload.telemetry import log as log_module
 
 
 class TensorBoard:
@@ -67,7 +66,7 @@ def test_the_figures_of_downloads_and_stages():
     downloads = Downloads(nbytes=600, shards_found=3, shards_downloaded=1)
     found = {"steps": 2, "rows": 8, "nbytes": 64, "wait_seconds": 1.0, "consumer_seconds": 2.0, "stages": stages}
     found |= {"workers": 2, "executor": "threads", "cpus": 2, "bad": 3, "depth": 0.5}
-    assert log_module.figures(Statistics(**found, downloads=downloads)) == {
+    assert telemetry.figures(Statistics(**found, downloads=downloads)) == {
         "rows_per_second": 8 / 3,
         "wait_share": 1 / 3,
         "queue_depth": 0.5,
@@ -78,7 +77,7 @@ def test_the_figures_of_downloads_and_stages():
         "download_bytes_per_second": 200,
         "cache_hits": 0.75,
     }
-    assert "cache_hits" not in log_module.figures(Statistics(**found, downloads=Downloads()))
+    assert "cache_hits" not in telemetry.figures(Statistics(**found, downloads=Downloads()))
 
 
 def test_what_log_to_refuses():
@@ -132,5 +131,5 @@ def test_callbacks_write_at_the_steps_of_a_trainer():
 
 
 def test_the_example():
-    assert doctest.testmod(log_module).attempted > 2
-    assert doctest.testmod(log_module).failed == 0
+    assert doctest.testmod(telemetry).attempted > 2
+    assert doctest.testmod(telemetry).failed == 0

@@ -12,8 +12,14 @@ import dataload  # noqa: E402 - skipped where torch is missing
 from dataload import Loader, RangeSource, WorkerError  # noqa: E402
 from dataload.loader.statistics import StageStatistics, Statistics  # noqa: E402
 from dataload.streams import MultiStreamLoader  # noqa: E402
-from dataload.torch import DataLoader, DeviceLoader, RankStatistics, statistics, wait_ranges  # noqa: E402
-from dataload.torch import ranges as ranges_module  # noqa: E402
+from dataload.torch import (  # noqa: E402
+    DataLoader,
+    DeviceLoader,
+    RankStatistics,
+    statistics,
+    telemetry,
+    wait_ranges,
+)
 
 pytestmark = pytest.mark.slow  # torch's profiler takes long to start
 
@@ -141,7 +147,4 @@ def test_a_single_process_gets_its_own():
 
 
 def test_the_examples():
-    from dataload.torch import rank_statistics
-
-    for module in (ranges_module, rank_statistics):
-        assert doctest.testmod(module).failed == 0
+    assert doctest.testmod(telemetry).failed == 0

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from dataload._util.caches import DecodedCache
 from dataload.codecs.wire import encode_varint
 from dataload.errors import CorruptFileError
-from dataload.sources.array_record.compressed import Decompressor
 from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
     SIGNATURE,
+    Decompressor,
     Selection,
     check_head,
     footer_offset,

@@ -12,7 +12,7 @@ from dataload.codecs import sequence_example
 from dataload.codecs.wire import build_field
 from dataload.convert import convert
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.tfrecord import reader
+from dataload.sources.tfrecord import records
 from dataload.storage.array_file import CachedTable
 
 
@@ -25,7 +25,7 @@ def build(path, lengths):
 
 def test_checksums_are_those_of_the_library():
     rows = np.random.default_rng(0).integers(0, 256, (50, 9), np.uint8)
-    assert reader.crc_of_rows(rows).tolist() == [google_crc32c.value(row.tobytes()) for row in rows]
+    assert records.crc_of_rows(rows).tolist() == [google_crc32c.value(row.tobytes()) for row in rows]
 
 
 @pytest.mark.parametrize("lengths", [[0] * 40, [1, 100_000, 3, 0, 400_000, *[9] * 6_000, 300_000, 5]])
@@ -38,7 +38,7 @@ def test_records_are_found_in_few_reads(tmp_path, lengths):
         reads.append(length)
         return data[offset : offset + length]
 
-    edges = reader.find_records(read, len(data), "x")
+    edges = records.find_records(read, len(data), "x")
     assert np.diff(edges).tolist() == [length + 16 for length in lengths]
     assert sum(reads) < 2 * sum(length + 16 for length in lengths if length < 1000) + (1 << 19)
     assert len(reads) < 16
@@ -74,10 +74,10 @@ def test_damage(tmp_path, old, new, offset, index, message):
 
 
 def test_records_are_found_once(tmp_path, monkeypatch):
-    monkeypatch.setattr(reader, "_LEAST_CACHED", 5)
+    monkeypatch.setattr(records, "_LEAST_CACHED", 5)
     path = build(tmp_path / "x.tfrecord", range(20))
     first = list(dataload.open(path))
-    monkeypatch.setattr(reader, "find_records", lambda *_: pytest.fail("found again"))
+    monkeypatch.setattr(records, "find_records", lambda *_: pytest.fail("found again"))
     assert list(dataload.open(path)) == first
 
 

@@ -1,20 +1,30 @@
-"""The rank of a process, and batches as global arrays, copied to devices before they are used."""
+"""JAX support: batches as global arrays over a sharding, and the ranks of processes. No other module needs JAX."""
 
 from itertools import chain
-from typing import Any, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
+from dataload._util.lazy import lazy_names
 from dataload._util.settings import check_count, setting_error
 from dataload.collate import Ragged
-from dataload.errors import ConfigError
+from dataload.errors import ConfigError, MissingDependencyError
 from dataload.loader.device import DevicePrefetcher
 from dataload.loader.loader import Loader
 from dataload.loader.order import DistributedRank
 from dataload.samplers import BatchPlanner
 from dataload.streams.loader import MultiStreamLoader
+
+try:
+    import jax
+    from jax.sharding import NamedSharding, PartitionSpec, Sharding
+except ImportError as _error:
+    raise MissingDependencyError("dataload.jax needs JAX: pip install 'dataload[jax]'", name="jax") from _error
+
+__all__ = ["DeviceLoader", "DistributedRank", "distributed_place"]
+
+if not TYPE_CHECKING:  # so that type checkers report names that have changed
+    __getattr__, _ = lazy_names(__name__, {}, moved={"DistributedPlace": "dataload.jax:DistributedRank"})
 
 
 class RowBlocks(NamedTuple):

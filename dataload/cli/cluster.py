@@ -1,8 +1,9 @@
-"""``dataload plan``."""
+"""``dataload plan`` and ``dataload fleet``: jobs on many machines."""
 
 from collections.abc import Mapping
 from contextlib import closing
-from typing import Annotated, Any, cast
+from dataclasses import asdict
+from typing import Annotated, Any, TypeAlias, cast
 
 import numpy as np
 import typer
@@ -11,7 +12,7 @@ from rich.filesize import decimal
 from dataload._util.indexing import even_split
 from dataload.analysis.job_plan import Cluster, ClusterPlan, plan_job
 from dataload.api import open_source
-from dataload.cli.options import ConfigFile, JsonFlag, Overrides
+from dataload.cli.options import ConfigFile, JsonFlag, Overrides, command_group
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.config import read_config
 from dataload.errors import ConfigError
@@ -57,7 +58,7 @@ def plan_command(
     if json:
         print_json({**plan.to_json(), "picture": None})
         return
-    _print(plan, budget)
+    _print_plan(plan, budget)
 
 
 def _open_job(settings: Any, nodes: int, gpus: int, counted: Source[Any] | None, record_bytes: str | None) -> Cluster:
@@ -141,7 +142,7 @@ def _check_cache(job: Cluster, budget: int | None) -> None:
         )
 
 
-def _print(plan: ClusterPlan, budget: int | None) -> None:
+def _print_plan(plan: ClusterPlan, budget: int | None) -> None:
     ranks = plan.nodes * plan.ranks_per_node
     print_line(
         f"{count_of(plan.nodes, 'node')} of {count_of(plan.ranks_per_node, 'rank')} ({ranks:,}); "
@@ -176,3 +177,40 @@ def _notes(plan: ClusterPlan, budget: int | None) -> list[str]:
     if plan.mode.mode == "shards" and plan.readers[0] > plan.nodes / 2 > 0.5:
         notes.append(f"every node reads nearly every shard: lanes ({plan.nodes * plan.ranks_per_node}) keep them apart")
     return notes
+
+
+Address: TypeAlias = Annotated[
+    str | None, typer.Option(help="The Ray cluster. Default: RAY_ADDRESS, or the one that runs on this machine.")
+]
+
+_RIGHT = ("process", "loaders", "queue", "made", "bytes")
+_COLUMNS = {name: "right" if name in _RIGHT else "left" for name in ("fleet", "node", *_RIGHT)}
+
+fleet_command: Any = command_group("Show and end the workers of loaders on a Ray cluster.")
+
+
+@fleet_command.command("status")
+def status_command(address: Address = None, json: JsonFlag = False) -> None:
+    """List the workers of all fleets: their nodes, the loaders that use them, the batches they are asked for, bytes."""
+    from dataload.ray.cluster import list_actors  # needs Ray
+
+    reports = list_actors(address)
+    if json:
+        print_json([asdict(report) for report in reports])
+        return
+    if not reports:
+        print_line("no fleet has a worker here")
+        return
+    rows = [asdict(each) | {"fleet": f"{each.fleet}/{each.number}", "bytes": decimal(each.bytes)} for each in reports]
+    print_table(_COLUMNS, [tuple(str(row[name]) for name in _COLUMNS) for row in rows])
+
+
+@fleet_command.command("stop")
+def stop_command(name: Annotated[str, typer.Argument(help="Name of the fleet.")], address: Address = None) -> None:
+    """End all workers of a fleet. Loaders that still use it start others."""
+    from dataload.ray.cluster import stop_fleet  # needs Ray
+
+    ended = stop_fleet(name, address)
+    if not ended:
+        raise ConfigError(f"there is no fleet {name!r}: `dataload fleet status` lists them", key="name", value=name)
+    print_line(f"ended {count_of(ended, 'worker', 'workers')} of {name}")

@@ -1,4 +1,4 @@
-"""The source of TFRecord files: records one after another, each between checksums.
+"""The source and the writer of TFRecord files: records one after another, each between checksums.
 
 | bytes | content, little-endian |
 |---|---|
@@ -11,6 +11,7 @@ Nothing in a file says how many records it has or where they start, so the chain
 without records has no bytes. Layout: https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details.
 """
 
+import contextlib
 import struct
 from collections.abc import Callable
 from functools import cache
@@ -26,7 +27,8 @@ from dataload.sources.encoded import EncodedShard, Gather
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import describe_head
 from dataload.sources.shards import ShardReader
-from dataload.sources.tfrecord.format import TFRECORD, TFRecordOptions
+from dataload.sources.tfrecord.format import TFRECORD, TFRecordOptions, TFRecordWriterOptions
+from dataload.sources.writer import Writer, choose_codec, encode_bytes
 from dataload.storage import RecordFile, storage_of
 from dataload.storage.array_file import CachedTable
 from dataload.types import BytesArray, Codec, Int64Array
@@ -234,3 +236,31 @@ def _unpack(found: CachedTable, size: int) -> Int64Array | None:
     if edges.dtype != np.int64 or not len(edges) or int(edges[0]) != 0 or int(edges[-1]) != size:
         return None
     return edges if bool((edges[1:] >= edges[:-1] + FRAME_BYTES).all()) else None
+
+
+class TFRecordWriter(Writer):
+    """Writes a TFRecord file. The same records and codec give the same bytes.
+
+    Options: `TFRecordWriterOptions`.
+    """
+
+    options_type: ClassVar[Any] = TFRecordWriterOptions
+
+    def _begin(self, options: TFRecordWriterOptions) -> None:
+        self._crc32c: Any = TFRECORD.require("google_crc32c", package="google-crc32c").value
+        self._codec: Any = options.codec
+        self._stream = self._part.create()
+
+    def _write(self, record: Any) -> None:
+        codec = self._codec if len(self) else choose_codec(self._codec, record, TFRECORD.default_codec)
+        data = encode_bytes(record, codec, "tfrecord")
+        self._stream.write(build_head(len(data)) + data + mask([self._crc32c(data)]).astype("<u4").tobytes())
+        self._codec = codec
+        self.stored_bytes += len(data)
+
+    def _finish(self) -> None:
+        self._stream.close()
+
+    def _discard(self) -> None:
+        with contextlib.suppress(OSError):
+            self._stream.close()

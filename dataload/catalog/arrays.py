@@ -18,8 +18,17 @@ from itertools import accumulate
 from typing import Any, Self, TypeVar
 
 from dataload.storage import Remote, absolute, base_name, is_url, parent, storage_of
-from dataload.storage.array_file import INVALID, CachedTable, Place, read_arrays, write_arrays
-from dataload.storage.kept import list_kept, note_place, remove_kept, touch
+from dataload.storage.kept import (
+    INVALID,
+    CachedTable,
+    Place,
+    list_kept,
+    note_place,
+    read_arrays,
+    remove_kept,
+    touch,
+    write_arrays,
+)
 from dataload.storage.remote.settings import node_directory
 from dataload.types import Array
 

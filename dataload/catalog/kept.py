@@ -11,8 +11,7 @@ from dataload.catalog.arrays import TABLES
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.errors import DataloadError
 from dataload.storage import Remote, base_name, is_url, join, storage_of
-from dataload.storage.array_file import INVALID, read_key
-from dataload.storage.kept import UNFINISHED, Kept, list_kept, remove_kept
+from dataload.storage.kept import INVALID, UNFINISHED, Kept, list_kept, read_key, remove_kept
 
 _KINDS = {
     kind: re.compile(pattern)

@@ -35,8 +35,8 @@ from dataload.cli.options import (
 from dataload.cli.output import ProgressBar, as_typed, count_of, print_line, print_warning
 from dataload.config.problems import resolve_reference
 from dataload.convert import ConvertReport, convert
+from dataload.convert.mapping import Tokenize
 from dataload.convert.plan import Shard, Target
-from dataload.convert.tokenize import Tokenize
 from dataload.errors import ConfigError
 from dataload.jobs.engine import select_part
 from dataload.loader.bad_records import BadRecord, read_excluded

@@ -45,7 +45,7 @@ from dataload.cli.options import (
 )
 from dataload.cli.output import count_of, print_json, print_line, print_table
 from dataload.cli.stats import print_statistics, statistics_facts
-from dataload.convert.tokenize import read_tokenizer
+from dataload.convert.mapping import read_tokenizer
 from dataload.errors import ConfigError, DataloadError, printable
 from dataload.loader.loader import Loader
 from dataload.samplers import BatchSampler

@@ -5,7 +5,7 @@ gives the same order on any number of workers and machines, and any position can
 distributes an order over steps and ranks.
 """
 
-from dataload.samplers.basic import Lanes, Repeat, Sequential, Subset
+from dataload.samplers.basic import GlobalShuffle, Lanes, Repeat, Sequential, ShardSequential, Subset
 from dataload.samplers.batch import BatchPlan, BatchPlanner, BatchSampler
 from dataload.samplers.buckets import BucketBatchSampler
 from dataload.samplers.inverse import Serving, servings_of
@@ -15,7 +15,6 @@ from dataload.samplers.packing import PackedBatchSampler
 from dataload.samplers.pool import PoolShuffle
 from dataload.samplers.pool_quality import pool_size_for
 from dataload.samplers.quality import OrderReport, order_report
-from dataload.samplers.shuffle import GlobalShuffle, ShardSequential
 from dataload.samplers.weighted import Weighted
 
 __all__ = [

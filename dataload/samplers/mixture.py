@@ -25,8 +25,17 @@ from dataload.samplers.common import (
     source_lengths_of,
 )
 from dataload.samplers.mixture_changes import Change
-from dataload.samplers.mixture_rules import Schedule, forgotten, schedules
-from dataload.samplers.mixture_weights import Changes, MaxEpochs, Row, by_row, check_max_epochs, check_rows
+from dataload.samplers.mixture_weights import (
+    Changes,
+    MaxEpochs,
+    Row,
+    Schedule,
+    by_row,
+    check_max_epochs,
+    check_rows,
+    forgotten,
+    schedules,
+)
 from dataload.samplers.quotas import MOST_POSITIONS, Quotas
 from dataload.samplers.together import Orders
 from dataload.samplers.weighted import scaled

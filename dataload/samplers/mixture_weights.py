@@ -1,17 +1,196 @@
-"""Weights and limits of a mixture, as they are given and as they are stored. Pure (no I/O)."""
+"""Weights and limits of a mixture, and the rules by which it gives its positions to components. Pure (no I/O)."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from math import isnan
-from typing import Any, TypeAlias, cast
+from fractions import Fraction
+from math import isnan, lcm
+from typing import Any, Literal, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
+from dataload._util.randomness import derive_word
 from dataload._util.settings import as_tuple, setting_error
-from dataload.samplers.common import MAX_LENGTH
-from dataload.samplers.mixture_rules import changes_of
-from dataload.samplers.weighted import check_weights, scaled
+from dataload.errors import ConfigError
+from dataload.samplers.common import MAX_LENGTH, BoolArray, Float64Array, divide, split_by_group
+from dataload.samplers.quotas import MOST_POSITIONS, Quotas
+from dataload.samplers.weighted import check_weights, scaled, uniform
+from dataload.types import Int64Array
+
+_SHORTEST_WINDOW = 1000
+_LONGEST_WINDOW = 10_000
+
+
+class Pattern(NamedTuple):
+    """The rule of windows: the components in one window, which repeats."""
+
+    components: Int64Array  # (window,), component at each offset
+    nth: Int64Array  # (window,), number of earlier offsets with the same component
+    counts: Int64Array  # (components,), offsets per component
+    row: Float64Array  # (components,), weights
+    length: int = MOST_POSITIONS
+
+    @property
+    def uses(self) -> BoolArray:
+        """Whether each component is drawn from, (components,)."""
+        return self.counts > 0
+
+    def position(self, component: int, draw: int) -> int:
+        """Return the position of a component's draw number `draw`, counted from 0."""
+        window, nth = divmod(draw, int(self.counts[component]))
+        return window * len(self.components) + int(np.flatnonzero(self.components == component)[nth])
+
+    def draws(self, length: int) -> Int64Array:
+        """Return the number of draws from each component in the first `length` positions, (components,) int64."""
+        windows, rest = divmod(length, len(self.components))
+        return windows * self.counts + np.bincount(self.components[:rest], minlength=len(self.counts))
+
+    def turns(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the component at each position, and the number of earlier positions with the same component."""
+        windows, offsets = divide(positions, len(self.components))
+        components = self.components[offsets]
+        windows *= self.counts[components]
+        windows += self.nth[offsets]
+        return components, windows
+
+
+Rule: TypeAlias = Pattern | Quotas
+
+
+class Schedule(NamedTuple):
+    """The rules of one epoch, each from its start to the next one's; what is before the first start is forgotten."""
+
+    starts: Int64Array  # (rules,)
+    before: Int64Array  # (rules, components), draws from each component before the start
+    rules: tuple[Rule, ...]
+
+    def position(self, component: int, draw: int) -> int:
+        """Return the position of a component's draw number `draw`, counted from 0."""
+        i = int(np.searchsorted(self.before[:, component], draw, side="right")) - 1
+        self._check(i)
+        return int(self.starts[i]) + self.rules[i].position(component, draw - int(self.before[i, component]))
+
+    @property
+    def length(self) -> int:
+        """Positions until all components are used up."""
+        return min(MOST_POSITIONS, int(self.starts[-1]) + self.rules[-1].length)
+
+    def draws(self, length: int) -> Int64Array:
+        """Return the number of draws from each component in the first `length` positions, (components,) int64."""
+        i = int(np.searchsorted(self.starts, length, side="right")) - 1
+        return self.before[i] + self.rules[i].draws(length - int(self.starts[i])) if i >= 0 else self.before[0] * 0
+
+    def turns(self, positions: Int64Array) -> tuple[Int64Array, Int64Array]:
+        """Return the component at each position, and the number of earlier positions with the same component."""
+        ends = (positions.min(), positions.max()) if positions.size else (self.starts[0], self.starts[0])
+        first, last = np.searchsorted(self.starts, ends, side="right") - 1
+        self._check(first)
+        if last == 0 == self.starts[0]:  # nearly always
+            return self.rules[0].turns(positions)
+        components, draws = np.empty_like(positions), np.empty_like(positions)
+        for i, rows in split_by_group(np.searchsorted(self.starts, positions, side="right") - 1):
+            components[rows], draws[rows] = self.rules[i].turns(positions[rows] - self.starts[i])
+            draws[rows] += self.before[i, components[rows]]
+        return components, draws
+
+    def _check(self, i: int) -> None:
+        if i < 0:
+            raise forgotten(f"position {self.starts[0]:,}")
+
+
+def forgotten(where: str) -> ConfigError:
+    """Return the error for the order before a change whose state has no earlier ones."""
+    remedy = "load one of that time, or the log of changes (load_changes, --changes)"
+    return ConfigError(f"the weights before {where} are not in the state: {remedy}", key="changes")
+
+
+def changes_of(weights: Any) -> Sequence[tuple[Any, Any]] | None:
+    """Return the pairs of weights that change within an epoch, or None if these weights do not."""
+    if isinstance(weights, Mapping):
+        items = cast("Mapping[Any, Any]", weights)
+        return None if not items or any(isinstance(key, str) for key in items) else [*items.items()]
+    pairs = cast("tuple[Any, ...]", weights) if isinstance(weights, tuple) else ()  # as stored
+    is_pair = [isinstance(pair, tuple) and [*map(type, cast("Any", pair))] == [int, tuple] for pair in pairs]
+    return pairs if pairs and all(is_pair) else None
+
+
+def schedules(
+    weights: Any, window: int | Literal["any"] | None, seed: int, limits: Int64Array | None = None
+) -> tuple[Schedule, ...]:
+    """Return the schedule of each epoch, for checked weights and the most draws from each component in an epoch."""
+    window = window if limits is None else "any"
+    entries = weights if isinstance(weights[0], tuple) and changes_of(weights) is None else (weights,)
+    constant = tuple(entry for entry in entries if changes_of(entry) is None)
+    shared = window or (_window(constant) if constant else 0)
+    found: list[Schedule] = []
+    for epoch, entry in enumerate(entries):
+        changes = changes_of(entry)
+        starts, rows = (0,), (entry,)
+        if changes is not None:
+            starts, rows = zip(*changes, strict=True)
+        rules: list[Rule] = []
+        before = [np.zeros(len(rows[0]), np.int64)]
+        for i, row in enumerate(rows):
+            # The weights before a change stay in the order that they would have without it.
+            address = (epoch, i) if i else (epoch,)
+            size = shared if changes is None else window or _window((row,))
+            counts = None if size == "any" else _counts(row, size, refuses=window is not None)
+            if counts is None:
+                rules.append(Quotas(row, seed, *address, limits=None if limits is None else limits - before[i]))
+            else:
+                rules.append(_pattern(counts, derive_word(seed, "mixture", *address), row))
+            if i + 1 < len(rows):
+                before.append(before[i] + rules[i].draws(int(starts[i + 1]) - int(starts[i])))
+        found.append(Schedule(np.array(starts, np.int64), np.array(before), tuple(rules)))
+    return tuple(found)
+
+
+def _as_integers(row: tuple[float, ...]) -> list[int]:
+    """Return integers in the proportions of weights, exactly."""
+    ratios = [weight.as_integer_ratio() for weight in row]
+    unit = max(below for _, below in ratios)  # a power of 2
+    return [above * (unit // below) for above, below in ratios]
+
+
+def _window(rows: tuple[tuple[float, ...], ...]) -> int:
+    """Return the shortest window of at least 1,000 in which all shares are integers, or the longest allowed."""
+    unit = 1
+    for whole in map(_as_integers, rows):
+        for part in {*whole}:
+            unit = lcm(unit, Fraction(part, sum(whole)).limit_denominator(_LONGEST_WINDOW).denominator)
+            if unit > _LONGEST_WINDOW:
+                return _LONGEST_WINDOW
+    return unit * -(-_SHORTEST_WINDOW // unit)
+
+
+def _counts(row: tuple[float, ...], window: int, *, refuses: bool) -> list[int] | None:
+    """Return the offsets per component in a window: shares rounded down, the rest by largest remainder.
+
+    A window that is too short for a weight is refused, or None is returned.
+    """
+    whole = _as_integers(row)
+    total = sum(whole)
+    counts, rests = map(list, zip(*(divmod(part * window, total) for part in whole), strict=True))
+    by_remainder = sorted(range(len(row)), key=lambda j: (-rests[j], j))
+    for j in by_remainder[: window - sum(counts)]:
+        counts[j] += 1
+    for j, weight in enumerate(row):
+        if weight and not counts[j]:
+            if not refuses:
+                return None
+            rule = f"must be 'any' or at least {-(-total // whole[j])}, so that weights[{j}], {weight}, gets a position"
+            raise setting_error("window", window, rule)
+    return counts
+
+
+def _pattern(counts: list[int], key: np.uint64, row: Sequence[float]) -> Pattern:
+    components = np.repeat(np.arange(len(counts)), counts)
+    nth = np.concatenate([np.arange(count) for count in counts])
+    # Draw i of m is at a random place in the i-th of m equal shares: even, but not periodic in the number of ranks.
+    offsets = (nth + uniform(key, np.arange(len(components)))) / np.repeat(counts, counts)
+    order = np.argsort(offsets, kind="stable")
+    return Pattern(components[order], nth[order], np.array(counts, np.int64), np.array(row))
+
 
 Row: TypeAlias = Sequence[float] | Mapping[str, float]
 """One weight per component, in order or by name."""

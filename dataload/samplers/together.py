@@ -9,9 +9,8 @@ import numpy.typing as npt
 
 from dataload._util.caches import PerProcess
 from dataload._util.randomness import UInt64Array, derive_keys, hash64
-from dataload.samplers.basic import Sequential, indices_without_end
+from dataload.samplers.basic import GlobalShuffle, Sequential, indices_without_end
 from dataload.samplers.common import FEW, KEY_WORDS, ROUNDS, SMALL, divide, rounds, split_by_group, walk
-from dataload.samplers.shuffle import GlobalShuffle
 from dataload.types import Int64Array, Sampler
 
 _LONG = 1 << 16

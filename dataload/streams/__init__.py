@@ -4,7 +4,6 @@ from dataload.samplers.streams.mixture import RowMixture
 from dataload.samplers.streams.sampler import StreamSampler
 from dataload.streams.loader import MultiStreamLoader
 from dataload.streams.rows import StreamContext
-from dataload.streams.state import reset_state
-from dataload.streams.statistics import MultiStreamStatistics
+from dataload.streams.state import MultiStreamStatistics, reset_state
 
 __all__ = ["MultiStreamLoader", "MultiStreamStatistics", "RowMixture", "StreamContext", "StreamSampler", "reset_state"]

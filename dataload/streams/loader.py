@@ -24,8 +24,13 @@ from dataload.samplers.streams.sampler import ChunkEnd
 from dataload.streams.batches import BatchMaker, deliver
 from dataload.streams.messages import StepRows
 from dataload.streams.rows import RowPosition, RowStart, SequenceMode, SequenceOrder, StreamSpec
-from dataload.streams.state import MultiStreamState, check_added, identify_sequences, sequences_before
-from dataload.streams.statistics import MultiStreamStatistics
+from dataload.streams.state import (
+    MultiStreamState,
+    MultiStreamStatistics,
+    check_added,
+    identify_sequences,
+    sequences_before,
+)
 from dataload.streams.workers import StreamWorkers
 from dataload.transforms import compose
 

@@ -1,4 +1,4 @@
-"""The position of a multi-stream loader in a checkpoint. Pure (no I/O)."""
+"""The position of a multi-stream loader in a checkpoint, and its work, also by row. Pure (no I/O)."""
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Self, TypeVar, cast, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from dataload._util.fingerprint import digest
 from dataload._util.randomness import ORDER_VERSION
@@ -13,6 +14,7 @@ from dataload._util.settings import check_choice
 from dataload.errors import StateMismatchError
 from dataload.loader.growth import OnGrowth
 from dataload.loader.state import check_counts, check_same, is_count, upgrade
+from dataload.loader.statistics import Statistics
 from dataload.streams.rows import RowPosition, RowStart
 
 _MIGRATIONS: tuple[Callable[[dict[str, Any]], dict[str, Any]], ...] = ()  # see `dataload.loader.state.upgrade`
@@ -181,3 +183,37 @@ def _reset(state: Any, rows: Any, axis: int, initial: Any) -> Any:
     flags = rows.to(state.device) if hasattr(rows, "new_tensor") else state.new_tensor(np.asarray(rows, np.float32))
     start = state.new_tensor(initial) if isinstance(initial, np.ndarray) else initial
     return state.where((flags == 0).reshape(shape), start).to(state.dtype)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+class MultiStreamStatistics(Statistics):
+    """The work of a multi-stream loader since it was built. Its rows are rows of batches.
+
+    Attributes:
+        row_seconds: (rows,) float64, time taken by the streams of each row.
+    """
+
+    row_seconds: npt.NDArray[np.float64]
+
+    @property
+    def slowest_row(self) -> int:
+        """The row whose streams took the longest."""
+        return int(self.row_seconds.argmax())
+
+    @classmethod
+    def of(cls, statistics: Statistics, row_seconds: npt.NDArray[np.float64]) -> Self:
+        """Return statistics with the times of rows."""
+        fields = {f.name: getattr(statistics, f.name) for f in dataclasses.fields(Statistics)}
+        return cls(**fields, row_seconds=row_seconds)
+
+    def since(self, earlier: Self) -> Self:  # pyright: ignore[reportIncompatibleMethodOverride] # of one loader
+        return self.of(Statistics.since(self, earlier), self.row_seconds - earlier.row_seconds)
+
+    def to_json(self) -> dict[str, Any]:
+        return {**Statistics.to_json(self), "row_seconds": self.row_seconds.tolist()}
+
+    def __str__(self) -> str:
+        row, *lines = self.slowest_row, *Statistics.__str__(self).splitlines()
+        slowest = f"the slowest row is {row} with {self.row_seconds[row]:.2f} s, the mean is"
+        lines.insert(-1, f"{slowest} {self.row_seconds.mean():.2f} s")
+        return "\n".join(lines)

@@ -64,7 +64,8 @@ from dataload.sources.tar.reader import TarSource, WidsSource
 from dataload.sources.tar.writer import write_index
 from dataload.sources.tfrecord.records import TFRecordSource
 from dataload.sources.tokens.reader import TokenSource
-from dataload.storage import array_file, base_name, storage_of
+from dataload.storage import base_name, storage_of
+from dataload.storage import kept as files_kept
 from dataload.streams.state import MultiStreamState
 from dataload.testing.compare import difference
 
@@ -389,11 +390,11 @@ def signed(data, text):
         head["key"] = text
         start = -(-(24 + length) // 64) * 64
         body = data[start:]
-        head["sum"] = array_file._checksum(np.frombuffer(body, np.uint8))
+        head["sum"] = files_kept._checksum(np.frombuffer(body, np.uint8))
         encoded = json.dumps(head).encode()
     except (ValueError, TypeError, RecursionError):
         return data
-    packed = struct.pack("<16sII", array_file._MAGIC, len(encoded), zlib.crc32(encoded)) + encoded
+    packed = struct.pack("<16sII", files_kept._MAGIC, len(encoded), zlib.crc32(encoded)) + encoded
     return packed.ljust(-(-len(packed) // 64) * 64, b"\0") + body
 
 
@@ -646,7 +647,7 @@ def seeds_index_cache():
     table = tar_table._make(storage_of(str(path)).map(str(path)), False, "error", None)
     key = IndexKey.of("tar", (str(path),), ("scanned",))
     stream = io.BytesIO()
-    array_file._write(stream, key.text, tar_table._pack(table))
+    files_kept._write(stream, key.text, tar_table._pack(table))
     return [stream.getvalue()]
 
 

@@ -15,8 +15,8 @@ from dataload.sources.array_record.layout import Decompressor, UnlikeError, find
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD, HEAD_BYTES, Chunks, Spans, parse_chunks
 from dataload.sources.directory import ShardDirectory
 from dataload.storage import RecordFile, Remote, storage_of
-from dataload.storage.array_file import CachedTable
 from dataload.storage.core import core
+from dataload.storage.kept import CachedTable
 from dataload.types import BytesArray, BytesColumn, Int64Array
 
 _EDGE_BYTES = 8  # of each record of a group

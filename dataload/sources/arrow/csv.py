@@ -20,7 +20,7 @@ from dataload.sources.arrow.format import CsvOptions
 from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.shards import ShardReader
 from dataload.storage import storage_of, unchanged
-from dataload.storage.compressed import read_text
+from dataload.storage.backend import read_text
 from dataload.types import Record
 
 _VALUE_BYTES, _COLUMN_BYTES = 8, 2048  # about what pyarrow takes

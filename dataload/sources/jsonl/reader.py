@@ -26,8 +26,8 @@ from dataload.sources.jsonl.format import JsonlOptions
 from dataload.sources.shards import ShardReader
 from dataload.sources.views.select import match_columns
 from dataload.storage import RecordFile, storage_of, unchanged
-from dataload.storage.array_file import CachedTable
-from dataload.storage.compressed import is_compressed, read_text
+from dataload.storage.backend import is_compressed, read_text
+from dataload.storage.kept import CachedTable
 from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy, Record
 
 BLOCK = 1 << 20  # bytes to look for lines in at once

@@ -24,8 +24,8 @@ from dataload.sources.lmdb.file import FileInfo, Tree, data_file
 from dataload.sources.lmdb.format import LMDBOptions
 from dataload.sources.lmdb.tree import Nodes, Snapshot, open_snapshot, read_key, read_tree, subdatabases, verify_pages
 from dataload.storage import RecordFile
-from dataload.storage.array_file import CachedTable
 from dataload.storage.core import PLACE_BITS
+from dataload.storage.kept import CachedTable
 from dataload.types import Array, Codec, Int64Array
 
 KeyOrder: TypeAlias = Literal["number", "bytes"]

@@ -20,7 +20,7 @@ from dataload.sources.lmdb.reader import LMDBFileSource, LMDBShard, Values, find
 from dataload.sources.lmdb.tree import Nodes, open_snapshot, read_key, read_tree, subdatabases, verify_pages
 from dataload.sources.shards import shard_of
 from dataload.storage import RecordFile
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 from dataload.types import Array, Codec, Int64Array, Record
 
 

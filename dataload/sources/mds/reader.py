@@ -22,7 +22,7 @@ from dataload.sources.mds.columns import Column, array_head, parse_column
 from dataload.sources.mds.format import INDEX_NAME, MDS, MDSOptions
 from dataload.sources.shards import ListedShards, ShardReader
 from dataload.storage import RecordFile, base_name, is_url, join, named_files, parent, storage_of
-from dataload.storage.compressed import map_unpacked
+from dataload.storage.backend import map_unpacked
 from dataload.storage.errors import rewritten_error
 from dataload.storage.local.record_files import MappedFile
 from dataload.types import Array, Batch, BytesArray, FieldSpec, Int64Array, Record

@@ -23,7 +23,7 @@ from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import CorruptFileError
 from dataload.sources.syrah.format import SYRAH
 from dataload.storage import RecordFile, Remote
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 from dataload.types import Int64Array
 
 MAGIC = b"GS"

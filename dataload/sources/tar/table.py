@@ -24,8 +24,8 @@ from dataload.sources.tar.header import (
 from dataload.sources.tar.index import index_path, parse_index
 from dataload.sources.tar.samples import Keys, SampleTable, decode_name, group_members, split_name
 from dataload.storage import RecordFile, Remote, base_name, storage_of
-from dataload.storage.array_file import CachedTable
 from dataload.storage.errors import file_errors
+from dataload.storage.kept import CachedTable
 from dataload.types import Array, Int64Array
 
 _MEMBERS_VERIFIED = 16  # evenly spaced, including the first and the last; each costs a page fault

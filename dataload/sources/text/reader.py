@@ -13,7 +13,7 @@ from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.text.format import TextOptions, texts_among
 from dataload.storage import base_name, files_below, join, storage_of, unchanged
-from dataload.storage.compressed import is_compressed, read_text
+from dataload.storage.backend import is_compressed, read_text
 from dataload.types import FieldSpec, Int64Array, Record
 
 _FIELDS = {"text": FieldSpec("str", ()), "file": FieldSpec("str", ())}

@@ -30,7 +30,7 @@ from dataload.sources.shards import ShardReader
 from dataload.sources.tfrecord.format import TFRECORD, TFRecordOptions, TFRecordWriterOptions
 from dataload.sources.writer import Writer, choose_codec, encode_bytes
 from dataload.storage import RecordFile, storage_of
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 from dataload.types import BytesArray, Codec, Int64Array
 
 HEAD_BYTES = 12

@@ -19,7 +19,7 @@ from dataload.sources.shards import ShardReader
 from dataload.sources.tokens.documents import Documents, check_starts, find_ends, index_path, load_documents
 from dataload.sources.tokens.format import COUNT_FIELD, POSITION_FIELD, SEGMENT_FIELD, TokenOptions, fitting_token
 from dataload.storage import RecordFile, storage_of
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record
 
 

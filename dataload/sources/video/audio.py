@@ -11,8 +11,8 @@ import numpy as np
 from dataload.errors import CorruptFileError
 from dataload.sources.video.format import VIDEO
 from dataload.sources.video.table import opened_video, video_errors
-from dataload.storage.array_file import CachedTable
 from dataload.storage.backend import LeasedFile
+from dataload.storage.kept import CachedTable
 from dataload.types import Array, Int64Array
 
 # Decoded before a span and left out of it, because codecs overlap packets and borrow bits from those before: in

@@ -20,9 +20,9 @@ from dataload.sources.video.format import VideoOptions
 from dataload.sources.video.isolated import Children, IsolatedAudioDecoder, IsolatedDecoder
 from dataload.sources.video.table import VideoTable, build_table
 from dataload.storage import storage_of
-from dataload.storage.array_file import CachedTable
 from dataload.storage.backend import LeasedFile
 from dataload.storage.errors import rewritten_error
+from dataload.storage.kept import CachedTable
 from dataload.types import FieldSpec, Int64Array, Record
 
 FRAME, TIME, VIDEO, LABEL, KEY, AUDIO = "frame", "time", "video", "label", "__key__", "audio"

@@ -25,8 +25,8 @@ from dataload.sources.video.audio import AudioDecoder, AudioTable, build_audio_t
 from dataload.sources.video.decoder import Decoder
 from dataload.sources.video.format import VideoOptions
 from dataload.sources.video.table import VideoTable, build_table
-from dataload.storage.array_file import INVALID, CachedTable
 from dataload.storage.backend import LeasedFile
+from dataload.storage.kept import INVALID, CachedTable
 from dataload.types import Array, BytesArray
 
 _MOST_ANSWER = 1 << 26  # bytes; the table of 40 hours of video

@@ -14,7 +14,7 @@ from dataload._util.clock import decoding
 from dataload._util.settings import check_fields
 from dataload._util.system import IS_POSIX, usable_cpus
 from dataload.errors import ConfigError, SourceNotFoundError
-from dataload.executors.row_server import RowClient, RowServer
+from dataload.executors.transport import RowClient, RowServer
 from dataload.sources.base import Span
 from dataload.sources.file_source import FileSource
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps

@@ -13,7 +13,7 @@ from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.video.format import DEMUXERS, VIDEO
 from dataload.storage import absolute
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 from dataload.types import Int64Array
 
 UNKNOWN = np.iinfo(np.int64).min

@@ -21,7 +21,7 @@ from dataload.errors import ConfigError, DataloadError, closest
 from dataload.sources.base import Source, SubsetSource
 from dataload.sources.views.concat import ConcatSource
 from dataload.storage import storage_of
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 from dataload.storage.record_file import RecordFile
 from dataload.transforms import NamedTransform, SampleContext, compose
 from dataload.types import Array, Int64Array

@@ -41,7 +41,7 @@ from dataload.executors import (
 from dataload.executors.serialization import sendable
 from dataload.sources.expression import Expression
 from dataload.storage import Remote
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 from dataload.types import Array, Int64Array
 
 Predicate: TypeAlias = Callable[[Any], Any]

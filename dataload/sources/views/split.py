@@ -17,7 +17,7 @@ from dataload.catalog.fields import require_known
 from dataload.errors import ConfigError, closest
 from dataload.sources.expression import parse
 from dataload.sources.views.select import HELD_OUT, Chosen, Rule, hashed_blocks
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 from dataload.types import Array, Int64Array
 
 _ROWS = 1 << 16  # records whose field is read at once

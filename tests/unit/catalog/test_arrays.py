@@ -30,7 +30,7 @@ from dataload.sources.tar import table as tar_table
 from dataload.sources.tar.reader import TarSource
 from dataload.sources.tar.writer import write_index
 from dataload.sources.tokens import reader as token_reader
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 
 LONG_AGO = 1_600_000_000
 HEAD = struct.Struct("<16sII")

@@ -9,7 +9,7 @@ import pytest
 import dataload
 from dataload import ConfigError
 from dataload.convert import convert
-from dataload.convert.tokenize import Tokenize
+from dataload.convert.mapping import Tokenize
 
 DIGEST = r"Python 3\.\d+, [0-9a-f]{32}"
 

@@ -9,7 +9,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 import dataload
 from dataload.convert import convert
-from dataload.convert.tokenize import Tokenize
+from dataload.convert.mapping import Tokenize
 from dataload.errors import ConfigError, SourceNotFoundError, WorkerError
 
 TEXTS = [f"the cat number {i} sat on {'the mat ' * (i % 4)}" for i in range(20)]

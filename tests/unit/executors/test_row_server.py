@@ -6,7 +6,7 @@ from weakref import WeakMethod
 
 import numpy as np
 
-from dataload.executors.row_server import RowClient, RowServer
+from dataload.executors.transport import RowClient, RowServer
 
 
 class Rows:

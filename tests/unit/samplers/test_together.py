@@ -11,7 +11,7 @@ from orders import order
 from dataload.samplers import GlobalShuffle, Mixture, Repeat, Sequential, ShardSequential
 from dataload.samplers.common import MAX_LENGTH
 from dataload.samplers.inverse import positions_of
-from dataload.samplers.mixture_rules import Quotas
+from dataload.samplers.mixture_weights import Quotas
 from dataload.samplers.together import Orders
 
 LENGTHS = [1, 2, 3, 17, 1023, 1024, 1025, 1500, 65_536, 65_537, 10**6]

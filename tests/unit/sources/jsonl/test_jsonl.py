@@ -16,7 +16,7 @@ import dataload
 from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
 from dataload.sources.jsonl import reader
 from dataload.sources.jsonl.reader import JsonlSource, find_lines, pack, unpack
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 
 
 @given(text=st.text("a\r\n", max_size=30), size=st.integers(1, 7))

@@ -13,7 +13,7 @@ from dataload.codecs.wire import build_field
 from dataload.convert import convert
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.tfrecord import records
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 
 
 def build(path, lengths):

@@ -15,7 +15,7 @@ import dataload.sources.video.file as file
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError, WorkerError
 from dataload.samplers import PoolShuffle, ShardSequential
 from dataload.sources.video.table import VideoTable, build_table
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 from dataload.streams import MultiStreamLoader, StreamSampler
 
 # libx265 writes beyond its memory where frames are smaller than 64 x 64.

@@ -8,7 +8,7 @@ import pytest
 from dataload.catalog.arrays import IndexKey, load_cached, store_cached
 from dataload.errors import ConfigError
 from dataload.storage import Remote, storage_of
-from dataload.storage.array_file import CachedTable
+from dataload.storage.kept import CachedTable
 from dataload.storage.local.folders import discard_untrusted, distrust, trusted_folder, user_directory
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.jobs import Shares

@@ -12,7 +12,7 @@ import numpy as np
 
 import dataload
 from benchmarks.harness import ROOT, VERSION, aim
-from dataload.catalog.kept import list_data, remove
+from dataload.catalog.arrays import list_data, remove
 from dataload.convert import convert
 from dataload.convert.measuring import measure_mapped
 from dataload.samplers import GlobalShuffle, PackedBatchSampler

@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple, TypeAlias
 import typer
 from rich.filesize import decimal
 
-from dataload.catalog.kept import list_cache, list_data, remove
+from dataload.catalog.arrays import list_cache, list_data, remove
 from dataload.cli.options import JsonFlag, Options, SourceOptions, command_group
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line, print_table
 from dataload.errors import ConfigError

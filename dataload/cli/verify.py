@@ -23,7 +23,7 @@ from dataload.cli.options import (
     parse_part,
 )
 from dataload.cli.output import ProgressBar, count_of, print_error, print_json, print_line
-from dataload.convert.verify import Finding, Reading, merge_findings, verify_part
+from dataload.convert.blocks import Finding, Reading, merge_findings, verify_part
 from dataload.errors import ConfigError, SourceError
 from dataload.jobs.engine import Engine, count_parts, select_part
 

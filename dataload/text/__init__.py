@@ -9,8 +9,7 @@ loader = dataload.Loader(source, batch_size=8, transform=chat, collate=padding)
 This is the only package that needs transformers, which is imported when a transform is built from a tokenizer's name.
 """
 
-from dataload.text.chat import Chat
+from dataload.text.chat import Chat, Pairs, Preference
 from dataload.text.documents import FillInTheMiddle, PrefixLM
-from dataload.text.preference import Pairs, Preference
 
 __all__ = ["Chat", "FillInTheMiddle", "Pairs", "Preference", "PrefixLM"]

@@ -28,7 +28,7 @@ import numpy as np
 import dataload
 from dataload._util.caches import DecodedCache
 from dataload._util.failures import owner_of
-from dataload.catalog import kept
+from dataload.catalog import arrays
 from dataload.catalog.arrays import IndexKey
 from dataload.catalog.evidence import is_same
 from dataload.catalog.facts import DataSetFacts, Evidence, Found, ShardFacts
@@ -64,8 +64,7 @@ from dataload.sources.tar.reader import TarSource, WidsSource
 from dataload.sources.tar.writer import write_index
 from dataload.sources.tfrecord.records import TFRecordSource
 from dataload.sources.tokens.reader import TokenSource
-from dataload.storage import base_name, storage_of
-from dataload.storage import kept as files_kept
+from dataload.storage import base_name, kept, storage_of
 from dataload.streams.state import MultiStreamState
 from dataload.testing.compare import difference
 
@@ -390,11 +389,11 @@ def signed(data, text):
         head["key"] = text
         start = -(-(24 + length) // 64) * 64
         body = data[start:]
-        head["sum"] = files_kept._checksum(np.frombuffer(body, np.uint8))
+        head["sum"] = kept._checksum(np.frombuffer(body, np.uint8))
         encoded = json.dumps(head).encode()
     except (ValueError, TypeError, RecursionError):
         return data
-    packed = struct.pack("<16sII", files_kept._MAGIC, len(encoded), zlib.crc32(encoded)) + encoded
+    packed = struct.pack("<16sII", kept._MAGIC, len(encoded), zlib.crc32(encoded)) + encoded
     return packed.ljust(-(-len(packed) // 64) * 64, b"\0") + body
 
 
@@ -628,10 +627,10 @@ def run_kept(data):
     place.mkdir(exist_ok=True)
     for name in KEPT_NAMES:
         (place / name).write_bytes(data)
-    found = kept.list_data(str(place))
+    found = arrays.list_data(str(place))
     if len(found) < len(KEPT_NAMES) - 3 or not {base_name(each.path) for each in found} < {*KEPT_NAMES}:
         raise AssertionError(f"only {found}")
-    kept.remove([each for each in found if each.removal != "never"])
+    arrays.remove([each for each in found if each.removal != "never"])
     if not (place / KEPT_NAMES[-1]).exists() or ((place / KEPT_NAMES[3]).exists() != (KEPT_NAMES[3].encode() in data)):
         raise AssertionError("what stays differs")
     shutil.rmtree(place)
@@ -647,7 +646,7 @@ def seeds_index_cache():
     table = tar_table._make(storage_of(str(path)).map(str(path)), False, "error", None)
     key = IndexKey.of("tar", (str(path),), ("scanned",))
     stream = io.BytesIO()
-    files_kept._write(stream, key.text, tar_table._pack(table))
+    kept._write(stream, key.text, tar_table._pack(table))
     return [stream.getvalue()]
 
 

@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 import dataload
-from dataload.catalog.kept import list_cache, list_data, remove
+from dataload.catalog.arrays import list_cache, list_data, remove
 from dataload.convert import convert
 from dataload.convert.indexing import Measuring, index_shards
 from dataload.storage import Remote

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dataload.catalog.kept import list_data, remove
+from dataload.catalog.arrays import list_data, remove
 from dataload.storage import storage_of
 
 LENGTHS = f".dataload.lengths-{'0' * 32}.npy"

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload.convert.verify import Finding, Reading, merge_findings, verify_part
+from dataload.convert.blocks import Finding, Reading, merge_findings, verify_part
 from dataload.errors import ConfigError, CorruptFileError
 
 LENGTHS = [4, 1, 6, 3, 2]

@@ -13,8 +13,8 @@ import numpy as np
 
 from dataload.errors import ConfigError, closest
 from dataload.loader.loader import Loader
+from dataload.samplers.batch import Serving, servings_of
 from dataload.samplers.common import Float64Array
-from dataload.samplers.inverse import Serving, servings_of
 from dataload.samplers.quality import global_rows
 from dataload.sources.base import Source
 from dataload.sources.shards import locate

@@ -31,7 +31,7 @@ from dataload.convert import ConvertReport
 from dataload.convert import convert as _convert
 from dataload.errors import ConfigError, DataloadError, SourceError, SourceNotFoundError, text_of
 from dataload.executors import Fleet
-from dataload.jobs.attempt import Outcome, PartTask, attempt, unsendable, value_of
+from dataload.jobs.engine import Outcome, PartTask, attempt, unsendable, value_of
 from dataload.ray.cluster import connect, dump
 from dataload.storage.remote.settings import parse_bytes
 from dataload.types import RandomAccessSource

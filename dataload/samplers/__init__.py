@@ -6,9 +6,8 @@ distributes an order over steps and ranks.
 """
 
 from dataload.samplers.basic import GlobalShuffle, Lanes, Repeat, Sequential, ShardSequential, Subset
-from dataload.samplers.batch import BatchPlan, BatchPlanner, BatchSampler
+from dataload.samplers.batch import BatchPlan, BatchPlanner, BatchSampler, Serving, servings_of
 from dataload.samplers.buckets import BucketBatchSampler
-from dataload.samplers.inverse import Serving, servings_of
 from dataload.samplers.mixture import Mixture
 from dataload.samplers.mixture_weights import blend_weights
 from dataload.samplers.packing import PackedBatchSampler

@@ -11,6 +11,7 @@ from dataload._util.indexing import as_indices, check_index
 from dataload._util.randomness import derive_key, derive_word
 from dataload._util.settings import Checked, Least, check_count, check_settings, setting_error
 from dataload.errors import ConfigError
+from dataload.samplers.batch import positions_of
 from dataload.samplers.common import (
     KEY_WORDS,
     MAX_LENGTH,
@@ -27,7 +28,6 @@ from dataload.samplers.common import (
     split_by_group,
     unpermute,
 )
-from dataload.samplers.inverse import positions_of
 from dataload.samplers.pool import PoolShuffle, PoolSize
 from dataload.types import Int64Array, Sampler
 
@@ -60,7 +60,7 @@ class Sequential(Checked):
         return positions.copy()
 
     def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:  # noqa: ARG002 - the same in each epoch
-        """See `dataload.samplers.inverse.positions_of`."""
+        """See `dataload.samplers.batch.positions_of`."""
         return np.array([index] if index < min(self.length, below) else [], np.int64)
 
 
@@ -109,7 +109,7 @@ class Subset(ArrayValue, OverParent):
         return self.parent.indices(chosen[positions], epoch=epoch)
 
     def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
-        """See `dataload.samplers.inverse.positions_of`."""
+        """See `dataload.samplers.batch.positions_of`."""
         chosen = cast("range | Int64Array", self.selection)
         parents = positions_of(self.parent, index, epoch=epoch)
         if isinstance(chosen, range):
@@ -161,7 +161,7 @@ class Repeat(OverParent):
         return indices_without_end(self.parent, positions, first_epoch=epoch * self.times)
 
     def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
-        """See `dataload.samplers.inverse.positions_of`."""
+        """See `dataload.samplers.batch.positions_of`."""
         return positions_without_end(self.parent, index, first_epoch=epoch * self.times, below=min(below, len(self)))
 
 
@@ -238,7 +238,7 @@ class Lanes(OverParent):
         return self.parent.indices(self._starts(lanes) + offsets, epoch=epoch)
 
     def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
-        """See `dataload.samplers.inverse.positions_of`."""
+        """See `dataload.samplers.batch.positions_of`."""
         starts = self._starts(np.arange(self.lanes))
         found: list[int] = []
         for parent in positions_of(self.parent, index, epoch=epoch).tolist():
@@ -292,7 +292,7 @@ class GlobalShuffle:
         return shuffled if self.parent is None else self.parent.indices(shuffled, epoch=epoch)
 
     def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
-        """See `dataload.samplers.inverse.positions_of`."""
+        """See `dataload.samplers.batch.positions_of`."""
         key = derive_key(self.seed, "shuffle", epoch, words=KEY_WORDS)
         parent = self.parent or Sequential(self.length)
         images = positions_of(parent, index, epoch=epoch).tolist()
@@ -347,7 +347,7 @@ class ShardSequential(PerRecord):
         return positions + layout.shifts[np.searchsorted(layout.ends, positions, side="right")]
 
     def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
-        """See `dataload.samplers.inverse.positions_of`."""
+        """See `dataload.samplers.batch.positions_of`."""
         ends, shifts = self._layouts.recall(epoch) or self._layouts.keep(epoch, self._layout(epoch))
         found = index - shifts  # its position in each shard, if the shard had it
         starts = np.concatenate(([0], ends[:-1]))

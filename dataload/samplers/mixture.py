@@ -375,7 +375,7 @@ class Mixture:
         return found
 
     def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
-        """See `dataload.samplers.inverse.positions_of`."""
+        """See `dataload.samplers.batch.positions_of`."""
         component = int(np.searchsorted(self._firsts, index, side="right")) - 1
         if component == len(self.samplers):
             return np.empty(0, np.int64)

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from dataload.samplers.basic import positions_without_end
+from dataload.samplers.batch import positions_of
 from dataload.samplers.common import MAX_LENGTH, ArrayValue, Float64Array, split_by_group
-from dataload.samplers.inverse import positions_of
 from dataload.samplers.quotas import MOST_POSITIONS
 from dataload.samplers.together import Orders
 from dataload.types import Int64Array

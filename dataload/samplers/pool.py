@@ -11,8 +11,8 @@ import numpy as np
 from dataload._util.caches import Memo
 from dataload._util.randomness import derive_key, derive_word, hash64
 from dataload._util.settings import Least, check_settings
+from dataload.samplers.batch import positions_of
 from dataload.samplers.common import KEY_WORDS, OverParent, check_sampler, permute
-from dataload.samplers.inverse import positions_of
 from dataload.types import Int64Array, Sampler
 
 PoolSize: TypeAlias = Annotated[int, Least(1, below=2**31 + 1)]
@@ -64,7 +64,7 @@ class PoolShuffle(OverParent):
         return self.parent.indices(self._emitted(positions, epoch), epoch=epoch)
 
     def positions_of(self, index: int, *, epoch: int, below: int) -> Int64Array:
-        """See `dataload.samplers.inverse.positions_of`."""
+        """See `dataload.samplers.batch.positions_of`."""
         slots = self._slots(epoch)
         found = sorted(slots.emits(parent) for parent in positions_of(self.parent, index, epoch=epoch).tolist())
         return np.array([position for position in found if position < below], np.int64)

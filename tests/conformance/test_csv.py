@@ -7,7 +7,7 @@ import numpy as np
 import tables  # noqa: F401 - starts what pyarrow keeps
 from format_suite import FormatSuite
 
-from dataload.sources.arrow.csv import CsvSource
+from dataload.sources.arrow.reader import CsvSource
 from dataload.testing import SourceTraits
 
 DTYPES = {int: "int64", float: "float64", str: "str"}

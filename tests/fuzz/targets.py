@@ -44,9 +44,8 @@ from dataload.loader.bad_records import read_excluded
 from dataload.sources.array_record import riegeli, tfds, tfds_info
 from dataload.sources.array_record.layout import Decompressor
 from dataload.sources.array_record.reader import ArrayRecordSource
-from dataload.sources.arrow.csv import CsvSource
 from dataload.sources.arrow.parquet import ParquetSource
-from dataload.sources.arrow.reader import ArrowSource
+from dataload.sources.arrow.reader import ArrowSource, CsvSource
 from dataload.sources.folder import files as zip_members
 from dataload.sources.format import describe_head
 from dataload.sources.jsonl.reader import JsonlSource

@@ -1,6 +1,7 @@
 """The engine `local`: the bytes of one run, whatever is killed, and errors and Ctrl-C in words."""
 
 import json
+import multiprocessing
 import os
 import re
 import subprocess
@@ -21,7 +22,6 @@ from part_sources import COUNT, Eventful, Unloadable
 import dataload
 from dataload.convert import LocalEngine, convert
 from dataload.errors import ConfigError, CorruptFileError, SourceError
-from dataload.jobs import processes
 
 SHARDS = 5
 
@@ -220,10 +220,10 @@ def test_processes_that_cannot_start(source, expected, tmp_path, monkeypatch):
         raise BlockingIOError(11, "no more processes")
 
     with monkeypatch.context() as patched:
-        patched.setattr(processes, "WorkerHandle", refuse)
+        patched.setattr("dataload.executors.handle.WorkerHandle", refuse)
         with pytest.raises(SourceError, match=r"cannot start a process for part 1/5 .*\): raise the limits of open f"):
             run(source, tmp_path)
-    monkeypatch.setattr(processes.multiprocessing.current_process(), "_config", {"daemon": True})
+    monkeypatch.setattr(multiprocessing.current_process(), "_config", {"daemon": True})
     with pytest.raises(ConfigError, match="MainProcess is a daemonic process, which cannot start processes: pass no e"):
         run(source, tmp_path)
 

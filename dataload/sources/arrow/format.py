@@ -128,7 +128,7 @@ HUGGING_FACE = Format(
 
 CSV = Format(
     name="csv",
-    source="dataload.sources.arrow.csv:CsvSource",
+    source="dataload.sources.arrow.reader:CsvSource",
     reader_options=CsvOptions,
     suffixes=(".csv", ".csv.gz", ".csv.zst"),
     lies_beside=True,

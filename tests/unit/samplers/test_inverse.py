@@ -18,7 +18,7 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.samplers.inverse import Serving, positions_of, servings_of
+from dataload.samplers.batch import Serving, positions_of, servings_of
 from dataload.streams import StreamSampler
 
 SHARDS = ShardSequential((30, 0, 70, 20, 1), 3)

@@ -13,8 +13,8 @@ import dataload
 from dataload import ConfigError
 from dataload._util.fingerprint import fingerprint
 from dataload.samplers import GlobalShuffle, Mixture, Sequential, blend_weights, servings_of
+from dataload.samplers.batch import positions_of
 from dataload.samplers.common import MAX_LENGTH
-from dataload.samplers.inverse import positions_of
 
 pytestmark = pytest.mark.timeout(90)  # many short runs, which take long on a busy machine
 

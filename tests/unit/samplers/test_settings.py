@@ -26,7 +26,7 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.samplers.inverse import servings_of
+from dataload.samplers.batch import servings_of
 from dataload.samplers.pool_quality import pool_size_for
 from dataload.samplers.quality import order_report
 from dataload.streams import RowMixture, StreamSampler

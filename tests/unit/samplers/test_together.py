@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from orders import order
 
 from dataload.samplers import GlobalShuffle, Mixture, Repeat, Sequential, ShardSequential
+from dataload.samplers.batch import positions_of
 from dataload.samplers.common import MAX_LENGTH
-from dataload.samplers.inverse import positions_of
 from dataload.samplers.mixture_weights import Quotas
 from dataload.samplers.together import Orders
 

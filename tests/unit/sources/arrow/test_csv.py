@@ -10,7 +10,7 @@ from refusals import refuses
 
 import dataload
 from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
-from dataload.sources.arrow.csv import CsvSource
+from dataload.sources.arrow.reader import CsvSource
 from dataload.types import FieldSpec
 
 

@@ -1,10 +1,13 @@
-"""Slots and the arrays lent from them."""
+"""Messages over a socket, whole or in pieces; slots and the arrays lent from them; rows that another process reads."""
 
 import ctypes
 import gc
 import os
 import pickle
+import socket
 import threading
+from pathlib import Path
+from weakref import WeakMethod
 
 import numpy as np
 import pytest
@@ -13,7 +16,109 @@ from hypothesis import strategies as st
 
 from dataload._util.arrays import BufferLeases
 from dataload.executors import transport as shared_memory
-from dataload.executors.transport import Ring, Slot
+from dataload.executors.transport import Inbox, Outbox, Ring, RowClient, RowServer, Slot, receive_descriptor, send
+
+
+@pytest.fixture
+def ends():
+    """The parent's end, which does not wait, and the worker's, which does."""
+    parent, worker = socket.socketpair()
+    parent.setblocking(False)
+    with parent, worker:
+        yield parent, worker
+
+
+def test_messages_arrive_as_they_were_sent(ends):
+    parent, worker = ends
+    outbox, inbox = Outbox(parent), Inbox(worker)
+    arrays = [np.arange(5).data.cast("B"), b"", b"abc"]
+    for content, parts in [("a", []), ({"b": (1, None)}, arrays), (None, [b""])]:
+        outbox.put(content, parts)
+        assert outbox.flush()
+        assert inbox.take() == (content, [bytearray(part) for part in parts])
+
+
+def test_a_message_comes_when_its_last_byte_has(ends):
+    parent, worker = ends
+    received, sent = Inbox(parent), bytearray()
+    collecting, other = socket.socketpair()
+    with collecting, other:
+        send(other, "hello", [b"world", b"!" * 10])
+        sent += collecting.recv(1000)
+    for byte in sent[:-1]:
+        worker.send(bytes([byte]))
+        assert received.take() is None
+    worker.send(sent[-1:])
+    assert received.take() == ("hello", [b"world", b"!" * 10])
+    assert received.take() is None
+
+
+def test_neither_side_waits_for_the_other_for_ever(ends):
+    parent, worker = ends
+    outbox, inbox = Outbox(parent), Inbox(parent)
+    size, count = 1 << 22, 5  # more than any socket holds
+
+    def serve():
+        requests = Inbox(worker)
+        for _ in range(count):
+            send(worker, "large", [bytes(size)])
+        for _ in range(count):
+            assert requests.take() == ("also large", [bytearray(size)])
+        send(worker, "done")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    for _ in range(count):
+        outbox.put("also large", [bytes(size)])
+    found = []
+    while not found or found[-1] != "done":
+        outbox.flush()
+        if (message := inbox.take()) is not None:
+            found.append(message[0])
+    thread.join(10)
+    assert found == ["large"] * count + ["done"]
+
+
+def test_descriptors_arrive_between_messages(ends):
+    parent, worker = ends
+    outbox, inbox = Outbox(parent), Inbox(worker)
+    read, write = os.pipe()
+    for number in range(3):
+        outbox.put(number)
+        outbox.put_descriptor(write)
+    outbox.put("last")
+    assert outbox.flush()
+    os.close(write)
+    for number in range(3):
+        assert inbox.take() == (number, [])
+        with open(receive_descriptor(worker), "wb") as stream:
+            stream.write(b"%d" % number)
+    assert inbox.take() == ("last", [])
+    with open(read, "rb") as stream:
+        assert stream.read() == b"012"
+
+
+def test_the_end_of_the_other_side_is_told(ends):
+    parent, worker = ends
+    inbox, outbox = Inbox(parent), Outbox(parent)
+    send(worker, "last words")
+    worker.close()
+    assert inbox.take() == ("last words", [])
+    with pytest.raises(EOFError):
+        inbox.take()
+    outbox.put("to nobody", [bytes(1 << 20)])
+    assert outbox.flush()  # nothing is left to be sent
+
+
+def test_an_end_within_a_message_or_in_place_of_a_descriptor_is_one(ends):
+    parent, worker = ends
+    inbox = Inbox(worker)
+    parent.send(b"\x10\0\0")
+    parent.close()
+    with pytest.raises(EOFError):
+        inbox.take()
+    with pytest.raises(EOFError):
+        receive_descriptor(worker)
 
 
 @pytest.fixture
@@ -182,3 +287,43 @@ def test_what_is_lent_is_never_lent_again(operations, slots):
         assert all((array == number).all() for number, array in held.items())
     held.clear()
     ring.close()
+
+
+class Rows:
+    fail = False
+
+    def read(self, indices, out):
+        if self.fail:
+            raise ValueError(indices)
+        out[...] = (indices % 251)[:, None, None] + np.arange(6).reshape(2, 3)
+
+
+def read(client, indices):
+    out = np.zeros((len(indices), 2, 3), np.uint8)
+    assert client.read(np.array(indices, np.int64), out) is bool(out.any())
+    return out[:, 0, 0].tolist() if (out == out[:, :1, :1] + np.arange(6).reshape(2, 3)).all() else None
+
+
+def test_rows_are_served_until_the_server_or_its_reader_ends():
+    rows, before = Rows(), {*threading.enumerate()}
+    server = RowServer(WeakMethod(rows.read), (2, 3))
+    first, second = RowClient(server.address), RowClient(server.address)
+    for indices in ([4], [5, 250, 252 + 2**40], range(1000), [7]):  # the shared memory grows once
+        expected = [index % 251 for index in indices]
+        assert read(first, indices) == expected
+    assert all(thread.daemon for thread in {*threading.enumerate()} - before), "no process waits for them at its end"
+    rows.fail = True
+    assert read(first, [4]) is None, "the caller has to make them"
+    rows.fail = False
+    assert read(second, [8]) == [8], "the server has accepted both"
+    server.close()
+    assert not Path(server.address).parent.exists()
+    late = RowClient(server.address)
+    assert read(late, [4]) is None
+    assert read(second, [9]) == read(first, [9]) == [9], "those that are connected stay"
+    first.close()
+    assert read(first, [4]) is None
+    del rows
+    assert read(second, [4]) is None
+    for client in (first, second, late):
+        client.close()

@@ -22,9 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty, split_records
+from dataload._util.arrays import fits, pooled_empty, split_records
 from dataload._util.lazy import load_optional
-from dataload._util.limits import fits
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
 from dataload.types import Array, BytesColumn, FieldSpec, Int64Array, TextColumn

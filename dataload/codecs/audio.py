@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.arrays import MAX_RECORD_BYTES, check_size
 from dataload._util.lazy import load_optional
-from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.types import Array
 

@@ -19,9 +19,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias, cast
 
+from dataload._util.arrays import MAX_RECORD_BYTES, no_memory
 from dataload._util.clock import decoding
 from dataload._util.failures import mark_users, owner_of
-from dataload._util.limits import MAX_RECORD_BYTES, no_memory
 from dataload.codecs.layout import RecordTable
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, closest
 from dataload.types import Batch, BytesColumn, Codec

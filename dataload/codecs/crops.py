@@ -7,9 +7,8 @@ from typing import Annotated, Any
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty
+from dataload._util.arrays import MAX_RECORD_BYTES, pooled_empty
 from dataload._util.lazy import load_optional
-from dataload._util.limits import MAX_RECORD_BYTES
 from dataload._util.settings import Above, Least, as_tuple, check_settings, setting_error
 from dataload.codecs.decoders import check_pixels, decode_image, is_jpeg, load_simplejpeg, size_in_header
 from dataload.errors import ConfigError, CorruptFileError, closest

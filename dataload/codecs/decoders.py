@@ -14,9 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty
+from dataload._util.arrays import MAX_RECORD_BYTES, check_size, pooled_empty
 from dataload._util.lazy import load_optional
-from dataload._util.limits import MAX_RECORD_BYTES, check_size
 from dataload.codecs import npz
 from dataload.codecs.audio import AUDIO_EXTENSIONS, decode_audio, decode_rate, no_audio
 from dataload.codecs.npz import parse_npy

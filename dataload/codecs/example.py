@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from dataload._util.arrays import FIELD_BYTES, MAX_RECORD_BYTES, check_size
 from dataload._util.lazy import load_optional
-from dataload._util.limits import FIELD_BYTES, MAX_RECORD_BYTES, check_size
 from dataload.codecs.layout import Layout, Span, columns_by_layout
 from dataload.codecs.npz import plain_array
 from dataload.codecs.wire import (

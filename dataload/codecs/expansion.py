@@ -6,7 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataload._util.limits import MOST_BYTES, check_size
+from dataload._util.arrays import MOST_BYTES, check_size
 from dataload.codecs.arrow import is_bytes, is_list, is_text, numbers_of, pa_module, without_views
 from dataload.types import Int64Array
 

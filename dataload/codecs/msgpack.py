@@ -16,8 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from dataload._util.arrays import MAX_RECORD_BYTES, fits
 from dataload._util.lazy import load_optional
-from dataload._util.limits import MAX_RECORD_BYTES, fits
 from dataload.codecs.npz import parse_dtype, plain_array
 from dataload.errors import ConfigError, CorruptFileError
 

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.limits import MAX_RECORD_BYTES, check_size, fits
+from dataload._util.arrays import MAX_RECORD_BYTES, check_size, fits
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.types import Array
 

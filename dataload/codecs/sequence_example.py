@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.limits import FIELD_BYTES, MAX_RECORD_BYTES, check_size
+from dataload._util.arrays import FIELD_BYTES, MAX_RECORD_BYTES, check_size
 from dataload.codecs.example import feature_value, parse_message
 from dataload.errors import ConfigError, CorruptFileError
 

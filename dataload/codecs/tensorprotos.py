@@ -25,7 +25,7 @@ from functools import partial
 
 import numpy as np
 
-from dataload._util.limits import FIELD_BYTES, MAX_RECORD_BYTES, check_size, fits
+from dataload._util.arrays import FIELD_BYTES, MAX_RECORD_BYTES, check_size, fits
 from dataload.codecs.layout import Layout, Span, columns_by_layout
 from dataload.codecs.tensorprotos_encoding import (
     BYTE,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dataload._util.limits import MAX_RECORD_BYTES, check_size
+from dataload._util.arrays import MAX_RECORD_BYTES, check_size
 from dataload.errors import CorruptFileError
 from dataload.types import BytesArray, Int64Array
 

@@ -9,8 +9,8 @@ from contextlib import suppress
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Annotated, Any, Self, cast
 
+from dataload._util.arrays import MAX_RECORD_BYTES
 from dataload._util.interactive import instead
-from dataload._util.limits import MAX_RECORD_BYTES
 from dataload._util.settings import Least, check_setting, check_settings, hints_of
 from dataload.catalog.checks import STORED_OPTIONS
 from dataload.codecs.codec import CodecLike, resolve_codec

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
+from dataload._util.arrays import check_size
 from dataload._util.clock import decoding
 from dataload._util.lazy import load_optional
-from dataload._util.limits import check_size
 from dataload._util.threads import Wait
 from dataload.errors import CorruptFileError, DataloadError
 from dataload.storage.core import can_map

@@ -10,6 +10,6 @@ This is the only package that needs transformers, which is imported when a trans
 """
 
 from dataload.text.chat import Chat, Pairs, Preference
-from dataload.text.documents import FillInTheMiddle, PrefixLM
+from dataload.text.tokenizer import FillInTheMiddle, PrefixLM
 
 __all__ = ["Chat", "FillInTheMiddle", "Pairs", "Preference", "PrefixLM"]

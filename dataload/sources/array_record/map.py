@@ -6,9 +6,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty
+from dataload._util.arrays import MAX_RECORD_BYTES, check_lengths, pooled_empty
 from dataload._util.caches import DecodedCache
-from dataload._util.limits import MAX_RECORD_BYTES, check_lengths
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import CorruptFileError
 from dataload.sources.array_record.layout import Decompressor, UnlikeError, find_damage

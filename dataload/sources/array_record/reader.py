@@ -11,8 +11,8 @@ from typing import Any, ClassVar, Self, TypeAlias, cast
 
 import numpy as np
 
+from dataload._util.arrays import check_lengths
 from dataload._util.caches import DecodedCache, on_fork
-from dataload._util.limits import check_lengths
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
 from dataload.sources.array_record.format import ArrayRecordOptions, load_array_record
 from dataload.sources.array_record.layout import (

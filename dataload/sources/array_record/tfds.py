@@ -25,7 +25,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from dataload._util.limits import MAX_RECORD_BYTES, check_size, fits
+from dataload._util.arrays import MAX_RECORD_BYTES, check_size, fits
 from dataload.codecs import example
 from dataload.codecs.decoders import decode_image
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest

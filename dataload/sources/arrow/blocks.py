@@ -12,10 +12,9 @@ from weakref import ref
 
 import numpy as np
 
-from dataload._util.arrays import pooled_empty
+from dataload._util.arrays import Claims, pooled_empty
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
-from dataload._util.limits import Claims
 from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
 from dataload.codecs import arrow

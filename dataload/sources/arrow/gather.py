@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from dataload._util.limits import Claims
+from dataload._util.arrays import Claims
 from dataload.codecs.arrow import Numbers, is_text, numbers_of, pa_module
 from dataload.codecs.expansion import Sizes, check_views, expansion, least_bytes, picked
 from dataload.errors import CorruptFileError

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
+from dataload._util.arrays import check_size
 from dataload._util.caches import DecodedCache
-from dataload._util.limits import check_size
 from dataload.codecs.arrow import is_text, load_arrow, pa_module, without_views
 from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
 from dataload.codecs.nulls import shows_nulls

@@ -12,9 +12,9 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
+from dataload._util.arrays import Claims, check_size
 from dataload._util.caches import DecodedCache, Memo
 from dataload._util.clock import decoding
-from dataload._util.limits import Claims, check_size
 from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext, load_arrow
 from dataload.codecs.nulls import fill_nulls, shows_nulls

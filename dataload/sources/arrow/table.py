@@ -13,9 +13,9 @@ from typing import Any, Self, cast
 
 import numpy as np
 
+from dataload._util.arrays import Claims
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
-from dataload._util.limits import Claims
 from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.fields import require_known, with_classes

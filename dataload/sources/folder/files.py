@@ -12,8 +12,8 @@ from typing import Protocol
 
 import numpy as np
 
+from dataload._util.arrays import check_size
 from dataload._util.fingerprint import digest
-from dataload._util.limits import check_size
 from dataload.catalog.evidence import ends_of_file
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.folder.format import FolderOptions

@@ -10,12 +10,11 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from dataload._util.arrays import split_records
+from dataload._util.arrays import no_memory, split_records
 from dataload._util.caches import is_pickled_for_worker
 from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
 from dataload._util.fingerprint import digest
-from dataload._util.limits import no_memory
 from dataload.catalog.checks import ContentMark
 from dataload.catalog.fields import select_fields, spec_of
 from dataload.codecs.audio import rate_field

@@ -10,9 +10,9 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
+from dataload._util.arrays import check_lengths, check_size
 from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
-from dataload._util.limits import check_lengths, check_size
 from dataload.catalog.arrays import IndexKey, remember, within
 from dataload.catalog.fields import select_fields, spec_of
 from dataload.codecs.arrow import REMEDIES

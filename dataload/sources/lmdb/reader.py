@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar, cast
 
 import numpy as np
 
-from dataload._util.limits import check_lengths
+from dataload._util.arrays import check_lengths
 from dataload.catalog.arrays import IndexKey, recall, store_cached, within
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 from dataload.sources.directory import ShardDirectory

@@ -7,9 +7,8 @@ from typing import Any, ClassVar, cast
 
 import numpy as np
 
-from dataload._util.arrays import split_records
+from dataload._util.arrays import no_memory, split_records
 from dataload._util.clock import decoding
-from dataload._util.limits import no_memory
 from dataload.catalog.arrays import IndexKey, store_cached
 from dataload.catalog.fields import select_fields
 from dataload.codecs.codec import decode_batch, resolve_codec

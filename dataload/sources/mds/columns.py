@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.limits import FIELD_BYTES, check_size, fits
+from dataload._util.arrays import FIELD_BYTES, check_size, fits
 from dataload.codecs.decoders import DECODERS, decode_image
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.types import Array, FieldSpec

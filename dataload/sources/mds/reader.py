@@ -8,9 +8,8 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from dataload._util.arrays import split_records
+from dataload._util.arrays import FIELD_BYTES, check_lengths, check_size, fits, no_memory, split_records
 from dataload._util.clock import decoding
-from dataload._util.limits import FIELD_BYTES, check_lengths, check_size, fits, no_memory
 from dataload.catalog.fields import require_known
 from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate

@@ -6,9 +6,8 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
-from dataload._util.arrays import split_records, split_rows
+from dataload._util.arrays import check_lengths, fits, split_records, split_rows
 from dataload._util.caches import Memo
-from dataload._util.limits import check_lengths, fits
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.directory import ShardDirectory, ShardNumbers

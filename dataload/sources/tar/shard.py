@@ -7,10 +7,9 @@ from typing import Any, Literal, Self, cast
 
 import numpy as np
 
-from dataload._util.arrays import split_records, split_rows
+from dataload._util.arrays import check_lengths, no_memory, split_records, split_rows
 from dataload._util.clock import decoding
 from dataload._util.failures import mark_users
-from dataload._util.limits import check_lengths, no_memory
 from dataload.catalog.fields import spec_of
 from dataload.codecs.decoders import DECODERS, Decoder, decode_images
 from dataload.codecs.npz import npy_layout

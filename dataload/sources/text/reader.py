@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from dataload._util.arrays import check_lengths
 from dataload._util.caches import DecodedCache
-from dataload._util.limits import check_lengths
 from dataload.catalog.fields import require_known
 from dataload.errors import CorruptFileError, SourceNotFoundError
 from dataload.sources.file_source import FileSource

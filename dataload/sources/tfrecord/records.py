@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Self, cast
 
 import numpy as np
 
-from dataload._util.limits import check_lengths
+from dataload._util.arrays import check_lengths
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.directory import ShardDirectory

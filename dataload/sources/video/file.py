@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from dataload._util.limits import check_size
+from dataload._util.arrays import check_size
 from dataload._util.system import usable_cpus
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import ConfigError

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dataload._util.limits import MAX_RECORD_BYTES, check_size
+from dataload._util.arrays import MAX_RECORD_BYTES, check_size
 from dataload.errors import CorruptFileError, UnsupportedFormatError
 from dataload.sources.video.format import DEMUXERS, VIDEO
 from dataload.storage import absolute

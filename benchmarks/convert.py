@@ -22,7 +22,7 @@ import dataload
 from benchmarks.formats import SIZES
 from benchmarks.harness import ROOT, against, aim, blobs, made, show
 from benchmarks.workloads import floats, repeat_records
-from dataload.bench.child import used
+from dataload.bench.task import used
 from dataload.codecs.tensorprotos import encode
 from dataload.convert import convert
 from dataload.convert.blocks import BlockSize, read_records

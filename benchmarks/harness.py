@@ -17,8 +17,8 @@ import numpy as np
 
 import dataload
 from benchmarks import workloads
-from dataload.bench.child import Stretch, stretch, used
 from dataload.bench.runner import Spread, ratios_of
+from dataload.bench.task import Stretch, stretch, used
 from dataload.cli.output import print_table
 from dataload.samplers import GlobalShuffle
 

@@ -5,7 +5,7 @@ import sys
 from statistics import median
 
 from benchmarks.harness import aim, show
-from dataload.bench.child import used
+from dataload.bench.task import used
 
 ROUNDS = 11
 PROGRAMS = {

@@ -20,7 +20,7 @@ from subprocess import list2cmdline
 
 import numpy as np
 
-from dataload.bench.child import used
+from dataload.bench.task import used
 
 FIELD = "x"
 _CHUNK = 1 << 20  # bytes; the default of obstore, 10 MiB, costs the bare client two to three times the CPU

@@ -252,7 +252,9 @@ def run_task(
     python = (interpreters or {}).get(task.name, sys.executable)
     limit = _LEAST_TIMEOUT + 40 * task.seconds if timeout is None else timeout
     try:
-        status, output, errors = _run([python, "-m", "dataload.bench.child"], json.dumps(asdict(task)), limit)
+        status, output, errors = _run(
+            [python, "-c", "from dataload.bench.task import main; main()"], json.dumps(asdict(task)), limit
+        )
     except subprocess.TimeoutExpired:
         return f"did not end within {limit:g} s"
     except OSError as error:

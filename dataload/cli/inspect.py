@@ -52,7 +52,7 @@ from dataload.samplers import BatchSampler
 from dataload.sources.base import Source
 from dataload.sources.discover import DataSetFiles
 from dataload.sources.file_source import FileSource
-from dataload.sources.kept_statistics import find_statistics
+from dataload.sources.views.sequences import find_statistics
 from dataload.storage import Remote, files_below, is_url, join, storage_of
 from dataload.storage.core import core_name
 from dataload.storage.remote.settings import node_directory

@@ -25,8 +25,8 @@ from dataload.convert.sharded import Rule, ShardedWriter
 from dataload.errors import ConfigError
 from dataload.sources.discover import find_destination, split_format
 from dataload.sources.format import Format
-from dataload.sources.kept_statistics import lengths_of, save_lengths
 from dataload.sources.registry import built_in_formats, by_suffix
+from dataload.sources.views.sequences import lengths_of, save_lengths
 from dataload.sources.writer import Writer
 from dataload.storage import Remote, base_name, is_url, join, local_path, parent, storage_of
 from dataload.storage.remote.settings import parse_bytes

@@ -29,7 +29,7 @@ from dataload.jobs.engine import Engine, count_parts, select_part
 from dataload.jobs.run import Done, Facts, Here, Key, Ledger, Mode, run_job
 from dataload.sources.base import Source
 from dataload.sources.file_source import FileSource
-from dataload.sources.kept_statistics import save_lengths
+from dataload.sources.views.sequences import save_lengths
 from dataload.storage import Remote, base_name, is_url, join, storage_of
 from dataload.storage.errors import file_errors
 from dataload.storage.local.folders import discard_untrusted

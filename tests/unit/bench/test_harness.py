@@ -7,7 +7,7 @@ import pytest
 
 from benchmarks import cold, formats, harness
 from benchmarks.harness import Case, against, content, more_workers, run_cases
-from dataload.bench import child
+from dataload.bench import task as measuring
 
 SHORT = {"rounds": 2, "seconds": 0.002}
 
@@ -40,7 +40,7 @@ def test_rows_and_table(capsys):
 def test_rates_count_rows(monkeypatch):
     """A clock that ticks once for each reading: after a batch, a tick has passed."""
     ticks = iter(range(10**6))
-    monkeypatch.setattr(child, "perf_counter", lambda: next(ticks) * 1e-3)
+    monkeypatch.setattr(measuring, "perf_counter", lambda: next(ticks) * 1e-3)
     (measured,) = run_cases("Title", [Case("limit", batches(1, rows=10))], rounds=1, seconds=0.1)
     assert measured["records_per_second"] == pytest.approx(10 / 1e-3, rel=0.05)
 

@@ -14,11 +14,10 @@ from benchmarks.cold import drop_cached
 from benchmarks.limits import plan_limits
 from benchmarks.workloads import get_workload, made_data
 from dataload.api import open_source
-from dataload.bench import child
-from dataload.bench.child import measure
+from dataload.bench import task as measuring
 from dataload.bench.data import Choices, plan_loaders, write
 from dataload.bench.runner import run_task
-from dataload.bench.task import check_batch, check_record
+from dataload.bench.task import check_batch, check_record, measure
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +55,7 @@ def test_the_first_epoch_is_no_part_of_the_steady_state(made, monkeypatch):
                     touched.append(np.ones(1 << 22, np.uint8))
                 yield batch
 
-    monkeypatch.setattr(child, "_WHOLE_FACTOR", 1e6)  # read to its end on the slowest machine
+    monkeypatch.setattr(measuring, "_WHOLE_FACTOR", 1e6)  # read to its end on the slowest machine
     touched = []
     answer = measured(made, monkeypatch, Touching(batches=20), seconds=0.005)
     assert len(touched) == 20

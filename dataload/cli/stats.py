@@ -26,9 +26,9 @@ from dataload.cli.options import (
 from dataload.cli.output import ProgressBar, count_of, print_json, print_line, print_table
 from dataload.config import read_config
 from dataload.config.problems import resolve_reference
-from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import IndexReport, index_shards
 from dataload.convert.measuring import measure, measure_mapped
+from dataload.convert.plan import Measuring
 from dataload.errors import ConfigError
 from dataload.jobs.engine import Engine
 from dataload.jobs.run import Mode

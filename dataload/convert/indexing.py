@@ -22,8 +22,8 @@ from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.ledger import Job, log_of
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, remove_lengths, update_manifest
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile, merge_fields
-from dataload.convert.index_plan import Measuring, PlannedSet, ShardList, plan_index
 from dataload.convert.measuring import measure, narrow, with_etag
+from dataload.convert.plan import Measuring, PlannedSet, ShardList, plan_index
 from dataload.errors import ConfigError, CorruptFileError, SourceError, SourceNotFoundError
 from dataload.jobs.engine import Engine, count_parts, select_part
 from dataload.jobs.run import Done, Facts, Here, Key, Ledger, Mode, run_job

@@ -36,8 +36,8 @@ import dataload
 from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.manifest import Manifest
 from dataload.convert import convert
-from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import index_shards
+from dataload.convert.plan import Measuring
 from dataload.errors import ConfigError, DataloadError
 from dataload.loader.bad_records import read_excluded
 

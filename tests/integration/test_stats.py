@@ -16,8 +16,8 @@ from dataload.catalog.statistics import DataSetStatistics, LengthsFile
 from dataload.codecs import msgpack
 from dataload.codecs.npz import build_npy
 from dataload.convert import convert
-from dataload.convert.index_plan import Measuring
 from dataload.convert.indexing import index_shards
+from dataload.convert.plan import Measuring
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 
 LENGTHS = [(i * 37) % 19 + (300 if i > 50 else 0) for i in range(60)]
@@ -214,7 +214,7 @@ def test_what_is_not_kept(shards, monkeypatch):
     assert "not asked for" in index_shards(str(shards), measuring=Measuring(save=False)).unsaved
     with pytest.raises(ConfigError, match="parts cannot be kept: it was not asked for"):
         index_shards(str(shards), measuring=Measuring(save=False), part=(1, 2))
-    monkeypatch.setattr("dataload.convert.index_plan.os.access", lambda _, mode: mode != os.W_OK | os.X_OK)
+    monkeypatch.setattr("dataload.convert.plan.os.access", lambda _, mode: mode != os.W_OK | os.X_OK)
     assert re.search(r"the directory .*d cannot be written to", measured(shards).unsaved)
     monkeypatch.undo()
 

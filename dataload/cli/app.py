@@ -42,8 +42,10 @@ _HELPS = {
 }
 """The first line of each command's help, by the name of the command, which is mostly the name of its module, too."""
 
-_MODULES = {"show": "inspect", "plan": "cluster", "fleet": "cluster"}
-_MODULES |= dict.fromkeys(("certify", "timeline", "trace", "schema"), "runs")
+_MODULES = {
+    **dict.fromkeys(("certify", "timeline", "trace", "schema"), "runs"),
+    **{"show": "inspect", "plan": "cluster", "fleet": "cluster"},
+}
 
 
 class _Commands(Mapping[str, Any]):

@@ -44,7 +44,9 @@ _HELPS = {
 
 _MODULES = {
     **dict.fromkeys(("certify", "timeline", "trace", "schema"), "runs"),
-    **{"show": "inspect", "plan": "cluster", "fleet": "cluster"},
+    "show": "inspect",
+    "plan": "cluster",
+    "fleet": "cluster",
 }
 
 

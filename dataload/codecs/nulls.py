@@ -179,7 +179,7 @@ def _scalar(kind: Any, fill: Fill) -> Any:
     is_number = types.is_integer(kind) or types.is_decimal(kind)
     if value is None:
         if is_bytes(kind):
-            value = bytes(max(0, getattr(kind, "byte_width", 0))) if types.is_fixed_size_binary(kind) else b""
+            value = bytes(kind.byte_width) if types.is_fixed_size_binary(kind) else b""
         elif types.is_map(kind):
             value = []
         elif is_number or types.is_boolean(kind) or is_text(kind):

@@ -59,6 +59,13 @@ ORDERS = {
     "mixture, weights by position": Mixture(
         (GlobalShuffle(100, 1), SHARDS, Sequential(50)), {0: (1, 1, 0), 5: (5, 2, 3), 16: (1, 1, 9)}, "longest", 7
     ),
+    "mixture, limits": Mixture(
+        tuple(GlobalShuffle(n, n) for n in (9000, *range(20, 80))),
+        (1, *(1 / (300 + n % 7) for n in range(60))),
+        "never",
+        7,
+        max_epochs=(3, *(1.5, 2, 1) * 20),
+    ),
 }
 EPOCHS = (0, 1, 12)
 

@@ -7,6 +7,7 @@ import pytest
 
 from dataload import ConfigError, Loader, Pack, WorkerError
 from dataload.collate import Packing
+from dataload.samplers import PackedBatchSampler, Sequential
 
 
 def packing(rows, starts, lengths, shape):
@@ -184,6 +185,10 @@ def test_ranks_pack_their_own_records_and_may_have_none():
     assert (empty["t"].shape, empty["cu_seqlens"].tolist(), empty["max_seqlen"]) == ((0, 6), [0], 0)
     with pytest.raises(ConfigError, match="packed within a step have no filler to mark: choose tail='drop'"):
         Loader(SOURCE, batch_size=2, collate=Pack(row_length=6), tail="pad")
+    assert [len(Loader(SOURCE[:5], batch_size=2, collate=Pack(), tail=tail)) for tail in ("drop", None)] == [2, 3]
+    rows = PackedBatchSampler(sampler=Sequential(5), lengths=[3] * 5, row_length=6, batch_size=2)
+    last = list(Loader([{"t": np.arange(3)}] * 5, sampler=rows, collate=Pack(), tail="pad"))[-1]
+    assert last["segment_ids"].any(axis=1).tolist() == [True, False], "rows of a sampler can be padded"
 
 
 def test_bad_records_are_left_out_of_packed_steps():

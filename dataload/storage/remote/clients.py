@@ -51,7 +51,7 @@ def held_paths(paths: Iterable[str], remote: Remote | None) -> Iterator[str]:
             yield offline_path(path)
         else:
             client, key = client_of(path, remote) if remote is not None else (None, "")
-            yield (client.held(key) if isinstance(client, HubClient) and key else None) or path
+            yield (client.held(key) if isinstance(client, HubClient) else None) or path
 
 
 T = TypeVar("T")

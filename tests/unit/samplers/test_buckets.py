@@ -4,7 +4,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from orders import deviations, plans_of, rows_of
 
@@ -15,6 +15,9 @@ def lengths_of(count, seed=0):
     return np.random.default_rng(seed).integers(0, 60, count)
 
 
+@example(
+    lengths=[*range(40)], max_tokens=40, boundaries=(20, 40), group=3, world_size=2, tail="pad", shuffle=True, epoch=1
+)
 @given(
     lengths=st.lists(st.integers(0, 40), max_size=60),
     max_tokens=st.integers(40, 200),

@@ -205,6 +205,7 @@ class Blocks:
         self._firsts: list[int] = []  # number of each file's first block
         self._count = 0
         self._ends = np.empty(0, np.int64) if ends is None else ends
+        self._starts = np.concatenate((_ZERO, self._ends))
         self._tables: list[ShardNumbers] = []  # of files: ends and starts of blocks, and their numbers
         if ends is not None:
             self._readers, self._firsts, self._count = [None], [0], len(ends)
@@ -230,7 +231,7 @@ class Blocks:
         if self._count == 1:
             return np.zeros_like(indices), indices
         block = np.searchsorted(self._ends, indices, side="right")
-        return block, indices - np.where(block > 0, self._ends[block - 1], 0)
+        return block, indices - self._starts[block]
 
     def _find(self, block: int) -> tuple[Any, int]:
         """Return the reader of a block, None for the only one, and its number there."""

@@ -121,11 +121,8 @@ def _room(lengths: Int64Array) -> tuple[Int64Array, BytesArray]:
 
 def _packed(form: Form, arena: BytesArray, ends: Int64Array, name: str, where: ColumnContext) -> Any:
     """Return values of bytes or text, one after another, as a column."""
-    if form.kind == "bytes":
-        return BytesColumn.packed(arena, ends[1:])
-    pa = pa_module()
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(arena)]
-    return arrow.to_column(pa.Array.from_buffers(pa.large_string(), len(ends) - 1, buffers), name, where)
+    column = BytesColumn.packed(arena, ends[1:])
+    return column if form.kind == "bytes" else arrow.as_text(column, name, where)
 
 
 _Where: TypeAlias = tuple[Int64Array, Int64Array, Int64Array | None]

@@ -219,7 +219,7 @@ def to_column(array: Any, name: str, rows: ColumnContext = _NO_CONTEXT, shape: t
         return _number_column(array, numbers, name, rows)
     _refuse_null(array, name, rows)
     if is_text(kind):
-        return _text(array, name, rows)
+        return as_text(_bytes(array), name, rows)
     if is_bytes(kind):
         return _bytes(array)
     if is_file(kind):
@@ -307,10 +307,11 @@ def _with_missing(values: Array, leaf: Any, numbers: Numbers) -> Array:
     return values
 
 
-def _text(array: Any, name: str, rows: ColumnContext) -> TextColumn:
-    found = TextColumn.checked(_bytes(array))
+def as_text(column: BytesColumn, name: str, rows: ColumnContext) -> TextColumn:
+    """Return a column of bytes as text; an error names the record of bytes that are not UTF-8."""
+    found = TextColumn.checked(column)
     if found is None:
-        for row, value in enumerate(array.cast(pa_module().large_binary()).to_pylist()):
+        for row, value in enumerate(column):
             try:
                 value.decode()
             except UnicodeDecodeError as found:

@@ -70,8 +70,8 @@ class Source(Records[T_co]):
         """Return how to read a field that lasts `seconds` from each record on; None if it is of a record alone."""
         return None
 
-    def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
-        """Return where the records at `indices`, None for all, fulfil a condition, (rows,) bool."""
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Int64Array:
+        """Return which of `indices`, None for all, fulfil a condition: their numbers there, ascending."""
         return match_columns(lambda rows: self._read_columns(rows, condition.fields), condition, len(self), indices)
 
     def filter(
@@ -291,7 +291,7 @@ class SubsetSource(ViewSource[T_co]):
         found = self._parent._lasting(name, seconds)
         return found and (found[0], lambda indices: found[1](self._map(indices)))
 
-    def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Int64Array:
         return self._parent._matches(condition, self._map(np.arange(len(self)) if indices is None else indices))
 
     def _locate(self, index: int) -> Location:

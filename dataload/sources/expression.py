@@ -136,7 +136,7 @@ class Expression:
             found = self._to_arrow(pc, arrays.__getitem__)
             if found.type != pa.bool_():
                 raise TypeError("a field alone is a condition only if it is bool")
-            return found.fill_null(False).to_numpy(zero_copy_only=False)
+            return _bits(found.fill_null(False))
         except (pa.ArrowException, TypeError, OverflowError) as error:
             types = ", ".join(f"{name!r} is {array.type}" for name, array in arrays.items())
             raise ConfigError(f"{self!r} does not fit the fields ({types}): {error}", key="filter") from error
@@ -176,6 +176,15 @@ class Expression:
 def field(name: str) -> Expression:
     """Return a field for a condition, such as ``field("label") == 3``; see `Source.filter`."""
     return Expression("field", (name,))
+
+
+def _bits(array: Any) -> Array:
+    """Return booleans of pyarrow without nulls, (rows,) bool; pyarrow's own conversion takes ten times as long."""
+    found = [np.empty(0, np.uint8)]
+    for chunk in filter(len, getattr(array, "chunks", [array])):
+        stored, end = np.frombuffer(chunk.buffers()[1], np.uint8), chunk.offset + len(chunk)
+        found.append(np.unpackbits(stored, count=end, bitorder="little")[chunk.offset :])
+    return np.concatenate(found).view(np.bool_)
 
 
 def _constant(value: Any) -> Any:

@@ -120,11 +120,8 @@ def _room(lengths: Int64Array) -> tuple[Int64Array, BytesArray]:
 
 def _packed(form: Form, arena: BytesArray, ends: Int64Array, name: str, where: ColumnContext) -> Any:
     """Return values of bytes or text, one after another, as a column."""
-    if form.kind == "bytes":
-        return BytesColumn.packed(arena, ends[1:])
-    pa = pa_module()
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(arena)]
-    return arrow.to_column(pa.Array.from_buffers(pa.large_string(), len(ends) - 1, buffers), name, where)
+    column = BytesColumn.packed(arena, ends[1:])
+    return column if form.kind == "bytes" else arrow.as_text(column, name, where)
 
 
 _Where: TypeAlias = tuple[Int64Array, Int64Array, Int64Array | None]
@@ -204,6 +201,7 @@ class Blocks:
         self._firsts: list[int] = []  # number of each file's first block
         self._count = 0
         self._ends = np.empty(0, np.int64) if ends is None else ends
+        self._starts = np.concatenate((_ZERO, self._ends))
         self._tables: list[ShardNumbers] = []  # of files: ends and starts of blocks, and their numbers
         if ends is not None:
             self._readers, self._firsts, self._count = [None], [0], len(ends)
@@ -229,7 +227,7 @@ class Blocks:
         if self._count == 1:
             return np.zeros_like(indices), indices
         block = np.searchsorted(self._ends, indices, side="right")
-        return block, indices - np.where(block > 0, self._ends[block - 1], 0)
+        return block, indices - self._starts[block]
 
     def _find(self, block: int) -> tuple[Any, int]:
         """Return the reader of a block, None for the only one, and its number there."""

@@ -96,19 +96,25 @@ class TableSource(FileSource[Record]):
             warnings.warn(f"{message}: {REMEDIES}", stacklevel=2)
         return known
 
-    def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Int64Array:
         """See `Source._matches`: row groups and batches at the same time, those that have some of the records."""
         readers = [cast("TableReader", reader) for reader in self._readers()]
         groups = [(reader, group) for reader in readers for group in range(len(reader.group_lengths))]
         ends = np.cumsum([length for reader in readers for length in reader.group_lengths], dtype=np.int64)
         wanted = np.arange(len(groups)) if indices is None else np.unique(np.searchsorted(ends, indices, side="right"))
-        found = np.zeros(len(self), np.bool_)
+
+        def match(number: int) -> Int64Array:
+            reader, group = groups[number]
+            found = reader.matches(group, condition)
+            return np.flatnonzero(found) + (ends[number] - len(found))
+
         with DaemonThreads(max(1, min(usable_cpus(), len(wanted)))) as pool:
-            chosen = [groups[number] for number in wanted.tolist()]
-            masks = [pool.submit(reader.matches, group, condition) for reader, group in chosen]
-            for stop, mask in zip(ends[wanted].tolist(), masks, strict=True):
-                found[stop - len(mask.result()) : stop] = mask.result()
-        return found if indices is None else found[indices]
+            chosen = np.concatenate([np.empty(0, np.int64), *pool.map(match, wanted.tolist())])
+        if indices is None:
+            return chosen
+        held = np.zeros(len(self), np.bool_)
+        held[chosen] = True
+        return np.flatnonzero(held[indices])
 
     def close(self) -> None:
         super().close()

@@ -174,7 +174,7 @@ class JsonlSource(FileSource[Record]):
         """Whether one of several files is compressed; reading a record decompresses a whole file."""
         return len(self.paths) > 1 and any(map(is_compressed, self.paths))
 
-    def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Int64Array:
         """See `Source._matches`: None is null, and so is what a record lacks."""
 
         def read(rows: Int64Array) -> dict[str, list[Any]]:

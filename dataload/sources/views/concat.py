@@ -128,12 +128,11 @@ class ConcatSource(ViewSource[Any]):
 
         return spans[0][0], read
 
-    def _matches(self, condition: Expression, indices: Int64Array | None) -> Array:
-        wanted, ends = np.arange(len(self)) if indices is None else indices, self._bounds()
-        found = np.empty(len(wanted), np.bool_)
-        for component, local, where in split_by_shard(ends, wanted):
-            found[where] = self._parents[component]._matches(condition, None if indices is None else local)
-        return found
+    def _matches(self, condition: Expression, indices: Int64Array | None) -> Int64Array:
+        parts = split_by_shard(self._bounds(), np.arange(len(self)) if indices is None else indices)
+        given = ((self._parents[part], where, None if indices is None else local) for part, local, where in parts)
+        found = [where[parent._matches(condition, local)] for parent, where, local in given]
+        return np.sort(np.concatenate([np.empty(0, np.int64), *found]))
 
     def read_ahead(
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0

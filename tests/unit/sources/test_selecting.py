@@ -133,9 +133,17 @@ def test_a_filter_asks_only_for_its_fields():
     assert len(ragged.filter(lambda record: [*record] == ["x"] and len(record["x"]) > 4, fields=["x"])) == 4
 
 
+@pytest.mark.parametrize("odd", [int, np.int64, np.bool_, np.array, bool])
+def test_predicates_may_return_one_and_zero(odd):
+    found = RangeSource(1000).filter(lambda record: odd(record["index"] % 2), fields=["index"])
+    assert [record["index"] for record in found] == [*range(1, 1000, 2)]
+
+
 @pytest.mark.parametrize(
     ("act", "settings", "message"),
     [
+        (lambda record: 2 * (record["index"] == 7), {}, "returned 2 for record 7, expected True or False"),
+        (lambda record: float(record["index"] < 3), {}, "returned 1.0 for record 0, expected True or False"),
         (lambda record: None, {}, "returned None for record 0, expected True or False: does the predicate end without"),
         (lambda record: np.array([True]), {}, "the predicate of filter returned array([ True]) for record 0, expected"),
         (3, {}, "the predicate of filter must be a function of a record or a condition, got 3"),

@@ -1,17 +1,21 @@
-"""Columns of classes and of files: what Hugging Face's library writes about them, and how they are decoded."""
+"""Columns of classes and of files: what Hugging Face's library writes about them, and what readers know of a schema."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dataload.codecs.arrow import combined, load_arrow, pa_module, spec_of_type, without_views
+from dataload.catalog.fields import require_known, with_classes
+from dataload.codecs.arrow import check_field, combined, load_arrow, numbers_of, pa_module, spec_of_type, without_views
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
-from dataload.errors import ConfigError, closest
+from dataload.codecs.nulls import check_names, fill_of, mask_name
+from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
 from dataload.sources.arrow.format import TableOptions
+from dataload.types import FieldSpec
 
 
 def features_of(schema: Any) -> Mapping[str, Any]:
@@ -94,3 +98,54 @@ def numbered(array: Any, classes: Any) -> Any:
     unknown = pc.and_(found.is_null(), values.is_valid())
     found = pc.if_else(unknown, np.int64(UNKNOWN), found)
     return found.take(array.indices) if is_dictionary else found
+
+
+def facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
+    """Return what a `TableReader` knows of a schema, by its attributes."""
+    for number, each in enumerate(schema):
+        try:
+            check_field(each)
+        except UnicodeDecodeError as error:
+            message = f"a name in column {number} is not UTF-8: {error.object[:80]!r}"
+            raise CorruptFileError(message, path=path) from error
+    twice = [name for name, count in Counter(schema.names).items() if count > 1]
+    if twice:
+        message = f"{path} has several columns called {twice[0]!r}: rename them where the table is made"
+        raise UnsupportedFormatError(message, path=path)
+    features, fields, scalars = features_of(schema), dict[str, FieldSpec](), dict[str, np.dtype[Any]]()
+    types, given = pa_module().types, options.categories
+    if given == "auto":
+        given = [each.name for each in schema if types.is_dictionary(each.type)]
+    require_known(given or (), schema.names, path, key="categories")
+    kinds = {each.name: pa_module().int64() if each.name in (given or ()) else each.type for each in schema}
+    listed: Mapping[str, Sequence[Any]] = given if isinstance(given, Mapping) else {}
+    fills = ((name, fill_of(options.nulls, name, kind)) for name, kind in kinds.items())
+    filled = {name: fill for name, fill in fills if fill is not None}
+    bases = {mask_name(name): name for name, fill in filled.items() if fill.masked}
+    check_names(options.nulls, bases.values(), schema.names, path)
+    shapes = {name: shape for name in schema.names if (shape := shape_of(features.get(name)))}
+    decoders = plan_decoders(schema, features, options, path)
+    for each in schema:
+        numbers = numbers_of(each.type)
+        if numbers is not None and not numbers.shape and each.name not in (given or ()):
+            scalars[each.name] = numbers.dtype
+        spec = spec_of_type(each.type, shapes.get(each.name))
+        fields[each.name] = FieldSpec("unknown", None) if each.name in decoders else spec
+        if classes := classes_of(features.get(each.name)):
+            fields = with_classes(fields, {each.name: classes})
+        if mask_name(each.name) in bases:
+            fields[mask_name(each.name)] = FieldSpec("bool", ())
+    return {
+        "_schema": schema,
+        "_numbers": {name: number for number, name in enumerate(schema.names)},
+        "_scalars": scalars | dict.fromkeys(bases, np.dtype(np.bool_)),
+        "_shapes": shapes,
+        "_decoders": decoders,
+        "_fills": filled,
+        "_bases": bases,
+        "_fields": fields,
+        "_numbered": frozenset(given or ()),
+        "_classes": {name: value_set(name, values, schema.field(name).type) for name, values in listed.items()},
+        "categories": [name for name in given or () if name not in listed],
+        "_kind": ([(each.name, str(each.type)) for each in schema], shapes, [*decoders], sorted(given or ())),
+    }

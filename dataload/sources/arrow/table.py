@@ -18,24 +18,14 @@ from dataload._util.caches import DecodedCache
 from dataload._util.clock import decoding
 from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads
-from dataload.catalog.fields import require_known, with_classes
+from dataload.catalog.fields import require_known
 from dataload.codecs import arrow
-from dataload.codecs.arrow import REMEDIES, ColumnContext, check_field, load_arrow, numbers_of, pa_module, spec_of_type
+from dataload.codecs.arrow import REMEDIES, ColumnContext, load_arrow, pa_module
 from dataload.codecs.decoders import Decoder
-from dataload.codecs.nulls import Fill, check_names, fill_of, mask_name, with_masks
-from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatError
+from dataload.codecs.nulls import Fill, with_masks
+from dataload.errors import CorruptFileError, DataloadError
 from dataload.sources.arrow.blocks import Blocks, Column, Form
-from dataload.sources.arrow.columns import (
-    UNKNOWN,
-    classes_in,
-    classes_of,
-    features_of,
-    merged_classes,
-    numbered,
-    plan_decoders,
-    shape_of,
-    value_set,
-)
+from dataload.sources.arrow.columns import UNKNOWN, classes_in, facts_of, merged_classes, numbered, value_set
 from dataload.sources.arrow.format import TableOptions
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.expression import Expression
@@ -130,7 +120,7 @@ class TableReader(ShardReader[Record]):
 
     whole = True
 
-    _schema: Any  # these are equal for all files of one schema: see `_facts_of`
+    _schema: Any  # these are equal for all files of one schema: see `facts_of`
     _numbers: dict[str, int]
     _scalars: dict[str, np.dtype[Any]]  # columns of single numbers
     _shapes: dict[str, tuple[int, ...]]
@@ -160,7 +150,7 @@ class TableReader(ShardReader[Record]):
         self._kept_apart = False  # whether columns of single numbers are kept one by one, even if they are many
 
         def find() -> tuple[dict[str, Any], int]:
-            return _facts_of(schema(), options, path), 1
+            return facts_of(schema(), options, path), 1
 
         vars(self).update(find()[0] if form is None else cache.get(("schema", form), find))
 
@@ -349,54 +339,3 @@ class TableReader(ShardReader[Record]):
                     message = f"field {name!r}: {error}"
                     raise CorruptFileError(message, path=self._path, index=int(indices[row])) from error
         return values
-
-
-def _facts_of(schema: Any, options: TableOptions, path: str) -> dict[str, Any]:
-    """Return what a `TableReader` knows of a schema, by its attributes."""
-    for number, each in enumerate(schema):
-        try:
-            check_field(each)
-        except UnicodeDecodeError as error:
-            message = f"a name in column {number} is not UTF-8: {error.object[:80]!r}"
-            raise CorruptFileError(message, path=path) from error
-    twice = [name for name, count in Counter(schema.names).items() if count > 1]
-    if twice:
-        message = f"{path} has several columns called {twice[0]!r}: rename them where the table is made"
-        raise UnsupportedFormatError(message, path=path)
-    features, fields, scalars = features_of(schema), dict[str, FieldSpec](), dict[str, np.dtype[Any]]()
-    types, given = pa_module().types, options.categories
-    if given == "auto":
-        given = [each.name for each in schema if types.is_dictionary(each.type)]
-    require_known(given or (), schema.names, path, key="categories")
-    kinds = {each.name: pa_module().int64() if each.name in (given or ()) else each.type for each in schema}
-    listed: Mapping[str, Sequence[Any]] = given if isinstance(given, Mapping) else {}
-    fills = ((name, fill_of(options.nulls, name, kind)) for name, kind in kinds.items())
-    filled = {name: fill for name, fill in fills if fill is not None}
-    bases = {mask_name(name): name for name, fill in filled.items() if fill.masked}
-    check_names(options.nulls, bases.values(), schema.names, path)
-    shapes = {name: shape for name in schema.names if (shape := shape_of(features.get(name)))}
-    decoders = plan_decoders(schema, features, options, path)
-    for each in schema:
-        numbers = numbers_of(each.type)
-        if numbers is not None and not numbers.shape and each.name not in (given or ()):
-            scalars[each.name] = numbers.dtype
-        spec = spec_of_type(each.type, shapes.get(each.name))
-        fields[each.name] = FieldSpec("unknown", None) if each.name in decoders else spec
-        if classes := classes_of(features.get(each.name)):
-            fields = with_classes(fields, {each.name: classes})
-        if mask_name(each.name) in bases:
-            fields[mask_name(each.name)] = FieldSpec("bool", ())
-    return {
-        "_schema": schema,
-        "_numbers": {name: number for number, name in enumerate(schema.names)},
-        "_scalars": scalars | dict.fromkeys(bases, np.dtype(np.bool_)),
-        "_shapes": shapes,
-        "_decoders": decoders,
-        "_fills": filled,
-        "_bases": bases,
-        "_fields": fields,
-        "_numbered": frozenset(given or ()),
-        "_classes": {name: value_set(name, values, schema.field(name).type) for name, values in listed.items()},
-        "categories": [name for name in given or () if name not in listed],
-        "_kind": ([(each.name, str(each.type)) for each in schema], shapes, [*decoders], sorted(given or ())),
-    }

@@ -309,16 +309,15 @@ def _with_missing(values: Array, leaf: Any, numbers: Numbers) -> Array:
 
 def as_text(column: BytesColumn, name: str, rows: ColumnContext) -> TextColumn:
     """Return a column of bytes as text; an error names the record of bytes that are not UTF-8."""
-    found = TextColumn.checked(column)
-    if found is None:
-        for row, value in enumerate(column):
-            try:
-                value.decode()
-            except UnicodeDecodeError as found:
-                message = f"field {name!r} is not UTF-8: {found.reason} at byte {found.start} of it"
-                raise rows.error(row, message) from found
-    assert found is not None, "one of them is not UTF-8"
-    return found
+    if (checked := TextColumn.checked(column)) is not None:
+        return checked
+    for row, value in enumerate(column):
+        try:
+            value.decode()
+        except UnicodeDecodeError as found:
+            message = f"field {name!r} is not UTF-8: {found.reason} at byte {found.start} of it"
+            raise rows.error(row, message) from found
+    raise AssertionError("one of them is not UTF-8")
 
 
 def _bytes(array: Any) -> BytesColumn:

@@ -24,10 +24,7 @@ class Untyped:
 
     if TYPE_CHECKING:
         close: Any
-        compose: Any
         decode: Any
-        next_stream: Any
-        xdecode: Any
 
         def __init__(self, *args: Any, **kw: Any) -> None: ...
         def __getattr__(self, name: str) -> Any: ...

@@ -92,7 +92,7 @@ class Source(Records[T_co]):
         function. Row groups of Parquet that cannot have a match, by their statistics, are not read.
 
         Args:
-            predicate: A condition; or a function of a record that returns True or False.
+            predicate: A condition; or a function of a record that returns True or False, or 1 or 0.
             fields: Names of the fields that a function needs: only these are read, and single numbers are Python's;
                 None means whole records.
             num_workers: Workers that ask the predicate; ``"auto"`` means one per CPU, or none for

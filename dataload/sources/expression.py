@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias, cast
 
 import numpy as np
 
-from dataload.codecs.arrow import load_arrow
+from dataload.codecs.arrow import combined, load_arrow
 from dataload.errors import ConfigError
 from dataload.types import Array
 
@@ -180,11 +180,9 @@ def field(name: str) -> Expression:
 
 def _bits(array: Any) -> Array:
     """Return booleans of pyarrow without nulls, (rows,) bool; pyarrow's own conversion takes ten times as long."""
-    found = [np.empty(0, np.uint8)]
-    for chunk in filter(len, getattr(array, "chunks", [array])):
-        stored, end = np.frombuffer(chunk.buffers()[1], np.uint8), chunk.offset + len(chunk)
-        found.append(np.unpackbits(stored, count=end, bitorder="little")[chunk.offset :])
-    return np.concatenate(found).view(np.bool_)
+    array = combined(array)
+    stored, start = np.frombuffer(array.buffers()[1] or b"", np.uint8), array.offset
+    return np.unpackbits(stored, count=start + len(array), bitorder="little")[start:].view(np.bool_)
 
 
 def _constant(value: Any) -> Any:

@@ -100,11 +100,7 @@ class TableSource(FileSource[Record]):
 
         with DaemonThreads(max(1, min(usable_cpus(), len(wanted)))) as pool:
             chosen = np.concatenate([np.empty(0, np.int64), *pool.map(match, wanted.tolist())])
-        if indices is None:
-            return chosen
-        held = np.zeros(len(self), np.bool_)
-        held[chosen] = True
-        return np.flatnonzero(held[indices])
+        return chosen if indices is None else np.flatnonzero(np.isin(indices, chosen))
 
     def close(self) -> None:
         super().close()

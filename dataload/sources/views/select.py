@@ -141,12 +141,10 @@ class Filter:
             records = records or (dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True))
             self._find_error(ask, records, start)
             raise
-        chosen: Array = np.full(1, 2, np.uint8)
-        with suppress(TypeError, ValueError):  # not bool: looking at each type would take as long as many predicates
-            chosen = np.frombuffer(bytes(verdicts), np.uint8)
-        if chosen.max() > 1:
-            chosen = np.array([_truth(each, index) for index, each in enumerate(verdicts, start)])
-        return indices[chosen.view(np.bool_)]
+        with suppress(TypeError, ValueError):  # to look at each type would take as long as many a predicate
+            if not (chosen := bytes(verdicts)).strip(b"\0\1"):
+                return indices[np.frombuffer(chosen, np.bool_)]
+        return indices[[_truth(each, index) for index, each in enumerate(verdicts, start)]]
 
     @staticmethod
     def _find_error(ask: Predicate, records: Iterable[Any], start: int) -> None:
@@ -311,10 +309,8 @@ def match_columns(
         rows = np.arange(start, min(start + _COLUMNS, count)) if indices is None else indices[start : start + _COLUMNS]
         return start + np.flatnonzero(condition.matches(read(rows).__getitem__))
 
-    if len(starts) < 2:
-        return match(0) if count else np.empty(0, np.int64)
-    with DaemonThreads(min(usable_cpus(), len(starts))) as pool:
-        return np.concatenate([*pool.map(match, starts)])
+    with DaemonThreads(max(1, min(usable_cpus(), len(starts)))) as pool:
+        return np.concatenate([np.empty(0, np.int64), *pool.map(match, starts)])
 
 
 def chosen_indices(chosen: Any, length: int) -> Int64Array:

@@ -94,23 +94,29 @@ def merge_ranges(offsets: Int64Array, lengths: Int64Array | int, gap: int) -> Ru
     return Runs(run_starts, run_stops, positions)
 
 
-_reading_tables: ContextVar[bool] = ContextVar("reading_tables", default=False)
+_reading_tables: ContextVar[int] = ContextVar("reading_tables", default=0)  # 2: of the `whole` file
 
 
 class reading_tables:  # a context manager; see `file_errors`
-    """Mark reads of this thread as reads of tables, for which no whole shard is downloaded."""
+    """Mark reads of this thread as reads of tables, for which no whole shard is downloaded.
 
-    __slots__ = ("_token",)
+    With `whole`, both ends or all bytes are read next, so the first read loads a small local file.
+    """
+
+    __slots__ = ("_kind", "_token")
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self._kind = 2 if whole else 1
 
     def __enter__(self) -> None:
-        self._token = _reading_tables.set(True)
+        self._token = _reading_tables.set(self._kind)
 
     def __exit__(self, *_: object) -> None:
         _reading_tables.reset(self._token)
 
 
-def is_reading_tables() -> bool:
-    return _reading_tables.get()
+def is_reading_tables(*, whole: bool = False) -> bool:
+    return _reading_tables.get() > whole
 
 
 class RecordFile(ABC):

@@ -313,6 +313,11 @@ def load_columns(
     )
 
 
+def are_shared(columns: Sequence[Column]) -> bool:
+    """Return whether `load_columns` may return the same columns for the next file."""
+    return len(columns[0].offsets) * _BYTES_PER_RECORD <= _MOST_SHARED
+
+
 def _pack(columns: list[Column]) -> CachedTable | None:
     records = len(columns[0].offsets)
     described = [_describe(column) for column in columns] if records >= _LEAST_CACHED else [None]

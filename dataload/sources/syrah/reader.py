@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
@@ -15,7 +16,7 @@ from dataload.sources.directory import ShardDirectory, ShardNumbers
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
 from dataload.sources.syrah.format import SyrahOptions
-from dataload.sources.syrah.layout import DTYPES, Column, are_shared, load_columns
+from dataload.sources.syrah.layout import DTYPES, Column, load_columns
 from dataload.storage import RecordFile, storage_of
 from dataload.storage.record_file import RowLayout
 from dataload.types import Array, Batch, BytesColumn, FieldSpec, Int64Array, Record
@@ -34,31 +35,24 @@ class SyrahSource(FileSource[Record]):
     options_type: ClassVar[Any] = SyrahOptions
 
     def _prepare(self) -> None:
-        self._last: Memo[list[Column]] = Memo(1)
-        self._tables: Memo[_Tables] = Memo(1)
+        self._last: Memo[_Tables] = Memo(1)
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
         file = storage_of(path, self._remote).map(path, mapped=self.options.map)
-        columns = load_columns(file, cache=self.options.cache, remote=self._remote, last=self._last)
-        tables = self._tables.recall(id(columns))
-        if tables is None:
-            tables = _Tables.of(columns, self.options, path)
-            if are_shared(columns):  # by the next shards, if their metadata are equal
-                self._tables.keep(id(columns), tables)
-        return _SyrahFile(file, tables)
+        make = partial(_Tables.of, self.options, path)
+        return _SyrahFile(file, load_columns(file, make, self._last, cache=self.options.cache, remote=self._remote))
 
 
 class _Tables(NamedTuple):
-    """What readers of files with equal metadata share; `columns` keeps its `id` from being given away."""
+    """Tables that readers of files with equal metadata share."""
 
-    columns: list[Column]
     readers: Mapping[str, "_Reader"]
     length: int
     row: Any
     starts: Mapping[str, int]
 
     @classmethod
-    def of(cls, columns: list[Column], options: SyrahOptions, path: str) -> Self:
+    def of(cls, options: SyrahOptions, path: str, columns: list[Column]) -> Self:
         shapes: Mapping[str, Any] = options.shapes or {}
         length, limit = len(columns[0].offsets), options.max_record_bytes
         readers = {column.name: _Reader(column, path, shapes.get(column.name), limit) for column in columns}
@@ -66,13 +60,13 @@ class _Tables(NamedTuple):
             if name not in readers:
                 known = ", ".join(readers)
                 raise ConfigError(f"shapes names {name!r}; {path} has {known}", key="shapes", value=name)
-        return cls(columns, readers, length, *_row_of(readers, length))
+        return cls(readers, length, *_row_of(readers, length))
 
 
 class _SyrahFile(ShardReader[Record]):
     def __init__(self, file: RecordFile, tables: _Tables) -> None:
         self._file = file
-        _, readers, self._length, self._row, self._starts = tables
+        readers, self._length, self._row, self._starts = tables
         self._columns = {name: reader.of(file) for name, reader in readers.items()}
         self._planned: tuple[tuple[str, ...], RowLayout | None] = (), None  # what was read last
 

@@ -199,8 +199,8 @@ class FileSource(Source[T_co]):
         """Return the files that must be of the same version in workers; versions of objects are sent with `Remote`."""
         return [self._data_file(path) for path in self._paths if not is_url(path)]
 
-    def _open_reader(self, shard: int, *, whole: bool = False) -> ShardReader[T_co]:
-        with reading_tables(whole=whole), file_errors(self._paths[shard]):
+    def _open_reader(self, shard: int) -> ShardReader[T_co]:
+        with reading_tables(), file_errors(self._paths[shard]):
             return self._open_shard(self._paths[shard])
 
     def _open_known(self, shard: int) -> ShardReader[T_co]:
@@ -209,17 +209,17 @@ class FileSource(Source[T_co]):
         path, data_file = self._paths[shard], self._data_file(self._paths[shard])
         if self._versions is not None and not is_url(path):
             check_versions([data_file], self._versions[shard : shard + 1])
-        reader = self._open_reader(shard, whole=True)  # both ends, too
-        try:
-            self._known.check(shard, path, len(reader), data_file, open_file_of(reader, data_file))
-            if self._versions is not None and not self._known.listed and not is_url(path):
-                check_versions([data_file], self._versions[shard : shard + 1])
-            if self._selected:
-                with reading_tables():
+        with reading_tables(whole=True):  # the table and both ends
+            reader = self._open_reader(shard)
+            try:
+                self._known.check(shard, path, len(reader), data_file, open_file_of(reader, data_file))
+                if self._versions is not None and not self._known.listed and not is_url(path):
+                    check_versions([data_file], self._versions[shard : shard + 1])
+                if self._selected:
                     self._check_fields(reader.fields, path)
-        except BaseException:
-            reader.close()
-            raise
+            except BaseException:
+                reader.close()
+                raise
         return reader
 
     def _open_readers(

@@ -208,8 +208,6 @@ class ListedShards:
         mark = None if self.contents is None or not data_file or is_url(data_file) else self.contents[shard]
         if mark is not None and (ends_of_file(data_file, None) if file is None else ends_of(file)) != mark[:2]:
             raise _stale_error(path, "another content than in the manifest")
-        if isinstance(file, MappedFile):
-            file.unload()
 
 
 def _stale_error(path: str, found: str) -> CorruptFileError:

@@ -22,7 +22,7 @@ from dataload.storage.errors import (
     overwritten_error,
     rewritten_error,
 )
-from dataload.storage.record_file import MergedReads, RecordFile, Runs, is_reading_tables, merge_ranges
+from dataload.storage.record_file import MergedReads, RecordFile, Runs, loaded_files, merge_ranges
 from dataload.types import Array, BytesArray, Int64Array
 
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
@@ -135,10 +135,8 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
 
     def release(self) -> None:
         self._handle = None
-        self.unload()
 
-    def unload(self) -> None:
-        """Forget what was loaded; see `reading_tables`."""
+    def _unload(self) -> None:
         self._loaded = None
 
     @property
@@ -170,9 +168,10 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
         """See `RecordFile.read`; without a map, whose page faults cost more than a call."""
         if min(offset, length, self.size - offset - length) < 0:
             raise outside_error(self.path, self.size, f"bytes {offset} to {offset + length}")
-        if self._loaded is None and self.size <= _MOST_LOADED and is_reading_tables(whole=True):
-            self._loaded = self._read(0, self.size)
-        return self._read(offset, length) if self._loaded is None else self._loaded[offset : offset + length]
+        if (data := self._loaded) is None and self.size <= _MOST_LOADED and (loaded := loaded_files()) is not None:
+            data = self._loaded = self._read(0, self.size)
+            loaded.append(self._unload)
+        return self._read(offset, length) if data is None else data[offset : offset + length]
 
     def _read(self, offset: int, length: int) -> bytes:
         handle = self._open()

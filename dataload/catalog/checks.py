@@ -91,6 +91,10 @@ def _is_text(value: Any) -> bool:
     return type(value) is str and len(value) <= LONGEST_TEXT
 
 
+def _are_texts(value: Any) -> bool:
+    return type(value) is list and len(value) <= _MOST_HASHES and all(map(_is_text, cast("list[Any]", value)))
+
+
 def _maps_to(check: Callable[[Any], bool]) -> Callable[[Any], bool]:
     return lambda value: type(value) is dict and all(map(check, cast("dict[str, Any]", value).values()))
 
@@ -146,13 +150,10 @@ def as_column(value: Any, where: str) -> tuple[Any, ...]:
 
 def as_content(value: Any) -> ContentMark:
     """Return the mark of a shard's content."""
-    match value:
-        case [size, str() as ends, (None | str() | list()) as identity] if is_count(size) and _is_text(ends):
-            texts = cast("list[Any]", identity if isinstance(identity, list) else [identity or ""])
-            if len(texts) <= _MOST_HASHES and all(map(_is_text, texts)):
-                return ContentMark(size, ends, identity)
-        case _:
-            pass
+    parts = cast("list[Any]", value) if type(value) is list and len(value) == 3 else list[Any]([None] * 3)
+    size, ends, identity = parts
+    if is_count(size) and _is_text(ends) and (identity is None or _is_text(identity) or _are_texts(identity)):
+        return ContentMark(size, ends, identity)
     raise wrong_value("shards.identity", "a size, a text, and a text, a list of texts or null", value)
 
 

@@ -19,7 +19,8 @@ import secrets
 import threading
 import zlib
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import closing, suppress
+from time import monotonic
 from typing import Any, NamedTuple
 
 from dataload._util.threads import DaemonThreads
@@ -38,6 +39,7 @@ _VERSION = 1
 _MOST_LINES = 64  # of a segment
 _MOST_BYTES = 8 << 20
 _SECONDS = 2.0  # from the first line of a segment to its end
+_LOCAL_SECONDS = 0.1  # after a block of lines, the next shard is noted at once
 _MOST_TRIES = 10
 _LONGEST_HOLDER = 300
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
@@ -61,9 +63,12 @@ class Job(NamedTuple):
 class LocalLog:
     """A log in a file. Several threads may note facts."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, most: int) -> None:
         self.path: str = path
+        self._most = most
         self._file: AppendedFile | None = None
+        self._lines: list[bytes] = []
+        self._lock, self._written = threading.Lock(), 0.0
 
     def load(self, job: Job) -> Logged:
         """Return what was noted for a job."""
@@ -80,13 +85,25 @@ class LocalLog:
 
     def note(self, facts: ShardFacts, key: str = "") -> None:
         """Add facts; a SourceError if another process has taken over."""
+        line = shard_line(facts, key)
+        with self._lock:
+            self._lines.append(line)
+            if len(self._lines) >= self._most or monotonic() - self._written > _LOCAL_SECONDS:
+                self._write()
+
+    def _write(self) -> None:
         assert self._file is not None, "it is begun first"
-        self._file.write(shard_line(facts, key))
+        data = b"".join(self._lines)
+        self._lines.clear()
+        if data:
+            self._file.write(data)
+        self._written = monotonic()
 
     def close(self) -> None:
         """Complete what was noted."""
         if self._file is not None:
-            self._file.close()
+            with closing(self._file):
+                self._write()
             self._file = None
 
     def is_ours(self) -> bool:
@@ -94,6 +111,7 @@ class LocalLog:
         return self._file is not None and self._file.is_current()
 
     def remove(self) -> None:
+        self._lines.clear()
         self.close()
         storage_of(self.path).remove(self.path)
 
@@ -211,8 +229,9 @@ class RemoteLog:
 
 
 def log_of(path: str, remote: Remote | None = None, *, at_once: bool = False) -> LocalLog | RemoteLog:
-    """Return the log at a path or URL; with `at_once`, each line reaches an object store by itself."""
-    return RemoteLog(path, remote, 1 if at_once else _MOST_LINES) if is_url(path) else LocalLog(path)
+    """Return the log at a path or URL; with `at_once`, each line is written by itself."""
+    most = 1 if at_once else _MOST_LINES
+    return RemoteLog(path, remote, most) if is_url(path) else LocalLog(path, most)
 
 
 def header_line(job: Job) -> bytes:

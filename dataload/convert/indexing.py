@@ -18,7 +18,7 @@ from dataload._util.fingerprint import digest
 from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads, run_each
 from dataload.catalog.evidence import MOST_THREADS, as_uploaded, describe_files, files_of, hash_files, look
-from dataload.catalog.facts import DataSetFacts, ShardFacts
+from dataload.catalog.facts import DataSetFacts, Found, ShardFacts
 from dataload.catalog.ledger import Job, log_of
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, remove_lengths, update_manifest
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile, merge_fields
@@ -31,7 +31,6 @@ from dataload.sources.base import Source
 from dataload.sources.file_source import FileSource
 from dataload.sources.views.sequences import save_lengths
 from dataload.storage import Remote, base_name, is_url, join, storage_of
-from dataload.storage.errors import file_errors
 from dataload.storage.local.folders import discard_untrusted
 from dataload.storage.remote.settings import node_folder
 
@@ -200,30 +199,30 @@ def _entry(directory: str, units: Sequence[Shard], shards: Sequence[ShardFacts],
 
 
 def _describe(data_set: PlannedSet, path: str, source: Source[Any]) -> ShardFacts:
-    remote, name = data_set.remote, base_name(path)
     if not is_url(path):
-        with file_errors(path):
-            size, evidence, _ = look(files := files_of(path))
-        facts = _measured(data_set, path, ShardFacts(name, size, 0, evidence=evidence), source)
-        return facts if facts.sha256 else replace(facts, sha256=hash_files(files))
-    storage = storage_of(path, remote)
+        facts = _measured(data_set, path, _read(data_set, path, source))
+        return facts if facts.sha256 else replace(facts, sha256=hash_files(files_of(path)))
+    remote, storage = data_set.remote, storage_of(path, data_set.remote)
     leases = [storage.lease(file) for file in files_of(path, remote)]  # reading finds the copies
-    facts = as_uploaded(describe_files(name, [lease.path for lease in leases], 0), path, remote)
-    measured = _measured(data_set, path, facts, source)
+    facts = as_uploaded(describe_files(base_name(path), [lease.path for lease in leases], 0), path, remote)
+    read = _read(data_set, path, source)
+    measured = _measured(data_set, path, replace(facts, records=read.records, content=read.content))
     if remote.options.cache is None:  # not to be kept
         for lease in leases:
             storage_of(lease.path).remove(lease.path)
     return measured
 
 
-def _measured(data_set: PlannedSet, path: str, facts: ShardFacts, source: Source[Any]) -> ShardFacts:
-    """Add what reading a shard tells; `source` has the data set's options and reads any of its shards."""
+def _read(data_set: PlannedSet, path: str, source: Source[Any]) -> ShardFacts:
+    """Return what reading a shard tells; `source` has the data set's options and reads any of its shards."""
     if isinstance(source, FileSource):
-        records, content, sha256 = source.look_at(path)
-        facts = replace(facts, records=records, content=content, sha256=sha256 or facts.sha256)
-    else:
-        with data_set.open([path], data_set.options) as source:
-            facts = replace(facts, records=len(source))
+        return source.look_at(path)
+    size, evidence, _ = Found(0) if is_url(path) else look(files_of(path))
+    with data_set.open([path], data_set.options) as source:
+        return ShardFacts(base_name(path), size, len(source), evidence=evidence)
+
+
+def _measured(data_set: PlannedSet, path: str, facts: ShardFacts) -> ShardFacts:
     if data_set.measuring is None:
         return facts
     with data_set.open([path], data_set.measured) as source:

@@ -30,7 +30,8 @@ class ConversionLedger(Ledger):
     again = "finished shards are kept: pass resume=True to continue"
 
     def __init__(self, target: Target, plan: Sequence[Shard], mode: Mode) -> None:
-        super().__init__(log_of(target.log(*(mode.part or ())), target.remote, at_once=mode.overwrite))
+        at_once = mode.overwrite or target.remote is None
+        super().__init__(log_of(target.log(*(mode.part or ())), target.remote, at_once=at_once))
         self.journal: Journal  # since `begin`, with what earlier runs have finished
         self._target, self._plan, self._mode = target, plan, mode
         self._head = JournalFile(target.journal, target.remote)

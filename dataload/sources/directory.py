@@ -113,7 +113,7 @@ class ShardDirectory:
             return
         numbers = self._reader_of[shards]
         if int(numbers.min()) == _UNUSED:
-            for shard in np.unique(shards[numbers == _UNUSED]).tolist():
+            for shard in sorted({*shards[numbers == _UNUSED].tolist()}):  # np.unique imports numpy.ma: 20 ms
                 self.add(shard, reader(shard))
             numbers = self._reader_of[shards]
         places = indices + self._places[shards]

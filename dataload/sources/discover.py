@@ -216,7 +216,7 @@ def _expand(
                 return _paths(path, listed), listed
             known = all_formats()  # looked for once, because this reads the metadata of every installed package
             if _is_directory_of_shards(path, entry, remote, known):
-                if entry is None and is_media_folder(path, options, partial(by_suffix, known=known), remote):
+                if entry is None and is_media_folder(path, options, partial(by_suffixes, known=known), remote):
                     return [path], None
                 return _shards_of_directory(path, entry, remote, known), None
         return [path], None

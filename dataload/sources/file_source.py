@@ -4,7 +4,7 @@ import zlib
 from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any, ClassVar, TypeVar
@@ -18,7 +18,7 @@ from dataload._util.indexing import as_indices
 from dataload._util.settings import check_fields
 from dataload._util.threads import DaemonThreads
 from dataload.catalog.checks import ContentMark
-from dataload.catalog.evidence import read_marks
+from dataload.catalog.facts import ShardFacts
 from dataload.catalog.fields import require_known, with_classes
 from dataload.errors import ClosedSourceError, ConfigError, DataloadError
 from dataload.sources.base import Source
@@ -31,6 +31,7 @@ from dataload.sources.shards import (
     OpenShards,
     ShardReader,
     content_mark,
+    describe_shard,
     most_open_shards,
     open_each,
     open_file_of,
@@ -94,6 +95,7 @@ class FileSource(Source[T_co]):
         self._classes: Mapping[str, tuple[str, ...]] = {}
         self._closed = False
         self._described: list[tuple[Any, ...]] | None = None
+        self._is_alone = False  # whether the last shard of `look_at` was a single local file
         self._prepare()
 
     def _prepare(self) -> None:
@@ -207,17 +209,17 @@ class FileSource(Source[T_co]):
         path, data_file = self._paths[shard], self._data_file(self._paths[shard])
         if self._versions is not None and not is_url(path):
             check_versions([data_file], self._versions[shard : shard + 1])
-        reader = self._open_reader(shard)
-        try:
-            self._known.check(shard, path, len(reader), data_file, open_file_of(reader, data_file))
-            if self._versions is not None and not self._known.listed and not is_url(path):
-                check_versions([data_file], self._versions[shard : shard + 1])
-            if self._selected:
-                with reading_tables():
+        with reading_tables(whole=True):  # the table and both ends
+            reader = self._open_reader(shard)
+            try:
+                self._known.check(shard, path, len(reader), data_file, open_file_of(reader, data_file))
+                if self._versions is not None and not self._known.listed and not is_url(path):
+                    check_versions([data_file], self._versions[shard : shard + 1])
+                if self._selected:
                     self._check_fields(reader.fields, path)
-        except BaseException:
-            reader.close()
-            raise
+            except BaseException:
+                reader.close()
+                raise
         return reader
 
     def _open_readers(
@@ -336,13 +338,11 @@ class FileSource(Source[T_co]):
         with DaemonThreads(self._opening_threads) as pool:  # requests take most of the time
             return [*pool.map(self._mark_of, shards)]
 
-    def look_at(self, path: str) -> tuple[int, ContentMark, str | None]:
-        """Return the length, the mark and, if it is a single local file, the SHA-256 of any shard."""
-        with reading_tables(), file_errors(path), closing(self._open_shard(path)) as reader:
-            if (file := open_file_of(reader, path)) is None or self._data_file(path) != path:
-                return len(reader), self._mark(path, reader), None
-            size, ends, sha256 = read_marks(file)
-            return len(reader), ContentMark(size, ends, reader.identity()), sha256
+    def look_at(self, path: str) -> ShardFacts:
+        """Return the facts about any shard: the SHA-256 only of a single local file, and no size of objects."""
+        alone, data_file = self._is_alone, self._data_file(path)
+        facts, self._is_alone = describe_shard(path, data_file, self._open_shard, self._remote, is_alone=alone)
+        return facts
 
     def _mark_of(self, shard: int) -> ContentMark:
         return self._mark(self._paths[shard], self._data_set().reader(shard))

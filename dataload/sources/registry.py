@@ -163,10 +163,14 @@ def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None
 
 
 def by_suffixes(paths: Iterable[str], known: Iterable[Format]) -> list[Format | None]:
-    """Return what `by_suffix` does for many paths; most may have no known suffix."""
+    """Return what `by_suffix` does for many paths; those with the same name from its first dot on have one answer."""
     entries = [entry for entry in known if entry.suffixes]
-    suffixes = tuple(suffix for entry in entries for suffix in entry.suffixes)
-    return [by_suffix(path, entries) if _lowered(path).endswith(suffixes) else None for path in paths]
+    if not all(suffix.startswith(".") for entry in entries for suffix in entry.suffixes):
+        return [by_suffix(path, entries) for path in paths]
+    names = (path.rstrip("/").rpartition("/")[2] for path in paths)
+    ends = [name[max(0, name.find(".")) :] for name in names]
+    found = {end: by_suffix(end, entries) for end in {*ends}}
+    return [found[end] for end in ends]
 
 
 def _lowered(path: str) -> str:
@@ -206,7 +210,7 @@ def format_of_files(files: Sequence[str], remote: Remote | None) -> Format:
         UnsupportedFormatError: One has no known format.
     """
     # Looking for added formats takes long, so it is done once, and only if a built-in suffix does not decide.
-    by_name = [by_suffix(file, built_in_formats()) for file in files]
+    by_name = by_suffixes(files, built_in_formats())
     known = built_in_formats() if all(by_name) else all_formats()
     splits = [(entry, entry.load(entry.split_selection)) for entry in known if entry.split_selection is not None]
     named = {entry.name: entry for entry in by_name if entry is not None}

@@ -16,24 +16,22 @@ _JOURNALS = ".*.convert.json"  # of conversions, which keep them beside their sh
 
 
 def is_media_folder(
-    directory: str, options: Collection[str], is_shard: Callable[[str], object], remote: Remote | None
+    directory: str,
+    options: Collection[str],
+    formats_of: Callable[[Sequence[str]], Sequence[object]],
+    remote: Remote | None,
 ) -> bool:
     """Return whether a local directory has images or audio, at any depth, and no shards; or options that say so."""
-    found: dict[bool, list[str]] = {True: [], False: []}
-
-    def look(name: str) -> bool:
-        medium = is_medium(name)
-        if medium or (is_shard(name.rpartition("/")[2]) and not is_metadata(name)):
-            found[medium].append(name)
-        return False
-
+    names: list[str] = []
     if is_url(directory):
-        for name in storage_of(directory, remote).list(directory):
-            look(name)
+        names = storage_of(directory, remote).list(directory)
     else:
         with suppress(SourceError):  # raised again by whatever reads there
-            list_folder(directory, look)
-    media, shards = sorted(found[True]), sorted(found[False])
+            list_folder(directory, names.append)
+    names.sort()
+    media = [*filter(is_medium, names)]
+    others = sorted({*names}.difference(media))
+    shards = [name for name, of in zip(others, formats_of(others), strict=True) if of and not is_metadata(name)]
     if not media or not shards or {"labels", "pattern", "split"} & {*options}:  # options of folders
         return bool(media) and not is_url(directory)
     table = next((name for name in shards if name.endswith(".csv")), None)

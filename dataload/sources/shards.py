@@ -18,14 +18,15 @@ from dataload._util.indexing import split_by_shard
 from dataload._util.system import open_files_limit
 from dataload._util.threads import DaemonThreads, run_each
 from dataload.catalog.checks import ContentMark
-from dataload.catalog.evidence import ends_of, ends_of_file
+from dataload.catalog.evidence import ends_of, ends_of_file, files_of, look, read_marks
+from dataload.catalog.facts import Evidence, Found, ShardFacts
 from dataload.catalog.fields import spec_of
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
 from dataload.errors import ChangedFileError, CorruptFileError
 from dataload.sources.directory import ShardDirectory
 from dataload.storage import RecordFile, Remote, base_name, is_url, join, parent, reading_tables
-from dataload.storage.errors import rewritten_error
+from dataload.storage.errors import file_errors, rewritten_error
 from dataload.storage.local.record_files import MappedFile
 from dataload.types import Batch, FieldSpec, Int64Array
 
@@ -153,7 +154,7 @@ class ShardReader(ABC, Generic[T_co]):
         self.release()
 
 
-def open_file_of(reader: "ShardReader[Any]", data_file: str) -> RecordFile | None:
+def open_file_of(reader: "ShardReader[Any]", data_file: str) -> MappedFile | None:
     """Return the file of a reader if it is this one, on this machine and mapped as it is."""
     file = getattr(reader, "_file", None)
     return file if isinstance(file, MappedFile) and file.is_plain and file.path == data_file else None
@@ -165,6 +166,23 @@ def content_mark(data_file: str, reader: "ShardReader[Any]", remote: Remote | No
     size, ends = ends_of_file(data_file, remote) if file is None else ends_of(file)
     with reading_tables():
         return ContentMark(size, ends, reader.identity())
+
+
+def describe_shard(
+    path: str, data_file: str, open_shard: Callable[[str], ShardReader[Any]], remote: Remote | None, *, is_alone: bool
+) -> tuple[ShardFacts, bool]:
+    """Return the facts about a shard, and whether it is a single local file, which `is_alone` expects."""
+    # A look before the shard is opened, so that a later change shows; an open file tells its version itself.
+    found = None if is_alone else Found(0) if is_url(path) else look(files_of(path))
+    with reading_tables(whole=True), file_errors(path), contextlib.closing(open_shard(path)) as reader:
+        if data_file == path and (file := open_file_of(reader, path)) is not None:
+            size, ends, sha256 = read_marks(file)
+            content, evidence = ContentMark(size, ends, reader.identity()), Evidence(file.identity.changed)
+            return ShardFacts(base_name(path), size, len(reader), sha256, content, evidence), True
+        records, content = len(reader), content_mark(data_file, reader, remote)
+    if found is None:
+        return describe_shard(path, data_file, open_shard, remote, is_alone=False)
+    return ShardFacts(base_name(path), found.bytes, records, None, content, found.evidence), False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ _PLAIN = re.compile(r"\w[\w.=,+-]*+(?:/\w[\w.=,+-]*+)*+")
 _PLACE = re.compile(r"/|[a-z]:|[a-z][\w+.-]*:/|(file|https?|s3|gs|az|memory|tfds|hf|pipe):", re.IGNORECASE)
 _UNFIT = re.compile(r"[\0-\x1f\x7f\ud800-\udc7f\udd00-\udfff]"), re.compile(r"[\0-\x1f\x7f\ud800-\udfff]")  # in URLs
 _LONGEST_NAME = 4096
+_NO_NAMES = ("", ".", "..")
 _BROKEN = re.compile(r"(?:https?|s3|gs|az|abfss?|sftp|hdfs|file|memory|hf):/(?!/)", re.IGNORECASE)
 _HUB = re.compile(r"(hf://datasets/([^/@]+/[^/@]+)(?:@(refs/(?:convert|pr)/[^/]+|[^/]+))?)(?:/(.*))?", re.IGNORECASE)
 
@@ -59,6 +60,9 @@ def local_path(path: str) -> str:
 def base_name(path: str) -> str:
     if is_url(path):
         return path.rstrip("/").rpartition("/")[2]
+    name = path.rpartition("/")[2]
+    if os.sep == "/" and name not in _NO_NAMES:
+        return name
     return os.path.basename(os.path.normpath(path))
 
 

@@ -94,23 +94,37 @@ def merge_ranges(offsets: Int64Array, lengths: Int64Array | int, gap: int) -> Ru
     return Runs(run_starts, run_stops, positions)
 
 
-_reading_tables: ContextVar[bool] = ContextVar("reading_tables", default=False)
+_reading_tables: ContextVar["reading_tables | None"] = ContextVar("reading_tables", default=None)
 
 
 class reading_tables:  # a context manager; see `file_errors`
-    """Mark reads of this thread as reads of tables, for which no whole shard is downloaded."""
+    """Mark reads of this thread as reads of tables, for which no whole shard is downloaded.
 
-    __slots__ = ("_token",)
+    With `whole`, both ends or all bytes are read next, so the first read loads a small local file until the block ends.
+    """
+
+    __slots__ = ("_token", "loaded")
+
+    def __init__(self, *, whole: bool = False) -> None:
+        self.loaded: list[Callable[[], None]] | None = [] if whole else None  # what forgets each file
 
     def __enter__(self) -> None:
-        self._token = _reading_tables.set(True)
+        self._token = _reading_tables.set(self if self.loaded is not None else _reading_tables.get() or self)
 
     def __exit__(self, *_: object) -> None:
         _reading_tables.reset(self._token)
+        for forget in self.loaded or ():
+            forget()
 
 
 def is_reading_tables() -> bool:
-    return _reading_tables.get()
+    return _reading_tables.get() is not None
+
+
+def loaded_files() -> list[Callable[[], None]] | None:
+    """Return what forgets the files that this thread has loaded; None if it loads none. See `reading_tables`."""
+    now = _reading_tables.get()
+    return None if now is None else now.loaded
 
 
 class RecordFile(ABC):

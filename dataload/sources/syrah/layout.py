@@ -12,9 +12,9 @@ reader ignores:
 """
 
 import struct
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, TypeVar, cast
 
 import numpy as np
 
@@ -277,20 +277,24 @@ def _table(numbers: Int64Array) -> bytes:
     return numbers.astype("<i8", copy=False).tobytes()
 
 
+T = TypeVar("T")
+
 _BYTES_PER_RECORD = 16  # at least, of the metadata
-_MOST_SHARED = 1 << 20  # bytes of metadata, which are kept with their columns
 _LEAST_CACHED = 100_000  # records; parsing the metadata of fewer takes a few milliseconds
 
 
 def load_columns(
-    file: RecordFile, *, cache: bool, remote: Remote | None = None, last: Memo[list[Column]] | None = None
-) -> list[Column]:
-    """Return the columns of a file, after checking every number; raises as `parse_metadata`.
+    file: RecordFile, make: Callable[[list[Column]], T], last: Memo[T], *, cache: bool, remote: Remote | None
+) -> T:
+    """Return what `make` makes of the columns of a file, after checking every number; raises as `parse_metadata`.
 
-    Shards often have equal metadata: then they share the columns that were parsed `last`.
+    Shards often have equal metadata: then they share what was made `last`.
     """
     path, size = file.path, file.size
     offset, length = parse_header(file.read(0, min(HEADER_SIZE, size)), size, path)
+    if length < _LEAST_CACHED * _BYTES_PER_RECORD:
+        key = data, _, _ = file.read(offset, length), offset, size
+        return last.recall(key) or last.keep(key, make(parse_metadata(data, offset, size, path)))
 
     def unpack(found: CachedTable) -> list[Column] | None:
         columns = _unpack(found, length // _BYTES_PER_RECORD)
@@ -298,19 +302,13 @@ def load_columns(
             check_columns(columns, (offset, offset + length), size, path)
         return columns
 
-    def build() -> list[Column]:
-        data = file.read(offset, length)
-        if last is None or length > _MOST_SHARED:
-            return parse_metadata(data, offset, size, path)
-        key = data, offset, size
-        return last.recall(key) or last.keep(key, parse_metadata(data, offset, size, path))
-
-    return remember(
-        IndexKey.of("syrah", (path,), remote=remote) if cache and length >= _LEAST_CACHED * _BYTES_PER_RECORD else None,
+    columns = remember(
+        IndexKey.of("syrah", (path,), remote=remote) if cache else None,
         unpack,
-        build,
+        lambda: parse_metadata(file.read(offset, length), offset, size, path),
         pack=_pack,
     )
+    return make(columns)
 
 
 def _pack(columns: list[Column]) -> CachedTable | None:

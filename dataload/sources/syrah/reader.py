@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, ClassVar, Self, cast
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, Self, cast
 
 import numpy as np
 
@@ -33,26 +34,40 @@ class SyrahSource(FileSource[Record]):
     options_type: ClassVar[Any] = SyrahOptions
 
     def _prepare(self) -> None:
-        self._last: Memo[list[Column]] = Memo(1)
+        self._last: Memo[_Tables] = Memo(1)
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        return _SyrahFile(path, self.options, self._last)
+        file = storage_of(path, self._remote).map(path, mapped=self.options.map)
+        make = partial(_Tables.of, self.options, path)
+        return _SyrahFile(file, load_columns(file, make, self._last, cache=self.options.cache, remote=self._remote))
+
+
+class _Tables(NamedTuple):
+    """Tables that readers of files with equal metadata share."""
+
+    readers: Mapping[str, "_Reader"]
+    length: int
+    row: Any
+    starts: Mapping[str, int]
+
+    @classmethod
+    def of(cls, options: SyrahOptions, path: str, columns: list[Column]) -> Self:
+        shapes: Mapping[str, Any] = options.shapes or {}
+        length, limit = len(columns[0].offsets), options.max_record_bytes
+        readers = {column.name: _Reader(column, path, shapes.get(column.name), limit) for column in columns}
+        for name in shapes:
+            if name not in readers:
+                known = ", ".join(readers)
+                raise ConfigError(f"shapes names {name!r}; {path} has {known}", key="shapes", value=name)
+        return cls(readers, length, *_row_of(readers, length))
 
 
 class _SyrahFile(ShardReader[Record]):
-    def __init__(self, path: str, options: SyrahOptions, last: Memo[list[Column]]) -> None:
-        shapes: Mapping[str, Any] = options.shapes or {}
-        self._file = storage_of(path, options.remote_settings).map(path, mapped=options.map)
-        parsed = load_columns(self._file, cache=options.cache, remote=options.remote_settings, last=last)
-        self._length = len(parsed[0].offsets)
-        limit = options.max_record_bytes
-        self._columns = {column.name: _Reader(column, self._file, shapes.get(column.name), limit) for column in parsed}
-        self._row, self._starts = _row_of(self._columns, self._length)
+    def __init__(self, file: RecordFile, tables: _Tables) -> None:
+        self._file = file
+        readers, self._length, self._row, self._starts = tables
+        self._columns = {name: reader.of(file) for name, reader in readers.items()}
         self._planned: tuple[tuple[str, ...], RowLayout | None] = (), None  # what was read last
-        for name in shapes:
-            if name not in self._columns:
-                known = ", ".join(self._columns)
-                raise ConfigError(f"shapes names {name!r}; {path} has {known}", key="shapes", value=name)
 
     def __len__(self) -> int:
         return self._length
@@ -119,8 +134,9 @@ class _SyrahFile(ShardReader[Record]):
 class _Reader:
     """The values of one key; it only keeps tables for irregular offsets, sizes or shapes."""
 
-    def __init__(self, column: Column, file: RecordFile, shape: tuple[int, ...] | None, limit: int) -> None:
-        self._file = file
+    _file: RecordFile
+
+    def __init__(self, column: Column, path: str, shape: tuple[int, ...] | None, limit: int) -> None:
         self._text = column.dtype == "str"
         self._bytes = column.is_bytes and shape is None
         self._dtype = np.dtype(np.uint8) if self._text else DTYPES[column.dtype]
@@ -129,7 +145,7 @@ class _Reader:
         self._limit = limit
         largest = self._size if self._size is not None else int(column.sizes.max(initial=0))
         self._has_large = largest > limit
-        self._shape = _fixed_shape(column, self._size) if shape is None else _resolve(shape, column, self._size, file)
+        self._shape = _fixed_shape(column, self._size) if shape is None else _resolve(shape, column, self._size, path)
         self._shapes = column.shapes if self._shape is None else None
         self._dim_ends = None if self._shapes is None else np.cumsum(self._shapes.ndim)
         self._offsets: Int64Array | None = column.offsets
@@ -137,6 +153,12 @@ class _Reader:
         self._stride = _constant(column.offsets[1:] - column.offsets[:-1]) if len(column.offsets) > 1 else 1
         if self._size is not None and self._stride is not None and self._stride > 0:  # then no table is needed
             self._start, self._offsets = int(column.offsets[0]), None
+
+    def of(self, file: RecordFile) -> Self:
+        """Return a reader of the same values of another file."""
+        copied = object.__new__(type(self))
+        vars(copied).update(vars(self), _file=file)
+        return copied
 
     @property
     def spec(self) -> FieldSpec:
@@ -279,7 +301,7 @@ def _fixed_shape(column: Column, size: int | None) -> tuple[int, ...] | None:
     return tuple(table[0].tolist()) if bool((table == table[0]).all()) else None
 
 
-def _resolve(shape: tuple[int, ...], column: Column, size: int | None, file: RecordFile) -> tuple[int, ...]:
+def _resolve(shape: tuple[int, ...], column: Column, size: int | None, path: str) -> tuple[int, ...]:
     """Return `shape` with -1 replaced, unless records differ in size."""
     given = [n for n in shape if n != -1]
     known = math.prod(given)  # not an int64, which overflows
@@ -290,7 +312,7 @@ def _resolve(shape: tuple[int, ...], column: Column, size: int | None, file: Rec
     if unknown > 1 or not alike:
         found = f"{items[0]} values" if size is not None else "different numbers of values"
         raise ConfigError(
-            f"shapes: {list(shape)} does not fit field {column.name!r} of {file.path}, whose records have {found}",
+            f"shapes: {list(shape)} does not fit field {column.name!r} of {path}, whose records have {found}",
             key=f"shapes.{column.name}",
             value=shape,
         )

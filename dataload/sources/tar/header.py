@@ -7,6 +7,7 @@ PAX records (type ``x``, or ``g`` for all later members) or GNU long names (``L`
 Names are bytes throughout, because the format does not define their encoding.
 """
 
+import struct
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
@@ -76,16 +77,14 @@ def parse_header(block: bytes, path: str, offset: int) -> Header:
     return Header(name, size, block[156:157])
 
 
-def is_plainly(block: bytes, name: bytes, size: int) -> bool:
+_HEADER = struct.Struct("100s 24x 12s 20x c 100x 5s 83x B")  # name, size, kind, magic, first byte of the prefix
+
+
+def is_plainly(data: bytes, at: int, name: bytes, size: int) -> bool:
     """Return True for the usual header of a regular file with this name and size, whose checksum need not be read."""
-    return (
-        bool(name)
-        and block.startswith(name + b"\0")
-        and block[124:136].rstrip(b"\0 ") == b"%011o" % size
-        and block[156:157] in REGULAR
-        and block[257:262] == _POSIX_MAGIC[:5]
-        and not block[345]
-    )
+    found, digits, kind, magic, prefix = _HEADER.unpack_from(data, at)
+    plain = kind in REGULAR and magic == _POSIX_MAGIC[:5] and not prefix and name != b""
+    return plain and digits.rstrip(b"\0 ") == b"%011o" % size and found.startswith(name + b"\0")
 
 
 def _number(field: bytes) -> int | None:

@@ -172,19 +172,19 @@ def _check_members(table: SampleTable, file: RecordFile, index: str) -> None:
     count = len(table.blocks)
     number = min(count, _MEMBERS_VERIFIED)
     components = np.arange(number) * (count - 1) // max(1, number - 1)
-    starts = table.offsets(components) - BLOCK
-    first, last = int(starts.min()), int(starts.max())
+    starts = [(block - 1) * BLOCK for block in table.blocks[components].tolist()]
+    first, last = min(starts), max(starts)
     if last - first < _READ_AT_ONCE:
         data = file.read(first, last + BLOCK - first)
-        headers = [data[at : at + BLOCK] for at in (starts - first).tolist()]
+        headers = [(data, start - first) for start in starts]
     else:
-        headers = file.copies(starts, np.full(number, BLOCK))
+        headers = [(data, 0) for data in file.copies(np.array(starts), np.full(number, BLOCK))]
     names = [b""] * number if table.keys is None else _plain_names(table, components)
-    sizes = table.lengths(components).tolist()
-    for component, header, name, size in zip(components.tolist(), headers, names, sizes, strict=True):
-        if is_plainly(header, name, size):
+    sizes = table.sizes[components].tolist()
+    for component, (data, at), name, size in zip(components.tolist(), headers, names, sizes, strict=True):
+        if is_plainly(data, at, name, size):
             continue
-        difference = _difference(table, component, header, file.path)
+        difference = _difference(table, component, data[at : at + BLOCK], file.path)
         if difference is not None:
             raise _stale(table, component, difference, file, index)
 

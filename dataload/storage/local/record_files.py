@@ -22,7 +22,7 @@ from dataload.storage.errors import (
     overwritten_error,
     rewritten_error,
 )
-from dataload.storage.record_file import MergedReads, RecordFile, Runs, merge_ranges
+from dataload.storage.record_file import MergedReads, RecordFile, Runs, loaded_files, merge_ranges
 from dataload.types import Array, BytesArray, Int64Array
 
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device", stat.S_IFBLK: "a device"}
@@ -55,6 +55,7 @@ def _check_regular(path: str | os.PathLike[str], status: os.stat_result) -> None
     raise OSError(errno.EINVAL, f"it is {kind}, and only regular files are opened", path)
 
 
+_MOST_LOADED = 1 << 16  # bytes; copying them takes less time than two more reads
 _PAGE = mmap.PAGESIZE
 _WILL_NEED: int | None = getattr(mmap, "MADV_WILLNEED", None)
 _DO_NOT_WAIT: int | None = getattr(os, "RWF_NOWAIT", None)
@@ -128,11 +129,15 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
         self._make = make
         with file_errors(path):
             self._handle: HandleT | None = make(path)
-        self._identity = self._handle.identity
-        self.size: int = self._identity.size
+        self.identity: FileIdentity = self._handle.identity
+        self.size: int = self.identity.size
+        self._loaded: bytes | None = None
 
     def release(self) -> None:
         self._handle = None
+
+    def _unload(self) -> None:
+        self._loaded = None
 
     @property
     def is_open(self) -> bool:
@@ -161,9 +166,15 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
 
     def read(self, offset: int, length: int) -> bytes:
         """See `RecordFile.read`; without a map, whose page faults cost more than a call."""
-        handle = self._open()
         if min(offset, length, self.size - offset - length) < 0:
             raise outside_error(self.path, self.size, f"bytes {offset} to {offset + length}")
+        if (data := self._loaded) is None and self.size <= _MOST_LOADED and (loaded := loaded_files()) is not None:
+            data = self._loaded = self._read(0, self.size)
+            loaded.append(self._unload)
+        return self._read(offset, length) if data is None else data[offset : offset + length]
+
+    def _read(self, offset: int, length: int) -> bytes:
+        handle = self._open()
         with file_errors(self.path):
             data = read_at(handle.descriptor, length, offset)
         if (error := self._changed(handle)) or len(data) < length:
@@ -177,7 +188,7 @@ class ReopenedFile(RecordFile, Generic[HandleT]):
                 handle = self._make(self.path)
             if handle.identity.size != self.size:
                 raise changed_error(self.path, self.size, handle.identity.size)
-            if handle.identity != self._identity:
+            if handle.identity != self.identity:
                 raise rewritten_error(self.path)
             self._handle = handle
         return handle
@@ -287,7 +298,8 @@ class MappedFile(UnmappedFile[Mapping]):
     def map_for(self, maps: Any, shard: int) -> None:
         """Map the file again as a shard of `maps`, the core's, and close it, unless others may write to it."""
         mapping = self._open()
-        maps.put(shard, mapping.descriptor, os.fsencode(os.path.abspath(self.path)), self.size, mapping.changed)
+        path = self.path if os.path.isabs(self.path) else os.path.abspath(self.path)
+        maps.put(shard, mapping.descriptor, os.fsencode(path), self.size, mapping.changed)
         if not self.may_be_written:
             self.release()
 
@@ -298,11 +310,11 @@ class MappedFile(UnmappedFile[Mapping]):
         try:
             now = FileIdentity.at(self.path)
         except OSError:
-            now = self._identity
-        if now.file == self._identity.file and now.size < self.size:
+            now = self.identity
+        if now.file == self.identity.file and now.size < self.size:
             return changed_error(self.path, self.size, now.size)
-        if now.file == self._identity.file and now.changed != self._identity.changed:
-            return overwritten_error(self.path, self._identity.changed, now.changed)
+        if now.file == self.identity.file and now.changed != self.identity.changed:
+            return overwritten_error(self.path, self.identity.changed, now.changed)
         return disk_error(self.path, offset)
 
     def _file(self, mapping: Mapping) -> int | tuple[int, int]:

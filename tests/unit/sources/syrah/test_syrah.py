@@ -1,3 +1,4 @@
+import hashlib
 import os
 import re
 import sys
@@ -376,3 +377,22 @@ def test_fields_read_together_are_those_read_one_by_one(tmp_path, kinds, records
         assert type(whole[name]) is type(one)
         same(whole[name], one)
         same([record[name] for record in source.read(rows)], [source[row][name] for row in rows])
+
+
+def test_files_with_equal_metadata_share_tables_and_others_do_not(tmp_path):
+    kinds = {
+        "plain": lambda n: {"x": np.full(3, n, np.float32), "y": np.array(n)},
+        "shaped": lambda n: {"x": np.full((3, 1), n, np.float32), "y": np.array(n)},
+        "varying": lambda n: {"x": np.full(1 + n % 3, n, np.float32), "y": np.array(n)},
+        "text": lambda n: {"x": f"{n:03}", "y": np.array(n)},
+    }
+    order = ["plain", "plain", "shaped", "shaped", "plain", "varying", "text", "text", "plain", "shaped"]
+    written = [[kinds[kind](10 * file + row) for row in range(4)] for file, kind in enumerate(order)]
+    paths = [str(write(tmp_path / f"{file}.syr", records)) for file, records in enumerate(written)]
+    source = SyrahSource(paths)
+    same([*source], [record for records in written for record in records])
+    for file, records in enumerate(written):
+        facts = source.look_at(paths[file])
+        assert (facts.records, facts.sha256) == (4, hashlib.sha256((tmp_path / f"{file}.syr").read_bytes()).hexdigest())
+        assert facts.evidence.mtime_ns == os.stat(paths[file]).st_mtime_ns
+        same([source[4 * file + row] for row in range(4)], records)

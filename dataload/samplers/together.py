@@ -97,11 +97,16 @@ class Permutations(NamedTuple):
             words[1::2] |= self.masks.dtype.type(1)
             self.constants[:, :, numbers] = words.reshape(ROUNDS, 2, -1)
         small = np.flatnonzero(is_small)
-        for size, rows in split_by_group(ends[small]):
-            first, second = keys[small[rows]].T[:, :, None]
+        if not small.size:
+            return
+        sizes, starts = ends[small], self.starts[numbers[small]]
+        firsts = np.cumsum(sizes) - sizes
+        first, second = (np.repeat(word, sizes) for word in keys[small].T)
+        hashed = hash64(second, hash64(first, np.arange(len(first)) - np.repeat(firsts, sizes)))
+        for size, rows in split_by_group(sizes):
             places = np.arange(size)
-            hashed = hash64(second, hash64(first, np.broadcast_to(places, (len(rows), size))))
-            self.images[self.starts[numbers[small[rows]], None] + places] = hashed.argsort()  # no two are equal
+            # No two hashes are equal.
+            self.images[starts[rows, None] + places] = hashed[firsts[rows, None] + places].argsort()
 
     def put(self, numbers: Int64Array, other: Self, others: Int64Array) -> None:
         """Replace permutations by as many `others`, of the same lengths."""

@@ -105,7 +105,7 @@ class VideoSource(FileSource[Record]):
         return cast(VideoFile, self._data_set().reader(shard))
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        name, hears = self._names.get(path, base_name(path)), AUDIO in (self._selected or ())
+        name, hears = self._names.get(path) or base_name(path), AUDIO in (self._selected or ())
         children = self._children.get(Children) if self.options.decode_in == "process" else None
         is_first = path == self._paths[0]  # whose frames have the shape of all
         return VideoFile(path, name, self._class_names, self.options, children, is_first=is_first, hears=hears)

@@ -12,7 +12,7 @@ import dataload
 from benchmarks.harness import ROOT, VERSION, aim
 from dataload.samplers import GlobalShuffle, PoolShuffle, ShardSequential
 
-FILES = {"224p": ((224, 224), 2000, 400, (2, 12, 60, 250)), "720p": ((720, 1280), 900, 150, (12, 60))}
+FILES = {"224p": ((224, 224), 2000, 400, (2, 12, 60, 250)), "720p": ((720, 1280), 1800, 150, (12, 60))}
 CLIPS, CLIP, STRIDE = 40, 16, 4
 MANY = 1000
 
@@ -34,7 +34,7 @@ def write(path, frames, size, gop):
 
 def made(name, gop):
     size, frames, *_ = FILES[name]
-    path = ROOT / f"v{VERSION}-video-{name}-{gop}.mp4"
+    path = ROOT / f"v{VERSION}-video-{name}-{frames}-{gop}.mp4"
     if not path.exists():
         ROOT.mkdir(exist_ok=True)
         write(path, frames, size, gop)

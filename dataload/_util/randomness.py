@@ -46,9 +46,14 @@ def derive_key(seed: int, purpose: str, *address: int | str, words: int = 4) -> 
 
 def derive_keys(seeds: Iterable[int], purpose: str, addresses: Iterable[int], words: int) -> UInt64Array:
     """Return the key of each seed for one purpose and its address, (seeds, words) uint64: `derive_key`, faster."""
-    pairs = zip(seeds, addresses, strict=True)
-    texts = (f"{seed}\x1f{purpose}\x1fint:{address}".encode() for seed, address in pairs)
-    digests = [hashlib.blake2b(text, digest_size=8 * words, person=_PERSON).digest() for text in texts]
+    begun, form = _hash_of(8 * words), f"%d\x1f{purpose}\x1fint:%d".encode()
+
+    def digest(pair: tuple[int, int]) -> bytes:
+        hashed = begun.copy()  # half the time of a new one
+        hashed.update(form % pair)
+        return hashed.digest()
+
+    digests = map(digest, zip(seeds, addresses, strict=True))
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64).reshape(-1, words)
 
 
@@ -67,8 +72,8 @@ def _digest(size: int, seed: int, purpose: str, address: tuple[int | str, ...]) 
 
 
 @lru_cache(64)  # most keys of a loop differ only in the step or the index, which come last
-def _hash_of(size: int, seed: int, *parts: str) -> Any:
-    return hashlib.blake2b("\x1f".join((repr(seed), *parts)).encode(), digest_size=size, person=_PERSON)
+def _hash_of(size: int, *parts: object) -> Any:
+    return hashlib.blake2b("\x1f".join(map(str, parts)).encode(), digest_size=size, person=_PERSON)
 
 
 def _address_part(part: int | str) -> str:

@@ -132,7 +132,7 @@ _KINDS: dict[Any, tuple[str, Callable[[Any], bool]]] = {
     os.PathLike: ("a path", lambda value: isinstance(value, os.PathLike)),
 }
 _PLAIN: dict[Any, Callable[[Any], Any]] = {bool: bool, int: operator.index, float: float}
-_MANY = 1 << 62
+_MANY = 1 << 64  # seeds may have 64 bits
 _SCALARS = (bool, int, float, str, NoneType, Literal)
 
 

@@ -22,7 +22,7 @@ from typing import Any, Self, TypeVar
 
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.errors import DataloadError
-from dataload.storage import Remote, absolute, base_name, is_url, join, parent, storage_of
+from dataload.storage import FileIdentity, Remote, absolute, base_name, is_url, join, parent, storage_of
 from dataload.storage.kept import (
     INVALID,
     UNFINISHED,
@@ -81,11 +81,16 @@ class IndexKey:
         state: Any = None,
         beside: str | None = None,
         remote: Remote | None = None,
+        known: FileIdentity | None = None,
     ) -> Self | None:
-        """Return the key of files, the data file first, before they are read; None if the cache is disabled."""
+        """Return the key of files, the data file first, before they are read; None if the cache is disabled.
+
+        The version of a single file may be `known`.
+        """
         if os.environ.get("DATALOAD_CACHE") == "0":
             return None
-        files = tuple(storage_of(path, remote).identity(path)[:2] for path in paths)
+        versions = [storage_of(path, remote).identity(path) for path in paths] if known is None else [known]
+        files = tuple(version[:2] for version in versions)
         return cls(kind, beside or paths[0], files, options, state, remote if is_url(paths[0]) else None)
 
     @classmethod

@@ -300,6 +300,8 @@ def show_command(
     if records is None:
         if format or field or codec or decode or option or where:
             raise ConfigError("a config says how its data is read: use --set to change it, or give --records")
+        if step is None and state is None:
+            raise ConfigError("give --step, such as 12345 or 0:3; or --state; or, for a data set, --records")
         settings = [*(overrides or ()), *ranks_of(rank, world_size)]
         with record_loader(path, overrides=settings) as loader:
             load_state(loader, state, changes)
@@ -324,8 +326,6 @@ def show_command(
 
 def _steps(loader: Loader[Any], epoch: int | None, step: str | None, *, around: bool) -> tuple[int, range]:
     """Return the epoch and its steps to show: as given, or the step before and the one after a state."""
-    if step is None and not around:
-        raise ConfigError("give --step, such as 12345 or 0:3; or --state; or, for a data set, --records")
     epoch = (loader.epoch if around else 0) if epoch is None else epoch
     total = loader.batch_sampler_of(epoch).steps(epoch)
     near = range(max(0, loader.step - 1), min(loader.step + 1, total))

@@ -10,7 +10,7 @@ from typing import Any, Concatenate, Literal, ParamSpec, TypeAlias, TypedDict, T
 
 from dataload._util.indexing import even_split
 from dataload._util.interactive import INSTEAD, instead
-from dataload._util.randomness import derive_word
+from dataload._util.randomness import derive_keys
 from dataload.catalog.fields import row_bytes
 from dataload.collate import Pack
 from dataload.errors import ConfigError
@@ -168,7 +168,8 @@ def default_order(source: RandomAccessSource[Any], shuffle: bool | Shuffle, seed
     """Return the order of a source without a sampler: index order, shuffled, or mixed by weights."""
     if not isinstance(source, MixedSource):
         return shuffled(source, shuffle, seed) if shuffle else Sequential(len(source))
-    seeds = [int(derive_word(seed, "part of a mix", i)) for i in range(len(source.sources))]
+    count = len(source.sources)
+    seeds = derive_keys([seed] * count, "part of a mix", range(count), 1)[:, 0].tolist()
     samplers = [default_order(each, shuffle, own) for each, own in zip(source.sources, seeds, strict=True)]
     named = dict(zip(source.names, samplers, strict=True)) if source.names else samplers
     lengths, limits = tuple(map(len, source.sources)), source.max_epochs

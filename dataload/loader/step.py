@@ -78,11 +78,13 @@ class BlockedPlans:
         block = step // size
         with self._lock:
             plans = self._blocks.get((epoch, origin, block))
-            if plans is None or step < plans[0].step:  # a block begins where the order is known
+            if plans is None or not plans[0].step <= step <= plans[-1].step:
                 if origin != self._planner.origin:
                     self._planner = self._planner.with_ranks(origin=origin)
-                start = max(block * size, min(step, self._planner.first_step(epoch)))
-                steps = range(start, min((block + 1) * size, self._planner.steps(epoch)))
+                start, stop = step, step + -(-size // 8)  # of the first block, for which a batch waits
+                if self._blocks:  # others are whole, from where the order is known
+                    start, stop = max(block * size, min(step, self._planner.first_step(epoch))), (block + 1) * size
+                steps = range(start, min(stop, self._planner.steps(epoch)))
                 plans = self._blocks[epoch, origin, block] = self._planner.plans(steps, epoch=epoch)
                 if len(self._blocks) > _MOST_BLOCKS:
                     del self._blocks[next(iter(self._blocks))]

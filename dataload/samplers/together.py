@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple, Self, cast
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -54,13 +54,14 @@ class Orders:
     def _shuffled(self, components: Int64Array, positions: Int64Array, passes: Int64Array) -> Int64Array:
         return self._shuffles.get(lambda: _Shuffles(self)).images(components, positions, passes)
 
-    def permutations(self, components: Int64Array, passes: Int64Array | None = None) -> "Permutations":
-        """Return the permutations of shuffled components in some pass of each, or room for them."""
-        lengths = np.where(self._is_shuffled, np.maximum(1, self.lengths), 1)[components]
-        if passes is None:
-            return Permutations.of(lengths)
-        seeds = (cast("GlobalShuffle", self.samplers[each]).seed for each in components.tolist())
-        return Permutations.of(lengths, derive_keys(seeds, "shuffle", passes.tolist(), KEY_WORDS))
+    def permutations(self, components: Int64Array) -> "Permutations":
+        """Return room for permutations of shuffled components."""
+        return Permutations.of(np.where(self._is_shuffled, np.maximum(1, self.lengths), 1)[components])
+
+    def keys(self, components: Int64Array, passes: Int64Array) -> UInt64Array:
+        """Return the key of shuffled components, each in one of its passes, (components, KEY_WORDS) uint64."""
+        samplers: Any = self.samplers
+        return derive_keys([samplers[n].seed for n in components.tolist()], "shuffle", passes.tolist(), KEY_WORDS)
 
 
 class Permutations(NamedTuple):
@@ -74,25 +75,37 @@ class Permutations(NamedTuple):
     images: npt.NDArray[np.int16]  # of each small domain
 
     @classmethod
-    def of(cls, lengths: Int64Array, keys: UInt64Array | None = None) -> Self:
-        """Return permutations of some lengths by keys, (permutations, KEY_WORDS) uint64; or room for them."""
+    def of(cls, lengths: Int64Array) -> Self:
+        """Return room for permutations of some lengths."""
         bits = np.maximum(1, np.frexp(lengths - 1.0)[1].astype(np.int64))
         kind: Any = np.uint32 if lengths.max() < 2**32 else np.uint64
         masks = ((1 << bits) - 1).astype(kind)
         shifts = [((bits + 1) // 2 + odd).astype(kind) for odd in (0, 1)]
         sizes = np.where(lengths <= SMALL, lengths, 0)
         stops = np.cumsum(sizes)
-        words, images = np.zeros((2 * ROUNDS, len(lengths)), kind), np.empty(int(stops[-1]), np.int16)
-        if keys is not None and not sizes.all():
-            numbers = np.broadcast_to(np.arange(2 * ROUNDS), (len(keys), 2 * ROUNDS))
-            words = hash64(keys[:, 1:], hash64(keys[:, :1], numbers)).astype(kind).T & masks
-            words[1::2] |= kind(1)
-        if keys is not None and len(images):
-            first, second = (np.repeat(word, sizes) for word in keys.T)
-            hashed = hash64(second, hash64(first, np.arange(len(images)) - np.repeat(stops - sizes, sizes)))
-            for start, stop in zip((stops - sizes).tolist(), stops.tolist(), strict=True):
-                images[start:stop] = hashed[start:stop].argsort()  # no two are equal
-        return cls(lengths.astype(kind), masks, shifts, words.reshape(ROUNDS, 2, -1), stops - sizes, images)
+        constants, images = np.zeros((ROUNDS, 2, len(lengths)), kind), np.empty(int(stops[-1]), np.int16)
+        return cls(lengths.astype(kind), masks, shifts, constants, stops - sizes, images)
+
+    def select(self, numbers: Int64Array, keys: UInt64Array) -> None:
+        """Make permutations those that keys select, (numbers, KEY_WORDS) uint64."""
+        ends = self.ends[numbers].astype(np.int64)
+        is_small = ends <= SMALL
+        if not is_small.all():
+            each = np.broadcast_to(np.arange(2 * ROUNDS), (len(keys), 2 * ROUNDS))
+            words = hash64(keys[:, 1:], hash64(keys[:, :1], each)).astype(self.masks.dtype).T & self.masks[numbers]
+            words[1::2] |= self.masks.dtype.type(1)
+            self.constants[:, :, numbers] = words.reshape(ROUNDS, 2, -1)
+        small = np.flatnonzero(is_small)
+        if not small.size:
+            return
+        sizes, starts = ends[small], self.starts[numbers[small]]
+        firsts = np.cumsum(sizes) - sizes
+        first, second = (np.repeat(word, sizes) for word in keys[small].T)
+        hashed = hash64(second, hash64(first, np.arange(len(first)) - np.repeat(firsts, sizes)))
+        for size, rows in split_by_group(sizes):
+            places = np.arange(size)
+            # No two hashes are equal.
+            self.images[starts[rows, None] + places] = hashed[firsts[rows, None] + places].argsort()
 
     def put(self, numbers: Int64Array, other: Self, others: Int64Array) -> None:
         """Replace permutations by as many `others`, of the same lengths."""
@@ -125,9 +138,9 @@ class Permutations(NamedTuple):
 
     def _constants(self, numbers: Any) -> Iterator[tuple[Any, Any, Any, Any]]:
         """Yield the rounds' keys, for `rounds`."""
-        mask, shifts = self.masks.take(numbers), [shift.take(numbers) for shift in self.shifts]
+        mask, *shifts = (each.take(numbers, mode="wrap") for each in (self.masks, *self.shifts))  # a third faster
         for i, (add, multiply) in enumerate(self.constants):
-            yield add.take(numbers), multiply.take(numbers), mask, shifts[i % 2]
+            yield add.take(numbers, mode="wrap"), multiply.take(numbers, mode="wrap"), mask, shifts[i % 2]
 
 
 class _Shuffles:
@@ -146,12 +159,22 @@ class _Shuffles:
             is_late = self._passes[components] != passes
             if not is_late.any():
                 return self._tables.find(components, positions)
-            late, rows, found = np.flatnonzero(is_late), np.flatnonzero(~is_late), np.empty_like(positions)
-            found[rows] = self._tables.find(components[rows], positions[rows])
-            least, count = int(passes[late].min()), len(self._passes)
+            late, count = np.flatnonzero(is_late), len(self._passes)
+            least = int(passes[late].min())
             pairs, numbers = _numbered((passes[late] - least) * count + components[late])
             later, which = divide(pairs, count)
-            tables = self._orders.permutations(which, later + least)
+            keys = self._orders.keys(which, later + least)
+            if later[0] == later[-1]:  # one pass of each component, at least of these
+                now = self._passes.copy()
+                now[which] = later + least
+                if (now[components] == passes).all():
+                    self._tables.select(which, keys)
+                    self._passes = now
+                    return self._tables.find(components, positions)
+            rows, found = np.flatnonzero(~is_late), np.empty_like(positions)
+            found[rows] = self._tables.find(components[rows], positions[rows])
+            tables = self._orders.permutations(which)
+            tables.select(np.arange(len(which)), keys)
             found[late] = tables.find(numbers, positions[late])
             lasts = len(which) - 1 - np.unique(which[::-1], return_index=True)[1]
             self._tables.put(which[lasts], tables, lasts)

@@ -43,6 +43,7 @@ _MAGIC = b"\x93dataload-index\n"
 _HEAD = struct.Struct("<16sII")
 _ALIGNMENT = 64
 _LONGEST_HEADER = 1 << 24
+_FIRST_BYTES = 1 << 12  # small files are read in one call
 _DTYPES = {dtype.str: dtype for dtype in map(np.dtype, "bBhHiIlLqQ")}
 
 
@@ -79,41 +80,50 @@ class Place(NamedTuple):
 
 def read_key(path: str) -> str:
     """Return the key of a file of arrays, whoever wrote it; one of `INVALID` if it is not one."""
-    with open(path, "rb", buffering=0, opener=_open_warily) as stream:
-        return str(_read_header(stream.fileno(), os.fstat(stream.fileno()).st_size)[0]["key"])
+    descriptor, status = _open_warily(path)
+    try:
+        return str(_read_header(descriptor, status.st_size)[0]["key"])
+    finally:
+        os.close(descriptor)
 
 
 def read_arrays(place: Place, key: str) -> CachedTable:
     """Return the arrays stored with a key; one of `INVALID` if the file is missing, damaged, or has another key."""
-    with open(place.path, "rb", buffering=0, opener=_open_warily) as stream:
-        status = os.fstat(stream.fileno())
+    path = place.path
+    descriptor, status = _open_warily(path)  # a file object would cost two more calls of the system
+    try:
         place.check(create=False)
         if reason := distrust(status, *(() if place.data is None else [os.stat(place.data).st_uid])):
             raise ValueError(reason)
-        header, start = _read_header(stream.fileno(), status.st_size)
+        header, start, begun = _read_header(descriptor, status.st_size)
         if header["key"] != key:
             raise ValueError("out of date")
         spans, stop = _plan_arrays(header["arrays"], status.st_size - start)
         if stop + _aligned(header.get("tail", 0)) != status.st_size - start:
             raise ValueError("size differs from the header")
         data = np.empty(stop, np.uint8)
-        left = data.data
-        while count := read_into_at(stream.fileno(), left, start + stop - len(left)):  # 2 GiB at a time
+        begun = begun[start : start + stop]
+        data[: len(begun)] = np.frombuffer(begun, np.uint8)
+        left = data.data[len(begun) :]
+        while len(left) and (count := read_into_at(descriptor, left, start + stop - len(left))):  # 2 GiB at a time
             left = left[count:]
+    finally:
+        os.close(descriptor)
     if len(left) or _checksum(data) != header["sum"]:
         raise ValueError("damaged")
     data.flags.writeable = False
     arrays = {name: data[first:last].view(dtype) for name, dtype, first, last in spans}
-    return CachedTable(arrays, dict(header["extras"]), (place.path, start + stop))
+    return CachedTable(arrays, dict(header["extras"]), (path, start + stop))
 
 
-def _open_warily(path: str, flags: int) -> int:
+def _open_warily(path: str) -> tuple[int, os.stat_result]:
     # Neither a link nor a wait for the writer of a pipe.
-    descriptor = open_file(path, flags | NO_FOLLOW | NO_WAIT)
-    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    descriptor = open_file(path, os.O_RDONLY | NO_FOLLOW | NO_WAIT)
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):
         os.close(descriptor)
         raise ValueError("not a regular file")
-    return descriptor
+    return descriptor, status
 
 
 def _plan_arrays(declared: Any, most: int) -> tuple[list[tuple[str, np.dtype[Any], int, int]], int]:
@@ -130,16 +140,18 @@ def _plan_arrays(declared: Any, most: int) -> tuple[list[tuple[str, np.dtype[Any
     return spans, start
 
 
-def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], int]:
-    """Return the header of a file and the offset of its arrays."""
-    magic, length, crc = _HEAD.unpack(read_at(descriptor, _HEAD.size, 0).ljust(_HEAD.size, b"\0"))
+def _read_header(descriptor: int, size: int) -> tuple[dict[str, Any], int, bytes]:
+    """Return the header of a file, the offset of its arrays, and the first bytes of the file."""
+    begun = read_at(descriptor, _FIRST_BYTES, 0)
+    magic, length, crc = _HEAD.unpack(begun[: _HEAD.size].ljust(_HEAD.size, b"\0"))
     start = _aligned(_HEAD.size + length)
     if magic != _MAGIC or length > _LONGEST_HEADER or start > size:
         raise ValueError("not a file of arrays")
-    text = read_at(descriptor, length, _HEAD.size)
+    text = begun[_HEAD.size : _HEAD.size + length]
+    text += read_at(descriptor, length - len(text), _HEAD.size + len(text)) if len(text) < length else b""
     if zlib.crc32(text) != crc:
         raise ValueError("damaged")
-    return json.loads(text.decode()), start  # which saves a look for the encoding
+    return json.loads(text.decode()), start, begun  # decoding saves a look for the encoding
 
 
 def _aligned(offset: int) -> int:

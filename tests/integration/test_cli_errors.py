@@ -180,6 +180,7 @@ WRONG = [
     ("order streams.toml --quality 0.5", "--quality is for shuffled orders"),
     # What a loader gives
     ("show a.toml", "give --step, such as 12345 or 0:3; or --state"),
+    ("show a.npy", "or, for a data set, --records"),
     ("show a.toml --step 5", "--step 5 is out of range: epoch 0 has 5 steps"),
     ("show a.toml --step 0 --codec npz", "a config says how its data is read"),
     ("show a.toml --step 0 --rank 1", "--rank needs --world-size"),

@@ -61,7 +61,8 @@ class VideoFile(ShardReader[Record]):
             table = VideoTable.unpack(found)
             return None if is_first and table is not None and table.rotation is None else table
 
-        key = IndexKey.of("video", (path,), remote=options.remote_settings) if options.cache else None
+        remote, known = options.remote_settings, self._identity
+        key = IndexKey.of("video", (path,), remote=remote, known=known) if options.cache else None
         self.table: VideoTable = remember(key, unpack, build, VideoTable.pack)
         check_size(prod(self.shape), options.max_record_bytes, "a frame", path=path)
 

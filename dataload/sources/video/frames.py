@@ -25,6 +25,7 @@ Decode: TypeAlias = Callable[[Sequence[int]], Generator[tuple[int, Convert]]]
 _Pairs: TypeAlias = list[tuple[int, int]]  # indices of records, ascending, and rows of a batch
 
 _HORIZON = 16  # budgets of frames that are planned: from a pool as large as the budget, 1 in 10^7 comes later
+_ALLOCATED = 1 << 25  # bytes
 _MOST_PLANNED = 1 << 19  # frames, at 250 bytes each
 
 
@@ -174,7 +175,7 @@ class FramePlan:
         try:
             convert = next(decoding)[1]
             if holds:
-                block = self._spare.pop() if self._spare else np.empty(int(np.prod(self._frames.shape)), np.uint8)
+                block = self._block()
                 image = self._leases.lend(block, partial(self._spare.append, block)).reshape(self._frames.shape)
                 image[...] = convert()
             elif rows:
@@ -189,6 +190,15 @@ class FramePlan:
                     if image is not None and step is not None and not self._closed:
                         self._held[index] = image
                         self._due.setdefault(step, []).append((group, index))
+
+    def _block(self) -> BytesArray:
+        """Return memory for a frame; many are allocated at once, so that the system can give huge pages."""
+        with self._changed:
+            if not self._spare:
+                size = int(np.prod(self._frames.shape))
+                count = min(max(1, _ALLOCATED // size), self._frames.capacity)
+                self._spare.extend(np.empty((count, size), np.uint8)[::-1])
+            return self._spare.pop()
 
     def _next_use(self, group: int, index: int) -> int | None:
         """Return the next step that reads a record, and forget those that are over because of an error."""

@@ -104,7 +104,7 @@ class VideoSource(FileSource[Record]):
         return cast(VideoFile, self._data_set().reader(shard))
 
     def _open_shard(self, path: str) -> ShardReader[Record]:
-        name, hears = self._names.get(path, base_name(path)), AUDIO in (self._selected or ())
+        name, hears = self._names.get(path) or base_name(path), AUDIO in (self._selected or ())
         children = self._children.get(Children) if self.options.decode_in == "process" else None
         is_first = path == self._paths[0]  # whose frames have the shape of all
         return VideoFile(path, name, self._class_names, self.options, children, is_first=is_first, hears=hears)
@@ -127,7 +127,8 @@ class VideoSource(FileSource[Record]):
                 raise ConfigError(f"{message} at {expected[1]} Hz: pass sample_rate=, or leave files out", key="fields")
 
     def _check_fields(self, known: Mapping[str, FieldSpec], path: str) -> None:
-        super()._check_fields({**known, AUDIO: FieldSpec("float32", None)}, path)  # `_check_sound` names all files
+        if self._selected:  # `_check_sound` names all files
+            super()._check_fields({**known, AUDIO: FieldSpec("float32", None)}, path)
 
     def _wanted(self, known: Mapping[str, FieldSpec]) -> tuple[str, ...] | None:
         chosen = super()._wanted(known)  # windows by time need it

@@ -5,6 +5,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ UNKNOWN = np.iinfo(np.int64).min
 """A decoding time that the file does not give."""
 
 _RGB = 3
+_fraction = lru_cache(Fraction)  # thousands of files have one time base
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -73,11 +75,11 @@ class VideoTable:
     def unpack(cls, found: CachedTable) -> "VideoTable | None":
         """Return the table that was packed; None if it is not one."""
         extras = dict(found.extras)
-        numerator, denominator = map(int, extras.pop("time_base"))
-        table = cls(**found.arrays, **extras, time_base=Fraction(numerator, denominator))
+        time_base = _fraction(*map(int, extras.pop("time_base")))
+        table = cls(**found.arrays, **extras, time_base=time_base)
         fits = len(table.starts) == len(table.key_times) == len(table.key_decoding_times) > 0
         rises = all((each[1:] > each[:-1]).all() for each in (table.times, table.starts))
-        inside = table.starts[0] == 0 and table.starts[-1] < len(table.times) and table.time_base > 0
+        inside = table.starts[0] == 0 and table.starts[-1] < len(table.times) and table.time_base.numerator > 0
         return table if fits and rises and inside and min(table.height, table.width) > 0 else None
 
 

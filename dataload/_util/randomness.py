@@ -46,14 +46,11 @@ def derive_key(seed: int, purpose: str, *address: int | str, words: int = 4) -> 
 
 def derive_keys(seeds: Iterable[int], purpose: str, addresses: Iterable[int], words: int) -> UInt64Array:
     """Return the key of each seed for one purpose and its address, (seeds, words) uint64: `derive_key`, faster."""
-    begun, form = _hash_of(8 * words), f"%d\x1f{purpose}\x1fint:%d".encode()
-
-    def digest(pair: tuple[int, int]) -> bytes:
+    begun, form, digests = _hash_of(8 * words), f"%d\x1f{purpose}\x1fint:%d".encode(), list[bytes]()
+    for pair in zip(seeds, addresses, strict=True):
         hashed = begun.copy()  # half the time of a new one
         hashed.update(form % pair)
-        return hashed.digest()
-
-    digests = map(digest, zip(seeds, addresses, strict=True))
+        digests.append(hashed.digest())
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64).reshape(-1, words)
 
 

@@ -95,12 +95,11 @@ class Permutations(NamedTuple):
             words = hash64(keys[:, 1:], hash64(keys[:, :1], each)).astype(self.masks.dtype).T & self.masks[numbers]
             words[1::2] |= self.masks.dtype.type(1)
             self.constants[:, :, numbers] = words.reshape(ROUNDS, 2, -1)
-        small = np.flatnonzero(is_small)
-        if not small.size:
+        if not is_small.any():
             return
-        sizes, starts = ends[small], self.starts[numbers[small]]
+        sizes, starts = ends[is_small], self.starts[numbers[is_small]]
         firsts = np.cumsum(sizes) - sizes
-        first, second = (np.repeat(word, sizes) for word in keys[small].T)
+        first, second = (np.repeat(word, sizes) for word in keys[is_small].T)
         hashed = hash64(second, hash64(first, np.arange(len(first)) - np.repeat(firsts, sizes)))
         for size, rows in split_by_group(sizes):
             places = np.arange(size)

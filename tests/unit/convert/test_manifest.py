@@ -555,3 +555,19 @@ def test_a_lock_that_is_held_for_long(tmp_path, monkeypatch):
         pytest.raises(SourceError, match=r"another process is writing to .*dataload\.json"),
     ):
         update_manifest(str(tmp_path), [])
+
+
+def test_folders_and_files_in_turn_are_described_as_they_lie(tmp_path):
+    for number in range(4):
+        with dataload.create(tmp_path / f"{number}.lmdb") as writer:
+            writer.extend([bytes([number]) * 10] * (number + 1))
+        if number in (1, 2):
+            (tmp_path / f"{number}.lmdb" / "data.mdb").rename(tmp_path / f"{number}.mdb")
+            shutil.rmtree(tmp_path / f"{number}.lmdb")
+    (facts,) = index_shards(str(tmp_path)).data_sets
+    files = [tmp_path / "0.lmdb/data.mdb", tmp_path / "1.mdb", tmp_path / "2.mdb", tmp_path / "3.lmdb/data.mdb"]
+    assert facts.names == ("0.lmdb", "1.mdb", "2.mdb", "3.lmdb")
+    assert facts.records == (1, 2, 3, 4)
+    assert facts.bytes == tuple(file.stat().st_size for file in files)
+    assert facts.sha256 == tuple(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
+    assert [*dataload.open(tmp_path)] == [bytes([number]) * 10 for number in range(4) for _ in range(number + 1)]

@@ -12,7 +12,7 @@ import dataload
 from dataload.errors import ConfigError, MissingDependencyError, SourceNotFoundError
 from dataload.sources.discover import find_destination, find_shards
 from dataload.sources.format import HEAD_BYTES, Format, describe_head
-from dataload.sources.registry import built_in_formats, by_suffix, detect, format_names, get_format
+from dataload.sources.registry import built_in_formats, by_suffix, by_suffixes, detect, format_names, get_format
 from dataload.sources.shard_files import check_complete
 from dataload.storage import Remote, storage_of
 
@@ -218,3 +218,26 @@ def test_the_journal_of_an_unfinished_conversion_at_a_url(obstore, tmp_path, jou
         match = r" has the shards of an unfinished conversion \(.x.convert.json\): finish the conversion"
         with pytest.raises(SourceNotFoundError, match=match):
             check_complete(url, ["a"], remote)
+
+
+@pytest.mark.parametrize("more", [(), ("_v1.raw",)])
+def test_suffixes_of_many_paths_are_those_of_each(more):
+    known = [*built_in_formats(), *(Format(name="raw", source="raw:Raw", suffixes=(suffix,)) for suffix in more)]
+    ends = (
+        "tar",
+        "a.tar",
+        "tar.gz",
+        "csv.gz",
+        "x.csv.zst",
+        "SYR",
+        "syr-00001-of-00002",
+        "tar.-1-of-2",
+        "",
+        ".",
+        "idx",
+        "npy",
+    )
+    stems = ("", "a", "a.b", "d/a", "d.tar/a", "d.tar/", "s3://b.tar/a", "a_v1.raw", "x.tar/a_v1.raw")
+    paths = [f"{stem}.{end}{slash}" for stem in stems for end in ends for slash in ("", "/")] + [*stems]
+    assert by_suffixes(paths, known) == [by_suffix(path, known) for path in paths]
+    assert {of.name for of in by_suffixes(paths, known) if of} >= {"tar", "csv", "syrah", *("raw" for _ in more)}

@@ -15,6 +15,7 @@ from dataload.storage.local import record_files as mapped
 from dataload.storage.local import record_files as unmapped
 from dataload.storage.local.files import LocalStorage
 from dataload.storage.local.record_files import MappedFile, UnmappedFile
+from dataload.storage.record_file import reading_tables
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 70_000, np.uint8).tobytes()
 KINDS = [MappedFile, UnmappedFile]
@@ -229,3 +230,30 @@ def test_neighbours_are_read_together_and_short_reads_continued(path, monkeypatc
         assert len(calls) == expected
     most[0] = 100
     assert file.read(10, 5000) == CONTENT[10:5010]
+
+
+@each
+def test_a_small_file_is_loaded_while_its_whole_is_read(kind, tmp_path):
+    (tmp_path / "data").write_bytes(CONTENT[:1000])
+    file = kind(str(tmp_path / "data"))
+    with reading_tables(whole=True):
+        assert file.read(3, 5) == CONTENT[3:8]
+        os.truncate(tmp_path / "data", 10)
+        with reading_tables():  # of an inner block
+            assert file.read(900, 100) == CONTENT[900:1000]
+        with pytest.raises(CorruptFileError, match="points outside the file"):
+            file.read(900, 101)
+    with pytest.raises(ChangedFileError, match="had 1000 bytes"):  # what was loaded is forgotten
+        file.read(900, 100)
+
+
+@each
+@pytest.mark.parametrize(("size", "whole"), [(1000, False), (65_537, True)])
+def test_other_files_are_read_again(kind, size, whole, tmp_path):
+    (tmp_path / "data").write_bytes(CONTENT[:size])
+    file = kind(str(tmp_path / "data"))
+    with reading_tables(whole=whole):
+        assert file.read(3, 5) == CONTENT[3:8]
+        os.truncate(tmp_path / "data", 10)
+        with pytest.raises(ChangedFileError):
+            file.read(3, 5)

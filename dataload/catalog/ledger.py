@@ -19,7 +19,7 @@ import secrets
 import threading
 import zlib
 from collections.abc import Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from time import monotonic
 from typing import Any, NamedTuple
 
@@ -101,10 +101,12 @@ class LocalLog:
 
     def close(self) -> None:
         """Complete what was noted."""
-        if self._file is not None:
-            with closing(self._file):
+        if (file := self._file) is not None:
+            try:
                 self._write()
-            self._file = None
+            finally:
+                self._file = None
+                file.close()
 
     def is_ours(self) -> bool:
         """Return whether no other process has taken over since `begin`."""

@@ -161,6 +161,9 @@ def test_who_has_lost_a_log_in_blocks_stops_when_it_ends(tmp_path):
     first.note(FACTS[1])
     with pytest.raises(SourceError, match="has taken over"):
         first.close()
+    with (tmp_path / "other").open("w") as other:  # which may get the descriptor
+        first.close()
+        other.write("intact")
     second.remove()
     assert not (tmp_path / "l").exists()
 

@@ -46,7 +46,7 @@ def user_number() -> int:
 
 def die_first() -> None:
     """Ask Linux to end this process before others if memory runs out."""
-    with suppress(OSError), open("/proc/self/oom_score_adj", "w") as stream:
+    with suppress(OSError), open("/proc/self/oom_score_adj", "w", encoding="utf-8") as stream:
         stream.write("1000")
 
 
@@ -283,5 +283,5 @@ def _control_groups(controller: str, root: Path) -> Iterator[_ControlGroup]:
 
 
 def _numbers(path: Path) -> dict[str, int]:
-    with path.open() as stream:
+    with path.open(encoding="utf-8") as stream:
         return {words[0]: int(words[1]) for words in map(str.split, stream)}

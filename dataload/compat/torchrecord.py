@@ -126,7 +126,7 @@ class Writer:
 
     def parse_data_list(self) -> list[str]:
         """Return the lines in writing order."""
-        with file_errors(self.data_list), open(open_regular(self.data_list)) as stream:
+        with file_errors(self.data_list), open(open_regular(self.data_list), encoding="utf-8") as stream:
             lines = [line.strip() for line in stream]
         if self.shuffle:
             random.shuffle(lines)

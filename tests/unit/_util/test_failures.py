@@ -208,7 +208,7 @@ def test_all_packages_that_the_library_calls_are_known():
     )
     found = set()
     for path in Path(dataload.__file__).parent.rglob("*.py"):
-        found |= {name for names in loaded.findall(path.read_text()) for name in names if name}
+        found |= {name for names in loaded.findall(path.read_text("utf-8")) for name in names if name}
     assert {"numpy", "pyarrow", "lmdb", "bson"} <= found
     not_reading = {"dataload", "hypothesis", "pytest", "typer", "matplotlib", "IPython", "jax", "webdataset"}
     not_reading |= {"benchmarks", "threadpoolctl", "typing_extensions"}

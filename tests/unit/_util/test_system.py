@@ -11,9 +11,9 @@ from dataload._util.system import available_bytes, cgroup_quota, cpu_demand, usa
 
 def files(root, texts):
     for name, text in texts.items():
-        path = root / name
+        path = root / os.fsdecode(name.encode())  # as Linux has it, whatever the locale
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text)
+        path.write_text(text, "utf-8")
 
 
 MEMINFO = {"proc/meminfo": "MemTotal: 8000 kB\nMemAvailable: 4000 kB\n"}

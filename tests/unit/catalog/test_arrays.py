@@ -83,7 +83,7 @@ def forge(path: Path, arrays=None, extras=None, declared=None, **changes):
 
 
 def archive(path: Path, names, index: bool) -> Path:
-    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT) as tar:
+    with tarfile.open(path, "w", format=tarfile.GNU_FORMAT, encoding="utf-8") as tar:
         for number, name in enumerate(names):
             info = tarfile.TarInfo(name)
             info.size = 5 + number

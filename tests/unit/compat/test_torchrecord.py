@@ -177,14 +177,15 @@ def test_a_message():
 
 
 @pytest.fixture
-def pictures(tmp_path):
-    """A list of PNG files with the pixels of golden/torchrecord/db1_20, and its lines."""
+def pictures(tmp_path, monkeypatch):
+    """A list of PNG files with the pixels of golden/torchrecord/db1_20, and its lines, whose paths have no spaces."""
+    monkeypatch.chdir(tmp_path)
     lines = []
     for number, (_, value) in enumerate(stored(TORCHRECORD / "db1_20")[0]):
         pixels, label = TensorProtos.FromString(value).protos
         file = tmp_path / f"{number}.png"
         Image.frombytes("RGB", tuple(pixels.dims), pixels.byte_data).save(file)
-        lines.append(f"{file} {label.byte_data.decode()}")
+        lines.append(f"{file.name} {label.byte_data.decode()}")
     (tmp_path / "list.txt").write_text("".join(f"{line}\n" for line in lines))
     return tmp_path / "list.txt", lines
 
@@ -245,17 +246,18 @@ def test_what_is_in_the_output_directory(pictures, tmp_path):
     assert (tmp_path / "plain" / "data.mdb").read_bytes() == before
 
 
-def test_images_are_decoded_as_their_names_say(tmp_path):
+def test_images_are_decoded_as_their_names_say(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     picture = Image.fromarray(np.random.default_rng(0).integers(0, 256, (5, 7, 3), np.uint8))
     for name in ("a.png", "a.bmp", "a.jpg", "a.gif"):
         picture.save(tmp_path / name)
-        message = default_data_process_func(f"{tmp_path / name} 3")
+        message = default_data_process_func(f"{name} 3")
         with Image.open(tmp_path / name) as image:
             assert message.protos[0].byte_data == image.convert("RGB").tobytes()
             assert list(message.protos[0].dims) == [7, 5]
     (tmp_path / "b.jpg").write_bytes(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 8 8\n")
     with pytest.raises(CorruptFileError, match="named as JPEG cannot be decoded as such: its content is EPS"):
-        default_data_process_func(f"{tmp_path / 'b.jpg'} 3")
+        default_data_process_func("b.jpg 3")
 
 
 DB4 = TORCHRECORD / "db4_39"

@@ -4,6 +4,7 @@ import itertools
 import json
 import pickle
 import re
+import shlex
 import tarfile
 import warnings
 
@@ -269,7 +270,7 @@ def test_what_has_no_exact_position_says_so(paths, monkeypatch):
     changed = wds.WebDataset(paths[:1], shardshuffle=False)
     del changed.pipeline[2:]
     assert list(changed) == [{"url": paths[0]}]
-    piped = wds.WebDataset(f"pipe:cat {paths[0]}", shardshuffle=False, allow_pipe=True)
+    piped = wds.WebDataset(f"pipe:cat {shlex.quote(paths[0])}", shardshuffle=False, allow_pipe=True)
     monkeypatch.setenv("GOPEN_REWRITE", "nothing=pipe:nothing")
     for stream, why in (
         (wds.WebDataset(paths[:4], shardshuffle=False, select_files=str.isascii), "select_files works on files"),
@@ -387,7 +388,7 @@ def test_what_our_writer_wrote_is_read_as_bytes(tmp_path):
 
 
 def test_commands_need_consent(paths, tmp_path):
-    command = f"pipe:cat {paths[0]}"
+    command = f"pipe:cat {shlex.quote(paths[0])}"
     refused = re.escape(f"{command!r} runs a command in a shell: pass allow_pipe=True")
     for use in (
         lambda: wds.WebDataset(command, shardshuffle=False),
@@ -404,7 +405,7 @@ def test_commands_need_consent(paths, tmp_path):
     assert len(list(data)) == 7
     stream = wds.DataPipeline(wds.SimpleShardList(command), wds.tarfile_to_samples(allow_pipe=True))
     assert len(list(stream)) == 7
-    with wds.TarWriter(f"pipe:cat > {tmp_path}/x.tar", allow_pipe=True) as writer:
+    with wds.TarWriter(f"pipe:cat > {shlex.quote(str(tmp_path))}/x.tar", allow_pipe=True) as writer:
         writer.write({"__key__": "a", "cls": 1})
     assert (tmp_path / "x.tar").exists()
     for target in (io.BytesIO(), tmp_path / "x.tar.gz"):

@@ -22,7 +22,8 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
-# A few examples, the same every time, so that a red build is red again; `make fuzz` looks for new ones. A slow machine fails none.
+# A few examples, the same every time, so that a red build is red again; `make fuzz` looks for new ones.
+# No test fails because the machine is slow.
 _NO_CLOCK = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("repeatable", _NO_CLOCK, derandomize=True, max_examples=15)
 settings.register_profile("thorough", _NO_CLOCK, max_examples=2000)

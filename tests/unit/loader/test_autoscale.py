@@ -6,7 +6,7 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from time import monotonic
+from time import monotonic, sleep
 from typing import NamedTuple
 
 import numpy as np
@@ -461,6 +461,24 @@ def test_a_loader_whose_workers_change_gives_the_same_batches_and_says_how_many_
             expected = [order[i : i + 4] for i in range(0, 400, 4)]
             assert served == expected if in_order else sorted(served) == sorted(expected)
         assert seen == set(numbers)
+
+
+def test_a_longer_queue_is_filled_at_once(monkeypatch):
+    ahead = []
+
+    def look(self, recorder, in_flight, use):
+        ahead.append(in_flight())
+        if recorder.steps == 10:
+            use(Setting(2, 20))
+
+    def work(batch):
+        sleep(0.005)  # steps that take less are made several at a time
+        return batch
+
+    monkeypatch.setattr(Scaling, "look", look)
+    with Loader(RangeSource(240), batch_size=4, num_workers=2, prefetch=1, batch_transform=work) as loader:
+        list(loader)
+    assert max(ahead[:10]) <= 2 < 20 <= max(ahead[10:])
 
 
 @pytest.mark.parametrize(

@@ -552,6 +552,7 @@ def test_a_failed_step_is_tried_again_from_a_state_and_is_not_skipped():
         for _ in range(2):  # nothing was received, so it is this epoch that comes again
             with pytest.raises(WorkerError, match="the disk is away"):
                 list(loader)
+            assert (loader.epoch, loader.step) == (0, 0)
         fails[0] = False
         assert indices(loader) == [[0, 1], [2, 3], [4, 5]]
 

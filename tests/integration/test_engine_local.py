@@ -83,6 +83,14 @@ def test_one_shard_is_one_part_and_forks_work(source, tmp_path):
         assert len(opened) == COUNT
 
 
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_fork_of_a_process_that_has_started_a_fork_server(source, expected, tmp_path):
+    fork = multiprocessing.get_context("fork").Process(target=run, args=(source, tmp_path))
+    fork.start()
+    fork.join()
+    assert (fork.exitcode, content(tmp_path / "parts")) == (0, expected)
+
+
 def test_a_killed_part_is_tried_again_and_the_others_go_on(expected, tmp_path):
     source = Eventful(tmp_path / "log", "die", times=2)
     report = run(source, tmp_path)

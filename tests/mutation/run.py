@@ -103,6 +103,8 @@ def main() -> int:
     drawn = draw(found, given.sample or 150, random.Random(given.seed))
     print(f"{len(drawn)} of {len(found)} mutants in {len({(m.path, m.function) for m in found})} functions", flush=True)
     accepted = {entry["mutant"]: entry["reason"] for entry in tomllib.loads(ACCEPTED.read_text())["accepted"]}
+    for change in filter(is_out_of_date, accepted):
+        print(f"accepted, but no longer in the code: {change}", flush=True)
 
     results: Counter[tuple[str, str]] = Counter()
     parts = [drawn[number :: given.jobs] for number in range(given.jobs)]
@@ -377,6 +379,13 @@ def difference(mutant: Mutant, before: str, after: str) -> str:
     pairs = zip(before.splitlines(), after.splitlines(), strict=False)
     old, new = next((old.strip(), new.strip()) for old, new in pairs if old != new)
     return f"{mutant.path} {mutant.function}: {old} -> {new}"
+
+
+def is_out_of_date(change: str) -> bool:
+    """Return whether the line that an accepted mutant changes, or its function, is gone."""
+    (path, function), line = change.partition(": ")[0].split(" "), change.partition(": ")[2].partition(" -> ")[0]
+    text = (ROOT / path).read_text() if (ROOT / path).exists() else ""
+    return f"def {function.rpartition('.')[2]}(" not in text or line not in map(str.strip, text.splitlines())
 
 
 @cache

@@ -76,7 +76,7 @@ DIFFER = r"rows 0 and {} have different fields \({}\)"
             [{"x": np.zeros(3, F32)}, {"x": np.zeros(3, F32)}, {"x": np.zeros((2, 4), F32)}],
             rf"cannot stack field 'x': row 0 is float32 \(3,\), row 2 is float32 \(2, 4\); {HINT}",
         ),
-        ([{"x": np.zeros(3, F32)}, {"x": np.zeros(3)}], r"row 0 is float32 \(3,\), row 1 is float64 \(3,\)"),
+        ([{"x": np.zeros(3, F32)}, {"x": np.zeros(3)}], r"row 0 is float32 \(3,\), row 1 is float64 \(3,\); give it"),
         ([{"x": {"y": np.zeros(1)}}, {"x": {"y": np.zeros(2)}}], r"cannot stack field 'x\.y'"),
         ([np.zeros(1), np.zeros(2)], "cannot stack the samples: row 0"),
         ([(np.zeros(1),), (np.zeros(2),)], "cannot stack field '0'"),

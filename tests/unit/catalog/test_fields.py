@@ -2,7 +2,7 @@
 
 import pytest
 
-from dataload.catalog.fields import common_classes, require_known, select_fields, with_classes
+from dataload.catalog.fields import common_classes, require_known, row_bytes, select_fields, with_classes
 from dataload.errors import ConfigError
 from dataload.types import FieldSpec
 
@@ -34,6 +34,11 @@ def test_only_integers_without_names_get_names_of_classes():
     fields = {"label": NUMBERS, "word": TEXT, "known": NAMED, "other": NUMBERS}
     found = with_classes(fields, {"label": ("a",), "word": ("a",), "known": ("a",)})
     assert found == {**fields, "label": FieldSpec("int64", (), ("a",))}
+
+
+def test_the_bytes_of_a_record_are_those_of_its_arrays():
+    fields = {"x": FieldSpec("float32", (3, None)), "n": NUMBERS, "word": TEXT, "any": FieldSpec("int16")}
+    assert row_bytes(fields) == 3 * 4 + 8 + 2
 
 
 def test_data_that_are_read_together_have_the_same_classes():

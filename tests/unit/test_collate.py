@@ -344,6 +344,11 @@ def test_scatter_columns_names_parts_that_differ(first, second, message):
         scatter_columns([(rows(row), columns) for row, columns in (first, second)], 3)
 
 
+def test_scatter_columns_takes_many_objects():
+    found = scatter_columns([(np.arange(200_000)[::-1], np.arange(200_000).astype(object))], 200_000)
+    assert (found.dtype, found[:2].tolist()) == (object, [199_999, 199_998])
+
+
 def test_scatter_columns_reaches_into_dicts():
     parts = [
         (rows(2, 0), {"n": {"x": np.array([5, 3]), "t": ["c", "a"]}, "y": np.array([1, 2])}),

@@ -148,6 +148,9 @@ def test_long_lists_are_allowed():
     indices = list(range(200_000))
     table = {"source": {"path": "a.tar"}, "loader": {"batch_size": 4, "exclude": indices}}
     assert read_config(table).loader.exclude == tuple(indices)
+    names = [f"x{n}" for n in range(19_998)]  # once more, for the second source
+    table["source"] = [{"path": "a.tar", "fields": names}, {"path": "b.tar", "fields": names}]
+    assert read_config(table).source[1].fields == tuple(names)
 
 
 def test_keys_have_at_most_63_dots():

@@ -12,7 +12,7 @@ from orders import flow
 
 import dataload
 from dataload import ConfigError, Loader, StateMismatchError
-from dataload.samplers import GlobalShuffle, Mixture, Sequential
+from dataload.samplers import BatchSampler, GlobalShuffle, Mixture, Sequential
 
 pytestmark = pytest.mark.timeout(90)  # many short runs, which take long on a busy machine
 
@@ -208,6 +208,7 @@ def test_a_mixture_tells_what_each_source_has_given_and_that_it_forgot():
     assert later.indices(np.arange(65, 70), epoch=0).shape == (5,)
     with pytest.raises(ConfigError, match=r"the weights before position 65 are not in the state"):
         later.indices(np.arange(60, 70), epoch=0)
+    assert [BatchSampler(sampler=later, batch_size=8, origin=n).first_step(0) for n in (0, 1)] == [9, 8]
     with pytest.raises(ConfigError, match=r"the weights before epoch 1 are not in the state"):
         mixture.with_changes(changed.changes[1:]).indices(np.arange(3), epoch=0)
 

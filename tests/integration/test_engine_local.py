@@ -85,7 +85,8 @@ def test_one_shard_is_one_part_and_forks_work(source, tmp_path):
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
 def test_a_fork_of_a_process_that_has_started_a_fork_server(source, expected, tmp_path):
-    fork = multiprocessing.get_context("fork").Process(target=run, args=(source, tmp_path))
+    engine = {"engine": LocalEngine(num_workers=2, parts=2)}
+    fork = multiprocessing.get_context("fork").Process(target=run, args=(source, tmp_path), kwargs=engine)
     fork.start()
     fork.join()
     assert (fork.exitcode, content(tmp_path / "parts")) == (0, expected)

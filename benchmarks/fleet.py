@@ -139,7 +139,7 @@ def _bare_tasks(crew):
     """Yield the results of the actors of a loader, which a bare loop asks for the loader's steps."""
     import ray
 
-    tasks = (pickle.dumps((crew.loader, (StepRange(0, 0, step, step + 1), ()), 3)) for step in count())
+    tasks = (pickle.dumps((crew.loader, -1, (StepRange(0, 0, step, step + 1), ()), 3)) for step in count())
     turns = cycle(crew.actors)
     pending = deque(next(turns).handle.make.remote(next(tasks)) for _ in range(3 * ACTORS))
     while True:

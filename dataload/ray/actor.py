@@ -7,6 +7,7 @@ import pickle
 import sys
 import threading
 import traceback
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic, perf_counter, sleep, time
@@ -51,6 +52,7 @@ class FleetActor:
         self._leases: dict[str, Any] = {}
         self._empty_since: float | None = monotonic()  # until the first loader
         self._waiting: dict[str, int] = {}  # tasks of each loader that it has asked for and not received
+        self._skipped: defaultdict[str, set[int]] = defaultdict(set)  # tasks of each loader that it has cancelled
         self._made, self._nbytes = 0, 0
         if cpus <= 1:
             limit_threads()
@@ -81,10 +83,13 @@ class FleetActor:
     def make(self, content: bytes) -> bytes | list[bytes | BytesArray]:
         """Return the outcome of a task: a pickle, and arrays if they are large."""
         # One argument, and one result where it is small, because each more takes the loader's process tens of us.
-        loader, asked, waiting = pickle.loads(content)  # noqa: S301 - of the loader
+        loader, number, asked, waiting = pickle.loads(content)  # noqa: S301 - of the loader
+        if number in self._skipped[loader]:
+            self._skipped[loader].remove(number)
+            return b""
         threading.current_thread().name = self._name
         self._waiting[loader] = waiting
-        message, parts = run_task(TaskMessage(0, asked, None), self._works[loader], self._status, None)
+        message, parts = run_task(TaskMessage(number, asked, None), self._works[loader], self._status, None)
         nbytes = sum(part.nbytes for part in parts)
         self._made += 1
         self._nbytes += nbytes
@@ -92,10 +97,14 @@ class FleetActor:
             return pickle.dumps((message, [*map(bytes, parts)]), protocol=5)
         return [pickle.dumps((message, ()), protocol=5), *(np.frombuffer(part, np.uint8) for part in parts)]
 
+    def skip(self, loader: str, number: int) -> None:
+        """Do not make a task of a loader."""
+        self._skipped[loader].add(number)
+
     def forget(self, loader: str) -> None:
         """Drop the work of a loader."""
-        self._leases.pop(loader, None)
-        self._waiting.pop(loader, None)
+        for of_loaders in (self._leases, self._waiting, self._skipped):
+            of_loaders.pop(loader, None)
         if (work := self._works.pop(loader, None)) is not None:
             work.ahead.close()
 
@@ -106,10 +115,10 @@ class FleetActor:
             if leases:
                 for lease in self._ray.wait([*leases], num_returns=len(leases), timeout=_LOOK_SECONDS)[0]:
                     self.forget(leases[lease])
-            elif ends and (self._empty_since is None or monotonic() - self._empty_since > _EMPTY_SECONDS):
+                continue
+            if ends and (self._empty_since is None or monotonic() - self._empty_since > _EMPTY_SECONDS):
                 self._ray.kill(self._ray.get_runtime_context().current_actor)
-            else:
-                sleep(_LOOK_SECONDS)
+            sleep(_LOOK_SECONDS)
 
     def report(self) -> dict[str, Any]:
         """Return what this actor does: for humans, and for the loader that waits for it."""

@@ -11,6 +11,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from time import monotonic, sleep
 from typing import Any
 
@@ -41,13 +42,19 @@ class Actor:
     node: str = ""
     name: str = ""
     tasks: dict[int, Any] = field(default_factory=dict[int, Any])  # asked for and not received, by number
-    given: int = -1  # the number of the last task
+    turn: int = 0  # to choose by: fewest tasks, then by turns, so that steps in a row go to different actors
     idle_since: float = 0.0
     lease: Any = None  # a result that never comes: its error says that the actor is lost
 
-    def turn(self) -> tuple[int, int]:
-        """Return the key to choose by: fewest tasks, then by turns, so that steps in a row go to different actors."""
-        return len(self.tasks), self.given
+    def give(self, number: int, task: Any) -> None:
+        """Note a task that the actor is asked for."""
+        self.tasks[number] = task
+        self.turn = (len(self.tasks) << 48) + number
+
+    def take(self, number: int) -> None:
+        """Forget a task."""
+        if self.tasks.pop(number, None) is not None:
+            self.turn -= 1 << 48
 
 
 class Crew:
@@ -63,6 +70,7 @@ class Crew:
         self._content: Any = ray.put(content)
         self._kind: Any = ray.remote(concurrency_groups={"report": 1, "lease": 1})(FleetActor)
         self.actors: list[Actor] = []
+        self._usable: list[Actor] = []  # those that are wanted
         self.nodes: tuple[str, ...] = ()  # of the actors
         self._leaders: dict[str, Actor] = {}  # of each node the one that reads ahead
         self.starting: list[Actor] = []
@@ -111,6 +119,7 @@ class Crew:
             elif now - actor.idle_since > _IDLE_SECONDS:
                 self.actors.remove(actor)
                 self._end(actor)
+        self._usable = [each for each in self.actors if each.number in self._wanted]
         self._leaders = {each.node: each for each in reversed(self.actors)}
         self.nodes = tuple(sorted(self._leaders))
         return lost
@@ -170,16 +179,13 @@ class Crew:
         Of `in_flight` tasks each actor has about its share, so that those that start later find some; None ignores it.
         """
         room = sys.maxsize if in_flight is None else 1 + -(-in_flight // max(1, self.size))
-        wanted = self._wanted
-        free = [each for each in self.actors if len(each.tasks) < room and each.number in wanted]
+        free = [each for each in self._usable if len(each.tasks) < room]
         best = home(self.nodes)
         if not free or not (best or avoided):
-            return min(free, key=Actor.turn, default=None)
+            return min(free, key=attrgetter("turn"), default=None)
         # A home may have some tasks more than others, which would otherwise wait for shards of one node after another.
         most = min(len(each.tasks) for each in free) + room // 2
-        return min(
-            free, key=lambda each: (each.node in avoided, len(each.tasks) > most, each.node != best, each.turn())
-        )
+        return min(free, key=lambda each: (each.node in avoided, len(each.tasks) > most, each.node != best, each.turn))
 
     def done(self, references: Iterable[Any], seconds: float = 0.0, count: int | None = None) -> set[Any]:
         """Wait for some results, by default for none, and return the references of those that are there."""
@@ -235,6 +241,6 @@ class Crew:
         for actor in (*self.actors, *self.starting):
             self._end(actor)
             actor.tasks.clear()  # they refer to it, and it to its actor
-        self.actors.clear()
-        self.starting.clear()
+        for actors in (self.actors, self.starting, self._usable):
+            actors.clear()
         self._content = None

@@ -143,9 +143,10 @@ class FleetPool(OwnedPool):
             if actor is None:
                 return
             self._queue.popleft()
-            actor.tasks[pending.number], actor.given = pending, pending.number
+            actor.give(pending.number, pending)
             pending.actor = actor
-            content = pickle.dumps((crew.loader, (pending.task, crew.nodes_for(actor)), len(actor.tasks)), protocol=5)
+            asked = pending.task, crew.nodes_for(actor)
+            content = pickle.dumps((crew.loader, pending.number, asked, len(actor.tasks)), protocol=5)
             pending.reference = actor.handle.make.remote(content)
 
     def is_done(self, pending: _Pending) -> bool:
@@ -201,6 +202,8 @@ class FleetPool(OwnedPool):
                 continue
             with self.transaction():
                 self._drop(pending)
+            if not answer:  # another thread has cancelled it
+                raise_closed()
             content, *large = [answer] if isinstance(answer, bytes) else answer
             message, small = pickle.loads(content)  # noqa: S301 - from our own actor
             return self._opened(message, [*small, *large], pending)
@@ -228,9 +231,10 @@ class FleetPool(OwnedPool):
     def _failed(self, pending: _Pending, error: Any) -> None:
         """Queue what was lost with an actor or a node again; raise a `WorkerLostError` where that does not help."""
         actor, errors = pending.actor, self._ray.exceptions
-        if actor is None or isinstance(error, errors.TaskCancelledError):
+        if actor is None:
             raise_closed()
-        is_lost = isinstance(error, (errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError))
+        losses = errors.RayActorError, errors.ObjectLostError, errors.NodeDiedError, errors.TaskCancelledError
+        is_lost = isinstance(error, losses)
         if self._continues or not is_lost:
             self._crew.kill(actor if is_lost else None, error)
             self._drop(pending)
@@ -254,7 +258,7 @@ class FleetPool(OwnedPool):
 
     def _again(self, lost: list[_Pending], actor: Actor, reason: str) -> None:
         for each in lost:
-            actor.tasks.pop(each.number, None)
+            actor.take(each.number)
             each.actor = each.reference = None
             each.lost = True
         if lost:
@@ -287,20 +291,22 @@ class FleetPool(OwnedPool):
 
     def cancel(self, pending: _Pending) -> None:
         """Drop a task; its actor skips it if it has not started it."""
+        # `ray.cancel` of a task that is on its way leaves a gap in the actor's queue. The actor waits 30 s for the
+        # missing task, and then drops all others.
         if self.is_usable():
             with self._lock, contextlib.suppress(Exception):  # an actor that is gone
-                if (reference := self._drop(pending)) is not None:
-                    self._ray.cancel(reference, recursive=False)
+                self._drop(pending)
+                if (actor := pending.actor) is not None:
+                    actor.handle.skip.options(concurrency_group="report").remote(self._crew.loader, pending.number)
 
-    def _drop(self, pending: _Pending) -> Any:
-        """Forget a task, and return its reference, whose end frees the result."""
+    def _drop(self, pending: _Pending) -> None:
+        """Forget a task, and its reference, whose end frees the result."""
         self._in_flight.pop(pending.number, None)
         if pending.actor is not None:
-            pending.actor.tasks.pop(pending.number, None)
+            pending.actor.take(pending.number)
         elif pending in self._queue:
             self._queue.remove(pending)
-        reference, pending.reference = pending.reference, None
-        return reference
+        pending.reference = None
 
     def end(self) -> None:
         self._crew.close()

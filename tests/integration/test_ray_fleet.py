@@ -17,7 +17,7 @@ import fleets
 import numpy as np
 import pytest
 from command_line import facts, ok, run
-from fleets import RECORDS, bad_at_77, dies_at_77, is_even, noisy, references, reports, slow, slow_at_77, walk
+from fleets import RECORDS, bad_at_77, dies_at_77, is_even, noisy, references, reports, slow, slow_at_77, slower, walk
 from hostile_server import HostileServer
 
 import dataload
@@ -167,6 +167,22 @@ def test_ctrl_c_ends_the_wait(cluster):
         with pytest.raises(KeyboardInterrupt):
             take_all(made)
         assert time.monotonic() - begun < 15
+
+
+def test_tasks_that_are_cancelled_on_their_way_leave_no_gap(cluster):
+    program = [sys.executable, "-c", "import fleets; fleets.break_often()"]
+    late = {"RAY_testing_asio_delay_us": "ActorTaskSubmitter::SubmitTask=20000:20000"}  # so that none has arrived
+    environment = {**os.environ, **late, "RAY_ADDRESS": cluster.address}
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert float(done.stdout.splitlines()[-1]) < 15  # Ray waits 30 s for a task that does not come
+
+
+def test_cancelled_tasks_are_not_made(cluster):
+    with loader(transform=slower, shuffle=False, batch_size=1, num_workers=1, prefetch=20) as made:
+        for _ in range(3):
+            take_all(islice(made, 1))
+        (report,) = reports().values()
+    assert report["made"] < 30  # of about 60 that were asked for
 
 
 def test_filter(cluster):

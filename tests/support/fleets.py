@@ -86,6 +86,21 @@ def take_one():
     time.sleep(600)  # until the test kills this process
 
 
+def break_often():
+    """The program of a loader that ends iterations after a batch, and says how long it waited for a first batch."""
+    loader = dataload.Loader(dataload.RangeSource(RECORDS), batch_size=4, num_workers=1, executor="ray")
+    longest = 0.0
+    with loader:
+        for _ in range(6):
+            begun = time.monotonic()
+            batches = iter(loader)
+            next(batches)
+            time.sleep(0.2)  # others are ready, so that the next one comes before a task that it asks for has left
+            next(batches)
+            longest = max(longest, time.monotonic() - begun)
+    os.write(1, f"{longest}\n".encode())
+
+
 def noisy(sample, context):
     """Each record takes two milliseconds, and has random numbers of its own."""
     time.sleep(0.002)
@@ -94,6 +109,11 @@ def noisy(sample, context):
 
 def slow(sample):
     time.sleep(0.002)
+    return sample
+
+
+def slower(sample):
+    time.sleep(0.05)
     return sample
 
 

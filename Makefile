@@ -198,7 +198,7 @@ check: $(INSTALLED)
 	cd docs && PATH="$(abspath $(BIN)):$$PATH" pyright --verifytypes dataload --ignoreexternal  # as users see them
 	# What the system offers differs; these files ask it. Windows has no worker processes.
 	files=$$(grep -rlE '^ *import (fcntl|mmap|multiprocessing|os|resource|signal|socket)$$' dataload --include=*.py \
-		| grep -vE 'executors/|convert/processes'); $(BIN)/pyright --pythonplatform Windows $$files & \
+		| grep -vE 'executors/'); $(BIN)/pyright --pythonplatform Windows $$files & \
 		$(BIN)/pyright --pythonplatform Darwin $$files && wait $$!
 	$(BIN)/lint-imports
 	$(BIN)/python scripts/check_snippets.py

@@ -24,6 +24,7 @@ class Untyped:
 
     if TYPE_CHECKING:
         close: Any
+        compose: Any
         decode: Any
 
         def __init__(self, *args: Any, **kw: Any) -> None: ...

@@ -44,7 +44,7 @@ def clip(frames=20, rate=8_000, kind="WAV") -> bytes:
 
 def pack(path: Path, files, kind=tarfile.USTAR_FORMAT) -> Path:
     """Write an archive of files: a mapping, or pairs of name and data."""
-    with tarfile.open(path, "w", format=kind) as tar:
+    with tarfile.open(path, "w", format=kind, encoding="utf-8") as tar:
         for name, data in files.items() if isinstance(files, dict) else files:
             info = tarfile.TarInfo(name)
             info.size = len(data)

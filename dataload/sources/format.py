@@ -32,6 +32,7 @@ ADVICE: Mapping[str, str] = {
     ".npz": f"pass dict(numpy.load(path)): {_ARRAYS}",
     **dict.fromkeys((".pickle", ".pkl"), f"load it with pickle: {_ARRAYS}, and so is a list of records"),
     **dict.fromkeys((".pt", ".pth"), f"load it with torch.load: {_ARRAYS}"),
+    **dict.fromkeys((".md", ".txt"), "pass format='text': a record is then the file, a line or a paragraph (records=)"),
 }
 """How to use files that no format reads, by suffix."""
 

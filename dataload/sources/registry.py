@@ -253,7 +253,8 @@ def _format_of(path: str, selected: Format | None, known: Sequence[Format], remo
     data = path if holder is None or holder.directory_file is None else join(path, holder.directory_file)
     with storage.open(data) as file:
         head = file.read(0, HEAD_BYTES)
-    found, advice = detect(head, known), ADVICE.get(splitext(path)[1].lower())
+    plain = path.lower().removesuffix(".gz").removesuffix(".zst")
+    found, advice = detect(head, known), ADVICE.get(splitext(plain)[1])
     if found is not None and not (advice and found.name == "folder"):  # .npz and .pt files are ZIP archives, too
         return next(
             (other for other in variants_of(found) if other.is_variant and other.load(other.is_variant)(data, remote)),

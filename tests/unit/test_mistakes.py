@@ -2,6 +2,7 @@
 
 import builtins
 import functools
+import gzip
 import inspect
 import pkgutil
 import re
@@ -52,6 +53,8 @@ def here(tmp_path, monkeypatch):
     np.savez(tmp_path / "a.npz", x=np.arange(8))
     np.save(tmp_path / "a.npy", np.ones((4, 2)))
     (tmp_path / "a.json").write_text('[{"x": 1}]')
+    (tmp_path / "a.txt").write_text("a line\n")
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(b"a line\n"))
     (tmp_path / "empty").mkdir()
     (tmp_path / "notes").mkdir()
     for name in ("README.md", "LICENSE"):
@@ -83,6 +86,10 @@ dataload.open("a.npy")
     UnsupportedFormatError: but not a one-dimensional array of integers; pass numpy.load(path, mmap_mode='r') to
 dataload.open("a.json")
     UnsupportedFormatError: byte 0 has b'[{"x": 1'; if it has one object a line, pass format='jsonl'; else pass the list
+dataload.open("a.txt")
+    UnsupportedFormatError: byte 0 has b'a line\n'; pass format='text': a record is then the file, a line or
+dataload.open("a.txt.gz")
+    UnsupportedFormatError: pass format='text': a record is then the file, a line or a paragraph (records=)
 dataload.open("empty", format="tar")
     SourceNotFoundError: has no files with a suffix of format 'tar'
 dataload.open("")

@@ -88,6 +88,7 @@ def fills_of_samples(samples: Mapping[str, Any], nulls: NullPolicy, owner: str) 
             value = _neutral(sample)
         elif not takes:
             continue
+        value = float(value) if is_float and type(value) is int else value
         found[name] = value, mask_name(name) if fill.masked and (fill.named or not is_float) else None
     check_names(nulls, [name for name, (_, mask) in found.items() if mask], [*samples], owner)
     return found

@@ -29,7 +29,7 @@ found["a config"] = loaded("lmdb", "bson", "torch", "typer", "rich")
 
 import numpy as np
 from dataload.testing.compare import record_digest
-found["digest"] = record_digest({"a": np.arange(3), "b": b"x", "c": "é", "d": {"e": 1.5}})
+found["digest"] = record_digest({"a": np.arange(3), "b": b"x", "c": "\\xe9", "d": {"e": 1.5}})
 
 sys.modules["google.protobuf"] = sys.modules["google.protobuf.message_factory"] = None
 from dataload.codecs.example import decode, encode

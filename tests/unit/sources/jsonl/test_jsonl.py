@@ -204,7 +204,9 @@ def test_nulls_are_errors_of_batches_unless_something_stands_for_them(tmp_path):
     assert source[1]["l"] == []
     source = dataload.open([path, path], nulls={"n": "mask", "t": "?", "f": 0}, fields=["t", "n", "f"])
     assert [*source.read_batch([1, 3])] == ["t", "n", "n_is_null", "f"]
-    assert source.read([4])[0] == {"t": "?", "n": 0, "n_is_null": True, "f": 0}
+    record = source.read([4])[0]
+    assert record == {"t": "?", "n": 0, "n_is_null": True, "f": 0}
+    assert type(record["f"]) is float  # as in other records
 
 
 @pytest.mark.parametrize(

@@ -150,10 +150,10 @@ def as_column(value: Any, where: str) -> tuple[Any, ...]:
 
 def as_content(value: Any) -> ContentMark:
     """Return the mark of a shard's content."""
-    parts = cast("list[Any]", value) if type(value) is list and len(value) == 3 else list[Any]([None] * 3)
-    size, ends, identity = parts
-    if is_count(size) and _is_text(ends) and (identity is None or _is_text(identity) or _are_texts(identity)):
-        return ContentMark(size, ends, identity)
+    if type(value) is list and len(parts := cast("list[Any]", value)) == 3:
+        size, ends, identity = parts
+        if is_count(size) and _is_text(ends) and (identity is None or _is_text(identity) or _are_texts(identity)):
+            return ContentMark(size, ends, identity)
     raise wrong_value("shards.identity", "a size, a text, and a text, a list of texts or null", value)
 
 

@@ -102,6 +102,11 @@ def look(files: Sequence[str]) -> Found:
     return Found(sum(version.size for version in versions), Evidence(times))
 
 
+def look_locally(path: str) -> Found:
+    """Look at a local shard without reading it; of a shard at a URL, nothing is found."""
+    return Found(0) if is_url(path) else look(files_of(path))
+
+
 def hash_files(files: Sequence[str]) -> str:
     """Return the SHA-256 of all bytes of local files."""
     digest = hashlib.sha256()

@@ -80,7 +80,7 @@ def scatter_columns(pieces: Iterable[tuple[Int64Array, Any]], rows: int) -> Any:
 
 
 def _by_name(batch: Any) -> Batch:
-    """Return the columns of a batch by name: those of a tuple by their numbers, a single one by ``""``."""
+    """Return the columns of a batch by name. A tuple's columns are named by number; a single column's name is empty."""
     if isinstance(batch, tuple):
         return {str(number): column for number, column in enumerate(cast("tuple[Any, ...]", batch))}
     return cast("Batch", batch) if isinstance(batch, dict) else {"": batch}

@@ -17,8 +17,8 @@ import numpy as np
 from dataload._util.fingerprint import digest
 from dataload._util.system import usable_cpus
 from dataload._util.threads import DaemonThreads, run_each
-from dataload.catalog.evidence import MOST_THREADS, as_uploaded, describe_files, files_of, hash_files, look
-from dataload.catalog.facts import DataSetFacts, Found, ShardFacts
+from dataload.catalog.evidence import MOST_THREADS, as_uploaded, describe_files, files_of, hash_files, look_locally
+from dataload.catalog.facts import DataSetFacts, ShardFacts
 from dataload.catalog.ledger import Job, log_of
 from dataload.catalog.manifest import MANIFEST_NAME, Manifest, read_manifest, remove_lengths, update_manifest
 from dataload.catalog.statistics import DataSetStatistics, FieldStatistics, LengthsFile, merge_fields
@@ -217,7 +217,7 @@ def _read(data_set: PlannedSet, path: str, source: Source[Any]) -> ShardFacts:
     """Return what reading a shard tells; `source` has the data set's options and reads any of its shards."""
     if isinstance(source, FileSource):
         return source.look_at(path)
-    size, evidence, _ = Found(0) if is_url(path) else look(files_of(path))
+    size, evidence, _ = look_locally(path)
     with data_set.open([path], data_set.options) as source:
         return ShardFacts(base_name(path), size, len(source), evidence=evidence)
 

@@ -65,7 +65,7 @@ class ChangeLog:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing has been written to the log yet."""
+        """Whether the log is still empty."""
         return not self._now
 
     def changes(self) -> tuple[Change, ...]:

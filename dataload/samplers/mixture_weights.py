@@ -32,7 +32,7 @@ class Pattern(NamedTuple):
 
     @property
     def uses(self) -> BoolArray:
-        """Whether each component is drawn from, (components,)."""
+        """For each component, whether records are drawn from it, (components,) bool."""
         return self.counts > 0
 
     def position(self, component: int, draw: int) -> int:

@@ -159,10 +159,7 @@ def _load(point: EntryPoint) -> Format:
 def by_suffix(path: str, known: Iterable[Format] | None = None) -> Format | None:
     """Return the first of the `known` formats, by default all, that has the suffix of `path`, or None."""
     lowered, among = _lowered(path), chain(built_in_formats(), added_formats()) if known is None else known
-    for entry in among:  # not a generator: a folder has thousands of files
-        if entry.suffixes and lowered.endswith(entry.suffixes):
-            return entry
-    return None
+    return next((entry for entry in among if entry.suffixes and lowered.endswith(entry.suffixes)), None)
 
 
 def by_suffixes(paths: Iterable[str], known: Iterable[Format]) -> list[Format | None]:
@@ -177,8 +174,7 @@ def by_suffixes(paths: Iterable[str], known: Iterable[Format]) -> list[Format | 
 
 
 def _lowered(path: str) -> str:
-    lowered = path.rstrip("/").lower()
-    return _NUMBER.sub("", lowered) if "-of-" in lowered else lowered
+    return _NUMBER.sub("", path.rstrip("/").lower())
 
 
 def by_content(path: str, remote: Remote | None = None) -> Format | None:

@@ -18,8 +18,8 @@ from dataload._util.indexing import split_by_shard
 from dataload._util.system import open_files_limit
 from dataload._util.threads import DaemonThreads, run_each
 from dataload.catalog.checks import ContentMark
-from dataload.catalog.evidence import ends_of, ends_of_file, files_of, look, read_marks
-from dataload.catalog.facts import Evidence, Found, ShardFacts
+from dataload.catalog.evidence import ends_of, ends_of_file, look_locally, read_marks
+from dataload.catalog.facts import Evidence, ShardFacts
 from dataload.catalog.fields import spec_of
 from dataload.catalog.manifest import MANIFEST_NAME, renewal
 from dataload.collate import default_collate, scatter_columns
@@ -173,7 +173,7 @@ def describe_shard(
 ) -> tuple[ShardFacts, bool]:
     """Return the facts about a shard, and whether it is a single local file, which `is_alone` expects."""
     # A look before the shard is opened, so that a later change shows; an open file tells its version itself.
-    found = None if is_alone else Found(0) if is_url(path) else look(files_of(path))
+    found = None if is_alone else look_locally(path)
     with reading_tables(whole=True), file_errors(path), contextlib.closing(open_shard(path)) as reader:
         if data_file == path and (file := open_file_of(reader, path)) is not None:
             size, ends, sha256 = read_marks(file)

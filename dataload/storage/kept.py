@@ -60,7 +60,7 @@ class CachedTable:
 
 
 class Place(NamedTuple):
-    """Where a file of arrays may be: beside `data`, in the same directory, or in a folder `room` of a cache."""
+    """The place of a file of arrays: beside the file `data`, or in the folder `room` of a cache."""
 
     directory: str
     name: str

@@ -97,7 +97,7 @@ def statistics(loader: AnyLoader, *, since: Statistics | None = None, group: Any
 
 @contextmanager
 def wait_ranges(loader: AnyLoader, name: str = "dataload.wait") -> Generator[None]:
-    """Show the consumer's waits for batches in traces of torch's profiler, and with CUDA in those of Nsight Systems.
+    """Mark waits for batches in traces of torch's profiler and, with CUDA, of Nsight Systems.
 
     They are ranges of ``record_function`` and NVTX, in each ``for`` that begins inside the ``with``.
 

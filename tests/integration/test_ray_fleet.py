@@ -338,7 +338,7 @@ def test_steps_go_where_their_shards_are(cluster, caches, tmp_path):
         settings = {"batch_size": 10, "shuffle": False, "transform": slow, "executor": Fleet(name="two")}
         with loader(executor=Fleet(name="two")) as ready, loader(source, **settings) as made:
             take_all(islice(ready, 1))
-            until(lambda: all(actor.node for actor in actors_of("two")))  # both run, one on each node
+            until(lambda: [bool(actor.node) for actor in actors_of("two")] == [True, True])  # both run
             for _ in range(4):
                 assert sum(batch["x"][:, 0].sum() for batch in made) == sum(range(240))
         until(lambda: not actors_of("two"))  # they may still read from the server

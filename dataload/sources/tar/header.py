@@ -324,10 +324,10 @@ class _Scanner:
     def _extend(self, kind: bytes, size: int, start: int) -> None:
         """Read the extended header at `start`."""
         left = self._size - start - BLOCK
-        if size > min(left, _GREATEST_EXTENSION):
+        if padded(size) > left or size > _GREATEST_EXTENSION:
             raise self._damage(
                 f"an extended header has {size} bytes, but {left} are left in the file, and at most "
-                f"{_GREATEST_EXTENSION} are allowed",
+                f"{_GREATEST_EXTENSION} are allowed, in whole blocks of {BLOCK}",
                 start,
             )
         data = self._window.bytes(start + BLOCK, size)

@@ -180,6 +180,10 @@ DAMAGE = [
     (pax(b"x", b"11 size=5x\n") + header(), "byte 1024: a PAX record gives the size b'5x', which is not a number"),
     (pax(b"x", b"28 size=0000000000000000003\n") + header(), "byte 1024: a PAX record gives the size b'0{18}3', which"),
     (header(b"x", 9000, b"x"), ".*an extended header has 9000 bytes, but 0 are left in the file, and at most 1048576"),
+    (
+        header(b"x", 40, b"L") + bytes(100),
+        ".*an extended header has 40 bytes, but 100 are left .*in whole blocks of 512",
+    ),
     (header(b"x", 2_000_000, b"L") + bytes(2_000_000), ".*an extended header has 2000000 bytes"),
     (pax(b"x", b"12 path=abc\n") + END, ".*the archive ends after an extended header, without its member"),
 ]

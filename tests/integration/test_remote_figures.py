@@ -124,7 +124,8 @@ def test_faults(bucket, proxy, tmp_path, kind):
 
 @pytest.mark.parametrize("name", ["syr", "lmdb"])
 def test_a_cache_that_is_too_small(bucket, proxy, tmp_path, name):
-    """At most three of six shards stay from epoch to epoch; where downloads lag, all but LMDB is read by range."""
+    """At most three of six shards stay from epoch to epoch, and an evicted one that a reader has open; where downloads
+    lag, all but LMDB is read by range."""
     size = {"syr": 100_000, "lmdb": 180_000}[name]
     with (
         opened(proxy, url_of(bucket, name), cache=tmp_path, budget=3 * size) as source,
@@ -133,9 +134,9 @@ def test_a_cache_that_is_too_small(bucket, proxy, tmp_path, name):
         for _ in range(3):
             list(loader)
         found = loader.statistics().downloads
-    assert found.nbytes >= (3 * SHARDS - 2 * 3 - found.shards_found) * RECORDS * BYTES
+    assert found.nbytes >= (3 * SHARDS - 2 * 4 - found.shards_found) * RECORDS * BYTES
     if name == "lmdb":  # all shards were downloaded when they were opened
-        assert found.shards_downloaded == found.shards_again >= 3 * (SHARDS - 3)
+        assert found.shards_downloaded == found.shards_again >= 3 * (SHARDS - 4)
     else:
         assert (found.shards_found, max(SHARDS, found.shards_downloaded - found.shards_again)) == (0, SHARDS)
 

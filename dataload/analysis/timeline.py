@@ -17,6 +17,7 @@ from dataload.loader.step import StepResult
 from dataload.storage.remote.traffic import Request
 
 _LEAST_WORK = 1e-4  # seconds a batch: a consumer that works less only takes batches
+_MOST_RECEIVED = 1000  # small batches a second: Ray takes 0.4 to 1 ms of the trainer's process for each
 
 CONSUMER = "consumer"
 """The name of the consumer's thread in a timeline."""
@@ -202,7 +203,10 @@ class FleetEstimate:
         name = f"a fleet of {self.workers} worker{'' if self.workers == 1 else 's'}"
         needs = "" if self.needed is None else f"; the trainer needs {self.needed} to wait for none"
         rates = f"{self.batches_per_second:,.1f} batches/s, {self.bytes_per_second / 1e6:,.1f} MB/s over the network"
-        return f"{name}: {rates}{needs}"
+        limit = (
+            f" (one trainer can receive about {_MOST_RECEIVED:,}/s)" if self.batches_per_second > _MOST_RECEIVED else ""
+        )
+        return f"{name}: {rates}{limit}{needs}"
 
 
 @contextmanager

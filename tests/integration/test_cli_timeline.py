@@ -44,7 +44,7 @@ def test_a_table_and_a_verdict(config):
 def test_a_fleet_is_estimated(config):
     slow = ("--steps", 8, "--model-ms", 20, "--set", "loader.num_workers=0")
     line = next(line for line in timeline(config, *slow, "--fleet", 4).splitlines() if line.startswith("a fleet of 4"))
-    assert re.search(r" batches/s, \d\.\d MB/s over the network; the trainer needs \d+ to wait for none$", line)
+    assert re.search(r" batches/s, \d\.\d MB/s over the network.*; the trainer needs \d+ to wait for none$", line)
     found = facts("timeline", config, *slow, "--fleet", 4)
     each = sum(stage["seconds"] for stage in found["statistics"]["stages"].values()) / 8
     assert found["fleet"]["batches_per_second"] == pytest.approx(4 / each)
@@ -62,6 +62,8 @@ def test_the_workers_that_a_trainer_needs(model, needed):
     found = FleetEstimate.of(figures, 20)
     assert (found.needed, found.batches_per_second) == (needed, 200)
     assert found.bytes_per_second == pytest.approx(min(200, 1 / model if model else 200) * 100)
+    limit = "one trainer can receive about 1,000/s"
+    assert (limit in str(found), limit in str(FleetEstimate.of(figures, 101))) == (False, True)
 
 
 def test_json_has_every_step_and_goes_on_in_the_next_epoch(config):

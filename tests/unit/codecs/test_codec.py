@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload._util import clock as decoding_module
-from dataload._util.clock import DecodeClock
 from dataload.codecs.codec import CODEC_NAMES, decode_batch, decode_records, resolve_codec
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError
 
@@ -148,27 +146,3 @@ def test_without_the_package(monkeypatch):
     told = r"codec 'msgpack' needs msgpack: pip install 'dataload\[codecs\]'"
     with pytest.raises(MissingDependencyError, match=told):
         resolve_codec("msgpack").encode({"x": 1})
-
-
-def test_decoding_is_reported(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(decoding_module, "perf_counter", lambda: now[0])
-
-    class Slow:
-        def decode(self, data):
-            now[0] += 1
-            return {"x": len(data)}
-
-        def encode(self, record):
-            raise NotImplementedError
-
-        def decode_batch(self, buffers, fields):
-            now[0] += 10
-            return {"x": np.array([len(data) for data in buffers])}
-
-    codec, clock = resolve_codec(Slow()), DecodeClock()
-    with clock:
-        decode_records(codec, [b"a", b"bc"], [0, 1], "x")
-        assert clock.take_seconds() == 2
-        decode_batch(codec, [b"a", b"bc"], None)
-        assert clock.take_seconds() == 10

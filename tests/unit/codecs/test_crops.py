@@ -87,12 +87,6 @@ def test_parts_begin_at_every_place_where_they_fit():
     assert found == {(0, 0), (0, 85), (85, 0), (85, 85)}
 
 
-def test_mirrored():
-    data = jpeg(pattern(300, 400))
-    plain, mirrored = (whole(size=100, mirrored=share)({"jpg": data}, context())["jpg"] for share in (0.0, 1.0))
-    np.testing.assert_array_equal(plain[:, ::-1], mirrored)
-
-
 def test_an_image_whose_shape_has_no_part_of_the_ratio():
     """The centre, as in torchvision."""
     crop = dataload.RandomResizedCrop(size=32, scale=(0.9, 1.0), mirrored=0.0)

@@ -126,19 +126,6 @@ def test_what_is_returned_is_the_callers_own():
     assert all(column.flags.writeable for column in batch.values() if isinstance(column, np.ndarray))
 
 
-def test_fields_in_another_order_are_the_same_columns():
-    records = [{"x": np.zeros(2, np.float32), "n": np.array([index])} for index in range(8)]
-    buffers = [encode(record if index % 3 else dict([*record.items()][::-1])) for index, record in enumerate(records)]
-    batch = decode_batch(buffers, None)
-    assert list(batch) == ["n", "x"]
-    assert difference(batch, default_collate([{"n": r["n"], "x": r["x"]} for r in records]), "batch") is None
-
-
-def test_few_records_are_decoded_one_by_one():
-    assert decode_batch([encode({"x": 1})] * 3, None) is None
-    assert decode_batch([encode({"x": 1})] * 4, None)["x"].tolist() == [[1]] * 4
-
-
 def differ(**values):
     """Records of one length of which the last has other values."""
     return [encode({"x": np.zeros(2, np.float32), "n": 1})] * 8 + [encode(values)]
@@ -163,10 +150,6 @@ def differ(**values):
 )
 def test_records_that_are_not_alike_are_left_to_the_other_way(buffers):
     assert decode_batch(buffers, None) in (None, {})
-
-
-def test_fields_that_are_not_there():
-    assert decode_batch([encode({"x": 1})] * 9, ["y"]) is None
 
 
 def feature(payload):

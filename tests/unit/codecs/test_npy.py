@@ -5,7 +5,7 @@ import io
 import numpy as np
 import pytest
 
-from dataload.codecs.npz import build_npy, npy_layout, parse_npy
+from dataload.codecs.npz import build_npy, parse_npy
 from dataload.errors import CorruptFileError
 
 ARRAYS = [
@@ -36,21 +36,6 @@ def test_arrays_come_back(array):
         np.testing.assert_array_equal(found, array)
         assert found.flags.writeable
         assert found.flags.aligned
-
-
-@pytest.mark.parametrize("version", [(1, 0), (2, 0), (3, 0)])
-def test_versions(version):
-    stream = io.BytesIO()
-    np.lib.format.write_array(stream, np.arange(3), version)
-    assert parse_npy(stream.getvalue()).tolist() == [0, 1, 2]
-
-
-@pytest.mark.parametrize("array", ARRAYS, ids=lambda a: f"{a.dtype}-{a.shape}")
-def test_rows_of_a_layout(array):
-    data = np.frombuffer(build_npy(array), np.uint8)
-    layout = npy_layout(data.tobytes())
-    rows = layout.rows(np.stack([data, data])[:, layout.start :].copy())
-    np.testing.assert_array_equal(rows, np.stack([array, array]))
 
 
 def npy(header: str, items: bytes = b"", version: int = 1) -> bytes:

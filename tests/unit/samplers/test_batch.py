@@ -1,7 +1,6 @@
 """BatchSampler against plain lists, what all planners share, and inverse orders against a search of the order."""
 
 import itertools
-import pickle
 from dataclasses import replace
 
 import numpy as np
@@ -116,19 +115,6 @@ def test_an_origin_skips_the_steps_before_it(planner):
     for found, expected in zip(moved.plans(range(2), epoch=1), planner.plans(range(3, 5), epoch=1), strict=True):
         assert found.step == expected.step - 3
         assert found.indices.tolist() == expected.indices.tolist()
-
-
-@each
-def test_a_planner_is_a_value(planner):
-    plans_of(planner)
-    again = pickle.loads(pickle.dumps(planner))
-    assert again == planner
-    assert hash(again) == hash(planner)
-    assert replace(planner, world_size=2) != planner
-    for name in ("lengths",) if hasattr(planner, "lengths") else ():
-        with pytest.raises(ValueError, match="read-only"):
-            getattr(planner, name)[0] = 3
-        assert replace(planner, lengths=LENGTHS[::-1]) != planner
 
 
 @each

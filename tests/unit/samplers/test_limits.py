@@ -142,21 +142,6 @@ def test_weights_that_leave_only_what_is_used_up_are_refused():
         mixture.changed(40, (1, 0))
 
 
-def test_thousands_of_limits_are_known_at_any_position():
-    lengths = np.random.default_rng(0).integers(10**6, 10**9, 5000)
-    parts = tuple(Sequential(int(n)) for n in lengths)
-    mixture = Mixture(parts, (1 / np.arange(1, 5001) ** 1.2).tolist(), "never", max_epochs=4)
-    assert len(mixture) == 4 * lengths.sum()
-    for position in (10**12, len(mixture) - 5, 3):
-        given_there = mixture.given(position, epoch=0)[0]
-        assert given_there.sum() == position
-        assert (given_there <= 4 * lengths).all()
-        (index,) = mixture.indices(np.array([position]), epoch=0).tolist()
-        component = int(np.searchsorted(np.cumsum(lengths), index, side="right"))
-        after = mixture.given(position + 1, epoch=0)[0]
-        assert np.flatnonzero(after - given_there).tolist() == [component]
-
-
 def test_a_loader_of_a_mix_ends_when_all_are_used_up_and_finds_records():
     parts = {"a": dataload.RangeSource(30), "b": dataload.RangeSource(70, start=30)}
     mixed = dataload.mix(parts, {"a": 1, "b": 1}, stop="never", max_epochs={"a": 3, "b": 2})

@@ -1,6 +1,5 @@
 """Promises of every order beyond the models of tests/properties/test_orders.py: sizes, memory, values, arguments."""
 
-import dataclasses
 import tracemalloc
 
 import numpy as np
@@ -19,50 +18,7 @@ from dataload.samplers import (
     Subset,
     Weighted,
 )
-from dataload.samplers.common import divide, records_of, split_by_group
-from dataload.types import Sampler
-
-
-def shards_of(n):
-    """`n` records in shards of growing length, empty ones among them."""
-    lengths = [0]
-    while sum(lengths) < n:
-        lengths += [min(n - sum(lengths), n // 7 + len(lengths)), 0]
-    return tuple(lengths)
-
-
-def twice(n):
-    return GlobalShuffle(2 * n, 1, parent=Repeat(GlobalShuffle(n, 2), 2))
-
-
-# name: (n -> the order, times that it serves each record)
-ORDERS = {
-    "sequential": (Sequential, 1),
-    "global": (lambda n: GlobalShuffle(n, 3), 1),
-    "global of global": (lambda n: GlobalShuffle(n, 3, parent=GlobalShuffle(n, 4)), 1),
-    "shards": (lambda n: ShardSequential(shards_of(n), 3), 1),
-    "pool of 1": (lambda n: PoolShuffle(Sequential(n), 1, 3), 1),
-    "pool": (lambda n: PoolShuffle(Sequential(n), 10, 3), 1),
-    "shards -> pool": (lambda n: PoolShuffle(ShardSequential(shards_of(n), 3), 100, 4), 1),
-    "lanes": (lambda n: Lanes(GlobalShuffle(n, 3), 3), 1),
-    "shards -> lanes -> pool": (lambda n: Lanes(ShardSequential(shards_of(n), 3), 4, 16, 5), 1),
-    "subset": (lambda n: Subset(GlobalShuffle(n, 3), slice(None, None, -1)), 1),
-    "repeat": (lambda n: Repeat(PoolShuffle(Sequential(n), 10, 3), 3), 3),
-    "repeat of shuffled repeat": (lambda n: Repeat(twice(n), 2), 4),
-}
-SIZES = [*range(6), 31, 32, 33, 127, 128, 129, 1009, 4095, 4096, 4097, 5003]
-
-
-@pytest.mark.parametrize("kind", ORDERS)
-def test_each_record_comes_as_often_as_declared(kind):
-    make, times = ORDERS[kind]
-    for n in SIZES:
-        sampler = make(n)
-        assert (len(sampler), sampler.records) == (times * n, n)
-        for epoch in (0, np.int32(1), 2**40):
-            found = sampler.indices(np.arange(times * n), epoch=epoch)
-            assert np.array_equal(np.sort(found), np.repeat(np.arange(n), times)), n
-        assert order(sampler, np.int32(3)) == order(sampler, 3)
+from dataload.samplers.common import records_of
 
 
 def huge(n):
@@ -124,14 +80,6 @@ def test_memory_does_not_grow_with_the_number_of_records(kind, n):
 )
 def test_the_last_position_of_the_largest_orders(sampler, index):
     assert sampler.indices(np.array([len(sampler) - 1]), epoch=2**40).tolist() == [index]
-
-
-@pytest.mark.parametrize("kind", ORDERS)
-def test_orders_are_frozen(kind):
-    sampler = ORDERS[kind][0](20)
-    assert isinstance(sampler, Sampler)
-    with pytest.raises(AttributeError):
-        setattr(sampler, dataclasses.fields(sampler)[0].name, 11)
 
 
 def test_an_order_of_the_user_s_own_serves_as_many_records_as_it_has_positions_unless_it_says():
@@ -208,24 +156,3 @@ def test_a_rank_reads_its_own_lanes_only_and_all_ranks_the_same_batches(world_si
 
 
 # Arithmetic that orders share
-
-
-@pytest.mark.parametrize("last", [0, 1, 15, 16, 17, 300, 2**16 - 1, 2**16, 2**40])
-@pytest.mark.parametrize("count", [0, 1, 2, 1000])
-def test_groups_are_those_of_a_dict(count, last):
-    groups = np.random.default_rng(0).integers(0, last + 1, count)
-    if count:
-        groups[-1] = last
-    expected = {}
-    for row, group in enumerate(groups.tolist()):
-        expected.setdefault(group, []).append(row)
-    assert [(group, rows.tolist()) for group, rows in split_by_group(groups)] == sorted(expected.items())
-
-
-@pytest.mark.parametrize("divisor", [1, 2, 7, 1000, 2**31 + 1, 2**48])
-def test_divide_is_divmod(divisor):
-    values = np.array([0, 1, 6, 7, 999, 1000, 2**31, 2**48 - 1, 2**62])
-    before = values.tolist()
-    quotients, remainders = divide(values, divisor)
-    assert list(zip(quotients.tolist(), remainders.tolist(), strict=True)) == [divmod(each, divisor) for each in before]
-    assert values.tolist() == before

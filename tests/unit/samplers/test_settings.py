@@ -359,26 +359,6 @@ def test_fields_of_other_planners_are_left_to_them():
     assert Own(heat=0.5).with_ranks(world_size=np.int8(2)).world_size == 2
 
 
-UNSHOWN = [
-    (lambda: Weighted([0, 0], 1, 0), [0, 0]),
-    (lambda: Mixture(TWO, ((1, 1), (0, 0))), (0.0, 0.0)),
-    (lambda: Mixture(TWO, (1, 1), "frist"), "frist"),
-    (lambda: Mixture((FIVE, Sequential(0)), (1, 1)), 0),
-    (lambda: Mixture(TWO, {0: (1, 1), 1.5: (1, 1)}), 1.5),
-    (lambda: Mixture(TWO, {0: (1, 1), 9: (1, 2)}), 9),
-    (lambda: Mixture({"a": FIVE, "b": FIVE}, {0: {"a": 1}}), {"a": 1}),
-    (lambda: Mixture((Sequential(MOST // 2), FIVE), (1, 3), "longest", 0, 4), "longest"),
-    (lambda: Subset(FIVE, [-6]), [-6]),
-]
-
-
-@pytest.mark.parametrize(("make", "value"), UNSHOWN)
-def test_an_error_has_the_value_that_its_text_may_not_show(make, value):
-    with pytest.raises(ConfigError) as caught:
-        make()
-    assert caught.value.value == value
-
-
 INT = np.int16(3)
 
 

@@ -86,15 +86,6 @@ def test_any_places_in_any_order_are_those_of_the_whole():
         assert [found.tolist() for found in again] == [found[places].tolist() for found in whole]
 
 
-def test_each_rank_gets_each_component():
-    """A component never follows the number of ranks: with halves, every second position would be one rank's."""
-    components, _ = Quotas((1.0, 1.0, 2.0), 3).turns(np.arange(40_000))
-    for ranks in (2, 4, 8):
-        for rank in range(ranks):
-            shares = np.bincount(components[rank::ranks]) / (40_000 / ranks)
-            assert (shares > np.array([0.25, 0.25, 0.5]) / 2).all()
-
-
 SMALL = (1.0, 1e-5, 0.3)
 
 

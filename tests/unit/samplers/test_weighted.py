@@ -1,23 +1,12 @@
 """Weighted: its frequencies against the weights, its table against a search."""
 
-import math
-
 import numpy as np
 import pytest
 from orders import deviations, order
 
 from dataload._util.randomness import derive_key
 from dataload.samplers import Weighted
-from dataload.samplers.weighted import _log, uniform
-
-WEIGHTS = [3, 0, 1, 7, 0, 0, 2, 11, 1, 0]
-
-
-def test_with_replacement_records_come_as_often_as_they_weigh():
-    counts = np.bincount(order(Weighted(WEIGHTS, 50_000, 1)), minlength=len(WEIGHTS))
-    some = np.flatnonzero(WEIGHTS)
-    assert counts.sum() == counts[some].sum(), "a record without a weight was drawn"
-    assert deviations(counts[some], np.array(WEIGHTS)[some]) < 4
+from dataload.samplers.weighted import uniform
 
 
 def test_without_replacement_first_and_second_draws_are_those_of_an_urn():
@@ -46,22 +35,6 @@ def test_the_largest_and_the_smallest_float_together():
 
 
 @pytest.mark.parametrize(
-    ("weights", "number", "record"),
-    [
-        ([0, 2, 0, 3, 0, 0], 2.0**-53, 1),  # the first and the last with a weight
-        ([0, 2, 0, 3, 0, 0], 1 - 2.0**-53, 3),
-        ([1, 0, 1], 1 / 2, 2),  # where a part of the table begins
-        ([1, 3, 4], 1 / 8, 1),  # a step on
-        ([1, 1, 2, 12], 2 / 16, 2),  # two
-        ([1] * 64 + [4096 - 64], 20 / 4096, 20),  # many
-    ],
-)
-def test_a_number_between_two_records_draws_the_second(monkeypatch, weights, number, record):
-    monkeypatch.setattr("dataload.samplers.weighted.uniform", lambda key, values: np.full(len(values), number))
-    assert order(Weighted(weights, 2, 0)) == [record, record]
-
-
-@pytest.mark.parametrize(
     "weights",
     [
         [3.0],
@@ -80,21 +53,6 @@ def test_the_table_finds_what_a_search_finds(weights):
     ends = np.cumsum(scaled)
     expected = np.searchsorted(ends, shares * ends[-1], side="right")
     assert np.array_equal(sampler.indices(positions, epoch=2), expected)
-
-
-def test_numbers_are_inside_of_0_and_1_at_the_extremes_of_the_hash(monkeypatch):
-    extremes = np.array([0, 2**64 - 1], np.uint64)
-    monkeypatch.setattr("dataload.samplers.weighted.hash64", lambda key, values: extremes)
-    assert uniform(np.uint64(0), np.arange(2)).tolist() == [2.0**-53, 1 - 2.0**-53]
-
-
-def test_the_logarithm_is_that_of_the_mathematics_library():
-    random = np.random.default_rng(0)
-    powers = 2.0 ** -np.arange(1, 54)
-    middle = np.sqrt(0.5) + np.arange(-500, 500) * 2.0**-53
-    values = np.concatenate([random.random(20_000), powers, 1 - powers, middle])
-    expected = np.array([math.log(value) for value in values.tolist()])
-    assert (np.abs(_log(values) - expected) <= 5e-16 * np.abs(expected)).all()
 
 
 def test_the_caller_s_weights_may_change_afterwards():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dataload._util.randomness import derive_key
 from dataload.samplers.common import permute
-from dataload.samplers.streams.layout import Listed, Shuffled, balance
+from dataload.samplers.streams.layout import Shuffled, balance
 
 
 def array(values):
@@ -33,22 +33,6 @@ def assert_found(layout, expected, places):
     assert found.sequences.shape == found.within.shape == np.shape(places)
     pairs = zip(found.sequences.ravel().tolist(), found.within.ravel().tolist(), strict=True)
     assert list(pairs) == [expected[place] for place in np.ravel(array(places)).tolist()]
-
-
-UNITS = st.lists(st.integers(0, 5) | st.sampled_from([0, 40]), max_size=300)
-
-
-@given(units=UNITS, seed=st.integers(0, 99), data=st.data())
-def test_places_are_those_of_a_list(units, seed, data):
-    order = permute(np.arange(len(units)), len(units), key(seed))
-    expected = laid_out(units, order.tolist())
-    layouts = (Shuffled(array(units), key(seed)), Listed(array(units)[order], order))
-    plain = Listed(array(units))
-    for _ in range(3):  # what one question leaves behind is there for the next
-        places = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=40) if expected else st.just([]))
-        for layout in layouts:
-            assert_found(layout, expected, places)
-        assert_found(plain, laid_out(units, range(len(units))), places)
 
 
 @pytest.mark.parametrize("count", [63, 64, 65, 2047, 2048, 2049, 6144, 20_000])
@@ -73,17 +57,6 @@ def test_an_order_of_many_sequences_is_found_from_anywhere_and_by_threads(count)
 
     with ThreadPoolExecutor(4) as threads:
         list(threads.map(ask, range(4)))
-
-
-def test_sequences_may_be_longer_than_any_memory():
-    units = [10**12 + i for i in range(200)]
-    order = permute(np.arange(200), 200, key(3)).tolist()
-    starts = list(itertools.accumulate((units[sequence] for sequence in order), initial=0))
-    for layout in (Shuffled(array(units), key(3)), Listed(array(units)[array(order)], array(order))):
-        for slot in (0, 1, 63, 64, 150, 199):
-            found = layout.find(array([starts[slot], starts[slot + 1] - 1]))
-            assert found.sequences.tolist() == [order[slot]] * 2
-            assert found.within.tolist() == [0, units[order[slot]] - 1]
 
 
 def loads(units, rows, order):
@@ -114,21 +87,3 @@ def test_rows_have_about_equally_much(units, rows, draw):
     draw.shuffle(order)
     found = loads(units, rows, order)
     assert max(found) <= (4 / 3 - 1 / (3 * rows)) * best(units, rows) + 1e-9
-
-
-@pytest.mark.parametrize(
-    ("units", "rows", "expected"),
-    [
-        ([5, 5, 4, 4, 3, 3, 3], 3, [8, 8, 11]),  # three rows could have nine each: the bound is reached
-        ([], 3, [0, 0, 0]),
-        ([0, 0, 0], 2, [0, 0]),
-        ([7], 4, [0, 0, 0, 7]),
-    ],
-)
-def test_rows_that_no_order_makes_equal(units, rows, expected):
-    assert sorted(loads(units, rows, list(range(len(units))))) == expected
-
-
-def test_equally_long_sequences_are_dealt_in_the_order_given():
-    by_row, bounds = balance(array([2] * 6), 3, array([3, 1, 5, 0, 2, 4]))
-    assert (by_row.tolist(), bounds.tolist()) == ([3, 0, 1, 2, 5, 4], [0, 2, 4, 6])

@@ -1,14 +1,8 @@
 """RowMixture: rows to look at; against plain lists see tests/properties/test_streams.py."""
 
-import pickle
-
 import numpy as np
-import pytest
 from orders import plans_of
 
-from dataload import Loader, RangeSource
-from dataload._util.fingerprint import fingerprint
-from dataload.samplers import BatchPlanner
 from dataload.samplers.quality import order_report
 from dataload.streams import RowMixture, StreamSampler
 
@@ -31,35 +25,12 @@ def test_parts_go_on_over_epochs_of_the_first():
     assert np.sort(rows, axis=0).T.tolist() == [list(range(12))] * 4
 
 
-@pytest.mark.parametrize("tail", ["drop", "pad", "partial"])
-@pytest.mark.filterwarnings("ignore:.* has no batches:UserWarning")
-def test_without_records_there_are_no_steps(tail):
-    mixture = RowMixture(parts=(part("split", lengths=[0]), part(lengths=[0])), tail=tail)
-    assert (mixture.steps(0), plans_of(mixture)) == (0, [])
-    with Loader(RangeSource(0), sampler=mixture) as loader:
-        assert list(loader) == []
-
-
 def test_less_than_a_chunk_is_served_whatever_the_tail():
     mixture = RowMixture(parts=(part("split", chunk=4, lengths=[16]), part(chunk=4, lengths=[3])), tail="drop")
     assert (mixture.rows, mixture.rows_per_step) == (4, 16)
     for plan in mixture.plans(range(2), epoch=0):
         assert plan.valid.tolist() == [[True] * 4] * 2 + [[True, True, True, False]] * 2
         assert plan.indices.reshape(4, 4)[2:, :3].tolist() == [[0, 1, 2]] * 2
-
-
-def test_it_is_a_value():
-    mixture = RowMixture(parts=(part("split"), part()))
-    assert mixture == RowMixture(parts=[part("split"), part()])
-    assert hash(mixture) == hash(RowMixture(parts=[part("split"), part()]))
-    assert mixture != RowMixture(parts=(part("split"), part(seed=1)))
-    assert fingerprint(mixture.order) == fingerprint(mixture.with_ranks(world_size=2, tail="drop").order)
-    plans = plans_of(mixture, 1)
-    again = pickle.loads(pickle.dumps(mixture))
-    assert again == mixture
-    assert plans_of(again, 1)[0].indices.tolist() == plans[0].indices.tolist()
-    assert mixture.records == 12
-    assert isinstance(mixture, BatchPlanner)
 
 
 def test_its_order_can_be_judged():

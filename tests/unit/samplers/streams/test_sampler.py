@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from orders import plans_of
 
-from dataload import ConfigError, Loader, MemorySource, RangeSource, StateMismatchError
+from dataload import Loader, MemorySource
 from dataload._util.fingerprint import fingerprint
 from dataload.samplers import BatchPlanner
 from dataload.samplers.quality import global_rows, order_report
@@ -22,19 +22,6 @@ def sampler(*lengths, **settings):
 
 
 MODES = ("split", "pack", "independent", "shuffled")
-
-
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.filterwarnings("ignore:.* has no batches:UserWarning")
-def test_without_records_there_are_no_steps(mode):
-    endless = {"epoch_steps": 4} if mode in ("independent", "shuffled") else {}
-    for lengths, ends in (((), "next"), ((0,), "pad"), ((0, 0, 0), "drop")):
-        starts = {"random_start": True} if (mode, ends) != ("pack", "next") and ends != "pad" else {}
-        for settings in ({}, endless, starts):
-            empty = sampler(*lengths, mode=mode, ends=ends, **settings)
-            assert (empty.steps(0), empty.items(0), empty.records, plans_of(empty)) == (0, 0, 0, [])
-            with Loader(RangeSource(0), sampler=empty) as loader:
-                assert list(loader) == list(loader) == []
 
 
 HUGE = [10**12, 3, 10**12 + 7, 0, 10**11]
@@ -62,14 +49,6 @@ def test_sequences_may_be_longer_than_any_memory(mode, chunk):
             before = indices[:, -1]
     shares = {"split": sum(HUGE) / 4, "independent": sum(HUGE) / 4, "pack": HUGE[2]}
     assert steps == pytest.approx(shares[mode] / chunk, abs=1)
-
-
-def test_chunks_of_huge_sequences_come_from_anywhere():
-    huge = sampler(*HUGE, rows=4, chunk=1000, mode="shuffled", ends="drop")
-    assert huge.steps(0) == -(-sum(length // 1000 for length in HUGE) // 4)
-    (plan,) = huge.plans(range(10**8, 10**8 + 1), epoch=3)
-    assert (np.diff(plan.indices.reshape(4, 1000), axis=1) == 1).all()
-    assert (plan.columns["offset"] % 1000 == 0).all()
 
 
 def test_the_order_of_endless_chunks_does_not_depend_on_the_tail():
@@ -106,41 +85,6 @@ def test_it_is_a_value():
     assert isinstance(one, BatchPlanner)
     with pytest.raises(ValueError, match="read-only"):
         one.sequence_lengths[0] = 9
-
-
-@pytest.mark.parametrize(
-    "other", [sampler(6, 6, 8, rows=6), sampler(6, 6, 8, rows=4, seed=1), sampler(6, 6, 8, rows=4, chunk=2)]
-)
-def test_the_state_of_another_order_is_refused(other):
-    with (
-        Loader(RangeSource(20), sampler=sampler(6, 6, 8, rows=4)) as loader,
-        Loader(RangeSource(20), sampler=other) as elsewhere,
-    ):
-        next(iter(loader))
-        with pytest.raises(StateMismatchError, match=r"order \(the sampler or its seed\)"):
-            elsewhere.load_state_dict(loader.state_dict())
-
-
-def test_the_source_and_the_ranks_must_fit():
-    with pytest.raises(
-        ConfigError, match=r"the sampler was made for a source of 20 records, and this one has 19: build a new one$"
-    ):
-        Loader(RangeSource(19), sampler=sampler(6, 6, 8))
-    with pytest.raises(ConfigError):
-        Loader(RangeSource(20), sampler=sampler(10, 10, rows=4), rank=0, world_size=3)
-
-
-def test_what_a_consumer_writes_into_a_batch_is_in_no_other():
-    with Loader(RangeSource(20), sampler=sampler(6, 6, 8)) as loader:
-        start = loader.state_dict()
-        before = [{name: column.copy() for name, column in batch.items()} for batch in loader]
-        loader.load_state_dict(start)
-        for batch in loader:
-            for column in batch.values():
-                column[...] = 0
-        loader.load_state_dict(start)
-        for batch, expected in zip(loader, before, strict=True):
-            assert all(np.array_equal(batch[name], expected[name]) for name in expected)
 
 
 def test_records_need_not_be_dicts():

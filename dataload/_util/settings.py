@@ -86,6 +86,16 @@ def setting_error(name: str, value: Any, rule: str) -> ConfigError:
     return ConfigError(f"{name} {rule}{';' if ',' in rule else ','} got {value!r}", key=name, value=value)
 
 
+def check_keys(name: str, values: Mapping[Any, Any], names: Iterable[Any]) -> None:
+    """Raise ConfigError, which tells the names, unless a setting has one value for each name."""
+    for what, keys in (("lacks", {*names} - {*values}), ("has unknown names", {*values} - {*names})):
+        if keys:
+            some = ", ".join(map(repr, sorted(keys, key=str)[:3])) + (
+                f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            )
+            raise ConfigError(f"{name} must hold one number for each name, and {what}: {some}", key=name, value=values)
+
+
 def as_tuple(values: Any) -> tuple[Any, ...]:
     """Return the elements of a setting, or () if it has none or is not a sequence."""
     try:

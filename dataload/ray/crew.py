@@ -24,6 +24,7 @@ from dataload.ray.cluster import NAMESPACE
 _log = logging.getLogger("dataload")
 
 POLL_SECONDS = 0.05  # while actors start, or tasks wait for one
+_LOOK_SECONDS = 0.25  # once all have started: asking Ray for each of them takes 30 us
 UNKNOWN = WorkerPosition(-1, -1, -1)
 
 _FAILED_STARTS, _START_PAUSE = 5, 0.5  # Ray may not have noticed yet that a node or a named actor is gone
@@ -99,7 +100,8 @@ class Crew:
     def fill(self) -> list[tuple[Actor, Any]]:
         """Now and then note which actors have started, are missing or unwanted; return lost ones, and errors."""
         now = monotonic()
-        if now - self._looked <= POLL_SECONDS and self.actors:
+        pause = POLL_SECONDS if self.starting or len(self._usable) < self.size else _LOOK_SECONDS
+        if now - self._looked <= pause and self.actors:
             return []
         lost = list[tuple[Actor, Any]]()
         for actor in self._those_done(self.actors, "lease"):

@@ -155,8 +155,10 @@ class Mixture:
         for schedule in schedules:
             used = np.any([rule.uses for rule in schedule.rules], axis=0)
             if not lengths[used].all():
-                key = f"samplers[{int(np.argmax(used & (lengths == 0)))}]"
-                raise ConfigError(f"{key} is empty: set its weight to 0", key=key, value=0)
+                empty = int(np.argmax(used & (lengths == 0)))
+                key = f"samplers[{empty}]"
+                named = key if self.names is None else f"{key}, {self.names[empty]!r},"
+                raise ConfigError(f"{named} is empty: set its weight to 0", key=key, value=0)
             # Components that are no longer used before their end would never come to it.
             lasting = used & (schedule.rules[-1].uses | (schedule.before[-1] >= passes))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from fractions import Fraction
 from math import isnan, lcm
 from typing import Any, Literal, NamedTuple, TypeAlias, cast
@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias, cast
 import numpy as np
 
 from dataload._util.randomness import derive_word
-from dataload._util.settings import as_tuple, setting_error
+from dataload._util.settings import as_tuple, check_keys, setting_error
 from dataload.errors import ConfigError
 from dataload.samplers.common import MAX_LENGTH, BoolArray, Float64Array, divide, split_by_group
 from dataload.samplers.quotas import MOST_POSITIONS, Quotas
@@ -208,9 +208,10 @@ def check_rows(weights: Any, components: int, names: tuple[str, ...] | None, ste
     def row(given: Any) -> tuple[float, ...]:
         if isinstance(given, Mapping):
             by_name = cast("Mapping[str, float]", given)
-            if names is None or {*by_name} != {*names}:
+            if names is None:
                 rule = "must hold weights by position in the epoch, from 0 on, or by the names of the samplers"
                 raise setting_error("weights", given, rule)
+            check_keys("weights", by_name, names)
             given = [by_name[name] for name in names]
         checked = tuple(check_weights(as_tuple(given) or given).tolist())
         if len(checked) != components:
@@ -234,6 +235,8 @@ def check_rows(weights: Any, components: int, names: tuple[str, ...] | None, ste
 
     if isinstance(weights, Mapping) or changes_of(weights) is not None:
         return entry(weights)
+    if isinstance(weights, Set):
+        raise setting_error("weights", weights, "must have an order")
     given = as_tuple(weights)
     # Anything that is not a row of rows is checked as a single row.
     nested = [isinstance(item, (Sequence, Mapping, np.ndarray)) and not isinstance(item, str) for item in given]

@@ -14,7 +14,7 @@ import numpy as np
 from dataload._util.caches import PerProcess
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import split_by_shard
-from dataload._util.settings import check_choice, setting_error
+from dataload._util.settings import check_choice, check_keys, setting_error
 from dataload.catalog.fields import common_classes
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
@@ -329,14 +329,17 @@ def _require_dict(record: Any) -> dict[str, Any]:
 def _pairs(sources: Any, weights: Mapping[str, float] | None) -> Sequence[tuple[Any, Any]]:
     """Return sources and weights, from any of the ways to give them."""
     if weights is not None:
-        if not isinstance(sources, Mapping) or {*cast("Mapping[Any, Any]", sources)} != {*weights}:
+        if not isinstance(sources, Mapping) or not isinstance(weights, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             message = (
                 "weights are in pairs, mix([(a, 0.7), (b, 0.3)]), or by name, mix({'a': a, 'b': b}, {'a': 0.7, ...})"
             )
             raise ConfigError(message, key="weights", value=weights)
+        check_keys("weights", weights, cast("Mapping[Any, Any]", sources))
         return [(source, weights[name]) for name, source in cast("Mapping[str, Any]", sources).items()]
     if isinstance(sources, Mapping):
         pairs = [*cast("Mapping[Any, Any]", sources).items()]
+        if pairs and all(isinstance(name, str) and not isinstance(value, (Real, str)) for name, value in pairs):
+            raise ConfigError("sources by name need weights by name: mix({'a': a}, {'a': 0.7})", key="weights")
     else:
         pairs: list[Any] = [] if isinstance(sources, (Source, str)) else list(sources)
     if not pairs or not all(isinstance(pair, (tuple, list)) and len(cast("list[Any]", pair)) == 2 for pair in pairs):

@@ -134,7 +134,7 @@ MIXTURES = [
         ((TWO, {2: (1, 1)}), "weights must hold weights for position 0, and once for each other; got [2]"),
         ((TWO, {0: (1, 1), 1.5: (1, 1)}), f"{BY_POSITION} and below"),
         ((TWO, {"a": 1, "b": 1}), f"{BY_POSITION}, or by the names of the samplers; got {{'a': 1, 'b': 1}}"),
-        (({"a": FIVE, "b": FIVE}, {0: {"a": 1}}), BY_POSITION),
+        (({"a": FIVE, "b": FIVE}, {0: {"a": 1}}), "weights must hold one number for each name, and lacks: 'b'"),
         (
             (TWO, {0: (1, 1), 9: (1, 2)}),
             "weights change at position 9, and stop='first' ends epochs at 9: change them earlier, give weights for",
@@ -144,6 +144,7 @@ MIXTURES = [
         ((TWO, ((1, 1), (0, 0))), "weights must not all be zero"),
         ((TWO, (1, 1), "frist"), "stop is 'frist': did you mean 'first'? Known: first, longest, never"),
         (((FIVE, Sequential(0)), (1, 1)), "samplers[1] is empty: set its weight to 0"),
+        (({"a": FIVE, "b": Sequential(0)}, (1, 1)), "samplers[1], 'b', is empty: set its weight to 0"),
         (
             (TWO, (199, 1), "first", 0, 20),
             "window must be 'any' or at least 200, so that weights[1], 1.0, gets a position; got 20",

@@ -251,6 +251,7 @@ TAKES = "mix takes sources with weights, {a: 0.7, b: 0.3} or [(a, 0.7), (b, 0.3)
 NESTED = "a mix inside of another source has no proportions"
 PART = "a part of a mix has no proportions: slice, filter or split the sources"
 BY_NAME = "weights are in pairs, mix([(a, 0.7), (b, 0.3)]), or by name"
+EACH_NAME = "weights must hold one number for each name, and"
 MIXED = dataload.mix({A: 1, B: 1})
 
 
@@ -264,7 +265,13 @@ MIXED = dataload.mix({A: 1, B: 1})
         (lambda: dataload.mix({A: "1", B: 1}), ConfigError, "weights must be numbers from 0, got '1'"),
         (lambda: dataload.mix({A: float("inf")}), ConfigError, "weights must be numbers from 0, got inf"),
         (lambda: dataload.mix({A: 0, B: 0}), ConfigError, "weights must hold a number above 0, got [0, 0]"),
-        (lambda: dataload.mix({"a": A}, {"b": 1}), ConfigError, BY_NAME),
+        (lambda: dataload.mix({"a": A}, {"b": 1, "a": 1}), ConfigError, f"{EACH_NAME} has unknown names: 'b'"),
+        (
+            lambda: dataload.mix(dict.fromkeys("abcde", A), {}),
+            ConfigError,
+            f"{EACH_NAME} lacks: 'a', 'b', 'c' and 2 more",
+        ),
+        (lambda: dataload.mix({"a": A}), ConfigError, "sources by name need weights by name"),
         (lambda: dataload.mix([A], {"b": 1}), ConfigError, BY_NAME),
         (lambda: dataload.mix([A, B], [1, 2]), ConfigError, BY_NAME),
         (lambda: dataload.mix({"a.tar": 1}), TypeError, "a path is not a source: pass dataload.open('a.tar')"),

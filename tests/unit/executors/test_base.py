@@ -18,7 +18,6 @@ from dataload.executors.base import (
     WorkerPosition,
     WorkerStatus,
 )
-from dataload.loader.scaling import WorkerSettings
 
 
 def test_a_heartbeat_is_seen_through_the_same_memory():
@@ -135,15 +134,6 @@ def test_a_task_that_forks_a_thread_is_an_error_and_the_child_ends(capfd):
     executor.close()
 
 
-def test_a_task_may_fork_a_child_that_ends():
-    def work(task, status):
-        if not (child := os.fork()):
-            os._exit(3)
-        return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-    assert SerialExecutor(work).submit(0).result() == 3
-
-
 def test_settings_are_checked():
     fleet = Fleet(num_cpus=2, name="train", detached=True)
     assert fleet == Fleet(num_cpus=2, name="train", detached=True)
@@ -182,12 +172,6 @@ def test_without_workers_ray_is_not_needed():
     with dataload.Loader(dataload.RangeSource(3), batch_size=3, executor="ray") as loader:
         assert [batch["index"].tolist() for batch in loader] == [[0, 1, 2]]
         assert loader.statistics().executor == "serial"
-
-
-def test_batches_of_a_fleet_are_made_elsewhere():
-    settings = WorkerSettings.of(4, Fleet(), 2, None)
-    assert (settings.workplace, settings.here) == ("ray", False)
-    assert WorkerSettings.of(0, "ray", 2, None).workplace == "serial"
 
 
 def test_configs_have_a_table_of_it():

@@ -149,16 +149,6 @@ def test_tasks_and_results_larger_than_any_pipe_do_not_lock_each_other():
             assert (result.result() == number).all()
 
 
-def test_many_tasks_are_accepted_while_the_worker_cannot_send():
-    # Each result fills the worker's way out, and thousands of tasks fill its way in.
-    with executor(works.sized, slots=0) as tasks:
-        pending = [tasks.submit(10**5) for _ in range(3000)]
-        assert len(pending[0].result()) == 10**5
-        for result in pending[1:]:
-            result.cancel()
-        assert len(tasks.submit(7).result()) == 7
-
-
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
@@ -250,14 +240,6 @@ def test_a_stuck_worker_is_described_then_ended(what, stacks):
         assert caught.value.reason.startswith("has returned no batch for ")
         assert stacks in caught.value.stacks
         assert patiently(tasks, PID) != pid  # the stuck one is gone
-
-
-def test_a_worker_that_has_not_begun_is_not_asked_for_its_stacks():
-    worker = WorkerHandle(0, get_context("fork"), works.echo, "fork", TimeoutPolicy())
-    os.kill(int(re.search(r"\(process (\d+)\)", worker.name)[1]), signal.SIGSTOP)
-    worker.status.stage = 0
-    assert worker.describe()[2] == "it has not started: it is importing the main module, or is stopped"
-    worker.close()
 
 
 def test_the_timeout_covers_a_fork_server_that_is_stopped():
@@ -433,22 +415,6 @@ def test_a_limit_of_open_files_leaves_fewer_slots_and_workers(monkeypatch):
     monkeypatch.setattr(os, "listdir", failing(FileNotFoundError()))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (64 + 60, 0))
     assert handle.within_descriptors(4, 10) == (4, 10)
-
-
-def test_the_count_of_descriptors_is_right():
-    def count():
-        return len(os.listdir("/proc/self/fd"))
-
-    with executor(works.large, workers=1, slots=0) as tasks:
-        tasks.submit(0).result()  # has the helpers of `multiprocessing` started
-        before = count()
-        tasks.use(3)
-        tasks.submit(0).result()
-        assert count() - before == 2 * WorkerHandle.DESCRIPTORS
-    with executor(works.large, workers=1, slots=3) as tasks:
-        held = [tasks.submit(number).result() for number in range(3)]
-        assert count() - before == 3 * handle.Slot.DESCRIPTORS
-        del held
 
 
 def test_workers_that_cannot_be_started_are_done_without(monkeypatch):

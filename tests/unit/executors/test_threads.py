@@ -151,25 +151,6 @@ def test_the_consumer_helps_where_workers_leave_it_a_cpu(monkeypatch, start, wor
         gate.go_on.set()
 
 
-def test_where_time_is_limited_the_consumer_does_none_itself(start):
-    executor, gate = start(call, 1, timeouts=TimeoutPolicy(timeout=30)), Gate()
-    executor.submit(gate)
-    task = executor.submit(worker_name)
-    assert not task.run()
-    gate.go_on.set()
-    assert task.result() == "dataload-0"
-
-
-def test_the_first_of_several_is_waited_for(start):
-    executor, gate = start(call, 2), Gate()
-    slow, quick = executor.submit(gate), executor.submit(int)
-    executor.wait_for_any([slow, quick])
-    assert (slow.done(), quick.done()) == (False, True)
-    gate.go_on.set()
-    executor.wait_for_any([slow])
-    assert slow.done()
-
-
 def test_the_threads_in_use_change(start):
     executor = start(call, 1)
     executor.submit(int).result()
@@ -228,18 +209,6 @@ def test_a_thread_that_hangs_is_described_given_up_and_replaced():
     with pytest.warns(RuntimeWarning, match=left):
         executor.close()  # at once: the test's own time limit is not waited for
     go_on.set()
-
-
-def test_a_task_that_nobody_begins_says_so(start):
-    executor, gate = start(call, 1, timeouts=TimeoutPolicy(warn_after=0.05)), Gate()
-    executor.submit(gate)
-    later = executor.submit(int)
-    timer = threading.Timer(0.3, gate.go_on.set)
-    timer.start()
-    with pytest.warns(RuntimeWarning, match="the next free thread has not started it") as found:
-        later.result()
-    timer.join()
-    assert len(found) <= 3  # after 0.05 s, 0.1 s, 0.2 s
 
 
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")

@@ -28,16 +28,6 @@ def ends():
         yield parent, worker
 
 
-def test_messages_arrive_as_they_were_sent(ends):
-    parent, worker = ends
-    outbox, inbox = Outbox(parent), Inbox(worker)
-    arrays = [np.arange(5).data.cast("B"), b"", b"abc"]
-    for content, parts in [("a", []), ({"b": (1, None)}, arrays), (None, [b""])]:
-        outbox.put(content, parts)
-        assert outbox.flush()
-        assert inbox.take() == (content, [bytearray(part) for part in parts])
-
-
 def test_a_message_comes_when_its_last_byte_has(ends):
     parent, worker = ends
     received, sent = Inbox(parent), bytearray()
@@ -110,54 +100,12 @@ def test_the_end_of_the_other_side_is_told(ends):
     assert outbox.flush()  # nothing is left to be sent
 
 
-def test_an_end_within_a_message_or_in_place_of_a_descriptor_is_one(ends):
-    parent, worker = ends
-    inbox = Inbox(worker)
-    parent.send(b"\x10\0\0")
-    parent.close()
-    with pytest.raises(EOFError):
-        inbox.take()
-    with pytest.raises(EOFError):
-        receive_descriptor(worker)
-
-
 @pytest.fixture
 def slot():
     slot = Slot()
     yield slot
     slot.close()
     slot.close()
-
-
-def test_what_one_side_writes_the_other_sees(slot):
-    parts = [memoryview(b"abc"), memoryview(bytes(range(200))), memoryview(b"")[:0], memoryview(b"end")]
-    other = Slot(os.dup(slot.descriptor))
-    assert other.view(0).nbytes == 0
-    extents = slot.write(parts[:2] + parts[3:])
-    assert [offset % 64 for offset, _ in extents] == [0] * 3
-    view = other.view(sum(extents[-1]))
-    assert [view[o : o + n].tobytes() for o, n in extents] == [b"abc", bytes(range(200)), b"end"]
-    view[0] = ord("x")
-    assert slot.view(1)[0] == ord("x")
-    other.close()
-
-
-def test_a_slot_grows_and_keeps_what_is_mapped(slot):
-    slot.write([memoryview(b"a" * 100)])
-    first = slot.view(100)
-    slot.write([memoryview(b"b" * 100_000)])
-    assert first[:100].tobytes() == b"b" * 100  # the same memory, mapped before
-    assert slot.view(100_000)[:100_000].tobytes() == b"b" * 100_000
-    assert slot.view(5).nbytes >= 100_000
-
-
-def test_little_growth_needs_no_other_mapping(slot):
-    sizes = set()
-    for size in range(1_000_000, 1_060_000, 1000):
-        slot.reserve(size)
-        sizes.add(os.fstat(slot.descriptor).st_size)
-        assert size <= os.fstat(slot.descriptor).st_size <= size * 1.13 + 4096
-    assert len(sizes) <= 2
 
 
 def test_a_lack_of_memory_is_an_error_before_anything_is_written(slot, monkeypatch):
@@ -223,32 +171,9 @@ def test_a_tensor_keeps_its_loan():
     assert returned
 
 
-def test_loans_end_in_any_thread():
-    loans, returned = BufferLeases(), []
-    lent = [loans.lend(np.zeros(8, np.uint8), lambda n=n: returned.append(n)) for n in range(100)]
-    thread = threading.Thread(target=lent.clear)
-    thread.start()
-    thread.join()
-    assert sorted(returned) == list(range(100))
-
-
 def ring_of(slots):
     ring = Ring(slots)
     return ring, lambda number, size: ring.slots[number].write([memoryview(bytes([number]) * size)])
-
-
-def test_slots_are_lent_in_turn_and_none_twice():
-    ring, write = ring_of(3)
-    taken = [ring.take() for _ in range(4)]
-    assert taken == [0, 1, 2, None]
-    parts = {number: ring.lend(number, write(number, 100)) for number in (0, 1, 2)}
-    del parts[1]
-    assert ring.take() == 1
-    assert ring.take() is None
-    assert all((parts[number][0] == number).all() for number in (0, 2))
-    ring.give_back(1)
-    ring.close()
-    assert (parts[2][0] == 2).all()  # valid after all is closed
 
 
 def test_retired_slots_go_when_they_come_back():

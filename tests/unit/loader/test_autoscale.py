@@ -6,7 +6,7 @@ import heapq
 import itertools
 import random
 from collections import Counter
-from time import monotonic, sleep
+from time import monotonic
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +21,6 @@ from dataload.loader.scaling import (
     Search,
     Setting,
     ThroughputSample,
-    WorkerSettings,
     first_search,
     is_plausible,
     search,
@@ -38,14 +37,6 @@ def sample(seconds=0.01, *, waits=1.0, busy=1.0, steps=100, cpus=None):
     return ThroughputSample(steps, waits * total, (1 - waits) * total, busy * total, *clock)
 
 
-def test_a_sample_of_seconds_and_one_of_nothing():
-    short = ThroughputSample(2, 0.125, 0.125, 0.5, lag=-0.25)
-    assert (short.seconds, short.seconds_per_step, short.busy) == (0.25, 0.25, 2.0)
-    assert short._replace(lag=0.25).seconds_per_step == 0.125
-    nothing = ThroughputSample(0, 0.0, 0.0, 0.0)
-    assert (nothing.seconds_per_step, nothing.busy, nothing.mostly_waits) == (1e-9, 0.0, False)
-
-
 # One step of a search
 
 
@@ -55,41 +46,6 @@ def test_a_trial_that_is_much_better_is_taken_at_once_and_one_that_is_much_worse
     assert search(state, sample(0.005), BOUNDS).best == (2, 2)
     worse = search(state, sample(0.020), BOUNDS)
     assert (worse.best, worse.setting, worse.trial, worse.failed) == ((1, 2), (1, 2), None, ((2, 2),))
-
-
-def test_a_trial_that_is_a_little_better_takes_turns():
-    state, used = search(first_search(Setting(1, 2), BOUNDS), sample(0.0100), BOUNDS), []
-    while state.best == (1, 2) and state.trial == (2, 2):
-        used.append(state.setting.workers)
-        state = search(state, sample(0.0096 if state.on_trial else 0.0100), BOUNDS)
-    assert used == [2, 1, 2, 1, 2, 1, 2, 1, 2]
-    assert state.best == (2, 2)  # 4% better
-
-
-@pytest.mark.parametrize(
-    ("start", "change", "expected"),
-    [
-        (4, 1.000, 2),  # fewer are as good
-        (4, 1.015, 4),
-        (1, 0.980, 1),  # more are hardly better
-        (1, 0.960, 2),
-    ],
-)
-def test_the_thresholds_prefer_fewer_workers(start, change, expected):
-    state = search(first_search(Setting(start, 2), Bounds(1, 4, 2)), sample(1.0), BOUNDS)
-    trial = state.trial
-    while state.trial == trial and state.best != trial:
-        state = search(state, sample(change if state.on_trial else 1.0), BOUNDS)
-    assert state.best.workers == expected
-
-
-def test_a_machine_that_becomes_slower_during_a_comparison_does_not_decide():
-    state = search(first_search(Setting(2, 2), Bounds(1, 2, 2)), sample(1.0), BOUNDS)
-    slowness = 1.0
-    while state.trial == (1, 2) and state.best == (2, 2):
-        slowness *= 1.04
-        state = search(state, sample(slowness * (0.97 if state.on_trial else 1.0)), BOUNDS)
-    assert state.best == (1, 2)
 
 
 @pytest.mark.parametrize(
@@ -110,14 +66,6 @@ def test_a_machine_that_becomes_slower_during_a_comparison_does_not_decide():
 )
 def test_trials_that_make_sense(best, trial, found, expected):
     assert is_plausible(Setting(*best), Setting(*trial), found) is expected
-
-
-def test_more_workers_than_allowed_by_the_cpus_only_if_they_mostly_wait():
-    bounds = Bounds(least=0, most=2, prefetch=2, most_waiting=8)
-    state = Search(Setting(2, 2), ("double",))
-    assert search(state, sample(busy=2.0, cpus=0.9), bounds).trial == (4, 2)
-    assert search(state, sample(busy=2.0, cpus=1.0), bounds).trial is None
-    assert search(state, sample(busy=2.0), bounds).trial is None  # nobody knows
 
 
 def decisions(seed):
@@ -233,14 +181,6 @@ def test_one_more_worker_allowed_never_makes_it_slower(name):
 
     for fewer, more in itertools.pairwise(settled(most) for most in range(1, 9)):
         assert more <= 1.03 * fewer
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_it_settles_soon(name):
-    for start in (1, 8):
-        state = first_search(Setting(start, 2), BOUNDS)
-        _, seconds, _ = run(MODELS[name], state, BOUNDS, 80, 0.02, after=40)  # 40 samples are some four seconds
-        assert seconds <= 1.15 * best_seconds(MODELS[name], BOUNDS)
 
 
 @pytest.mark.parametrize(
@@ -406,31 +346,6 @@ def test_pauses_of_the_consumer_do_not_decide(eight_cpus, workers):
     assert simulation.used.most_common(1)[0][0] == 8
 
 
-def test_samples_begin_when_the_steps_of_the_setting_before_are_received():
-    scaling, simulation = Scaling(8, 2, least=1), Simulation(cpu=0.05, workers=8)
-    changes, use = [], simulation.use
-    simulation.use = lambda setting: (changes.append(simulation.taken), use(setting))
-    simulation.run(3)
-    assert changes == []
-    simulation.run(5, scaling)
-    assert changes[1] - changes[0] >= 16 + 8  # what was in flight, and a sample
-
-
-def test_a_look_is_mostly_a_comparison():
-    class Counting(Recorder):
-        asked = 0
-
-        @property
-        def work_seconds(self):
-            Counting.asked += 1
-            return super().work_seconds
-
-    simulation = Simulation(cpu=1e-5, workers=4)
-    simulation.recorder = Counting("threads", clock=lambda: simulation.now, cpu_clock=lambda: 0.0)
-    simulation.run(0.2, Scaling(4, 2))
-    assert Counting.asked < simulation.taken / 30
-
-
 # In a loader
 
 
@@ -461,24 +376,6 @@ def test_a_loader_whose_workers_change_gives_the_same_batches_and_says_how_many_
             expected = [order[i : i + 4] for i in range(0, 400, 4)]
             assert served == expected if in_order else sorted(served) == sorted(expected)
         assert seen == set(numbers)
-
-
-def test_a_longer_queue_is_filled_at_once(monkeypatch):
-    ahead = []
-
-    def look(self, recorder, in_flight, use):
-        ahead.append(in_flight())
-        if recorder.steps == 10:
-            use(Setting(2, 20))
-
-    def work(batch):
-        sleep(0.005)  # steps that take less are made several at a time
-        return batch
-
-    monkeypatch.setattr(Scaling, "look", look)
-    with Loader(RangeSource(240), batch_size=4, num_workers=2, prefetch=1, batch_transform=work) as loader:
-        list(loader)
-    assert max(ahead[:10]) <= 2 < 20 <= max(ahead[10:])
 
 
 @pytest.mark.parametrize(
@@ -515,16 +412,3 @@ def test_a_loader_takes_samples_of_its_own():
             for _ in loader:
                 seen.add(loader.statistics().workers)
     assert len(seen) >= 2
-
-
-@pytest.mark.parametrize(
-    ("workers", "executor", "workplace"),
-    [
-        *((0, executor, "serial") for executor in ("threads", "processes")),
-        *((workers, executor, executor) for workers in (2, "auto") for executor in ("threads", "processes")),
-    ],
-)
-def test_the_workplace_of_workers(workers, executor, workplace):
-    found = WorkerSettings.of(workers, executor, 2, None)
-    assert (found.workplace, found.here) == (workplace, workplace != "processes")
-    assert (found.most, found.automatic) == ((1, True) if workers == "auto" else (workers, False))

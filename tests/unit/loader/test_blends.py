@@ -11,7 +11,6 @@ from orders import flow
 
 import dataload
 from dataload import Loader, StateMismatchError
-from dataload.samplers import GlobalShuffle, Mixture
 
 pytestmark = pytest.mark.timeout(90)  # many short runs, which take long on a busy machine
 
@@ -188,10 +187,3 @@ OLD = {
     "order_version": 1,
     "version": 4,
 }
-
-
-def test_counts_of_any_size_pass_through_a_state():
-    mixture = Mixture((GlobalShuffle(1, 0), GlobalShuffle(9, 1)), (1, 1), "never")
-    for epoch, position in ((0, 2**47), (5, 10)):
-        (change,) = mixture.changed(position, (1, 2), epoch=epoch).changes
-        assert type(change).from_json(json.loads(json.dumps(change.to_json()))) == change

@@ -1,7 +1,5 @@
 """Batches of good records: one or several steps per read, and the chunks, masks and columns that plans add."""
 
-import itertools
-import re
 from collections import namedtuple
 
 import numpy as np
@@ -16,7 +14,7 @@ from dataload.executors import WorkerPosition, WorkerStatus
 from dataload.loader import failures as failures_module
 from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.loader.fetch import BatchLoader, finish
-from dataload.loader.step import StepRange, StepWork, even_shares, load_step
+from dataload.loader.step import StepRange, StepWork, load_step
 from dataload.samplers import BatchPlan, BatchSampler, Sequential
 from dataload.streams import StreamSampler
 from dataload.testing.compare import difference
@@ -116,12 +114,6 @@ def test_steps_read_together_are_those_read_one_by_one(steps, pads):
     check_together(plans + plans[:1])
 
 
-@pytest.mark.parametrize("chunk", [1, 3])
-def test_steps_of_streams_read_together_are_those_read_one_by_one(chunk):
-    planner = streams(chunk)
-    check_together(planner.plans(range(planner.steps(0)), epoch=0))
-
-
 def check_together(plans):
     fetch = fetcher()
     together = fetch.load_together(plans, StepTrace())
@@ -162,17 +154,6 @@ PACKED = plan_of(1, packing=Packing(np.zeros(1, int), np.zeros(1, int), np.ones(
 )
 def test_what_each_step_has_to_do_by_itself(settings, plan):
     assert fetcher(**settings).load_together([plan_of(0), plan], StepTrace()) is None
-
-
-@pytest.mark.parametrize("source", [SOURCE, Plain()], ids=["columns", "one by one"])
-def test_spans_are_those_of_the_stages_one_after_another(source):
-    fetch, trace = fetcher(source, transform=None if source is SOURCE else dict, batch_transform=dict), StepTrace()
-    load_step(fetch, plan_of(1, 2), 0, trace)
-    stages = ["read", "batch_transform"] if source is SOURCE else ["read", "transform", "collate", "batch_transform"]
-    assert [stage for stage, _, _ in trace.spans] == stages
-    times = [time for _, begun, ended in trace.spans for time in (begun, ended)]
-    assert times == sorted(times)
-    assert trace.stage == ""
 
 
 class Clock:
@@ -238,33 +219,6 @@ def test_steps_read_together_share_the_time_of_each_stage(clock):
     ]
 
 
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=4), st.integers(1, 5))
-def test_shares_of_spans_do_not_overlap_and_add_up(lengths, count):
-    ends = np.cumsum([100, *lengths]).tolist()
-    spans = [(f"stage {i}", float(a), float(b)) for i, (a, b) in enumerate(itertools.pairwise(ends))]
-    shares = even_shares(spans, count)
-    assert [[stage for stage, _, _ in share] for share in shares] == [[stage for stage, _, _ in spans]] * count
-    times = [time for share in shares for _, begun, ended in share for time in (begun, ended)]
-    assert times == sorted(times)
-    assert (times[0], times[-1]) == (spans[0][1], pytest.approx(spans[-1][2]))
-    for i, (_, begun, ended) in enumerate(spans):
-        assert sum(share[i][2] - share[i][1] for share in shares) == pytest.approx(ended - begun)
-
-
-def test_a_record_that_is_read_alone_has_the_same_stages(clock):
-    def fail(sample):
-        if sample["index"] == 2:
-            raise ZeroDivisionError
-        return sample
-
-    trace = StepTrace()
-    load_step(fetcher(Encoded(clock), transform=fail), plan_of(2, 3), 0, trace)
-    stages = [stage for stage, _, _ in trace.spans]
-    assert stages == ["read", "decode", "transform", *["read", "decode", "transform"] * 2, "collate"]
-    times = [time for _, begun, ended in trace.spans for time in (begun, ended)]
-    assert times == sorted(times)
-
-
 def test_the_status_tells_the_sample_that_a_transform_works_on():
     trace, seen = StepTrace(), []
 
@@ -301,27 +255,6 @@ def test_the_failing_transform_and_its_sample_are_named():
         list(loader)
 
 
-def test_a_transform_sees_samples_and_a_batch_transform_chunks():
-    def double(sample):
-        assert sample["x"].shape == (2, 3)
-        return {"x": 2 * sample["x"]}
-
-    def shape(batch):
-        return batch["x"].shape
-
-    with Loader(SOURCE, sampler=streams(4), transform=double, batch_transform=shape) as loader:
-        assert list(loader) == [(3, 4, 2, 3)] * len(loader)
-
-
-def test_records_of_different_lengths_are_padded():
-    source = MemorySource([{"x": np.full(1 + i % 3, i)} for i in range(RECORDS)])
-    with Loader(source, sampler=streams(2, "pack"), collate={"x": "pad"}) as loader:
-        for batch in loader:
-            assert batch["x"].shape == (3, 2, batch["x_length"].max())
-            assert batch["x_length"].shape == (3, 2)
-            assert np.array_equal(batch["x_length"], 1 + batch["x"][:, :, 0] % 3)
-
-
 def test_tensors_of_a_custom_collate():
     torch = pytest.importorskip("torch")
 
@@ -343,16 +276,6 @@ def test_tensors_of_a_custom_collate():
             assert torch.equal(batch["pair"].one, batch["x"][:, :, 0, 0])
             assert batch["pair"].two[0].shape == (3, 2, 2)
             assert batch["pair"].two[1] == [[f"r{i}" for i in row] for row in plan.indices.reshape(3, 2).tolist()]
-
-
-def test_fields_inside_of_fields():
-    source = MemorySource([{"outer": {"a": i, "b": (i, f"{i}")}} for i in range(RECORDS)])
-    planner = streams(3)
-    indices = planner.plans(range(1), epoch=0)[0].indices.reshape(3, 3)
-    batch = next(iter(Loader(source, sampler=planner)))["outer"]
-    assert np.array_equal(batch["a"], indices)
-    assert np.array_equal(batch["b"][0], indices)
-    assert batch["b"][1] == [[str(i) for i in row] for row in indices.tolist()]
 
 
 def chunked(rows=3, chunk=2, **settings):
@@ -405,13 +328,6 @@ def test_fields_of_the_same_names_are_refused(name, kind):
         assert "x" in next(iter(loader))
 
 
-def test_the_mask_of_a_tail_is_told_from_that_of_streams():
-    plan = BatchPlan(0, np.arange(2), np.ones(2, bool))
-    with pytest.raises(ConfigError, match=re.escape("tail='pad' adds the mask 'valid' to each batch")) as caught:
-        finish({"valid": np.zeros(2)}, plan)
-    assert (caught.value.key, caught.value.value) == ("tail", "pad")
-
-
 def test_what_is_added_belongs_to_the_batch():
     plan = chunked(columns={"offset": np.arange(3)})
     given = {"x": np.zeros(6)}
@@ -420,11 +336,3 @@ def test_what_is_added_belongs_to_the_batch():
     batch["offset"][:], batch["valid"][:] = -7, False
     assert plan.columns["offset"].tolist() == [0, 1, 2]
     assert plan.valid.all()
-
-
-@pytest.mark.parametrize("transform", [None, dict], ids=["together", "one by one"])
-def test_rows_are_counted_and_not_records(transform):
-    planner = streams(2)
-    work = StepWork(fetcher(transform=transform), planner)
-    made = work(StepRange(0, 0, 0, planner.steps(0)), WorkerStatus())
-    assert [loaded.rows for loaded in made.loaded] == [3] * planner.steps(0)

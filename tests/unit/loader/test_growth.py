@@ -369,22 +369,3 @@ def test_the_loader_with_the_arguments_of_torch(tmp_path, shuffle):
         sampler = torch.utils.data.RandomSampler(range(26))
         with DataLoader(source, batch_size=3, sampler=sampler) as loader, pytest.raises(StateMismatchError):
             loader.load_state_dict(state, on_growth="finish")
-
-
-def test_a_state_looks_at_each_shard_once(tmp_path, monkeypatch):
-    """At URLs, each look may be a request."""
-    add(tmp_path, 0, 20)
-    looks = []
-    with dataload.open(tmp_path) as source, Loader(source, batch_size=3) as loader:
-        monkeypatch.setattr(type(source), "shard_identities", counting(type(source).shard_identities, looks))
-        state = loader.state_dict()
-        loader.load_state_dict(state)
-        assert len(looks) == 1
-
-
-def counting(method, calls):
-    def counted(self):
-        calls.append(self)
-        return method(self)
-
-    return counted

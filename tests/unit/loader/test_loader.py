@@ -105,18 +105,6 @@ def test_transforms_collate_and_batch_transform_in_turn(workers):
         assert list(loader) == [((10, 0), (11, 1)), ((12, 2), (13, 3)), ((14, 4),)]
 
 
-def test_fields_are_chosen():
-    source = MemorySource([{"a": 1, "b": np.zeros(2)}, {"a": 2, "b": np.ones(2)}])
-    assert [list(b) for b in Loader(source, batch_size=2, fields=["b"])] == [["b"]]
-    assert [list(b) for b in Loader(source, batch_size=2, fields=["b"], transform=dict)] == [["b"]]
-
-
-def test_a_policy_for_unequal_shapes():
-    (batch,) = Loader(MemorySource([{"x": np.arange(n)} for n in (1, 3)]), batch_size=2, collate={"x": "pad"})
-    assert batch["x"].tolist() == [[0, 0, 0], [0, 1, 2]]
-    assert batch["x_length"].tolist() == [1, 3]
-
-
 def test_a_rank_without_rows_gets_an_empty_batch_of_the_same_form():
     source = MemorySource({"x": np.zeros((9, 2), np.float32), "name": list("abcdefghi")})
     loaders = [Loader(source, batch_size=2, rank=r, world_size=4, tail="partial") for r in range(4)]
@@ -278,13 +266,6 @@ def test_a_loop_within_a_loop_is_an_error_of_the_outer_one(workers):
             seen.extend(rows for outer in loader for rows in [outer["index"].tolist(), *indices(loader)])
         assert seen == [[0, 1], [0, 1], [2, 3], [4, 5]]
         assert (loader.epoch, loader.step) == (2, 0)
-
-
-def test_a_loop_within_the_last_step_of_another_is_none():
-    loader = Loader(RangeSource(4), batch_size=2)
-    inner = [indices(loader) for batch in loader if batch["index"].tolist() == [2, 3]]
-    assert inner == [[[0, 1], [2, 3]]]
-    assert loader.epoch == 2
 
 
 def test_an_iteration_begins_with_its_first_batch():
@@ -756,24 +737,3 @@ def test_a_batch_is_not_kept_by_the_loader(workers, in_order, no_collector):
         for _ in range(15):
             array = weakref.ref(next(batches)["x"])
             assert array() is None
-
-
-def test_what_is_in_flight_goes_with_the_loader(no_collector):
-    made = []
-
-    class Tracked(np.ndarray):
-        pass
-
-    def batch_transform(batch):
-        batch = {"x": batch["x"].view(Tracked)}
-        made.append(weakref.ref(batch["x"]))
-        return batch
-
-    source = MemorySource({"x": np.zeros((40, 3))})
-    loader = Loader(source, batch_size=2, num_workers=2, prefetch=3, batch_transform=batch_transform)
-    batches = iter(loader)
-    for _ in range(3):
-        next(batches)
-    eventually(lambda: len(made) > 6)
-    del batches, loader
-    assert [array() for array in made if array() is not None] == []

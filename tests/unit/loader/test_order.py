@@ -1,15 +1,13 @@
 """What the loader's arguments ask for: order, batches, ranks."""
 
-import pickle
 import sys
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
+from dataload import ConfigError, Loader, RangeSource, WorkerError
 from dataload.loader.order import shuffled
-from dataload.loader.step import BlockedPlans
 from dataload.samplers import (
     BatchPlanner,
     BatchSampler,
@@ -51,14 +49,6 @@ def test_a_shuffle_is_global_unless_the_source_reads_in_order():
     assert Loader(remote, batch_size=2, shuffle=True, seed=3).batch_sampler.order == by_shards
     assert Loader(remote, batch_size=2, shuffle="global", seed=3).batch_sampler.order == GlobalShuffle(6000, 3)
     assert Loader(remote, batch_size=2).batch_sampler.order == Sequential(6000)
-
-
-def test_slices_and_joined_sources_read_in_order_as_their_parts_do():
-    remote = Remote(30, 10)
-    assert remote[5:35].reads_in_order
-    assert ConcatSource([RangeSource(3), remote]).reads_in_order
-    assert not ConcatSource([RangeSource(3), RangeSource(4)]).reads_in_order
-    assert shuffled(remote[5:35], True, 0).parent.shard_lengths == (25, 5)
 
 
 def test_a_source_without_shards_is_one_shard():
@@ -207,11 +197,6 @@ def test_a_jax_program_of_one_process_needs_none(monkeypatch, known):
     assert Loader(RangeSource(4), batch_size=2).batch_sampler.world_size == 1
 
 
-def test_no_tail_at_all_is_named():
-    with pytest.raises(ConfigError, match="tail must be 'drop', 'pad' or 'partial'; got None"):
-        BatchSampler(sampler=Sequential(4), batch_size=2, tail=None)
-
-
 def test_ranks_share_a_global_batch_equally():
     planner = Loader(RangeSource(24), global_batch_size=12, rank=1, world_size=4).batch_sampler
     assert (planner.batch_size, planner.world_size, planner.rank) == (3, 4, 1)
@@ -293,13 +278,6 @@ def test_parts_of_a_mixture_are_compared_with_those_of_the_source():
     Loader(ConcatSource([both, RangeSource(0), RangeSource(0)]), batch_size=1, sampler=order).close()
 
 
-def test_every_part_of_a_row_mixture_is_for_the_whole_source():
-    whole, half = (StreamSampler(sequence_lengths=[count], rows=2, mode="shuffled") for count in (10, 5))
-    with pytest.raises(ConfigError, match="the sampler was made for a source of 5 records, and this one has 10"):
-        Loader(RangeSource(10), sampler=RowMixture(parts=(whole, half)))
-    Loader(RangeSource(10), sampler=RowMixture(parts=(whole, whole))).close()
-
-
 def test_orders_of_ones_own_may_say_for_which_source_they_are():
     class Own:
         source_lengths = (4,)
@@ -315,23 +293,3 @@ def test_orders_of_ones_own_may_say_for_which_source_they_are():
     Own.source_lengths = None
     with Loader(RangeSource(10), batch_size=2, sampler=Own()) as loader, pytest.raises(WorkerError, match="IndexError"):
         next(iter(loader))
-
-
-def test_blocks_of_plans_are_the_plans():
-    planner = BatchSampler(sampler=GlobalShuffle(100_000, 1), batch_size=3, tail="pad")
-    blocks = BlockedPlans(planner)
-    assert planner.steps(2) == 33_334
-    for step in (0, 1, 5460, 5461, 5462, 5459, 20_000, 33_333, 3):  # blocks are of 5,461 steps
-        (expected,) = planner.plans(range(step, step + 1), epoch=2)
-        for found in (blocks.find(2, 0, step), pickle.loads(pickle.dumps(blocks)).find(2, 0, step)):
-            assert found.step == step
-            assert np.array_equal(found.indices, expected.indices)
-            assert np.array_equal(found.valid, expected.valid)
-
-
-def test_a_mixture_reads_the_parts_of_a_joined_source():
-    parts = [MemorySource([{"part": p, "i": i} for i in range(n)]) for p, n in enumerate((20, 60))]
-    sampler = Mixture((GlobalShuffle(20, 0), GlobalShuffle(60, 1)), (1, 3), window=4)
-    batches = list(Loader(ConcatSource(parts), batch_size=4, sampler=sampler))
-    assert all(sorted(batch["part"].tolist()) == [0, 1, 1, 1] for batch in batches)
-    assert sorted(i for batch in batches for i in batch["i"][batch["part"] == 1].tolist()) == list(range(60))

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dataload.errors import WorkerError
-from dataload.executors import SerialExecutor, WorkerLostError, WorkerPosition
+from dataload.executors import WorkerLostError, WorkerPosition
 from dataload.loader.pipeline import (
     PrefetchBudget,
     StepDelivery,
@@ -17,7 +17,6 @@ from dataload.loader.pipeline import (
     lost_step,
     ordered_map,
     steps_ahead,
-    unordered_map,
 )
 from dataload.loader.state import Cursor, EpochPlanners
 from dataload.loader.step import StepResult, StepsResult
@@ -130,37 +129,6 @@ def test_steps_that_come_as_they_are_made_stay_within_their_epoch():
     assert (2, 3) in {(job.epoch, job.start) for job in workers.jobs}
 
 
-def test_without_workers_a_step_is_made_when_it_is_asked_for():
-    made = []
-
-    def work(job, status):
-        made.append((job.epoch, job.start))
-        return Workers().submit(job).result()
-
-    for in_order in (True, False):
-        made.clear()
-        delivery = deliver(SerialExecutor(work), window=0, in_order=in_order)
-        for count in range(1, 6):
-            next(delivery)
-            assert len(made) == count
-
-
-def test_ends_before_an_epoch_without_steps():
-    """With tail='drop' an epoch's rows may be too few for one step, and as many as it takes in the next."""
-
-    class Alternating(BatchSampler):
-        def steps(self, epoch):
-            return 2 if epoch % 2 == 0 else 0
-
-    planners = EpochPlanners(Alternating(sampler=Sequential(7), batch_size=2))
-    workers = Workers()
-    delivery = deliver(workers, planners, window=100)
-    assert places(delivery, 2) == [(0, 0), (0, 1)]
-    with pytest.raises(StopIteration):
-        next(delivery)
-    assert len(workers.jobs) == 2
-
-
 def test_bytes_bound_what_is_ahead_when_steps_are_made_several_at_a_time():
     workers = Workers(nbytes=100, seconds=1e-6)
     planners = EpochPlanners(BatchSampler(sampler=Sequential(10_000), batch_size=1))
@@ -215,22 +183,6 @@ def test_a_step_that_cannot_be_sent_is_told_from_the_others_of_its_job():
     assert caught.value.position.step == 1
 
 
-def test_the_window_can_be_set():
-    workers = Workers()
-    delivery = deliver(workers, window=1)
-    places(delivery, 2)
-    assert workers.in_flight() == 1
-    assert delivery.in_flight() == 1
-    delivery.set_window(5)
-    next(delivery)
-    assert workers.in_flight() == delivery.in_flight() == 5
-    delivery.set_window(0)
-    places(delivery, 4)
-    assert workers.in_flight() == 1
-    places(delivery, 2)
-    assert workers.in_flight() == 0
-
-
 @pytest.mark.parametrize(("together", "expected"), [(False, 1), (True, 8)])
 def test_without_a_window_a_task_is_one_step_unless_one_read_serves_several(together, expected):
     workers = Workers()
@@ -254,18 +206,6 @@ def test_closing_or_dropping_it_cancels_what_is_in_flight(in_order, drop):
         assert [(job.epoch, job.start) for job in workers.cancelled] == [(0, 2), (0, 3), (1, 0)]
     finally:
         gc.enable()
-
-
-def test_plans_of_a_resumed_epoch_and_of_the_others():
-    planner = BatchSampler(sampler=Sequential(20), batch_size=3)
-    state = EpochPlanners(BatchSampler(sampler=Sequential(20), batch_size=5)).state(Cursor(4, 2), source="s", order="o")
-    assert (state.epoch, state.position, state.length, state.missing, state.step_size) == (4, 10, 20, (), 0)
-    plans, cursor = EpochPlanners.resume(planner, state)
-    assert cursor == Cursor(4, 3)
-    rest = [plan.indices.tolist() for plan in plans.of(4).plans(range(3, plans.of(4).steps(4)), epoch=4)]
-    assert rest == [[10, 11, 12], [13, 14, 15], [16, 17, 18], [19]]
-    assert plans.of(3) is plans.of(5) is planner
-    assert plans.state(cursor, source="s", order="o") == state
 
 
 @pytest.mark.parametrize("missing", [{0}, {1}, {0, 2}, {3}, {0, 1, 2}])
@@ -354,75 +294,6 @@ class Recorded:
                 return True
 
         return Result()
-
-
-@pytest.mark.parametrize("window", [0, 1, 3, 100])
-def test_yields_in_order_with_a_bounded_window(window):
-    submit = Recorded()
-    for number, value in enumerate(ordered_map(submit, range(20), window=lambda: window)):
-        assert value == number
-        assert len(submit.submitted) <= min(20, number + 1 + window)
-    assert submit.submitted == submit.asked == list(range(20))
-    assert submit.cancelled == []
-
-
-class Settling(Recorded):
-    """An executor of which one task after another gets done, in an order that is told beforehand."""
-
-    def __init__(self, order):
-        super().__init__()
-        self.order = list(order)
-
-    def wait_for_any(self, results):
-        """Lets tasks end until one of these has."""
-        while not any(result.done() for result in list(results)):
-            self.finished.add(self.order.pop(0))
-
-
-def unordered(submit, tasks, window, section=lambda task: 0):
-    window = window if callable(window) else lambda size=window: size
-    return unordered_map(submit, tasks, window=window, wait_for_any=submit.wait_for_any, section=section)
-
-
-def test_unordered_results_come_as_they_are_done():
-    submit = Settling([2, 0, 3, 5, 1, 4])
-    results = unordered(submit, range(6), 2)
-    for expected, in_flight in ((2, 3), (0, 4), (3, 5), (5, 6), (1, 6), (4, 6)):
-        assert next(results) == expected
-        assert len(submit.submitted) == in_flight
-    with pytest.raises(StopIteration):
-        next(results)
-    assert submit.cancelled == []
-
-
-def test_unordered_sections_follow_one_another():
-    submit = Settling([5, 3, 4, 1, 0, 2])  # tasks of the second section are done first
-    assert list(unordered(submit, range(6), 10, section=lambda task: task // 3)) == [1, 0, 2, 3, 4, 5]
-    assert submit.submitted == list(range(6))
-
-
-@pytest.mark.parametrize(("ordered", "begun", "cancelled"), [(True, [0, 1], [3, 4]), (False, [1], [0, 3, 4, 5])])
-def test_an_error_comes_at_its_place_and_cancels_what_is_ahead(ordered, begun, cancelled):
-    submit, seen, tasks = Settling([1, "bad"]), [], [0, 1, "bad", 3, 4, 5]
-    results = ordered_map(submit, tasks, window=lambda: 2) if ordered else unordered(submit, tasks, 5)
-    with pytest.raises(ValueError, match="bad task"):
-        seen.extend(results)
-    assert seen == begun
-    assert submit.asked == [*begun, "bad"]
-    assert submit.cancelled == cancelled
-
-
-@pytest.mark.parametrize("ordered", [True, False])
-def test_the_window_is_asked_before_each_task(ordered):
-    submit, allowed, in_flight = Settling(range(100)), [0], []
-    kind = ordered_map if ordered else unordered
-    results = kind(submit, range(100), window=lambda: allowed[0])
-    for window in (0, 3, 3, 1, 1, 5):
-        allowed[0] = window
-        next(results)
-        in_flight.append(len(submit.submitted) - len(submit.asked))
-    results.close()
-    assert in_flight == [0, 3, 3, 2, 1, 5]  # what is in flight is not called back
 
 
 def test_the_consumer_helps_with_tasks_of_a_millisecond_also_if_they_are_one_large_step():

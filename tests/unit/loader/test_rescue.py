@@ -22,9 +22,8 @@ from dataload.collate import Packing, default_collate
 from dataload.errors import ClosedSourceError, MissingDependencyError
 from dataload.loader import rescue
 from dataload.loader.bad_records import read_excluded
-from dataload.loader.failures import ErrorPolicy, StepTrace, is_for_consumer
+from dataload.loader.failures import ErrorPolicy, StepTrace
 from dataload.loader.fetch import BatchLoader
-from dataload.loader.rescue import shorten, substitute
 from dataload.loader.step import load_step
 from dataload.samplers import BatchPlan
 from dataload.sources.base import Source
@@ -477,10 +476,6 @@ def test_signals_end_the_consumer(number, handler, error, action):
         signal.signal(number, before)
 
 
-def test_an_error_that_nothing_has_raised_is_no_signal():
-    assert not is_for_consumer(KeyboardInterrupt())
-
-
 def test_an_ordinary_error_of_a_handler_is_a_failure_of_the_step():
     def late(number, frame):
         raise TimeoutError
@@ -559,26 +554,6 @@ def test_actions_are_known():
         Loader(RangeSource(4), batch_size=2, on_error=None)
 
 
-def test_examples_are_the_nearest_first_and_then_spread_over_what_is_not_excluded():
-    rng = np.random.default_rng(1)
-    for _ in range(100):
-        length = int(rng.integers(0, 60))
-        near = int(rng.integers(0, max(1, length)))
-        excluded = np.unique(rng.integers(0, max(1, length), rng.integers(0, 50)))[:length]
-        left = sorted(set(range(length)) - set(excluded.tolist()))
-        found = ErrorPolicy("skip", excluded).examples(near, length)
-        assert len(set(found)) == len(found)
-        assert set(found) <= set(left)
-        assert bool(found) == bool(left)
-        assert not left or {left[0], left[-1]} <= set(found)
-    found = ErrorPolicy().examples(500, 1_000_000)
-    assert found[:9] == [500, 499, 501, 498, 502, 496, 504, 492, 508]
-    assert found[-1] == 999_999
-    assert len(found) < 60
-    assert ErrorPolicy("skip", np.arange(400, 600)).examples(500, 1_000)[:3] == [600, 399, 601]
-    assert ErrorPolicy("skip", np.array([3, 5])).read_of(np.array([1, 3, 3, 5, 7])) == 2
-
-
 def test_a_step_without_a_good_record_takes_its_example_from_the_shard_that_it_has_read():
     """Each other shard of an object store would have to be waited for."""
     shard_records, damaged = 64, range(16 * 64 + 10, 16 * 64 + 20)
@@ -602,30 +577,6 @@ def test_the_search_for_an_example_has_one_deadline(monkeypatch):
     with pytest.raises(WorkerError, match=f"{NO_FIELDS}3 others could"):
         fetcher(Slow(range(10_000), 10_000), "skip")(plan([5]), 0)
     assert clock[0] <= 30
-
-
-def test_a_substitute_depends_on_the_bad_record_the_epoch_and_the_seed_alone():
-    good = np.arange(50)
-    chosen = {(seed, epoch, index): substitute(seed, epoch, index, good) for seed in (0, 1) for epoch in (0, 1)
-              for index in range(100, 140)}  # fmt: skip
-    assert set(chosen.values()) <= set(range(50))
-    assert len(set(chosen.values())) > 30  # spread
-    assert substitute(0, 0, 100, np.array([7, 7, 7])) == 7
-    rng = np.random.default_rng(0)
-    for (seed, epoch, index), found in chosen.items():
-        shuffled = rng.permutation(np.concatenate([good, good]))
-        assert substitute(seed, epoch, index, shuffled) == found
-        # With others gone it stays, and if it is gone itself another comes.
-        assert substitute(seed, epoch, index, np.array([found, (found + 1) % 50])) == found
-        assert substitute(seed, epoch, index, good[good != found]) != found
-    by_epoch = [[chosen[0, epoch, index] for index in range(100, 140)] for epoch in (0, 1)]
-    assert by_epoch[0] != by_epoch[1]
-
-
-def test_shorten():
-    assert shorten(range(8)) == "0, 1, 2, 3, 4, 5, 6, 7"
-    assert shorten(range(9)) == "0, 1, 2, 3, 4, 5, 6, 7, ..."
-    assert shorten([]) == ""
 
 
 def stream_plan(indices, valid, chunk):

@@ -83,21 +83,6 @@ def test_a_script_of_known_times():
     assert found.depth == pytest.approx(2 / 3)
 
 
-def test_what_happens_between_epochs_does_not_count_and_a_break_ends_with_the_last_batch():
-    clock = Clock()
-    made = recorder(clock)
-    for start in (0.0, 1000.0):
-        made.resume()
-        consume(made, clock, start, start + 1, Step())
-        consume(made, clock, start + 3, start + 4, Step())  # and here the consumer breaks
-    made.resume()
-    consume(made, clock, 2000.0, 2001.0, Step())
-    clock.now = 2005.0
-    made.pause()
-    found = made.snapshot(1)
-    assert (found.steps, found.wait_seconds, found.consumer_seconds) == (5, 5.0, 2.0 + 2.0 + 4.0)
-
-
 def test_a_step_that_fails_is_waited_for_but_not_received():
     clock = Clock()
     made = recorder(clock)
@@ -151,45 +136,6 @@ def test_rare_long_work_of_the_consumer_is_a_pause_and_a_slower_consumer_is_not(
     assert work(*[2.0] * 100) < 100 * 2.0 / 4
     assert work(*[2.0] * 100) == 0
     assert made.consumer_seconds == pytest.approx(91 * 0.05 - 0.05 + 10 + 0.4 + 400, abs=0.1)
-
-
-@pytest.mark.parametrize(("third", "pauses"), [(0.264, 0.0), (0.272, 0.272)])
-def test_a_pause_raises_what_is_usual_by_a_little(third, pauses):
-    """Usual are 0.01 s after the first work and 0.021 s after the pause, so 0.268 s are no pause."""
-    clock = Clock()
-    made = recorder(clock)
-    for work in (0.1, 10.0, third):
-        clock.now = 0.0
-        made.resume()
-        consume(made, clock, 0.0, 0.0, Step())
-        clock.now = work
-        made.pause()
-    assert made.pause_seconds == 10.0 + pauses
-
-
-def test_a_long_epoch_keeps_the_times_of_the_last_requests():
-    clock = Clock()
-    made = recorder(clock)
-    for now in range(5000):
-        consume(made, clock, now, now, Step((("read", now - 1.5, now - 1.0),)))
-    assert made.snapshot(1).depth == pytest.approx(2, abs=0.001)
-
-
-@pytest.mark.parametrize(("cost", "least", "most"), [(0.01, 9, 11), (0.0, 400, 501)])
-def test_a_slow_clock_is_read_seldom_and_none_at_each_batch(cost, least, most):
-    clock, reads = Clock(), []
-
-    def cpu_clock():
-        reads.append(clock.now)
-        clock.now += cost
-        return 0.0
-
-    made = Recorder("threads", clock=lambda: clock.now, cpu_clock=cpu_clock)
-    made.resume()
-    clock.now = 0.0
-    while clock.now < 100:
-        consume(made, clock, clock.now, clock.now + 0.05, Step())
-    assert least <= len(reads) <= most
 
 
 @pytest.mark.parametrize("seed", range(8))

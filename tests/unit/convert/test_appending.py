@@ -242,18 +242,3 @@ def test_several_processes_append_at_the_same_time(tmp_path):
     entry = listed(tmp_path)
     index_shards(str(tmp_path), measuring=Measuring())
     assert listed(tmp_path) == entry
-
-
-def test_a_source_has_what_was_there_when_it_was_opened(tmp_path):
-    written(tmp_path / "d.syr", 0, 6, records_per_shard=2)
-    with dataload.open(tmp_path) as source:
-        written(tmp_path, 6, 8, append=True)
-        assert [int(record["y"]) for record in source] == [*range(6)]
-
-
-def test_other_data_sets_of_a_directory_stay(tmp_path):
-    written(tmp_path / "d.syr", 0, 2, shards=1)
-    written(tmp_path / "e.tar", 0, 2, shards=1)
-    written(tmp_path / "d.syr", 2, 3, append=True)
-    patterns = [each["pattern"] for each in json.loads((tmp_path / "dataload.json").read_bytes())["data_sets"]]
-    assert patterns == ["d-[0-9]*.syr", "e-00000-of-00001.tar"]

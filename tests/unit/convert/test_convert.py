@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 
 import dataload
-from dataload._util.indexing import expand_braces
 from dataload.catalog.evidence import describe_files, files_of, is_same
 from dataload.catalog.facts import Evidence, ShardFacts
 from dataload.convert import convert
-from dataload.convert.blocks import BlockSize, read_ahead
+from dataload.convert.blocks import read_ahead
 from dataload.convert.journal import Journal, JournalFile
-from dataload.convert.plan import Target, summarize_paths
+from dataload.convert.plan import Target
 from dataload.errors import ConfigError, CorruptFileError, SourceError
 from dataload.sources.registry import get_format
 
@@ -82,29 +81,6 @@ def test_plans_that_cannot_be(arguments, match):
         plan(**{"destination": "a.syr", "length": 5, **arguments})
 
 
-@pytest.mark.parametrize(
-    ("paths", "text"),
-    [
-        (["a.syr"], "a.syr"),
-        (["a-0.syr", "a-1.syr"], "a-{0..1}.syr"),
-        (["a-8.syr", "a-9.syr", "a-10.syr"], "a-{8..10}.syr"),
-        (["t2/a-00-of-02", "t2/a-01-of-02"], "t2/a-{00..01}-of-02"),
-        (["1", "2"], "{1..2}"),
-        (["a", "b"], "a ... b (2 files)"),
-        (["a1", "a3"], "a1 ... a3 (2 files)"),
-    ],
-)
-def test_paths_as_one_text(paths, text):
-    assert summarize_paths(paths) == text
-    if "..." not in text:
-        assert expand_braces(text) == paths
-
-
-def test_the_journal_is_hidden_and_matched_by_no_pattern_of_shards():
-    assert Target.of("d/train.syr", None).journal == "d/.train.syr.convert.json"
-    assert Target.of("d/t-{shard:05d}-of-{shards}.syr", None).journal == "d/.t-N-of-N.syr.convert.json"
-
-
 # Blocks
 
 
@@ -144,16 +120,6 @@ def test_blocks_cover_the_range_in_order_and_have_at_most_eight_mib(count, size,
     assert [i for block in source.blocks for i in block] == list(range(3, 3 + count))
     assert found == [(block[0], len(block)) for block in source.blocks]
     assert [*map(len, source.blocks)] == lengths
-
-
-@pytest.mark.parametrize(
-    ("record", "records"), [({"x": bytes(5), "y": {"z": np.zeros(1 << 17), "n": 7}}, 7), (bytes(1 << 20), 8)]
-)
-def test_blocks_have_room_for_all_that_a_record_holds(record, records):
-    size = BlockSize()
-    size.records = 4096
-    size.learn([record] * 300)
-    assert size.records == records
 
 
 def test_an_error_of_a_block_ends_its_thread():

@@ -9,7 +9,6 @@ import pytest
 import dataload
 from dataload import ConfigError
 from dataload.convert import convert
-from dataload.convert.mapping import Tokenize
 
 DIGEST = r"Python 3\.\d+, [0-9a-f]{32}"
 
@@ -117,12 +116,6 @@ def test_a_function_of_unknown_values_is_not_resumed(tmp_path):
         run(tmp_path / "a.syr", Model(4), resume=True)
 
 
-def test_parts_of_unknown_values_go_on_and_say_so(tmp_path):
-    for part in ((1, 2), (2, 2), (1, 2)):
-        assert run(tmp_path / "a.syr", Model(2), part=part).notes == (NOTE,)
-    assert run(tmp_path / "a.syr", Model(2), merge=True).notes == (NOTE,)
-
-
 def test_a_version_or_a_fingerprint_vouches_for_unknown_values(tmp_path, monkeypatch):
     class Known(Model):
         def fingerprint(self):
@@ -170,19 +163,6 @@ def test_what_0_2_completed_stays_with_a_note(tmp_path):
     (tmp_path / "a-00001-of-00004.syr").write_bytes(b"damaged")
     with pytest.raises(ConfigError, match=r"has changed, and .* was begun by dataload 0\.2, which did not note"):
         run(tmp_path / "a.syr", make(3), resume=True)
-
-
-def test_without_a_function_and_with_a_tokenizer_journals_are_those_of_0_2(tmp_path):
-    pytest.importorskip("tokenizers")
-    text = {"model": {"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"}}
-    (tmp_path / "t.json").write_text(json.dumps(text))
-    tokenize = Tokenize.of(str(tmp_path / "t.json"))
-    source = dataload.MemorySource([{"text": "a"}] * 8)
-    for name, options in (("t.npy", {"map": tokenize, "format": "tokens"}), ("c.syr", {})):
-        convert(source, tmp_path / name, shards=4, **options)
-        found = json.loads((tmp_path / f".{name}.convert.json").read_text())["options"]
-        assert not [name for name in found if name.endswith(" values")]
-        assert convert(source, tmp_path / name, shards=4, resume=True, **options).notes == ()
 
 
 def test_functions_of_the_writer_count_too(tmp_path):

@@ -396,21 +396,6 @@ def test_options_become_part_of_it(tmp_path, engine):
         index_shards(str(tmp_path), options={"codec": len}, engine=engine)
 
 
-def test_one_record_says_what_its_fields_are(tmp_path):
-    """Of a format that does not know them."""
-    expected = unlisted(tmp_path, count=1, name="a.lmdb", writer_options={"codec": "msgpack"})
-    index_shards(str(tmp_path), options={"codec": "msgpack"})
-    assert entries(tmp_path)[0].fields == expected[0].fields != {}
-
-
-def test_raw_tokens(tmp_path):
-    np.arange(100, dtype=np.uint32).tofile(tmp_path / "t.bin")
-    index_shards(str(tmp_path / "t.bin"), format="tokens", options={"window": 11, "dtype": "uint32"})
-    assert len(dataload.open(tmp_path)) == 9
-    assert dataload.open(tmp_path)[1]["tokens"].tolist() == list(range(10, 21))
-    assert len(dataload.open(tmp_path, window=6)) == 19
-
-
 def test_data_sets_keep_their_entries(tmp_path):
     unlisted(tmp_path, name="train.syr", shards=2)
     unlisted(tmp_path, name="val.syr")
@@ -424,15 +409,6 @@ def test_data_sets_keep_their_entries(tmp_path):
         index_shards(str(tmp_path))
     (tmp_path / "test.syr").unlink()
     assert index_shards(str(tmp_path)).data_sets == entries(tmp_path) == before[:1], "the other is gone"
-
-
-def test_names_that_are_not_numbered(tmp_path):
-    for name in ("cat.syr", "dog.syr"):
-        unlisted(tmp_path, name=name)
-    for asked, pattern in ((tmp_path, "*.syr"), (tmp_path / "[cd]*.syr", "[cd]*.syr")):
-        index_shards(str(asked))
-        assert [entry.pattern for entry in entries(tmp_path)] == [pattern]
-        assert len(dataload.open(tmp_path)) == 20
 
 
 def test_an_interrupted_run_resumes(tmp_path):
@@ -454,24 +430,6 @@ def test_an_interrupted_run_resumes(tmp_path):
     report = index_shards(str(tmp_path))
     assert (report.data_sets, report.resumed) == (expected, noted)
     assert ".dataload.json.index.log" not in os.listdir(tmp_path)
-
-
-def test_a_run_with_other_options_that_fails_keeps_what_is_noted(tmp_path):
-    unlisted(tmp_path, name="a.array_record", shards=3)
-
-    def stop(done, _):
-        if done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        index_shards(str(tmp_path), progress=stop)
-    shard = min(tmp_path.glob("a-*"))
-    data = shard.read_bytes()
-    shard.write_bytes(data[:50])
-    with pytest.raises(CorruptFileError):
-        index_shards(str(tmp_path), options={"codec": "npz"})
-    shard.write_bytes(data)
-    assert index_shards(str(tmp_path)).resumed >= 1
 
 
 def test_what_cannot_be_indexed(tmp_path):
@@ -546,15 +504,6 @@ def test_writers_that_take_no_notice_of_the_lock(tmp_path, monkeypatch, conflict
     else:
         update_manifest(str(tmp_path), added)
         assert (list(entries(tmp_path)), len(tries)) == (added, conflicts + 1)
-
-
-def test_a_lock_that_is_held_for_long(tmp_path, monkeypatch):
-    monkeypatch.setattr(manifests, "_LOCK_SECONDS", 0)
-    with (
-        manifests.storage_of("").lock(str(tmp_path / "dataload.json")),
-        pytest.raises(SourceError, match=r"another process is writing to .*dataload\.json"),
-    ):
-        update_manifest(str(tmp_path), [])
 
 
 def test_folders_and_files_in_turn_are_described_as_they_lie(tmp_path):

@@ -1,20 +1,15 @@
 """What a conversion's function may return, which records are left out, and how a function is told from another."""
 
-import copy
 import functools
 import importlib
 import json
-import linecache
 import os
-import pickle
-import re
 
 import numpy as np
 import pytest
 
 import dataload
 from dataload import DROP, ConfigError, SampleContext, WorkerError
-from dataload.catalog.checks import as_map
 from dataload.catalog.manifest import Manifest
 from dataload.cli.options import parse_max_bad
 from dataload.convert import convert
@@ -28,11 +23,6 @@ def source_of(count):
 
 def numbers(path, **options):
     return [int(record["n"]) for record in dataload.open(path, **options)]
-
-
-def test_drop_is_one_object():
-    assert repr(DROP) == "dataload.DROP"
-    assert pickle.loads(pickle.dumps(DROP)) is copy.deepcopy(DROP) is DROP
 
 
 RETURNED = {  # by the number of a record: the numbers of the records to write, None for DROP, an int for no list
@@ -136,17 +126,6 @@ def test_records_of_a_list_have_keys_of_their_own(tmp_path):
     assert [record["__key__"] for record in dataload.open(tmp_path / "b.syr")] == keys
 
 
-def test_only_records_without_keys_are_numbered(tmp_path):
-    def name_odd(sample):
-        return {"__key__": f"k{sample['n']}", **sample} if sample["n"] % 2 else sample
-
-    for first in (0, 1):
-        source = dataload.MemorySource([{"n": np.array(i)} for i in range(first, first + 4)])
-        report = convert(source, tmp_path / f"{first}.tar", shards=2, map=name_odd)
-        expected = [["00000000", "k1", "00000002", "k3"], ["k1", "00000001", "k3", "00000003"]][first]
-        assert [record["__key__"] for record in dataload.open(report.pattern)] == expected
-
-
 # The first record that is written decides
 
 
@@ -179,20 +158,6 @@ def test_shards_may_be_empty(tmp_path, suffix):
     assert dataload.open(report.pattern).shard_lengths == (0, 2, 0)
     report = convert(source_of(5), tmp_path / f"b{suffix}", shards=2, map=lambda _: DROP)
     assert report.records == len(dataload.open(report.pattern)) == 0
-
-
-def test_a_function_is_called_once_for_each_sample_but_the_first(tmp_path):
-    called = []
-
-    def count(sample):
-        called.append(int(sample["n"]))
-        return {"n": np.array(len(called))}
-
-    convert(source_of(30), tmp_path / "a.syr", shards=3, map=count)
-    assert sorted(called) == sorted([0, *range(30)])
-    assert numbers(tmp_path) == [*range(2, 32)], "what it returned when it was called the second time"
-    with pytest.raises(ConfigError, match=r"cannot write record 1 of the source to .*a\.tar: .*fields"):
-        convert(source_of(2), tmp_path / "a.tar", map=lambda sample: b"x" if sample["n"] else sample)
 
 
 # Bad records
@@ -391,44 +356,6 @@ def test_functions_without_source():
     assert MapFunction.of(functools.partial(scale, factor=object())) != MapFunction.of(scale)
     made = [MapFunction.of(functools.partial(scale, factor=object())).entry for _ in range(2)]
     assert made[0] == made[1]
-
-
-def test_a_long_source_is_shortened():
-    scope = {}
-    text = "def long(s):\n" + "    # \x01é\n" * 20_000 + "    return s\n"
-    linecache.cache["<long>"] = (len(text), None, text.splitlines(keepends=True), "<long>")
-    exec(compile(text, "<long>", "exec"), scope)
-    entry = MapFunction.of(scope["long"]).entry
-    entry = entry._replace(name="x" * 4096)  # as long as may be
-    assert as_map(json.loads(json.dumps(entry._asdict()))) == entry
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"source": "x" * 70_000}, "map.source: expected text of at most 65536 characters but found xxx"),
-        ({"name": "x" * 4097}, "map.name: expected text of at most 4096 characters but found xxx"),
-        ({"version": 3}, "map.version: expected text of at most 4096 characters but found 3"),
-        ({"extra": ""}, "map: unknown key extra"),
-    ],
-)
-def test_a_hostile_description(change, message):
-    with pytest.raises(ConfigError, match=re.escape(message)):
-        as_map({**MapFunction.of(scale).entry._asdict(), **change})
-
-
-def test_a_share_of_bad_records(tmp_path):
-    def fragile(sample):
-        if sample["index"] % 50 == 7:
-            raise ValueError
-        return sample
-
-    arguments = {"map": fragile, "on_error": "skip", "shards": 3}
-    first, counted = BAD.format(r"20 of 1000 \(2\.00%\)", r"0\.01", ""), r"so far: \d+ of \d{4} \(2\.\d\d%\)"
-    for resume, message in ((False, first), (True, counted)):  # what the first run has finished counts
-        with pytest.raises(WorkerError, match=message):
-            convert(dataload.RangeSource(3000), tmp_path / "a.syr", **arguments, resume=resume)
-    assert convert(dataload.RangeSource(3000), tmp_path / "a.syr", **arguments, max_bad=0.05, resume=True).skipped == 60
 
 
 def test_a_limit_on_the_command_line():

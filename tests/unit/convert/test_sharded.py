@@ -11,7 +11,6 @@ import dataload
 from dataload import ConfigError, CorruptFileError
 from dataload.catalog.manifest import Manifest
 from dataload.errors import SourceError
-from dataload.sources.syrah.writer import SyrahWriter
 
 RECORDS = [{"x": np.arange(i, i + 500, dtype=np.float32), "y": np.array(i)} for i in range(25)]
 
@@ -76,34 +75,12 @@ def test_a_shard_ends_before_it_grows_too_large(tmp_path, name):
         assert stored[0] > 16_000
 
 
-@pytest.mark.parametrize(("limit", "records"), [(5 * 1024, 4), (5 * 1024 - 1, 3)])
-def test_a_shard_may_be_as_large_as_the_limit(tmp_path, limit, records):
-    """Of a tar archive, the head takes two blocks, and so does each of these members."""
-    with dataload.create(tmp_path / "d.tar", bytes_per_shard=limit) as writer:
-        writer.extend({"txt": f"{number}"} for number in range(2 * records))
-    assert [len(dataload.open(path)) for path in writer.paths] == [records, records]
-
-
 def test_a_file_without_a_number_stays(tmp_path):
     (tmp_path / "d.syr").write_text("other")
     with dataload.create(tmp_path / "d.syr", shards=2) as writer:
         writer.extend(RECORDS)
     assert [len(dataload.open(path)) for path in writer.paths] == [13, 12]
     assert (tmp_path / "d.syr").read_text() == "other"
-
-
-def test_a_record_that_is_too_large_has_a_shard_of_its_own(tmp_path):
-    records = [{"x": b"." * size, "y": i} for i, size in enumerate([10, 900, 10, 10, 900])]
-    assert shards_of(tmp_path, records=records, bytes_per_shard=500) == [[0], [1], [2, 3], [4]]
-
-
-def test_writers_that_do_not_count_are_measured_by_their_values(tmp_path, monkeypatch):
-    def write(self, record):
-        type(self).__bases__[0].write(self, record)
-        self.stored_bytes = 0
-
-    monkeypatch.setattr(SyrahWriter, "write", write)
-    assert [*map(len, shards_of(tmp_path, bytes_per_shard=20_100))] == [10, 10, 5]
 
 
 def test_names_have_placeholders_or_are_listed(tmp_path):
@@ -113,14 +90,6 @@ def test_names_have_placeholders_or_are_listed(tmp_path):
         writer.extend(RECORDS)
     assert [os.path.basename(path) for path in writer.paths] == ["d-0.syr", "d-1.syr"]
     assert [len(dataload.open(path)) for path in writer.paths] == [13, 12]
-
-
-def test_a_bare_name_is_in_the_working_directory(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with dataload.create("d.syr", shards=2) as writer:
-        writer.extend(RECORDS)
-    assert writer.paths == ("d-00000-of-00002.syr", "d-00001-of-00002.syr")
-    assert sorted(os.listdir(tmp_path)) == [*writer.paths, "dataload.json"]
 
 
 def test_no_records_make_one_empty_shard(tmp_path):

@@ -1,10 +1,10 @@
-"""Arrays that are slow to make and kept for later: tables of an archive's samples, results of filters.
+"""Arrays that are slow to make and kept for later: tables of an archive's samples, results of filters, lists of files.
 
 They lie in hidden files beside the data, or, if those are at a URL or their directory is not writable, in the folder
 ``tables`` of the cache of the node or user. A table is called by what it describes, so a new one replaces it. A filter
 is called by its address, a hash of all that it was computed from; a directory keeps `MOST_FILTERS`. Both count only as
 long as the files of the data have the sizes and versions in their key. A file that cannot be written is skipped. The
-environment variable ``DATALOAD_CACHE=0`` turns all of it off.
+environment variable ``DATALOAD_CACHE=0`` turns all of it off. A list of many files counts as a filter.
 """
 
 import hashlib
@@ -38,12 +38,12 @@ from dataload.storage.kept import (
     write_arrays,
 )
 from dataload.storage.remote.settings import node_directory
-from dataload.types import Array
+from dataload.types import Array, Int64Array
 
 T = TypeVar("T")
 
 MOST_FILTERS = 16
-"""Maximum number of results of filters and measured transforms that are kept of the data in one directory."""
+"""Maximum number of results of filters and measured transforms, and lists, kept of the data in one directory."""
 
 MOST_BYTES = 1 << 30
 """Maximum size of these results together, except for the last one."""
@@ -100,6 +100,19 @@ class IndexKey:
         first = cls.of(_FILTER, (path,), options, remote=remote)
         others = (storage_of(path, remote).identity(path)[:2] for path, remote in files[1:])
         return None if first is None else replace(first, files=(*first.files, *others))
+
+    @classmethod
+    def of_list(cls, paths: Sequence[str], versions: Int64Array, options: tuple[Any, ...]) -> Self | None:
+        """Return the key of what is known of many local files together; None if the cache is disabled.
+
+        `versions` are from `versions_of`.
+        """
+        if os.environ.get("DATALOAD_CACHE") == "0":
+            return None
+        sizes, times = versions[:, 0], versions[:, 1]
+        state = hashlib.blake2b(versions[:, :2].tobytes(), digest_size=16).hexdigest()
+        options = (*options, _short("\0".join(paths), 16))
+        return cls(_FILTER, paths[0], ((int(sizes.sum()), int(times.max())),), options, state)
 
     @property
     def text(self) -> str:

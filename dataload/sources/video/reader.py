@@ -13,21 +13,25 @@ from dataload._util.caches import PerProcess, is_pickled_for_worker
 from dataload._util.clock import decoding
 from dataload._util.settings import check_fields
 from dataload._util.system import IS_POSIX, usable_cpus
+from dataload.catalog.arrays import IndexKey, recall, store_cached
 from dataload.errors import ConfigError, SourceNotFoundError
 from dataload.executors.transport import RowClient, RowServer
 from dataload.sources.base import Span
 from dataload.sources.file_source import FileSource
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps
-from dataload.sources.shards import OpenShards, ShardReader
+from dataload.sources.shards import ListedShards, OpenShards, ShardReader
 from dataload.sources.video.file import AUDIO, FRAME, KEY, TIME, VIDEO, LentDecoders, VideoFile
 from dataload.sources.video.format import DEMUXERS, VideoOptions, is_video
 from dataload.sources.video.frames import Convert, DecodedFrames
 from dataload.sources.video.isolated import Children
-from dataload.storage import base_name, files_below, join
+from dataload.storage import base_name, files_below, is_url, join
+from dataload.storage.kept import CachedTable
+from dataload.storage.local.files import versions_of
 from dataload.types import AheadReader, Array, Batch, BytesArray, FieldSpec, Int64Array, Record, StepsAhead
 
 _MOST_NAMED = 5  # files in a message
-_PER_PROCESS = ("_decoders", "_sounds", "_frames", "_server", "_client", "_children")
+_FEWEST_LISTED = 64  # files; the tables of fewer are loaded in a few milliseconds
+_PER_PROCESS = ("_decoders", "_sounds", "_frames", "_server", "_client", "_children", "_group_lengths")
 
 
 class VideoSource(FileSource[Record]):
@@ -69,6 +73,7 @@ class VideoSource(FileSource[Record]):
 
     def _forget(self) -> None:
         """Set what each process has by itself."""
+        self._group_lengths: Int64Array | None = None  # once they are known
         self._decoders: PerProcess[LentDecoders] = PerProcess()
         self._sounds: PerProcess[LentDecoders] = PerProcess()
         self._children: PerProcess[Children] = PerProcess()
@@ -84,8 +89,12 @@ class VideoSource(FileSource[Record]):
     @property
     def groups(self) -> tuple[int, ...]:
         """Number of records per group of pictures, in index order: what a shuffle by shards should take together."""
-        counts = [cast(VideoFile, reader).group_lengths for reader in self._readers()]
-        return tuple(np.concatenate(counts).tolist())
+        self._data_set()
+        if self._group_lengths is None:
+            key = self._list_key()
+            found = recall(key, _unpack_list)
+            self._group_lengths = self._keep_list(key, self._readers()) if found is None else found[1]
+        return tuple(self._group_lengths.tolist())
 
     @property
     def sequence_lengths(self) -> Int64Array:
@@ -110,10 +119,32 @@ class VideoSource(FileSource[Record]):
         return VideoFile(path, name, self._class_names, self.options, children, is_first=is_first, hears=hears)
 
     def _open(self) -> OpenShards[Record]:
+        key = self._list_key() if self._known is None and not self._closed else None
+        if (found := recall(key, _unpack_list)) is not None:
+            first = self._open_reader(0)
+            lengths, self._group_lengths = found
+            self.open_on_first_use(ListedShards(lengths, self._known_fields([first], [first.fields]), listed=False))
         opened = super()._open()
+        readers = [reader for reader in opened.readers if reader is not None]
         if AUDIO in (self._selected or ()):
-            self._check_sound([cast(VideoFile, reader) for reader in opened.readers if reader is not None])
+            self._check_sound([cast(VideoFile, reader) for reader in readers])
+        if key is not None and found is None:
+            self._group_lengths = self._keep_list(key, readers)
         return opened
+
+    def _list_key(self) -> IndexKey | None:
+        """Return the key of lengths and groups of many files, so that a table is loaded when its video is read."""
+        if not self.options.cache or len(self._paths) < _FEWEST_LISTED or any(map(is_url, self._paths)):
+            return None
+        self._versions = versions_of(self._paths) if self._versions is None else self._versions
+        return IndexKey.of_list(self._paths, self._versions, ("video", self._selected, *self._content.items()))
+
+    def _keep_list(self, key: IndexKey | None, readers: Sequence[ShardReader[Record]]) -> Int64Array:
+        """Return the groups of all files, which are kept."""
+        groups = np.concatenate([cast(VideoFile, reader).group_lengths for reader in readers])
+        if key is not None:
+            store_cached(key, CachedTable({"lengths": np.array([*map(len, readers)]), "groups": groups}, {}))
+        return groups
 
     def _check_sound(self, videos: Sequence[VideoFile]) -> None:
         silent = [video.path for video in videos if not video.table.channels]
@@ -233,9 +264,19 @@ class VideoSource(FileSource[Record]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in super().__getstate__().items() if name not in _PER_PROCESS}
-        server = self._server.peek() if is_pickled_for_worker() else None
+        if not is_pickled_for_worker():
+            listed = self._known is not None and self._known.listed
+            return state | {"_address": "", "_known": self._known if listed else None}
+        server = self._server.peek()
         return state | {"_address": server.address if server else ""}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget()
+
+
+def _unpack_list(found: CachedTable) -> tuple[tuple[int, ...], Int64Array] | None:
+    """Return the lengths and the groups of files; None if they do not fit."""
+    lengths, groups = found.arrays["lengths"], found.arrays["groups"]
+    fits = int(lengths.min()) > 0 < int(groups.min()) and np.isin(lengths.cumsum(), groups.cumsum()).all()
+    return (tuple(lengths.tolist()), groups) if fits and lengths.sum() == groups.sum() else None

@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import shutil
 from fractions import Fraction
 
 import av
@@ -15,7 +16,7 @@ import dataload.sources.video.file as file
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError, WorkerError
 from dataload.samplers import PoolShuffle, ShardSequential
 from dataload.sources.video.table import VideoTable, build_table
-from dataload.storage.kept import CachedTable
+from dataload.storage.kept import CachedTable, Place, read_arrays, read_key, write_arrays
 from dataload.streams import MultiStreamLoader, StreamSampler
 
 # libx265 writes beyond its memory where frames are smaller than 64 x 64.
@@ -534,6 +535,42 @@ def test_tables_are_kept(tmp_path, monkeypatch):
     first = dataload.open(path)[7]
     monkeypatch.setattr(file, "build_table", lambda *_: pytest.fail("the table was made again"))
     assert (dataload.open(path)[7]["frame"] == first["frame"]).all()
+
+
+def test_lengths_and_groups_of_many_files_are_kept_together(tmp_path, monkeypatch):
+    several = [write_video(tmp_path / f"{count}.mp4", count, gop=10) for count in (30, 25)]
+    (tmp_path / "data").mkdir()
+    paths = [tmp_path / "data" / f"{number:02}.mp4" for number in range(64)]
+    for number, path in enumerate(paths):
+        shutil.copy(several[number % 2], path)
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+
+    def opened(*, kept=True):
+        for path in (tmp_path / "data").glob(".*.dataload-index"):
+            path.unlink()  # so that a table that is needed is built
+        built.clear()
+        source = dataload.open(tmp_path / "data", step=2, cache=kept)
+        return source, (source.shard_lengths, source.groups, source.fields)
+
+    built, build = [], file.build_table
+    monkeypatch.setattr(file, "build_table", lambda path, *more: (built.append(path), build(path, *more))[1])
+    before, facts = opened()
+    assert (len(built), facts[0], facts[1][:6]) == (64, (15, 13) * 32, (5, 5, 5, 5, 5, 3))
+    again, found = opened()
+    assert (built, found) == ([str(paths[0])], facts)
+    assert (again[len(again) - 1]["frame"] == before[len(before) - 1]["frame"]).all()
+    assert built == [str(paths[0]), str(paths[63])]
+    assert again.fingerprint() == before.fingerprint()
+    (kept,) = (tmp_path / "data").glob(".dataload.filter-*")
+    place = Place(str(kept.parent), kept.name, data=str(paths[0]))
+    sound = read_arrays(place, read_key(place.path)).arrays
+    for lie in ({"lengths": sound["lengths"] - 15}, {"groups": sound["groups"][1:]}, {"groups": sound["groups"][::-1]}):
+        assert write_arrays(place, read_key(place.path), CachedTable({**sound, **lie}, {}))
+        assert (opened()[1], len(built)) == (facts, 64)
+    copied = pickle.dumps(opened()[0])
+    shutil.copy(several[1], paths[0])  # of another time
+    assert opened()[1] == opened(kept=False)[1] != facts
+    assert pickle.loads(copied).shard_lengths == (13, 13, *facts[0][2:])
 
 
 def test_a_table_that_cannot_be_true_is_not_believed(tmp_path):

@@ -52,18 +52,12 @@ class VideoFile(ShardReader[Record]):
         self._identity = self._storage.identity(path)
         self._building, self._sound = Lock(), cast("AudioTable | None", None)
 
-        def build() -> VideoTable:
-            lease = self._storage.lease(path)
-            make = build_table if children is None else partial(children.build, VideoTable)
-            return make(path, lease.path, options.max_record_bytes, is_first)
-
         def unpack(found: CachedTable) -> VideoTable | None:
             table = VideoTable.unpack(found)
             return None if is_first and table is not None and table.rotation is None else table
 
-        remote, known = options.remote_settings, self._identity
-        key = IndexKey.of("video", (path,), remote=remote, known=known) if options.cache else None
-        self.table: VideoTable = remember(key, unpack, build, VideoTable.pack)
+        limit = options.max_record_bytes
+        self.table: VideoTable = self._remembered(VideoTable, (), unpack, build_table, limit, is_first)
         check_size(prod(self.shape), options.max_record_bytes, "a frame", path=path)
 
     @property
@@ -128,18 +122,23 @@ class VideoFile(ShardReader[Record]):
     def audio_decoder(self) -> AudioDecoder | IsolatedAudioDecoder:
         """Open a decoder of the sound, whose table is made the first time."""
         lease = self._lease()
-        cached = self.options.cache
-        key = IndexKey.of("video", (self.path,), (AUDIO,), remote=self.options.remote_settings) if cached else None
-
-        def build() -> AudioTable:
-            make = build_audio_table if self._children is None else partial(self._children.build, AudioTable)
-            return make(self.path, lease.path)
-
         with self._building:
             if self._sound is None:
-                self._sound = remember(key, AudioTable.unpack, build, AudioTable.pack)
+                self._sound = self._remembered(AudioTable, (AUDIO,), AudioTable.unpack, build_audio_table)
         given = self.path, lease, self._sound
         return AudioDecoder(*given) if self._children is None else IsolatedAudioDecoder(self._children, *given)
+
+    def _remembered(self, kind: Any, of: tuple[str, ...], unpack: Any, build: Callable[..., Any], *args: Any) -> Any:
+        """Return a table of the file that is kept, or built from `args`."""
+        remote, known = self.options.remote_settings, self._identity
+        key = IndexKey.of("video", (self.path,), of, remote=remote, known=known) if self.options.cache else None
+
+        def make() -> Any:
+            lease = self._storage.lease(self.path)
+            chosen = build if self._children is None else partial(self._children.build, kind)
+            return chosen(self.path, lease.path, *args)
+
+        return remember(key, unpack, make, kind.pack)
 
     def _lease(self) -> LeasedFile:
         lease = self._storage.lease(self.path)

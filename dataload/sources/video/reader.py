@@ -92,7 +92,7 @@ class VideoSource(FileSource[Record]):
         self._data_set()
         if self._group_lengths is None:
             key = self._list_key()
-            found = recall(key, _unpack_list)
+            found = recall(key, self._unpack_list)
             self._group_lengths = self._keep_list(key, self._readers()) if found is None else found[1]
         return tuple(self._group_lengths.tolist())
 
@@ -120,7 +120,7 @@ class VideoSource(FileSource[Record]):
 
     def _open(self) -> OpenShards[Record]:
         key = self._list_key() if self._known is None and not self._closed else None
-        if (found := recall(key, _unpack_list)) is not None:
+        if (found := recall(key, self._unpack_list)) is not None:
             first = self._open_reader(0)
             lengths, self._group_lengths = found
             self.open_on_first_use(ListedShards(lengths, self._known_fields([first], [first.fields]), listed=False))
@@ -145,6 +145,13 @@ class VideoSource(FileSource[Record]):
         if key is not None:
             store_cached(key, CachedTable({"lengths": np.array([*map(len, readers)]), "groups": groups}, {}))
         return groups
+
+    def _unpack_list(self, found: CachedTable) -> tuple[tuple[int, ...], Int64Array] | None:
+        """Return the lengths and the groups of files; None if they are of others."""
+        lengths, groups = found.arrays["lengths"], found.arrays["groups"]
+        rises = len(lengths) == len(self._paths) and int(lengths.min()) > 0 < int(groups.min())
+        fits = rises and np.isin(lengths.cumsum(), groups.cumsum()).all() and lengths.sum() == groups.sum()
+        return (tuple(lengths.tolist()), groups) if fits else None
 
     def _check_sound(self, videos: Sequence[VideoFile]) -> None:
         silent = [video.path for video in videos if not video.table.channels]
@@ -273,10 +280,3 @@ class VideoSource(FileSource[Record]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget()
-
-
-def _unpack_list(found: CachedTable) -> tuple[tuple[int, ...], Int64Array] | None:
-    """Return the lengths and the groups of files; None if they do not fit."""
-    lengths, groups = found.arrays["lengths"], found.arrays["groups"]
-    fits = int(lengths.min()) > 0 < int(groups.min()) and np.isin(lengths.cumsum(), groups.cumsum()).all()
-    return (tuple(lengths.tolist()), groups) if fits and lengths.sum() == groups.sum() else None

@@ -169,13 +169,13 @@ def build_table(path: str, file: str, limit: int, decodes: bool) -> VideoTable:
             shape = (first.height, first.width, quarter_turns(first, path))
         sounds = [each.codec_context for each in container.streams.audio if each.codec_context is not None]
         sound = (sounds[0].sample_rate, sounds[0].channels) if sounds else (0, 0)
-    ordered, at_keys = np.unique(np.array(times, np.int64)), np.array(sorted(keys), np.int64)
-    if len(ordered) != len(times):
-        raise CorruptFileError(f"{len(times) - len(ordered)} frames have the same time as others", path=path)
+    ordered, at_keys = np.sort(np.array(times, np.int64)), np.array(sorted(keys), np.int64)
+    if repeated := int((ordered[1:] == ordered[:-1]).sum()):
+        raise CorruptFileError(f"{repeated} frames have the same time as others", path=path)
     # Several keyframes before the same frame: only the last one counts.
     ordered = ordered[np.searchsorted(ordered, at_keys[0, 0]) :]
     starts = np.searchsorted(ordered, at_keys[:, 0])
-    last = np.append(starts[1:] != starts[:-1], True) & (starts < len(ordered))
+    last = np.diff(starts, append=len(ordered)) > 0
     at_keys, starts = at_keys[last], starts[last]
     return VideoTable(ordered, starts, at_keys[:, 0], at_keys[:, 1], time_base, *shape, *sound)
 

@@ -164,12 +164,3 @@ def test_what_is_refused(tmp_path, monkeypatch, call, match):
 def test_a_table_is_not_a_path():
     with pytest.raises(TypeError, match="open takes paths, got a dict: pass it to a Loader as it is"):
         dataload.open({"x": [1]})
-
-
-def test_from_config(tmp_path):
-    write(tmp_path / "train.syr", range(10))
-    (tmp_path / "train.toml").write_text('[source]\npath = "train.syr"\n[loader]\nbatch_size = 4\nshuffle = true\n')
-    with dataload.from_config(tmp_path / "train.toml", overrides=["loader.batch_size=5"]) as loader:
-        batches = [batch["x"][:, 0].tolist() for batch in loader]
-    assert [len(batch) for batch in batches] == [5, 5]
-    assert sorted(value for batch in batches for value in batch) == list(range(10))

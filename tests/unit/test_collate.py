@@ -77,6 +77,7 @@ DIFFER = r"rows 0 and {} have different fields \({}\)"
             rf"cannot stack field 'x': row 0 is float32 \(3,\), row 2 is float32 \(2, 4\); {HINT}",
         ),
         ([{"x": np.zeros(3, F32)}, {"x": np.zeros(3)}], r"row 0 is float32 \(3,\), row 1 is float64 \(3,\); give it"),
+        ([{"x": np.zeros((2, 3))}, {"x": np.zeros((2, 4))}], r"row 0 is float64 \(2, 3\), row 1 is float64 \(2, 4\)"),
         ([{"x": {"y": np.zeros(1)}}, {"x": {"y": np.zeros(2)}}], r"cannot stack field 'x\.y'"),
         ([np.zeros(1), np.zeros(2)], "cannot stack the samples: row 0"),
         ([(np.zeros(1),), (np.zeros(2),)], "cannot stack field '0'"),
@@ -310,12 +311,6 @@ def test_the_side_is_that_of_the_first_axis():
 def test_wrong_settings_of_pad(settings, message):
     with pytest.raises(ConfigError, match=message):
         Pad(**settings)
-
-
-def test_a_label_of_minus_100_does_not_fit_an_unsigned_field():
-    told = "pad_value of field 'labels' is -100, but its dtype uint16 holds 0 to 65535: choose a number that fits, or"
-    with pytest.raises(ConfigError, match=told):
-        Collate({"labels": Pad(-100)})([{"labels": np.ones(n, np.uint16)} for n in (1, 2)])
 
 
 def test_collate_is_a_value():

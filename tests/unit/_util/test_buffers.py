@@ -58,16 +58,6 @@ def test_a_limited_number_of_bytes_is_kept(kept):
         assert kept() == pytest.approx(expected, abs=0.5), (size, blocks)
 
 
-def test_sizes_that_differ_little_share_blocks(kept):
-    pool = BufferPool()
-    for size in range(1_000_000, 1_040_000, 1000):
-        assert pool.empty((size,), np.uint8).shape == (size,)
-    assert kept() == pytest.approx(1, abs=0.1)
-    for size in range(1 << 18, 1 << 22, 4099):
-        pool.empty((size,), np.uint8)
-    assert kept() < 4 * 8 * 2  # eight sizes of each octave
-
-
 def test_threads_never_share_a_block():
     pool = BufferPool()
     wrong = []

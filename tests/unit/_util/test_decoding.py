@@ -1,7 +1,5 @@
 """Decoding is counted by the clock of the thread that decodes, once, and only while a loader reads."""
 
-import threading
-
 import pytest
 
 from dataload._util import clock as module
@@ -68,26 +66,3 @@ def test_a_decoder_that_raises_is_counted_and_the_next_one_too(tick):
         with decoding():
             tick(2)
     assert clock.take_seconds() == 3
-
-
-def test_the_clock_of_an_inner_read_is_the_inner_ones(tick):
-    outer, inner = DecodeClock(), DecodeClock()
-    with outer:
-        with inner, decoding():
-            tick(1)
-        with decoding():
-            tick(2)
-    assert (outer.take_seconds(), inner.take_seconds()) == (2, 1)
-
-
-def test_other_threads_have_none(tick):
-    def decode():
-        with decoding():
-            tick(1)
-
-    clock = DecodeClock()
-    with clock:
-        thread = threading.Thread(target=decode)
-        thread.start()
-        thread.join()
-    assert clock.take_seconds() == 0

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataload._util.indexing import as_indices, check_index, even_split, expand_braces, missing_parts, split_by_shard
+from dataload._util.indexing import as_indices, check_index, expand_braces, missing_parts, split_by_shard
 
 
 class Index:
@@ -54,11 +54,6 @@ def test_as_indices_equals_a_list_index_by_index(data, length, kind):
     got = as_indices(MAKERS[kind](asked), length)
     assert (got.dtype, got.ndim) == (np.int64, 1)
     assert got.tolist() == [list(range(length))[index] for index in asked]
-
-
-@pytest.mark.parametrize("asked", [range(3, 7), range(6, 0, -2), range(-3, 2), range(0), range(5, 5)])
-def test_as_indices_takes_ranges(asked):
-    assert as_indices(asked, 10).tolist() == [list(range(10))[index] for index in asked]
 
 
 def test_as_indices_keeps_the_callers_array():
@@ -148,16 +143,6 @@ def test_expand_braces_equals_bash():
     expected = [block.strip("\n").split("\n") for block in done.stdout.split("=\n")[:-1]]
     # bash drops a word that becomes empty
     assert [[text for text in expand_braces(pattern) if text] or [""] for pattern in PATTERNS] == expected
-
-
-@given(total=st.integers(0, 10**6), parts=st.integers(1, 50))
-def test_even_split_covers_everything_in_nearly_equal_parts(total, parts):
-    spans = even_split(total, parts)
-    bounds = [0, *(stop for _, stop in spans)]
-    assert spans == list(itertools.pairwise(bounds))
-    assert (len(spans), bounds[-1]) == (parts, total)
-    lengths = [stop - start for start, stop in spans]
-    assert max(lengths) - min(lengths) <= 1
 
 
 @pytest.mark.parametrize(

@@ -76,12 +76,6 @@ def test_toml_yaml_json_and_a_dict_mean_the_same(tmp_path):
         assert read_config(tmp_path / name) == expected, name
 
 
-def test_the_users_dict_is_not_touched():
-    table = {"source": {"path": "a.syr"}, "loader": {"batch_size": 4}}
-    read_config(table, ["loader.seed=3", "source.shapes.x=[1]"])
-    assert table == OK
-
-
 @pytest.mark.parametrize(
     ("written", "meant"),
     [

@@ -150,10 +150,3 @@ def test_long_values_are_shortened():
     with pytest.raises(ConfigError, match=r"is 'xxx.*\.\.\.: expected a whole number$") as caught:
         read_config({"source": ONE, "loader": {"batch_size": 4, "seed": "x" * 500}})
     assert len(str(caught.value)) < 150
-
-
-def test_weights_are_numbers():
-    with pytest.raises(ConfigError, match=r"sampler\.weights\[0\] is nan: expected a number >= 0$"):
-        read_config(
-            {"source": ONE, "sampler": {"kind": "weighted", "weights": [float("nan")]}, "loader": {"batch_size": 4}}
-        )

@@ -260,14 +260,3 @@ def test_truncation_of_the_tokenizer_is_turned_off():
 def test_wrong_settings(settings, message):
     with pytest.raises(ConfigError, match=message):
         Chat(**{"tokenizer": make(), **settings})
-
-
-@pytest.mark.parametrize("workers", [{"num_workers": 2}, {"num_workers": 2, "executor": "processes"}])
-@pytest.mark.slow
-def test_batches_are_the_same_for_any_workers(workers):
-    source = [{"messages": [user("a" * i), answer("b " * (i % 5 + 1))]} for i in range(20)]
-    settings = {"batch_size": 4, "shuffle": True, "seed": 1, "transform": Chat(make())}
-    settings["collate"] = {"input_ids": Pad(0, side="left"), "labels": Pad(-100, side="left"), "attention_mask": Pad(0)}
-    with Loader(source, **settings) as one, Loader(source, **settings, **workers, timeout=100) as other:
-        for batch, again in zip(one, other, strict=True):
-            assert all((batch[name] == again[name]).all() for name in batch)

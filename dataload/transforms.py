@@ -69,7 +69,8 @@ def compose(
             raise ConfigError(message, key="transform", value=function)
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         takes_context = _takes_context(function)
-        check_call(setting, function, argument, *(["its context"] if takes_context else []))
+        arguments = [argument, "its context"] if takes_context else [argument]
+        check_call(setting, function, *arguments, may_yield=setting == "make_stream")
         named.append(NamedTransform(function, name, takes_context))
     return tuple(named)
 

@@ -271,8 +271,17 @@ def check_directory(path: str, key: str) -> None:
         raise ConfigError(f"there is no directory {directory} to write to", key=key, value=path)
 
 
-def check_call(name: str, function: Callable[..., Any], *arguments: str) -> None:
-    """Check that a function, the setting `name`, can be called with positional arguments that stand for `arguments`."""
+def check_call(name: str, function: Callable[..., Any], *arguments: str, may_yield: bool = False) -> None:
+    """Check that a function, the setting `name`, can be called with positional arguments that stand for `arguments`.
+
+    Unless it `may_yield`, it has to return its result.
+    """
+    if not may_yield and (
+        inspect.isgeneratorfunction(function)
+        or inspect.iscoroutinefunction(function)
+        or inspect.isasyncgenfunction(function)
+    ):
+        raise ConfigError(f"{name} returns its result: define it without yield and async", key=name, value=function)
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):  # functions written in C may have no signature

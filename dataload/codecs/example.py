@@ -221,6 +221,8 @@ def encode(record: Mapping[str, Any]) -> bytes:
     """Serialize the fields of `record` as an Example."""
     entries: list[bytes] = []
     for name, value in record.items():
+        if not isinstance(name, str):
+            raise ConfigError(f"field names must be text, got {name!r}")
         try:
             entries.append(build_field(1, build_field(1, name.encode()) + build_field(2, _feature(value))))
         except (ConfigError, UnicodeEncodeError) as error:

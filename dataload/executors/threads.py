@@ -16,6 +16,7 @@ from time import monotonic
 from typing import Any, TypeVar
 
 from dataload._util.system import usable_cpus
+from dataload.errors import MachineError
 from dataload.executors.base import (
     Deferred,
     PoolExecutor,
@@ -176,8 +177,13 @@ class _Pool:
     def _start(self, name: str) -> None:
         # Daemons, because the interpreter joins other threads before it runs finalizers.
         thread = threading.Thread(target=_work, args=(self.queue, self._parked), name=name, daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            self.stop()
+            message = f"the machine starts no more than {len(self.threads)} threads for this loader: lower num_workers"
+            raise MachineError(message) from error
         self.threads.append(thread)
-        thread.start()
 
     def lets_consumer_help(self) -> bool:
         """Return True if running a task here beats waiting for a worker."""

@@ -30,6 +30,14 @@ def two(a, b, token="secret"):
     return a
 
 
+def yields(sample):
+    yield sample
+
+
+async def waits(batch):
+    return batch
+
+
 def first(**settings):
     return next(iter(Loader(SOURCE, **{"batch_size": 2, **settings})))
 
@@ -142,6 +150,12 @@ build(transform=lambda a, b, c: a)
     ConfigError: transform is called with a sample and its context, and .*: missing a required argument: 'c'
 build(transform=5)
     ConfigError: a transform is a function of a sample, got 5
+build(transform=yields)
+    ConfigError: transform returns its result: define it without yield and async
+build(batch_transform=waits)
+    ConfigError: batch_transform returns its result: define it without yield and async
+convert(SOURCE, "out.syr", map=yields)
+    ConfigError: map returns its result: define it without yield and async
 build(collate=two)
     ConfigError: collate is called with a list of samples, and two(a, b, token) does not fit: missing .* argument: 'b'
 build(batch_transform="x")

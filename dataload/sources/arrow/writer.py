@@ -50,6 +50,8 @@ class TableWriter(Writer):
 
     def _write(self, record: Any) -> None:
         values = dict(require_fields(record, "tables"))
+        if not values:
+            raise ConfigError("a table does not store records without fields")
         kinds = {name: _kind(value, name) for name, value in values.items()}
         if not self._kinds:
             for name in self._options.ragged:
@@ -92,7 +94,8 @@ class TableWriter(Writer):
             values = [record[name] for record in self._records]
             try:
                 columns[name] = self._column(name, values)
-            except (pa.ArrowException, TypeError, OverflowError) as error:
+                name.encode()
+            except (pa.ArrowException, TypeError, OverflowError, UnicodeEncodeError) as error:
                 raise ConfigError(f"field {name!r} cannot be stored in a table: {error}", key=name) from error
         table = pa.table(columns)
         if self._file is None:

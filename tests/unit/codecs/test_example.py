@@ -83,6 +83,8 @@ def test_values_that_an_example_lacks(value, message):
     with pytest.raises(ConfigError, match=f"^field 'x': {message}") as caught:
         encode({"x": value})
     assert caught.value.key == "x"
+    with pytest.raises(ConfigError, match="field names must be text, got 1"):
+        encode({1: 1})
 
 
 def test_an_example_that_is_too_large(monkeypatch):

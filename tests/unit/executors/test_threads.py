@@ -8,6 +8,7 @@ import weakref
 
 import pytest
 
+from dataload.errors import MachineError
 from dataload.executors import SerialExecutor, ThreadExecutor, TimeoutPolicy, WorkerLostError, worker_name
 from dataload.loader.pipeline import ordered_map
 
@@ -55,6 +56,20 @@ def test_starts_with_the_first_task_and_runs_in_its_threads(start):
     assert [number for number, _ in found] == [0, 1]
     assert {name for _, name in found} == {"dataload-0", "dataload-1"}
     executor.close()
+
+
+def test_a_machine_that_starts_no_more_threads(start, monkeypatch):
+    begin = threading.Thread.start
+
+    def limited(thread):
+        if len(threads()) == 2:
+            raise RuntimeError("can't start new thread")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with pytest.raises(MachineError, match="the machine starts no more than 2 threads for this loader: lower num_work"):
+        start(call, 3).submit(None)
+    assert threads() == []
 
 
 def test_an_error_is_raised_where_the_result_is_asked_for(start):

@@ -453,6 +453,9 @@ def test_no_records_and_reused_arrays(tmp_path, name):
         ([{"x": 1 << 70}], {}, "field 'x' cannot be stored in a table"),
         ([{"x": [1, "a"]}], {}, "field 'x' cannot be stored in a table"),
         ([{"x": 1}], {"ragged": ["y"]}, "ragged names the field 'y': Known: x"),
+        ([{"x": "\ud800"}], {}, "field 'x' cannot be stored in a table: .* surrogates not allowed"),
+        ([{"\ud800": 1}], {}, "cannot be stored in a table: .* surrogates not allowed"),
+        ([{}], {}, "a table does not store records without fields"),
         ([b"x"], {}, "format 'tables' stores fields, got a record of type bytes"),
     ],
 )

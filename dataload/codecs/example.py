@@ -221,7 +221,7 @@ def encode(record: Mapping[str, Any]) -> bytes:
     """Serialize the fields of `record` as an Example."""
     entries: list[bytes] = []
     for name, value in record.items():
-        if not isinstance(name, str):
+        if not isinstance(name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ConfigError(f"field names must be text, got {name!r}")
         try:
             entries.append(build_field(1, build_field(1, name.encode()) + build_field(2, _feature(value))))

@@ -38,7 +38,7 @@ from dataload.storage.kept import (
     write_arrays,
 )
 from dataload.storage.remote.settings import node_directory
-from dataload.types import Array, Int64Array
+from dataload.types import Array
 
 T = TypeVar("T")
 
@@ -100,19 +100,6 @@ class IndexKey:
         first = cls.of(_FILTER, (path,), options, remote=remote)
         others = (storage_of(path, remote).identity(path)[:2] for path, remote in files[1:])
         return None if first is None else replace(first, files=(*first.files, *others))
-
-    @classmethod
-    def of_list(cls, paths: Sequence[str], versions: Int64Array, options: tuple[Any, ...]) -> Self | None:
-        """Return the key of what is known of many local files together; None if the cache is disabled.
-
-        `versions` are from `versions_of`.
-        """
-        if os.environ.get("DATALOAD_CACHE") == "0":
-            return None
-        sizes, times = versions[:, 0], versions[:, 1]
-        state = hashlib.blake2b(versions[:, :2].tobytes(), digest_size=16).hexdigest()
-        options = (*options, _short("\0".join(paths), 16))
-        return cls(_FILTER, paths[0], ((int(sizes.sum()), int(times.max())),), options, state)
 
     @property
     def text(self) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from dataload._util.arrays import pooled_empty, split_records
 from dataload._util.caches import PerProcess, is_pickled_for_worker
 from dataload._util.clock import decoding
+from dataload._util.fingerprint import digest
 from dataload._util.settings import check_fields
 from dataload._util.system import IS_POSIX, usable_cpus
 from dataload.catalog.arrays import IndexKey, recall, store_cached
@@ -137,7 +138,8 @@ class VideoSource(FileSource[Record]):
         if not self.options.cache or len(self._paths) < _FEWEST_LISTED or any(map(is_url, self._paths)):
             return None
         self._versions = versions_of(self._paths) if self._versions is None else self._versions
-        return IndexKey.of_list(self._paths, self._versions, ("video", self._selected, *self._content.items()))
+        options = "video", digest(*self._paths), self._selected, *self._content.items()
+        return IndexKey.of_filter([(path, None) for path in self._paths], options)
 
     def _keep_list(self, key: IndexKey | None, readers: Sequence[ShardReader[Record]]) -> Int64Array:
         """Return the groups of all files, which are kept."""

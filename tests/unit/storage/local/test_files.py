@@ -59,16 +59,6 @@ def test_a_lock_is_not_taken_through_a_link(tmp_path):
     assert victim.read_text() == "precious"
 
 
-def test_what_a_lock_says_cannot_harm_a_terminal(tmp_path):
-    path, match = str(tmp_path / "a"), r"another process is writing to .*a"
-    with storage_of(path).lock(path):
-        # It is empty before the holder has written to it.
-        for text, who in ((b"\x1b[2J" + 1000 * b"\xff", r" \(\\x1b\[2J"), (b"", ": wait until it has ended")):
-            (tmp_path / ".a.lock").write_bytes(text)
-            with pytest.raises(SourceError, match=match + who), storage_of(path).lock(path):
-                pass
-
-
 def test_text_is_appended(tmp_path, monkeypatch):
     path = os.fspath(tmp_path / "a")
     for text in ("漢\n", "", "b"):

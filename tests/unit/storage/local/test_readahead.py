@@ -42,13 +42,6 @@ def test_ranges_begin_at_pages_and_cover_what_is_touched(offsets, lengths, expec
     assert recorded.ranges == expected
 
 
-def test_what_was_just_written_is_warm(tmp_path):
-    (tmp_path / "data").write_bytes(bytes(10 * PAGE))
-    with open(tmp_path / "data", "rb") as stream:
-        assert not is_cold(stream.fileno(), 5 * PAGE)
-        assert not is_cold(stream.fileno(), 50 * PAGE)  # behind the end there is nothing to wait for
-
-
 @pytest.mark.parametrize(("error", "cold"), [(errno.EAGAIN, True), (errno.EOPNOTSUPP, False), (errno.EIO, False)])
 def test_what_the_system_answers(monkeypatch, error, cold):
     def preadv(*_):
@@ -77,15 +70,3 @@ def test_reads_are_the_same_and_hinted_only_when_cold(tmp_path, monkeypatch, col
     if cold:
         assert all(np.array_equal(where, offsets) for where, _ in hinted[:2])
         assert np.array_equal(hinted[2][0], offsets // 64 * 64 + 7)
-
-
-def test_a_warm_file_is_probed_now_and_then_a_cold_one_at_each_step(tmp_path, monkeypatch):
-    probes = []
-    answers = iter([True, True, False, True, False, False])
-    monkeypatch.setattr(mapped, "is_cold", lambda *_: probes.append(step) or next(answers))
-    (tmp_path / "data").write_bytes(bytes(10 * PAGE))
-    file = MappedFile(str(tmp_path / "data"))
-    file.gather(np.array([PAGE]), 10)  # one record is read as soon as it is asked for
-    for step in range(3 * mapped.STEPS_BETWEEN_PROBES):  # noqa: B007 - the probe above notes it
-        file.gather(np.array([PAGE, 2 * PAGE]), 10)
-    assert probes == [0, 1, 2, 19, 20, 37]

@@ -245,15 +245,3 @@ def test_a_small_file_is_loaded_while_its_whole_is_read(kind, tmp_path):
             file.read(900, 101)
     with pytest.raises(ChangedFileError, match="had 1000 bytes"):  # what was loaded is forgotten
         file.read(900, 100)
-
-
-@each
-@pytest.mark.parametrize(("size", "whole"), [(1000, False), (65_537, True)])
-def test_other_files_are_read_again(kind, size, whole, tmp_path):
-    (tmp_path / "data").write_bytes(CONTENT[:size])
-    file = kind(str(tmp_path / "data"))
-    with reading_tables(whole=whole):
-        assert file.read(3, 5) == CONTENT[3:8]
-        os.truncate(tmp_path / "data", 10)
-        with pytest.raises(ChangedFileError):
-            file.read(3, 5)

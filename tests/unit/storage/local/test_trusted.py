@@ -9,7 +9,7 @@ from dataload.catalog.arrays import IndexKey, load_cached, store_cached
 from dataload.errors import ConfigError
 from dataload.storage import Remote, storage_of
 from dataload.storage.kept import CachedTable
-from dataload.storage.local.folders import discard_untrusted, distrust, trusted_folder, user_directory
+from dataload.storage.local.folders import trusted_folder, user_directory
 from dataload.storage.remote.cache import ShardCache
 from dataload.storage.remote.jobs import Shares
 from dataload.storage.remote.settings import RemoteOptions, node_folder
@@ -89,22 +89,3 @@ def test_the_users_own_directory_is_closed_to_others(tmp_path, monkeypatch):
     (root / "shards").chmod(0o777)
     with pytest.raises(ConfigError):
         ShardCache(user_directory(), None)
-
-
-def test_whose_files_are_trusted(tmp_path, monkeypatch):
-    path = tmp_path / "file"
-    path.touch(0o600)
-    assert distrust(os.stat(path)) is None
-    assert discard_untrusted(str(path)) == str(path)
-    assert path.exists()
-    path.chmod(0o620)
-    discard_untrusted(str(path))
-    assert not path.exists()
-    monkeypatch.setattr("dataload.storage.local.folders.user_number", lambda: 1234)
-    status = list(os.stat(tmp_path))
-    status[4] = 4321
-    assert distrust(os.stat_result(status)) == "it belongs to user 4321"
-    assert distrust(os.stat_result(status), 4321) is None
-    for trusted in (0, 1234):
-        status[4] = trusted
-        assert distrust(os.stat_result(status)) is None

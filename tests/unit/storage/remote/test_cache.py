@@ -15,7 +15,6 @@ import pytest
 from dataload._util.threads import Wait
 from dataload.errors import ConfigError, MachineError, SourceError, SourceNotFoundError
 from dataload.storage.remote.cache import CacheFullError, ShardCache
-from dataload.storage.remote.files import open_shards
 from dataload.storage.remote.jobs import Shares
 from dataload.storage.remote.requests import check_shard
 from dataload.storage.remote.settings import ObjectVersion
@@ -176,16 +175,6 @@ def test_without_a_budget_the_disk_is_the_limit(node, monkeypatch):
     assert node.files == ["b"]
 
 
-def test_without_a_budget_the_users_cache_directory_takes_a_share_of_what_is_free(tmp_path, monkeypatch):
-    cache = ShardCache(str(tmp_path), None, share=0.1)
-    free_bytes(monkeypatch, 1000, 700)
-    assert cache.limit() == 70
-    (tmp_path / "shards" / "a~1").write_bytes(bytes(50))
-    for total, free, limit in ((1000, 700, 75), (1000, 10, 6), (5000, 10, 0)):  # a twentieth of the disk stays free
-        free_bytes(monkeypatch, total, free)
-        assert cache.limit() == limit
-
-
 def test_who_waits_for_room_gets_it_when_a_lease_ends(tmp_path):
     node, pauses = Node(tmp_path, 150), []
     held = [node.fetch("a")]
@@ -232,36 +221,6 @@ def test_pruning_spares_what_is_used(node):
     del held
     assert len(node.cache.prune()) == 1
     assert node.files == []
-
-
-class Opened:
-    def __init__(self, deleted=False):
-        self.is_open, self.deleted = True, deleted
-
-    def is_deleted(self):
-        return self.deleted
-
-    def release(self):
-        self.is_open = False
-
-
-def test_an_open_shard_is_given_up_also_at_the_address_of_one_that_is_gone():
-    shards = open_shards()
-    while shards.give_up():
-        pass
-    for _ in range(1000):
-        shards.touch(Opened())
-    kept = Opened()  # in most runs at the address of one that is gone
-    shards.touch(kept)
-    assert shards.give_up()
-    assert not kept.is_open
-    assert not shards.give_up()
-    evicted, kept = Opened(deleted=True), Opened()
-    for file in (evicted, kept):
-        shards.touch(file)
-    shards.release_deleted()
-    assert (evicted.is_open, kept.is_open) == (False, True)
-    assert [shards.give_up(), shards.give_up()] == [True, False], "one that is closed has nothing to give up"
 
 
 # Downloads that fail, are waited for, or are left behind
@@ -321,24 +280,6 @@ def test_a_download_that_does_not_get_on_is_not_waited_for(tmp_path):
         first.join()
     (tmp_path / "shards" / f".{name_of('y')}.part").touch()
     assert node.cache.progress(name_of("y")) is None, "a part without room is no progress"
-
-
-def test_a_failed_download_is_not_waited_for_while_threads_still_write_to_it(node):
-    kept = []
-    waiting = threading.Thread(target=node.fetch, args=("a",), daemon=True)
-
-    def fails(descriptor):
-        kept.append(os.dup(descriptor))
-        waiting.start()
-        waiting.join(0.1)  # it opens the part, and waits for its lock
-        raise SourceError("no answer")
-
-    with pytest.raises(SourceError, match="no answer"):
-        node.fetch("a", download=fails)
-    waiting.join(10)
-    assert not waiting.is_alive()
-    os.close(kept.pop())
-    assert node.files == ["a"]
 
 
 def _download_until_killed(root, ready):
@@ -457,12 +398,6 @@ def test_what_is_no_file_is_neither_followed_nor_waited_for(tmp_path):
     assert (tmp_path / "secret").read_bytes() == b"\0" * 100
 
 
-def test_a_directory_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(SourceError, match=r"cannot create the cache .*file: File exists"):
-        ShardCache(str(tmp_path / "file"), None)
-
-
 def test_a_disk_smaller_than_the_budget_limits_the_shards(tmp_path, monkeypatch):
     cache, real = ShardCache(str(tmp_path), 300_000), os.statvfs(tmp_path)
     (tmp_path / "shards" / "a~1").write_bytes(bytes(50_000))
@@ -476,18 +411,3 @@ def test_a_disk_smaller_than_the_budget_limits_the_shards(tmp_path, monkeypatch)
     free[0] = 0
     assert cache.limit() == 0
     assert cache.most() == 300_000
-
-
-def test_a_disk_without_room_for_another_file_evicts(tmp_path, monkeypatch):
-    node, real, fails = Node(tmp_path, 500), os.open, []
-    node.fetch("a")
-
-    def full(path, flags, *mode, **more):
-        if flags & os.O_CREAT and not fails:
-            fails.append(path)
-            raise OSError(errno.ENOSPC, "No space left on device", path)
-        return real(path, flags, *mode, **more)
-
-    monkeypatch.setattr(os, "open", full)
-    assert node.content("b") == b"\2" * 100
-    assert (len(fails), node.files) == (1, ["b"])

@@ -76,39 +76,6 @@ def test_orders_sizes_and_budgets(order, data, budget, expected):
         chosen(order, **data, budget=budget)
 
 
-@pytest.mark.parametrize(
-    ("order", "data", "world_size", "expected"),
-    [
-        (pool, LARGE, 8, "ranges"),
-        (everything, LARGE, 8, "ranges"),
-        (pool, LARGE, 2, "shards"),
-        (pool, HUGE, 8, "shards"),  # small requests would cost more than seven eighths of the bytes
-        (by_shard, SMALL, 8, "ranges"),  # each batch is one range
-    ],
-)
-def test_ranks(order, data, world_size, expected):
-    assert chosen(order, **data, budget=20 * GB, world_size=world_size) == expected
-
-
-def test_a_selection_of_large_records():
-    def few(lengths):
-        return GlobalShuffle(sum(lengths) // 5, 1)
-
-    assert chosen(few, shards=20, records=500, record_bytes=MB, budget=100 * GB) == "shards"  # four shards, all of each
-
-    class Fifth:
-        def __init__(self, lengths):
-            self.order = GlobalShuffle(sum(lengths) // 5, 1)
-
-        def __len__(self):
-            return len(self.order)
-
-        def indices(self, positions, *, epoch):
-            return 5 * self.order.indices(positions, epoch=epoch)
-
-    assert chosen(Fifth, shards=20, records=500, record_bytes=MB, budget=100 * GB) == "ranges"
-
-
 def test_the_named_pool_is_one_that_is_chosen():
     data = SMALL
     with pytest.raises(ConfigError) as found:

@@ -1,7 +1,6 @@
 """Ranges that are fetched before they are read: which bytes, in how many requests, and where they are copied to."""
 
 import itertools
-import os
 import time
 
 import numpy as np
@@ -11,7 +10,7 @@ from dataload.storage import Remote
 from dataload.storage.remote.client import ObjectClient
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import RemoteFile
-from dataload.storage.remote.prefetch import ranges, shards
+from dataload.storage.remote.prefetch import ranges
 from dataload.storage.remote.prefetch.ranges import RangePrefetcher, StepRanges
 from dataload.storage.remote.requests import GAP
 from dataload.storage.remote.settings import ObjectVersion
@@ -77,16 +76,6 @@ def test_ranges_of_steps_are_merged_cut_and_fetched_once(stored):
     assert "ahead" not in remote.ranges
 
 
-def test_nothing_is_fetched_for_what_no_file_has(stored):
-    url, version, remote = stored
-    prefetcher = RangePrefetcher({url: version}, iter([step(url, (-3, 9), (90, 0), (version.size, 1))]), remote)
-    try:
-        assert read(prefetcher, url, (-3, 2)) == [0]
-    finally:
-        prefetcher.close()
-    assert remote.traffic.total().requests == 0
-
-
 def test_what_was_not_requested_is_fetched_by_the_reader(stored):
     url, version, remote = stored
     prefetcher = RangePrefetcher({url: version}, iter([step(url, (5, 10))]), remote)
@@ -140,13 +129,3 @@ def test_what_is_read_without_a_plan_counts_what_lies_between(stored):
     assert (remote.traffic.total().nbytes, remote.traffic.total().wasted_bytes) == (50, 20)
     file.gather_ranges(np.array([100, 130]), np.array([5, 10]))
     assert (remote.traffic.total().nbytes, remote.traffic.total().wasted_bytes) == (90, 45)
-
-
-def test_a_write_that_the_system_cuts_short_goes_on(monkeypatch, tmp_path):
-    monkeypatch.setattr(shards, "write_at", lambda file, data, at: os.pwrite(file, data[:3], at))
-    with open(tmp_path / "x", "w+b") as stream:
-        stream.write(b"-" * 12)
-        stream.flush()
-        shards.write(stream.fileno(), 2, b"01234567")
-        stream.seek(0)
-        assert stream.read() == b"--01234567--"

@@ -1,7 +1,6 @@
 """Downloads and evictions are as few as Belady's optimum, never for what is wanted later, and end in no deadlock."""
 
 import hashlib
-import pickle
 import random
 from collections import Counter
 
@@ -103,31 +102,6 @@ def test_downloads_are_as_few_as_possible(part):
         assert len(downloads) <= shards * epochs
 
 
-@pytest.mark.parametrize("part", [0.25, 0.5])
-@pytest.mark.parametrize("ahead", [1, 8])
-def test_readers_that_wait_ahead_of_the_consumer_cost_no_downloads(part, ahead):
-    shards, records, epochs = 64, 200, 3
-    steps = list(pooled(shards, records, 2 * records, epochs, batch=32))
-    plan, uses = CachePlan([1] * shards, int(part * shards)), uses_of(steps)
-    downloads = by_range = received = made = 0
-    while received < len(steps):
-        plan.receive(received)
-        rows = steps[made][1] if made < len(steps) else ()
-        waits = [shard for shard in rows if shard not in plan.resident and not plan.is_by_range(shard)]
-        if plan.wants_more():
-            plan.extend(taken(uses))
-        elif (action := plan.next(waits)) is not None:
-            downloads += isinstance(action, Download)
-        elif not waits and made < min(received + ahead, len(steps)):
-            by_range += sum(shard not in plan.resident for shard in rows)
-            made += 1
-        else:
-            assert made > received, "no step can be made"
-            received += 1
-    assert downloads <= 1.01 * optimum(steps, int(part * shards))
-    assert by_range <= 0.02 * shards * records * epochs
-
-
 @given(
     st.lists(st.integers(1, 9), min_size=1, max_size=8),
     st.integers(0, 20),
@@ -166,17 +140,6 @@ def test_resident_shards_are_kept_and_failures_are_left_to_readers():
     assert plan.is_by_range(0)
     plan.lose(1)
     assert plan.next() == Download(1)
-
-
-def test_uses_that_are_over_are_forgotten():
-    sizes = []
-    for steps in (2, 500):
-        plan = CachePlan([1] * 3, None)
-        plan.extend(uses_of([(0, [0, 1, 2])] * steps))
-        plan.receive(steps - 1)
-        assert plan.next() == Download(0)
-        sizes.append(len(pickle.dumps(plan)))
-    assert sizes[1] < sizes[0] + 100
 
 
 def test_whole_shards_that_do_not_fit_together_are_refused():

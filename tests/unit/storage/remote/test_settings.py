@@ -7,7 +7,7 @@ import pytest
 
 from dataload.errors import ConfigError
 from dataload.storage import Remote, RemoteOptions
-from dataload.storage.remote.requests import cut, split_url
+from dataload.storage.remote.requests import split_url
 from dataload.storage.remote.settings import ObjectVersion, StoreOptions, parse_bytes
 
 SECRET = "tops3cret-value"
@@ -136,9 +136,3 @@ def test_urls_that_are_refused():
         with pytest.raises(ConfigError, match="URL has a user, a password, a query or a frag") as caught:
             split_url(url)
         assert SECRET not in str(caught.value) + repr(vars(caught.value))
-
-
-def test_pieces():
-    pieces = cut([0, 100, 7], [25, 100, 9], 10)
-    found = [(piece.start, piece.stop, piece.at) for piece in pieces]
-    assert found == [(0, 10, 0), (10, 20, 10), (20, 25, 20), (7, 9, 25)]

@@ -1,11 +1,9 @@
 """Files in a store in memory: looked up, listed, matched, read, written; and requests that fail."""
 
-import datetime
 import itertools
 import pickle
 import sys
 import threading
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,12 +11,10 @@ import pytest
 from dataload.errors import ConfigError, CorruptFileError, MissingDependencyError, SourceError, SourceNotFoundError
 from dataload.storage import Remote, absolute, base_name, is_url, join, local_path, parent, reading_tables, storage_of
 from dataload.storage.local.files import LocalFile
-from dataload.storage.remote.backend import node_cache
 from dataload.storage.remote.cache import CacheFullError
 from dataload.storage.remote.clients import client_of
 from dataload.storage.remote.files import RemoteStream, open_shards
 from dataload.storage.remote.prefetch.board import Board, Coming
-from dataload.storage.remote.prefetch.ranges import RangePrefetcher, StepRanges
 from dataload.storage.remote.requests import Chunk
 from dataload.storage.remote.settings import ObjectVersion
 
@@ -196,10 +192,6 @@ def test_a_changed_object_that_a_manifest_lists(root):
     storage._remote.expect(url, 9, "another")
     with pytest.raises(CorruptFileError, match=f"if the shards are right, run `dataload index --manifest {root}/a`"):
         storage.read(url)
-
-
-def test_numbers_of_versions_fit_into_seven_bytes():
-    assert max(ObjectVersion(size, "x", True).number for size in range(100)) < 1 << 56
 
 
 def test_an_object_is_replaced_only_if_it_is_the_version_that_was_read(root):
@@ -403,15 +395,6 @@ def test_local_copies_are_called_by_their_url(root, tmp_path):
         assert file.read() == b"top"
 
 
-def test_a_cache_that_is_named_may_fill_the_disk_and_that_of_the_user_a_tenth(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(total=1000, free=800))
-    assert [node_cache(Remote.of(None, {"cache": cache})).limit() for cache in (None, str(tmp_path / "own"))] == [
-        80,
-        750,
-    ]
-
-
 def test_streams_of_the_whole_fill_the_cache_and_others_use_it(root, tmp_path):
     def kind(whole=False, **options):
         with opened(root, cache=tmp_path, **options).open(f"{root}/top", whole=whole) as stream:
@@ -583,34 +566,3 @@ def test_requests_are_counted_for_the_source_that_makes_them(look_up):
     found = remotes[1].traffic.total()
     assert (found.requests, found.retries, found.throttled) == (3, 2, 2)
     assert pickle.loads(pickle.dumps(remotes[0])).traffic.total().requests == 0
-
-
-def test_answers_that_fail_are_wasted(monkeypatch):
-    url, remote = "memory://counted/y", Remote()
-    put(url, b"0123456789")
-    client, key = client_of(url, remote)
-    version = client.head(url, key)
-    store = obstore.store.MemoryStore()
-    store.put("y", b"0123456789")
-    answer = Answer(obstore.get(store, "y"), [b"01234", b"56789"], breaks=1)
-    monkeypatch.setattr("dataload.storage.remote.requests.time.sleep", lambda _: None)
-    monkeypatch.setattr(obstore, "get", lambda *_, **__: answer)
-    client.stream(url, key, version, Chunk(0, 10, 0), lambda *_: None, lambda: None)
-    found = remote.traffic.total()
-    assert (found.requests, found.retries, found.nbytes, found.wasted_bytes) == (3, 1, 15, 5)
-
-
-def test_versions_without_etags():
-    meta = {"size": 3, "e_tag": None, "last_modified": datetime.datetime(2024, 1, 1)}
-    assert ObjectVersion.of(meta, "memory://x") == ObjectVersion(3, "2024-01-01T00:00:00", False)
-
-
-def test_ranges_of_no_bytes_are_fetched_by_nobody():
-    """Records may be empty; their readers need no request."""
-    url, none = "memory://ahead/x", np.array([3, 5])
-    steps = iter([StepRanges([(url, none, np.zeros(2, np.int64))])])
-    ahead = RangePrefetcher({url: ObjectVersion(10, '"a"', has_etag=True)}, steps, Remote())
-    try:
-        assert ahead.fill(url, np.empty(0, np.uint8), none, none).tolist() == [0, 1]
-    finally:
-        ahead.close()

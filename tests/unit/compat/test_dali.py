@@ -207,26 +207,3 @@ def test_the_stream_is_that_of_the_model(data):
     while len(found) < len(expected):
         found += stream.take(data.draw(st.integers(1, 50))).tolist()
     assert found[: len(expected)] == expected
-
-
-def test_archives_of_different_lengths_change_places_and_are_cut_by_samples():
-    lengths, starts = (3, 0, 5, 2), (0, 3, 3, 8)
-    streams = [IndexStream(plan(num_shards=3, shard_id=i, stick=True, archives_seed=1), lengths) for i in range(3)]
-    seen = set()
-    for _ in range(60):
-        epoch = [index for shard, size in enumerate((3, 3, 4)) for index in streams[shard].take(size).tolist()]
-        archives = [archive for archive, _ in itertools.groupby(epoch, lambda i: 0 if i < 3 else 2 if i < 8 else 3)]
-        assert epoch == [starts[archive] + i for archive in archives for i in range(lengths[archive])]
-        seen.add(tuple(archives))
-    assert len(seen) == 6
-
-
-def test_the_pool_draws_from_the_archives_in_their_new_order():
-    lengths = (8,) * 6
-    plain = IndexStream(plan(archives_seed=3, stick=True), lengths)
-    pooled = IndexStream(plan(archives_seed=3, stick=True, pool_size=4, seed=5), lengths)
-    for _ in range(3):
-        order, drawn = plain.take(48).tolist(), pooled.take(48).tolist()
-        shifts = [order.index(value) - place for place, value in enumerate(drawn)]
-        assert sorted(drawn) == sorted(order)
-        assert 0 < max(shifts) <= 3

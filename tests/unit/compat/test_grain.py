@@ -132,12 +132,6 @@ def test_only_whole_files_are_opened_at_start(files, tmp_path):
         ArrayRecordDataSource(empty)
 
 
-def test_reader_options_reach_the_reader(original, files):
-    options = {"index_storage_option": "offloaded", "footer_prefetch_bytes": "0"}
-    with ArrayRecordDataSource(files, options) as ours, original.ArrayRecordDataSource(files, options) as theirs:
-        assert ours[7] == theirs[7]
-
-
 def test_groups_are_warned_of_once_where_the_original_logs_an_error(original, tmp_path, caplog):
     path = tmp_path / "grouped.array_record"
     with dataload.create(path, options="group_size:11") as writer:

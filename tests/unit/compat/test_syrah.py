@@ -205,13 +205,6 @@ def test_a_closed_file_knows_its_number_of_items(path):
         assert syr.num_items() == 6
 
 
-@pytest.mark.parametrize("mode", ["x", "rb", ""])
-def test_wrong_modes_touch_nothing(tmp_path, mode):
-    with pytest.raises(ValueError):
-        File(tmp_path / "new.syr", mode)
-    assert not os.listdir(tmp_path)
-
-
 def test_what_the_operating_system_refuses(path, monkeypatch):
     def refuse(*_):
         raise PermissionError(13, "Permission denied")

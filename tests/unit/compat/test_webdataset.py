@@ -24,7 +24,7 @@ with warnings.catch_warnings():
     original = pytest.importorskip("webdataset", reason="webdataset is not installed")
 torch_data = pytest.importorskip("torch.utils.data", reason="torch is not installed")
 
-from dataload.compat import _webdataset_io, _webdataset_stages  # noqa: E402 - needs webdataset
+from dataload.compat import _webdataset_io  # noqa: E402 - needs webdataset
 
 SAMPLES = 17
 
@@ -109,25 +109,6 @@ def test_torchs_dataloader_takes_the_pipeline(paths):
     assert epochs[0] != epochs[1]
     data.set_epoch(0)
     assert numbers(loader) == numbers(loader) == numbers(make(paths))
-
-
-@pytest.mark.parametrize(("ranks", "workers", "chunk"), [(1, 1, 3), (1, 3, 3), (2, 1, 4), (3, 2, 1), (4, 3, 2)])
-@pytest.mark.parametrize("start", [0, 5])
-def test_shares_are_dealt_as_torch_takes_them(ranks, workers, chunk, start):
-    from dataload.samplers import Sequential
-
-    def share(rank, worker, workers):
-        part = _webdataset_stages.Share(Sequential(29), start, rank, ranks, worker, workers, chunk)
-        return part.indices(np.arange(len(part)), epoch=0).tolist()
-
-    whole = []
-    for rank in range(ranks):
-        parts = [share(rank, worker, workers) for worker in range(workers)]
-        queues = [[part[at : at + chunk] for at in range(0, len(part), chunk)] for part in parts]
-        taken = [batch for turn in itertools.zip_longest(*queues) for batch in turn if batch is not None]
-        assert [index for batch in taken for index in batch] == share(rank, 0, 1)
-        whole += share(rank, 0, 1)
-    assert sorted(whole) == list(range(start, 29))
 
 
 def test_ranks_share_the_samples_and_a_state_fits_other_ranks(paths, monkeypatch):

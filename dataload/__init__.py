@@ -7,9 +7,9 @@ for batch in loader: ...
 ```
 """
 
-from typing import TYPE_CHECKING
-
 from dataload._util.lazy import lazy_names
+
+TYPE_CHECKING = False  # typing would take most of the time of `import dataload`
 
 if TYPE_CHECKING:
     from dataload._util.clock import decoding

@@ -76,6 +76,8 @@ sys.argv[0] = "dataload"
 
 def test_import_dataload_loads_next_to_nothing():
     assert modules_of() == ["dataload", "dataload._util", "dataload._util.lazy"]
+    code = "import sys; before = 'typing' in sys.modules; import dataload; print(int('typing' in sys.modules) - before)"
+    assert run(code) == 0
 
 
 def test_help_loads_no_command():

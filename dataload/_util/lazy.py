@@ -9,10 +9,13 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar, cast
 
+TYPE_CHECKING = False  # typing would take most of the time of `import dataload`
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
+    from typing import Any, TypeVar
+
+    InitT = TypeVar("InitT", bound=Callable[..., None])
 
 
 def lazy_names(
@@ -61,9 +64,6 @@ def load_optional(module: str, *, needed_by: str, extra: str | None, package: st
         raise MissingDependencyError(f"{needed_by} needs {name}{found}: pip install {install}", name=name) from error
 
 
-InitT = TypeVar("InitT", bound=Callable[..., None])
-
-
 def renamed(**names: str) -> Callable[[InitT], InitT]:
     """Decorate a constructor so that old names of arguments, given as ``old="new"``, still work, with a warning."""
     # The old argument ``start_method`` said how the processes of ``executor="processes"`` start, and nothing otherwise.
@@ -87,7 +87,7 @@ def renamed(**names: str) -> Callable[[InitT], InitT]:
                 settings[new] = value
             init(self, *args, **settings)
 
-        return cast("InitT", translated)
+        return translated  # pyright: ignore[reportReturnType] # the signature is that of `init`
 
     return decorate
 

@@ -51,9 +51,14 @@ Where: TypeAlias = Annotated[
     str | None, typer.Option(help="Only records that fulfil a condition, such as \"label == 3 and name != 'b'\".")
 ]
 Split: TypeAlias = Annotated[
-    str | None, typer.Option(help="Shares of parts, and settings: 'train=0.9,test=0.1,seed=1,stratify=label'.")
+    str | None,
+    typer.Option(
+        help="Shares of parts, and settings: 'train=0.9,test=0.1,seed=1,stratify=label'; or 'folds=5,seed=1'."
+    ),
 ]
-Take: TypeAlias = Annotated[str | None, typer.Option(help="Name of the part of --split to read.")]
+Take: TypeAlias = Annotated[
+    str | None, typer.Option(help="Name of the part of --split to read; of folds test-0, train-0, test-1, ...")
+]
 JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile: TypeAlias = Annotated[str, typer.Argument(help="A config file: TOML, YAML or JSON.", metavar="CONFIG")]
 Overrides: TypeAlias = Annotated[
@@ -232,7 +237,8 @@ def select_records(source: Source[Any], where: str | None, split: str | None, ta
     items = [each.partition("=") for each in split.split(",")] if split is not None else []
     given = {key: parse_value(f"0{value}" if value.startswith(".") else value) for key, _, value in items}
     settings = {key: given.pop(key) for key in ("seed", "exact", "stratify", "group") if key in given}
-    source, report = select(source, where, {} if split is None else {"shares": given, "part": take, **settings})
+    dealt = {"folds": given["folds"]} if [*given] == ["folds"] else {"shares": given}
+    source, report = select(source, where, {} if split is None else {**dealt, "part": take, **settings})
     for line in report.splitlines():
         print_line(line)
     return source

@@ -36,7 +36,8 @@ class _SelectSection(Section):
         None, description="Such as \"label == 3 and name != 'b'\"; or module:function of a record."
     )
     shares: dict[str, float] | None = Field(None, description="Shares of the parts by name, which add up to 1.")
-    part: str | None = Field(None, description="Name of the part to read.")
+    folds: int | None = Field(None, description="Number of folds for cross-validation, instead of shares.")
+    part: str | None = Field(None, description="Name of the part to read; of folds test-0, train-0, test-1, ...")
     seed: int | None = Field(None, description="Seed of the hash that deals records to parts.")
     exact: bool | None = Field(None, description="Deal exact numbers of records.")
     stratify: str | None = Field(None, description="Field whose values have the same shares in each part.")

@@ -185,12 +185,12 @@ class Source(Records[T_co]):
         stratify: str | None = None,
         group: str | None = None,
         by: str | None = None,
-    ) -> list[tuple[Source[T_co], Source[T_co]]]:
+    ) -> Folds:
         """Return pairs of sources for cross-validation: all folds but one, and that one; see `split`."""
         settings = {"exact": exact, "stratify": stratify, "group": group}
         check_count("folds", folds, least=2)
         division = Division.of([1 / folds] * folds, check_seed(seed), by, settings)
-        pairs: list[tuple[Source[T_co], Source[T_co]]] = [
+        pairs = [
             (SelectionSource(self, others), SelectionSource(self, rule))
             for rule, others in division.rules(self, outside=True)
             if others is not None
@@ -198,7 +198,26 @@ class Source(Records[T_co]):
         if not all(len(held_out) for _, held_out in pairs):
             message = f"a fold of {len(self):,} records would be empty: choose fewer folds, exact=True or another seed"
             raise ConfigError(message, key="folds", value=folds)
-        return pairs
+        return Folds(self, pairs, division)
+
+
+class Folds(list[tuple[Source[Any], Source[Any]]]):
+    """Pairs of the records of all folds but one, and of that fold; see `Source.k_fold`."""
+
+    def __init__(
+        self,
+        source: Source[Any],
+        pairs: Sequence[tuple[SelectionSource[Any], SelectionSource[Any]]],
+        division: Division,
+    ) -> None:
+        super().__init__(pairs)
+        self._source, self._indices, self._division = source, [fold.indices for _, fold in pairs], division
+
+    @property
+    def report(self) -> str:
+        """A line for each fold, as of `Parts`."""
+        names = [f"fold {number}" for number in range(len(self))]
+        return "\n".join(self._division.report(self._source, names, self._indices))
 
 
 class Parts(dict[str, Source[Any]]):

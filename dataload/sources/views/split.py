@@ -22,6 +22,7 @@ from dataload.types import Array, Int64Array
 
 _ROWS = 1 << 16  # records whose field is read at once
 _SETTINGS = ("exact", "stratify", "group", "by", "seed")
+_SIDES = ("train", "test")  # of a fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,15 +214,20 @@ def _hashes(values: list[Any], seed: int) -> Array:
 def select(source: Any, condition: Any, split: Mapping[str, Any]) -> tuple[Any, str]:
     """Return the records that a config or command selects, and a report of the split.
 
-    `condition` is a function, a text for `parse`, or None; `split` is empty or has shares, a part, and settings.
+    `condition` is a function, a text for `parse`, or None; `split` is empty or has shares or folds, a part, and
+    settings. Of folds, the parts are ``"test-0"``, the first one, ``"train-0"``, all others, and so on.
     """
     if condition is not None:
         source = source.filter(parse(condition) if isinstance(condition, str) else condition)
     if not split:
         return source, ""
-    if not {"shares", "part"} <= split.keys():
-        raise ConfigError("a part of the records needs shares and the name of the part: give both", key="part")
-    settings = {name: split[name] for name in split.keys() - {"shares", "part"}}
-    part, parts = split["part"], source.split(split["shares"], **settings)
-    check_choice("part", part, [*parts])
-    return parts[part], parts.report
+    if "part" not in split or ("shares" in split) == ("folds" in split):
+        raise ConfigError("a part of the records needs its name, and either shares or folds", key="part")
+    settings = {name: split[name] for name in split.keys() - {"shares", "folds", "part"}}
+    if "shares" in split:
+        parts = found = source.split(split["shares"], **settings)
+    else:
+        found = source.k_fold(split["folds"], **settings)
+        parts = {f"{side}-{n}": part for n, pair in enumerate(found) for side, part in zip(_SIDES, pair, strict=True)}
+    check_choice("part", split["part"], [*parts])
+    return parts[split["part"]], found.report

@@ -112,6 +112,8 @@ def test_folds():
         assert sorted(index for _, out in folds for index in out.indices.tolist()) == [*range(103)]
         assert all({*train.indices.tolist()} == {*range(103)} - {*out.indices.tolist()} for train, out in folds)
         assert counts is None or {len(out) for _, out in folds} == counts
+        for number, (line, (_, out)) in enumerate(zip(folds.report.splitlines(), folds, strict=True)):
+            assert line == f"fold {number}: {len(out)} of 103 records, {len(out) / 103:.2%} for 20.00%"
     with pytest.raises(ConfigError, match="folds must be an integer >= 2, got 1"):
         source.k_fold(1)
     with pytest.raises(ConfigError, match="a fold of 5 records would be empty: choose fewer folds, exact=True or"):
@@ -172,14 +174,24 @@ def test_configs_select_records(tmp_path):
     expected = chosen.split(shares, stratify="label", seed=1)["val"]
     assert batch["row"].tolist() == [record["row"] for record in expected]
     assert np.bincount(batch["label"]).tolist() == [0, 12, 13] or np.bincount(batch["label"]).tolist() == [0, 13, 12]
+    folds = chosen.k_fold(4, group="row")
+    for part, expected in (("test-3", folds[3][1]), ("train-3", folds[3][0])):
+        section = {"condition": "label in [1, 2]", "folds": 4, "part": part, "group": "row"}
+        with dataload.from_config({**config, "source": {"path": str(path), "select": section}}) as loader:
+            assert next(iter(loader))["row"].tolist() == [record["row"] for record in expected]
     function = {"source": {**config["source"], "select": {"condition": "math:isfinite"}}}
     for overrides, message in (
         ({**config, **function}, "must be real number"),
         (
             {**config, "source": {"path": str(path), "select": {"shares": shares}}},
-            "needs shares and the name of the part",
+            "needs its name, and either shares or folds",
         ),
-        ({**config, "source": {"path": str(path), "select": {**section, "part": "tets"}}}, "part is 'tets'"),
+        (
+            {**config, "source": {"path": str(path), "select": {"folds": 1, "part": "test-0"}}},
+            "folds must be an integer",
+        ),
+        ({**config, "source": {"path": str(path), "select": {**section, "shares": shares}}}, "either shares or folds"),
+        ({**config, "source": {"path": str(path), "select": {**section, "part": "tets-3"}}}, "part is 'tets-3': did"),
         ({**config, "source": {"path": str(path), "select": {"condition": "label ="}}}, "is not a condition such as"),
     ):
         with pytest.raises((ConfigError, TypeError), match=message):

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 
 from dataload import WorkerError, default_collate
 from dataload.executors import Result, SerialExecutor, WorkerLostError, WorkerPosition, WorkerStatus
-from dataload.loader.scaling import WorkerSettings
 from dataload.streams import MultiStreamLoader, workers
 from dataload.streams.messages import RowResults, RowTask, Stacked, Step, cut, merge, stack
 from dataload.streams.rows import RowPosition, RowStart, SequenceOrder, StreamSpec
@@ -86,14 +85,6 @@ def test_a_stream_has_a_state_after_each_step_of_a_group(size, num_workers):
         for step, (_, state) in enumerate(found[:-1], start=1):
             loader.load_state_dict(state)
             assert [batch["x"].tolist() for batch in loader] == [batch for batch, _ in found[step:]]
-
-
-def test_a_task_that_takes_too_long_ends_early(monkeypatch):
-    monkeypatch.setattr(workers, "perf_counter", itertools.count(step=1e10).__next__)
-    streams.Counting.made = 0
-    with groups_of(64), MultiStreamLoader(streams.Counting, [50], batch_size=1, num_workers=1, prefetch=1) as loader:
-        assert [batch["x"].tolist() for batch in itertools.islice(loader, 5)] == [[0], [1], [2], [3], [4]]
-    assert streams.Counting.made <= 5 + 2
 
 
 def plan_of(rows):
@@ -208,34 +199,6 @@ def test_a_task_is_as_large_as_is_of_use(seconds, values, settings, sizes):
         made.take(step, ())
     assert [task.most for task in executor.tasks[:9]] == sizes
     assert [task.starts for task in executor.tasks[:3]] == [("start",), (), ()]
-
-
-@pytest.mark.parametrize(
-    ("most", "executor", "ahead", "seconds", "requested", "sizes"),
-    [
-        (2, "threads", True, 1e-6, [1, 1, 1, 1], [1, 1, 1, 1, 2, 4]),  # three tasks ahead
-        (2, "threads", True, 8e-3, [1, 1, 1, 1], [1] * 6),
-        (2, "processes", True, 8e-3, [1, 1, 1, 1], [1, 1, 1, 1, 2, 4]),
-        (2, "threads", False, 1e-6, [1], [1] * 6),
-        (0, "threads", True, 1e-6, [1], [1] * 6),
-    ],
-)
-def test_how_many_steps_workers_make_ahead(monkeypatch, most, executor, ahead, seconds, requested, sizes):
-    class Kept(Recorded):
-        def close(self):
-            pass
-
-    monkeypatch.setattr(workers, "make_executor", lambda *_, **__: Kept(seconds))
-    plan, start = plan_of(4), RowStart(RowPosition(0, 0, 0))
-    made = workers.StreamWorkers(plan, range(4), WorkerSettings.of(most, executor, 3, None))
-    for steps in made.follow(0, 0, (start,) * 4, ahead=ahead):
-        steps.request()
-        tasks = steps._executor.tasks
-        assert [task.most for task in tasks] == requested
-        for _ in range(12):
-            steps.request()
-            steps.take(0, ())
-        assert [task.most for task in tasks[:6]] == sizes
 
 
 # --- merged columns ------------------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from dataload import Collate, ConfigError, Ragged, StateMismatchError, WorkerErr
 from dataload.errors import SourceError
 from dataload.streams import MultiStreamLoader
 from dataload.streams.messages import join, stack
-from dataload.streams.rows import RowOrder, SequenceOrder
+from dataload.streams.rows import SequenceOrder
 from dataload.streams.workers import group_count
 
 sys.path += [str(Path(__file__).parents[2] / folder) for folder in ("children", "support")]
@@ -183,13 +183,6 @@ def test_batches_are_those_of_a_slow_model_also_after_a_resume_at_any_step(case,
         assert rest == expected[step:]
 
 
-def test_the_rank_comes_from_the_environment(monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    with MultiStreamLoader(iter, LISTS, batch_size=2) as loader:
-        assert repr(loader) == "MultiStreamLoader(4 sequences, 2 rows, rank 1 of 2, epoch 0, step 0)"
-
-
 def test_the_rank_is_asked_for_when_the_first_batch_is_wanted(monkeypatch):
     settings_ = {"batch_size": 1, "mode": "split", "shuffle": False}
     expected = [[*map(plain, MultiStreamLoader(iter, LISTS, rank=rank, world_size=2, **settings_))] for rank in (0, 1)]
@@ -245,19 +238,6 @@ def resumed(state, **settings_):
 
 
 # --- the order -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("mode", ["independent", "split"])
-@pytest.mark.parametrize("count", [1, 5, 2500])
-def test_an_order_has_each_sequence_once_a_pass_and_is_the_same_in_blocks(mode, count):
-    order = SequenceOrder(count, 3, mode, True, 7)
-    for turn in (0, 1):
-        rows = [order.find(row, turn, np.arange(order.count(row))).tolist() for row in range(3)]
-        for row, expected in enumerate(rows):
-            blocks = RowOrder(order, row)
-            assert [blocks[turn, place] for place in range(order.count(row))] == expected
-        together = rows if mode == "independent" else [[s for row in rows for s in row]]
-        assert all(sorted(row) == list(range(count)) for row in together)
 
 
 def test_orders_are_those_of_this_version():
@@ -468,12 +448,6 @@ def test_a_state_behind_the_last_step_gives_the_next_epoch():
             assert list(loader) == []
             loader.load_state_dict(states[-1])
             assert list(loader) == []
-
-
-def test_epochs_of_one_step_come_one_by_one():
-    with MultiStreamLoader(iter, [[1], [2]], **ROWS) as loader:
-        assert [take(loader) for _ in range(3)] == [[[1, 2]]] * 3
-        assert loader, "it is no container"
 
 
 def test_set_epoch():

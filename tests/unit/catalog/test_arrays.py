@@ -10,7 +10,6 @@ import stat
 import struct
 import tarfile
 import zlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import lmdb
@@ -466,12 +465,6 @@ def test_what_is_no_file_in_its_place_does_no_harm(even, tmp_path, what):
     assert (tmp_path / "elsewhere").read_bytes() == before
 
 
-def test_whoever_reads_the_data_may_read_the_table(even, tmp_path):
-    even.chmod(0o664)
-    content(even)
-    assert stat.S_IMODE(kept(tmp_path)[0].stat().st_mode) == 0o644, "and only its owner may write it"
-
-
 # When a table is out of date, or not kept
 
 
@@ -534,16 +527,6 @@ def test_what_is_not_kept(even, tmp_path, monkeypatch):
     assert kept(tmp_path) == []
 
 
-def test_archive_read_both_ways_has_two_tables(tmp_path):
-    path = archive(tmp_path / "x.tar", NAMES["even"], True)
-    (tmp_path / "other.idx").write_bytes(path.with_suffix(".idx").read_bytes())
-    settle(tmp_path / "other.idx")
-    for _ in range(2):
-        for index in (None, False, tmp_path / "other.idx"):
-            assert len(TarSource(path, index=index)) == 9
-    assert len(kept(tmp_path)) == 3
-
-
 def test_what_verifies_the_index_is_not_cached_away(tmp_path):
     """An index of another archive passes without verification, and must not with it."""
     path = archive(tmp_path / "x.tar", ["a.jpg", "b.jpg"], True)
@@ -552,18 +535,6 @@ def test_what_verifies_the_index_is_not_cached_away(tmp_path):
     assert len(TarSource(other, index=index, verify_index=False)) == 2
     with pytest.raises(ValueError, match=r"the header says 'c\.jpg'"):
         len(TarSource(other, index=index))
-
-
-def test_damaged_archive_warns_every_time(tmp_path):
-    path = archive(tmp_path / "x.tar", NAMES["even"], False)
-    data = bytearray(path.read_bytes())
-    data[4 * 1024] ^= 1
-    path.write_bytes(data)
-    settle(path)
-    for _ in range(2):
-        with pytest.warns(UserWarning, match="reading ends here"):
-            assert len(TarSource(path, on_damage="stop")) == 2
-    assert kept(tmp_path) == []
 
 
 # Where a table is kept
@@ -602,22 +573,6 @@ def test_copies_that_keep_their_times_take_the_table_along(even, tmp_path, no_pa
     assert content(moved / "x.tar")[0] == wanted
 
 
-def test_threads_that_open_at_once(tmp_path):
-    path = archive(tmp_path / "x.tar", NAMES["even"], False)
-    wanted = content(path)
-    [found] = kept(tmp_path)
-
-    def read(turn):
-        if turn % 4 == 0:
-            found.unlink(missing_ok=True)
-        return content(path)
-
-    with ThreadPoolExecutor(4) as threads:
-        assert [*threads.map(read, range(100))] == [wanted] * 100
-    content(path)
-    assert kept(tmp_path) == [found]
-
-
 # The file
 
 
@@ -638,18 +593,6 @@ def test_a_table_that_is_stored_again_replaces_the_one_before_and_arrays_are_rea
     assert load_cached(key).arrays["y"].tolist() == [3]
     os.truncate(found, 0)  # it would kill the process if it were mapped
     assert table.arrays["x"].tolist() == [1, 2]
-
-
-def test_a_cache_that_ends_while_it_is_read_is_not_believed(tmp_path, monkeypatch):
-    key, real = key_of(tmp_path / "x"), os.pread
-    store_cached(key, CachedTable({"x": np.arange(1000)}, {}))
-
-    def pread(*arguments):
-        os.truncate(next(key.places()).path, 4000)
-        return real(*arguments)
-
-    monkeypatch.setattr(os, "pread", pread)
-    assert load_cached(key) is None
 
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -695,18 +638,6 @@ def test_whatever_is_stored_is_loaded(tmp_path, arrays, extras):
         for each in (given, found.arrays, stored(kept(tmp_path)[0])[1])
     ]
     assert described[0] == described[1] == described[2]
-
-
-@pytest.mark.parametrize(
-    "declared", [[["x", "O", 1]], [["x", "u8", -1]], [["x", "u8", 10**18]], [["x", "u8", "1"]], [["x", "<u4", 1]], []]
-)
-def test_headers_that_lie_are_not_believed(tmp_path, declared):
-    key = key_of(tmp_path / "x")
-    store_cached(key, CachedTable({"x": np.arange(20, dtype="u4")}, {}))
-    forge(kept(tmp_path)[0])
-    assert load_cached(key).arrays["x"].tolist() == list(range(20))
-    forge(kept(tmp_path)[0], declared=declared)
-    assert load_cached(key) is None
 
 
 def test_state_belongs_to_the_key(tmp_path):

@@ -54,54 +54,7 @@ def test_names_of_shards(names, text):
         checks.check_names(names)
 
 
-@pytest.mark.parametrize(("value", "fits"), [("", True), ("ab", True), ("abc", False), ("aG", False), (1, False)])
-def test_texts_of_some_characters_and_lengths(value, fits):
-    def check():
-        checks.check_texts([None, "ff", value, None], checks.HEX, range(3), "shards.md5", "hexadecimal digits")
-
-    if fits:
-        check()
-        return
-    with pytest.raises(ConfigError, match=rf"^shards\.md5: expected hexadecimal digits but found {value}") as caught:
-        check()
-    assert caught.value.key == "shards.md5"
-
-
 TEXTS = "text of at most {} characters but found"
-
-
-@pytest.mark.parametrize(
-    ("read", "given", "found", "text"),
-    [
-        (checks.as_column, ([1, 2], "x"), (1, 2), "x: expected a list but found 3"),
-        (checks.as_object, ({"a": 1}, "x"), {"a": 1}, "x: expected an object but found 3"),
-        (checks.as_table, ({"a": 1, "b": 2}, "x", ["a"], ["b", "c"]), {"a": 1, "b": 2}, "x: expected an object"),
-        (checks.as_content, ([0, "", None],), (0, "", None), "shards.identity: expected a size, a text, and"),
-        (checks.as_content, ([LARGE, "a" * LONG, ["x"] * 16],), (LARGE, "a" * LONG, ["x"] * 16), "shards.identity"),
-        (checks.as_map, (None,), None, "map: expected an object but found 3"),
-    ],
-)
-def test_values_of_json(read, given, found, text):
-    assert read(*given) == found
-    with pytest.raises(ConfigError, match=f"^{text}"):
-        read(3, *given[1:])
-
-
-@pytest.mark.parametrize(
-    "value", [[-1, "", None], [0, "", ["x"] * 17], [0, "a" * (LONG + 1), None], [0, "", [1]], [0, ""], [0, 1, None]]
-)
-def test_marks_that_are_none(value):
-    with pytest.raises(ConfigError, match=r"^shards\.identity: "):
-        checks.as_content(value)
-
-
-def test_tables_have_their_keys():
-    with pytest.raises(ConfigError, match=r"^x: expected the key 'a' but found only b$"):
-        checks.as_table({"b": 1}, "x", ["a"])
-    with pytest.raises(ConfigError, match=r"^x: expected the key 'a' but found only none$"):
-        checks.as_table({}, "x", ["a"])
-    with pytest.raises(ConfigError, match=r"^x: unknown key lable: did you mean 'label'\?"):
-        checks.as_table({"label": 1, "lable": 2}, "x", ["label"], ["more"])
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,6 @@ def test_the_first_rule_that_knows_both_sides_decides(before):
         assert compare(facts, found._replace(bytes=11)) == "changed"
 
 
-def test_a_mark_from_a_manifest_has_lists():
-    facts = ShardFacts("a", 10, 3, content=ContentMark(10, "ab", ["a", "b"]))
-    assert compare(facts, Found(10, content=mark(EQUAL))) == "same"
-
-
 def test_shards_are_equal_whatever_their_evidence():
     one, other = (ShardFacts("a", 10, 3, evidence=evidence(tag, tag), skipped=tag) for tag in (EQUAL, OTHER))
     assert one == other != ShardFacts("a", 10, 4)

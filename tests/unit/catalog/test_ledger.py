@@ -131,28 +131,6 @@ def test_who_resumes_keeps_what_is_known_and_the_other_stops(tmp_path):
     second.close()
 
 
-def test_lines_of_short_shards_are_written_in_blocks(tmp_path, monkeypatch):
-    now = 100.0
-    monkeypatch.setattr(ledger, "monotonic", lambda: now)
-    log = log_of(str(tmp_path / "l"))
-    log.begin(JOB, {}, anew=True)
-
-    def lines_after(*names):
-        for name in names:
-            log.note(ShardFacts(name, 1, 1))
-        return (tmp_path / "l").read_bytes().count(b"\n") - 1
-
-    assert lines_after("first") == 1, "the first one is seen at once"
-    assert lines_after("b") == 1
-    now += 0.2
-    assert lines_after("c") == 3
-    assert lines_after(*map(str, range(63))) == 3
-    assert lines_after("full") == 67
-    assert lines_after("last") == 67
-    log.close()
-    assert [*log_of(str(tmp_path / "l")).load(JOB).shards][-1] == ("last", "")
-
-
 def test_who_has_lost_a_log_in_blocks_stops_when_it_ends(tmp_path):
     first, second = (log_of(str(tmp_path / "l")) for _ in range(2))
     first.begin(JOB, {}, anew=True)

@@ -22,6 +22,9 @@ from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.runner import runtestprotocol
 from hypothesis import HealthCheck, settings
 
+# A thread of OpenBLAS spins for a while in each process that imports numpy, and again after each fork.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 # A few examples, the same every time, so that a red build is red again; `make fuzz` looks for new ones.
 # No test fails because the machine is slow.
 _NO_CLOCK = settings(deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -68,11 +71,14 @@ _LIMITS = {"slow": 60, "slow_suite": 150, "remote": 150, "train": 180, "ray": 24
 
 def pytest_collection_modifyitems(config, items):
     """Begin with the files of slow tests, so that no process of pytest-xdist is left alone with one at the end."""
+    slow = set()
     for item in items:
-        limits = [seconds for marker, seconds in _LIMITS.items() if item.get_closest_marker(marker)]
-        if limits and config.getoption("timeout") is None and not item.get_closest_marker("timeout"):
+        names = {marker.name for marker in item.iter_markers()}
+        limits = [_LIMITS[name] for name in names & _LIMITS.keys()]
+        if limits and config.getoption("timeout") is None and "timeout" not in names:
             item.add_marker(pytest.mark.timeout(max(limits)))
-    slow = {item.path for item in items if item.get_closest_marker("slow")}
+        if "slow" in names:
+            slow.add(item.path)
     items.sort(key=lambda item: item.path not in slow)
 
 
@@ -83,6 +89,7 @@ def pytest_collection():
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
 
 

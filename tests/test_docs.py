@@ -53,7 +53,7 @@ def run_with_numpy_only(code, tmp_path, *arguments):
     return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+@pytest.mark.parametrize("page", ["README.md", pytest.param("docs/index.md", marks=pytest.mark.slow_suite)])
 def test_the_example_of_files_needs_numpy_only(tmp_path, page):
     (example,) = re.findall(r"```python\n(import dataload\n.*?)```", (ROOT / page).read_text(), re.DOTALL)
     shown = "print(batch['features'].dtype, batch['features'].shape[1:], batch['label'].dtype)"
@@ -326,10 +326,8 @@ def test_the_page_on_checkpoints_runs_or_shows_parts_of_the_examples(tmp_path, m
         assert part in whole, example
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("selection", ["length or records", pytest.param("", marks=pytest.mark.slow_suite)])
-def test_the_page_on_own_sources_runs(tmp_path, selection):
-    """With some tests of its suite, or with all."""
+@pytest.mark.slow_suite
+def test_the_page_on_own_sources_runs(tmp_path):
     text = (ROOT / "docs" / "own-source.md").read_text()
     scope = {}
     for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
@@ -346,7 +344,7 @@ def test_the_page_on_own_sources_runs(tmp_path, selection):
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    run("pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-k", selection)
+    run("pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
     (tmp_path / "train.lines").write_text('{"a": 1}\n{"a": 2}\n')
     (command,) = re.findall(r"```sh\ndataload (.*?)\n```", text)
     assert run("dataload", *shlex.split(command)).splitlines()[-1].endswith("2 records: all can be read")

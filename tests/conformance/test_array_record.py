@@ -57,6 +57,7 @@ class TestUncompressedArrayRecord(ArrayRecordSuite):
     traits = SourceTraits(record_type=bytes, corruptions=tuple({*CORRUPTIONS} - {"flip_record"}), **SHAPE)
 
 
+@pytest.mark.slow_suite
 class TestArrayRecordOfMsgpack(ArrayRecordSuite):
     codec = "msgpack"
     dtypes = ("float32", "int64", "bool", "float16", "complex64", "uint64")

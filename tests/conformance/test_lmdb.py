@@ -2,6 +2,7 @@ import io
 
 import lmdb
 import numpy as np
+import pytest
 from format_suite import FormatSuite
 
 from dataload.sources.lmdb.reader import LMDBSource
@@ -33,6 +34,7 @@ class TestLMDB(FormatSuite):
         file.write_bytes(data[:-4096] if kind == "last_page_missing" else bytes(8192) + data[8192:])
 
 
+@pytest.mark.slow_suite
 class TestLMDBUnmapped(TestLMDB):
     processes_together = True
     source, options = LMDBSource, {"map": False}

@@ -2,6 +2,7 @@ from contextlib import suppress
 
 import bson
 import numpy as np
+import pytest
 from format_suite import FormatSuite
 
 from dataload.errors import DataloadError
@@ -46,6 +47,7 @@ class TestSyrah(FormatSuite):
         path.write_bytes(data)
 
 
+@pytest.mark.slow_suite
 class TestUnmappedSyrah(TestSyrah):
     """The same, read with `pread`."""
 

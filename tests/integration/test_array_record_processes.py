@@ -86,8 +86,7 @@ def test_a_forked_child_reads_uncompressed_files_and_is_refused_the_package(path
     ("method", "with_package"),
     [
         ("fork", False),
-        ("forkserver", True),
-        pytest.param("forkserver", False, marks=pytest.mark.slow_suite),
+        *(pytest.param("forkserver", each, marks=pytest.mark.slow_suite) for each in (True, False)),
         # The library of the package does not let a forked worker end: torch kills it after five seconds.
         pytest.param("fork", True, marks=pytest.mark.slow_suite),
     ],

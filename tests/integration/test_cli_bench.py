@@ -86,6 +86,7 @@ def test_a_format_that_cannot_store_the_records_is_left_out(tmp_path):
     assert "As it is, num_workers=0 is best: " in result.stdout
 
 
+@pytest.mark.slow_suite
 def test_data_of_a_function_are_compared_without_themselves(tmp_path):
     _, told = bench("range:20", *QUICK, "--cache", tmp_path / "cache", json_to=tmp_path / "out.json")
     names = {(m.task.name, m.task.format) for m in parse_results(told).measurements}

@@ -92,13 +92,14 @@ def messages(*places):
     root = Path(dataload.__file__).parent
     for file in sorted(file for place in places for file in (root / place).rglob("*.py")):
         tree = ast.parse(file.read_text("utf-8"))
-        docstrings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
-        inner = [part for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values]
-        for node in ast.walk(tree):
+        nodes = [*ast.walk(tree)]
+        apart = {node.value for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        apart |= {part for node in nodes if isinstance(node, ast.JoinedStr) for part in node.values}
+        for node in nodes:
             if isinstance(node, ast.JoinedStr):
                 parts = (part.value if isinstance(part, ast.Constant) else "X" for part in node.values)
                 yield "".join(parts)
-            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in (*docstrings, *inner):
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in apart:
                 yield node.value
 
 

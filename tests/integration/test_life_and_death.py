@@ -255,14 +255,12 @@ def ended(process):
 @pytest.mark.parametrize(
     ("what", "method"),
     [
-        ("idle", "spawn"),
         ("computing", "fork"),
         ("sending", "forkserver"),
         ("holding the GIL", "fork"),
         ("forked", "forkserver"),
-        *slowly(
-            "idle forkserver", "computing forkserver", "sending spawn", "holding_the_GIL forkserver", "forked spawn"
-        ),
+        *slowly("idle spawn", "idle forkserver", "computing forkserver", "sending spawn", "forked spawn"),
+        *slowly("holding_the_GIL forkserver"),
     ],
 )
 def test_workers_die_with_their_parent(script, what, method):
@@ -287,7 +285,7 @@ def test_stopped_workers_die_with_their_parent_when_they_go_on(script):
     wait_until(lambda: not any(runs(pid) for pid in workers), f"the workers {workers} are gone")
 
 
-@pytest.mark.parametrize("method", ["forkserver", "fork", pytest.param("spawn", marks=SLOW)])
+@pytest.mark.parametrize("method", ["forkserver", *(pytest.param(method, marks=SLOW) for method in ("fork", "spawn"))])
 def test_ctrl_c_leaves_the_users_own_traceback_and_nothing_else(script, method):
     process, workers = script("interrupt", method)
     others = descendants(process.pid)
@@ -304,13 +302,13 @@ def test_ctrl_c_leaves_the_users_own_traceback_and_nothing_else(script, method):
 @pytest.mark.parametrize(
     ("what", "method"),
     [
-        ("break", "forkserver"),
+        ("break", "fork"),
         ("collected", "fork"),
         ("closed", "fork"),
         ("exception", "fork"),
         ("daemon thread", "fork"),
         ("waiting daemon thread", "threads"),
-        *slowly("break spawn", "break fork", "collected forkserver", "closed forkserver", "exception forkserver"),
+        *slowly("break spawn", "break forkserver", "collected forkserver", "closed forkserver", "exception forkserver"),
         *slowly("daemon_thread forkserver", "daemon_thread threads", "waiting_daemon_thread forkserver"),
     ],
 )

@@ -235,8 +235,8 @@ def test_an_engine_measures_in_parts(data, monkeypatch):
     lines[3] = json.dumps({"messages": [{"role": "user", "content": "a"}]})
     data.write_text("\n".join(lines) + "\n")
     os.utime(data, (1_700_000_000, 1_700_000_000))
-    engine = ("--map", "talks_map:chat", "--engine", "local:parts=3")
-    assert "part 1/3" in fail(1, "stats", data, *engine).output
+    engine = ("--map", "talks_map:chat", "--engine", "local:parts=2")
+    assert "part 1/2" in fail(1, "stats", data, *engine).output
     printed = ok("stats", data, *engine, "--on-error", "skip")
     assert printed.splitlines()[-2:] == ["1 bad record, of length 0", "kept"]
     source, transform = dataload.open(str(data)), Chat(make())

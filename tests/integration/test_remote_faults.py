@@ -100,8 +100,9 @@ def begun_epoch(server, proxy, url, mode, tmp_path, timeout=120, **settings):
         yield iter(loader)
 
 
-@pytest.mark.parametrize("mode", ["ranges", "shards"])
-@pytest.mark.parametrize("faults", sampled(FAULTS, ["all"]))
+@pytest.mark.parametrize(
+    ("faults", "mode"), sampled(itertools.product(FAULTS, ["ranges", "shards"]), [("all", "shards")])
+)
 def test_an_epoch_behind_faults(server, url, expected, tmp_path, faults, mode):
     with FaultProxy(server.endpoint, FAULTS[faults]) as proxy:
         assert epoch(server, proxy, url, options(mode, tmp_path)) == expected

@@ -141,7 +141,9 @@ def test_a_cache_that_is_too_small(bucket, proxy, tmp_path, name):
         assert (found.shards_found, max(SHARDS, found.shards_downloaded - found.shards_again)) == (0, SHARDS)
 
 
-@pytest.mark.parametrize(("workers", "mode"), each_worker(["ranges", "shards"], "ranges", "shards", "ranges"))
+@pytest.mark.parametrize(
+    ("workers", "mode"), sampled(itertools.product(WORKERS, ["ranges", "shards"]), [("threads", "shards")])
+)
 def test_a_slow_network_is_the_limit(bucket, proxy, tmp_path, workers, mode):
     # With room for all shards, they would be there before worker processes are.
     remote = {"mode": "ranges"} if mode == "ranges" else {"cache": tmp_path, "budget": 200_000}

@@ -324,5 +324,5 @@ def loader_state(loaders):
     return state
 
 
-LoaderMachine.TestCase.settings = settings(max_examples=2 * settings().max_examples, stateful_step_count=30)
+LoaderMachine.TestCase.settings = settings(stateful_step_count=30)
 TestLoaderMachine = LoaderMachine.TestCase

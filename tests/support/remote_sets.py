@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import samples
 
 import dataload
 
@@ -30,12 +31,7 @@ FORMATS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 def sampled(cases: Iterable[Any], sample: Container[Any]) -> list[Any]:
     """Return the cases of a parametrized test, of which `make test` runs `sample` and `make test-remote` the others."""
-    return [
-        case
-        if case in sample
-        else pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.remote)
-        for case in cases
-    ]
+    return samples.sampled(cases, sample, pytest.mark.remote)
 
 
 def write_shards(directory: Path, name: str, shards: int, records: int, nbytes: int) -> None:

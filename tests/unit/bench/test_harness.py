@@ -68,7 +68,7 @@ def test_comparisons_take_ratios_within_rounds(capsys):
     assert "NOT MET" in capsys.readouterr().out
 
 
-QUICK = {"syrah", "array_record"}
+QUICK = {"array_record"}
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from samples import sampled
 
 from dataload import Loader, RangeSource
 from dataload.loader import scaling as autoscale
@@ -160,7 +161,7 @@ def best_seconds(model, bounds):
     return min(model.seconds(Setting(w, d)) for w in range(bounds.least, bounds.most + 1) for d in depths)
 
 
-@pytest.mark.parametrize(("start", "noise"), [(1, 0.0), (8, 0.03), (1, 0.1), (8, 0.3)])
+@pytest.mark.parametrize(("start", "noise"), [(1, 0.1), (8, 0.3)])
 @pytest.mark.parametrize("name", MODELS)
 def test_the_search_settles_at_a_setting_that_is_as_good_as_any(name, noise, start):
     model, bounds = MODELS[name], BOUNDS._replace(prefetch=8)
@@ -326,7 +327,7 @@ def eight_cpus(monkeypatch):
     monkeypatch.setattr(autoscale, "usable_cpus", lambda: 8)
 
 
-@pytest.mark.parametrize("start", [None, 8])
+@pytest.mark.parametrize("start", sampled([None, 8], [None]))
 @pytest.mark.parametrize("name", CASES)
 def test_a_simulated_loader_settles_at_a_number_that_is_as_good_as_any(eight_cpus, name, start):
     settings, expected = CASES[name]

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from orders import flow
+from samples import sampled
 
 import dataload
 from dataload import Loader, StateMismatchError
@@ -153,7 +154,10 @@ def test_the_proportions_stay_and_planned_weights_come(shards):
 
 
 @pytest.mark.parametrize("stop", ["first", "longest", None])
-@pytest.mark.parametrize(("shuffle", "executor"), [("global", "processes"), ("shards", "threads"), (False, "threads")])
+@pytest.mark.parametrize(
+    ("shuffle", "executor"),
+    sampled([("global", "processes"), ("shards", "threads"), (False, "threads")], [("shards", "threads")]),
+)
 @pytest.mark.usefixtures("fork_server")
 def test_an_epoch_with_an_end_ends_as_without_growth(shards, stop, shuffle, executor):
     def source(counts):

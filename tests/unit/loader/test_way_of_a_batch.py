@@ -19,10 +19,10 @@ def stacks_of(source):
     stacks = set()
 
     def note(frame, *_):
-        files = [Path(each.f_code.co_filename) for each, _ in traceback.walk_stack(frame)][::-1]
-        rooms = dict.fromkeys(file.relative_to(PACKAGE) for file in files if file.is_relative_to(PACKAGE))
-        if Path(frame.f_code.co_filename).is_relative_to(PACKAGE / "storage"):
-            stacks.add(tuple(map(str, rooms)))
+        if frame.f_code.co_filename.startswith(f"{PACKAGE}/storage/"):
+            files = [each.f_code.co_filename for each, _ in traceback.walk_stack(frame)][::-1]
+            inside = dict.fromkeys(file for file in files if file.startswith(f"{PACKAGE}/"))
+            stacks.add(tuple(file.removeprefix(f"{PACKAGE}/") for file in inside))
 
     with dataload.Loader(source, batch_size=4) as loader:
         batches = iter(loader)

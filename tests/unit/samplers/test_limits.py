@@ -50,7 +50,7 @@ def limited(draw):
 @settings(max_examples=30)
 @given(limited(), st.integers(0, 5), st.data())
 def test_each_component_gives_its_share_until_it_is_used_up(mixture, epoch, data):
-    lengths, count = np.array([len(each) for each in mixture.samplers]), min(len(mixture), 6000)
+    lengths, count = np.array([len(each) for each in mixture.samplers]), min(len(mixture), 2000)
     most = np.floor(np.array(mixture.max_epochs or (INF,) * len(lengths)) * lengths)
     whole = mixture.indices(np.arange(count), epoch=epoch)
     parts = np.searchsorted(np.cumsum(lengths), whole, side="right")

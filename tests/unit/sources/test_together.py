@@ -269,7 +269,7 @@ def test_threads_read_while_decoded_columns_are_forgotten(tmp_path, kept):
     source = dataload.open(paths, cached_bytes=kept)
 
     def work(seed):
-        for indices in np.random.default_rng(seed).integers(0, len(source), (15, 12)):
+        for indices in np.random.default_rng(seed).integers(0, len(source), (5, 12)):
             batch = source.read_batch(indices)
             assert batch["n"].tolist() == indices.tolist()
             assert [*map(len, batch["b"])] == (indices % 50 % 7).tolist()

@@ -108,7 +108,7 @@ def make(kind, count, **settings):
     return DataLoader(kind(), batch_size=2, **workers(count), **settings)
 
 
-@pytest.mark.parametrize(("kind", "count"), [*itertools.product([Shared, WithIterator, WithState, Random], [0, 1, 3])])
+@pytest.mark.parametrize(("kind", "count"), [*itertools.product([Shared, WithIterator, WithState, Random], [0, 2])])
 def test_a_stream_resumes_at_any_step(kind, count):
     whole = make(kind, count)
     expected = flat(whole)
@@ -130,7 +130,8 @@ def test_a_stream_resumes_at_any_step(kind, count):
 
 
 def test_a_stream_gives_torchs_batches():
-    for kind, count, settings in itertools.product([Shared, WithIterator, Begins], [0, 2], [{}, {"drop_last": True}]):
+    both = (0, {"drop_last": True}), (2, {})
+    for kind, (count, settings) in itertools.product([Shared, WithIterator, Begins], both):
         theirs = data.DataLoader(kind(), batch_size=2, **workers(count), **settings)
         assert flat(make(kind, count, **settings)) == flat(theirs)
     assert list(DataLoader(Shared(3), batch_size=None)) == [0, 1, 2]
@@ -152,7 +153,7 @@ def test_the_end_of_an_epoch_is_the_start_of_the_next_one(count):
     resumed.close()
 
 
-@pytest.mark.parametrize("taken", [0, 3, 5, 6])
+@pytest.mark.parametrize("taken", [3, 5])
 def test_states_may_come_from_every_few_steps(taken):
     settings = {"snapshot_every_n_steps": 3}
     expected = flat(make(WithIterator, 2, **settings))
@@ -231,7 +232,7 @@ def test_a_sampler_keeps_its_state(count):
 
     whole = loader()
     expected = [flat(whole), flat(whole), flat(whole)]
-    for taken in (1, 3) if count else range(4):
+    for taken in (1,) if count else range(4):
         before = loader()
         list(before)
         iterator = iter(before)

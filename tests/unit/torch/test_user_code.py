@@ -142,11 +142,11 @@ def test_a_batch_sampler_gives_the_order_that_is_served_next():
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_what_only_torch_can_send_comes_from_a_worker():
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow_suite)])
+def test_what_only_torch_can_send_comes_from_a_worker(method):
     parts = [torch.nested.nested_tensor([torch.full((3,), float(i))]) for i in range(2)]
-    for settings in (workers(1), {"num_workers": 1, "multiprocessing_context": "forkserver"}):
-        found = list(DataLoader(parts, 1, collate_fn=list, **settings))
-        assert [batch[0].to_padded_tensor(0).tolist() for batch in found] == [[[0.0] * 3], [[1.0] * 3]]
+    found = list(DataLoader(parts, 1, collate_fn=list, num_workers=1, multiprocessing_context=method))
+    assert [batch[0].to_padded_tensor(0).tolist() for batch in found] == [[[0.0] * 3], [[1.0] * 3]]
     resource_sharer.stop(60)
 
 
@@ -163,7 +163,7 @@ class Holds(data.Dataset):
         return self.tensor[index], self.tensor.is_shared()
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow_suite), "forkserver"])
 def test_tensors_of_a_data_set_are_shared_with_workers(method):
     dataset = Holds()
     (batch,) = DataLoader(dataset, 2, num_workers=1, multiprocessing_context=method)

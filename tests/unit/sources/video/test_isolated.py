@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from samples import sampled
 from videos import decoded, write_sound, write_video
 
 import dataload
@@ -128,7 +129,10 @@ def test_a_loader_skips_what_crashes_a_child(long_video, tmp_path):
     assert not children()
 
 
-@pytest.mark.parametrize(("code", "reason"), [("os.abort()", "SIGABRT"), ("os._exit(3)", "exit code 3")])
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    sampled([("os.abort()", "SIGABRT"), ("os._exit(3)", "exit code 3")], [("os.abort()", "SIGABRT")]),
+)
 def test_a_crash_while_a_table_is_made(tmp_path, monkeypatch, code, reason):
     path = write_video(tmp_path / "a.mp4", 20)
     (tmp_path / "fakes" / "av").mkdir(parents=True)

@@ -322,7 +322,10 @@ def stream_order(source):
     return StreamSampler(sequence_lengths=lengths, rows=2, chunk=3, mode="pack", ends="next", seed=0)
 
 
-@pytest.mark.parametrize(("executor", "workers"), [("threads", 0), ("threads", 2), ("processes", 2)])
+@pytest.mark.parametrize(
+    ("executor", "workers"),
+    [("threads", 0), ("processes", 2), pytest.param("threads", 2, marks=pytest.mark.slow_suite)],
+)
 def test_streams_follow_videos(four, executor, workers):
     source = dataload.open(four)
     settings = {"num_workers": workers, "executor": executor} if workers else {"num_workers": 0}

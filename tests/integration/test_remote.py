@@ -1,5 +1,6 @@
 """Every format on a server gives what local files give; and forks, faults, changes, secrets, several processes."""
 
+import itertools
 import json
 import multiprocessing
 import operator
@@ -17,6 +18,7 @@ import pytest
 import remote_sets
 from fault_proxy import FaultProxy
 from object_server import FileServer
+from remote_sets import sampled
 
 import dataload
 from dataload._util.caches import pickling_for_worker
@@ -89,8 +91,10 @@ def same(one, other):
     return difference(one, other, "values") is None
 
 
-@pytest.mark.parametrize("mode", ["ranges", "shards"])
-@pytest.mark.parametrize("name", FORMATS)
+MODES = [*itertools.product(FORMATS, ["ranges"]), *itertools.product(WHOLE, ["shards"])]
+
+
+@pytest.mark.parametrize(("name", "mode"), sampled(itertools.product(FORMATS, ["ranges", "shards"]), MODES))
 def test_records_and_fingerprint(server, shards, bucket, tmp_path, name, mode):
     local_path, url = paths(shards, bucket, name)
     reading = {"storage_options": server.storage_options(), "remote": remote_of(mode, tmp_path), **FORMATS[name][2]}

@@ -5,7 +5,7 @@ from collections import Counter
 import pytest
 from resumes import check, close_sources
 
-BLOCK = 50
+BLOCK = 25
 
 
 @pytest.fixture(autouse=True)
@@ -16,7 +16,7 @@ def closed_sources():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "first", [0, *(pytest.param(first, marks=pytest.mark.slow_suite) for first in range(BLOCK, 12 * BLOCK, BLOCK))]
+    "first", [0, *(pytest.param(first, marks=pytest.mark.slow_suite) for first in range(BLOCK, 24 * BLOCK, BLOCK))]
 )
 def test_random_resumes(first):
     kinds = Counter(check(number) for number in range(first, first + BLOCK))

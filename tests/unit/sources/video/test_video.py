@@ -9,6 +9,7 @@ import av
 import numpy as np
 import pytest
 from command_line import ok
+from samples import sampled
 from videos import decoded, write_video
 
 import dataload
@@ -323,8 +324,7 @@ def stream_order(source):
 
 
 @pytest.mark.parametrize(
-    ("executor", "workers"),
-    [("threads", 0), ("processes", 2), pytest.param("threads", 2, marks=pytest.mark.slow_suite)],
+    ("executor", "workers"), sampled([("threads", 0), ("threads", 2), ("processes", 2)], [("threads", 2)])
 )
 def test_streams_follow_videos(four, executor, workers):
     source = dataload.open(four)

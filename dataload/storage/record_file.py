@@ -32,7 +32,7 @@ class RowLayout:
     With a record and a mask, all rows must equal `first` in the bits of `mask`, both of `length` bytes.
     """
 
-    __slots__ = ("_first", "_groups", "_lengths", "_mask", "_names", "_starts", "length")
+    __slots__ = ("_first", "_groups", "_lengths", "_mask", "_names", "_order", "_planned", "_starts", "length")
 
     def __init__(
         self,
@@ -48,26 +48,35 @@ class RowLayout:
         for name, (_, dtype, shape) in fields.items():
             groups.setdefault((dtype, shape), []).append(name)
         sizes = {kind: kind[0].itemsize * int(np.prod(kind[1], dtype=np.int64)) for kind in groups}
-        self._groups = [(names, *kind, sizes[kind]) for kind, names in groups.items()]
-        self._starts = np.array([fields[name][0] for names, *_ in self._groups for name in names], np.int64)
-        self._lengths = np.repeat([size for *_, size in self._groups], [len(names) for names, *_ in self._groups])
+        self._groups = [(len(names), *kind, sizes[kind]) for kind, names in groups.items()]
+        grouped = [name for names in groups.values() for name in names]
+        places = {name: place for place, name in enumerate(grouped)}
+        self._order = [places[name] for name in self._names]
+        self._starts = np.array([fields[name][0] for name in grouped], np.int64)
+        self._lengths = np.repeat([size for *_, size in self._groups], [count for count, *_ in self._groups])
+        self._planned = self._plan(0)
 
     def columns(self, rows: int, cut: Cut) -> dict[str, Array] | None:
         """Return the fields of rows, arrays of (rows, *shape) in one block; None if a row is not as it must be."""
-        edges, targets = [0], list[Array]()
-        for names, _, _, size in self._groups:
-            start = -(-edges[-1] // _ALIGNMENT) * _ALIGNMENT
-            targets.append(start + np.arange(len(names)) * (rows * size))
-            edges.append(start + len(names) * rows * size)
+        planned = self._planned  # most batches have as many rows
+        _, edges, joined = planned if planned[0] == rows else self._plan(rows)
         block = pooled_empty((edges[-1],), np.uint8)
-        joined = targets[0] if len(targets) == 1 else np.concatenate(targets)
         if cut(block, self._starts, self._lengths, joined, self._first, self._mask) >= 0:
             return None
-        found: dict[str, Array] = {}
-        for (names, dtype, shape, _), start, stop in zip(self._groups, targets, edges[1:], strict=True):
-            values = block[int(start[0]) : stop].view(dtype).reshape(len(names), rows, *shape)
-            found.update(zip(names, values, strict=True))
-        return found if len(self._groups) == 1 else {name: found[name] for name in self._names}
+        found: list[Array] = []
+        for (count, dtype, shape, _), start, stop in zip(self._groups, edges[1::2], edges[2::2], strict=True):
+            found.extend(block[start:stop].view(dtype).reshape(count, rows, *shape))
+        return dict(zip(self._names, map(found.__getitem__, self._order), strict=True))
+
+    def _plan(self, rows: int) -> tuple[int, list[int], Int64Array]:
+        """Return the rows, start and end of each group in the block, and the offset of each field there."""
+        edges, targets = [0], [self._starts[:0]]
+        for count, _, _, size in self._groups:
+            start = -(-edges[-1] // _ALIGNMENT) * _ALIGNMENT
+            edges += [start, start + count * rows * size]
+            targets.append(start + np.arange(count) * (rows * size))
+        self._planned = planned = rows, edges, np.concatenate(targets)
+        return planned
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,7 @@ class Blocks:
         forms = [column.form_of[block] for column in kept]
         chosen = [int(form.max()) for form in forms]
         alike = [form == number for form, number in zip(forms, chosen, strict=True)]
-        ready = np.logical_and.reduce(alike) & (min(chosen) > 0)
+        ready = (alike[0] if len(alike) == 1 else np.logical_and.reduce(alike)) & (min(chosen) > 0)
         rows, pieces = np.flatnonzero(ready), list[tuple[Int64Array, dict[Any, Any]]]()
         if len(rows):
             some = (block, local, None) if len(rows) == len(indices) else (block[rows], local[rows], rows)

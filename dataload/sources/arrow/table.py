@@ -211,7 +211,7 @@ class TableReader(ShardReader[Record]):
             require_known(names, self._numbers | self._bases, self._path)
         with self._errors():
             columns = self._pick(indices, names, Claims(indices, self._limit, self._path))
-        for name in self._numbered.intersection(columns):
+        for name in columns.keys() & self._numbered:
             if (unknown := columns[name] == UNKNOWN).any():
                 message = f"field {name!r} has a value that is none of its {len(self._classes[name])} classes"
                 raise ColumnContext(self._path, indices).error(int(np.argmax(unknown)), message)

@@ -315,12 +315,9 @@ class LeRobotSource(ViewSource[Record]):
         columns = [*dict.fromkeys(_TASK_INDEX if name == _TASK else name for name in own)]
         cameras = [name for name in names if name in self._videos]
         return [
-            *([(self._table, own, columns, self._row)] if own else []),
+            *([(self._table, own, columns, self._rows.__getitem__)] if own else []),
             *((self._videos[name], [name], [_FRAME], partial(self._frame, name)) for name in cameras),
         ]
-
-    def _row(self, indices: Int64Array) -> Int64Array:
-        return self._rows[indices]
 
     def _frame(self, camera: str, indices: Int64Array) -> Int64Array:
         return self._frames_of(camera)[self._rows[indices]]

@@ -20,6 +20,8 @@ from dataload.sources.video.table import VideoTable, build_table
 from dataload.storage.kept import CachedTable, Place, read_arrays, read_key, write_arrays
 from dataload.streams import MultiStreamLoader, StreamSampler
 
+FRAME = 32 * 48 * 3
+
 # libx265 writes beyond its memory where frames are smaller than 64 x 64.
 FILES = {
     "b_frames.mp4": {},
@@ -221,26 +223,30 @@ def test_frames_that_become_larger(tmp_path):
     assert dataload.open(path, size=(32, 32))[2]["frame"].shape == (32, 32, 3)
 
 
-def test_a_pool_shuffle_decodes_each_group_once(tmp_path):
-    for name in ("a", "b", "c"):
+@pytest.mark.parametrize("executor", ["threads", "processes"])
+def test_a_pool_shuffle_decodes_each_group_once(tmp_path, executor):
+    for name in "abc":
         write_video(tmp_path / f"{name}.mp4", 60, gop=20)
-    images = {name: decoded(tmp_path / f"{name}.mp4")[0] for name in ("a", "b", "c")}
-    expected = None
-    for workers, frame_bytes in ((0, 1 << 30), (2, 1 << 30), (2, 20 * 32 * 48 * 3), (0, 0)):
+    images = np.concatenate([decoded(tmp_path / f"{name}.mp4")[0] for name in "abc"])
+    expected, least = None, 0 if executor == "threads" else 2
+    for workers, frame_bytes in ((least, 1 << 30), (2, 1 << 30), (2, 20 * FRAME), (least, 0)):
         source = dataload.open(tmp_path, frame_bytes=frame_bytes)
         order = PoolShuffle(ShardSequential(source.groups, 0), 50, 0)
-        with dataload.Loader(source, batch_size=8, sampler=order, num_workers=workers, epochs=1) as loader:
+        settings = {"num_workers": workers} | ({"executor": executor} if workers else {})
+        with dataload.Loader(source, batch_size=8, sampler=order, epochs=1, **settings) as loader:
             batches = [*loader]
         keys = [key for batch in batches for key in batch["__key__"]]
         assert sorted(keys) == sorted({*keys})
         assert expected in (None, keys)
         expected = keys
         for batch in batches:
-            for key, frame in zip(batch["__key__"], batch["frame"], strict=True):
-                name, number = key.split("/")
-                assert (frame == images[name][int(number)]).all()
+            rows = [60 * "abc".index(key[0]) + int(key[2:]) for key in batch["__key__"]]
+            assert (batch["frame"] == images[rows]).all()
         if frame_bytes == 1 << 30:
             assert source.frames_decoded == len(source)
+        source.close()
+        with pytest.raises(dataload.errors.ClosedSourceError):
+            source[0]
 
 
 def test_videos_that_are_joined(tmp_path):
@@ -309,9 +315,6 @@ def four(tmp_path):
     for name in "abcd":
         write_video(tmp_path / f"{name}.mp4", 60, gop=30, options={"x264-params": "scenecut=0"})
     return tmp_path
-
-
-FRAME = 32 * 48 * 3
 
 
 def rows_of(batches, row):
@@ -388,30 +391,6 @@ def test_streams_resume_within_a_group(four):
             assert (np.asarray(batch["frame"]) == np.asarray(expected["frame"])).all()
 
 
-def test_workers_that_are_processes(tmp_path):
-    for name in "ab":
-        write_video(tmp_path / f"{name}.mp4", 60, gop=20)
-    images = np.concatenate([decoded(tmp_path / f"{name}.mp4")[0] for name in "ab"])
-    expected = None
-    for frame_bytes in (1 << 30, 20 * 32 * 48 * 3, 0):
-        source = dataload.open(tmp_path, frame_bytes=frame_bytes)
-        order = PoolShuffle(ShardSequential(source.groups, 0), 50, 0)
-        settings = {"batch_size": 8, "sampler": order, "num_workers": 2, "executor": "processes", "epochs": 1}
-        with dataload.Loader(source, **settings) as loader:
-            batches = [*loader]
-        keys = [key for batch in batches for key in batch["__key__"]]
-        assert expected in (None, keys)
-        expected = keys
-        for batch in batches:
-            rows = [60 * "ab".index(key[0]) + int(key[2:]) for key in batch["__key__"]]
-            assert (batch["frame"] == images[rows]).all()
-        if frame_bytes == 1 << 30:
-            assert source.frames_decoded == len(source)
-        source.close()
-        with pytest.raises(dataload.errors.ClosedSourceError):
-            source[0]
-
-
 def test_workers_decode_by_themselves_when_their_parent_does_not(tmp_path):
     source = dataload.open(write_video(tmp_path / "a.mp4", 24))
     copied = pickle.loads(pickle.dumps(source))
@@ -434,17 +413,6 @@ def test_damage_that_worker_processes_meet(tmp_path):
         list(loader)
     with dataload.Loader(dataload.open(path), **settings, on_error="skip") as loader:
         assert 30 <= sum(len(batch["frame"]) for batch in loader) < 40
-
-
-def test_videos_of_several_sizes(tmp_path):
-    write_video(tmp_path / "a.mp4", 3)
-    write_video(tmp_path / "b.mp4", 3, size=(64, 32))
-    source = dataload.open(tmp_path)
-    assert source[0]["frame"].shape == (32, 48, 3)
-    with pytest.raises(ConfigError, match=r"b\.mp4: a frame of 64 x 32 is among ones of other sizes: pass size="):
-        source.read([0, 4])
-    assert dataload.open(tmp_path, size=(16, 16)).read_batch(range(6))["frame"].shape == (6, 16, 16, 3)
-    assert source.read_batch([5], ["time"])["time"].tolist() == pytest.approx([2 / 30])
 
 
 def test_what_is_no_video(tmp_path):
@@ -541,18 +509,15 @@ def test_tables_are_kept(tmp_path, monkeypatch):
 
 
 def test_lengths_and_groups_of_many_files_are_kept_together(tmp_path, monkeypatch):
-    several = [write_video(tmp_path / f"{count}.mp4", count, gop=10) for count in (30, 25)]
-    (tmp_path / "data").mkdir()
-    paths = [tmp_path / "data" / f"{number:02}.mp4" for number in range(64)]
+    paths = [tmp_path / f"{number:02}.mp4" for number in range(64)]
     for number, path in enumerate(paths):
-        shutil.copy(several[number % 2], path)
-        os.utime(path, (1_700_000_000, 1_700_000_000))
+        os.utime(write_video(path, 25 if number % 2 else 30, gop=10), (1_700_000_000, 1_700_000_000))
 
     def opened(*, kept=True):
-        for path in (tmp_path / "data").glob(".*.dataload-index"):
+        for path in tmp_path.glob(".*.dataload-index"):
             path.unlink()  # so that a table that is needed is built
         built.clear()
-        source = dataload.open(tmp_path / "data", step=2, cache=kept)
+        source = dataload.open(tmp_path, step=2, cache=kept)
         return source, (source.shard_lengths, source.groups, source.fields)
 
     built, build = [], file.build_table
@@ -564,8 +529,8 @@ def test_lengths_and_groups_of_many_files_are_kept_together(tmp_path, monkeypatc
     assert (again[len(again) - 1]["frame"] == before[len(before) - 1]["frame"]).all()
     assert built == [str(paths[0]), str(paths[63])]
     assert again.fingerprint() == before.fingerprint()
-    (kept,) = (tmp_path / "data").glob(".dataload.filter-*")
-    place = Place(str(kept.parent), kept.name, data=str(paths[0]))
+    (kept,) = tmp_path.glob(".dataload.filter-*")
+    place = Place(str(tmp_path), kept.name, data=str(paths[0]))
     sound = read_arrays(place, read_key(place.path)).arrays
     lengths, groups = sound["lengths"], sound["groups"]
     fewer = {"lengths": lengths[1:], "groups": groups[3:]}
@@ -573,7 +538,7 @@ def test_lengths_and_groups_of_many_files_are_kept_together(tmp_path, monkeypatc
         assert write_arrays(place, read_key(place.path), CachedTable({**sound, **lie}, {}))
         assert (opened()[1], len(built)) == (facts, 64)
     copied = pickle.dumps(opened()[0])
-    shutil.copy(several[1], paths[0])  # of another time
+    shutil.copy(paths[1], paths[0])  # of another time
     assert opened()[1] == opened(kept=False)[1] != facts
     assert pickle.loads(copied).shard_lengths == (13, 13, *facts[0][2:])
 

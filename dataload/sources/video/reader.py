@@ -138,7 +138,7 @@ class VideoSource(FileSource[Record]):
         if not self.options.cache or len(self._paths) < _FEWEST_LISTED or any(map(is_url, self._paths)):
             return None
         self._versions = versions_of(self._paths) if self._versions is None else self._versions
-        options = "video", digest(*self._paths), self._selected, *self._content.items()
+        options = "video", digest(*self._paths), AUDIO in (self._selected or ()), *self._content.items()
         return IndexKey.of_filter([(path, None) for path in self._paths], options)
 
     def _keep_list(self, key: IndexKey | None, readers: Sequence[ShardReader[Record]]) -> Int64Array:

@@ -95,15 +95,6 @@ def test_a_fingerprint_tells_which_label_a_video_has(tmp_path):
     assert one.fingerprint() != two.fingerprint()
 
 
-def test_files_are_closed(tmp_path):
-    path = write_video(tmp_path / "a.mp4", 4)
-    before = len(os.listdir("/proc/self/fd"))
-    with dataload.open(path) as source:
-        source.read_batch([3])
-        assert len(os.listdir("/proc/self/fd")) > before
-    assert len(os.listdir("/proc/self/fd")) == before
-
-
 def test_options(tmp_path):
     path = write_video(tmp_path / "a.mp4", 30)
     small = decoded(path, width=20, height=10, format="rgb24")[0]
@@ -378,17 +369,6 @@ def test_streams_resume_within_a_group(four):
             assert np.array_equal(expected["__key__"], batch["__key__"])
             assert (expected["frame"] == batch["frame"]).all()
     assert again.frames_decoded <= 2 * 240 - 2 * 13 * 3 + 2 * 30  # the two groups from their keyframes
-
-    videos = [source[60 * number : 60 * (number + 1)] for number in range(4)]
-    settings = {"batch_size": 2, "mode": "independent", "seed": 3}
-    with MultiStreamLoader(iter, videos, **settings) as loader, MultiStreamLoader(iter, videos, **settings) as resumed:
-        batches = iter(loader)
-        for _ in range(47):
-            next(batches)
-        resumed.load_state_dict(loader.state_dict())
-        for _, expected, batch in zip(range(30), batches, resumed, strict=False):
-            assert batch["__key__"] == expected["__key__"]
-            assert (np.asarray(batch["frame"]) == np.asarray(expected["frame"])).all()
 
 
 def test_workers_decode_by_themselves_when_their_parent_does_not(tmp_path):

@@ -19,6 +19,7 @@ from dataload.storage.remote.jobs import LivingFile
 from dataload.storage.remote.prefetch import shards as ahead
 from dataload.storage.remote.settings import ObjectVersion
 
+obstore = pytest.importorskip("obstore")
 NUMBERS = itertools.count()
 SHARDS, RECORDS = 16, 6
 
@@ -76,6 +77,14 @@ def test_two_loaders_and_a_cache_that_holds_some_shards(stored, tmp_path, names,
     assert found == [(batch, batch) for batch in np.arange(SHARDS * RECORDS).reshape(-1, 4).tolist()]
     assert sum(file.stat().st_size for file in (tmp_path / "shards").iterdir()) <= budget
     assert not [*(tmp_path / "jobs").iterdir()]
+
+
+def test_shards_are_downloaded_once_and_then_found(stored, tmp_path):
+    for found, downloaded in ((0, SHARDS), (SHARDS, 0)):
+        with opened(stored, "syr", tmp_path) as source, dataload.Loader(source, **SETTINGS) as loader:
+            assert sum(len(batch["n"]) for batch in loader) == SHARDS * RECORDS
+            figures = loader.statistics().downloads
+        assert (figures.shards_found, figures.shards_downloaded, figures.shards_again) == (found, downloaded, 0)
 
 
 def test_a_shard_is_not_evicted_before_its_last_step(stored, tmp_path):

@@ -240,11 +240,11 @@ def test_processes_that_cannot_start(source, expected, tmp_path, monkeypatch):
 def test_a_program_without_a_guard(source, tmp_path):
     (tmp_path / "parts").mkdir()
     program = "from dataload.convert import convert\nfrom dataload import RangeSource\n"
-    program += 'convert(RangeSource(9), "parts/b.syr", shards=3, engine="local")\n'
+    program += 'convert(RangeSource(9), "parts/b.syr", shards=2, engine="local")\n'
     (tmp_path / "run.py").write_text(program)
     options = {"cwd": tmp_path, "env": environment(), "capture_output": True, "text": True, "check": False}
     error = subprocess.run([sys.executable, "run.py"], **options).stderr
-    assert re.search(r"ConfigError: the process of part \d/3 exited with code 1 before it started; .*__main__", error)
+    assert re.search(r"ConfigError: the process of part \d/2 exited with code 1 before it started; .*__main__", error)
     assert os.listdir(tmp_path / "parts") == []
 
 

@@ -1,6 +1,5 @@
 """Recording who did what when, the trace of it, and the view on a terminal."""
 
-import doctest
 import io
 import json
 import os
@@ -15,7 +14,6 @@ import pytest
 import dataload
 from dataload import ConfigError, Loader, MemorySource, RangeSource, WorkerError
 from dataload.analysis import live as live_module
-from dataload.analysis import timeline as timeline_module
 from dataload.analysis.live import describe, live_view
 from dataload.analysis.pictures import timeline_figure
 from dataload.analysis.timeline import CONSUMER, Timeline, record_timeline
@@ -451,9 +449,3 @@ def test_a_terminal_that_is_stopped_does_not_stop_the_loop(quick, monkeypatch):
         assert terminal.written.wait(20)
     assert not goes_on.is_set()
     goes_on.set()  # and the thread ends
-
-
-@pytest.mark.parametrize("module", [live_module, timeline_module])
-def test_examples(module):
-    results = doctest.testmod(module)
-    assert (results.failed, results.attempted > 3) == (0, True)

@@ -1,7 +1,6 @@
 """Batches copied ahead to a device: on one that is simulated, on the CPU, and on a GPU where there is one."""
 
 import contextlib
-import doctest
 import gc
 import json
 import signal
@@ -379,13 +378,6 @@ def test_on_the_cpu_batches_pass_through():
             assert loader.loader.statistics().steps == step, "something is taken ahead"
             batches.append(batch["array"])
     assert torch.equal(torch.cat(batches), torch.arange(5))
-
-
-def test_the_example_runs():
-    import dataload.torch.device
-
-    results = doctest.testmod(dataload.torch.device)
-    assert (results.attempted, results.failed) == (2, 0)
 
 
 @pytest.mark.parametrize(

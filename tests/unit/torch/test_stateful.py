@@ -187,7 +187,7 @@ class Records(data.Dataset):
         self.reads = state["reads"]
 
 
-@pytest.mark.parametrize("count", [0, 1, 2])
+@pytest.mark.parametrize("count", [0, 2])
 def test_a_map_style_data_set_keeps_its_state(count):
     expected = flat(make(Records, count))
     before = make(Records, count)
@@ -225,7 +225,7 @@ class Turned(data.Sampler):
         self.first, self.at = state["first"], state["at"]
 
 
-@pytest.mark.parametrize("count", [0, 2])
+@pytest.mark.parametrize("count", [0, 1])
 def test_a_sampler_keeps_its_state(count):
     def loader():
         return DataLoader(range(7), 2, sampler=Turned(), **workers(count))

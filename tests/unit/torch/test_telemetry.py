@@ -1,6 +1,5 @@
 """Waits in torch's profiler, and the table of all ranks; tests/integration has those of several processes."""
 
-import doctest
 import gc
 import weakref
 
@@ -17,7 +16,6 @@ from dataload.torch import (  # noqa: E402
     DeviceLoader,
     RankStatistics,
     statistics,
-    telemetry,
     wait_ranges,
 )
 
@@ -144,7 +142,3 @@ def test_a_single_process_gets_its_own():
         assert statistics(loader, since=before).ranks[0].steps == 1
     with pytest.raises(TypeError, match=r"^statistics takes a Loader, .*; found list$"):
         statistics([])
-
-
-def test_the_examples():
-    assert doctest.testmod(telemetry).failed == 0

@@ -2,6 +2,7 @@
 
 import gc
 import os
+import shutil
 import signal
 import threading
 import time
@@ -52,10 +53,12 @@ def busy(process, ticks=5):
         os.sched_yield()
 
 
-@pytest.fixture
-def long_video(tmp_path):
+@pytest.fixture(scope="module")
+def long_video(tmp_path_factory):
     """A video that takes a second to decode."""
-    return write_video(tmp_path / "long.mp4", 150, size=(480, 640), gop=150, options={"preset": "ultrafast"})
+    return write_video(
+        tmp_path_factory.mktemp("video") / "long.mp4", 150, size=(480, 640), gop=150, options={"preset": "ultrafast"}
+    )
 
 
 def test_frames_and_sound_are_the_same(tmp_path):
@@ -115,7 +118,7 @@ def test_a_child_that_ends_between_two_reads_is_no_error(tmp_path):
 def test_a_loader_skips_what_crashes_a_child(long_video, tmp_path):
     folder = tmp_path / "data"
     folder.mkdir()
-    long_video.rename(folder / "a.mp4")
+    shutil.copy(long_video, folder / "a.mp4")
     source = dataload.open(folder, decode_in="process", decoder_threads=1)
     len(source)
     with dataload.Loader(source, batch_size=10, epochs=1, on_error="skip", fields=["frame"]) as loader:

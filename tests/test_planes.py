@@ -64,14 +64,6 @@ def test_what_is_allowed():
     assert not list(violations(ast.parse("import os\nfrom os import PathLike\nos.environ, os.getpid()\nx.open('y')")))
 
 
-def statements(tree):
-    """Yield all statements below a node, without their expressions."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, (ast.stmt, ast.ExceptHandler, ast.match_case)):
-            yield node
-            yield from statements(node)
-
-
 def imports_of(root, name="dataload"):
     """Return the modules below `root` and what each imports of them, also in functions and for annotations."""
     modules = {}
@@ -81,7 +73,7 @@ def imports_of(root, name="dataload"):
     imports = {}
     for module, path in modules.items():
         named = set()
-        for node in statements(ast.parse(path.read_text())):
+        for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 named |= {alias.name for alias in node.names}
             elif isinstance(node, ast.ImportFrom):

@@ -45,6 +45,7 @@ class TestArrayRecordThroughPackage(ArrayRecordSuite):
 
 
 @pytest.mark.filterwarnings("ignore:.*group_size")
+@pytest.mark.slow_suite
 class TestArrayRecordInGroups(ArrayRecordSuite):
     writing = "group_size:3"
     traits = SourceTraits(record_type=bytes, corruptions=CORRUPTIONS, **SHAPE)

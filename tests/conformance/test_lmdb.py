@@ -40,6 +40,7 @@ class TestLMDBUnmapped(TestLMDB):
     source, options = LMDBSource, {"map": False}
 
 
+@pytest.mark.slow_suite
 class TestLMDBInOneFile(FormatSuite):
     traits = SourceTraits(record_type=bytes, several_paths=True, suffix=".mdb")
 
@@ -49,6 +50,7 @@ class TestLMDBInOneFile(FormatSuite):
     source = LMDBSource
 
 
+@pytest.mark.slow_suite
 class TestLMDBWithCodec(FormatSuite):
     """Values are archives by `numpy.savez`."""
 

@@ -84,6 +84,7 @@ class TestSyrahByHand(FormatSuite):
         ]
 
 
+@pytest.mark.slow_suite
 class TestSyrahOfSomeFields(FormatSuite):
     traits = SourceTraits(suffix=".syr", several_paths=True, value_types=(np.ndarray, str))
 

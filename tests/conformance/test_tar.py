@@ -1,6 +1,7 @@
 import tarfile
 
 import numpy as np
+import pytest
 from format_suite import FormatSuite, flip, members
 from made_files import pack
 
@@ -64,6 +65,7 @@ class TestTarWithIndex(TestTar):
         index.write_text("\n".join([head, f"{extension} {offset} {size} {name}", *rest, ""]))
 
 
+@pytest.mark.slow_suite
 class TestTarDecoded(FormatSuite):
     """``decode="auto"``: arrays, text and numbers come back as what they were."""
 

@@ -1,6 +1,7 @@
 import os
 
 import numpy as np
+import pytest
 from format_suite import FormatSuite, digest_of
 
 from dataload.sources.tokens.reader import TokenSource
@@ -57,6 +58,7 @@ class TestRawTokens(TestTokens):
         np.array([tokens_of(record) for record in records], "<u2").tofile(path)
 
 
+@pytest.mark.slow_suite
 class TestTokensOfDocuments(FormatSuite):
     """A document of its own length for each record, padded; the starts lie in a file beside the tokens."""
 

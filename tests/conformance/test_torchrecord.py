@@ -74,6 +74,7 @@ class TestTorchRecordUnmapped(TestTorchRecord):
     source, options = TorchRecordSource, {"map": False}
 
 
+@pytest.mark.slow_suite
 class TestTorchRecordInParts(FormatSuite):
     """Three sub-databases, whose keys differ in width."""
 

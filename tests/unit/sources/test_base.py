@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from resumed import check_resume
 
 import dataload
 from dataload import ConfigError, Loader, MemorySource, RangeSource
-from dataload.catalog.fields import select_fields, spec_of
+from dataload.catalog.fields import select_fields
 from dataload.errors import ClosedSourceError
 from dataload.samplers import GlobalShuffle, Mixture, Sequential
 from dataload.sources import ConcatSource
@@ -110,21 +109,6 @@ def test_defaults():
     assert (SOURCE.fields, SOURCE.shard_lengths) == ({}, (10,))
     assert SOURCE.__getitems__([-1, 0]) == [RECORDS[9], RECORDS[0]]
     assert list(SOURCE.read_batch([0], fields=["n", "letter"])) == ["n", "letter"]
-
-
-@pytest.mark.parametrize(
-    ("value", "spec", "text"),
-    [
-        (b"ab", FieldSpec("bytes", ()), "bytes ()"),
-        ("ab", FieldSpec("str", ()), "str ()"),
-        (np.zeros((2, 3), np.float16), FieldSpec("float16", (2, 3)), "float16 (2, 3)"),
-        (3, FieldSpec("int64", ()), "int64 ()"),
-        (3.5, FieldSpec("float64", ()), "float64 ()"),
-    ],
-)
-def test_spec_of_a_value(value, spec, text):
-    assert (spec_of(value), str(spec)) == (spec, text)
-    assert (str(FieldSpec("int64", (None, 3))), str(FieldSpec("int64"))) == ("int64 (?, 3)", "int64")
 
 
 @pytest.mark.parametrize("numbers", [range(5), range(3, 9), range(3, 20, 4), range(9, 0, -2), range(0)])
@@ -226,24 +210,6 @@ def test_the_order_of_a_mix_is_a_mixture():
     assert repr(mixed) == "MixedSource(2 sources, weights=(1.0, 2.0))"
     chosen = Loader(mixed, batch_size=2, sampler=Sequential(12)).batch_sampler.order
     assert chosen == Sequential(12)
-
-
-COLUMNS = {"index": np.arange(40), "image": np.arange(160).reshape(40, 2, 2)}
-RESUMED = {
-    "mix": lambda: dataload.mix({RangeSource(50): 0.5, RangeSource(80, start=50): 0.5}),
-    "held out": lambda: RangeSource(200).split(0.5, seed=1)[1].filter(lambda record: record["index"] % 2 == 0),
-    "windows": lambda: dataload.windows(COLUMNS, [15, 25], 4, 2, ends="pad", offsets={"image": [-1, 0]}),
-}
-
-
-@pytest.mark.parametrize(("name", "shuffle"), [("mix", True), ("held out", "shards"), ("windows", True)])
-@pytest.mark.parametrize(("workers", "step"), [(0, 0), (2, 3), (0, 7)])
-def test_a_loader_resumes(name, shuffle, workers, step):
-    def loader():
-        return Loader(RESUMED[name](), batch_size=3, shuffle=shuffle, seed=5, num_workers=workers, epochs=2)
-
-    expected = check_resume(loader, "index", step, epochs=2)
-    assert name != "windows" or len(expected) == 14
 
 
 A, B = RangeSource(3), RangeSource(4)

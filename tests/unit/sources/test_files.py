@@ -18,7 +18,6 @@ from dataload.errors import ClosedSourceError, ConfigError, CorruptFileError, So
 from dataload.sources import file_source as files
 from dataload.sources import shards
 from dataload.sources.file_source import FileSource
-from dataload.storage.errors import file_errors
 from dataload.testing.child import ReadReport, read_in_fork
 from dataload.types import FieldSpec
 
@@ -144,15 +143,6 @@ def test_a_source_that_could_not_be_opened_may_be_opened_after_repair(make):
     source.close()
     with pytest.raises(ClosedSourceError, match=r"LineSource\('.*0\.lines'\) is closed: open it again to read"):
         pickle.loads(pickle.dumps(source))[0]
-
-
-def test_errors_with_a_name_pass_unchanged():
-    for error in (SourceNotFoundError("mine", path="x"), SourceError("mine")):
-        with pytest.raises(type(error)) as caught, file_errors("y"):
-            raise error
-        assert caught.value is error
-    with pytest.raises(SourceError, match="cannot read y: odd"), file_errors("y"):
-        raise OSError("odd")
 
 
 def test_fields_are_those_of_the_first_shard_with_records(make):

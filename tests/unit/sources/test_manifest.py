@@ -53,13 +53,6 @@ def test_a_manifest_of_version_1():
     assert manifest.find("t-2.syr") is None
 
 
-def test_json_and_back():
-    shards = {"name": ["v.syr"], "records": [1], "bytes": [1], "etag": None, "sha256": None}
-    assert json.loads(Manifest((OTHER,)).to_bytes())["data_sets"][0]["shards"] == shards  # the unknown takes no room
-    manifest = Manifest((entry([ShardFacts("a\udcff.syr", 2, 1)]),))
-    assert Manifest.parse(manifest.to_bytes(), "m") == manifest
-
-
 def changed(table, path, value):
     """The table with one value replaced; `...` deletes it."""
     *path, last = (int(key) if key.isdigit() else key for key in path.split("."))

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Literal, Union, get_args, get_origin, get_type
 import numpy as np
 import numpy.typing as npt
 import pytest
-from command_line import fail, ok
 from made_files import pack
 
 import dataload
@@ -296,18 +295,6 @@ def test_windows_of_tokens():
     assert TokenOptions(window=500, max_record_bytes=LIMIT).window == 500
     with pytest.raises(ConfigError, match="window is 501, more tokens of uint16 than max_record_bytes allows, 1,000"):
         TokenOptions(window=501, max_record_bytes=LIMIT)
-
-
-def test_configs_and_the_command_line_have_it(tmp_path):
-    path = write(tmp_path / "a.lmdb", map(bytes, SIZES))
-    table = {"source": {"path": str(path), "max_record_bytes": LIMIT}, "loader": {"batch_size": 4}}
-    with dataload.from_config(table) as loader, pytest.raises(dataload.WorkerError, match=TOO_LARGE):
-        list(loader)
-    with pytest.raises(ConfigError, match=r"source\.max_record_bytes is 0: expected a number >= 1"):
-        dataload.from_config(table, overrides=["source.max_record_bytes=0"])
-    done = fail(1, "verify", path, "-o", f"max_record_bytes={LIMIT}")
-    assert "max_record_bytes is 1,000" in done.output.replace("\n", " ")
-    ok("verify", path)
 
 
 class Reader(ShardReader):

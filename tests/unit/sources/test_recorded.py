@@ -30,14 +30,6 @@ def recorded(path):
     return dict(entry.find_recorded([name]))
 
 
-@pytest.mark.parametrize("suffix", ["syr", "tar", "torchrecord", "array_record", "lmdb"])
-def test_what_is_written_is_read_back(tmp_path, suffix):
-    source = dataload.open(write(tmp_path / f"train.{suffix}"))
-    assert source[0]["features"].dtype == np.float32
-    assert [int(record["label"]) for record in source] == [0, 1, 2, 3, 4]
-    assert source.read_batch([3, 1])["label"].tolist() == [3, 1]
-
-
 @bytes_formats
 @pytest.mark.parametrize("codec", ["npz", "msgpack"])
 def test_a_codec_is_recorded_and_the_caller_comes_first(tmp_path, suffix, codec):

@@ -246,19 +246,6 @@ def test_few_files_stay_mapped(tmp_path, monkeypatch, most):
             assert sum(str(tmp_path) in line for line in maps) <= most + 1
 
 
-def test_threads_read_while_files_are_unmapped(tmp_path, monkeypatch):
-    monkeypatch.setattr("dataload.storage.local.shard_maps.most_maps", lambda: 2)
-    source = dataload.open(write(tmp_path, "syrah"))
-
-    def work(seed):
-        for indices in np.random.default_rng(seed).integers(0, len(source), (100, 3)):
-            assert source.read_batch(indices, ["n"])["n"].tolist() == indices.tolist()
-
-    with ThreadPoolExecutor(4) as pool:
-        assert [*pool.map(work, range(4))] == [None] * 4
-    source.close()
-
-
 @pytest.mark.parametrize("kept", [0, 600, 1 << 20])
 def test_threads_read_while_decoded_columns_are_forgotten(tmp_path, kept):
     """Columns are gathered from memory, and decoded again once another thread has forgotten them."""

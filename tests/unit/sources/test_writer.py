@@ -14,7 +14,7 @@ import pytest
 import dataload
 from dataload.errors import ConfigError, SourceError
 from dataload.sources.registry import built_in_formats
-from dataload.sources.writer import Writer, require_fields
+from dataload.sources.writer import Writer
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -208,16 +208,6 @@ def test_a_directory_that_cannot_be_written(writer_of, path, monkeypatch):
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write anywhere
     with pytest.raises(SourceError, match=rf"the directory {path.parent} cannot be written to"):
         writer_of(path)
-
-
-def test_require_fields():
-    assert require_fields({"x": 1}, "syrah") == {"x": 1}
-    for record, message in (
-        (b"abc", "format 'syrah' stores fields, got a record of type bytes"),
-        ({3: 1}, r"field names must be text, got 3 \(int\)"),
-    ):
-        with pytest.raises(ConfigError, match=message):
-            require_fields(record, "syrah")
 
 
 def test_a_fork_that_drops_the_writer_leaves_its_file_alone(path):

@@ -33,8 +33,7 @@ from dataload.sources.array_record.layout import HASH_KEY
 from dataload.sources.array_record.map import MappedRecords
 from dataload.sources.array_record.reader import ArrayRecordSource, FileInstruction
 from dataload.sources.array_record.writer import ArrayRecordWriter
-from dataload.storage.core import can_map, core
-from dataload.storage.local import record_files as mapped
+from dataload.storage.core import core
 
 
 @pytest.fixture(scope="module")
@@ -56,18 +55,6 @@ def fields(index):
 def examples(tmp_path_factory):
     path = tmp_path_factory.mktemp("examples") / "e.array_record"
     return write_records(path, (example.encode(fields(index)) for index in range(700)))
-
-
-@pytest.mark.parametrize("size", [1, 2, 50, 1500])
-def test_any_request_is_that_of_the_original(path, records, size):
-    """Both ways of reading: by one list, and by runs."""
-    original = ArrayRecordReader(path)
-    rng = np.random.default_rng(size)
-    with ArrayRecordSource(path) as source:
-        for request in (rng.integers(0, 3000, size), np.arange(size), np.arange(size)[::-1], np.repeat(7, size)):
-            found = source.read(request)
-            assert found == original.read(request.tolist()) == [records[index] for index in request]
-            assert source.read_batch(request) == found
 
 
 def test_groups_are_read_with_a_warning_for_each_file(tmp_path, records):
@@ -303,16 +290,6 @@ def test_every_record_is_the_packages(tmp_path, data):
             assert through_map.read(np.array([index])) == [record]
 
 
-@pytest.mark.parametrize("off", [*range(-52, 3, 2)])
-def test_chunks_around_the_start_of_a_block(tmp_path, off):
-    """Each byte of a header at the boundary, and a chunk of several blocks that starts with one."""
-    sizes = (BLOCK - 64 - 45 + off, 140_000, 3, 0)
-    path = write_plain(tmp_path / "x", [bytes([number]) * size for number, size in enumerate(sizes)])
-    wanted = ArrayRecordReader(path).read_all()
-    for read in (MappedRecords.open(path).read, MappedRecords.open(path).read_together):
-        assert read(np.array([0, 1, 2, 3, 1])) == [*wanted, wanted[1]]
-
-
 def test_the_package_is_not_needed(no_package, plain_path, plain_records, tmp_path):
     with ArrayRecordSource([plain_path, f"{plain_path}[3:9]"]) as source:
         assert source.read([400, 0, 399]) == [plain_records[3], plain_records[0], plain_records[399]]
@@ -329,28 +306,6 @@ def test_the_package_is_not_needed(no_package, plain_path, plain_records, tmp_pa
     message = r"format 'array_record' needs array_record: pip install 'dataload\[arrayrecord\]'"
     with pytest.raises(MissingDependencyError, match=message):
         len(ArrayRecordSource(plain_path, reader_options=""))
-
-
-def test_the_fingerprint_does_not_tell_how_it_is_read(plain_path):
-    """It tells options, so a source whose file went through the package before is compared."""
-    with ArrayRecordSource(plain_path) as source, pytest.MonkeyPatch.context() as patch:
-        found = source.fingerprint()
-        patch.setattr(MappedRecords, "open", lambda plain_path, **_: None)
-        assert ArrayRecordSource(plain_path).fingerprint() == found
-
-
-@pytest.mark.skipif(not can_map(), reason="files are not mapped")
-def test_cold_data_are_asked_for_first(plain_path, plain_records, monkeypatch):
-    asked = []
-    monkeypatch.setattr(mapped, "is_cold", lambda *_: True)
-    monkeypatch.setattr(mapped, "will_need", lambda _, offsets, lengths: asked.append((offsets, lengths)))
-    with ArrayRecordSource(plain_path) as source:
-        assert source.read([7, 3]) == [plain_records[7], plain_records[3]]
-    offsets, lengths = asked[0]
-    with open(plain_path, "rb") as stream:
-        content = stream.read()
-    for offset, length, record in zip(offsets, lengths, (plain_records[7], plain_records[3]), strict=True):
-        assert offset < content.find(record[:9]) < content.find(record[:9]) + len(record) <= offset + length + 24
 
 
 VALUES = {

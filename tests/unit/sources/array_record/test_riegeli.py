@@ -1,34 +1,27 @@
 """The chunk layout, against the package's writer and a walk over a file chunk by chunk."""
 
-import pickle
 import struct
 
 import numpy as np
 import pytest
 from array_record.python.array_record_module import ArrayRecordReader
 from array_records import PLAIN, write_records
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from dataload._util.caches import DecodedCache
 from dataload.codecs.wire import encode_varint
-from dataload.errors import CorruptFileError
 from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
-    SIGNATURE,
     Decompressor,
     Selection,
-    check_head,
     footer_offset,
-    group_size,
     parse_selection,
 )
-from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, HEAD_BYTES, parse_chunks, pieces
+from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES, parse_chunks, pieces
 
 MAGIC = 0x71930E704FDAE05E
 LAST = 3 * BLOCK_SIZE  # where the last block of a made file starts
-# On both sides of where a record's size takes another byte.
-SIZES = (0, 1, 127, 128, 5, 16_383, 16_384, 63 << 10, 64 << 10, 200 << 10, (1 << 21) - 1, 1 << 21, 3)
 
 
 @pytest.fixture(scope="module")
@@ -64,44 +57,6 @@ def walk_chunks(data):
         found.append((kind & 0xFF, int(where[at]), stream[at : at + 40 + size]))
         at += 40 + size
     return found
-
-
-@settings(max_examples=30)
-@given(start=st.integers(0, 3 * BLOCK_SIZE).filter(is_file_byte), length=st.integers(0, 200_000))
-def test_pieces_are_all_bytes_but_the_block_headers(start, length):
-    wanted = [at for at in range(start, start + length + 200) if is_file_byte(at)][:length]
-    assert [at for part in pieces(start, length) for at in range(part.start, part.stop)] == wanted
-
-
-@pytest.mark.parametrize("sizes", [SIZES, (60,) * 3000, (4096,) * 100, (70_000,) * 9, (7,), (0,) * 50])
-def test_spans_are_those_of_a_walk_over_the_file(folder, sizes):
-    records = [bytes([index % 251]) * size for index, size in enumerate(sizes)]
-    data = written(folder, records)
-    chunks = parsed(data)
-    assert len(chunks) == len(sizes)
-    spans = chunks.spans(np.arange(len(sizes)))
-    walked = [chunk for chunk in walk_chunks(data) if chunk[0] == ord("r")][: len(sizes)]
-    assert spans.starts.tolist() == [start for _, start, _ in walked]
-    assert spans.lengths.tolist() == [len(chunk) for _, _, chunk in walked]
-    assert [chunk[ahead:] for (_, _, chunk), ahead in zip(walked, spans.ahead.tolist(), strict=True)] == records
-    heads = b"".join(chunk[:HEAD_BYTES].ljust(HEAD_BYTES, b"?") for *_, chunk in walked)
-    assert not spans.differ(np.frombuffer(heads, np.uint8).reshape(-1, HEAD_BYTES))
-    some = chunks.spans(np.array([len(sizes) - 1, 0]))
-    assert some.starts.tolist() == [walked[-1][1], walked[0][1]]
-
-
-@pytest.mark.parametrize("size", [0, 100, 128, 70_000])
-@pytest.mark.parametrize("other", [[], [9]], ids=["alike", "mixed"])
-def test_every_flipped_bit_of_a_head_is_seen_but_of_hashes_and_size(folder, size, other):
-    data = written(folder, [bytes(n) for n in (size, *other)])
-    spans = parsed(data).spans(np.zeros(1, np.int64))
-    head = data[64 : 64 + HEAD_BYTES]
-    for bit in range(8 * HEAD_BYTES):
-        flipped = bytearray(head)
-        flipped[bit // 8] ^= 1 << bit % 8
-        seen = spans.differ(np.frombuffer(flipped, np.uint8).reshape(1, HEAD_BYTES))
-        in_hash = bit // 8 in {*range(8), *range(16, 24)}
-        assert seen == (not in_hash and bit // 8 < 42)
 
 
 @pytest.mark.parametrize(
@@ -200,22 +155,6 @@ def test_footers_that_no_writer_writes(made, options):
 )
 def test_only_digits_make_a_slice(path, selection):
     assert parse_selection(path) == Selection(*selection)
-
-
-def test_heads():
-    check_head(SIGNATURE, 1 << 17, "x")
-    with pytest.raises(CorruptFileError, match="x, byte 0: the file is empty"):
-        check_head(b"", 0, "x")
-    for size in (1, 10, 64, 65536):
-        with pytest.raises(CorruptFileError, match=f"x, byte {size}: the file has {size} bytes, the smalles") as caught:
-            check_head(SIGNATURE[:size], size, "x")
-        assert pickle.loads(pickle.dumps(caught.value)).offset == size
-
-
-def test_group_sizes():
-    written = "group_size:1,transpose:false", "transpose:false,group_size:16,zstd:3", "group_size:65536"
-    assert [group_size(options) for options in written] == [1, 16, 65536]
-    assert [group_size(options) for options in ("transpose_group_size:3", "", None)] == [1, 1, 1]
 
 
 @given(st.binary(max_size=200))

@@ -179,13 +179,6 @@ def test_permuted_tensors_beside_dictionaries_and_inside_of_others(tmp_path, ord
         np.testing.assert_array_equal(source.read_batch(range(5))["x"], want)
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.int32())])
-def test_tensors_of_what_are_no_numbers(tmp_path, kind):
-    values = [str(i) if kind == pa.string() else [i] for i in range(6)]
-    path = write_arrow(tmp_path / "x.arrow", pa.table({"x": tensors_of(pa.array(values, kind), [2])}))
-    assert [each["x"] for each in dataload.open(path)] == [values[i : i + 2] for i in (0, 2, 4)]
-
-
 @pytest.mark.parametrize(
     "metadata",
     [
@@ -428,19 +421,6 @@ def test_pyarrow_reads_what_we_write(tmp_path, name, compression):
     same(list(source), want)
 
 
-@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
-def test_no_records_and_reused_arrays(tmp_path, name):
-    with dataload.create(tmp_path / name):
-        pass
-    assert len(dataload.open(tmp_path / name)) == 0
-    x = np.zeros(3)
-    with dataload.create(tmp_path / f"b{name}") as writer:
-        for i in range(3):
-            x[:] = i
-            writer.write({"x": x})
-    assert dataload.open(tmp_path / f"b{name}").read_batch([0, 1, 2])["x"][:, 0].tolist() == [0, 1, 2]
-
-
 @pytest.mark.parametrize(
     ("records", "options", "message"),
     [
@@ -483,13 +463,6 @@ def test_lists_of_lists_are_ragged_on_both_levels(tmp_path):
 def test_an_unknown_compression(tmp_path, name, codec):
     with pytest.raises(ConfigError, match=f"compression is '{codec}', which this pyarrow does not offer here"):
         dataload.create(tmp_path / name, compression=codec)
-
-
-def test_the_same_records_give_the_same_bytes(tmp_path):
-    for name in ("a.parquet", "b.parquet"):
-        with dataload.create(tmp_path / name) as writer:
-            writer.extend(RECORDS)
-    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
 
 
 @pytest.mark.parametrize("cached_bytes", [1 << 20, 4000, 0])

@@ -6,10 +6,9 @@ import tarfile
 import numpy as np
 import pytest
 import tables  # noqa: F401 - starts what pyarrow keeps
-from refusals import refuses
 
 import dataload
-from dataload.errors import ChangedFileError, ConfigError, CorruptFileError
+from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.arrow.reader import CsvSource
 from dataload.types import FieldSpec
 
@@ -81,22 +80,6 @@ def test_damage(tmp_path, name, data, message):
     with pytest.raises(CorruptFileError, match=message) as caught:
         len(CsvSource(path, max_record_bytes=1000))
     assert caught.value.path == str(path)
-
-
-def test_a_missing_number_is_an_error_of_its_record(tmp_path):
-    source = CsvSource(write(tmp_path / "a.csv", "n,m\n1,1\n,2\n"), nulls="error")
-    assert source[0]["n"] == 1
-    refuses(source, [1], r"a\.csv, record 1: field 'n' is null")
-
-
-def test_a_file_that_changes_is_noticed_when_it_is_parsed_again(tmp_path):
-    paths = [write(tmp_path / name, "n\n1\n") for name in ("a.csv", "b.csv")]
-    source = CsvSource(paths, cached_bytes=0)
-    assert source[0]["n"] == 1
-    write(paths[0], "n\n1\n2\n")
-    assert source[1]["n"] == 1  # one file stays parsed
-    with pytest.raises(ChangedFileError):
-        source[0]
 
 
 def test_a_table_beside_shards_is_no_shard(tmp_path):

@@ -380,16 +380,6 @@ def test_limit(tmp_path, limit, message):
         refuses(source, [0], message, path=str(root / "cat" / "a.png"), index=0)
 
 
-def test_a_fingerprint_is_of_names_and_sizes(tmp_path):
-    root = fill(tmp_path / "img", NAMES)
-    found = dataload.open(root).fingerprint()
-    (root / "notes.txt").write_text("does not count")
-    os.utime(root / NAMES[0], (1, 1))
-    assert dataload.open(f"{root}/").fingerprint() == found
-    (root / NAMES[3]).rename(root / "cat" / "x" / "2.png")
-    assert dataload.open(root).fingerprint() != found
-
-
 def test_workers_notice_another_listing(tmp_path):
     root = fill(tmp_path / "img", ["cat/a.png", "cat/b.png"])
     with dataload.open(root) as source:
@@ -433,14 +423,6 @@ def test_converted_data_keep_the_names_of_classes(tmp_path, name):
     for directory in ("out", "mapped"):
         with dataload.open(tmp_path / directory, fields=["label"]) as copy:
             assert pickle.loads(pickle.dumps(copy)).fields["label"] == FieldSpec("int64", (), ("cat", "dog"))
-
-
-def test_names_of_classes_are_shown(tmp_path):
-    with dataload.open(fill(tmp_path / "img", ["cat/a.png", "dog/c.png"])) as source:
-        convert(source, tmp_path / "out" / "a.syr")
-    assert "label: 1 (dog)" in ok("show", tmp_path / "out", "--records", "1")
-    ok("show", tmp_path / "out", "--records", "1", "--html", tmp_path / "page.html")
-    assert "1 (dog)" in (tmp_path / "page.html").read_text()
 
 
 def test_texts_that_are_no_classes_are_not_kept(tmp_path):

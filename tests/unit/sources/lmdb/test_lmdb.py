@@ -254,19 +254,6 @@ def test_what_lmdb_does_not_hold(tmp_path, monkeypatch, record, message):
     assert sorted(value for _, value in stored(tmp_path / "o")) == sorted(kept)
 
 
-def test_a_reader_keeps_the_environment_that_is_replaced(tmp_path):
-    for value in (b"old", b"new"):
-        with LMDBWriter(tmp_path / "o", overwrite=value == b"new") as writer:
-            writer.write(value)
-        if value == b"old":
-            source = LMDBSource(tmp_path / "o")
-            assert source[0] == b"old"
-    assert (source[0], LMDBSource(tmp_path / "o")[0]) == (b"old", b"new")
-    source.close()
-    with pytest.raises(ConfigError, match="there is no codec 'jpeg'"):
-        LMDBWriter(tmp_path / "p", codec="jpeg")
-
-
 @pytest.mark.parametrize("batch", [1, 2, 100])
 def test_a_key_that_comes_twice(tmp_path, monkeypatch, batch):
     monkeypatch.setattr(lmdb_environment, "_BATCH_RECORDS", batch)

@@ -142,17 +142,6 @@ def test_a_shard_is_decompressed_once_by_all_processes_and_again_if_it_changes(s
         dataload.open(directory, **options)[0]
 
 
-def test_a_budget_of_one_shard_serves_all(small):
-    directory, options = small
-    options["remote"]["budget"] = "500B"
-    source = dataload.open(directory, **options)
-    expected = list(source)
-    assert [source[index] for index in (6, 0, 3, 5, 1)] == [expected[index] for index in (6, 0, 3, 5, 1)]
-    assert sum(file.stat().st_size for file in (options["remote"]["cache"] / "shards").iterdir()) <= 500
-    with pytest.raises(ConfigError, match="has 415 bytes, and the budget of the cache"):
-        dataload.open(directory, remote={**options["remote"], "budget": "100B"})[0]
-
-
 def test_an_index_that_has_changed_since_the_source_was_pickled(small):
     directory, options = small
     data = pickle.dumps(dataload.open(directory, **options))

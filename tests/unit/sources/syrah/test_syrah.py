@@ -1,6 +1,5 @@
 import hashlib
 import os
-import re
 import sys
 
 import bson
@@ -16,7 +15,6 @@ from dataload.sources.syrah import writer as syrah
 from dataload.sources.syrah.layout import DTYPES
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
-from dataload.storage.local import atomic as parts
 from dataload.types import FieldSpec
 
 
@@ -129,14 +127,6 @@ def test_arrays_may_lie_anywhere(path, spans, dtype):
         batch = source.read_batch(rows)["x"]
         same(batch, np.stack([expected[row] for row in rows]))
         assert batch.flags.aligned
-
-
-def test_metadata_may_stand_first(path):
-    document = bson.encode({"x": key([200], [8])})
-    values = np.arange(2, dtype=np.float32)
-    data = b"GS\0\0\2\0" + int64s(30, len(document)) + bytes(8) + document
-    path.write_bytes(data.ljust(200, b"?") + values.tobytes() + b"junk")
-    same(SyrahSource(path)[0], {"x": values})
 
 
 CORRUPT = [
@@ -329,20 +319,6 @@ def test_metadata_end_at_two_gibibytes(path, monkeypatch):
     with SyrahWriter(path, overwrite=True) as writer, pytest.raises(ConfigError):
         writer.extend([{"x": np.zeros(2), "y": np.zeros(3)}] * 5)  # at once, or as many as have room
     assert len(SyrahSource(path)) == 3
-
-
-def test_the_file_is_flushed_before_it_is_renamed(path, monkeypatch):
-    done = []
-    monkeypatch.setattr(os, "fsync", lambda descriptor: done.append(os.readlink(f"/proc/self/fd/{descriptor}")))
-    for name in ("_rename_new", "_replace"):
-        rename = getattr(parts, name)
-        monkeypatch.setattr(parts, name, lambda a, b, rename=rename: (done.append(f"to {b}"), rename(a, b)))
-    for overwrite in (False, True):
-        done.clear()
-        write(path, [{"x": 1}], overwrite=overwrite)
-        temporary, *rest = done
-        assert re.fullmatch(rf"{path.parent}/\..*\.tmp/{path.name}", temporary)
-        assert rest == [f"to {path}", str(path.parent)]  # the directory, where the new name stands
 
 
 FIELDS = st.lists(st.sampled_from(["<f4", "<i8", "u1", "<f4 3", "<f2 2 2", "bytes", "text", "ragged"]), max_size=8)

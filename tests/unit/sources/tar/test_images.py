@@ -1,7 +1,6 @@
 """Images and audio in archives: batches equal single records, and count as decoding."""
 
 import io
-import pickle
 
 import numpy as np
 import PIL.EpsImagePlugin
@@ -14,10 +13,8 @@ from refusals import refuses
 
 import dataload
 from dataload import Loader
-from dataload.codecs.decoders import decode_images
 from dataload.collate import default_collate
 from dataload.errors import CorruptFileError
-from dataload.sources.tar import shard
 from dataload.sources.tar.reader import TarSource
 from dataload.testing.compare import difference
 from dataload.types import FieldSpec
@@ -126,14 +123,6 @@ def test_a_field_of_several_formats(tmp_path):
     files["1.view.png"] = files["0.view.jpg"]
     with pytest.raises(CorruptFileError, match="named as PNG cannot be decoded as such: its content is JPEG"):
         TarSource(pack(tmp_path / "b.tar", files), decode="auto").read_batch([0, 1])
-
-
-def test_batches_are_decoded_at_once_after_pickling(path, monkeypatch):
-    source = pickle.loads(pickle.dumps(TarSource(path, decode={"jpg": "image"})))
-    called = []
-    monkeypatch.setattr(shard, "decode_images", lambda *given: called.append(given[1:]) or decode_images(*given))
-    source.read_batch([0, 1])
-    assert called == [("JPEG", 1 << 30)]
 
 
 def archive(path, records):

@@ -123,11 +123,6 @@ def test_a_table_says_which_components_a_sample_has(files, several):
     assert rows.tolist() == [0] * len(samples[-1]) + [1] * len(samples[0]) + [2] * len(samples[0])
 
 
-def test_no_samples():
-    found = table()
-    assert (len(found), found.extensions, held(found), found.first([])) == (0, (), 0, -1)
-
-
 def test_keys_beyond_ascii():
     found = group_members([Member("żółć.jpg".encode(), 512, 1), Member(b"\xff.jpg", 1536, 1)])
     assert names(found, 1, 0) == ["\udcff", "żółć"]
@@ -218,13 +213,6 @@ def test_samples_that_differ_and_many_extensions():
     assert codes == [e for i in range(1, 300) for e in names[: 1 + i % len(names)]]
 
 
-@pytest.mark.parametrize("digits", range(1, 19))
-def test_numbers_of_any_length(digits):
-    number = int("9" * digits)
-    offset = 10 ** (digits - 1) // 512 * 512
-    assert contents(parse(f"a {offset} {number} b.a", "a 512 7 c.a"))[2:] == ([offset, 512], [number, 7])
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -296,10 +284,3 @@ def test_the_core_reads_no_further_than_the_text(end):
     assert CORES[1].tar_lines(text, 0, 2, 4) is None
     with pytest.raises(ValueError, match="at least one sample"):
         CORES[1].tar_lines(text, end + 1, 1, 4)
-
-
-def test_lines():
-    assert build_head(12) == b"v1.2 12\n"
-    assert build_line([Member(b"d/a.seg.png", 512, 7), Member(b"d/README", 1536, 0)]) == (
-        b"seg.png 512 7 d/a.seg.png d/README 1536 0 d/README\n"
-    )

@@ -88,15 +88,6 @@ def test_an_invalid_table_is_not_used(tmp_path, edges):
     assert len(dataload.open(path)) == len(dataload.open(path, cache=False)) == 2
 
 
-def test_names_with_numbers_after_the_suffix(tmp_path):
-    for number in range(3):
-        build(tmp_path / f"x.tfrecord-{number:05d}-of-00003", [number])
-    assert dataload.open(tmp_path).shard_lengths == (1, 1, 1)
-    (tmp_path / "x.tfrecord-00001-of-00003").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no x\.tfrecord-00001-of-00003"):
-        dataload.open(tmp_path)
-
-
 def test_fields_become_examples(tmp_path):
     report = convert(
         dataload.MemorySource({"x": np.arange(12, dtype=np.float32).reshape(4, 3)}), tmp_path / "x.tfrecord", shards=2

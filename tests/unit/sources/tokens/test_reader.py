@@ -16,8 +16,6 @@ import dataload
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError, UnsupportedFormatError
 from dataload.sources.tokens.documents import build_index, load_documents
 from dataload.sources.tokens.reader import TokenSource, mark_documents
-from dataload.storage.core import can_map
-from dataload.storage.local import record_files as mapped
 from dataload.types import FieldSpec
 
 PAD = 9
@@ -77,19 +75,6 @@ def test_end_tokens_at_the_borders_of_what_is_scanned_at_once(tmp_path):
     for path in (tmp_path / "a.bin", tmp_path / "a.npy"):
         found = TokenSource(write(path, tokens), window=1, stride=1, end_token=0, ends="drop").sequence_lengths
         assert found.tolist() == [border, 1, border - 2, 1]
-
-
-@pytest.mark.skipif(not can_map(), reason="files are not mapped")
-def test_cold_data_are_asked_for_first(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(mapped, "is_cold", lambda *_: True)
-    monkeypatch.setattr(mapped, "will_need", lambda _, offsets, length: asked.append((offsets.tolist(), length)))
-    path = write(tmp_path / "a.npy", range(100), "<i4")
-    header = path.stat().st_size - 400
-    for options in ({}, {"documents": [0, 50], "ends": "drop"}, {"ends": "pad"}):
-        got = TokenSource(path, window=5, stride=10, **options).read_batch([2, 0, 3])["tokens"]
-        assert got[:, 0].tolist() == [20, 0, 30]
-    assert asked == [([header + 80, header, header + 120], 20)] * 3
 
 
 def test_records_fields_and_places(tmp_path, monkeypatch):
@@ -208,14 +193,6 @@ def test_files_that_do_not_fit(tmp_path, monkeypatch, files, options, error, mat
         np.save(f"{n}.npy", each)
     with pytest.raises(error, match=match):
         len(TokenSource([tmp_path / name for name in files], window=3, ends="drop", **options))
-
-
-def test_a_file_that_shrinks_is_an_error_and_no_crash(tmp_path):
-    source = TokenSource(write(tmp_path / "a.bin", range(9000)), window=5)
-    assert len(source) == 2249
-    os.truncate(tmp_path / "a.bin", 100)
-    with pytest.raises(CorruptFileError, match=r"had 18000 bytes when it was opened and has 100 now"):
-        source.read_batch([2000])
 
 
 def test_the_format_is_named_or_found_by_content(tmp_path):

@@ -209,11 +209,6 @@ def test_the_orders_of_samplers_are_those_of_torch(kind):
     check(list(range(length)), **ORDERS[kind]())
 
 
-def test_a_list_of_indices_is_one_index_without_batch_size():
-    array = np.arange(12).reshape(6, 2)
-    check(Made(array.__getitem__, 6), batch_size=None, sampler=data.BatchSampler(range(5), 2, False))
-
-
 @pytest.mark.parametrize("name", ["random", "random with a generator", "one's own batches", "weighted", "subset"])
 def test_a_sampler_that_was_drawn_resumes_at_any_step(name):
     torch.manual_seed(0)
@@ -454,27 +449,6 @@ def test_workers_are_set_up_as_in_torch():
         dataset.value = value
         assert next(iter(keeps))[1].tolist() == [1] * 4
     keeps.close()
-
-
-def test_an_iteration_that_another_one_replaced_does_not_stop_its_workers():
-    loader = DataLoader(NUMBERS, 2, num_workers=1)
-    old = iter(loader)
-    next(old)
-    new = iter(loader)
-    found = [next(new)]
-    old.close()
-    found += new
-    assert torch.cat(found).tolist() == list(range(11))
-
-
-def test_steps_that_were_missing_come_first_without_workers():
-    loader = DataLoader(NUMBERS, 2)
-    iterator = iter(loader)
-    for _ in range(3):
-        next(iterator)
-    state = {**loader.state_dict(), "missing": [2], "step_size": 2}  # as with in_order=False
-    loader.load_state_dict(state)
-    assert [batch.tolist() for batch in loader] == [[2, 3], [6, 7], [8, 9], [10]]
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -187,28 +187,6 @@ def test_kernels_see_their_own_batch_whatever_the_device_does_first(device, dept
     assert np.array_equal(found[:, 1], VALUES.reshape(STEPS, 4, 3) + 0.5)
 
 
-def test_the_stream_that_is_current_at_the_hand_over_is_the_one_that_waits(device):
-    other = Stream(quick=False)
-    with DeviceLoader(host_loader(device), DEVICE) as loader:
-        read = []
-        with device.stream(other):
-            for batch in loader:
-                read.append(device.kernel(batch["x"]))
-                del batch
-    other.run()
-    assert np.array_equal([values for (values,) in read], VALUES.reshape(STEPS, 4, 3))
-    assert not device.main.work
-
-
-def test_memory_is_used_again_when_its_kernels_have_run(device):
-    with DeviceLoader(host_loader(device), DEVICE, depth=2) as loader:
-        for batch in loader:
-            device.kernel(batch["x"])
-            del batch
-            device.main.run()
-    assert len(device.blocks) == 2 * (2 + 1)  # two tensors a batch: of the consumer's, and of two ahead
-
-
 @pytest.mark.parametrize(("pinned", "pin"), [(False, True), (True, True), (True, False), (False, False)])
 def test_the_host_waits_only_for_memory_that_is_not_pinned(device, pinned, pin):
     with DeviceLoader(host_loader(device, pinned=pinned), DEVICE, pin=pin) as loader:
@@ -353,16 +331,6 @@ def test_ctrl_c_while_it_runs_ahead_loses_nothing(device, after):
     assert loader.state_dict() == before
 
 
-def test_closing_gives_the_memory_back(device):
-    loader = DeviceLoader(host_loader(device), DEVICE, depth=2)
-    iterator = iter(loader)
-    batch = next(iterator)
-    assert len(device.free) == 0
-    loader.close()
-    assert len(device.free) == 2 * 2
-    del batch, iterator
-
-
 def test_on_the_cpu_batches_pass_through():
     tensor = torch.arange(3)
 
@@ -399,14 +367,6 @@ def test_pinning_without_a_device_only_makes_tensors(monkeypatch):
     array = np.arange(3)
     tensor = to_pinned({"x": array})["x"]
     assert np.shares_memory(tensor.numpy(), array)
-
-
-def test_pinning_takes_what_is_not_pinned(monkeypatch, device):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    pinned = device.host(np.arange(3.0), pinned=True)
-    batch = to_pinned({"a": device.host(np.arange(3.0)), "b": [pinned], "c": "text"})
-    assert (batch["a"].pins, batch["c"], device.pinned) == (True, "text", 1)
-    assert batch["b"][0] is pinned
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no CUDA device on this machine")

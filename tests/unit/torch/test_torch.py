@@ -8,14 +8,12 @@ import pytest
 
 import dataload
 from dataload import ConfigError, Loader, MemorySource, Ragged
-from dataload.loader.step import nbytes
 from dataload.samplers import GlobalShuffle
 from dataload.streams import MultiStreamLoader
 
 torch = pytest.importorskip("torch")
 
 from dataload.torch import DeviceLoader, SourceDataset, check_ranks, distributed_place, to_tensors  # noqa: E402 - skipped where torch is missing
-from dataload.torch.ranks import find_differences  # noqa: E402
 
 
 @pytest.fixture
@@ -164,15 +162,6 @@ def test_a_dataset_with_a_transform(source):
     assert plain[0] == 5
 
 
-def test_what_differs_among_many_processes_is_told():
-    facts = {process: {"rank": process, "world_size": 20, "seed": 3} for process in range(20)}
-    assert find_differences(facts) == []
-    others = {**facts, 19: {**facts[0], "seed": 4}}
-    assert find_differences(others) == ["seed: 3 in 19 processes: 0, 1, 2, 3, 4, 5, 6, 7, ...; 4 in process 19"]
-    (line,) = find_differences({**facts, 3: facts[2]})
-    assert line.startswith("rank: no process has 3 of 20; 0 in process 0; 1 in process 1; 2 in 2 processes: 2, 3; 4 in")
-
-
 class Mesh:
     """As much of a DeviceMesh as tells a place."""
 
@@ -257,33 +246,3 @@ def test_changes_of_weights_are_compared(compared):
     message = r"changes of weights: 'step 1 of epoch 0 \([0-9a-f]{6}\)' in process 0; 'none' in process 1"
     with pytest.raises(ConfigError, match=message):
         check_ranks(loader)
-
-
-def test_states_of_batches_before_a_change_that_are_on_their_way_know_it():
-    def loader():
-        parts = {"a": dataload.RangeSource(500), "b": dataload.RangeSource(1000, start=500)}
-        return DeviceLoader(Loader(dataload.mix(parts, {"a": 1, "b": 1}, stop="never"), batch_size=10), "cpu")
-
-    first = loader()
-    batches = iter(first)
-    next(batches)
-    first.change_weights({"a": 0, "b": 1})
-    states, rows = [first.state_dict()], []
-    for weights in ({"a": 1, "b": 0}, None, None, None, None):
-        rows.append(next(batches)["index"].tolist())
-        if weights:
-            first.change_weights(weights)
-        states.append(first.state_dict())
-    assert {index < 500 for index in rows[-1]} == {True}
-    for state, step in zip(states[1:], range(1, 5), strict=False):
-        again = loader()
-        again.load_state_dict(state)
-        found = [batch["index"].tolist() for batch, _ in zip(again, range(5 - step), strict=False)]
-        assert found == rows[step:5]
-
-
-def test_the_bytes_of_a_batch():
-    nested = [(np.zeros(2, np.uint8), "de"), {"text": b"c"}]
-    batch = {"x": np.zeros(3), "names": ["ab", b"c"], "nested": nested, "tensor": torch.zeros(2), "other": 7}
-    assert nbytes(batch) == 24 + 3 + 2 + 2 + 1 + 8
-    assert nbytes(torch.eye(2).to_sparse()) == 0

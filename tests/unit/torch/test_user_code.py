@@ -74,11 +74,6 @@ def test_the_iterator_has_the_length_and_the_processes_of_torchs():
     assert len(iter(DataLoader(np.arange(8), 3))) == 3
 
 
-def test_more_workers_than_cpus_are_warned_of():
-    with pytest.warns(UserWarning, match="excessive worker creation"):
-        DataLoader(Made(int), num_workers=10_000)
-
-
 # --- what data sets and samplers may be ------------------------------------------------------------------------------
 
 
@@ -255,12 +250,6 @@ class Normals(data.Dataset):
 
     def __getitem__(self, index):
         return np.random.randn(3) + random.gauss(0, 1)
-
-
-def test_seeds_fit_in_a_tensor():
-    seeds = [batch.item() for batch in DataLoader(Made(lambda _: torch.initial_seed(), 64))]
-    assert len({*seeds}) == 64
-    assert all(0 <= seed < 2**63 for seed in seeds)
 
 
 def test_what_worker_init_fn_seeds_stays():

@@ -4,6 +4,7 @@ The bijection gives any element of a shuffled order without computing the others
 """
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Annotated, Any, TypeAlias
 
 import numpy as np
@@ -168,7 +169,7 @@ def permute(positions: Int64Array, n: int, key: npt.NDArray[np.uint64]) -> Int64
     bits = (n - 1).bit_length()
     # Arithmetic modulo 2^32 and 2^64 agrees on the low 32 bits, and the narrower type is twice as fast.
     kind = np.uint32 if bits <= 32 else np.uint64
-    constants = _round_constants(key, bits, kind)
+    constants = _round_constants(key.tobytes(), bits, kind)
     found = rounds(positions.astype(kind), constants)
     walking = np.flatnonzero(found >= n)
     while walking.size > FEW:
@@ -184,7 +185,7 @@ def unpermute(image: int, n: int, key: npt.NDArray[np.uint64]) -> int:
     if n <= SMALL:
         return int(np.flatnonzero(permute(np.arange(n), n, key) == image)[0])
     bits = (n - 1).bit_length()
-    constants = [tuple(map(int, constant)) for constant in _round_constants(key, bits, np.uint64)]
+    constants = [tuple(map(int, constant)) for constant in _round_constants(key.tobytes(), bits, np.uint64)]
     inverses = [(add, pow(multiply, -1, 1 << bits), mask, shift) for add, multiply, mask, shift in reversed(constants)]
     while True:
         for add, inverse, mask, shift in inverses:
@@ -194,9 +195,11 @@ def unpermute(image: int, n: int, key: npt.NDArray[np.uint64]) -> int:
             return image
 
 
-def _round_constants(key: npt.NDArray[np.uint64], bits: int, kind: Any) -> list[tuple[Any, Any, Any, Any]]:
+@lru_cache(256)  # a block of an order takes as long as making them, and the next one has the same
+def _round_constants(key: bytes, bits: int, kind: Any) -> list[tuple[Any, Any, Any, Any]]:
     mask = (1 << bits) - 1
-    words = hash64(key[1], hash64(key[0], np.arange(2 * ROUNDS))).tolist()
+    first, second = np.frombuffer(key, np.uint64)
+    words = hash64(second, hash64(first, np.arange(2 * ROUNDS))).tolist()
     # At least half the width, so that the upper half reaches the lower; alternating, so that rounds differ.
     shifts = [(bits + 1) // 2 + r % 2 for r in range(ROUNDS)]
     return [

@@ -314,9 +314,12 @@ class Mixture:
 
     def _plan(self, epoch: int) -> tuple[Schedule, Change]:
         """Return the schedule of an epoch, and the counts that hold from its first known position on."""
+        return self._plans.recall(epoch) or self._plans.keep(epoch, self._new_plan(epoch))
+
+    def _new_plan(self, epoch: int) -> tuple[Schedule, Change]:
         past = [each for each in self.changes if each.epoch <= epoch]
         if past:
-            return self._plans.recall(epoch) or self._plans.keep(epoch, self._changed_plan(past, epoch))
+            return self._changed_plan(past, epoch)
         if self.changes and self.changes[0].number > 1:
             raise forgotten(f"epoch {self.changes[0].epoch}")
         # No two epochs share a component's pass.

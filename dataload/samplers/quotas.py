@@ -138,11 +138,11 @@ class Quotas:
         places, firsts = np.arange(int(ends[-1])), ends[:-1]
         key, inner = hash64(self._key, np.array([2 * block, 2 * block + 1]))
         offsets = (places - np.repeat(firsts, counts) + uniform(key, places)) / np.repeat(counts, counts)
-        order = places[:0]
+        order, jitter = places[:0], uniform(inner, places[: ends[self._classes[-1]]])
         for stop in (*ends[self._classes].tolist(), len(places)):
             count = len(order)
             if stop > count:  # what is spread already keeps its order; a radix sort of 16 bits is the fastest
-                own = (places[:count] + uniform(inner, places[:count])) / max(1, count)
+                own = (places[:count] + jitter[:count]) / max(1, count)
                 both = (np.concatenate([own, offsets[count:stop]]) * 65_535).astype(np.uint16)
                 order = np.concatenate([order, places[count:stop]])[both.argsort(kind="stable")]
         draws = np.repeat(before - firsts, counts) + places

@@ -140,7 +140,7 @@ def _mark(change: Change) -> _Mark:
 def _mark_of(entry: Mapping[str, Any]) -> _Mark:
     if not entry["number"]:
         return _Mark(0, 0, 0, 0)
-    content = zlib.crc32(str(entry.get("sources") or entry["components"]).encode())
+    content = zlib.crc32(str(entry["sources"]).encode())
     return _Mark(int(entry["number"]), int(entry["epoch"]), int(entry["position"]), content)
 
 

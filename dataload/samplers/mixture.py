@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import InitVar, dataclass, field, fields, replace
@@ -48,6 +48,7 @@ Stop: TypeAlias = Literal["first", "longest", "never"]
 """The end of an epoch of a mixture."""
 
 _MOST_SHOWN = 64
+_BLOCK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +386,15 @@ class Mixture:
         if component == len(self.samplers):
             return np.empty(0, np.int64)
         schedule, held = self._plan(epoch)
-        stop = int(schedule.draws(min(below, self.length_in(epoch)))[component])
+        below = min(below, self.length_in(epoch))
+        stop = int(schedule.draws(below)[component])
         draws = range(int(schedule.before[0, component]), stop)
-        found = held.draws_of(self._orders, component, index - int(self._firsts[component]), draws)
-        return np.array([schedule.position(component, draw) for draw in found.tolist()], np.int64)
+        wanted = held.draws_of(self._orders, component, index - int(self._firsts[component]), draws)
+        blocks, found = range(int(schedule.starts[0]), below, _BLOCK), [np.empty(0, np.int64)]
+        while wanted.size:  # the block with the first of them, and all that it holds
+            number = bisect_right(blocks, wanted[0], key=lambda start: schedule.draws(start)[component])
+            block = np.arange(blocks[number - 1], min(blocks[number - 1] + _BLOCK, below))
+            components, drawn = schedule.turns(block)
+            found.append(block[(components == component) & np.isin(drawn, wanted)])
+            wanted = wanted[len(found[-1]) :]
+        return np.concatenate(found)

@@ -124,9 +124,8 @@ class Change(ArrayValue):
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Change:
         """Read what `to_json` returned; a ValueError, TypeError or KeyError for anything else."""
-        is_old = "sources" not in value  # version 4 of states
-        text, widths = (value["components"], (8, 8, 8)) if is_old else (value["sources"], value["widths"])
-        content, size = np.frombuffer(b64decode(text, validate=True), np.uint8), sum(widths)
+        widths = value["widths"]
+        content, size = np.frombuffer(b64decode(value["sources"], validate=True), np.uint8), sum(widths)
         if size < 8 or len(content) % size:
             raise ValueError(f"{len(content)} bytes are not of components of {size}")
         count, start = len(content) // size, 0

@@ -35,11 +35,6 @@ class Pattern(NamedTuple):
         """For each component, whether records are drawn from it, (components,) bool."""
         return self.counts > 0
 
-    def position(self, component: int, draw: int) -> int:
-        """Return the position of a component's draw number `draw`, counted from 0."""
-        window, nth = divmod(draw, int(self.counts[component]))
-        return window * len(self.components) + int(np.flatnonzero(self.components == component)[nth])
-
     def draws(self, length: int) -> Int64Array:
         """Return the number of draws from each component in the first `length` positions, (components,) int64."""
         windows, rest = divmod(length, len(self.components))
@@ -63,12 +58,6 @@ class Schedule(NamedTuple):
     starts: Int64Array  # (rules,)
     before: Int64Array  # (rules, components), draws from each component before the start
     rules: tuple[Rule, ...]
-
-    def position(self, component: int, draw: int) -> int:
-        """Return the position of a component's draw number `draw`, counted from 0."""
-        i = int(np.searchsorted(self.before[:, component], draw, side="right")) - 1
-        self._check(i)
-        return int(self.starts[i]) + self.rules[i].position(component, draw - int(self.before[i, component]))
 
     @property
     def length(self) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
-from math import floor
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,29 +55,6 @@ class Quotas:
         self._cut_blocks: Int64Array = (self._cuts >> _BLOCK_BITS) + np.arange(1, len(self._cuts) + 1)
         self._counted: Memo[Int64Array] = Memo()
         self._blocks: Memo[tuple[Int64Array, Int64Array]] = Memo()
-
-    def position(self, component: int, draw: int) -> int:
-        """Return the position of a component's draw number `draw`, counted from 0."""
-        leaf = int(np.flatnonzero(self._components == component)[0])
-        path = [
-            (*level.table(node), leaf < level.middles[node])
-            for level in self._levels
-            for node in np.flatnonzero((level.begins <= leaf) & (leaf < level.stops)).tolist()
-        ]
-
-        def draws_to(block: int) -> int:
-            count = min(self._start(block + 1), self.length)
-            for starts, lights, shares, swaps, phase, is_light in path:
-                row = bisect_right(starts, count) - 1
-                part = floor((count - starts[row]) * shares[row] + phase)
-                light = lights[row] + (count - starts[row] - part if swaps[row] else part)
-                count = int(light if is_light else count - light)
-            return count
-
-        blocks = range((MOST_POSITIONS >> _BLOCK_BITS) + len(self._cuts))
-        block = bisect_right(blocks, draw, key=draws_to)
-        components, draws = self._block(block)
-        return self._start(block) + int(np.flatnonzero((components == component) & (draws == draw))[0])
 
     def draws(self, length: int) -> Int64Array:
         """Return the number of draws from each component in the first `length` positions, (components,) int64."""
@@ -197,12 +172,6 @@ class _Level(NamedTuple):
         more = turns - self.keys.imag[row]
         part = np.floor(more * self.shares[row] + self.phases)
         return self.lights[row] + np.where(self.swaps[row], more - part, part)
-
-    def table(self, node: int) -> tuple[list[float], list[float], list[float], list[bool], float]:
-        """Return the table of one node: starts, lights, shares, swaps and phase."""
-        rows = slice(int(self.rows[node]), int(self.rows[node + 1]))
-        starts, lights, shares = (each[rows].tolist() for each in (self.keys.imag, self.lights, self.shares))
-        return starts, lights, shares, self.swaps[rows].tolist(), float(self.phases[node])
 
 
 def _levels(ends: Float64Array, phases: Float64Array, limits: _Limits) -> list[_Level]:

@@ -72,6 +72,7 @@ class Permutations(NamedTuple):
     shifts: list[npt.NDArray[Any]]  # of even and odd rounds
     constants: npt.NDArray[Any]  # (rounds, 2, permutations): what is added, and by what is multiplied
     starts: Int64Array  # of the images
+    widths: Int64Array  # of the images: few different ones, so at least the lengths; 0 for large domains
     images: npt.NDArray[np.int16]  # of each small domain
 
     @classmethod
@@ -81,10 +82,11 @@ class Permutations(NamedTuple):
         kind: Any = np.uint32 if lengths.max() < 2**32 else np.uint64
         masks = ((1 << bits) - 1).astype(kind)
         shifts = [((bits + 1) // 2 + odd).astype(kind) for odd in (0, 1)]
-        sizes = np.where(lengths <= SMALL, lengths, 0)
-        stops = np.cumsum(sizes)
+        last = np.maximum(bits - 3, 0)  # the first three bits, rounded up
+        widths = np.where(lengths <= SMALL, -(-lengths >> last) << last, 0)
+        stops = np.cumsum(widths)
         constants, images = np.zeros((ROUNDS, 2, len(lengths)), kind), np.empty(int(stops[-1]), np.int16)
-        return cls(lengths.astype(kind), masks, shifts, constants, stops - sizes, images)
+        return cls(lengths.astype(kind), masks, shifts, constants, stops - widths, widths, images)
 
     def select(self, numbers: Int64Array, keys: UInt64Array) -> None:
         """Make permutations those that keys select, (numbers, KEY_WORDS) uint64."""
@@ -95,24 +97,12 @@ class Permutations(NamedTuple):
             words = hash64(keys[:, 1:], hash64(keys[:, :1], each)).astype(self.masks.dtype).T & self.masks[numbers]
             words[1::2] |= self.masks.dtype.type(1)
             self.constants[:, :, numbers] = words.reshape(ROUNDS, 2, -1)
-        if not is_small.any():
-            return
-        sizes, starts = ends[is_small], self.starts[numbers[is_small]]
-        firsts = np.cumsum(sizes) - sizes
-        first, second = (np.repeat(word, sizes) for word in keys[is_small].T)
-        hashed = hash64(second, hash64(first, np.arange(len(first)) - np.repeat(firsts, sizes)))
-        for size, rows in split_by_group(sizes):
-            places = np.arange(size)
-            # No two hashes are equal.
-            self.images[starts[rows, None] + places] = hashed[firsts[rows, None] + places].argsort()
-
-    def put(self, numbers: Int64Array, other: Self, others: Int64Array) -> None:
-        """Replace permutations by as many `others`, of the same lengths."""
-        self.constants[:, :, numbers] = other.constants[:, :, others]
-        small = self.ends[numbers] <= SMALL
-        ends, starts = self.ends[numbers[small]].tolist(), self.starts[numbers[small]].tolist()
-        for start, size, at in zip(starts, ends, other.starts[others[small]].tolist(), strict=True):
-            self.images[start : start + size] = other.images[at : at + size]
+        numbers, keys = numbers[is_small], keys[is_small]
+        for width, rows in split_by_group(self.widths[numbers]):
+            places = np.broadcast_to(np.arange(width), (len(rows), width))
+            hashed = hash64(keys[rows, 1:], hash64(keys[rows, :1], places))
+            np.putmask(hashed, places >= ends[is_small][rows, None], np.uint64(2**64 - 1))  # so that these come last
+            self.images[self.starts[numbers[rows], None] + places] = hashed.argsort()
 
     def find(self, numbers: Int64Array, positions: Int64Array) -> Int64Array:
         """Return the images of positions, each under the permutation of its number; all (rows,)."""
@@ -176,7 +166,7 @@ class _Shuffles:
             tables.select(np.arange(len(which)), keys)
             found[late] = tables.find(numbers, positions[late])
             lasts = len(which) - 1 - np.unique(which[::-1], return_index=True)[1]
-            self._tables.put(which[lasts], tables, lasts)
+            self._tables.select(which[lasts], keys[lasts])
             self._passes[which[lasts]] = later[lasts] + least
             return found
 

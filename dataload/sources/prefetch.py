@@ -24,13 +24,13 @@ _MOST_UNUSED = 32  # blocks of steps, after which a source that none of them rea
 
 
 class StepsByComponent:
-    """Steps over several sources, as each sees them; `ends`, (sources,) int64, is the cumulative number of records."""
+    """Steps over several sources, as some of them see them; `ends`, (sources,) int64, are cumulative records."""
 
-    def __init__(self, steps: Iterator[StepsAhead], ends: Int64Array) -> None:
+    def __init__(self, steps: Iterator[StepsAhead], ends: Int64Array, components: Iterable[int]) -> None:
         self._steps = steps
         self._ends = ends
         self._lock = threading.Lock()
-        self._kept: dict[int, deque[StepsAhead]] = {component: deque() for component in range(len(ends))}
+        self._kept: dict[int, deque[StepsAhead]] = {component: deque() for component in components}
 
     def of(self, component: int) -> Iterator[StepsAhead]:
         """Yield the steps with the indices of one source, which may be none."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import starmap
@@ -14,10 +13,11 @@ import numpy as np
 from dataload._util.caches import PerProcess
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import split_by_shard
-from dataload._util.settings import check_choice, check_keys, setting_error
+from dataload._util.settings import check_choice, check_keys
 from dataload.catalog.fields import common_classes
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
+from dataload.samplers.weighted import check_weights
 from dataload.sources.base import Source, Span, ViewSource
 from dataload.sources.expression import Expression
 from dataload.sources.memory import MemorySource
@@ -138,18 +138,18 @@ class ConcatSource(ViewSource[Any]):
         self, steps: Iterator[StepsAhead], fields: Sequence[str] | None, *, here: bool, share: float = 1.0
     ) -> AheadReader | None:
         """See `dataload.types.ReadsAhead`; sources share the cache by their numbers of records."""
-        components = StepsByComponent(steps, self._bounds())
+        # Of thousands, a protocol is slow to ask.
+        able = {n: cast("ReadsAhead", each) for n, each in enumerate(self._parents) if hasattr(each, "read_ahead")}
+        components = StepsByComponent(steps, self._bounds(), able)
 
-        def start(component: int, source: Source[Any]) -> AheadReader | None:
-            reader = None
-            if hasattr(source, "read_ahead"):  # of thousands, a protocol is slow to ask
-                own = min(1.0, share * max(1, len(source)) / max(1, len(self)))
-                reader = cast("ReadsAhead", source).read_ahead(components.of(component), fields, here=here, share=own)
+        def start(component: int, source: ReadsAhead) -> AheadReader | None:
+            own = min(1.0, share * max(1, len(self._parents[component])) / max(1, len(self)))
+            reader = source.read_ahead(components.of(component), fields, here=here, share=own)
             if reader is None:
                 components.drop(component)
             return reader
 
-        return ComponentPrefetch.of(starmap(start, enumerate(self._parents)))
+        return ComponentPrefetch.of(starmap(start, able.items()))
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
@@ -233,13 +233,8 @@ def mix(
         700
     """
     pairs = [*_pairs(sources, weights)]
-    for _, weight in pairs:
-        if isinstance(weight, bool) or not isinstance(weight, Real) or not 0 <= float(weight) < math.inf:
-            raise setting_error("weights", weight, "must be numbers from 0")
-    if not any(weight for _, weight in pairs):
-        raise setting_error("weights", [weight for _, weight in pairs], "must hold a number above 0")
+    shares = tuple(check_weights([weight for _, weight in pairs]).tolist())
     check_choice("stop", stop, get_args(Stop))
-    shares = tuple(float(weight) for _, weight in pairs)
     names = None if weights is None else [*cast("Mapping[str, Any]", sources)]
     parts = [as_source(source) for source, _ in pairs]
     return MixedSource(parts, shares, stop, names, with_source=with_source, max_epochs=max_epochs)

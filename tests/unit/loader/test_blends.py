@@ -160,30 +160,3 @@ def test_other_sources_are_refused_by_name():
         mixed({"a": 1, "b": 2}).load_state_dict(states(later))
     with pytest.raises(StateMismatchError, match="the state has weights of 3 sources"):
         mixed({"d": 1}).load_state_dict(state)
-
-
-def test_a_state_with_changes_of_the_first_release_that_had_them():
-    starts = np.cumsum((0, 40, 300, 7, 90)).tolist()
-    sources = {f"s{n}": dataload.RangeSource(starts[n + 1], start=starts[n]) for n in range(4)}
-    mix = dataload.mix(sources, {"s0": 1.0, "s1": 2.0, "s2": 1.0, "s3": 0.0}, stop="never")
-    loader = Loader(mix, batch_size=24, shuffle=True, seed=3)
-    loader.load_state_dict(OLD)
-    expected = "22 415 340 359 343 419 350 13 385 345 342 347 384 341 372 346 18 397 354 344 31 356 348 343"
-    assert next(iter(loader))["index"].tolist() == [*map(int, expected.split())]
-
-
-COMPONENTS = "AAAAAAAA8D8AAAAAAAAAAAAAAAAAAABAAAAAAAAACEAGAAAAAAAAAAwAAAAAAAAABgAAAAAAAAAA"
-OLD = {
-    "epoch": 0,
-    "position": 48,
-    "length": 2**48,
-    "source": "839d4fc46889b007e4c6ef645dcc338d",
-    "order": "c57cfd34eb1ce3bba2161e634055649c",
-    "settings": "",
-    "shards": "",
-    "missing": [],
-    "step_size": 0,
-    "changes": [{"epoch": 0, "position": 24, "number": 1, "components": COMPONENTS.ljust(128, "A")}],
-    "order_version": 1,
-    "version": 4,
-}

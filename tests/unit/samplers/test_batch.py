@@ -199,6 +199,7 @@ def test_large_orders_are_not_searched():
         Lanes(ShardSequential(shards, 1), 1024, 1000),
         Subset(GlobalShuffle(records, 1), slice(0, records, 2)),
         Mixture((GlobalShuffle(records // 2, 1), Sequential(records // 2)), {0: (9, 1), 10**6: (1, 1)}, "longest"),
+        Mixture((GlobalShuffle(records // 2, 1), Sequential(records // 2)), (2, 1), "never", max_epochs=1),
     ):
         for index in (0, 123_456_789, records - 1):
             found = positions_of(sampler, index, epoch=3)

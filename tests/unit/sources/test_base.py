@@ -227,10 +227,10 @@ MIXED = dataload.mix({A: 1, B: 1})
         (lambda: dataload.mix([A, B]), ConfigError, f"{TAKES}list"),
         (lambda: dataload.mix({}), ConfigError, f"{TAKES}dict of 0"),
         (lambda: dataload.mix(A), ConfigError, "got RangeSource(3, start=0, step=1)"),
-        (lambda: dataload.mix({A: -1, B: 1}), ConfigError, "weights must be numbers from 0, got -1"),
-        (lambda: dataload.mix({A: "1", B: 1}), ConfigError, "weights must be numbers from 0, got '1'"),
-        (lambda: dataload.mix({A: float("inf")}), ConfigError, "weights must be numbers from 0, got inf"),
-        (lambda: dataload.mix({A: 0, B: 0}), ConfigError, "weights must hold a number above 0, got [0, 0]"),
+        (lambda: dataload.mix({A: -1, B: 1}), ConfigError, "weights must be finite and not negative, got -1"),
+        (lambda: dataload.mix({A: "1", B: 1}), ConfigError, "weights must hold at least one number"),
+        (lambda: dataload.mix({A: float("inf")}), ConfigError, "weights must be finite and not negative, got inf"),
+        (lambda: dataload.mix({A: 0, B: 0}), ConfigError, "weights must not all be zero"),
         (lambda: dataload.mix({"a": A}, {"b": 1, "a": 1}), ConfigError, f"{EACH_NAME} has unknown names: 'b'"),
         (
             lambda: dataload.mix(dict.fromkeys("abcde", A), {}),
@@ -277,7 +277,7 @@ def test_each_part_sees_its_records_of_every_step(lengths, blocks, random):
     lengths[0] += 1
     ends = np.cumsum(lengths)
     blocks = [[[index % int(ends[-1]) for index in step] for step in steps] for steps in blocks]
-    parts = StepsByComponent((block(epoch, steps) for epoch, steps in enumerate(blocks)), ends)
+    parts = StepsByComponent((block(epoch, steps) for epoch, steps in enumerate(blocks)), ends, range(len(ends)))
     iterators = {part: parts.of(part) for part in range(len(lengths))}
     found = {part: [] for part in iterators}
     while iterators:  # in any order
@@ -295,5 +295,5 @@ def test_each_part_sees_its_records_of_every_step(lengths, blocks, random):
 
 
 def test_a_part_that_is_never_read_ends_the_planning():
-    parts = StepsByComponent((block(0, [[0]]) for _ in itertools.count()), np.array([1, 2]))
+    parts = StepsByComponent((block(0, [[0]]) for _ in itertools.count()), np.array([1, 2]), [0, 1])
     assert len([*parts.of(1)]) == 32

@@ -154,14 +154,14 @@ class Mixture:
         ends, lengths, limits = list[int](), self._orders.lengths, self._limits
         passes = lengths if limits is None else np.minimum(lengths, limits)
         for schedule in schedules:
-            used = np.any([rule.uses for rule in schedule.rules], axis=0)
+            used = np.any([rule.row > 0 for rule in schedule.rules], axis=0)
             if not lengths[used].all():
                 empty = int(np.argmax(used & (lengths == 0)))
                 key = f"samplers[{empty}]"
                 named = key if self.names is None else f"{key}, {self.names[empty]!r},"
                 raise ConfigError(f"{named} is empty: set its weight to 0", key=key, value=0)
             # Components that are no longer used before their end would never come to it.
-            lasting = used & (schedule.rules[-1].uses | (schedule.before[-1] >= passes))
+            lasting = used & ((schedule.rules[-1].row > 0) | (schedule.before[-1] >= passes))
 
             def is_over(length: int, schedule: Schedule = schedule, lasting: BoolArray = lasting) -> bool:
                 if self.stop == "first":

@@ -12,7 +12,7 @@ import numpy as np
 from dataload._util.randomness import derive_word
 from dataload._util.settings import as_tuple, check_keys, setting_error
 from dataload.errors import ConfigError
-from dataload.samplers.common import MAX_LENGTH, BoolArray, Float64Array, divide, split_by_group
+from dataload.samplers.common import MAX_LENGTH, Float64Array, divide, split_by_group
 from dataload.samplers.quotas import MOST_POSITIONS, Quotas
 from dataload.samplers.weighted import check_weights, scaled, uniform
 from dataload.types import Int64Array
@@ -29,11 +29,6 @@ class Pattern(NamedTuple):
     counts: Int64Array  # (components,), offsets per component
     row: Float64Array  # (components,), weights
     length: int = MOST_POSITIONS
-
-    @property
-    def uses(self) -> BoolArray:
-        """For each component, whether records are drawn from it, (components,) bool."""
-        return self.counts > 0
 
     def draws(self, length: int) -> Int64Array:
         """Return the number of draws from each component in the first `length` positions, (components,) int64."""
@@ -73,7 +68,8 @@ class Schedule(NamedTuple):
         """Return the component at each position, and the number of earlier positions with the same component."""
         ends = (positions.min(), positions.max()) if positions.size else (self.starts[0], self.starts[0])
         first, last = np.searchsorted(self.starts, ends, side="right") - 1
-        self._check(first)
+        if first < 0:
+            raise forgotten(f"position {self.starts[0]:,}")
         if last == 0 == self.starts[0]:  # nearly always
             return self.rules[0].turns(positions)
         components, draws = np.empty_like(positions), np.empty_like(positions)
@@ -81,10 +77,6 @@ class Schedule(NamedTuple):
             components[rows], draws[rows] = self.rules[i].turns(positions[rows] - self.starts[i])
             draws[rows] += self.before[i, components[rows]]
         return components, draws
-
-    def _check(self, i: int) -> None:
-        if i < 0:
-            raise forgotten(f"position {self.starts[0]:,}")
 
 
 def forgotten(where: str) -> ConfigError:

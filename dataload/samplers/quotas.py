@@ -35,9 +35,8 @@ class Quotas:
 
     def __init__(self, row: Sequence[float], seed: int, *address: int | str, limits: Int64Array | None = None) -> None:
         self.row: Float64Array = np.array(row)
-        self.uses: BoolArray = self.row > 0
         weights = scaled(self.row)
-        used = np.flatnonzero(self.uses)
+        used = np.flatnonzero(self.row)
         weights = np.maximum(weights[used], np.finfo(np.float64).tiny)
         order = np.argsort(weights, kind="stable")
         self._components = used[order]  # from light to heavy
@@ -61,7 +60,7 @@ class Quotas:
         length = min(length, self.length)
         block = (length >> _BLOCK_BITS) + int(np.searchsorted(self._cuts, length, side="right"))
         rest = length - self._start(block)
-        found = np.zeros(len(self.uses), np.int64)
+        found = np.zeros(len(self.row), np.int64)
         found[self._components] = self._counts(block)
         if rest:
             found += np.bincount(self._block(block)[0][:rest], minlength=len(found))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from copy import copy
 from itertools import starmap
 from numbers import Real
-from typing import Any, ClassVar, Literal, NoReturn, Self, TypeAlias, cast, get_args
+from typing import Any, ClassVar, NoReturn, Self, cast, get_args
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from dataload._util.settings import check_choice, check_keys
 from dataload.catalog.fields import common_classes
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
+from dataload.samplers.mixture import Stop
 from dataload.samplers.weighted import check_weights
 from dataload.sources.base import Source, Span, ViewSource
 from dataload.sources.expression import Expression
@@ -174,9 +175,6 @@ class ConcatSource(ViewSource[Any]):
 
     def __repr__(self) -> str:
         return f"ConcatSource({len(self._parents)} sources)"
-
-
-Stop: TypeAlias = Literal["first", "longest", "never"]
 
 
 def concat(sources: Sequence[Any]) -> ConcatSource:

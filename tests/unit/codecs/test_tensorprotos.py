@@ -180,6 +180,13 @@ def test_what_is_decoded_one_by_one(buffers):
     assert decode_batch([encode({"x": 1})] * 4, None)["x"].tolist() == [1] * 4
 
 
+def test_numbers_of_other_lengths_in_as_many_bytes():
+    values = [[300, 1], [1, 300], [2, 200], [129, 0]] * 4
+    for dtype in (np.int64, np.uint16):
+        batch = decode_batch([encode({"x": np.array(value, dtype)}) for value in values], None)
+        assert batch["x"].tolist() == values
+
+
 def test_values_of_one_dtype_that_are_written_in_two_ways():
     """BYTE stands as it is, UINT8 as numbers: long values of the former are cut out of the records."""
     for count in (3, 600):
@@ -189,6 +196,12 @@ def test_values_of_one_dtype_that_are_written_in_two_ways():
         batch = decode_batch([byte, number] * 8, None)
         assert (batch is None) == (count == 600)
         assert batch is None or batch["x"].tolist() == [[1] * count] * 16
+
+
+def test_empty_arrays_and_records():
+    batch = decode_batch([encode({"x": np.zeros((0, 2), np.int16), "y": np.zeros(0)})] * 4, None)
+    assert [(x.dtype.name, x.shape) for x in batch.values()] == [("int16", (4, 0, 2)), ("float64", (4, 0))]
+    assert decode_batch([b""] * 4, None) == {}
 
 
 def test_what_is_returned_is_the_callers_own():

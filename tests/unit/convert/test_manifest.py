@@ -432,6 +432,24 @@ def test_an_interrupted_run_resumes(tmp_path):
     assert ".dataload.json.index.log" not in os.listdir(tmp_path)
 
 
+def test_a_run_with_other_options_that_fails_keeps_what_is_noted(tmp_path):
+    unlisted(tmp_path, name="a.array_record", shards=3)
+
+    def stop(done, _):
+        if done:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        index_shards(str(tmp_path), progress=stop)
+    shard = min(tmp_path.glob("a-*"))
+    data = shard.read_bytes()
+    shard.write_bytes(data[:50])
+    with pytest.raises(CorruptFileError):
+        index_shards(str(tmp_path), options={"codec": "npz"})
+    shard.write_bytes(data)
+    assert index_shards(str(tmp_path)).resumed >= 1
+
+
 def test_what_cannot_be_indexed(tmp_path):
     for name in "ab":
         (tmp_path / name).mkdir()

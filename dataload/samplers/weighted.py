@@ -109,7 +109,7 @@ def check_weights(weights: object) -> Float64Array:
     except (TypeError, ValueError, OverflowError):
         checked = np.empty(0)
     if checked.ndim != 1 or not checked.size:
-        raise setting_error("weights", weights, "must hold at least one number")
+        raise setting_error("weights", weights, "must be a list of one or more numbers")
     wrong = np.flatnonzero(~((checked >= 0) & np.isfinite(checked)))
     if wrong.size:
         value = checked[wrong[0]].item()

@@ -165,7 +165,7 @@ def test_what_cannot_be_changed_says_why():
         ({1.0, 2.0, 3.0, 4.0}, "must have an order"),
         ([1, 2], "one weight for each of the 4 samplers"),
         ([0, 0, 0, 0], "must not all be zero"),
-        ([[1, 1, 1, 1]], "must hold at least one number|one weight for each"),
+        ([[1, 1, 1, 1]], "must be a list of one or more numbers|one weight for each"),
     ]:
         with pytest.raises(ConfigError, match=message):
             loader.change_weights(wrong)

@@ -110,7 +110,7 @@ NO_NUMBERS = [[], 3, "12", ["1", "2"], [[1, 2]], [1, [2]], [1j], [1, {}], [1, 10
 WEIGHTS = [
     (partial(Weighted, weights, 1, 0), message)
     for weights, message in [
-        *((wrong, f"weights must hold at least one number, got {wrong!r}") for wrong in NO_NUMBERS),
+        *((wrong, f"weights must be a list of one or more numbers, got {wrong!r}") for wrong in NO_NUMBERS),
         ([1, -2.5], "weights must be finite and not negative, got -2.5 at position 1"),
         ([float("inf"), 1], "weights must be finite and not negative, got inf at position 0"),
         (ONE_NAN, "weights must be finite and not negative, got nan at position 77"),
@@ -125,9 +125,9 @@ MIXTURES = [
     for settings, message in [
         ((FIVE, (1,)), "samplers must hold one sampler per component, got Sequential(length=5)"),
         (((), ()), "samplers must hold one sampler per component, got ()"),
-        (((FIVE,), 1), "weights must hold at least one number, got 1"),
-        ((TWO, "ab"), "weights must hold at least one number, got ('a', 'b')"),
-        ((TWO, (1, (2, 3))), "weights must hold at least one number, got (1, (2, 3))"),
+        (((FIVE,), 1), "weights must be a list of one or more numbers, got 1"),
+        ((TWO, "ab"), "weights must be a list of one or more numbers, got ('a', 'b')"),
+        ((TWO, (1, (2, 3))), "weights must be a list of one or more numbers, got (1, (2, 3))"),
         ((TWO, (1, 2, 3)), f"{ONE_EACH}(1.0, 2.0, 3.0)"),
         ((TWO, ((1, 2), (3,))), f"{ONE_EACH}(3.0,)"),
         ((TWO, {0: (1, 1), 3: (1,)}), f"{ONE_EACH}(1.0,)"),

@@ -228,7 +228,7 @@ MIXED = dataload.mix({A: 1, B: 1})
         (lambda: dataload.mix({}), ConfigError, f"{TAKES}dict of 0"),
         (lambda: dataload.mix(A), ConfigError, "got RangeSource(3, start=0, step=1)"),
         (lambda: dataload.mix({A: -1, B: 1}), ConfigError, "weights must be finite and not negative, got -1"),
-        (lambda: dataload.mix({A: "1", B: 1}), ConfigError, "weights must hold at least one number"),
+        (lambda: dataload.mix({A: "1", B: 1}), ConfigError, "weights must be a list of one or more numbers"),
         (lambda: dataload.mix({A: float("inf")}), ConfigError, "weights must be finite and not negative, got inf"),
         (lambda: dataload.mix({A: 0, B: 0}), ConfigError, "weights must not all be zero"),
         (lambda: dataload.mix({"a": A}, {"b": 1, "a": 1}), ConfigError, f"{EACH_NAME} has unknown names: 'b'"),

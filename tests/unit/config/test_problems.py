@@ -70,7 +70,7 @@ sampler={kind='mixture', weights={0=[1, 2], 9=[1]}} => sampler.weights: * one we
 sampler={kind='mixture', weights=[[1, 2], {0=[1, -2]}]} => sampler.weights[1].0[1] is -2: expected a number >= 0
 sampler={kind='mixture', weights={a=[1, 2]}} => sampler.weights.a is [1, 2]: expected *
 sampler={kind='mixture', weights=[[1, 2], [1]]} => sampler.weights: * one weight for each of the 2 samplers, got (1.0,)
-sampler={kind='mixture', weights=[[1, 2], 1]} => sampler.weights: * must be a list of one or more numbers, got ((1.0, 2.0), 1.0)
+sampler={kind='mixture', weights=[[1, 2], 1]} => sampler.weights: * a list of one or more numbers, got ((1.0, 2.0), 1.0)
 sampler={kind='mixture', weights=[1, 'a']} => *[1] is 'a': expected a number or a table or a list
 sampler={kind='mixture', weights=[[1, 'a']]} => sampler.weights[0][1] is 'a': expected a number
 sampler={kind='mixture', weights=1} => * is 1: expected a table or a list

@@ -48,7 +48,7 @@ Stop: TypeAlias = Literal["first", "longest", "never"]
 """The end of an epoch of a mixture."""
 
 _MOST_SHOWN = 64
-_BLOCK = 1 << 14
+_BLOCK = 1 << 14  # positions that the inverse looks at together
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +395,6 @@ class Mixture:
             number = bisect_right(blocks, wanted[0], key=lambda start: schedule.draws(start)[component])
             block = np.arange(blocks[number - 1], min(blocks[number - 1] + _BLOCK, below))
             components, drawn = schedule.turns(block)
-            found.append(block[(components == component) & np.isin(drawn, wanted)])
+            found.append(block[(components == component) & np.isin(drawn, wanted[:_BLOCK])])
             wanted = wanted[len(found[-1]) :]
         return np.concatenate(found)

@@ -13,7 +13,7 @@ import numpy as np
 from dataload._util.caches import PerProcess
 from dataload._util.fingerprint import digest
 from dataload._util.indexing import split_by_shard
-from dataload._util.settings import check_choice, check_keys
+from dataload._util.settings import check_choice, check_keys, setting_error
 from dataload.catalog.fields import common_classes
 from dataload.collate import scatter_columns
 from dataload.errors import ConfigError
@@ -231,7 +231,10 @@ def mix(
         700
     """
     pairs = [*_pairs(sources, weights)]
-    shares = tuple(check_weights([weight for _, weight in pairs]).tolist())
+    given = [weight for _, weight in pairs]
+    if any(isinstance(weight, bool) for weight in given):
+        raise setting_error("weights", given, "must be numbers")
+    shares = tuple(check_weights(given).tolist())
     check_choice("stop", stop, get_args(Stop))
     names = None if weights is None else [*cast("Mapping[str, Any]", sources)]
     parts = [as_source(source) for source, _ in pairs]

@@ -231,6 +231,7 @@ MIXED = dataload.mix({A: 1, B: 1})
         (lambda: dataload.mix({A: "1", B: 1}), ConfigError, "weights must be a list of one or more numbers"),
         (lambda: dataload.mix({A: float("inf")}), ConfigError, "weights must be finite and not negative, got inf"),
         (lambda: dataload.mix({A: 0, B: 0}), ConfigError, "weights must not all be zero"),
+        (lambda: dataload.mix({A: True, B: 1}), ConfigError, "weights must be numbers, got [True, 1]"),
         (lambda: dataload.mix({"a": A}, {"b": 1, "a": 1}), ConfigError, f"{EACH_NAME} has unknown names: 'b'"),
         (
             lambda: dataload.mix(dict.fromkeys("abcde", A), {}),

@@ -359,14 +359,13 @@ class FileSource(Source[T_co]):
             self._remote.release()
 
     def __getstate__(self) -> dict[str, Any]:
-        state = self.__dict__.copy()
-        del state["_opened"], state["_described"]
+        state = {name: value for name, value in self.__dict__.items() if name not in ("_opened", "_described")}
         if self._known is not None and not any(map(is_url, self._paths)):
             # What is known of local files holds here and now. Workers compare versions.
             state["_known"] = replace(self._known, contents=None, versions=None)
         if not is_pickled_for_worker():
             del state["_versions"]  # another machine has other files, and so may this one tomorrow
-            return state
+            return state if self._known is None or self._known.listed else state | {"_known": None}
         if self._known is None and self._has_versions():  # so that a worker opens shards when it reads them
             with suppress(DataloadError):  # raised again where it is read
                 state["_known"] = ListedShards(self.shard_lengths, self._data_set().fields, listed=False)

@@ -273,10 +273,7 @@ class VideoSource(FileSource[Record]):
 
     def __getstate__(self) -> dict[str, Any]:
         state = {name: value for name, value in super().__getstate__().items() if name not in _PER_PROCESS}
-        if not is_pickled_for_worker():
-            listed = self._known is not None and self._known.listed
-            return state | {"_address": "", "_known": self._known if listed else None}
-        server = self._server.peek()
+        server = self._server.peek() if is_pickled_for_worker() else None
         return state | {"_address": server.address if server else ""}
 
     def __setstate__(self, state: dict[str, Any]) -> None:

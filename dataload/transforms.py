@@ -58,7 +58,11 @@ class NamedTransform:
 
 
 def compose(
-    transform: Transform | Sequence[Transform] | None, setting: str = "transform", argument: str = "a sample"
+    transform: Transform | Sequence[Transform] | None,
+    setting: str = "transform",
+    argument: str = "a sample",
+    *,
+    may_yield: bool = False,
 ) -> tuple[NamedTransform, ...]:
     """Return the transforms of a `setting` that is None, a function of an `argument`, or a list of functions."""
     functions: Sequence[Any] = transform if isinstance(transform, (list, tuple)) else [transform]
@@ -70,7 +74,7 @@ def compose(
         name = getattr(function, "__qualname__", None) or type(function).__qualname__
         takes_context = _takes_context(function)
         arguments = [argument, "its context"] if takes_context else [argument]
-        check_call(setting, function, *arguments, may_yield=setting == "make_stream")
+        check_call(setting, function, *arguments, may_yield=may_yield)
         named.append(NamedTransform(function, name, takes_context))
     return tuple(named)
 

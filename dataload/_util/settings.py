@@ -90,10 +90,9 @@ def check_keys(name: str, values: Mapping[Any, Any], names: Iterable[Any]) -> No
     """Raise ConfigError, which tells the names, unless a setting has one value for each name."""
     for what, keys in (("lacks", {*names} - {*values}), ("has unknown names", {*values} - {*names})):
         if keys:
-            some = ", ".join(map(repr, sorted(keys, key=str)[:3])) + (
-                f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-            )
-            raise ConfigError(f"{name} must hold one number for each name, and {what}: {some}", key=name, value=values)
+            some, more = map(repr, sorted(keys, key=str)[:3]), f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+            message = f"{name} must hold one number for each name, and {what}: {', '.join(some)}{more}"
+            raise ConfigError(message, key=name, value=values)
 
 
 def as_tuple(values: Any) -> tuple[Any, ...]:
@@ -276,11 +275,8 @@ def check_call(name: str, function: Callable[..., Any], *arguments: str, may_yie
 
     Unless it `may_yield`, it has to return its result.
     """
-    if not may_yield and (
-        inspect.isgeneratorfunction(function)
-        or inspect.iscoroutinefunction(function)
-        or inspect.isasyncgenfunction(function)
-    ):
+    kinds = inspect.isgeneratorfunction, inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    if not may_yield and any(is_kind(function) for is_kind in kinds):
         raise ConfigError(f"{name} returns its result: define it without yield and async", key=name, value=function)
     try:
         signature = inspect.signature(function)

@@ -1,10 +1,12 @@
-"""Arrays that are slow to make and kept for later: tables of an archive's samples, results of filters, lists of files.
+"""Arrays that are slow to make and kept for later: tables of archives, results of filters, lengths of many files.
+
+The lengths of many files are one list, which is kept as the result of a filter is.
 
 They lie in hidden files beside the data, or, if those are at a URL or their directory is not writable, in the folder
 ``tables`` of the cache of the node or user. A table is called by what it describes, so a new one replaces it. A filter
 is called by its address, a hash of all that it was computed from; a directory keeps `MOST_FILTERS`. Both count only as
 long as the files of the data have the sizes and versions in their key. A file that cannot be written is skipped. The
-environment variable ``DATALOAD_CACHE=0`` turns all of it off. A list of many files counts as a filter.
+environment variable ``DATALOAD_CACHE=0`` turns all of it off.
 """
 
 import hashlib

@@ -51,14 +51,9 @@ Where: TypeAlias = Annotated[
     str | None, typer.Option(help="Only records that fulfil a condition, such as \"label == 3 and name != 'b'\".")
 ]
 Split: TypeAlias = Annotated[
-    str | None,
-    typer.Option(
-        help="Shares of parts, and settings: 'train=0.9,test=0.1,seed=1,stratify=label'; or 'folds=5,seed=1'."
-    ),
+    str | None, typer.Option(help="Shares of parts, and settings: 'train=0.9,test=0.1,seed=1', or 'folds=5,group=id'.")
 ]
-Take: TypeAlias = Annotated[
-    str | None, typer.Option(help="Name of the part of --split to read; of folds test-0, train-0, test-1, ...")
-]
+Take: TypeAlias = Annotated[str | None, typer.Option(help="Part of --split to read; of folds test-0, train-0, ...")]
 JsonFlag: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ConfigFile: TypeAlias = Annotated[str, typer.Argument(help="A config file: TOML, YAML or JSON.", metavar="CONFIG")]
 Overrides: TypeAlias = Annotated[

@@ -65,7 +65,7 @@ class ChangeLog:
 
     @property
     def is_new(self) -> bool:
-        """Whether the log is still empty."""
+        """True until something is written to the log."""
         return not self._now
 
     def changes(self) -> tuple[Change, ...]:

@@ -195,7 +195,7 @@ def unpermute(image: int, n: int, key: npt.NDArray[np.uint64]) -> int:
             return image
 
 
-@lru_cache(256)  # a block of an order takes as long as making them, and the next one has the same
+@lru_cache(256)  # making them takes as long as a block of an order does, and the next block has the same
 def _round_constants(key: bytes, bits: int, kind: Any) -> list[tuple[Any, Any, Any, Any]]:
     mask = (1 << bits) - 1
     first, second = np.frombuffer(key, np.uint64)

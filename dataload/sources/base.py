@@ -211,13 +211,12 @@ class Folds(list[tuple[Source[Any], Source[Any]]]):
         division: Division,
     ) -> None:
         super().__init__(pairs)
-        self._source, self._indices, self._division = source, [fold.indices for _, fold in pairs], division
+        self._parts = Parts(source, {f"fold {number}": fold for number, (_, fold) in enumerate(pairs)}, division)
 
     @property
     def report(self) -> str:
-        """A line for each fold, as of `Parts`."""
-        names = [f"fold {number}" for number in range(len(self))]
-        return "\n".join(self._division.report(self._source, names, self._indices))
+        """A line for each fold; see `Parts.report`."""
+        return self._parts.report
 
 
 class Parts(dict[str, Source[Any]]):

@@ -34,7 +34,7 @@ ADVICE: Mapping[str, str] = {
     **dict.fromkeys((".pt", ".pth"), f"load it with torch.load: {_ARRAYS}"),
     **dict.fromkeys((".md", ".txt"), "pass format='text': a record is then the file, a line or a paragraph (records=)"),
 }
-"""What to do with a file that no format reads, by its suffix."""
+"""Advice on files that no format reads, by suffix."""
 
 
 def describe_head(head: bytes) -> str:

@@ -54,12 +54,14 @@ class RowLayout:
         self._order = [places[name] for name in self._names]
         self._starts = np.array([fields[name][0] for name in grouped], np.int64)
         self._lengths = np.repeat([size for *_, size in self._groups], [count for count, *_ in self._groups])
-        self._planned = self._plan(0)
+        self._planned = self._plan(0)  # of the last batch: most have as many rows
 
     def columns(self, rows: int, cut: Cut) -> dict[str, Array] | None:
         """Return the fields of rows, arrays of (rows, *shape) in one block; None if a row is not as it must be."""
-        planned = self._planned  # most batches have as many rows
-        _, edges, joined = planned if planned[0] == rows else self._plan(rows)
+        planned = self._planned
+        if planned[0] != rows:
+            planned = self._planned = self._plan(rows)
+        _, edges, joined = planned
         block = pooled_empty((edges[-1],), np.uint8)
         if cut(block, self._starts, self._lengths, joined, self._first, self._mask) >= 0:
             return None
@@ -75,8 +77,7 @@ class RowLayout:
             start = -(-edges[-1] // _ALIGNMENT) * _ALIGNMENT
             edges += [start, start + count * rows * size]
             targets.append(start + np.arange(count) * (rows * size))
-        self._planned = planned = rows, edges, np.concatenate(targets)
-        return planned
+        return rows, edges, np.concatenate(targets)
 
 
 @dataclass(frozen=True, slots=True)

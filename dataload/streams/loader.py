@@ -147,7 +147,7 @@ class MultiStreamLoader(LoaderBase[Any]):
             collate=without_warning(making := choose_collate(collate, pad_value, packs=False)),
             transform=check_batch_transform(batch_transform),
         )
-        (step,) = compose(make_stream, "make_stream", "a sequence")
+        (step,) = compose(make_stream, "make_stream", "a sequence", may_yield=True)
         self._plan = StreamSpec(step, sequences, order, chunk, ends, self._make_batch.joins)
         workers = WorkerSettings.of(num_workers, executor, prefetch, timeout)
         rows = range(self._rank, order.rows, self._world_size)

@@ -409,7 +409,7 @@ def test_the_page_on_orders_names_every_kind_and_class():
 def test_the_paths_that_a_page_names_exist(page):
     text = re.sub(r"```.*?```", "", (ROOT / page).read_text(), flags=re.DOTALL).replace("NAME", "tar")
     named = set(re.findall(r"`([\w./-]+(?:/|\.(?:py|md|json|toml)))`", text))
-    folders = ROOT, ROOT / "dataload", ROOT / "dataload/sources/tar"  # the last for `format.py` of any format
+    folders = ROOT, ROOT / "dataload", ROOT / "dataload/sources/tar"  # the last for `__init__.py` of any format
     assert len(named) > 5
     assert [name for name in sorted(named) if not any((folder / name).exists() for folder in folders)] == []
 

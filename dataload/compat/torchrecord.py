@@ -30,7 +30,7 @@ from dataload.codecs.decoders import decode_image, image_kind
 from dataload.codecs.tensorprotos import TYPES
 from dataload.errors import ConfigError
 from dataload.samplers import PoolShuffle, Sequential
-from dataload.sources.lmdb.format import TORCHRECORD
+from dataload.sources.lmdb import TORCHRECORD
 from dataload.sources.lmdb.reader import LMDBShard
 from dataload.sources.lmdb.torchrecord import TorchRecordSource
 from dataload.sources.lmdb.tree import is_torchrecord, list_subdatabases

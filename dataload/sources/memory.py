@@ -30,7 +30,7 @@ class MemorySource(Source[Any]):
             lists), or a table of pandas, Polars, pyarrow or another library that exports Arrow (this needs pyarrow;
             `dataload.codecs.arrow` has the types).
         fields: Names of the fields to read; None means all.
-        nulls: What stands for nulls of a table; see `dataload.sources.arrow.format.TableOptions`. By default, reading a
+        nulls: What stands for nulls of a table; see `dataload.sources.arrow.TableOptions`. By default, reading a
             null that is neither a float nor a time is a CorruptFileError, and a warning tells how many there are.
 
     Raises:

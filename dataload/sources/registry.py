@@ -22,21 +22,21 @@ from typing import TYPE_CHECKING
 from dataload._util.lazy import entry_points_of
 from dataload._util.settings import check_setting
 from dataload.errors import ConfigError, MissingDependencyError, UnsupportedFormatError, closest
-from dataload.sources.array_record.format import ARRAY_RECORD, TFDS
-from dataload.sources.arrow.format import ARROW, CSV, HUGGING_FACE, PARQUET
-from dataload.sources.folder.format import FOLDER
+from dataload.sources.array_record import ARRAY_RECORD, TFDS
+from dataload.sources.arrow import ARROW, CSV, HUGGING_FACE, PARQUET
+from dataload.sources.folder import FOLDER
 from dataload.sources.format import ADVICE, HEAD_BYTES, Format, describe_head
-from dataload.sources.jsonl.format import JSONL
-from dataload.sources.lerobot.format import LEROBOT
-from dataload.sources.lmdb.format import LMDB, TORCHRECORD
-from dataload.sources.mds.format import MDS
+from dataload.sources.jsonl import JSONL
+from dataload.sources.lerobot import LEROBOT
+from dataload.sources.lmdb import LMDB, TORCHRECORD
+from dataload.sources.mds import MDS
 from dataload.sources.options import Options
-from dataload.sources.syrah.format import SYRAH
-from dataload.sources.tar.format import TAR, WIDS
-from dataload.sources.text.format import TEXT, has_only_texts
-from dataload.sources.tfrecord.format import TFRECORD
-from dataload.sources.tokens.format import TOKENS
-from dataload.sources.video.format import VIDEO
+from dataload.sources.syrah import SYRAH
+from dataload.sources.tar import TAR, WIDS
+from dataload.sources.text import TEXT, has_only_texts
+from dataload.sources.tfrecord import TFRECORD
+from dataload.sources.tokens import TOKENS
+from dataload.sources.video import VIDEO
 from dataload.storage import Remote, is_url, join, storage_of
 
 if TYPE_CHECKING:

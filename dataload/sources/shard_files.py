@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataload._util.indexing import expand_braces, missing_parts
 from dataload.catalog.manifest import MANIFEST_NAME
 from dataload.errors import ConfigError, SourceError, SourceNotFoundError
-from dataload.sources.folder.format import is_medium, is_metadata
+from dataload.sources.folder import is_medium, is_metadata
 from dataload.storage import Remote, base_name, has_wildcards, is_url, join, list_folder, storage_of
 
 _SHOWN = 3

@@ -14,7 +14,7 @@ import numpy as np
 from dataload._util.arrays import check_lengths
 from dataload._util.caches import DecodedCache, on_fork
 from dataload.errors import ConfigError, CorruptFileError, SourceNotFoundError
-from dataload.sources.array_record.format import ArrayRecordOptions, load_array_record
+from dataload.sources.array_record import ArrayRecordOptions, load_array_record
 from dataload.sources.array_record.layout import (
     BLOCK_SIZE,
     SIGNATURE,

@@ -29,7 +29,7 @@ from dataload._util.arrays import MAX_RECORD_BYTES, check_size, fits
 from dataload.codecs import example
 from dataload.codecs.decoders import decode_image
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
-from dataload.sources.array_record.format import TFDS
+from dataload.sources.array_record import TFDS
 from dataload.sources.array_record.reader import ArrayRecordSource
 from dataload.sources.array_record.tfds_info import INFO_NAME, parse_info, parse_json, select_records
 from dataload.storage import Remote, RemoteOptions, join, local_path, storage_of

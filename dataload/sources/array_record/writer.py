@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dataload.errors import ConfigError, SourceError
-from dataload.sources.array_record.format import ArrayRecordWriterOptions, load_array_record
+from dataload.sources.array_record import ArrayRecordWriterOptions, load_array_record
 from dataload.sources.array_record.layout import BLOCK_SIZE, CHUNK_HEADER_BYTES, HASH_BYTES, HASH_KEY
 from dataload.sources.array_record.riegeli import BLOCK_HEADER_BYTES
 from dataload.sources.options import MOST_RECORDED_BYTES, build_recorded, parse_recorded

@@ -14,7 +14,7 @@ from dataload.codecs.arrow import check_field, combined, load_arrow, numbers_of,
 from dataload.codecs.decoders import DECODERS, Decoder, find_decoder, for_extension
 from dataload.codecs.nulls import check_names, fill_of, mask_name
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
-from dataload.sources.arrow.format import TableOptions
+from dataload.sources.arrow import TableOptions
 from dataload.types import FieldSpec
 
 

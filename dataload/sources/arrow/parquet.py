@@ -16,7 +16,7 @@ from dataload.codecs.arrow import is_text, load_arrow, pa_module, without_views
 from dataload.codecs.expansion import longest_in_dictionaries, total_bytes
 from dataload.codecs.nulls import shows_nulls
 from dataload.errors import CorruptFileError
-from dataload.sources.arrow.format import TableOptions
+from dataload.sources.arrow import TableOptions
 from dataload.sources.arrow.ipc import Read
 from dataload.sources.arrow.table import TableReader, TableSource
 from dataload.sources.shards import ShardReader

@@ -19,8 +19,8 @@ from dataload.codecs import arrow
 from dataload.codecs.arrow import ColumnContext, load_arrow
 from dataload.codecs.nulls import fill_nulls, shows_nulls
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError, closest
+from dataload.sources.arrow import STATE_FILE, ArrowOptions, CsvOptions
 from dataload.sources.arrow.columns import numbered
-from dataload.sources.arrow.format import STATE_FILE, ArrowOptions, CsvOptions
 from dataload.sources.arrow.gather import Gatherer, plan_nodes
 from dataload.sources.arrow.ipc import Layout, Message, pairs_of, parse_layout
 from dataload.sources.arrow.table import TableReader, TableSource

@@ -24,9 +24,9 @@ from dataload.codecs.arrow import REMEDIES, ColumnContext, load_arrow, pa_module
 from dataload.codecs.decoders import Decoder
 from dataload.codecs.nulls import Fill, with_masks
 from dataload.errors import CorruptFileError, DataloadError
+from dataload.sources.arrow import TableOptions
 from dataload.sources.arrow.blocks import Blocks, Column, Form
 from dataload.sources.arrow.columns import UNKNOWN, classes_in, facts_of, merged_classes, numbered, value_set
-from dataload.sources.arrow.format import TableOptions
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.expression import Expression
 from dataload.sources.file_source import FileSource

@@ -11,7 +11,7 @@ import numpy as np
 
 from dataload.codecs.arrow import load_arrow
 from dataload.errors import ConfigError, closest
-from dataload.sources.arrow.format import ParquetWriterOptions, TableWriterOptions
+from dataload.sources.arrow import ParquetWriterOptions, TableWriterOptions
 from dataload.sources.writer import Writer, require_fields
 from dataload.types import Array
 

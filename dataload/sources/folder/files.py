@@ -16,7 +16,7 @@ from dataload._util.arrays import check_size
 from dataload._util.fingerprint import digest
 from dataload.catalog.evidence import ends_of_file
 from dataload.errors import CorruptFileError, UnsupportedFormatError
-from dataload.sources.folder.format import FolderOptions
+from dataload.sources.folder import FolderOptions
 from dataload.storage import Listing, RecordFile, is_url, join, list_folder, read_files, storage_of
 from dataload.storage.paths import leads_elsewhere
 from dataload.types import Int64Array

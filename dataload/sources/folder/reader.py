@@ -22,8 +22,8 @@ from dataload.codecs.decoders import DECODERS, Decoder, decode_images, for_exten
 from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.file_source import FileSource
+from dataload.sources.folder import FolderOptions, is_medium, is_metadata, split_pattern
 from dataload.sources.folder.files import Files, open_files
-from dataload.sources.folder.format import FolderOptions, is_medium, is_metadata, split_pattern
 from dataload.sources.folder.rows import Sheet, join_labels
 from dataload.sources.folder.table import (
     KEY,

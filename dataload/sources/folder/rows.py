@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.folder.format import MissingFile
+from dataload.sources.folder import MissingFile
 from dataload.sources.folder.table import KEY, FileTable, with_classes
 from dataload.types import Array
 

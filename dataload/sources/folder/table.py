@@ -13,7 +13,7 @@ import numpy as np
 from dataload._util.indexing import expand_braces
 from dataload.codecs.decoders import known_extension
 from dataload.errors import ConfigError, SourceNotFoundError, closest
-from dataload.sources.folder.format import MissingFile
+from dataload.sources.folder import MissingFile
 from dataload.storage import Listing
 from dataload.types import Array, FieldSpec, Int64Array
 

@@ -22,7 +22,7 @@ from dataload.errors import CorruptFileError
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.expression import Expression
 from dataload.sources.file_source import FileSource
-from dataload.sources.jsonl.format import JsonlOptions
+from dataload.sources.jsonl import JsonlOptions
 from dataload.sources.shards import ShardReader
 from dataload.sources.views.select import match_columns
 from dataload.storage import RecordFile, storage_of, unchanged

@@ -20,7 +20,7 @@ from dataload._util.settings import check_fields
 from dataload.catalog.fields import require_known
 from dataload.errors import ConfigError, CorruptFileError, SourceError, UnsupportedFormatError
 from dataload.sources.base import Source, ViewSource
-from dataload.sources.lerobot.format import INFO_NAME, LeRobotOptions
+from dataload.sources.lerobot import INFO_NAME, LeRobotOptions
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.registry import get_format
 from dataload.sources.shards import Location

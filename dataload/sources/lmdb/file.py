@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import CorruptFileError, SourceNotFoundError, UnsupportedFormatError
-from dataload.sources.lmdb.format import DATA_FILE
+from dataload.sources.lmdb import DATA_FILE
 from dataload.sources.options import MOST_RECORDED_BYTES, parse_recorded
 from dataload.storage import RecordFile, Remote, absolute, join, storage_of
 from dataload.storage.core import core

@@ -20,8 +20,8 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import EncodedShard, copy_records
 from dataload.sources.file_source import FileSource
+from dataload.sources.lmdb import LMDBOptions
 from dataload.sources.lmdb.file import FileInfo, Tree, data_file
-from dataload.sources.lmdb.format import LMDBOptions
 from dataload.sources.lmdb.tree import Nodes, Snapshot, open_snapshot, read_key, read_tree, subdatabases, verify_pages
 from dataload.storage import RecordFile
 from dataload.storage.core import PLACE_BITS

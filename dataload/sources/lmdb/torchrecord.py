@@ -13,8 +13,8 @@ from dataload.catalog.arrays import IndexKey, store_cached
 from dataload.catalog.fields import select_fields
 from dataload.codecs.codec import decode_batch, resolve_codec
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
+from dataload.sources.lmdb import TorchRecordOptions
 from dataload.sources.lmdb.file import FileInfo, Tree
-from dataload.sources.lmdb.format import TorchRecordOptions
 from dataload.sources.lmdb.reader import LMDBFileSource, LMDBShard, Values, find_table
 from dataload.sources.lmdb.tree import Nodes, open_snapshot, read_key, read_tree, subdatabases, verify_pages
 from dataload.sources.shards import shard_of

@@ -10,8 +10,8 @@ from dataload._util.indexing import even_split
 from dataload.codecs.tensorprotos import encode
 from dataload.errors import ConfigError, MachineError
 from dataload.sources.format import Format
+from dataload.sources.lmdb import DATA_FILE, LMDB, TORCHRECORD, LMDBWriterOptions, TorchRecordWriterOptions
 from dataload.sources.lmdb.file import RECORDED_OFFSET
-from dataload.sources.lmdb.format import DATA_FILE, LMDB, TORCHRECORD, LMDBWriterOptions, TorchRecordWriterOptions
 from dataload.sources.options import build_recorded
 from dataload.sources.writer import Writer, choose_codec, codec_name, encode_bytes, require_fields
 from dataload.storage.errors import free_space

@@ -17,8 +17,8 @@ from dataload.errors import CorruptFileError, DataloadError, UnsupportedFormatEr
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.encoded import LoadedRecords
 from dataload.sources.file_source import FileSource
+from dataload.sources.mds import INDEX_NAME, MDS, MDSOptions
 from dataload.sources.mds.columns import Column, array_head, parse_column
-from dataload.sources.mds.format import INDEX_NAME, MDS, MDSOptions
 from dataload.sources.shards import ListedShards, ShardReader
 from dataload.storage import RecordFile, base_name, is_url, join, named_files, parent, storage_of
 from dataload.storage.backend import map_unpacked

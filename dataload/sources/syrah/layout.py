@@ -21,7 +21,7 @@ import numpy as np
 from dataload._util.caches import Memo
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import CorruptFileError
-from dataload.sources.syrah.format import SYRAH
+from dataload.sources.syrah import SYRAH
 from dataload.storage import RecordFile, Remote
 from dataload.storage.kept import CachedTable
 from dataload.types import Int64Array

@@ -14,7 +14,7 @@ from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.directory import ShardDirectory, ShardNumbers
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
-from dataload.sources.syrah.format import SyrahOptions
+from dataload.sources.syrah import SyrahOptions
 from dataload.sources.syrah.layout import DTYPES, Column, load_columns
 from dataload.storage import RecordFile, storage_of
 from dataload.storage.record_file import RowLayout

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from dataload.errors import CorruptFileError, UnsupportedFormatError
-from dataload.sources.tar.format import OnDamage
+from dataload.sources.tar import OnDamage
 
 BLOCK = 512
 END = bytes(2 * BLOCK)

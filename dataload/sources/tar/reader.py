@@ -10,7 +10,7 @@ from dataload.codecs.decoders import plan_decoders
 from dataload.errors import ConfigError, CorruptFileError, DataloadError, UnsupportedFormatError, closest
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ListedShards, OpenShards, ShardReader
-from dataload.sources.tar.format import TarOptions
+from dataload.sources.tar import TarOptions
 from dataload.sources.tar.samples import TarSettings
 from dataload.sources.tar.shard import TarReader
 from dataload.storage import (

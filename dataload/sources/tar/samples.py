@@ -23,7 +23,7 @@ from dataload.codecs.audio import rate_field
 from dataload.codecs.decoders import DECODERS, Decoder, for_extension, known_extension
 from dataload.codecs.npz import build_npy
 from dataload.errors import ConfigError
-from dataload.sources.tar.format import TarOptions
+from dataload.sources.tar import TarOptions
 from dataload.sources.tar.header import BLOCK, Member
 from dataload.storage.core import core
 from dataload.types import Array, BytesColumn, Int64Array

@@ -17,7 +17,7 @@ from dataload.collate import default_collate
 from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatError
 from dataload.sources.directory import ShardDirectory
 from dataload.sources.shards import ShardReader
-from dataload.sources.tar.format import KEY
+from dataload.sources.tar import KEY
 from dataload.sources.tar.samples import TarSettings, integers, name_fields, rate_fields
 from dataload.sources.tar.shared import SharedSamples
 from dataload.sources.tar.table import load_table, name_from_archive

@@ -10,7 +10,7 @@ import numpy as np
 from dataload.catalog.arrays import IndexKey, recall, store_cached, within
 from dataload.errors import CorruptFileError
 from dataload.sources.options import parse_recorded
-from dataload.sources.tar.format import OnDamage
+from dataload.sources.tar import OnDamage
 from dataload.sources.tar.header import (
     BLOCK,
     GREATEST_SIZE,

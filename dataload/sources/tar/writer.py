@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from dataload.errors import ConfigError, CorruptFileError
 from dataload.sources.options import FileOptions, build_recorded
-from dataload.sources.tar.format import KEY, TarWriterOptions
+from dataload.sources.tar import KEY, TarWriterOptions
 from dataload.sources.tar.header import BLOCK, END, Member, build_comment, build_header, padded, scan
 from dataload.sources.tar.index import build_head, build_line, index_path
 from dataload.sources.tar.samples import decode_name, encode_field, split_name

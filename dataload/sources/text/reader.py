@@ -11,7 +11,7 @@ from dataload.catalog.fields import require_known
 from dataload.errors import CorruptFileError, SourceNotFoundError
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
-from dataload.sources.text.format import TextOptions, texts_among
+from dataload.sources.text import TextOptions, texts_among
 from dataload.storage import base_name, files_below, join, storage_of, unchanged
 from dataload.storage.backend import is_compressed, read_text
 from dataload.types import FieldSpec, Int64Array, Record

@@ -27,7 +27,7 @@ from dataload.sources.encoded import EncodedShard, Gather
 from dataload.sources.file_source import FileSource
 from dataload.sources.format import describe_head
 from dataload.sources.shards import ShardReader
-from dataload.sources.tfrecord.format import TFRECORD, TFRecordOptions, TFRecordWriterOptions
+from dataload.sources.tfrecord import TFRECORD, TFRecordOptions, TFRecordWriterOptions
 from dataload.sources.writer import Writer, choose_codec, encode_bytes
 from dataload.storage import RecordFile, storage_of
 from dataload.storage.kept import CachedTable

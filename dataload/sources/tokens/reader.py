@@ -16,8 +16,8 @@ from dataload.errors import ConfigError, CorruptFileError, UnsupportedFormatErro
 from dataload.sources.directory import WITHIN, ShardDirectory, ShardNumbers
 from dataload.sources.file_source import FileSource
 from dataload.sources.shards import ShardReader
+from dataload.sources.tokens import COUNT_FIELD, POSITION_FIELD, SEGMENT_FIELD, TokenOptions, fitting_token
 from dataload.sources.tokens.documents import Documents, check_starts, find_ends, index_path, load_documents
-from dataload.sources.tokens.format import COUNT_FIELD, POSITION_FIELD, SEGMENT_FIELD, TokenOptions, fitting_token
 from dataload.storage import RecordFile, storage_of
 from dataload.storage.kept import CachedTable
 from dataload.types import Array, Batch, FieldSpec, Int64Array, Record

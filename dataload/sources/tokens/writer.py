@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import numpy as np
 
 from dataload.errors import ConfigError
+from dataload.sources.tokens import TokenWriterOptions
 from dataload.sources.tokens.documents import build_index, index_path
-from dataload.sources.tokens.format import TokenWriterOptions
 from dataload.sources.writer import Writer
 from dataload.storage import storage_of
 from dataload.types import Array

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from dataload.errors import ConfigError, CorruptFileError
-from dataload.sources.video.format import VIDEO, VideoOptions
+from dataload.sources.video import VIDEO, VideoOptions
 from dataload.sources.video.table import UNKNOWN, VideoTable, opened_video, quarter_turns, video_errors
 from dataload.storage.backend import LeasedFile
 from dataload.storage.kept import CachedTable

@@ -14,8 +14,8 @@ from dataload._util.system import usable_cpus
 from dataload.catalog.arrays import IndexKey, remember
 from dataload.errors import ConfigError
 from dataload.sources.shards import ShardReader
+from dataload.sources.video import VideoOptions
 from dataload.sources.video.decoder import AudioDecoder, AudioTable, Decoder, build_audio_table
-from dataload.sources.video.format import VideoOptions
 from dataload.sources.video.isolated import Children, IsolatedAudioDecoder, IsolatedDecoder
 from dataload.sources.video.table import VideoTable, build_table
 from dataload.storage import storage_of

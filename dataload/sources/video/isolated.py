@@ -21,8 +21,8 @@ from dataload._util.arrays import pooled_empty
 from dataload._util.system import die_first, read_into_at
 from dataload.errors import CorruptFileError
 from dataload.executors.transport import Slot
+from dataload.sources.video import VideoOptions
 from dataload.sources.video.decoder import AudioDecoder, AudioTable, Decoder, build_audio_table
-from dataload.sources.video.format import VideoOptions
 from dataload.sources.video.table import VideoTable, build_table
 from dataload.storage.backend import LeasedFile
 from dataload.storage.kept import INVALID, CachedTable

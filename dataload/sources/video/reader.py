@@ -21,8 +21,8 @@ from dataload.sources.base import Span
 from dataload.sources.file_source import FileSource
 from dataload.sources.prefetch import ComponentPrefetch, shared_steps
 from dataload.sources.shards import ListedShards, OpenShards, ShardReader
+from dataload.sources.video import DEMUXERS, VideoOptions, is_video
 from dataload.sources.video.file import AUDIO, FRAME, KEY, TIME, VIDEO, LentDecoders, VideoFile
-from dataload.sources.video.format import DEMUXERS, VideoOptions, is_video
 from dataload.sources.video.frames import Convert, DecodedFrames
 from dataload.sources.video.isolated import Children
 from dataload.storage import base_name, files_below, is_url, join

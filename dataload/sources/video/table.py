@@ -12,7 +12,7 @@ import numpy as np
 
 from dataload._util.arrays import MAX_RECORD_BYTES, check_size
 from dataload.errors import CorruptFileError, UnsupportedFormatError
-from dataload.sources.video.format import DEMUXERS, VIDEO
+from dataload.sources.video import DEMUXERS, VIDEO
 from dataload.storage import absolute
 from dataload.storage.kept import CachedTable
 from dataload.types import Int64Array

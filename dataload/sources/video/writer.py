@@ -10,8 +10,8 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from dataload.errors import ConfigError, SourceError
+from dataload.sources.video import MUXERS, VIDEO, VideoWriterOptions
 from dataload.sources.video.file import KEY, LABEL
-from dataload.sources.video.format import MUXERS, VIDEO, VideoWriterOptions
 from dataload.sources.writer import Writer, require_fields
 from dataload.storage import is_url
 from dataload.storage.paths import leads_elsewhere

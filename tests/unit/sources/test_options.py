@@ -26,7 +26,7 @@ from dataload.sources.format import Format
 from dataload.sources.options import Options
 from dataload.sources.registry import built_in_formats
 from dataload.sources.shards import ShardReader
-from dataload.sources.tokens.format import TokenOptions
+from dataload.sources.tokens import TokenOptions
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -181,12 +181,15 @@ class Crew:
         Of `in_flight` tasks each actor has about its share, so that those that start later find some; None ignores it.
         """
         room = sys.maxsize if in_flight is None else 1 + -(-in_flight // max(1, self.size))
-        free = [each for each in self._usable if len(each.tasks) < room]
         best = home(self.nodes)
-        if not free or not (best or avoided):
-            return min(free, key=attrgetter("turn"), default=None)
+        first = min(self._usable, key=attrgetter("turn"), default=None)  # it has the fewest tasks
+        if first is None or len(first.tasks) >= room:
+            return None
+        if not (best or avoided):
+            return first
+        free = [each for each in self._usable if len(each.tasks) < room]
         # A home may have some tasks more than others, which would otherwise wait for shards of one node after another.
-        most = min(len(each.tasks) for each in free) + room // 2
+        most = len(first.tasks) + room // 2
         return min(free, key=lambda each: (each.node in avoided, len(each.tasks) > most, each.node != best, each.turn))
 
     def done(self, references: Iterable[Any], seconds: float = 0.0, count: int | None = None) -> set[Any]:

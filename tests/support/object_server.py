@@ -116,7 +116,7 @@ class ObjectServer:
     def _command(self, ports: list[int]) -> tuple[list[str], dict[str, str]]:
         chosen = [f"-{name}={port}" for name, port in zip(_PORTS, ports, strict=True)]
         keys = {"AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
-        return [str(weed()), "mini", f"-dir={self.directory}", *_OPTIONS, *chosen], keys
+        return [str(weed()), "mini", "-dir=.", *_OPTIONS, *chosen], keys
 
     def _wait(self, port: int) -> None:
         deadline = time.monotonic() + _STARTUP_SECONDS

@@ -15,6 +15,7 @@ from dataload.sources.syrah import writer as syrah
 from dataload.sources.syrah.layout import DTYPES
 from dataload.sources.syrah.reader import SyrahSource
 from dataload.sources.syrah.writer import SyrahWriter
+from dataload.storage.core import can_map
 from dataload.types import FieldSpec
 
 
@@ -369,6 +370,7 @@ def test_files_with_equal_metadata_share_tables_and_others_do_not(tmp_path):
     same([*source], [record for records in written for record in records])
     for file, records in enumerate(written):
         facts = source.look_at(paths[file])
-        assert (facts.records, facts.sha256) == (4, hashlib.sha256((tmp_path / f"{file}.syr").read_bytes()).hexdigest())
+        digest = hashlib.sha256((tmp_path / f"{file}.syr").read_bytes()).hexdigest()
+        assert (facts.records, facts.sha256) == (4, digest if can_map() else None)
         assert facts.evidence.mtime_ns == os.stat(paths[file]).st_mtime_ns
         same([source[4 * file + row] for row in range(4)], records)

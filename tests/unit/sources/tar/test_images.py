@@ -80,7 +80,7 @@ def programs(tmp_path, monkeypatch):
     for name in ("gs", "djpeg", "gswin32c", "gswin64c"):
         program = tmp_path / "bin" / name
         program.parent.mkdir(exist_ok=True)
-        program.write_text(f"#!/bin/sh\ntouch {tmp_path}/started-{name}\n")
+        program.write_text(f"#!/bin/sh\ntouch '{tmp_path}/started-{name}'\n")
         program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin:/usr/bin")
     monkeypatch.setattr(PIL.EpsImagePlugin, "gs_binary", None, raising=False)

@@ -188,7 +188,7 @@ class SourceOptions:
                 raise SourceError(f"{self.path} raised {type(error).__name__}: {error}") from error
         elif self.options:
             raise ConfigError(f"{self.path} is a {type(found).__name__}, which does not take --option")
-        if not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
+        if isinstance(found, (str, bytes)) or not (hasattr(found, "__len__") and hasattr(found, "__getitem__")):
             kind = type(found).__name__
             raise ConfigError(f"{self.path} returns {kind!r}, not a source: a source has __len__ and __getitem__")
         return found

@@ -20,6 +20,7 @@ from dataload.sources.base import Source
 from dataload.types import Array, Batch, FieldSpec, Int64Array, NullPolicy
 
 _MOST_JOINED = 1 << 30  # bytes, which are copied once
+_INDEX = ("index",)  # the fields of a range
 
 
 class MemorySource(Source[Any]):
@@ -217,9 +218,12 @@ class RangeSource(Source[dict[str, int]]):
         stop: End of the range, exclusive.
         start: First value.
         step: Difference between consecutive values; not 0.
+        fields: Names of the fields to read, of which there is one; None means all.
     """
 
-    def __init__(self, stop: int, *, start: int = 0, step: int = 1) -> None:
+    def __init__(self, stop: int, *, start: int = 0, step: int = 1, fields: Sequence[str] | None = None) -> None:
+        self._names = _INDEX if (names := check_fields(fields)) is None else names
+        require_known(self._names, _INDEX)
         if step == 0:
             raise ConfigError("step must not be 0", key="step", value=step)
         try:
@@ -232,11 +236,11 @@ class RangeSource(Source[dict[str, int]]):
         return len(self._range)
 
     def _read(self, indices: Int64Array) -> list[dict[str, int]]:
-        return [{"index": value} for value in self._values(indices).tolist()]
+        return [dict.fromkeys(self._names, value) for value in self._values(indices).tolist()]
 
     def _read_columns(self, indices: Int64Array, fields: tuple[str, ...] | None) -> Batch:
-        require_known(fields or (), ("index",))
-        return {"index": self._values(indices)} if fields != () else {}
+        require_known(fields or (), self._names)
+        return {name: self._values(indices) for name in (self._names if fields is None else fields)}
 
     def _values(self, indices: Int64Array) -> Int64Array:
         return indices * self._range.step + self._range.start
@@ -244,7 +248,7 @@ class RangeSource(Source[dict[str, int]]):
     @property
     def fields(self) -> Mapping[str, FieldSpec]:
         """The only field, ``index``."""
-        return {"index": FieldSpec("int64", ())}
+        return {name: FieldSpec("int64", ()) for name in self._names}
 
     def fingerprint(self) -> str:
         return digest("range", repr(self._range))

@@ -152,6 +152,7 @@ WRONG = [
     ("verify syra:x", "there is no format or module 'syra': did you mean 'syrah'?"),
     ("verify broken_module:f", "importing 'broken_module' raised ZeroDivisionError: division by zero"),
     ("verify broken_module.inner:f", "importing 'broken_module.inner' raised ZeroDivisionError"),
+    ("inspect os:getcwd", "os:getcwd returns 'str', not a source"),
     ("verify my_code:text", "returns 'int', not a source: a source has __len__ and __getitem__"),
     ("verify my_code:numbers -o volume=3", "cannot be called with volume=3: got an unexpected"),
     ("verify line_source:LineSource", "with no options (pass them as -o name=value)"),

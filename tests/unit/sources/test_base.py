@@ -126,6 +126,14 @@ def test_a_range_that_no_memory_holds():
     assert source.read_batch([0], fields=[]) == {}
 
 
+@pytest.mark.parametrize("fields", [["index"], [], None])
+def test_the_fields_of_a_range_can_be_named(fields):
+    source, names = dataload.open("range:3", fields=fields), ["index"] if fields is None else fields
+    assert ([*source.fields], source[2], [*source.read_batch([1])]) == (names, dict.fromkeys(names, 2), names)
+    with pytest.raises(ConfigError, match="no field 'x'"):
+        dataload.open("range:3", fields=["x"])
+
+
 def test_parts_in_turn_of_any_format():
     source = ConcatSource([RangeSource(2), RangeSource(0), RangeSource(13, start=10)[::-1]])
     assert indices_of(source) == [0, 1, 12, 11, 10]

@@ -1,5 +1,6 @@
 """What is not a regular file is refused at once, wherever a path is opened."""
 
+import contextlib
 import json
 import os
 import re
@@ -101,6 +102,13 @@ def weighted(path):
 
 READ = "cannot read {path}: {reason}"
 CONFIG = "cannot read the config {path}: {reason}"
+
+
+def process_line(path):
+    with contextlib.chdir(os.path.dirname(path)):  # because spaces split the line
+        default_data_process_func(f"{os.path.basename(path)} 3")
+
+
 REPORT = "error_report must be the path of a file that can be written to, got {path!r}: {reason}"
 USES = [
     *(("x", getattr(storage_of("/x"), name), SourceError, READ) for name in ("open", "read", "map")),
@@ -124,7 +132,7 @@ USES = [
     *((f"x.{suffix}", dataload.from_config, ConfigError, CONFIG) for suffix in ("toml", "yaml", "json")),
     ("x.npy", weighted, ConfigError, READ),
     ("x.txt", lambda path: Writer(path, f"{path}-out", 1 << 20).parse_data_list(), SourceError, READ),
-    ("x.txt", lambda path: default_data_process_func(f"{path} 3"), OSError, "{reason}"),
+    ("x.txt", process_line, OSError, "{reason}"),
 ]
 
 

@@ -275,12 +275,13 @@ class Planting:
             os._exit(1)
 
     def pytest_runtestloop(self, session: Any) -> bool:
-        gc.collect()
+        gc.unfreeze()  # what conftest.py hides from the collector, and so from the next line
         objects = gc.get_objects()
         self.functions: dict[tuple[str, str, int], list[FunctionType]] = defaultdict(list)
         for each in objects:
             if type(each) is FunctionType and each.__code__.co_filename.startswith(f"{self.copy}/dataload"):
                 self.functions[place_of(each.__code__)].append(each)
+        assert self.functions, "no mutant would be planted"
         caches = [each for each in objects if type(each) is _lru_cache_wrapper]
         self.caches = [each for each in caches if (each.__module__ or "").startswith("dataload")]
         gc.freeze()  # so that collections of a mutant's process are short
